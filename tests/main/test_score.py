@@ -1,0 +1,76 @@
+"""Scores against independent formulas, in the target's own units."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from pyro_implicit._main.data import Split
+from pyro_implicit._main.score import score
+
+
+def linear_model(x, y=None):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    sigma = pyro.sample("sigma", dist.LogNormal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        mean = pyro.deterministic("mean", x @ w, event_dim=0)
+        return pyro.sample("y", dist.Normal(mean, sigma), obs=y)
+
+
+def make(rows, num_draws, y_mean=0.0, y_scale=1.0):
+    """Draws of the linear model, and a split whose test targets come from the first of them."""
+    draws = {"w": torch.randn(num_draws, 2), "sigma": 0.5 + torch.rand(num_draws)}
+    x = torch.randn(rows, 2)
+    y = (x @ draws["w"][0] + draws["sigma"][0] * torch.randn(rows)).double()
+    return draws, Split("t", x[:0], x[:0, 0], x, y_mean + y_scale * y, y_mean, y_scale)
+
+
+def test_one_draw_is_a_normal_density():
+    draws, split = make(rows=5000, num_draws=1, y_mean=3.0, y_scale=7.0)
+    result = score(linear_model, draws, split)
+    mean = 3.0 + 7.0 * (split.x_test @ draws["w"][0]).numpy()
+    density = stats.norm(mean, 7.0 * draws["sigma"].item())
+    observed = split.y_test.numpy()
+    np.testing.assert_allclose(result.log_likelihood, density.logpdf(observed).mean(), rtol=1e-5)
+    np.testing.assert_allclose(result.rmse, np.sqrt(((mean - observed) ** 2).mean()), rtol=1e-5)
+    np.testing.assert_allclose(result.mean, mean, rtol=1e-4, atol=1e-4)
+
+
+def test_many_draws_are_a_mixture():
+    draws, split = make(rows=6, num_draws=400)
+    result = score(linear_model, draws, split)
+    means = (split.x_test @ draws["w"].T).numpy()  # [M, S]
+    densities = stats.norm(means, draws["sigma"].numpy()).pdf(split.y_test.numpy()[:, None])
+    np.testing.assert_allclose(result.log_likelihood, np.log(densities.mean(1)).mean(), rtol=1e-5)
+    np.testing.assert_allclose(result.mean, means.mean(1), rtol=1e-4, atol=1e-5)
+    below = stats.norm(means, draws["sigma"].numpy()).cdf(result.lower[:, None]).mean(1)
+    above = stats.norm(means, draws["sigma"].numpy()).sf(result.upper[:, None]).mean(1)
+    np.testing.assert_allclose(np.stack([below, above]), 0.05, atol=0.02)
+
+
+def test_coverage_of_the_truth():
+    draws, split = make(rows=4000, num_draws=1)
+    draws = {name: value.expand(100, *value.shape[1:]) for name, value in draws.items()}
+    assert score(linear_model, draws, split).coverage == pytest.approx(0.9, abs=0.02)
+
+
+@given(scale=st.floats(1e-3, 1e3), shift=st.floats(-1e3, 1e3))
+def test_units_of_the_target(scale, shift):
+    pyro.set_rng_seed(0)
+    draws, split = make(rows=8, num_draws=20)
+    other = Split(
+        "t", split.x_train, split.y_train, split.x_test, shift + scale * split.y_test, shift, scale
+    )
+    pyro.set_rng_seed(1)
+    plain = score(linear_model, draws, split)
+    pyro.set_rng_seed(1)
+    scaled = score(linear_model, draws, other)
+    assert scaled.rmse == pytest.approx(scale * plain.rmse, rel=1e-5)
+    assert scaled.log_likelihood == pytest.approx(plain.log_likelihood - np.log(scale), abs=1e-5)
+    assert scaled.coverage == plain.coverage
