@@ -1,0 +1,30 @@
+"""Implicit variational inference for Pyro: guides that anyone can draw from and nobody evaluates."""
+
+from pyro_implicit.diagnostics.to_arviz import to_arviz
+from pyro_implicit.distributions.implicit import ImplicitDistribution, sample_implicit
+from pyro_implicit.guides.base import ImplicitGuide
+from pyro_implicit.guides.hypernetwork import HyperNetworkGuide
+from pyro_implicit.infer.draws import posterior_draws
+from pyro_implicit.infer.elbo import ImplicitELBO
+from pyro_implicit.infer.linearised import LinearisedELBO
+from pyro_implicit.infer.predict import predict
+from pyro_implicit.nn.bayesian import BayesianModule
+from pyro_implicit.nn.generator import Generator, ModuleGenerator
+from pyro_implicit.nn.generators import MLPGenerator, ResidualGenerator
+
+__all__ = [
+    "BayesianModule",
+    "Generator",
+    "HyperNetworkGuide",
+    "ImplicitDistribution",
+    "ImplicitELBO",
+    "ImplicitGuide",
+    "LinearisedELBO",
+    "MLPGenerator",
+    "ModuleGenerator",
+    "ResidualGenerator",
+    "posterior_draws",
+    "predict",
+    "sample_implicit",
+    "to_arviz",
+]

@@ -1,0 +1,211 @@
+r"""
+Implicit distributions: anyone can draw, nobody can evaluate.
+
+References
+
+[1] `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
+    W. Boomsma, J. Frellsen, NeurIPS 2023. Eq. 5 and 6.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.distributions import constraints
+from torch import Tensor
+
+from pyro_implicit.exceptions import ArgumentError, DensityError, ShapeError
+from pyro_implicit.nn.generator import Generator
+from pyro_implicit.nn.preconditioner import Preconditioner
+from pyro_implicit.ops.logdet import check_scale, is_zero
+
+__all__ = ["ImplicitDistribution", "sample_implicit"]
+
+
+class ImplicitDistribution(dist.TorchDistribution):
+    r"""
+    The distribution of :math:`\theta = c + L\,(g(z) + \sigma \varepsilon)` with
+    :math:`\varepsilon \sim \mathcal N(0, I_m)` and ``z`` from a base distribution: a Gaussian deep
+    latent variable model (Eq. 5 and 6 of [1]; there ``c = 0``, ``L = I``).
+
+    Draws are reparameterised. The density is an integral over ``z`` that nobody can evaluate, so
+    :meth:`log_prob` raises. In a guide, draw with :func:`sample_implicit`: it makes two sites, the
+    noise and the latent given the noise, so that an objective finds the noise in the trace and
+    replaying a trace replays it::
+
+        def guide():
+            w = sample_implicit("w", ImplicitDistribution(generator, scale=0.01))
+
+    :param Generator generator: ``g``, from ``noise_shape`` to ``m`` outputs.
+    :param torch.Tensor noise: a fixed ``z`` of shape ``(*batch, *noise_shape)``: the distribution is
+        then that of theta given z.
+    :param scale: ``sigma >= 0``, a number or a tensor of shape ``()`` or ``(m,)``.
+    :type scale: float or torch.Tensor
+    :param Preconditioner preconditioner: ``c`` and ``L``; none by default.
+    :param base_dist: distribution of ``z`` with event shape ``noise_shape``; standard normal by
+        default. A mixture serves posteriors with separated modes, which a continuous map of one
+        Gaussian cannot tear apart.
+    :raises ArgumentError: if ``scale`` is a negative number.
+    :raises ShapeError: if noise, scale or base have a shape that does not fit the generator.
+    """
+
+    arg_constraints: dict[str, constraints.Constraint] = {}
+    support = constraints.real_vector
+    has_rsample = True
+
+    def __init__(
+        self,
+        generator: Generator,
+        noise: Tensor | None = None,
+        *,
+        scale: float | Tensor = 0.0,
+        preconditioner: Preconditioner | None = None,
+        base_dist: dist.TorchDistribution | None = None,
+    ) -> None:
+        m, shape = generator.output_dim, generator.noise_shape
+        check_scale(scale, m, m)
+        self.generator, self.scale, self.preconditioner = generator, scale, preconditioner
+        self.noise = noise
+        self.base_dist = base_dist or _standard_normal(generator)
+        if self.base_dist.event_shape != shape:
+            raise ShapeError(
+                f"base_dist has event_shape {tuple(self.base_dist.event_shape)}; expected the "
+                f"generator's noise_shape {tuple(shape)}. Did you forget .to_event({len(shape)})?"
+            )
+        batch_shape = self.base_dist.batch_shape
+        if noise is not None:
+            if noise.dim() < len(shape) or noise.shape[noise.dim() - len(shape) :] != shape:
+                raise ShapeError(
+                    f"noise has shape {tuple(noise.shape)}; expected (..., "
+                    f"{', '.join(map(str, shape))}), the generator's noise_shape on the right."
+                )
+            batch_shape = noise.shape[: noise.dim() - len(shape)]
+        super().__init__(batch_shape, torch.Size((m,)), validate_args=False)
+
+    def _copy(self, **changes: Any) -> ImplicitDistribution:
+        settings: dict[str, Any] = {
+            "noise": self.noise,
+            "scale": self.scale,
+            "preconditioner": self.preconditioner,
+            "base_dist": self.base_dist,
+        } | changes
+        return ImplicitDistribution(self.generator, **settings)
+
+    def given(self, noise: Tensor) -> ImplicitDistribution:
+        """
+        :param torch.Tensor noise: ``z``, shape ``(*batch, *noise_shape)``.
+        :returns: the distribution of theta given ``z``.
+        """
+        return self._copy(noise=noise)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> ImplicitDistribution:
+        batch_shape = torch.Size(batch_shape)
+        if self.noise is not None:
+            return self._copy(noise=self.noise.expand(batch_shape + self.generator.noise_shape))
+        return self._copy(base_dist=self.base_dist.expand(batch_shape))
+
+    def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:
+        """
+        :param torch.Size sample_shape: leading shape of the draws.
+        :returns: draws, shape ``(*sample_shape, *batch_shape, m)``.
+        """
+        sample_shape = torch.Size(sample_shape)
+        z = self.base_dist.rsample(sample_shape) if self.noise is None else self.noise
+        mean = self.generator(z)
+        expected = z.shape[: z.dim() - len(self.generator.noise_shape)] + self.event_shape
+        if mean.shape != expected:
+            raise ShapeError(
+                f"{type(self.generator).__name__} returned shape {tuple(mean.shape)} for noise of "
+                f"shape {tuple(z.shape)}; expected {tuple(expected)}."
+            )
+        mean = mean.expand(sample_shape + self.batch_shape + self.event_shape)
+        if not is_zero(self.scale):
+            mean = mean + self.scale * torch.randn_like(mean)
+        return mean if self.preconditioner is None else self.preconditioner(mean)
+
+    def base_entropy(self) -> Tensor | float:
+        r"""
+        The entropy of the noise: in closed form, :math:`\tfrac d2 (1 + \log 2\pi)`, for the standard
+        normal; for any other base its estimate ``-log p(z)`` at each fixed noise.
+
+        :returns: a number, or shape ``batch_shape``.
+        """
+        if _is_standard_normal(self.base_dist):
+            return 0.5 * self.generator.noise_dim * (1 + math.log(2 * math.pi))
+        return -self.base_dist.log_prob(self.noise)
+
+    def half_log_det(self) -> Tensor:
+        r"""
+        :math:`\tfrac12 \log\det(L (J J^\top + \sigma^2 I) L^\top)` at the fixed noise.
+
+        :returns: shape ``batch_shape``.
+        :raises ArgumentError: if no noise is fixed, or if ``scale=0`` and the generator has fewer
+            noise dimensions than outputs.
+        """
+        if self.noise is None:
+            raise ArgumentError("no noise is fixed: write distribution.given(z).half_log_det().")
+        value = self.generator.half_log_det(self.noise, self.scale)
+        if self.preconditioner is None:
+            return value
+        return value + self.preconditioner.log_abs_det
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """
+        Not available.
+
+        :raises DensityError: always.
+        """
+        raise DensityError(
+            "an implicit distribution can be drawn from but its density cannot be evaluated, so "
+            "Trace_ELBO, TraceMeanField_ELBO, RenyiELBO and their relatives cannot train it. Use an "
+            "objective for implicit guides instead, e.g. SVI(model, guide, optim, LinearisedELBO()) "
+            "with `from pyro_implicit import LinearisedELBO`."
+        )
+
+
+def sample_implicit(
+    name: str, fn: ImplicitDistribution, *, latents: tuple[str, ...] = (), auxiliary: bool = False
+) -> Tensor:
+    """
+    Draws an implicit site: the noise at the auxiliary site ``f"{name}_noise"``, then the latent.
+
+    Plates expand both. Objectives of this package need sites made so.
+
+    :param str name: name of the latent site.
+    :param ImplicitDistribution fn: its distribution, with no noise fixed.
+    :param latents: names of the model's sites made from this one; by default ``(name,)``.
+    :param bool auxiliary: whether ``name`` itself is no site of the model.
+    :returns: the draw, shape ``(*batch_shape, m)``.
+    :raises ArgumentError: if ``fn`` is of another type or has its noise fixed.
+    """
+    if not isinstance(fn, ImplicitDistribution) or fn.noise is not None:
+        raise ArgumentError(
+            f"site {name!r}: sample_implicit expects an ImplicitDistribution without fixed noise, "
+            f"found {fn!r}. Write sample_implicit({name!r}, ImplicitDistribution(generator))."
+        )
+    noise_name = f"{name}_noise"
+    noise = pyro.sample(
+        noise_name, fn.base_dist, infer={"is_auxiliary": True, "is_implicit_noise": True}
+    )
+    infer: dict[str, Any] = {"implicit_noise": noise_name, "implicit_latents": latents or (name,)}
+    if auxiliary:
+        infer["is_auxiliary"] = True
+    return pyro.sample(name, fn.given(noise), infer=infer)
+
+
+def _is_standard_normal(base: dist.TorchDistribution) -> bool:
+    inner = base.base_dist if isinstance(base, dist.Independent) else base
+    if type(inner) is not dist.Normal:
+        return False
+    return bool((inner.loc == 0).all() and (inner.scale == 1).all())
+
+
+def _standard_normal(generator: Generator) -> dist.TorchDistribution:
+    example = next(generator.parameters(), torch.zeros(()))
+    zeros = example.new_zeros(generator.noise_shape)
+    normal = dist.Normal(zeros, torch.ones_like(zeros), validate_args=False)
+    return normal.to_event(zeros.dim())

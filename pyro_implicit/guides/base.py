@@ -1,0 +1,383 @@
+"""The base of all implicit guides: from a Pyro model's latents to generators and back."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, TypeVar
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.infer.autoguide import AutoGuide, init_to_median
+from pyro.infer.autoguide.initialization import InitMessenger
+from pyro.ops.tensor_utils import periodic_repeat
+from torch import Tensor, nn
+from torch.distributions import transform_to
+
+from pyro_implicit._params import emit_params
+from pyro_implicit.distributions.implicit import sample_implicit
+from pyro_implicit.exceptions import ArgumentError, SiteError, StateError
+from pyro_implicit.guides.gaussian_start import GaussianStart, gaussian_start
+from pyro_implicit.guides.log_joint import LogJoint
+from pyro_implicit.guides.sampler import Sampler, check_scale_arguments
+from pyro_implicit.guides.site import LatentSite
+from pyro_implicit.guides.state import sampler_from_state, sampler_state
+from pyro_implicit.nn.preconditioner import Preconditioner
+
+__all__ = ["ImplicitGuide"]
+
+_STATE_VERSION = 1
+_Self = TypeVar("_Self", bound="ImplicitGuide")
+
+
+class ImplicitGuide(AutoGuide):
+    """
+    An :class:`~pyro.infer.autoguide.AutoGuide` whose latents are draws of a generator.
+
+    All latents are mapped to the real line (``biject_to`` of their supports, log-Jacobians accounted
+    for), flattened and generated together, so that the guide can express any dependence between
+    them; with ``factorized=True`` each site has a generator of its own. Train it with an objective of
+    this package (:class:`~pyro_implicit.LinearisedELBO`, ...): an ordinary ELBO raises.
+
+    A subclass fills :meth:`_make_generator`; nothing else needs to be overridden.
+
+    The guide is built at its first call, or by :meth:`setup`, or from a saved state, which needs
+    neither the data nor a call of the model.
+
+    :param model: a Pyro model whose latents are continuous.
+    :param init_loc_fn: per-site function giving the centre of the first draws, as for Pyro's
+        autoguides. Sites without a density to draw from (``ImproperUniform``) start at the image of
+        zero.
+    :param init_from: None, ``"laplace"``, ``"ggn"`` or a fitted Gaussian autoguide: start as that
+        Gaussian, preconditioned by it, see :func:`~pyro_implicit.guides.gaussian_start`.
+    :param float scale: standard deviation of the output noise, in the generator's coordinates. By
+        default 0 for a generator of full rank and 0.01 for any other.
+    :param learn_scale: False, ``"scalar"`` (one learned sigma) or ``"diagonal"`` (one per latent).
+    :param bool factorized: one independent generator per site.
+    :param create_plates: function of the model's arguments that returns the plates the guide should
+        share with the model, for local latents under a subsampled plate.
+    :raises ArgumentError: for a bad ``scale``, ``learn_scale`` or ``init_from``.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        init_loc_fn: Callable[[dict[str, Any]], Tensor] = init_to_median,
+        init_from: str | AutoGuide | None = None,
+        scale: float | None = None,
+        learn_scale: bool | str = False,
+        factorized: bool = False,
+        create_plates: Callable[..., Any] | None = None,
+    ) -> None:
+        check_scale_arguments(scale, learn_scale)
+        self._init_loc_fn = init_loc_fn
+        super().__init__(InitMessenger(_forgiving(init_loc_fn))(model), create_plates=create_plates)
+        if not (init_from in (None, "laplace", "ggn") or isinstance(init_from, AutoGuide)):
+            raise ArgumentError(
+                f"init_from={init_from!r}; expected None, 'laplace', 'ggn' or a fitted autoguide."
+            )
+        self._init_from = [init_from]  # in a list: the other guide is not a part of this one
+        self._scale = scale
+        self._learn_scale = learn_scale
+        self.factorized = factorized
+        self._sites: list[LatentSite] | None = None
+
+    # ---- what a subclass fills
+
+    @abstractmethod
+    def _make_generator(self, output_dim: int, sites: list[LatentSite], whitened: bool) -> Any:
+        """
+        :param int output_dim: number of unconstrained entries to generate.
+        :param sites: the sites that they belong to, in order.
+        :param bool whitened: whether outputs should start as a standard normal (a preconditioner
+            follows) rather than with the guide's ``init_scale``.
+        :returns: a :class:`~pyro_implicit.nn.Generator` of ``output_dim`` outputs.
+        """
+
+    # ---- building
+
+    @property
+    def model(self) -> Callable[..., Any]:
+        """The wrapped model."""
+        if self._model is None or self._model[0] is None:
+            raise StateError(
+                "this guide has no model (it was unpickled or made from a state_dict): it can draw, "
+                "but not be built anew. Make one with HyperNetworkGuide(model) and load_state_dict."
+            )
+        return self._model[0]
+
+    @property
+    def samplers(self) -> nn.ModuleList:
+        """
+        One :class:`~pyro_implicit.guides.sampler.Sampler` per independent part.
+
+        :raises StateError: before the guide is built.
+        """
+        if self._sites is None:
+            raise StateError(
+                f"{type(self).__name__} is not built yet: call guide.setup(*args, **kwargs) with the "
+                "model's arguments, run the objective once, or load a saved state."
+            )
+        return self._modules["_samplers"]  # type: ignore[return-value]
+
+    @property
+    def sites(self) -> list[LatentSite]:
+        """The model's latent sites; see :attr:`samplers` for the error."""
+        self.samplers  # noqa: B018
+        return list(self._sites or ())
+
+    @property
+    def latent_dim(self) -> int:
+        """Number of unconstrained latent entries."""
+        return sum(site.numel for site in self.sites)
+
+    def setup(self: _Self, *args: Any, **kwargs: Any) -> _Self:
+        """
+        Builds the guide now, with the model's arguments; ``init_from`` looks at these data.
+
+        :raises SiteError: if the model has no latent, a discrete one, or one local to a subsampled
+            plate without ``create_plates``.
+        :raises ShapeError: if a site has batch dimensions that no plate declares.
+        """
+        self._setup_prototype(*args, **kwargs)
+        return self
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        super()._setup_prototype(*args, **kwargs)
+        nodes = list(self.prototype_trace.iter_stochastic_nodes())
+        if not nodes:
+            raise SiteError(
+                "the model has no latent site to infer: every sample statement is observed or "
+                "hidden. Write a latent pyro.sample(...) without obs=, or train without a guide."
+            )
+        local = self.create_plates is not None or self.master is not None
+        sites = [LatentSite.from_trace(node, local) for _, node in nodes]
+        loc = torch.cat([_unconstrained_start(s, n["value"]) for s, (_, n) in zip(sites, nodes)])
+        start = GaussianStart(loc)
+        init_from = self._init_from[0]
+        if init_from is not None:
+            log_joint = LogJoint(self.model, sites, args, kwargs)
+            start = gaussian_start(init_from, log_joint, loc)
+        self._build(sites, [self._make_sampler(g, p) for g, p in self._split(sites, start)])
+
+    def _split(
+        self, sites: list[LatentSite], start: GaussianStart
+    ) -> list[tuple[list[LatentSite], GaussianStart]]:
+        if not self.factorized:
+            return [(sites, start)]
+        parts = start.split([site.numel for site in sites])
+        return [([site], part) for site, part in zip(sites, parts, strict=True)]
+
+    def _make_sampler(self, sites: list[LatentSite], start: GaussianStart) -> Sampler:
+        generator = self._make_generator(start.loc.numel(), sites, start.factor is not None)
+        scale = self._scale
+        if scale is None:
+            scale = 0.0 if generator.full_rank and not self._learn_scale else 0.01
+        sampler = Sampler(
+            generator, Preconditioner(start.loc, start.factor), scale, self._learn_scale
+        )
+        return sampler.to(start.loc)
+
+    def _build(self, sites: list[LatentSite], samplers: Sequence[Sampler]) -> None:
+        self._sites = sites
+        self._prototype_frames = {f.name: f for site in sites for f in site.frames}
+        self._modules["_samplers"] = nn.ModuleList(samplers)
+        self._modules["_samplers"].train(self.training)
+
+    def _groups(self) -> list[tuple[str, list[LatentSite], Sampler]]:
+        """Name of the flat latent, its sites and its sampler, for each independent part."""
+        prefix = f"_{self._pyro_name}"
+        if not self.factorized:
+            return [(f"{prefix}_latent", self.sites, self.samplers[0])]  # type: ignore[list-item]
+        return [
+            (f"{prefix}_{site.name}_latent", [site], sampler)  # type: ignore[misc]
+            for site, sampler in zip(self.sites, self.samplers, strict=True)
+        ]
+
+    # ---- drawing
+
+    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """
+        Draws all latents once, as Pyro sample sites.
+
+        :returns: constrained values by site.
+        """
+        if self._sites is None:
+            self._setup_prototype(*args, **kwargs)
+        emit_params(f"{self._pyro_name}.samplers", self.samplers)
+        plates = self._create_plates(*args, **kwargs)
+        result: dict[str, Tensor] = {}
+        for name, sites, sampler in self._groups():
+            latents = tuple(site.name for site in sites)
+            flat = self._sample_flat(name, sampler, latents, *args, **kwargs)
+            parts = flat.split([site.numel for site in sites], dim=-1)
+            for site, part in zip(sites, parts, strict=True):
+                result[site.name] = _sample_site(site, site.unpack(part), plates)
+        return result
+
+    def _sample_flat(
+        self, name: str, sampler: Sampler, latents: tuple[str, ...], *args: Any, **kwargs: Any
+    ) -> Tensor:
+        """The flat unconstrained latent of one part, shape ``(*batch, numel)``."""
+        return sample_implicit(name, sampler.distribution(), latents=latents, auxiliary=True)
+
+    @torch.no_grad()
+    def sample(self, num_samples: int) -> dict[str, Tensor]:
+        """
+        :param int num_samples: number of draws.
+        :returns: constrained draws by site, shape ``(num_samples, *site_shape)``.
+        """
+        if num_samples < 1:
+            raise ArgumentError(f"num_samples={num_samples}; expected at least 1.")
+        draws = {}
+        for _, sites, sampler in self._groups():
+            flat = sampler.distribution().sample((num_samples,))
+            for site, part in zip(sites, flat.split([s.numel for s in sites], -1), strict=True):
+                value = part.reshape(num_samples, *site.unconstrained_shape)
+                draws[site.name] = site.transform()(value)
+        return draws
+
+    def median(self, *args: Any, num_samples: int = 1000, **kwargs: Any) -> dict[str, Tensor]:
+        """
+        :param int num_samples: number of draws that the medians are taken over.
+        :returns: the marginal posterior median of each latent entry, by site.
+        """
+        return {
+            name: values[0]
+            for name, values in self.quantiles([0.5], num_samples=num_samples).items()
+        }
+
+    def quantiles(
+        self, quantiles: Sequence[float], *args: Any, num_samples: int = 1000, **kwargs: Any
+    ) -> dict[str, Tensor]:
+        """
+        :param quantiles: numbers between 0 and 1.
+        :param int num_samples: number of draws that the quantiles are taken over.
+        :returns: marginal quantiles by site, shape ``(len(quantiles), *site_shape)``.
+        """
+        draws = self.sample(num_samples)
+        return {
+            name: torch.quantile(value, torch.as_tensor(quantiles).to(value), dim=0)
+            for name, value in draws.items()
+        }
+
+    # ---- saving
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Structure of the guide as plain values, so that loading needs neither model nor data."""
+        if self._sites is None:
+            return {"version": _STATE_VERSION, "sites": None}
+        return {
+            "version": _STATE_VERSION,
+            "guide": type(self).__name__,
+            "factorized": self.factorized,
+            "sites": [site.to_state() for site in self._sites],
+            "samplers": [sampler_state(sampler) for sampler in self.samplers],
+        }
+
+    def set_extra_state(self, state: Any) -> None:
+        """
+        Builds the guide from what :meth:`get_extra_state` returned, unless it is built already.
+
+        :raises StateError: if the state is of another version or guide class, or does not match.
+        """
+        if not isinstance(state, dict) or state.get("version") != _STATE_VERSION:
+            found = state.get("version") if isinstance(state, dict) else type(state).__name__
+            raise StateError(
+                f"not a state of {type(self).__name__} that this version can read: found version "
+                f"{found!r}, expected {_STATE_VERSION}."
+            )
+        if state["sites"] is None:
+            return
+        if state["guide"] != type(self).__name__:
+            raise StateError(
+                f"the state was saved by a {state['guide']}; this guide is a {type(self).__name__}."
+            )
+        names = [site["name"] for site in state["sites"]]
+        if self._sites is None:
+            self.factorized = state["factorized"]
+            sites = [LatentSite.from_state(site) for site in state["sites"]]
+            option = getattr(self, "_generator", None)
+            self._build(sites, [sampler_from_state(s, option) for s in state["samplers"]])
+        elif names != [site.name for site in self._sites]:
+            raise StateError(
+                f"the state has sites {names}; this guide has {[s.name for s in self._sites]}."
+            )
+
+    @classmethod
+    def from_state_dict(cls: type[_Self], state_dict: dict[str, Any]) -> _Self:
+        """
+        A guide that draws what the saved one drew, made without any model.
+
+        :param dict state_dict: what ``guide.state_dict()`` returned, for example read by
+            ``torch.load(file, weights_only=True)``.
+        """
+        guide = cls(None)  # type: ignore[arg-type]
+        guide.load_state_dict(state_dict)
+        return guide
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Pyro's AutoGuide erases the model of the live object here; work on a copy instead. Models
+        # are often local functions, which cannot be pickled, and the trace holds the data.
+        state = self.__dict__.copy()
+        state.update(_model=None, master=None, prototype_trace=None, _init_from=[None])
+        return state
+
+    def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
+        clone = type(self).__new__(type(self))
+        memo[id(self)] = clone
+        clone.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        clone.__dict__["_model"] = self._model
+        clone.__dict__["_init_from"] = list(self._init_from)
+        return clone
+
+
+def _sample_site(site: LatentSite, unconstrained: Tensor, plates: dict[str, Any]) -> Tensor:
+    """One Delta site of the model, inside of its plates and cut to their rows."""
+    with ExitStack() as stack:
+        for frame in site.frames:
+            stack.enter_context(plates[frame.name])
+        if any(plates[f.name].size != plates[f.name].subsample_size for f in site.frames):
+            unconstrained = pyro.subsample(unconstrained, event_dim=site.unconstrained_event_dim)
+        if poutine.get_mask() is False:
+            value, log_density = site.transform()(unconstrained), 0.0
+        else:
+            value, log_density = site.constrain(unconstrained)
+        return pyro.sample(
+            site.name, dist.Delta(value, log_density=log_density, event_dim=site.event_dim)
+        )
+
+
+def _unconstrained_start(site: LatentSite, value: Tensor) -> Tensor:
+    """The flat unconstrained start of a site, rows that the first batch lacks by repetition."""
+    for frame in site.frames:
+        if frame.size != frame.full_size:
+            dim = frame.dim - site.event_dim
+            value = periodic_repeat(value, frame.full_size, dim).contiguous()
+    return site.transform().inv(value.detach()).reshape(-1)
+
+
+def _forgiving(init_loc_fn: Callable[[dict[str, Any]], Tensor]) -> Callable[..., Tensor]:
+    """``init_loc_fn`` that refuses discrete sites and serves those that cannot be drawn from."""
+
+    def init(site: dict[str, Any]) -> Tensor:
+        fn = site["fn"]
+        if fn.support.is_discrete:
+            raise SiteError(
+                f"latent site {site['name']!r} is discrete ({type(fn).__name__}); an implicit guide "
+                "is continuous. Sum it out by hand, or hide it with poutine.block(model, "
+                f"hide=[{site['name']!r}]) and give it another guide in an AutoGuideList."
+            )
+        try:
+            return init_loc_fn(site)
+        except NotImplementedError:
+            transform = transform_to(fn.support)
+            shape = transform.inverse_shape(fn.batch_shape + fn.event_shape)
+            return transform(torch.zeros(shape))
+
+    return init

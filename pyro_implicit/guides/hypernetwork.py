@@ -1,0 +1,95 @@
+"""The default implicit guide: a neural network that turns noise into all latents at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.guides.base import ImplicitGuide
+from pyro_implicit.guides.site import LatentSite
+from pyro_implicit.nn.generator import Generator, as_generator
+from pyro_implicit.nn.generators import MLPGenerator, ResidualGenerator
+from pyro_implicit.ops.activations import get_activation
+
+__all__ = ["HyperNetworkGuide"]
+
+#: up to here as many noise dimensions as latents, and a linear map beside the network
+_SMALL = 256
+
+
+class HyperNetworkGuide(ImplicitGuide):
+    r"""
+    An implicit guide whose latents come out of a multilayer perceptron (a *hypernetwork* where the
+    latents are the weights of a network).
+
+    Defaults, and why. Up to 256 latents: as many noise dimensions as latents (each direction left
+    out costs about :math:`\log(1/\sigma) - \tfrac12` nats, and more noise than latents makes the
+    linearised entropy count folds twice) and a linear map beside the network, so that draws fill the
+    space and no output noise is needed. Above: 100 noise dimensions, no linear map, ``scale=0.01``.
+    With ``init_from`` and more than 256 latents: a
+    :class:`~pyro_implicit.ResidualGenerator`, whose determinant stays cheap.
+
+    :param model: a Pyro model whose latents are continuous.
+    :param int latent_dim: noise dimensions.
+    :param hidden_dims: widths of the hidden layers.
+    :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`.
+    :param generator: instead of the perceptron: a :class:`~pyro_implicit.Generator` or any
+        ``nn.Module``, or a callable that makes one from the number of outputs, such as the class
+        :class:`~pyro_implicit.ResidualGenerator`.
+    :param float init_scale: standard deviation of the first draws in the unconstrained space, for
+        the generators made here; with ``init_from`` it is that of the Gaussian started from.
+    :param options: ``init_loc_fn``, ``init_from``, ``scale``, ``learn_scale``, ``factorized`` and
+        ``create_plates``, see :class:`~pyro_implicit.ImplicitGuide`.
+    :raises ArgumentError: for bad values, or ``generator`` together with options that it replaces.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        latent_dim: int | None = None,
+        hidden_dims: Sequence[int] | None = None,
+        activation: str = "tanh",
+        generator: Any = None,
+        init_scale: float = 0.1,
+        **options: Any,
+    ) -> None:
+        if generator is not None and hidden_dims is not None:
+            raise ArgumentError("generator replaces hidden_dims: give one of the two.")
+        if isinstance(generator, nn.Module) and options.get("factorized"):
+            raise ArgumentError(
+                "factorized=True needs one generator per site: pass a callable that makes one from "
+                "the number of outputs, e.g. generator=ResidualGenerator, not one module."
+            )
+        if latent_dim is not None and latent_dim < 1:
+            raise ArgumentError(f"latent_dim={latent_dim}; expected at least 1.")
+        if not init_scale > 0:
+            raise ArgumentError(f"init_scale={init_scale}; expected a positive number.")
+        get_activation(activation)
+        super().__init__(model, **options)
+        self._latent_dim = latent_dim
+        self._hidden_dims = None if hidden_dims is None else tuple(hidden_dims)
+        self._activation = activation
+        self._init_scale = float(init_scale)
+        self._generator = generator
+
+    def _make_generator(
+        self, output_dim: int, sites: list[LatentSite], whitened: bool
+    ) -> Generator:
+        init_scale = 1.0 if whitened else self._init_scale
+        if self._generator is not None:
+            return as_generator(self._generator, output_dim, self._latent_dim)
+        small = output_dim <= _SMALL
+        if whitened and not small and self._latent_dim is None and self._hidden_dims is None:
+            return ResidualGenerator(output_dim)
+        return MLPGenerator(
+            self._latent_dim or (output_dim if small else 100),
+            output_dim,
+            self._hidden_dims or ((40, 40) if small else (100,)),
+            activation=self._activation,
+            skip=small,
+            init_scale=init_scale,
+        )

@@ -1,0 +1,74 @@
+"""A generator with its output noise and its preconditioner: all that a guide trains and saves."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from pyro_implicit.distributions.implicit import ImplicitDistribution
+from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.nn.generator import Generator
+from pyro_implicit.nn.preconditioner import Preconditioner
+
+__all__ = ["Sampler", "check_scale_arguments"]
+
+
+class Sampler(nn.Module):
+    """
+    :param Generator generator: the generator.
+    :param Preconditioner preconditioner: location and whitening.
+    :param float scale: standard deviation of the output noise, or its start if learned.
+    :param learn_scale: False, ``"scalar"`` or ``"diagonal"``.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        preconditioner: Preconditioner,
+        scale: float,
+        learn_scale: bool | str = False,
+    ) -> None:
+        super().__init__()
+        check_scale_arguments(scale, learn_scale)
+        self.generator = generator
+        self.preconditioner = preconditioner
+        self.fixed_scale = float(scale)
+        self.log_scale: nn.Parameter | None = None
+        if learn_scale:
+            shape = () if learn_scale == "scalar" else (generator.output_dim,)
+            start = torch.full(shape, math.log(scale)).to(preconditioner.loc)
+            self.log_scale = nn.Parameter(start)
+
+    @property
+    def scale(self) -> float | Tensor:
+        """The output noise's standard deviation, in the generator's coordinates."""
+        return self.fixed_scale if self.log_scale is None else self.log_scale.exp()
+
+    def distribution(self) -> ImplicitDistribution:
+        """The distribution of the flat unconstrained latent."""
+        return ImplicitDistribution(
+            self.generator, scale=self.scale, preconditioner=self.preconditioner
+        )
+
+
+def check_scale_arguments(scale: float | None, learn_scale: bool | str) -> None:
+    """
+    :raises ArgumentError: for a negative or non-numeric scale, an unknown ``learn_scale``, or a
+        learned scale that starts at 0.
+    """
+    if learn_scale not in (False, "scalar", "diagonal"):
+        raise ArgumentError(
+            f"learn_scale={learn_scale!r}; expected False, 'scalar' (one sigma) or 'diagonal' (one "
+            "per latent)."
+        )
+    if scale is None:
+        return
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 <= scale < math.inf:
+        raise ArgumentError(
+            f"scale={scale!r}; expected a number >= 0: the standard deviation of the output noise. "
+            "To learn it, write scale=0.01, learn_scale='scalar'."
+        )
+    if learn_scale and scale == 0:
+        raise ArgumentError("a learned scale cannot start at 0; write scale=0.01.")

@@ -1,0 +1,151 @@
+"""What a guide knows about one latent site of the model: all of it plain values that can be saved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pyro.distributions import constraints
+from pyro.distributions.util import sum_rightmost
+from torch import Tensor
+from torch.distributions import biject_to
+
+from pyro_implicit.exceptions import ShapeError, SiteError
+from pyro_implicit.guides.supports import decode_support, encode_support
+
+__all__ = ["LatentSite", "PlateFrame"]
+
+
+@dataclass(frozen=True)
+class PlateFrame:
+    """A vectorised plate around a site (the fields of Pyro's own frames that guides use)."""
+
+    name: str
+    dim: int
+    size: int
+    full_size: int
+    vectorized: bool = True
+
+
+@dataclass
+class LatentSite:
+    """
+    :param str name: name of the site.
+    :param tuple shape: shape of a constrained value, plates at their full size.
+    :param int event_dim: number of its event dimensions.
+    :param support: its support.
+    :param frames: the plates around it.
+    """
+
+    name: str
+    shape: torch.Size
+    event_dim: int
+    support: constraints.Constraint
+    frames: tuple[PlateFrame, ...]
+
+    @classmethod
+    def from_trace(cls, node: dict[str, Any], allow_subsample: bool) -> LatentSite:
+        """
+        Reads a site off a trace of the model.
+
+        :raises SiteError: if the site is local to a subsampled plate and ``allow_subsample`` is
+            false.
+        :raises ShapeError: if it has batch dimensions that no plate declares.
+        """
+        fn, name = node["fn"], node["name"]
+        frames = tuple(
+            PlateFrame(f.name, f.dim, f.size, f.full_size or f.size)
+            for f in node["cond_indep_stack"]
+            if f.vectorized
+        )
+        shape = list(node["value"].shape)
+        _check_batch_dims(name, tuple(fn.batch_shape), {f.dim for f in frames})
+        for frame in frames:
+            if frame.size != frame.full_size:
+                if not allow_subsample:
+                    raise SiteError(_subsample_message(name, frame))
+                shape[frame.dim - fn.event_dim] = frame.full_size
+        return cls(name, torch.Size(shape), fn.event_dim, fn.support, frames)
+
+    def transform(self) -> torch.distributions.Transform:
+        """The bijection from the unconstrained space to the support."""
+        return biject_to(self.support)
+
+    @property
+    def unconstrained_shape(self) -> torch.Size:
+        """Shape of an unconstrained value."""
+        return torch.Size(self.transform().inverse_shape(self.shape))
+
+    @property
+    def unconstrained_event_dim(self) -> int:
+        """Number of its event dimensions."""
+        return self.event_dim + len(self.unconstrained_shape) - len(self.shape)
+
+    @property
+    def numel(self) -> int:
+        """Number of unconstrained entries."""
+        return self.unconstrained_shape.numel()
+
+    def unpack(self, flat: Tensor) -> Tensor:
+        """
+        :param torch.Tensor flat: shape ``(*batch, numel)``; ``batch`` as seen from the plates, so
+            that a particle plate outside of ``n`` model plates reads ``(S, 1, ..., 1)``.
+        :returns: unconstrained values, the batch broadcast with the site's plates.
+        """
+        batch = flat.shape[:-1]
+        shape = torch.broadcast_shapes(
+            self.unconstrained_shape, batch + (1,) * self.unconstrained_event_dim
+        )
+        return flat.reshape(shape)
+
+    def constrain(self, unconstrained: Tensor) -> tuple[Tensor, Tensor]:
+        """
+        :returns: the constrained value and the log-density correction ``log|du/dvalue|``, one per
+            batch entry.
+        """
+        transform = self.transform()
+        value = transform(unconstrained)
+        log_density = transform.inv.log_abs_det_jacobian(value, unconstrained)
+        return value, sum_rightmost(log_density, log_density.dim() - value.dim() + self.event_dim)
+
+    def to_state(self) -> dict[str, Any]:
+        """The site as strings, numbers and tensors."""
+        return {
+            "name": self.name,
+            "shape": list(self.shape),
+            "event_dim": self.event_dim,
+            "support": encode_support(self.support),
+            "frames": [[f.name, f.dim, f.size, f.full_size] for f in self.frames],
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> LatentSite:
+        """The inverse of :meth:`to_state`."""
+        return cls(
+            state["name"],
+            torch.Size(state["shape"]),
+            state["event_dim"],
+            decode_support(state["support"], state["name"]),
+            tuple(PlateFrame(*frame) for frame in state["frames"]),
+        )
+
+
+def _check_batch_dims(name: str, batch_shape: tuple[int, ...], plate_dims: set[int]) -> None:
+    for dim in range(-len(batch_shape), 0):
+        if batch_shape[dim] > 1 and dim not in plate_dims:
+            raise ShapeError(
+                f"site {name!r} has batch_shape {batch_shape}, and no plate declares dimension "
+                f"{dim}. Did you forget .to_event({-dim})? Write pyro.sample({name!r}, "
+                f"fn.to_event({-dim})) for one multivariate latent, or put it inside a pyro.plate."
+            )
+
+
+def _subsample_message(name: str, frame: PlateFrame) -> str:
+    return (
+        f"latent site {name!r} is local to plate {frame.name!r}, which shows {frame.size} of its "
+        f"{frame.full_size} rows at a time: one draw of this guide cannot know which rows. Either "
+        "pass create_plates (a function of the model's arguments that returns the plate, so that "
+        "guide and model share the rows), or hide the site from this guide with "
+        f"poutine.block(model, hide=[{name!r}]) and give it a guide conditional on the data."
+    )

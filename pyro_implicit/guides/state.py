@@ -1,0 +1,63 @@
+"""Saving and rebuilding samplers, as plain values and tensors only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pyro_implicit.exceptions import StateError
+from pyro_implicit.guides.sampler import Sampler
+from pyro_implicit.nn.generator import Generator, as_generator
+from pyro_implicit.nn.generators import MLPGenerator, ResidualGenerator
+from pyro_implicit.nn.preconditioner import Preconditioner
+
+__all__ = ["sampler_from_state", "sampler_state"]
+
+_GENERATORS: dict[str, type[Generator]] = {
+    "MLPGenerator": MLPGenerator,
+    "ResidualGenerator": ResidualGenerator,
+}
+
+
+def sampler_state(sampler: Sampler) -> dict[str, Any]:
+    """The structure of ``sampler`` as strings, numbers and lists."""
+    learned = sampler.log_scale
+    return {
+        "generator": sampler.generator.config(),
+        "generator_type": type(sampler.generator).__name__,
+        "output_dim": sampler.generator.output_dim,
+        "preconditioner": sampler.preconditioner.kind,
+        "scale": sampler.fixed_scale,
+        "learn_scale": False if learned is None else ("diagonal" if learned.dim() else "scalar"),
+        "dtype": str(sampler.preconditioner.loc.dtype).removeprefix("torch."),
+    }
+
+
+def sampler_from_state(state: dict[str, Any], generator: Any = None) -> Sampler:
+    """
+    A sampler of that structure; its tensors are still to be loaded.
+
+    :param dict state: what :func:`sampler_state` returned.
+    :param generator: the guide's own ``generator`` argument, for kinds that are no part of this
+        package.
+    :raises StateError: if such a generator is not given.
+    """
+    m, config = state["output_dim"], state["generator"]
+    if config is not None and config["type"] in _GENERATORS:
+        options = {key: value for key, value in config.items() if key != "type"}
+        made: Generator = _GENERATORS[config["type"]](**options)
+    elif generator is not None:
+        made = as_generator(generator, m)
+    else:
+        raise StateError(
+            f"the state was saved with a generator of your own ({state['generator_type']}), which is "
+            "not stored by value: make the guide with the same generator=... and call "
+            "guide.load_state_dict(state) again."
+        )
+    shapes: dict[str, tuple[int, ...] | None] = {"none": None, "diagonal": (m,), "full": (m, m)}
+    shape = shapes[state["preconditioner"]]
+    factor = None if shape is None else (torch.eye(m) if len(shape) == 2 else torch.ones(m))
+    preconditioner = Preconditioner(torch.zeros(m), factor)
+    sampler = Sampler(made, preconditioner, state["scale"], state["learn_scale"])
+    return sampler.to(getattr(torch, state["dtype"]))

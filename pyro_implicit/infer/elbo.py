@@ -1,0 +1,377 @@
+"""The base of all objectives for implicit guides: everything but the one term that differs."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyro
+import torch
+from pyro.distributions.util import scale_and_mask
+from pyro.infer import ELBO
+from torch import Tensor
+
+from pyro_implicit.exceptions import ArgumentError, NonFiniteError
+from pyro_implicit.infer.traces import (
+    PARTICLE_PLATE,
+    ImplicitSite,
+    Particle,
+    draw_particle,
+    plate_nesting,
+)
+
+__all__ = ["ImplicitELBO"]
+
+Terms = dict[str, Tensor]
+
+
+class ImplicitELBO(ELBO):
+    r"""
+    Evidence lower bound, or a stand-in for it, of a guide that has implicit sites:
+
+    .. math::  \mathbb E_q[\log p(y \mid \theta)]
+        + \lambda\,(\alpha\,\mathbb E_q[\log p(\theta)] + \mathbb H[q]),
+
+    with :math:`\lambda` = ``kl_weight`` and :math:`\alpha` = ``prior_weight``. Traces, particles,
+    plates, minibatch scale, masks and explicit guide sites (whose ``-log q`` enters as usual) are
+    dealt with here. **A new objective fills one hook**, :meth:`estimate`, and overrides nothing else:
+
+    * with ``replaces = "entropy"`` it returns an entropy estimate for every draw;
+    * with ``replaces = "kl"`` it returns an estimate of ``KL(q || p)`` for all draws together; the
+      prior of the site's latents is then left out. Such an objective is *joint*: it sees all
+      particles at once, also when they are looped.
+
+    Unlike Pyro's objectives it keeps nothing about a model between calls that could break the next.
+
+    :param int num_particles: number of draws.
+    :param bool vectorize_particles: draw them in one vectorised pass; the model then needs plates
+        or ``.to_event`` for every batch dimension, as for any Pyro objective.
+    :param max_plate_nesting: number of plate dimensions, found by one run of model and guide if
+        infinite.
+    :param float kl_weight: weight of the whole KL term (tempering). 1 is the honest ELBO.
+    :param float prior_weight: weight of the log-prior alone. 1 is the honest ELBO.
+    :param int num_entropy_particles: draws that the entropy is estimated with; all by default.
+    :param str likelihood: ``"expected"`` (the ELBO), or ``"per_datum"``: for each datum of the data
+        plates the log of the *mean* likelihood over draws. The latter is **no bound**, often
+        predicts better where data outnumber weights, and needs several particles to differ.
+    :param bool retain_graph: passed to ``backward``.
+    :raises ArgumentError: for values outside of these.
+    """
+
+    #: what :meth:`estimate` returns, ``"entropy"`` or ``"kl"``
+    replaces = "entropy"
+
+    def __init__(
+        self,
+        num_particles: int = 1,
+        *,
+        vectorize_particles: bool = False,
+        max_plate_nesting: float = math.inf,
+        kl_weight: float = 1.0,
+        prior_weight: float = 1.0,
+        num_entropy_particles: int | None = None,
+        likelihood: str = "expected",
+        retain_graph: bool | None = None,
+    ) -> None:
+        _check_count("num_particles", num_particles)
+        if num_entropy_particles is not None:
+            _check_count("num_entropy_particles", num_entropy_particles, num_particles)
+        for name, weight in (("kl_weight", kl_weight), ("prior_weight", prior_weight)):
+            if not 0 <= weight < math.inf:
+                raise ArgumentError(f"{name}={weight}; expected a finite number >= 0.")
+        if likelihood not in ("expected", "per_datum"):
+            raise ArgumentError(f"likelihood={likelihood!r}; expected 'expected' or 'per_datum'.")
+        super().__init__(num_particles, vectorize_particles=False, retain_graph=retain_graph)
+        self.vectorize_particles = vectorize_particles
+        self.max_plate_nesting = max_plate_nesting
+        self.kl_weight = float(kl_weight)
+        self.prior_weight = float(prior_weight)
+        self.num_entropy_particles = num_entropy_particles or num_particles
+        self.likelihood = likelihood
+        self._nesting_of: tuple[Any, Any, int] | None = None
+
+    @abstractmethod
+    def estimate(self, site: ImplicitSite) -> Tensor:
+        """
+        The hook.
+
+        :param ImplicitSite site: an implicit site with its draws.
+        :returns: with ``replaces = "entropy"`` one value per draw, shape
+            ``site.distribution.batch_shape``; with ``replaces = "kl"`` one number.
+        """
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What defines the objective, as plain values, for records."""
+        return {
+            "objective": type(self).__name__,
+            "num_particles": self.num_particles,
+            "vectorize_particles": self.vectorize_particles,
+            "num_entropy_particles": self.num_entropy_particles,
+            "kl_weight": self.kl_weight,
+            "prior_weight": self.prior_weight,
+            "likelihood": self.likelihood,
+            "is_bound": self.is_bound,
+        }
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the weights leave a lower bound of the evidence, as far as the estimate is one."""
+        return self.likelihood == "expected" and self.kl_weight >= 1 and self.prior_weight == 1
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{k}={v!r}" for k, v in self.settings.items() if k != "objective")
+        return f"{type(self).__name__}({settings})"
+
+    # ---- what Pyro calls
+
+    def loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
+        """
+        :returns: minus the objective, without gradients.
+        :raises NonFiniteError: if a term is not finite; the message names the site.
+        """
+        with torch.no_grad():
+            return self.differentiable_loss(model, guide, *args, **kwargs).item()
+
+    def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """
+        :returns: minus the objective, shape ``()``, to be differentiated.
+        :raises NonFiniteError: if a term is not finite; the message names the site.
+        """
+        terms = self.terms(model, guide, *args, **kwargs)
+        return -torch.stack([term.reshape(()) for term in terms.values()]).sum()
+
+    def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
+        """
+        Adds the gradients of the loss to the parameters; looped particles one after the other, so
+        that only one graph is alive at a time.
+
+        :returns: minus the objective.
+        """
+        total = 0.0
+        for group in self._particle_groups(model, guide, args, kwargs):
+            loss = -torch.stack([term.reshape(()) for term in self._terms(*group).values()]).sum()
+            if loss.requires_grad:
+                loss.backward(retain_graph=self.retain_graph)
+            total += loss.item()
+        return total
+
+    def terms(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Terms:
+        """
+        The parts of the objective, weights included, so that they add up to minus the loss.
+
+        :returns: ``log_likelihood`` (or ``log_predictive``), ``log_prior``, ``entropy`` and, for an
+            objective that replaces the KL term, ``negative_kl``; each of shape ``()``.
+        """
+        total: Terms = {}
+        for group in self._particle_groups(model, guide, args, kwargs):
+            for name, value in self._terms(*group).items():
+                total[name] = total[name] + value if name in total else value
+        return total
+
+    def _get_trace(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Any:
+        raise NotImplementedError  # Pyro's abstract method; draw_particle takes its place
+
+    # ---- particles
+
+    @property
+    def _joint(self) -> bool:
+        """Whether the terms need all particles at once."""
+        return self.replaces == "kl" or self.likelihood == "per_datum"
+
+    def _particle_groups(
+        self, model: Any, guide: Any, args: Any, kwargs: Any
+    ) -> Iterator[tuple[list[Particle], int]]:
+        """Particles that are reduced together, and the index of the first of them."""
+        if self.vectorize_particles and self.num_particles > 1:
+            nesting = self._nesting(model, guide, args, kwargs)
+            plate = pyro.plate(PARTICLE_PLATE, self.num_particles, dim=-nesting - 1)
+            yield [draw_particle(plate(model), plate(guide), args, kwargs, nesting + 1)], 0
+            return
+        particles = (
+            draw_particle(model, guide, args, kwargs, self.max_plate_nesting)
+            for _ in range(self.num_particles)
+        )
+        if self._joint:
+            yield list(particles), 0
+            return
+        for index, particle in enumerate(particles):
+            yield [particle], index
+
+    def _nesting(self, model: Any, guide: Any, args: Any, kwargs: Any) -> int:
+        if self.max_plate_nesting != math.inf:
+            return int(self.max_plate_nesting)
+        known = self._nesting_of
+        if known is None or known[0]() is not model or known[1]() is not guide:
+            nesting = plate_nesting(model, guide, args, kwargs)
+            self._nesting_of = (weakref.ref(model), weakref.ref(guide), nesting)
+            return nesting
+        return known[2]
+
+    # ---- terms
+
+    def _terms(self, particles: list[Particle], first: int) -> Terms:
+        replaced: set[str] = set()
+        if self.replaces == "kl":
+            replaced = {n for s in particles[0].implicit.values() for n in s.latents}
+        mean = 1.0 / self.num_particles
+        terms = {
+            **self._likelihood_terms(particles),
+            "log_prior": self.kl_weight
+            * self.prior_weight
+            * mean
+            * _sum(_latent_log_prob(p, replaced) for p in particles),
+            "entropy": self.kl_weight
+            * (
+                mean * _sum(_explicit_entropy(p, replaced) for p in particles)
+                + (0.0 if replaced else self._implicit_entropy(particles, first))
+            ),
+        }
+        if replaced:
+            terms["negative_kl"] = -self.kl_weight * _sum(
+                self.estimate(site) for site in _joined_sites(particles)
+            )
+        _check_finite(terms, particles)
+        return {name: torch.as_tensor(value) for name, value in terms.items()}
+
+    def _implicit_entropy(self, particles: list[Particle], first: int) -> Any:
+        """The mean over the first ``num_entropy_particles`` draws of the hook's estimates."""
+        keep, total = self.num_entropy_particles, 0.0
+        vectorised = self.vectorize_particles and self.num_particles > 1
+        for index, particle in enumerate(particles, start=first):
+            for name, site in particle.implicit.items():
+                if vectorised and keep < self.num_particles:
+                    site = _first_draws(site, keep)
+                elif not vectorised and index >= keep:
+                    continue
+                total = total + particle.weigh(name, self.estimate(site))
+        return total / keep
+
+    def _likelihood_terms(self, particles: list[Particle]) -> Terms:
+        if self.likelihood == "expected":
+            total = _sum(
+                node["log_prob_sum"] for p in particles for node in _observed_nodes(p).values()
+            )
+            return {"log_likelihood": total / self.num_particles}
+        vectorised = self.vectorize_particles and self.num_particles > 1
+        return {"log_predictive": _log_predictive(particles, vectorised)}
+
+
+def _log_predictive(particles: list[Particle], vectorised: bool) -> Any:
+    """Sum over data of the log of the mean over draws of the likelihood of each datum."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name, node in _observed_nodes(particles[0]).items():
+        plates = tuple(sorted(f.name for f in node["cond_indep_stack"] if f.name != PARTICLE_PLATE))
+        groups.setdefault(plates, []).append(name)
+    total: Any = 0.0
+    for names in groups.values():  # sites in the same plates are one datum
+        node = particles[0].model.nodes[names[0]]
+        draws = [
+            _sum(p.model.nodes[name]["unscaled_log_prob"] for name in names) for p in particles
+        ]
+        stacked = draws[0] if vectorised else torch.stack(draws)
+        per_datum = torch.logsumexp(stacked, 0) - math.log(stacked.shape[0])
+        total = total + scale_and_mask(per_datum, node["scale"], _datum_mask(node)).sum()
+    return total
+
+
+def _datum_mask(node: dict[str, Any]) -> Any:
+    """The mask of a datum, without the particles' dimension."""
+    mask = node["mask"]
+    if isinstance(mask, Tensor) and any(
+        f.name == PARTICLE_PLATE and mask.dim() >= -f.dim for f in node["cond_indep_stack"]
+    ):
+        return mask[0]
+    return mask
+
+
+def _observed_nodes(particle: Particle) -> dict[str, dict[str, Any]]:
+    return {
+        name: node
+        for name, node in particle.model.nodes.items()
+        if node["type"] == "sample" and node["is_observed"]
+    }
+
+
+def _latent_log_prob(particle: Particle, replaced: set[str]) -> Any:
+    return _sum(
+        node["log_prob_sum"]
+        for name, node in particle.model.nodes.items()
+        if node["type"] == "sample" and not node["is_observed"] and name not in replaced
+    )
+
+
+def _explicit_entropy(particle: Particle, replaced: set[str]) -> Any:
+    """``-log q`` of the sites that have one; for implicit latents that is the log-Jacobian."""
+    return -_sum(
+        node["log_prob_sum"]
+        for node in particle.explicit_guide_sites()
+        if node["name"] not in replaced
+    )
+
+
+def _first_draws(site: ImplicitSite, keep: int) -> ImplicitSite:
+    noise = site.distribution.noise[:keep]  # type: ignore[index]
+    return ImplicitSite(site.name, site.distribution.given(noise), site.value[:keep], site.latents)
+
+
+def _joined_sites(particles: list[Particle]) -> list[ImplicitSite]:
+    """The implicit sites with the draws of all particles in front."""
+    if len(particles) == 1:
+        return list(particles[0].implicit.values())
+    joined = []
+    for name, site in particles[0].implicit.items():
+        parts = [p.implicit[name] for p in particles]
+        noise = torch.stack([p.distribution.noise for p in parts])  # type: ignore[misc]
+        value = torch.stack([p.value for p in parts])
+        joined.append(ImplicitSite(name, site.distribution.given(noise), value, site.latents))
+    return joined
+
+
+def _sum(values: Any) -> Any:
+    total: Any = 0.0
+    for value in values:
+        total = total + value
+    return total
+
+
+def _check_count(name: str, value: Any, most: int | None = None) -> None:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or value < 1
+        or value > (most or value)
+    ):
+        limit = "" if most is None else f" and <= num_particles={most}"
+        raise ArgumentError(f"{name}={value!r}; expected an integer >= 1{limit}.")
+
+
+def _number(value: Any) -> float:
+    return float(value.detach() if isinstance(value, Tensor) else value)
+
+
+def _check_finite(terms: dict[str, Any], particles: list[Particle]) -> None:
+    """
+    :raises NonFiniteError: naming the term and, if one is to blame, the site.
+    """
+    bad = [name for name, value in terms.items() if not math.isfinite(_number(value))]
+    if not bad:
+        return
+    sites = [
+        f"{name!r} of the {side}"
+        for particle in particles[:1]
+        for side, trace in (("model", particle.model), ("guide", particle.guide))
+        for name, node in trace.nodes.items()
+        if "log_prob_sum" in node and not math.isfinite(_number(node["log_prob_sum"]))
+    ]
+    blame = f" Its source is site {', '.join(sites)}." if sites else ""
+    if not sites:
+        blame = f" Every log-density is finite; look at the scale of {list(particles[0].implicit)}."
+    raise NonFiniteError(
+        f"{' and '.join(bad)} is not finite ({', '.join(str(_number(terms[n])) for n in bad)}).{blame} "
+        "Common causes: a learning rate that is too high, a likelihood scale that reached zero, or "
+        "data with NaN."
+    )

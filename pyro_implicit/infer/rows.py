@@ -1,0 +1,63 @@
+"""Cut a distribution along one of its batch dimensions."""
+
+from __future__ import annotations
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+__all__ = ["NotSliceable", "take_rows"]
+
+#: arguments of which a distribution holds one, and makes the others from it
+_ALTERNATIVES = (
+    {"logits", "probs"},
+    {"covariance_matrix", "precision_matrix", "scale_tril"},
+)
+
+
+class NotSliceable(Exception):  # noqa: N818 (a signal between two functions, never shown)
+    """The distribution cannot be cut by its arguments."""
+
+
+def take_rows(
+    fn: dist.TorchDistribution, dim: int, start: int, stop: int
+) -> dist.TorchDistribution:
+    """
+    :param fn: a distribution that its ``arg_constraints`` rebuild, or an ``Independent`` of one.
+    :param int dim: negative batch dimension.
+    :param int start: first row.
+    :param int stop: one past the last row.
+    :returns: the distribution of these rows.
+    :raises NotSliceable: for any other distribution.
+    """
+    if isinstance(fn, torch.distributions.Independent):
+        count = fn.reinterpreted_batch_ndims
+        return take_rows(fn.base_dist, dim - count, start, stop).to_event(count)
+    arguments = {}
+    for name in _own_arguments(fn):
+        value, event_dim = getattr(fn, name), fn.arg_constraints[name].event_dim
+        if not isinstance(value, Tensor):
+            raise NotSliceable(type(fn).__name__)
+        value = value.expand(fn.batch_shape + value.shape[value.dim() - event_dim :])
+        arguments[name] = value.narrow(dim - event_dim, start, stop - start)
+    shape = list(fn.batch_shape)
+    shape[dim] = stop - start
+    try:
+        rows = type(fn)(**arguments, validate_args=False)
+    except Exception as error:
+        raise NotSliceable(type(fn).__name__) from error
+    if rows.batch_shape != torch.Size(shape) or rows.event_shape != fn.event_shape:
+        raise NotSliceable(type(fn).__name__)
+    return rows
+
+
+def _own_arguments(fn: dist.TorchDistribution) -> list[str]:
+    names = list(fn.arg_constraints)
+    for group in _ALTERNATIVES:
+        found = [name for name in names if name in group]
+        if len(found) > 1:
+            held = [name for name in found if name in fn.__dict__] or found
+            names = [name for name in names if name not in group or name == held[0]]
+    if not names:
+        raise NotSliceable(type(fn).__name__)
+    return names

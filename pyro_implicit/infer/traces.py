@@ -1,0 +1,186 @@
+"""Paired traces of guide and model, read for an objective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pyro
+from pyro import poutine
+from pyro.distributions.util import scale_and_mask
+from pyro.infer.util import is_validation_enabled
+from pyro.poutine import Trace
+from pyro.poutine.util import prune_subsample_sites, site_is_subsample
+from pyro.util import check_model_guide_match, check_site_shape
+from torch import Tensor
+
+from pyro_implicit.distributions.implicit import ImplicitDistribution
+from pyro_implicit.exceptions import GuideError, SiteError
+
+__all__ = ["PARTICLE_PLATE", "ImplicitSite", "Particle", "draw_particle", "plate_nesting"]
+
+PARTICLE_PLATE = "num_particles_vectorized"
+
+
+@dataclass(frozen=True)
+class ImplicitSite:
+    """
+    One implicit site of a guide, with its draws: all that the hook of an objective sees.
+
+    :param str name: its name.
+    :param ImplicitDistribution distribution: its law given the noise; ``distribution.noise`` has
+        shape ``(*batch, *noise_shape)``.
+    :param torch.Tensor value: its draws, shape ``(*batch, m)``. With vectorised particles ``batch``
+        begins with the particles; with looped particles it is theirs only if the objective is joint.
+    :param latents: the model's sites made from it.
+    """
+
+    name: str
+    distribution: ImplicitDistribution
+    value: Tensor
+    latents: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Particle:
+    """
+    One pass of the guide and of the model against it: one draw, or all of them if vectorised.
+
+    :param Trace model: the model's trace, log-probabilities computed.
+    :param Trace guide: the guide's, log-probabilities computed for its explicit sites.
+    :param implicit: the guide's implicit sites by name.
+    """
+
+    model: Trace
+    guide: Trace
+    implicit: dict[str, ImplicitSite]
+
+    def explicit_guide_sites(self) -> list[dict[str, Any]]:
+        """The guide's sites that have a density: neither implicit nor the noise of such a site."""
+        return [
+            node
+            for name, node in self.guide.nodes.items()
+            if node["type"] == "sample"
+            and name not in self.implicit
+            and not node["infer"].get("is_implicit_noise")
+        ]
+
+    def weigh(self, name: str, per_draw: Tensor) -> Tensor:
+        """The sum of ``per_draw`` (shape ``batch``) under the plates' scale and the mask of a site."""
+        node = self.guide.nodes[name]
+        return scale_and_mask(per_draw, node["scale"], node["mask"]).sum()
+
+
+def draw_particle(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    max_plate_nesting: float,
+) -> Particle:
+    """
+    Runs the guide, then the model with its draws.
+
+    :raises GuideError: if the guide has no implicit site, or one drawn without its noise.
+    :raises SiteError: if an explicit guide site is not reparameterised, or if a plate of the guide
+        and the model's minibatch disagree.
+    """
+    guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
+    implicit = _implicit_sites(guide_trace)
+    replay_trace = _without_full_plates(guide_trace)
+    model_trace = poutine.trace(poutine.replay(model, trace=replay_trace)).get_trace(
+        *args, **kwargs
+    )
+    _check_plates(model_trace, guide_trace)
+    if is_validation_enabled():
+        check_model_guide_match(model_trace, guide_trace, max_plate_nesting)
+    guide_trace = prune_subsample_sites(guide_trace)
+    model_trace = prune_subsample_sites(model_trace)
+    particle = Particle(model_trace, guide_trace, implicit)
+    model_trace.compute_log_prob()
+    explicit = {node["name"] for node in particle.explicit_guide_sites()}
+    guide_trace.compute_log_prob(lambda name, _: name in explicit)
+    if is_validation_enabled():
+        for node in model_trace.nodes.values():
+            if node["type"] == "sample":
+                check_site_shape(node, max_plate_nesting)
+    _check_reparameterised(particle)
+    return particle
+
+
+def plate_nesting(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> int:
+    """The number of plate dimensions of model and guide, by one run of both."""
+    with poutine.block(), pyro.validation_enabled(False):
+        guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
+        replayed = poutine.replay(model, trace=_without_full_plates(guide_trace))
+        model_trace = poutine.trace(replayed).get_trace(*args, **kwargs)
+    dims = [
+        frame.dim
+        for trace in (guide_trace, model_trace)
+        for node in trace.nodes.values()
+        if node["type"] == "sample"
+        for frame in node["cond_indep_stack"]
+        if frame.vectorized
+    ]
+    return -min(dims) if dims else 0
+
+
+def _implicit_sites(guide_trace: Trace) -> dict[str, ImplicitSite]:
+    sites = {}
+    for name, node in guide_trace.nodes.items():
+        if node["type"] != "sample" or not isinstance(node["fn"], ImplicitDistribution):
+            continue
+        if node["infer"].get("implicit_noise") not in guide_trace.nodes:
+            raise GuideError(
+                f"implicit site {name!r} was drawn without a site for its noise. Write "
+                f"sample_implicit({name!r}, ImplicitDistribution(...)) in place of pyro.sample."
+            )
+        latents = tuple(node["infer"]["implicit_latents"])
+        sites[name] = ImplicitSite(name, node["fn"], node["value"], latents)
+    if not sites:
+        raise GuideError(
+            "the guide has no implicit site, so this objective has nothing to estimate. Train an "
+            "ordinary guide with Trace_ELBO(), or use HyperNetworkGuide(model)."
+        )
+    return sites
+
+
+def _without_full_plates(guide_trace: Trace) -> Trace:
+    """A copy that leaves the model free to choose its rows where the guide shows them all."""
+    trace = guide_trace.copy()
+    for name, node in guide_trace.nodes.items():
+        if node["type"] == "sample" and site_is_subsample(node):
+            fn = node["fn"]
+            if fn.subsample_size is None or fn.subsample_size == fn.size:
+                trace.remove_node(name)
+    return trace
+
+
+def _check_plates(model_trace: Trace, guide_trace: Trace) -> None:
+    """Refuses a guide plate that shows all rows where the model chose a few."""
+    for name, node in model_trace.nodes.items():
+        if node["type"] != "sample" or not site_is_subsample(node) or name not in guide_trace:
+            continue
+        mine, theirs = len(guide_trace.nodes[name]["value"]), len(node["value"])
+        if mine != theirs:
+            raise SiteError(
+                f"plate {name!r} has {theirs} rows in the model and {mine} in the guide, which has "
+                "local latents there. Pass create_plates to the guide (a function of the model's "
+                "arguments that returns the model's plate), so that both use the same rows."
+            )
+
+
+def _check_reparameterised(particle: Particle) -> None:
+    for node in particle.explicit_guide_sites():
+        if not getattr(node["fn"], "has_rsample", False):
+            raise SiteError(
+                f"guide site {node['name']!r} ({type(node['fn']).__name__}) is not reparameterised; "
+                "objectives for implicit guides need gradients through every draw. Use a "
+                "distribution with rsample, or sum a discrete latent out in the model."
+            )

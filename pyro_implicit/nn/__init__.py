@@ -1,0 +1,1 @@
+"""Networks that make parameters, and networks that take them."""

@@ -1,0 +1,65 @@
+"""The affine map between a generator's own scale and that of the latents."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from pyro_implicit.exceptions import ShapeError
+from pyro_implicit.ops.logdet import upcast
+
+__all__ = ["Preconditioner"]
+
+
+class Preconditioner(nn.Module):
+    r"""
+    :math:`u = c + L w` with fixed ``c`` and ``L``, the latter absent, diagonal or a full matrix.
+
+    A generator that works in the whitened coordinates ``w`` need not learn the location, the scales
+    and the correlations of a badly scaled posterior; it learns what is left.
+
+    :param torch.Tensor loc: ``c``, shape ``(m,)``.
+    :param torch.Tensor factor: ``L``, shape ``(m,)`` (a diagonal) or ``(m, m)`` (non-singular), or
+        None for the identity.
+    :raises ShapeError: for other shapes.
+    """
+
+    loc: Tensor
+    factor: Tensor | None
+    log_abs_det: Tensor
+
+    def __init__(self, loc: Tensor, factor: Tensor | None = None) -> None:
+        super().__init__()
+        m = loc.shape[-1] if loc.dim() == 1 else -1
+        if m < 0 or (factor is not None and factor.shape not in ((m,), (m, m))):
+            found = None if factor is None else tuple(factor.shape)
+            raise ShapeError(
+                f"preconditioner with loc {tuple(loc.shape)} and factor {found}; expected loc (m,) "
+                "and factor None, (m,) or (m, m)."
+            )
+        self.register_buffer("loc", loc.detach().clone())
+        self.register_buffer("factor", None if factor is None else factor.detach().clone())
+        self.register_buffer("log_abs_det", _log_abs_det(factor).to(loc))
+
+    def forward(self, w: Tensor) -> Tensor:
+        """
+        :param torch.Tensor w: shape ``(..., m)``.
+        :returns: ``u``, shape ``(..., m)``.
+        """
+        if self.factor is None:
+            return self.loc + w
+        if self.factor.dim() == 1:
+            return self.loc + self.factor * w
+        return self.loc + w @ self.factor.mT
+
+    @property
+    def kind(self) -> str:
+        """``"none"``, ``"diagonal"`` or ``"full"``."""
+        return "none" if self.factor is None else ("diagonal", "full")[self.factor.dim() - 1]
+
+
+def _log_abs_det(factor: Tensor | None) -> Tensor:
+    if factor is None:
+        return torch.zeros(())
+    wide = upcast(factor)
+    return wide.abs().log().sum() if factor.dim() == 1 else torch.linalg.slogdet(wide).logabsdet

@@ -1,0 +1,70 @@
+"""Activation functions together with their slopes, both differentiable by autograd."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pyro_implicit.exceptions import ArgumentError
+
+__all__ = ["ACTIVATIONS", "Activation", "get_activation"]
+
+Activation = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
+
+
+def _tanh_slope(x: Tensor) -> Tensor:
+    return 1 - torch.tanh(x) ** 2
+
+
+def _elu_slope(x: Tensor) -> Tensor:
+    return torch.exp(x.clamp(max=0.0))
+
+
+def _relu_slope(x: Tensor) -> Tensor:
+    return (x > 0).to(x.dtype)
+
+
+def _leaky_relu_slope(x: Tensor) -> Tensor:
+    return torch.where(x > 0, torch.ones_like(x), torch.full_like(x, 0.01))
+
+
+def _silu_slope(x: Tensor) -> Tensor:
+    gate = torch.sigmoid(x)
+    return gate * (1 + x * (1 - gate))
+
+
+def _gelu_slope(x: Tensor) -> Tensor:
+    density = torch.exp(-0.5 * x**2) / math.sqrt(2 * math.pi)
+    return 0.5 * (1 + torch.erf(x / math.sqrt(2))) + x * density
+
+
+#: name -> (function, slope); the slope is written out because autograd would need a second pass.
+ACTIVATIONS: dict[str, Activation] = {
+    "elu": (F.elu, _elu_slope),
+    "gelu": (F.gelu, _gelu_slope),
+    "identity": (lambda x: x, torch.ones_like),
+    "leaky_relu": (F.leaky_relu, _leaky_relu_slope),
+    "relu": (F.relu, _relu_slope),
+    "silu": (F.silu, _silu_slope),
+    "sin": (torch.sin, torch.cos),
+    "softplus": (F.softplus, torch.sigmoid),
+    "tanh": (torch.tanh, _tanh_slope),
+}
+
+
+def get_activation(name: str) -> Activation:
+    """
+    :param str name: a key of :data:`ACTIVATIONS`.
+    :returns: the function and its slope.
+    :raises ArgumentError: for an unknown name.
+    """
+    if name not in ACTIVATIONS:
+        raise ArgumentError(
+            f"activation {name!r} is unknown; expected one of {sorted(ACTIVATIONS)}. For any other "
+            "function, pass your own generator module."
+        )
+    return ACTIVATIONS[name]
