@@ -1,4 +1,4 @@
-"""Implicit variational inference for Pyro: guides that anyone can draw from and nobody evaluates."""
+"""Implicit variational inference for Pyro: guides that only need to be sampled."""
 
 from pyro_implicit.diagnostics.to_arviz import to_arviz
 from pyro_implicit.distributions.implicit import ImplicitDistribution, sample_implicit

@@ -18,9 +18,10 @@ def emit_params(prefix: str, module: torch.nn.Module) -> None:
 
     ``SVI`` optimises the parameters that it sees in such statements. :func:`pyro.module` would do
     nearly the same, but when the global store already holds a parameter of that name (an earlier
-    guide of the same class, say) it reports *that* one: the optimiser then trains the old tensor and
-    the module never changes. Here the module owns its parameters and the store only mirrors them:
-    a stale entry is replaced. With ``module_local_params`` nothing is written to the global store.
+    guide of the same class, say) it reports *that* one: the optimiser then trains the old tensor
+    and the module never changes. Here the module owns its parameters and the store only mirrors
+    them: a stale entry is replaced. With ``module_local_params`` nothing is written to the global
+    store.
 
     :param str prefix: start of the parameters' names, ``f"{prefix}.{name}"``.
     :param torch.nn.Module module: any module.

@@ -1,0 +1,1 @@
+"""Distributions that can be drawn from but not evaluated."""

@@ -41,8 +41,8 @@ class ImplicitDistribution(dist.TorchDistribution):
             w = sample_implicit("w", ImplicitDistribution(generator, scale=0.01))
 
     :param Generator generator: ``g``, from ``noise_shape`` to ``m`` outputs.
-    :param torch.Tensor noise: a fixed ``z`` of shape ``(*batch, *noise_shape)``: the distribution is
-        then that of theta given z.
+    :param torch.Tensor noise: a fixed ``z`` of shape ``(*batch, *noise_shape)``: the distribution
+        is then that of theta given z.
     :param scale: ``sigma >= 0``, a number or a tensor of shape ``()`` or ``(m,)``.
     :type scale: float or torch.Tensor
     :param Preconditioner preconditioner: ``c`` and ``L``; none by default.
@@ -103,12 +103,16 @@ class ImplicitDistribution(dist.TorchDistribution):
         return self._copy(noise=noise)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> ImplicitDistribution:
+        """
+        :param torch.Size batch_shape: the new batch shape.
+        :returns: the same distribution with it.
+        """
         batch_shape = torch.Size(batch_shape)
         if self.noise is not None:
             return self._copy(noise=self.noise.expand(batch_shape + self.generator.noise_shape))
         return self._copy(base_dist=self.base_dist.expand(batch_shape))
 
-    def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
         """
         :param torch.Size sample_shape: leading shape of the draws.
         :returns: draws, shape ``(*sample_shape, *batch_shape, m)``.
@@ -129,14 +133,14 @@ class ImplicitDistribution(dist.TorchDistribution):
 
     def base_entropy(self) -> Tensor | float:
         r"""
-        The entropy of the noise: in closed form, :math:`\tfrac d2 (1 + \log 2\pi)`, for the standard
-        normal; for any other base its estimate ``-log p(z)`` at each fixed noise.
+        The entropy of the noise: in closed form, :math:`\tfrac d2 (1 + \log 2\pi)`, for the
+        standard normal; for any other base its estimate ``-log p(z)`` at each fixed noise.
 
         :returns: a number, or shape ``batch_shape``.
         """
         if _is_standard_normal(self.base_dist):
             return 0.5 * self.generator.noise_dim * (1 + math.log(2 * math.pi))
-        return -self.base_dist.log_prob(self.noise)
+        return -self.base_dist.log_prob(self.noise)  # type: ignore[arg-type]
 
     def half_log_det(self) -> Tensor:
         r"""
@@ -161,9 +165,9 @@ class ImplicitDistribution(dist.TorchDistribution):
         """
         raise DensityError(
             "an implicit distribution can be drawn from but its density cannot be evaluated, so "
-            "Trace_ELBO, TraceMeanField_ELBO, RenyiELBO and their relatives cannot train it. Use an "
-            "objective for implicit guides instead, e.g. SVI(model, guide, optim, LinearisedELBO()) "
-            "with `from pyro_implicit import LinearisedELBO`."
+            "Trace_ELBO, TraceMeanField_ELBO, RenyiELBO and their relatives cannot train it. Use "
+            "an objective for implicit guides instead, e.g. SVI(model, guide, optim, "
+            "LinearisedELBO()) with `from pyro_implicit import LinearisedELBO`."
         )
 
 
@@ -188,10 +192,9 @@ def sample_implicit(
             f"found {fn!r}. Write sample_implicit({name!r}, ImplicitDistribution(generator))."
         )
     noise_name = f"{name}_noise"
-    noise = pyro.sample(
-        noise_name, fn.base_dist, infer={"is_auxiliary": True, "is_implicit_noise": True}
-    )
-    infer: dict[str, Any] = {"implicit_noise": noise_name, "implicit_latents": latents or (name,)}
+    noise_infer: Any = {"is_auxiliary": True, "is_implicit_noise": True}
+    noise = pyro.sample(noise_name, fn.base_dist, infer=noise_infer)
+    infer: Any = {"implicit_noise": noise_name, "implicit_latents": latents or (name,)}
     if auxiliary:
         infer["is_auxiliary"] = True
     return pyro.sample(name, fn.given(noise), infer=infer)

@@ -1,0 +1,1 @@
+"""Guides: from a Pyro model's latents to draws of a generator."""

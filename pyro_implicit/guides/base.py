@@ -38,10 +38,11 @@ class ImplicitGuide(AutoGuide):
     """
     An :class:`~pyro.infer.autoguide.AutoGuide` whose latents are draws of a generator.
 
-    All latents are mapped to the real line (``biject_to`` of their supports, log-Jacobians accounted
-    for), flattened and generated together, so that the guide can express any dependence between
-    them; with ``factorized=True`` each site has a generator of its own. Train it with an objective of
-    this package (:class:`~pyro_implicit.LinearisedELBO`, ...): an ordinary ELBO raises.
+    All latents are mapped to the real line (``biject_to`` of their supports, log-Jacobians
+    accounted for), flattened and generated together, so that the guide can express any dependence
+    between them; with ``factorized=True`` each site has a generator of its own. Train it with an
+    objective of this package (:class:`~pyro_implicit.LinearisedELBO`, ...): an ordinary ELBO
+    raises.
 
     A subclass fills :meth:`_make_generator`; nothing else needs to be overridden.
 
@@ -106,7 +107,7 @@ class ImplicitGuide(AutoGuide):
         """The wrapped model."""
         if self._model is None or self._model[0] is None:
             raise StateError(
-                "this guide has no model (it was unpickled or made from a state_dict): it can draw, "
+                "this guide has no model (it was unpickled or made from a state_dict): it can draw "
                 "but not be built anew. Make one with HyperNetworkGuide(model) and load_state_dict."
             )
         return self._model[0]
@@ -120,8 +121,8 @@ class ImplicitGuide(AutoGuide):
         """
         if self._sites is None:
             raise StateError(
-                f"{type(self).__name__} is not built yet: call guide.setup(*args, **kwargs) with the "
-                "model's arguments, run the objective once, or load a saved state."
+                f"{type(self).__name__} is not built yet: call guide.setup(*args, **kwargs) with "
+                "the model's arguments, run the objective once, or load a saved state."
             )
         return self._modules["_samplers"]  # type: ignore[return-value]
 
@@ -149,7 +150,8 @@ class ImplicitGuide(AutoGuide):
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)
-        nodes = list(self.prototype_trace.iter_stochastic_nodes())
+        prototype: Any = self.prototype_trace
+        nodes = list(prototype.iter_stochastic_nodes())
         if not nodes:
             raise SiteError(
                 "the model has no latent site to infer: every sample statement is observed or "
@@ -157,7 +159,10 @@ class ImplicitGuide(AutoGuide):
             )
         local = self.create_plates is not None or self.master is not None
         sites = [LatentSite.from_trace(node, local) for _, node in nodes]
-        loc = torch.cat([_unconstrained_start(s, n["value"]) for s, (_, n) in zip(sites, nodes)])
+        values = [node["value"] for _, node in nodes]
+        loc = torch.cat(
+            [_unconstrained_start(s, value) for s, value in zip(sites, values, strict=True)]
+        )
         start = GaussianStart(loc)
         init_from = self._init_from[0]
         if init_from is not None:
@@ -186,8 +191,7 @@ class ImplicitGuide(AutoGuide):
     def _build(self, sites: list[LatentSite], samplers: Sequence[Sampler]) -> None:
         self._sites = sites
         self._prototype_frames = {f.name: f for site in sites for f in site.frames}
-        self._modules["_samplers"] = nn.ModuleList(samplers)
-        self._modules["_samplers"].train(self.training)
+        self._modules["_samplers"] = nn.ModuleList(samplers).train(self.training)
 
     def _groups(self) -> list[tuple[str, list[LatentSite], Sampler]]:
         """Name of the flat latent, its sites and its sampler, for each independent part."""
@@ -277,7 +281,7 @@ class ImplicitGuide(AutoGuide):
             "guide": type(self).__name__,
             "factorized": self.factorized,
             "sites": [site.to_state() for site in self._sites],
-            "samplers": [sampler_state(sampler) for sampler in self.samplers],
+            "samplers": [sampler_state(sampler) for _, _, sampler in self._groups()],
         }
 
     def set_extra_state(self, state: Any) -> None:
@@ -344,8 +348,9 @@ def _sample_site(site: LatentSite, unconstrained: Tensor, plates: dict[str, Any]
             stack.enter_context(plates[frame.name])
         if any(plates[f.name].size != plates[f.name].subsample_size for f in site.frames):
             unconstrained = pyro.subsample(unconstrained, event_dim=site.unconstrained_event_dim)
+        log_density: Tensor | float = 0.0
         if poutine.get_mask() is False:
-            value, log_density = site.transform()(unconstrained), 0.0
+            value = site.transform()(unconstrained)
         else:
             value, log_density = site.constrain(unconstrained)
         return pyro.sample(
@@ -369,8 +374,8 @@ def _forgiving(init_loc_fn: Callable[[dict[str, Any]], Tensor]) -> Callable[...,
         fn = site["fn"]
         if fn.support.is_discrete:
             raise SiteError(
-                f"latent site {site['name']!r} is discrete ({type(fn).__name__}); an implicit guide "
-                "is continuous. Sum it out by hand, or hide it with poutine.block(model, "
+                f"latent site {site['name']!r} is discrete ({type(fn).__name__}); an implicit "
+                "guide is continuous. Sum it out by hand, or hide it with poutine.block(model, "
                 f"hide=[{site['name']!r}]) and give it another guide in an AutoGuideList."
             )
         try:

@@ -231,7 +231,7 @@ def _residual(log_joint: LogJoint, u: Tensor) -> tuple[Tensor, Tensor] | None:
     return (torch.cat(parts), point) if parts else None
 
 
-def _site_residual(node: dict[str, Any]) -> list[Tensor] | None:
+def _site_residual(node: Any) -> list[Tensor] | None:
     fn = node["fn"]
     while type(fn).__name__ in ("Independent", "ExpandedDistribution"):
         fn = fn.base_dist

@@ -3,9 +3,9 @@ Gaussian approximations that a guide starts from and is preconditioned by.
 
 A posterior whose scales differ by orders of magnitude defeats a neural sampler in its own
 coordinates. With :math:`u = c + L\,g(z)`, ``c`` and ``L L'`` the mean and covariance of a Gaussian
-approximation and ``g`` near the identity at the start, the sampler begins as that Gaussian and learns
-the rest. On seven reference posteriors this brought the worst error of a standard deviation from 67%
-to a few percent.
+approximation and ``g`` near the identity at the start, the sampler begins as that Gaussian and
+learns the rest. On seven reference posteriors this brought the worst error of a standard deviation
+from 67% to a few percent.
 """
 
 from __future__ import annotations
@@ -54,11 +54,12 @@ class GaussianStart:
 
 def gaussian_start(kind: str | AutoGuide, log_joint: LogJoint, loc: Tensor) -> GaussianStart:
     """
-    :param kind: ``"laplace"``: the mode (L-BFGS, then Newton steps) and the inverse Hessian there, for
-        small models; ``"ggn"``: a mean-field fit and the generalised Gauss-Newton curvature averaged
-        over 12 of its draws (the clamped Hessian where a likelihood has none), for networks; or a
-        fitted ``AutoNormal``, ``AutoDiagonalNormal``, ``AutoLowRankMultivariateNormal`` or
-        ``AutoMultivariateNormal`` (which ``AutoLaplaceApproximation.laplace_approximation`` returns).
+    :param kind: ``"laplace"``: the mode (L-BFGS, then Newton steps) and the inverse Hessian there,
+        for small models; ``"ggn"``: a mean-field fit and the generalised Gauss-Newton curvature
+        averaged over 12 of its draws (the clamped Hessian where a likelihood has none), for
+        networks; or a fitted ``AutoNormal``, ``AutoDiagonalNormal``,
+        ``AutoLowRankMultivariateNormal`` or ``AutoMultivariateNormal`` (which
+        ``AutoLaplaceApproximation.laplace_approximation`` returns).
     :param LogJoint log_joint: the model's density.
     :param torch.Tensor loc: where to begin, shape ``(m,)``.
     :raises ArgumentError: for too many latents for a full matrix, or a guide that is no fitted
@@ -83,7 +84,8 @@ def gaussian_start(kind: str | AutoGuide, log_joint: LogJoint, loc: Tensor) -> G
 def _from_guide(guide: AutoGuide, sites: Sequence[LatentSite], loc: Tensor) -> GaussianStart:
     if guide.prototype_trace is None:
         raise ArgumentError(
-            f"init_from is a {type(guide).__name__} that has not been fitted: train it with SVI first."
+            f"init_from is a {type(guide).__name__} that has not been fitted: train it with SVI "
+            "first."
         )
     names = [name for name, _ in guide.prototype_trace.iter_stochastic_nodes()]
     if set(names) != {site.name for site in sites}:
@@ -119,7 +121,7 @@ def _from_posterior(
 
 def _not_gaussian(guide: AutoGuide) -> ArgumentError:
     return ArgumentError(
-        f"init_from is a {type(guide).__name__}; expected a Gaussian: AutoNormal, AutoDiagonalNormal, "
-        "AutoLowRankMultivariateNormal, AutoMultivariateNormal, or what "
+        f"init_from is a {type(guide).__name__}; expected a Gaussian: AutoNormal, "
+        "AutoDiagonalNormal, AutoLowRankMultivariateNormal, AutoMultivariateNormal, or what "
         "AutoLaplaceApproximation.laplace_approximation(...) returns."
     )

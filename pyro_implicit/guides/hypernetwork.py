@@ -27,9 +27,9 @@ class HyperNetworkGuide(ImplicitGuide):
 
     Defaults, and why. Up to 256 latents: as many noise dimensions as latents (each direction left
     out costs about :math:`\log(1/\sigma) - \tfrac12` nats, and more noise than latents makes the
-    linearised entropy count folds twice) and a linear map beside the network, so that draws fill the
-    space and no output noise is needed. Above: 100 noise dimensions, no linear map, ``scale=0.01``.
-    With ``init_from`` and more than 256 latents: a
+    linearised entropy count folds twice) and a linear map beside the network, so that draws fill
+    the space and no output noise is needed. Above: 100 noise dimensions, no linear map,
+    ``scale=0.01``. With ``init_from`` and more than 256 latents: a
     :class:`~pyro_implicit.ResidualGenerator`, whose determinant stays cheap.
 
     :param model: a Pyro model whose latents are continuous.

@@ -1,4 +1,4 @@
-"""What a guide knows about one latent site of the model: all of it plain values that can be saved."""
+"""What a guide knows about one latent site of the model: plain values that can be saved."""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ def sampler_from_state(state: dict[str, Any], generator: Any = None) -> Sampler:
         made = as_generator(generator, m)
     else:
         raise StateError(
-            f"the state was saved with a generator of your own ({state['generator_type']}), which is "
-            "not stored by value: make the guide with the same generator=... and call "
+            f"the state was saved with a generator of your own ({state['generator_type']}), which "
+            "is not stored by value: make the guide with the same generator=... and call "
             "guide.load_state_dict(state) again."
         )
     shapes: dict[str, tuple[int, ...] | None] = {"none": None, "diagonal": (m,), "full": (m, m)}

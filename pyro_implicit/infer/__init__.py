@@ -1,0 +1,1 @@
+"""Objectives for implicit guides, and prediction with them."""

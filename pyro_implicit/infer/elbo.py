@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pyro
@@ -21,6 +21,7 @@ from pyro_implicit.infer.traces import (
     Particle,
     draw_particle,
     plate_nesting,
+    sample_nodes,
 )
 
 __all__ = ["ImplicitELBO"]
@@ -37,7 +38,8 @@ class ImplicitELBO(ELBO):
 
     with :math:`\lambda` = ``kl_weight`` and :math:`\alpha` = ``prior_weight``. Traces, particles,
     plates, minibatch scale, masks and explicit guide sites (whose ``-log q`` enters as usual) are
-    dealt with here. **A new objective fills one hook**, :meth:`estimate`, and overrides nothing else:
+    dealt with here. **A new objective fills one hook**, :meth:`estimate`, and overrides nothing
+    else:
 
     * with ``replaces = "entropy"`` it returns an entropy estimate for every draw;
     * with ``replaces = "kl"`` it returns an estimate of ``KL(q || p)`` for all draws together; the
@@ -119,7 +121,7 @@ class ImplicitELBO(ELBO):
 
     @property
     def is_bound(self) -> bool:
-        """Whether the weights leave a lower bound of the evidence, as far as the estimate is one."""
+        """Whether the weights leave a lower bound on the evidence, if the estimate is one."""
         return self.likelihood == "expected" and self.kl_weight >= 1 and self.prior_weight == 1
 
     def __repr__(self) -> str:
@@ -239,7 +241,8 @@ class ImplicitELBO(ELBO):
 
     def _implicit_entropy(self, particles: list[Particle], first: int) -> Any:
         """The mean over the first ``num_entropy_particles`` draws of the hook's estimates."""
-        keep, total = self.num_entropy_particles, 0.0
+        keep = self.num_entropy_particles
+        total: Any = 0.0
         vectorised = self.vectorize_particles and self.num_particles > 1
         for index, particle in enumerate(particles, start=first):
             for name, site in particle.implicit.items():
@@ -268,13 +271,13 @@ def _log_predictive(particles: list[Particle], vectorised: bool) -> Any:
         groups.setdefault(plates, []).append(name)
     total: Any = 0.0
     for names in groups.values():  # sites in the same plates are one datum
-        node = particles[0].model.nodes[names[0]]
+        first: Any = particles[0].model.nodes[names[0]]
         draws = [
             _sum(p.model.nodes[name]["unscaled_log_prob"] for name in names) for p in particles
         ]
         stacked = draws[0] if vectorised else torch.stack(draws)
         per_datum = torch.logsumexp(stacked, 0) - math.log(stacked.shape[0])
-        total = total + scale_and_mask(per_datum, node["scale"], _datum_mask(node)).sum()
+        total = total + scale_and_mask(per_datum, first["scale"], _datum_mask(first)).sum()
     return total
 
 
@@ -288,19 +291,16 @@ def _datum_mask(node: dict[str, Any]) -> Any:
     return mask
 
 
-def _observed_nodes(particle: Particle) -> dict[str, dict[str, Any]]:
-    return {
-        name: node
-        for name, node in particle.model.nodes.items()
-        if node["type"] == "sample" and node["is_observed"]
-    }
+def _observed_nodes(particle: Particle) -> dict[str, Any]:
+    nodes = sample_nodes(particle.model)
+    return {name: node for name, node in nodes.items() if node["is_observed"]}
 
 
 def _latent_log_prob(particle: Particle, replaced: set[str]) -> Any:
     return _sum(
         node["log_prob_sum"]
-        for name, node in particle.model.nodes.items()
-        if node["type"] == "sample" and not node["is_observed"] and name not in replaced
+        for name, node in sample_nodes(particle.model).items()
+        if not node["is_observed"] and name not in replaced
     )
 
 
@@ -370,8 +370,9 @@ def _check_finite(terms: dict[str, Any], particles: list[Particle]) -> None:
     blame = f" Its source is site {', '.join(sites)}." if sites else ""
     if not sites:
         blame = f" Every log-density is finite; look at the scale of {list(particles[0].implicit)}."
+    found = ", ".join(str(_number(terms[name])) for name in bad)
     raise NonFiniteError(
-        f"{' and '.join(bad)} is not finite ({', '.join(str(_number(terms[n])) for n in bad)}).{blame} "
+        f"{' and '.join(bad)} is not finite ({found}).{blame} "
         "Common causes: a learning rate that is too high, a likelihood scale that reached zero, or "
         "data with NaN."
     )

@@ -192,7 +192,7 @@ class _Run(Messenger):
             value = value.narrow(row_dim, self.start, self.stop - self.start)
         if not self._vectorised:
             return value[0]
-        missing = self.nesting + msg["fn"].event_dim - (value.dim() - 1)  # type: ignore[operator]
+        missing = self.nesting + msg["fn"].event_dim - (value.dim() - 1)
         return value.reshape(value.shape[:1] + (1,) * missing + value.shape[1:])
 
     def _row_dim(self, msg: Any, rows: int) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyro.distributions as dist
 import torch
 from torch import Tensor
@@ -33,7 +35,7 @@ def take_rows(
     if isinstance(fn, torch.distributions.Independent):
         count = fn.reinterpreted_batch_ndims
         return take_rows(fn.base_dist, dim - count, start, stop).to_event(count)
-    arguments = {}
+    arguments: dict[str, Any] = {}
     for name in _own_arguments(fn):
         value, event_dim = getattr(fn, name), fn.arg_constraints[name].event_dim
         if not isinstance(value, Tensor):

@@ -18,9 +18,21 @@ from torch import Tensor
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import GuideError, SiteError
 
-__all__ = ["PARTICLE_PLATE", "ImplicitSite", "Particle", "draw_particle", "plate_nesting"]
+__all__ = [
+    "PARTICLE_PLATE",
+    "ImplicitSite",
+    "Particle",
+    "draw_particle",
+    "plate_nesting",
+    "sample_nodes",
+]
 
 PARTICLE_PLATE = "num_particles_vectorized"
+
+
+def sample_nodes(trace: Trace) -> dict[str, Any]:
+    """The sample sites of a trace by name."""
+    return {name: node for name, node in trace.nodes.items() if node["type"] == "sample"}
 
 
 @dataclass(frozen=True)
@@ -32,7 +44,7 @@ class ImplicitSite:
     :param ImplicitDistribution distribution: its law given the noise; ``distribution.noise`` has
         shape ``(*batch, *noise_shape)``.
     :param torch.Tensor value: its draws, shape ``(*batch, m)``. With vectorised particles ``batch``
-        begins with the particles; with looped particles it is theirs only if the objective is joint.
+        begins with the particles; with looped particles only if the objective is joint.
     :param latents: the model's sites made from it.
     """
 
@@ -56,18 +68,16 @@ class Particle:
     guide: Trace
     implicit: dict[str, ImplicitSite]
 
-    def explicit_guide_sites(self) -> list[dict[str, Any]]:
+    def explicit_guide_sites(self) -> list[Any]:
         """The guide's sites that have a density: neither implicit nor the noise of such a site."""
         return [
             node
-            for name, node in self.guide.nodes.items()
-            if node["type"] == "sample"
-            and name not in self.implicit
-            and not node["infer"].get("is_implicit_noise")
+            for name, node in sample_nodes(self.guide).items()
+            if name not in self.implicit and not node["infer"].get("is_implicit_noise")
         ]
 
     def weigh(self, name: str, per_draw: Tensor) -> Tensor:
-        """The sum of ``per_draw`` (shape ``batch``) under the plates' scale and the mask of a site."""
+        """The sum of ``per_draw`` (shape ``batch``) under a site's scale and mask."""
         node = self.guide.nodes[name]
         return scale_and_mask(per_draw, node["scale"], node["mask"]).sum()
 
@@ -102,9 +112,8 @@ def draw_particle(
     explicit = {node["name"] for node in particle.explicit_guide_sites()}
     guide_trace.compute_log_prob(lambda name, _: name in explicit)
     if is_validation_enabled():
-        for node in model_trace.nodes.values():
-            if node["type"] == "sample":
-                check_site_shape(node, max_plate_nesting)
+        for node in sample_nodes(model_trace).values():
+            check_site_shape(node, max_plate_nesting)  # type: ignore[arg-type]
     _check_reparameterised(particle)
     return particle
 
@@ -123,8 +132,7 @@ def plate_nesting(
     dims = [
         frame.dim
         for trace in (guide_trace, model_trace)
-        for node in trace.nodes.values()
-        if node["type"] == "sample"
+        for node in sample_nodes(trace).values()
         for frame in node["cond_indep_stack"]
         if frame.vectorized
     ]
@@ -133,8 +141,8 @@ def plate_nesting(
 
 def _implicit_sites(guide_trace: Trace) -> dict[str, ImplicitSite]:
     sites = {}
-    for name, node in guide_trace.nodes.items():
-        if node["type"] != "sample" or not isinstance(node["fn"], ImplicitDistribution):
+    for name, node in sample_nodes(guide_trace).items():
+        if not isinstance(node["fn"], ImplicitDistribution):
             continue
         if node["infer"].get("implicit_noise") not in guide_trace.nodes:
             raise GuideError(
@@ -154,8 +162,8 @@ def _implicit_sites(guide_trace: Trace) -> dict[str, ImplicitSite]:
 def _without_full_plates(guide_trace: Trace) -> Trace:
     """A copy that leaves the model free to choose its rows where the guide shows them all."""
     trace = guide_trace.copy()
-    for name, node in guide_trace.nodes.items():
-        if node["type"] == "sample" and site_is_subsample(node):
+    for name, node in sample_nodes(guide_trace).items():
+        if site_is_subsample(node):
             fn = node["fn"]
             if fn.subsample_size is None or fn.subsample_size == fn.size:
                 trace.remove_node(name)
@@ -164,10 +172,11 @@ def _without_full_plates(guide_trace: Trace) -> Trace:
 
 def _check_plates(model_trace: Trace, guide_trace: Trace) -> None:
     """Refuses a guide plate that shows all rows where the model chose a few."""
-    for name, node in model_trace.nodes.items():
-        if node["type"] != "sample" or not site_is_subsample(node) or name not in guide_trace:
+    guide_nodes = sample_nodes(guide_trace)
+    for name, node in sample_nodes(model_trace).items():
+        if not site_is_subsample(node) or name not in guide_nodes:
             continue
-        mine, theirs = len(guide_trace.nodes[name]["value"]), len(node["value"])
+        mine, theirs = len(guide_nodes[name]["value"]), len(node["value"])
         if mine != theirs:
             raise SiteError(
                 f"plate {name!r} has {theirs} rows in the model and {mine} in the guide, which has "
@@ -180,7 +189,7 @@ def _check_reparameterised(particle: Particle) -> None:
     for node in particle.explicit_guide_sites():
         if not getattr(node["fn"], "has_rsample", False):
             raise SiteError(
-                f"guide site {node['name']!r} ({type(node['fn']).__name__}) is not reparameterised; "
-                "objectives for implicit guides need gradients through every draw. Use a "
-                "distribution with rsample, or sum a discrete latent out in the model."
+                f"guide site {node['name']!r} ({type(node['fn']).__name__}) is not "
+                "reparameterised; objectives for implicit guides need gradients through every "
+                "draw. Use a distribution with rsample, or sum a discrete latent out in the model."
             )

@@ -93,6 +93,11 @@ class ModuleGenerator(Generator):
         self.module = module
 
     def forward(self, z: Tensor) -> Tensor:
+        """
+        See :meth:`Generator.forward`.
+
+        :raises ShapeError: if the module returns another shape than ``(n, output_dim)``.
+        """
         batch = z.shape[: z.dim() - len(self.noise_shape)]
         out = self.module(z.reshape(-1, *self.noise_shape))
         if out.shape != (batch.numel(), self.output_dim):
@@ -104,6 +109,7 @@ class ModuleGenerator(Generator):
         return out.reshape(*batch, self.output_dim)
 
     def jacobian(self, z: Tensor) -> Tensor:
+        """See :meth:`Generator.jacobian`."""
         if is_stochman(self.module):
             return stochman_jacobian(self.module, z, self.output_dim, len(self.noise_shape))
         return super().jacobian(z)
@@ -145,8 +151,8 @@ def _first_in_features(module: nn.Module) -> int:
         if isinstance(layer, nn.Linear):
             return layer.in_features
     raise ArgumentError(
-        f"cannot tell the noise dimension of {type(module).__name__}: write latent_dim=..., or wrap "
-        "it as ModuleGenerator(module, noise_shape, output_dim)."
+        f"cannot tell the noise dimension of {type(module).__name__}: write latent_dim=..., or "
+        "wrap it as ModuleGenerator(module, noise_shape, output_dim)."
     )
 
 

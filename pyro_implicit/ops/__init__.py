@@ -1,0 +1,1 @@
+"""Tensor operations; nothing here imports Pyro."""

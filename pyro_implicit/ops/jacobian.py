@@ -10,6 +10,7 @@ made of its layers, ``torch.func`` for everything else.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +65,7 @@ def function_jacobian(
     def flat_function(x: Tensor) -> Tensor:
         return function(x.reshape(noise_shape)).reshape(output_dim)
 
-    modes = [torch.func.jacfwd, torch.func.jacrev]
+    modes: list[Callable[..., Any]] = [torch.func.jacfwd, torch.func.jacrev]
     if flat.shape[-1] > output_dim:
         modes.reverse()
     try:

@@ -85,8 +85,8 @@ def low_rank_half_log_det(
     :math:`\tfrac12 \log\det(J J^\top + \mathrm{diag}(\sigma^2))` for the square Jacobian
     :math:`J = \mathrm{diag}(s) + U V` of rank-``h`` correction, in :math:`O(m h^2)`.
 
-    Without noise it is :math:`\sum \log|s_i| + \log|\det(I_h + V \mathrm{diag}(1/s) U)|`; with noise
-    the same lemma is applied to :math:`J J^\top`, whose correction has rank ``2 h``.
+    Without noise it is :math:`\sum \log|s_i| + \log|\det(I_h + V \mathrm{diag}(1/s) U)|`; with
+    noise the same lemma is applied to :math:`J J^\top`, whose correction has rank ``2 h``.
 
     :param torch.Tensor diagonal: ``s``, shape ``(m,)``, no entry zero.
     :param torch.Tensor left: ``U``, shape ``(m, h)``.
@@ -129,9 +129,9 @@ def check_scale(scale: float | Tensor, m: int, d: int) -> None:
         raise ArgumentError(f"scale is {scale}; expected a number >= 0 (a standard deviation).")
     if scale == 0 and d < m:
         raise ArgumentError(
-            f"scale=0 with {d} noise dimensions for {m} outputs: the draws fill no volume and their "
-            f"entropy is minus infinity. Write scale=0.01 (or learn_scale='scalar'), or give the "
-            f"generator at least {m} noise dimensions."
+            f"scale=0 with {d} noise dimensions for {m} outputs: the draws fill no volume and "
+            "their entropy is minus infinity. Write scale=0.01 (or learn_scale='scalar'), or "
+            f"give the generator at least {m} noise dimensions."
         )
 
 
