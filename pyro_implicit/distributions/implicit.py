@@ -118,7 +118,7 @@ class ImplicitDistribution(dist.TorchDistribution):
         :returns: draws, shape ``(*sample_shape, *batch_shape, m)``.
         """
         sample_shape = torch.Size(sample_shape)
-        z = self.base_dist.rsample(sample_shape) if self.noise is None else self.noise
+        z = self.base_dist(sample_shape) if self.noise is None else self.noise
         mean = self.generator(z)
         expected = z.shape[: z.dim() - len(self.generator.noise_shape)] + self.event_shape
         if mean.shape != expected:
@@ -202,7 +202,7 @@ def sample_implicit(
 
 def _is_standard_normal(base: dist.TorchDistribution) -> bool:
     inner = base.base_dist if isinstance(base, dist.Independent) else base
-    if type(inner) is not dist.Normal:
+    if type(inner) is not dist.Normal or inner.loc.requires_grad or inner.scale.requires_grad:
         return False
     return bool((inner.loc == 0).all() and (inner.scale == 1).all())
 
