@@ -149,6 +149,11 @@ def _whitened_gram(jac: Tensor, scale: float | Tensor) -> Tensor:
 
 
 def _half_log_det_spd(matrix: Tensor) -> Tensor:
-    """Half the log-determinant of symmetric positive-definite matrices ``(..., n, n)``."""
-    factor = torch.linalg.cholesky(matrix)
-    return factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    """
+    Half the log-determinant of symmetric positive-definite matrices ``(..., n, n)``; minus infinity
+    for a singular one and NaN for one that has NaN, so that an objective can name the site.
+    """
+    factor, failed_at = torch.linalg.cholesky_ex(matrix)
+    value = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    lost = matrix.detach().sum((-2, -1)) * 0 - torch.inf
+    return torch.where(failed_at > 0, lost, value)
