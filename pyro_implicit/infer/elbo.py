@@ -10,11 +10,11 @@ from typing import Any
 
 import pyro
 import torch
-from pyro.distributions.util import scale_and_mask
 from pyro.infer import ELBO
 from torch import Tensor
 
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError
+from pyro_implicit.infer.likelihood import expected_log_likelihood, log_predictive
 from pyro_implicit.infer.traces import (
     PARTICLE_PLATE,
     ImplicitSite,
@@ -123,6 +123,9 @@ class ImplicitELBO(ELBO):
     def is_bound(self) -> bool:
         """Whether the weights leave a lower bound on the evidence, if the estimate is one."""
         return self.likelihood == "expected" and self.kl_weight >= 1 and self.prior_weight == 1
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_nesting_of": None}  # weak references cannot be pickled
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{k}={v!r}" for k, v in self.settings.items() if k != "objective")
@@ -255,45 +258,9 @@ class ImplicitELBO(ELBO):
 
     def _likelihood_terms(self, particles: list[Particle]) -> Terms:
         if self.likelihood == "expected":
-            total = _sum(
-                node["log_prob_sum"] for p in particles for node in _observed_nodes(p).values()
-            )
-            return {"log_likelihood": total / self.num_particles}
+            return {"log_likelihood": expected_log_likelihood(particles, self.num_particles)}
         vectorised = self.vectorize_particles and self.num_particles > 1
-        return {"log_predictive": _log_predictive(particles, vectorised)}
-
-
-def _log_predictive(particles: list[Particle], vectorised: bool) -> Any:
-    """Sum over data of the log of the mean over draws of the likelihood of each datum."""
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for name, node in _observed_nodes(particles[0]).items():
-        plates = tuple(sorted(f.name for f in node["cond_indep_stack"] if f.name != PARTICLE_PLATE))
-        groups.setdefault(plates, []).append(name)
-    total: Any = 0.0
-    for names in groups.values():  # sites in the same plates are one datum
-        first: Any = particles[0].model.nodes[names[0]]
-        draws = [
-            _sum(p.model.nodes[name]["unscaled_log_prob"] for name in names) for p in particles
-        ]
-        stacked = draws[0] if vectorised else torch.stack(draws)
-        per_datum = torch.logsumexp(stacked, 0) - math.log(stacked.shape[0])
-        total = total + scale_and_mask(per_datum, first["scale"], _datum_mask(first)).sum()
-    return total
-
-
-def _datum_mask(node: dict[str, Any]) -> Any:
-    """The mask of a datum, without the particles' dimension."""
-    mask = node["mask"]
-    if isinstance(mask, Tensor) and any(
-        f.name == PARTICLE_PLATE and mask.dim() >= -f.dim for f in node["cond_indep_stack"]
-    ):
-        return mask[0]
-    return mask
-
-
-def _observed_nodes(particle: Particle) -> dict[str, Any]:
-    nodes = sample_nodes(particle.model)
-    return {name: node for name, node in nodes.items() if node["is_observed"]}
+        return {"log_predictive": log_predictive(particles, vectorised)}
 
 
 def _latent_log_prob(particle: Particle, replaced: set[str]) -> Any:
@@ -362,17 +329,17 @@ def _check_finite(terms: dict[str, Any], particles: list[Particle]) -> None:
         return
     sites = [
         f"{name!r} of the {side}"
-        for particle in particles[:1]
+        for particle in particles
         for side, trace in (("model", particle.model), ("guide", particle.guide))
         for name, node in trace.nodes.items()
         if "log_prob_sum" in node and not math.isfinite(_number(node["log_prob_sum"]))
     ]
-    blame = f" Its source is site {', '.join(sites)}." if sites else ""
+    blame = f" Look at site {', '.join(dict.fromkeys(sites))}." if sites else ""
     if not sites:
         blame = f" Every log-density is finite; look at the scale of {list(particles[0].implicit)}."
     found = ", ".join(str(_number(terms[name])) for name in bad)
     raise NonFiniteError(
-        f"{' and '.join(bad)} is not finite ({found}).{blame} "
+        f"{' and '.join(bad)} {'is' if len(bad) == 1 else 'are'} not finite ({found}).{blame} "
         "Common causes: a learning rate that is too high, a likelihood scale that reached zero, or "
         "data with NaN."
     )

@@ -16,7 +16,7 @@ from pyro.util import check_model_guide_match, check_site_shape
 from torch import Tensor
 
 from pyro_implicit.distributions.implicit import ImplicitDistribution
-from pyro_implicit.exceptions import GuideError, SiteError
+from pyro_implicit.exceptions import GuideError, NonFiniteError, SiteError
 
 __all__ = [
     "PARTICLE_PLATE",
@@ -93,11 +93,14 @@ def draw_particle(
     Runs the guide, then the model with its draws.
 
     :raises GuideError: if the guide has no implicit site, or one drawn without its noise.
+    :raises NonFiniteError: if validation is on and the draws of an implicit site are not finite.
     :raises SiteError: if an explicit guide site is not reparameterised, or if a plate of the guide
         and the model's minibatch disagree.
     """
     guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
     implicit = _implicit_sites(guide_trace)
+    if is_validation_enabled():
+        _check_draws(implicit)
     replay_trace = _without_full_plates(guide_trace)
     model_trace = poutine.trace(poutine.replay(model, trace=replay_trace)).get_trace(
         *args, **kwargs
@@ -157,6 +160,17 @@ def _implicit_sites(guide_trace: Trace) -> dict[str, ImplicitSite]:
             "ordinary guide with Trace_ELBO(), or use HyperNetworkGuide(model)."
         )
     return sites
+
+
+def _check_draws(implicit: dict[str, ImplicitSite]) -> None:
+    """Blames the guide, before a distribution of the model is made from such a draw and blamed."""
+    for name, site in implicit.items():
+        if not site.value.isfinite().all():
+            raise NonFiniteError(
+                f"the draws of implicit site {name!r} (for {', '.join(site.latents)}) are not "
+                "finite: its generator has diverged. Use a lower learning rate, clip gradients "
+                "(pyro.optim.ClippedAdam), or start with init_from='laplace' or 'ggn'."
+            )
 
 
 def _without_full_plates(guide_trace: Trace) -> Trace:
