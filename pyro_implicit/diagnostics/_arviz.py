@@ -1,0 +1,96 @@
+"""
+The one place that knows which line of ArviZ is installed.
+
+ArviZ 0.x gives an ``InferenceData``, ArviZ >= 1 an ``xarray.DataTree``; the same arrays, dimension
+names, coordinates and attributes go into both. Only NumPy is needed to import this file: ArviZ is
+imported where it is used, because the import of 0.23 warns and writes to the home directory.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+__all__ = ["arviz_line", "import_arviz", "make_inference_data"]
+
+
+def import_arviz() -> ModuleType:
+    """
+    Imports ArviZ without the announcement that 0.23 makes on import.
+
+    :returns: the module.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        import arviz
+    return arviz
+
+
+def arviz_line(arviz: ModuleType) -> int:
+    """
+    :param arviz: the module.
+    :returns: 0 for ``InferenceData``, 1 for ``DataTree`` (any later version).
+    """
+    return min(int(arviz.__version__.split(".")[0]), 1)
+
+
+def make_inference_data(
+    groups: Mapping[str, Mapping[str, np.ndarray]],
+    coords: Mapping[str, Sequence[Any] | np.ndarray],
+    dims: Mapping[str, Mapping[str, Sequence[str]]],
+    attrs: Mapping[str, str | int | float],
+) -> Any:
+    """
+    Builds what the installed ArviZ works with.
+
+    Attributes are put on the whole and on every group, so that ``data.attrs["guide"]`` and
+    ``data["posterior"].attrs["guide"]`` read the same in both lines and after a netCDF round trip.
+    Groups are built one by one with :func:`arviz.from_dict`: a variable may have other dimensions
+    in one group than in the next.
+
+    :param dict groups: group name to variable name to array. Arrays are ``(chain, draw, ...)``,
+        except those of ``observed_data`` and ``constant_data``, which have no sample dimensions.
+    :param dict coords: dimension name to its labels.
+    :param dict dims: group name to variable name to the names of its dimensions after the sample
+        dimensions.
+    :param dict attrs: plain values by name.
+    :returns: ``arviz.InferenceData`` (ArviZ 0.x) or ``xarray.DataTree`` (ArviZ >= 1).
+    """
+    arviz = import_arviz()
+    line = arviz_line(arviz)
+    all_attrs = {**attrs, "arviz_version": str(arviz.__version__)}
+    datasets = {}
+    for name, variables in groups.items():
+        if "data" in name:  # no line of ArviZ may decide alone what a scalar becomes
+            variables = {key: np.atleast_1d(value) for key, value in variables.items()}
+        datasets[name] = _dataset(arviz, line, name, variables, coords, dims.get(name, {}))
+        datasets[name].attrs.update(all_attrs)
+    if line == 0:
+        return arviz.InferenceData(attrs=dict(all_attrs), **datasets)
+    import xarray
+
+    tree = xarray.DataTree.from_dict(datasets)
+    tree.attrs.update(all_attrs)
+    return tree
+
+
+def _dataset(
+    arviz: ModuleType,
+    line: int,
+    group: str,
+    variables: Mapping[str, np.ndarray],
+    coords: Mapping[str, Sequence[Any] | np.ndarray],
+    dims: Mapping[str, Sequence[str]],
+) -> Any:
+    """One group as an ``xarray.Dataset``, by the convention of the installed line."""
+    labels = {
+        "coords": {name: np.asarray(values) for name, values in coords.items()},
+        "dims": {name: list(names) for name, names in dims.items()},
+    }
+    if line == 0:
+        return arviz.from_dict(**{group: dict(variables)}, **labels)[group]
+    return arviz.from_dict({group: dict(variables)}, **labels)[group].to_dataset()

@@ -1,0 +1,69 @@
+"""What is written beside the numbers, so that a file tells how it was made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+import pyro
+import torch
+from pyro.infer import ELBO
+
+from pyro_implicit.exceptions import ArgumentError
+
+__all__ = ["run_attrs"]
+
+
+def run_attrs(
+    guide: Callable[..., Any], objective: ELBO | None, notes: dict[str, str]
+) -> dict[str, str | int | float]:
+    """
+    Plain values that netCDF can store.
+
+    :param callable guide: the guide.
+    :param ELBO objective: the objective it was fitted with, if known.
+    :param dict notes: more entries.
+    :returns: the attributes.
+    :raises ArgumentError: if ``objective`` is not a Pyro objective.
+    """
+    attrs: dict[str, str | int | float] = {
+        "inference_library": "pyro_implicit",
+        "inference_library_version": _version(),
+        "pyro_version": str(pyro.__version__),
+        "torch_version": str(torch.__version__),
+        "guide": getattr(guide, "__name__", type(guide).__name__),
+        "seed": str(torch.initial_seed()),  # up to 64 bits unsigned: not every netCDF reader
+    }
+    return {**attrs, **_objective_attrs(objective), **notes}
+
+
+def _objective_attrs(objective: ELBO | None) -> dict[str, str | int | float]:
+    """Name, weights and all settings of the objective."""
+    if objective is None:
+        return {"objective": "not given"}
+    if not isinstance(objective, ELBO):
+        raise ArgumentError(
+            f"objective is {objective!r}; expected the pyro.infer.ELBO that the guide was fitted "
+            "with, such as LinearisedELBO(), or None"
+        )
+    settings = getattr(objective, "settings", None)
+    if not isinstance(settings, dict):
+        settings = {"num_particles": objective.num_particles}
+    attrs: dict[str, str | int | float] = {
+        "objective": type(objective).__name__,
+        "objective_settings": json.dumps(settings, default=str, sort_keys=True),
+    }
+    for name in ("kl_weight", "prior_weight"):
+        if name in settings:
+            attrs[name] = float(settings[name])
+    return attrs
+
+
+def _version() -> str:
+    """Version of this package as installed; a bare checkout has none."""
+    try:
+        return metadata.version("pyro-implicit")
+    except metadata.PackageNotFoundError:
+        return "not installed"
