@@ -70,6 +70,8 @@ class ImplicitDistribution(dist.TorchDistribution):
         check_scale(scale, m, m)
         self.generator, self.scale, self.preconditioner = generator, scale, preconditioner
         self.noise = noise
+        # known for the default; looking at the numbers of any other waits for the device
+        self._standard_base: bool | None = True if base_dist is None else None
         self.base_dist = base_dist or _standard_normal(generator)
         if self.base_dist.event_shape != shape:
             raise ShapeError(
@@ -93,7 +95,9 @@ class ImplicitDistribution(dist.TorchDistribution):
             "preconditioner": self.preconditioner,
             "base_dist": self.base_dist,
         } | changes
-        return ImplicitDistribution(self.generator, **settings)
+        copy = ImplicitDistribution(self.generator, **settings)
+        copy._standard_base = self._standard_base  # no change makes another law of the noise
+        return copy
 
     def given(self, noise: Tensor) -> ImplicitDistribution:
         """
@@ -138,7 +142,9 @@ class ImplicitDistribution(dist.TorchDistribution):
 
         :returns: a number, or shape ``batch_shape``.
         """
-        if _is_standard_normal(self.base_dist):
+        if self._standard_base is None:
+            self._standard_base = _is_standard_normal(self.base_dist)
+        if self._standard_base:
             return 0.5 * self.generator.noise_dim * (1 + math.log(2 * math.pi))
         return -self.base_dist.log_prob(self.noise)  # type: ignore[arg-type]
 

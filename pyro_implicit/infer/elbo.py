@@ -11,6 +11,7 @@ from typing import Any
 import pyro
 import torch
 from pyro.infer import ELBO
+from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError
@@ -136,7 +137,8 @@ class ImplicitELBO(ELBO):
     def loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
         """
         :returns: minus the objective, without gradients.
-        :raises NonFiniteError: if a term is not finite; the message names the site.
+        :raises NonFiniteError: if a term is not finite; the message names the site. Only with
+            Pyro's validation on (its default): the check waits for the device.
         """
         with torch.no_grad():
             return self.differentiable_loss(model, guide, *args, **kwargs).item()
@@ -144,7 +146,8 @@ class ImplicitELBO(ELBO):
     def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
         """
         :returns: minus the objective, shape ``()``, to be differentiated.
-        :raises NonFiniteError: if a term is not finite; the message names the site.
+        :raises NonFiniteError: if a term is not finite; the message names the site. Only with
+            Pyro's validation on (its default): the check waits for the device.
         """
         terms = self.terms(model, guide, *args, **kwargs)
         return -torch.stack([term.reshape(()) for term in terms.values()]).sum()
@@ -239,7 +242,8 @@ class ImplicitELBO(ELBO):
             terms["negative_kl"] = -self.kl_weight * _sum(
                 self.estimate(site) for site in _joined_sites(particles)
             )
-        _check_finite(terms, particles)
+        if is_validation_enabled():
+            _check_finite(terms, particles)
         return {name: torch.as_tensor(value) for name, value in terms.items()}
 
     def _implicit_entropy(self, particles: list[Particle], first: int) -> Any:
