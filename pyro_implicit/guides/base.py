@@ -321,7 +321,8 @@ class ImplicitGuide(AutoGuide):
         :param dict state_dict: what ``guide.state_dict()`` returned, for example read by
             ``torch.load(file, weights_only=True)``.
         """
-        guide = cls(None)  # type: ignore[arg-type]
+        guide = cls(lambda: None)
+        guide._model = (None,)
         guide.load_state_dict(state_dict)
         return guide
 
