@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pyro
@@ -17,6 +21,7 @@ from pyro_implicit.diagnostics.to_arviz import to_arviz
 from pyro_implicit.guides.hypernetwork import HyperNetworkGuide
 from pyro_implicit.infer.draws import posterior_draws
 from pyro_implicit.infer.linearised import LinearisedELBO
+from pyro_implicit.nn.bayesian import BayesianModule
 
 X = torch.linspace(-1, 1, 15)[:, None]
 Y = torch.sin(3 * X[:, 0])
@@ -90,3 +95,65 @@ def test_a_loaded_guide_without_its_model():
     found = posterior_draws(fresh, 3)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert to_arviz(model, fresh, X, Y, num_samples=2)["posterior"]["w"].shape == (1, 2, 1, 2)
+
+
+def test_a_bayesian_network(tmp_path):
+    layers = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    net = BayesianModule(layers, prior=dist.Normal(0.0, 1.0))
+
+    def regression(x, y=None):
+        mean = net(x).squeeze(-1)
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(mean, 0.5), obs=y)
+
+    data = to_arviz(regression, HyperNetworkGuide(regression), X, Y, num_samples=4, batch_size=6)
+    weights = {name: value.values[0] for name, value in data["posterior"].data_vars.items()}
+    assert set(weights) == {name for name, _ in layers.named_parameters()}
+    for s in range(4):
+        draw = {name: torch.tensor(value[s]) for name, value in weights.items()}
+        mean = torch.func.functional_call(layers, draw, (X,)).squeeze(-1)
+        expected = torch.distributions.Normal(mean, 0.5).log_prob(Y).detach()
+        found = data["log_likelihood"]["y"].values[0, s]
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert data["prior"]["0.weight"].dims == ("chain", "draw", "0.weight_dim_0", "0.weight_dim_1")
+    data.to_netcdf(tmp_path / "data.nc")
+
+
+MEMORY = """
+import resource, sys, arviz, pyro, pyro.distributions as dist, torch
+from pyro_implicit.diagnostics.to_arviz import to_arviz
+
+def model(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([20]).to_event(1))
+    hidden = torch.tanh(x[:, None] * w).repeat(1, 20)
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(hidden.mean(1), 1.0), obs=y)
+
+def guide(x, y):
+    pyro.sample("w", dist.Normal(torch.zeros(20), 1.0).to_event(1))
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+num_samples, batch_size = int(sys.argv[1]), int(sys.argv[2])
+x = torch.randn(300_000)
+to_arviz(model, guide, x[:100], x[:100], num_samples=1)
+before = peak()
+to_arviz(model, guide, x, x, num_samples=num_samples, batch_size=batch_size or None,
+         groups=("posterior", "log_likelihood"))
+print(peak() - before - 4 * 300_000 * num_samples)
+"""
+
+
+@pytest.mark.slow
+def test_memory_beyond_the_result_is_that_of_one_batch():
+    def beyond_the_result(num_samples, batch_size):
+        command = [sys.executable, "-W", "ignore", "-c", MEMORY, str(num_samples), str(batch_size)]
+        root = str(Path(__file__).parents[2])
+        environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+        return int(subprocess.check_output(command, env=environment, timeout=300))
+
+    megabyte = 2**20
+    assert beyond_the_result(2, 0) > 200 * megabyte  # 300,000 rows of 400 hidden units at once
+    for num_samples in (2, 40):
+        assert beyond_the_result(num_samples, 3000) < 60 * megabyte
