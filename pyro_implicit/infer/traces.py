@@ -101,11 +101,7 @@ def draw_particle(
     implicit = _implicit_sites(guide_trace)
     if is_validation_enabled():
         _check_draws(implicit)
-    replay_trace = _without_full_plates(guide_trace)
-    model_trace = poutine.trace(poutine.replay(model, trace=replay_trace)).get_trace(
-        *args, **kwargs
-    )
-    _check_plates(model_trace, guide_trace)
+    model_trace = _replayed(model, guide_trace, args, kwargs)
     if is_validation_enabled():
         check_model_guide_match(model_trace, guide_trace, max_plate_nesting)
     guide_trace = prune_subsample_sites(guide_trace)
@@ -130,8 +126,7 @@ def plate_nesting(
     """The number of plate dimensions of model and guide, by one run of both."""
     with poutine.block(), pyro.validation_enabled(False):
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
-        replayed = poutine.replay(model, trace=_without_full_plates(guide_trace))
-        model_trace = poutine.trace(replayed).get_trace(*args, **kwargs)
+        model_trace = _replayed(model, guide_trace, args, kwargs)
     dims = [
         frame.dim
         for trace in (guide_trace, model_trace)
@@ -140,6 +135,20 @@ def plate_nesting(
         if frame.vectorized
     ]
     return -min(dims) if dims else 0
+
+
+def _replayed(
+    model: Callable[..., Any], guide_trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Trace:
+    """The model's trace with the guide's draws, in rows of its own choice."""
+    tracer = poutine.trace(poutine.replay(model, trace=_without_full_plates(guide_trace)))
+    try:
+        tracer(*args, **kwargs)
+    except Exception:  # most models fail by themselves on the wrong rows; say why
+        _check_plates(tracer.trace, guide_trace)
+        raise
+    _check_plates(tracer.trace, guide_trace)
+    return tracer.trace
 
 
 def _implicit_sites(guide_trace: Trace) -> dict[str, ImplicitSite]:
