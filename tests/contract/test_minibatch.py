@@ -1,0 +1,116 @@
+"""Minibatches: the rows that the model chose, the right weight, local latents only on request."""
+
+from __future__ import annotations
+
+import math
+
+import pyro
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import SVI
+
+from pyro_implicit.exceptions import SiteError
+from tests.contract.registry import MODELS, OBJECTIVES, ROWS
+
+#: a partition of the rows, out of order, with a short last batch
+BATCHES = (torch.tensor([4, 0, 3, 1]), torch.tensor([5, 2]))
+
+
+def loss_and_gradients(objective, model, guide, *args):
+    pyro.set_rng_seed(2)
+    loss = objective.differentiable_loss(model, guide, *args)
+    gradients = torch.autograd.grad(loss, list(guide.parameters()))
+    return torch.cat([loss.reshape(1), *(g.reshape(-1) for g in gradients)])
+
+
+def test_minibatch_loss_and_gradient_are_unbiased(make_guide, make_objective, case):
+    model, (x, y) = case.make(torch.float64), case.data(dtype=torch.float64)
+    guide = make_guide(model, create_plates=case.create_plates()).setup(x, y)
+    objective = make_objective(max_plate_nesting=2)
+    full = loss_and_gradients(objective, model, guide, x, y)
+    mean = sum(
+        len(idx) / ROWS * loss_and_gradients(objective, model, guide, x[idx], y[idx], idx)
+        for idx in BATCHES
+    )
+    torch.testing.assert_close(mean, full, rtol=1e-6, atol=1e-6)
+
+
+def test_each_row_of_a_minibatch_is_seen_by_its_own_latent(make_guide):
+    case = MODELS["local"]
+    model, (x, y) = case.make(), case.data()
+    guide = make_guide(model, create_plates=case.create_plates()).setup(x, y)
+    for idx in BATCHES:
+        pyro.set_rng_seed(5)
+        everything = guide(x, y)["rate"]
+        pyro.set_rng_seed(5)
+        trace = poutine.trace(guide).get_trace(x[idx], y[idx], idx)
+        assert torch.equal(trace.nodes["rate"]["value"], everything[idx])
+        replayed = poutine.trace(poutine.replay(model, trace=trace)).get_trace(x[idx], y[idx], idx)
+        assert torch.equal(replayed.nodes["data"]["value"], idx)
+        assert torch.equal(replayed.nodes["rate"]["value"], everything[idx])
+
+
+def test_all_rows_of_a_local_latent_train(make_guide, make_objective):
+    case = MODELS["local"]
+    model, (x, y) = case.make(), case.data()
+    guide = make_guide(model, create_plates=case.create_plates())
+    guide.setup(x, y)
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), make_objective())
+    before = guide.quantiles([0.5], num_samples=50)["rate"]
+    for _ in range(2):
+        for idx in BATCHES:
+            assert math.isfinite(svi.step(x[idx], y[idx], idx))
+    after = guide.quantiles([0.5], num_samples=50)["rate"]
+    assert before.shape == after.shape == (1, ROWS)
+    assert (before != after).all()
+
+
+@pytest.mark.parametrize("rows", [4, 1])
+def test_a_plate_that_draws_its_own_rows(make_guide, make_objective, rows):
+    x, y = MODELS["local"].data()
+
+    def sparse(x, y):  # the model draws rows and looks them up, as in Pyro's own tutorials
+        with pyro.plate("data", ROWS, subsample_size=rows) as idx:
+            return model_rows(x[idx], y[idx])
+
+    def model_rows(x, y):
+        rate = pyro.sample("rate", pyro.distributions.LogNormal(0.0, 0.5))
+        return pyro.sample("y", pyro.distributions.Normal(x[:, 0] * rate, 0.3), obs=y)
+
+    guide = make_guide(
+        sparse,
+        create_plates=lambda x, y: pyro.plate("data", ROWS, subsample_size=rows, dim=-1),
+        init_from=None,  # needs all rows at once
+    )
+    svi = SVI(sparse, guide, pyro.optim.Adam({"lr": 0.01}), make_objective())
+    for _ in range(3):
+        assert math.isfinite(svi.step(x, y))
+    assert guide.sample(2)["rate"].shape == (2, ROWS)
+
+
+def test_local_latents_under_a_subsampled_plate_are_refused_without_create_plates(make_guide):
+    case = MODELS["local"]
+    (x, y), idx = case.data(), BATCHES[0]
+    with pytest.raises(SiteError, match=r"'rate' is local to plate 'data', which shows 4 of its 6"):
+        make_guide(case.make()).setup(x[idx], y[idx], idx)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_guide_built_on_all_rows_refuses_a_minibatch_of_local_latents(make_guide, name):
+    case = MODELS["local"]
+    model, (x, y), idx = case.make(), case.data(), BATCHES[0]
+    guide = make_guide(model).setup(x, y)
+    with pytest.raises(SiteError, match="plate 'data' has 4 rows in the model and 6 in the guide"):
+        OBJECTIVES[name]().loss(model, guide, x[idx], y[idx], idx)
+
+
+def test_global_latents_take_batches_of_any_size(make_guide, make_objective):
+    for name in ("regression", "network", "plain", "flat priors"):
+        case = MODELS[name]
+        model, (x, y) = case.make(), case.data()
+        guide = make_guide(model).setup(x, y)
+        for idx in (*BATCHES, torch.arange(ROWS)):
+            for explicit in (None, idx):  # subsample_size alone, or the indices too
+                loss = make_objective().loss(model, guide, x[idx], y[idx], explicit)
+                assert math.isfinite(loss)

@@ -1,0 +1,143 @@
+"""Every guide trains with every objective, however Pyro or torch is asked to do it."""
+
+from __future__ import annotations
+
+import math
+
+import pyro
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import SVI
+from pyro.infer.autoguide import AutoGuideList, AutoNormal
+
+from tests.contract.registry import MODELS, OBJECTIVES
+
+STEPS = 15
+
+
+@pytest.fixture(params=[False, True], ids=["global store", "module_local_params"])
+def local_params(request):
+    with pyro.settings.context(module_local_params=request.param):
+        yield request.param
+
+
+def parameters(guide):
+    return {name: p.detach().clone() for name, p in guide.named_parameters()}
+
+
+def unmoved(guide, before):
+    return [name for name, p in guide.named_parameters() if torch.equal(p, before[name])]
+
+
+def mean_loss(objective, model, guide, data):
+    pyro.set_rng_seed(0)
+    return sum(objective.loss(model, guide, *data) for _ in range(8)) / 8
+
+
+def test_the_loss_and_all_gradients_are_finite_and_none_is_zero(make_guide, make_objective, case):
+    model, data = case.make(), case.data()
+    guide = make_guide(model).setup(*data)
+    for seed in range(3):
+        pyro.set_rng_seed(seed)
+        loss = make_objective().differentiable_loss(model, guide, *data)
+        names, values = zip(*guide.named_parameters(), strict=True)
+        gradients = torch.autograd.grad(loss, values, allow_unused=True)
+        assert math.isfinite(loss.item())
+        for name, gradient in zip(names, gradients, strict=True):
+            assert gradient is not None, f"{name} has no gradient"
+            assert gradient.isfinite().all(), f"{name} has a gradient that is not finite"
+            assert gradient.abs().max() > 0, f"{name} has a zero gradient"
+
+
+def test_loss_differentiable_loss_and_loss_and_grads_agree(make_guide, make_objective):
+    case = MODELS["regression"]
+    model, data = case.make(), case.data()
+    objective = make_objective(max_plate_nesting=1)
+    guide = make_guide(model).setup(*data)
+    methods = (objective.loss, objective.differentiable_loss, objective.loss_and_grads)
+    values = []
+    for method in methods:
+        pyro.set_rng_seed(1)
+        values.append(float(torch.as_tensor(method(model, guide, *data)).detach()))
+    assert values == pytest.approx([values[0]] * 3, rel=1e-5)
+    pyro.set_rng_seed(1)
+    terms = objective.terms(model, guide, *data)
+    assert -sum(t.item() for t in terms.values()) == pytest.approx(values[0], rel=1e-5)
+
+
+def test_svi_reduces_the_loss(make_guide, make_objective, local_params):
+    case = MODELS["regression"]
+    model, (x, y), objective = case.make(), case.data(), make_objective()
+    guide = make_guide(model).setup(x, y)
+    data = (x, y + 2.0)  # so that a guide that starts at the posterior has something to learn
+    before, first = parameters(guide), mean_loss(objective, model, guide, data)
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.03}), objective)
+    for _ in range(STEPS):
+        assert math.isfinite(svi.step(*data))
+    assert mean_loss(objective, model, guide, data) < first
+    assert not unmoved(guide, before)
+    assert (len(pyro.get_param_store()) == 0) == local_params
+
+
+def test_a_plain_torch_loop_reduces_the_loss(make_guide, make_objective):
+    case = MODELS["network"]
+    model, (x, y), objective = case.make(), case.data(), make_objective()
+    guide = make_guide(model).setup(x, y)
+    data = (x, y + 2.0)
+    loss_of = objective(model, guide)
+    optimiser = torch.optim.Adam(loss_of.parameters(), lr=0.03)
+    before, first = parameters(guide), mean_loss(objective, model, guide, data)
+    for _ in range(STEPS):
+        optimiser.zero_grad()
+        loss_of(*data).backward()
+        optimiser.step()
+    assert mean_loss(objective, model, guide, data) < first
+    assert not unmoved(guide, before)
+
+
+def test_one_call_of_the_loss_builds_the_guide(make_guide, make_objective):
+    case = MODELS["plain"]
+    model, data = case.make(), case.data()
+    guide = make_guide(model)
+    loss_of = make_objective()(model, guide)
+    assert not list(guide.parameters())
+    loss_of(*data)
+    assert list(guide.parameters())
+    assert {p for p in loss_of.parameters()} == set(guide.parameters())
+
+
+def test_two_guides_of_one_class_in_one_store_train_and_do_not_share(make_guide, local_params):
+    case = MODELS["regression"]
+    model, data = case.make(), case.data()
+    guides = [make_guide(model).setup(*data) for _ in range(2)]
+    for turn in (0, 1, 0):  # and back again
+        before = [parameters(guide) for guide in guides]
+        svi = SVI(model, guides[turn], pyro.optim.Adam({"lr": 0.01}), OBJECTIVES["linearised"]())
+        for _ in range(3):
+            svi.step(*data)
+        assert not unmoved(guides[turn], before[turn])
+        other = 1 - turn
+        assert len(unmoved(guides[other], before[other])) == len(before[other])
+    mine, theirs = ({p.data_ptr() for p in guide.parameters()} for guide in guides)
+    assert not mine & theirs
+
+
+def test_in_a_list_beside_autonormal(make_guide, make_objective, local_params):
+    case = MODELS["regression"]
+    model, data = case.make(), case.data()
+    guide = AutoGuideList(model)
+    # a mode cannot be found for half of a model, whose other half is drawn at random
+    guide.append(make_guide(poutine.block(model, hide=["scale"]), init_from=None))
+    guide.append(AutoNormal(poutine.block(model, expose=["scale"])))
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), make_objective())
+    svi.step(*data)
+    before = parameters(guide)
+    assert any(name.startswith("0.") for name in before)
+    assert any(name.startswith("1.") for name in before)
+    for _ in range(3):
+        assert math.isfinite(svi.step(*data))
+    assert not unmoved(guide, before)
+    assert guide(*data).keys() == case.sites.keys()
+    assert guide.median(*data).keys() == case.sites.keys()
+    assert guide.quantiles([0.25, 0.75], *data)["w"][1].shape == (2,)
