@@ -4,6 +4,7 @@ from pyro_implicit.diagnostics.to_arviz import to_arviz
 from pyro_implicit.distributions.implicit import ImplicitDistribution, sample_implicit
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.hypernetwork import HyperNetworkGuide
+from pyro_implicit.guides.matmul import CMMNNGuide, MMNNGuide
 from pyro_implicit.infer.draws import posterior_draws
 from pyro_implicit.infer.elbo import ImplicitELBO
 from pyro_implicit.infer.linearised import LinearisedELBO
@@ -11,9 +12,12 @@ from pyro_implicit.infer.predict import predict
 from pyro_implicit.nn.bayesian import BayesianModule
 from pyro_implicit.nn.generator import Generator, ModuleGenerator
 from pyro_implicit.nn.generators import MLPGenerator, ResidualGenerator
+from pyro_implicit.nn.matmul import CMMNN, MMNN
 
 __all__ = [
     "BayesianModule",
+    "CMMNN",
+    "CMMNNGuide",
     "Generator",
     "HyperNetworkGuide",
     "ImplicitDistribution",
@@ -21,6 +25,8 @@ __all__ = [
     "ImplicitGuide",
     "LinearisedELBO",
     "MLPGenerator",
+    "MMNN",
+    "MMNNGuide",
     "ModuleGenerator",
     "ResidualGenerator",
     "posterior_draws",

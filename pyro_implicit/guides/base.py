@@ -100,6 +100,10 @@ class ImplicitGuide(AutoGuide):
         :returns: a :class:`~pyro_implicit.nn.Generator` of ``output_dim`` outputs.
         """
 
+    def _start(self, sites: list[LatentSite], start: GaussianStart) -> GaussianStart:
+        """Where one part starts; a subclass may set units for latents that nothing else scales."""
+        return start
+
     # ---- building
 
     @property
@@ -179,6 +183,7 @@ class ImplicitGuide(AutoGuide):
         return [([site], part) for site, part in zip(sites, parts, strict=True)]
 
     def _make_sampler(self, sites: list[LatentSite], start: GaussianStart) -> Sampler:
+        start = self._start(sites, start)
         generator = self._make_generator(start.loc.numel(), sites, start.factor is not None)
         scale = self._scale
         if scale is None:

@@ -10,12 +10,15 @@ from pyro_implicit.exceptions import StateError
 from pyro_implicit.guides.sampler import Sampler
 from pyro_implicit.nn.generator import Generator, as_generator
 from pyro_implicit.nn.generators import MLPGenerator, ResidualGenerator
+from pyro_implicit.nn.matmul import CMMNN, MMNN
 from pyro_implicit.nn.preconditioner import Preconditioner
 
 __all__ = ["sampler_from_state", "sampler_state"]
 
 _GENERATORS: dict[str, type[Generator]] = {
+    "CMMNN": CMMNN,
     "MLPGenerator": MLPGenerator,
+    "MMNN": MMNN,
     "ResidualGenerator": ResidualGenerator,
 }
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pyro_implicit.exceptions import ArgumentError, ShapeError
 from pyro_implicit.ops.jacobian import function_jacobian, is_stochman, stochman_jacobian
+from pyro_implicit.ops.linearisation import FunctionLinearisation, Linearisation
 from pyro_implicit.ops.logdet import half_log_det
 
 __all__ = ["Generator", "ModuleGenerator", "as_generator"]
@@ -59,6 +60,15 @@ class Generator(nn.Module, ABC):
         :returns: Jacobians, shape ``(..., output_dim, noise_dim)``.
         """
         return function_jacobian(self, z, self.output_dim, len(self.noise_shape))
+
+    def linearise(self, z: Tensor) -> Linearisation:
+        """
+        Products with the Jacobian for generators too large to form it.
+
+        :param torch.Tensor z: noise, shape ``(..., *noise_shape)``.
+        :returns: value and derivative at ``z``; by ``torch.func`` unless overridden.
+        """
+        return FunctionLinearisation(self, z, len(self.noise_shape))
 
     def half_log_det(self, z: Tensor, scale: float | Tensor = 0.0) -> Tensor:
         r"""

@@ -21,6 +21,7 @@ from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.nn.generator import Generator
 from pyro_implicit.ops.activations import get_activation
 from pyro_implicit.ops.jacobian import mlp_chain
+from pyro_implicit.ops.linearisation import DenseLinearisation, Linearisation
 from pyro_implicit.ops.logdet import (
     check_scale,
     half_log_det,
@@ -200,6 +201,11 @@ class ResidualGenerator(Generator):
         """See :meth:`Generator.jacobian`."""
         inner = self._slopes(z)[..., None] * self.weight_in.to(z.dtype)
         return self.weight_out.to(z.dtype) @ inner + torch.diag(self.log_diagonal.to(z.dtype).exp())
+
+    def linearise(self, z: Tensor) -> Linearisation:
+        """See :meth:`Generator.linearise`; one pass, structured products."""
+        weights = [self.weight_in, self.weight_out]
+        return DenseLinearisation(self(z), weights, [self._slopes(z)], self.log_diagonal.exp())
 
     def half_log_det(self, z: Tensor, scale: float | Tensor = 0.0) -> Tensor:
         """See :meth:`Generator.half_log_det`."""

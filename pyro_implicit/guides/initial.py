@@ -1,0 +1,46 @@
+"""First draws that look like a freshly initialised network."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from pyro.infer.autoguide import init_to_mean
+from torch import Tensor
+
+from pyro_implicit.guides.site import LatentSite
+
+__all__ = ["fan_in_scale", "init_to_fan_in"]
+
+
+def init_to_fan_in(site: dict[str, Any]) -> Tensor:
+    r"""
+    A Pyro ``init_loc_fn`` for network weights: sites with two or more event dimensions (linear and
+    convolution weights, outputs first) are drawn with variance 2 over their fan-in, so that
+    activations keep their size at any depth; every other site starts at its prior mean.
+
+    Normalisation layers start at their prior mean too, which for a standard normal prior is zero
+    and blocks the network: give them a prior with mean one, or use ``net.init_to_module``.
+
+    :param dict site: a sample site of the model.
+    :returns: its start, in the constrained space.
+    """
+    fn = site["fn"]
+    if fn.event_dim < 2 or fn.support.event_dim > fn.event_dim:
+        return init_to_mean(site)
+    shape = fn.batch_shape + fn.event_shape
+    value = torch.randn(shape) * math.sqrt(2 / fn.event_shape[1:].numel())
+    like = site["value"] if isinstance(site.get("value"), Tensor) else fn.sample()
+    value = value.to(like)
+    return value if bool(fn.support.check(value).all()) else init_to_mean(site)
+
+
+def fan_in_scale(site: LatentSite) -> float:
+    """
+    The natural size of a site's entries: one over the root of the fan-in for weights (two or more
+    event dimensions), 1 for anything else.
+    """
+    if site.event_dim < 2:
+        return 1.0
+    return 1 / math.sqrt(site.shape[len(site.shape) - site.event_dim + 1 :].numel())

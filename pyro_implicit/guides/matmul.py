@@ -1,0 +1,168 @@
+r"""
+Guides over very many latents, by matrix-multiplication generators.
+
+References
+
+[1] `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
+    W. Boomsma, J. Frellsen, NeurIPS 2023. Appendices D and E.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.guides.base import ImplicitGuide
+from pyro_implicit.guides.gaussian_start import GaussianStart
+from pyro_implicit.guides.initial import fan_in_scale, init_to_fan_in
+from pyro_implicit.guides.site import LatentSite
+from pyro_implicit.nn.generator import Generator
+from pyro_implicit.nn.matmul import CMMNN, MMNN
+from pyro_implicit.nn.matmul_layout import Shape
+from pyro_implicit.ops.activations import get_activation
+
+__all__ = ["CMMNNGuide", "MMNNGuide"]
+
+
+class _MatMulGuide(ImplicitGuide):
+    """What both guides share: weights in units of one over the root of their fan-in."""
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        noise_shape: Shape | None = None,
+        budget: float = 2.0,
+        activation: str = "elu",
+        init_scale: float = 0.05,
+        init_loc_fn: Callable[[dict[str, Any]], torch.Tensor] = init_to_fan_in,
+        **options: Any,
+    ) -> None:
+        if not init_scale > 0:
+            raise ArgumentError(f"init_scale={init_scale}; expected a positive number.")
+        if not budget > 1:
+            raise ArgumentError(f"budget={budget}; expected more than 1 parameter per latent.")
+        get_activation(activation)
+        super().__init__(model, init_loc_fn=init_loc_fn, **options)
+        self._noise_shape = noise_shape
+        self._budget = float(budget)
+        self._activation = activation
+        self._init_scale = float(init_scale)
+
+    def _start(self, sites: list[LatentSite], start: GaussianStart) -> GaussianStart:
+        if start.factor is not None:
+            return start
+        parts = [start.loc.new_full((site.numel,), fan_in_scale(site)) for site in sites]
+        return GaussianStart(start.loc, torch.cat(parts))
+
+    def _layout(self, whitened: bool) -> dict[str, Any]:
+        return {
+            "noise_shape": self._noise_shape,
+            "budget": self._budget,
+            "activation": self._activation,
+            "init_scale": 1.0 if self._init_from[0] is not None else self._init_scale,
+        }
+
+
+class MMNNGuide(_MatMulGuide):
+    r"""
+    An implicit guide whose latents come out of one :class:`~pyro_implicit.MMNN`, or with
+    ``factorized=True`` of one per site (the posterior family of KIVI).
+
+    Lays itself out from the model's latents and the budget; the shapes of [1] for LeNet are
+    ``noise_shape=(65, 65), hidden_shapes=[(250, 250)], output_shape=(350, 127)``. Train it with
+    :class:`~pyro_implicit.LanczosELBO` or :class:`~pyro_implicit.SingularValueELBO`: an exact
+    determinant of thousands of noise dimensions is too expensive.
+
+    Weights (sites with two or more event dimensions) are generated in units of one over the root of
+    their fan-in: the first draws are a freshly initialised network with relative noise
+    ``init_scale``, and ``scale`` is relative in the same way.
+
+    :param model: a Pyro model whose latents are continuous.
+    :param noise_shape: rows and columns of the noise; by default about one noise entry for ten
+        latents, at most 130 x 130.
+    :param hidden_shapes: shapes of the hidden layers; by default one that the budget allows.
+    :param output_shape: by default nearly square; spare entries are cut off. Not with
+        ``factorized=True``.
+    :param float budget: variational parameters per latent, greater than 1.
+    :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`.
+    :param float init_scale: size of the first draws' noise, relative to the weights.
+    :param init_loc_fn: by default a fresh initialisation of the weights, see
+        :func:`~pyro_implicit.guides.initial.init_to_fan_in`; ``net.init_to_module`` starts at the
+        values of the wrapped module.
+    :param options: ``init_from``, ``scale``, ``learn_scale``, ``factorized``, ``create_plates``:
+        see :class:`~pyro_implicit.ImplicitGuide`.
+    :raises ArgumentError: for bad values.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        hidden_shapes: Sequence[Shape] | None = None,
+        output_shape: Shape | None = None,
+        **options: Any,
+    ) -> None:
+        if output_shape is not None and options.get("factorized"):
+            raise ArgumentError(
+                "output_shape fits one generator; with factorized=True leave it out."
+            )
+        super().__init__(model, **options)
+        self._hidden_shapes = hidden_shapes
+        self._output_shape = output_shape
+
+    def _make_generator(
+        self, output_dim: int, sites: list[LatentSite], whitened: bool
+    ) -> Generator:
+        return MMNN(
+            output_dim,
+            hidden_shapes=self._hidden_shapes,
+            output_shape=self._output_shape,
+            **self._layout(whitened),
+        )
+
+
+class CMMNNGuide(_MatMulGuide):
+    r"""
+    An implicit guide whose latents come out of one :class:`~pyro_implicit.CMMNN`: a shared trunk,
+    then a branch for each layer of the network (appendix D of [1]).
+
+    Sites with the same name up to the last dot (``0.weight`` and ``0.bias``) share a branch. The
+    guide for networks of millions of weights; options as for :class:`MMNNGuide`, and:
+
+    :param trunk_shapes: shapes of the trunk's layers; the last one is split by columns.
+    :raises ArgumentError: for bad values, or ``factorized=True`` (use :class:`MMNNGuide`).
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        trunk_shapes: Sequence[Shape] | None = None,
+        **options: Any,
+    ) -> None:
+        if options.get("factorized"):
+            raise ArgumentError(
+                "CMMNNGuide shares a trunk among all sites; for independent generators write "
+                "MMNNGuide(model, factorized=True)."
+            )
+        super().__init__(model, **options)
+        self._trunk_shapes = trunk_shapes
+
+    def _make_generator(
+        self, output_dim: int, sites: list[LatentSite], whitened: bool
+    ) -> Generator:
+        groups: dict[str, int] = {}
+        last = None
+        for index, site in enumerate(sites):
+            prefix = site.name.rpartition(".")[0]
+            if not prefix or prefix != last:
+                key = f"{index}:{prefix}"
+            last = prefix
+            groups[key] = groups.get(key, 0) + site.numel
+        return CMMNN(
+            list(groups.values()), trunk_shapes=self._trunk_shapes, **self._layout(whitened)
+        )

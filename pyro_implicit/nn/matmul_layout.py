@@ -1,0 +1,102 @@
+"""
+Shapes of matrix-multiplication generators from a number of latents and a parameter budget.
+
+References
+
+[2] `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
+    W. Boomsma, J. Frellsen, NeurIPS 2023. Appendices D and E.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pyro_implicit.exceptions import ArgumentError, ShapeError
+
+__all__ = ["Shape", "count_parameters", "hidden_size", "near_square", "noise_side", "plan_mmnn"]
+
+Shape = tuple[int, int]
+
+#: latents per noise entry of an automatic layout (65 x 65 noise for LeNet's 44 426 weights) ...
+LATENTS_PER_NOISE = 10
+#: ... and the longest side of its noise (the one of [2] for millions of weights)
+MAX_NOISE_SIDE = 130
+
+
+def near_square(numel: int) -> Shape:
+    """A nearly square ``(rows, columns)`` with at least ``numel`` entries, few of them spare."""
+    rows = max(math.isqrt(numel), 1)
+    return rows, -(-numel // rows)
+
+
+def count_parameters(shapes: Sequence[Shape]) -> int:
+    """Weights and biases of a chain of matrix-multiplication layers through these shapes."""
+    return sum(
+        a2 * a1 + a2 * b1 + b1 * b2 + a2 * b2
+        for (a1, b1), (a2, b2) in zip(shapes[:-1], shapes[1:], strict=True)
+    )
+
+
+def noise_side(output_dim: int) -> int:
+    """Side of the square noise of an automatic layout; full noise for fewer than 64 latents."""
+    least = min(8, math.isqrt(output_dim))
+    return min(max(math.isqrt(output_dim // LATENTS_PER_NOISE), least), MAX_NOISE_SIDE)
+
+
+def hidden_size(first: Shape, last: Shape, parameters: float) -> int:
+    """
+    The largest ``h`` for which ``first -> (h, h) -> last`` has at most that many parameters; at
+    least 1.
+    """
+    (a, b), (rows, columns) = first, last
+    linear = a + 2 * b + 2 * rows + columns
+    room = parameters - rows * columns
+    if room <= 0:
+        return 1
+    return max(int((-linear + math.sqrt(linear**2 + 4 * room)) / 2), 1)
+
+
+def plan_mmnn(
+    output_dim: int,
+    budget: float,
+    noise_shape: Shape | None = None,
+    hidden_shapes: Sequence[Shape] | None = None,
+    output_shape: Shape | None = None,
+) -> list[Shape]:
+    """
+    Shapes from the noise to the output of a generator of ``output_dim`` latents.
+
+    :param int output_dim: latents.
+    :param float budget: variational parameters per latent that an automatic hidden layer may use.
+        Its biases alone cost one per latent.
+    :param noise_shape: by default about one noise entry for ten latents, and no side longer than
+        the hidden layer's, through which the noise must pass.
+    :param hidden_shapes: by default one square layer as large as the budget allows.
+    :param output_shape: by default nearly square; entries beyond ``output_dim`` are cut off.
+    :raises ArgumentError: if the budget is at most 1, or a shape has no entries.
+    :raises ShapeError: if ``output_shape`` is too small.
+    """
+    if not budget > 1:
+        raise ArgumentError(
+            f"budget={budget}; expected more than 1 variational parameter per latent (the output's "
+            "biases take 1)."
+        )
+    last = output_shape or near_square(output_dim)
+    given = [s for s in (noise_shape, *(hidden_shapes or ()), last) if s is not None]
+    if any(len(s) != 2 or min(s) < 1 for s in given):
+        raise ArgumentError(f"shapes {given}; expected pairs (rows, columns) of at least 1.")
+    if last[0] * last[1] < output_dim:
+        raise ShapeError(
+            f"output_shape {last} has {last[0] * last[1]} entries for {output_dim} latents."
+        )
+    wish = noise_side(output_dim)
+    if hidden_shapes is not None:
+        return [noise_shape or (wish, wish), *hidden_shapes, last]
+    first = noise_shape or (wish, wish)
+    hidden = hidden_size(first, last, budget * output_dim)
+    if noise_shape is None:
+        side = min(wish, hidden)
+        first = (side, side)
+        hidden = hidden_size(first, last, budget * output_dim)
+    return [first, (hidden, hidden), last]
