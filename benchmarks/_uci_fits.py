@@ -1,0 +1,202 @@
+"""The methods of the UCI benchmark: each maps a model and a start to draws of the posterior."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyro
+import torch
+from pyro.infer import Trace_ELBO
+from pyro.infer.autoguide import AutoDelta, AutoNormal, init_to_value
+from torch import Tensor
+
+from benchmarks._common import Stopwatch, stopwatch
+from benchmarks._replay import cosine, flat_then_cosine, train
+from benchmarks._uci import Model, Split
+from pyro_implicit import HyperNetworkGuide, LinearisedELBO, ResidualGenerator, posterior_draws
+
+__all__ = ["CANDIDATES", "METHODS", "Settings", "Workbench", "choice"]
+
+METHODS = (
+    "map",
+    "mean-field",
+    "recipe",
+    "recipe-no-entropy",
+    "full-rank",
+    "full-rank-per-datum",
+)
+NUM_PARTICLES = 4
+NUM_DRAWS = 1000
+#: the weight of the entropy alone in "recipe-no-entropy"; the prior keeps its weight 1
+NEGLIGIBLE = 1e-6
+
+
+@dataclass(frozen=True)
+class Settings:
+    """
+    What may be chosen by validation.
+
+    :param int num_steps: optimiser steps.
+    :param float rate: Adam's learning rate at the start.
+    :param float init_scale: standard deviation of the first draws (of a full-rank guide: in units
+        of the Gaussian that it starts from; of the mode: none).
+    :param scale: output noise of the recipe.
+    """
+
+    num_steps: int
+    rate: float
+    init_scale: float = 0.0
+    scale: float | None = None
+
+    def __str__(self) -> str:
+        parts = [f"{self.num_steps} steps", f"rate {self.rate:g}"]
+        parts += [f"start {self.init_scale:g}"] if self.init_scale else []
+        parts += [] if self.scale is None else [f"sigma {self.scale:g}"]
+        return ", ".join(parts)
+
+
+_MODE = Settings(1500, 1e-2)
+_MEAN_FIELD = Settings(4000, 5e-3, 0.02)
+_FULL_RANK = Settings(3000, 3e-3, 0.9)
+_RECIPE = Settings(10_000, 1e-3, 0.05, 0.01)
+
+#: what ``--choose`` tries
+CANDIDATES: dict[str, list[Settings]] = {
+    "map": [_MODE],
+    "mean-field": [_MEAN_FIELD],
+    "recipe": [replace(_RECIPE, scale=scale) for scale in (1e-3, 0.01, 0.05)],
+    "recipe-no-entropy": [_RECIPE],
+    "full-rank": [_FULL_RANK],
+    "full-rank-per-datum": [_FULL_RANK],
+}
+#: what it chose, where that is not the same for all sets
+_CHOSEN: dict[tuple[str, str], Settings] = {}
+
+
+def choice(method: str, name: str) -> Settings:
+    """The settings of a method for a set; unknown sets get those of concrete."""
+    return _CHOSEN.get((method, name)) or _CHOSEN.get((method, "concrete")) or CANDIDATES[method][0]
+
+
+class Workbench:
+    """
+    One split with one seed; what several methods start from is made once.
+
+    :param Model model: the model.
+    :param Split split: the data.
+    :param int seed: seed of every fit.
+    :param float effort: factor on all numbers of steps.
+    """
+
+    def __init__(self, model: Model, split: Split, seed: int, *, effort: float, quiet: bool):
+        self.model, self.split, self.seed = model, split, seed
+        self.effort, self.quiet = effort, quiet
+        self._mode: tuple[dict[str, Tensor], Stopwatch] | None = None
+        self._whitened: tuple[HyperNetworkGuide, Stopwatch] | None = None
+
+    def run(self, method: str, settings: Settings) -> tuple[dict[str, Tensor], Stopwatch]:
+        """
+        :returns: draws {site: (S, *shape)}, and the time of the fit with all that it started from.
+        """
+        mode, before = self.mode()
+        if method == "map":
+            return {name: value[None] for name, value in mode.items()}, before
+        if method.startswith("full-rank"):
+            before = self.whitened()[1]
+        pyro.set_rng_seed(self.seed)
+        with stopwatch() as watch:
+            guide = self._guide(method, settings)
+            schedule = flat_then_cosine if method.startswith("full-rank") else cosine
+            self._train(guide, _objective(method), settings, schedule, method)
+        draws = posterior_draws(guide, NUM_DRAWS, *self.split.data)
+        total = Stopwatch(before.seconds + watch.seconds, before.cpu_seconds + watch.cpu_seconds)
+        return draws, total
+
+    def mode(self) -> tuple[dict[str, Tensor], Stopwatch]:
+        """A short MAP fit from weights drawn at random."""
+        if self._mode is None:
+            pyro.set_rng_seed(self.seed)
+            with stopwatch() as watch:
+                guide = AutoDelta(self.model, init_loc_fn=_small_weights)
+                self._train(guide, Trace_ELBO(), _MODE, cosine, "map")
+            self._mode = {k: v.detach() for k, v in guide.median().items()}, watch
+        return self._mode
+
+    def whitened(self) -> tuple[HyperNetworkGuide, Stopwatch]:
+        """A full-rank guide that starts as the Gauss-Newton Gaussian of a mean-field fit."""
+        if self._whitened is None:
+            mode, before = self.mode()
+            pyro.set_rng_seed(self.seed)
+            with stopwatch() as watch:
+                guide = HyperNetworkGuide(
+                    self.model,
+                    generator=ResidualGenerator,
+                    init_from="ggn",
+                    init_loc_fn=init_to_value(values=mode),
+                ).setup(*self.split.data)
+            total = Stopwatch(
+                before.seconds + watch.seconds, before.cpu_seconds + watch.cpu_seconds
+            )
+            self._whitened = guide, total
+        return self._whitened
+
+    def _guide(self, method: str, settings: Settings) -> Any:
+        start = init_to_value(values=self.mode()[0])
+        if method == "mean-field":
+            return AutoNormal(self.model, init_loc_fn=start, init_scale=settings.init_scale)
+        if method.startswith("recipe"):
+            return HyperNetworkGuide(
+                self.model,
+                latent_dim=100,
+                hidden_dims=(100,),
+                scale=settings.scale,
+                init_scale=settings.init_scale,
+                init_loc_fn=start,
+            )
+        guide = copy.deepcopy(self.whitened()[0])
+        size = guide.latent_dim
+        guide.samplers[0].generator = ResidualGenerator(size, init_scale=settings.init_scale)
+        return guide
+
+    def _train(
+        self,
+        guide: Any,
+        objective: Any,
+        settings: Settings,
+        schedule: Callable[[float], float],
+        method: str,
+    ) -> None:
+        train(
+            self.model,
+            guide,
+            objective,
+            self.split.data,
+            num_steps=max(1, round(settings.num_steps * self.effort)),
+            rate=settings.rate,
+            schedule=schedule,
+            bar=None if self.quiet else method,
+        )
+
+
+def _objective(method: str) -> Any:
+    options: dict[str, Any] = {
+        "num_particles": NUM_PARTICLES,
+        "vectorize_particles": True,
+        "max_plate_nesting": 1,
+    }
+    if method == "mean-field":
+        return Trace_ELBO(**options)
+    options["num_entropy_particles"] = 1
+    if method == "recipe-no-entropy":
+        return LinearisedELBO(**options, kl_weight=NEGLIGIBLE, prior_weight=1 / NEGLIGIBLE)
+    if method == "full-rank-per-datum":
+        return LinearisedELBO(**options, likelihood="per_datum")
+    return LinearisedELBO(**options)
+
+
+def _small_weights(site: dict[str, Any]) -> Tensor:
+    """A random start, so that no two hidden units are alike."""
+    return 0.3 * site["fn"].sample() if site["name"] != "sigma" else torch.tensor(0.3)

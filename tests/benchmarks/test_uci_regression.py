@@ -1,0 +1,137 @@
+"""A few steps of each method on real data, and the recorded training step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyro
+import pytest
+import torch
+from pyro.infer import Trace_ELBO
+from pyro.infer.autoguide import AutoNormal
+
+from benchmarks import uci_regression
+from benchmarks._common import parser
+from benchmarks._replay import cosine, flat_then_cosine, record
+from benchmarks._uci import build_model, load_split, score
+from benchmarks._uci_fits import CANDIDATES, METHODS, choice
+from pyro_implicit import HyperNetworkGuide, LinearisedELBO, ResidualGenerator
+
+DATA_ROOT: Path = parser("").get_default("data_root")
+needs_data = pytest.mark.skipif(
+    not (DATA_ROOT / "uci" / "concrete.npz").is_file(), reason="the UCI sets are not here"
+)
+
+
+@pytest.fixture()
+def data_root(tmp_path: Path) -> Path:
+    """A set of 40 rows with two splits."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 3)).astype(np.float32)
+    x[:, 2] = 5.0
+    rows = np.arange(40, dtype=np.int32)
+    (tmp_path / "uci").mkdir()
+    np.savez(
+        tmp_path / "uci" / "toy.npz",
+        X=x,
+        y=(100 + 10 * x[:, 0]).astype(np.float32),
+        train_idx=np.stack([rows[:36], rows[4:]]),
+        test_idx=np.stack([rows[36:], rows[:4]]),
+    )
+    return tmp_path
+
+
+def test_validation_never_touches_a_test_row(data_root: Path) -> None:
+    test = load_split(data_root, "toy", 0)
+    validation = load_split(data_root, "toy", 0, validation=True)
+    assert len(test.x) == 36 and len(test.x_held) == 4
+    assert len(validation.x) + len(validation.x_held) == 36
+    y = np.load(data_root / "uci" / "toy.npz")["y"]
+    shown = torch.cat([validation.y, validation.y_held]) * validation.y_scale
+    shown = (shown - shown.mean()).sort().values
+    expected = torch.tensor(y[:36] - y[:36].mean()).sort().values
+    torch.testing.assert_close(shown, expected, atol=1e-3, rtol=0)
+
+
+def test_standardisation_survives_a_constant_column(data_root: Path) -> None:
+    split = load_split(data_root, "toy", 0)
+    assert torch.isfinite(split.x).all() and (split.x[:, 2] == 0).all()
+
+
+def test_score_is_in_the_units_of_the_target(data_root: Path) -> None:
+    split = load_split(data_root, "toy", 0)
+    model = build_model(3, 36)
+    zero = {"0.weight": (50, 3), "0.bias": (50,), "2.weight": (1, 50), "2.bias": (1,)}
+    draws = {name: torch.zeros(7, *shape) for name, shape in zero.items()}
+    found = score(model, {**draws, "sigma": torch.full((7,), 0.5)}, split)
+    y = split.y_held.double() * split.y_scale
+    exact = torch.distributions.Normal(0.0, 0.5 * split.y_scale).log_prob(y).mean()
+    assert found["log_likelihood"] == pytest.approx(float(exact), rel=1e-6)
+    assert found["rmse"] == pytest.approx(float(y.square().mean().sqrt()), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["implicit", "mean-field"])
+def test_a_recorded_step_is_the_step(data_root: Path, kind: str) -> None:
+    split = load_split(data_root, "toy", 0)
+    model = build_model(3, 36)
+    options = {"num_particles": 2, "vectorize_particles": True, "max_plate_nesting": 1}
+    with pyro.validation_enabled(False):
+        if kind == "implicit":
+            guide = HyperNetworkGuide(model, generator=ResidualGenerator)
+            loss = LinearisedELBO(**options, likelihood="per_datum")(model, guide)
+        else:
+            loss = Trace_ELBO(**options)(model, AutoNormal(model))
+        loss(*split.data)
+        parameters = list(loss.parameters())
+        step = record(lambda: loss(*split.data), parameters)
+        with torch.no_grad():
+            for parameter in parameters:
+                parameter.add_(0.1)  # the recording must see it
+        pyro.set_rng_seed(3)
+        value, *gradients = step()
+        pyro.set_rng_seed(3)
+        expected = loss(*split.data)
+        torch.testing.assert_close(value, expected.detach())
+        for gradient, exact in zip(
+            gradients, torch.autograd.grad(expected, parameters), strict=True
+        ):
+            torch.testing.assert_close(gradient, exact)
+
+
+def test_schedules() -> None:
+    assert cosine(0.0) == flat_then_cosine(0.0) == flat_then_cosine(0.3) == 1.0
+    assert cosine(1.0) == pytest.approx(0.02) and flat_then_cosine(1.0) == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("name", [*uci_regression.SETS, "boston"])
+def test_every_method_has_a_choice_among_the_candidates(name: str) -> None:
+    assert all(choice(method, name) in CANDIDATES[method] for method in METHODS)
+
+
+def test_unknown_split(data_root: Path) -> None:
+    with pytest.raises(SystemExit, match="toy has splits 0 to 1, found 2"):
+        uci_regression.main(["--data-root", str(data_root), "--sets", "toy", "--splits", "2"])
+
+
+@needs_data
+def test_smoke(tmp_path: Path) -> None:
+    output = tmp_path / "record.json"
+    methods = [method for method in METHODS if not method.startswith("full-rank")]
+    command = ["--splits", "0", "--num-steps", "0.001", "--quiet", "--output", str(output)]
+    assert uci_regression.main([*command, "--methods", *methods]) == 0
+    rows = json.loads(output.read_text())["results"]
+    assert [row["method"] for row in rows if row["set"] == "energy"] == methods
+    assert all(np.isfinite(row["log_likelihood"]) for row in rows)
+
+
+@needs_data
+@pytest.mark.slow
+def test_smoke_full_rank(tmp_path: Path) -> None:
+    output = tmp_path / "record.json"
+    command = ["--sets", "energy", "--splits", "0", "--num-steps", "0.001", "--quiet"]
+    methods = ["full-rank", "full-rank-per-datum"]
+    assert uci_regression.main([*command, "--output", str(output), "--methods", *methods]) == 0
+    first, second = json.loads(output.read_text())["results"]
+    assert first["log_likelihood"] != second["log_likelihood"]
