@@ -1,4 +1,4 @@
-"""The fits of the main job; each returns draws of the posterior and the seconds they took."""
+"""The fits of the main job; each returns draws of the posterior and the seconds of fitting."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ Model = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Fit:
-    """Draws {site: (S, *shape)} of one method, and the guide they are from (NUTS has none)."""
+    """Draws {site: (S, *shape)} of one method, with its guide and objective (NUTS has none)."""
 
     method: str
     draws: dict[str, Tensor]
     seconds: float
     guide: Any = None
+    objective: ELBO | None = None
 
 
 def fit_mean_field(model: Model, split: Split, *, num_steps: int, quiet: bool) -> Fit:
@@ -43,8 +44,20 @@ def fit_mean_field(model: Model, split: Split, *, num_steps: int, quiet: bool) -
 
 
 def fit_implicit(model: Model, split: Split, *, num_steps: int, quiet: bool) -> Fit:
-    """The linearised implicit guide."""
-    guide = HyperNetworkGuide(model, latent_dim=50, hidden_dims=(50,), scale=0.05, init_scale=0.05)
+    """
+    The linearised implicit guide.
+
+    The output noise is learned for each latent: with one for all, a network that has more weights
+    than data say anything about needs several times as many steps to let them spread.
+    """
+    guide = HyperNetworkGuide(
+        model,
+        latent_dim=50,
+        hidden_dims=(50,),
+        init_scale=0.05,
+        scale=0.05,
+        learn_scale="diagonal",
+    )
     objective = LinearisedELBO(
         num_particles=4, vectorize_particles=True, max_plate_nesting=1, num_entropy_particles=1
     )
@@ -89,8 +102,9 @@ def _fit(
             schedule.step()
             if step % 50 == 0:
                 steps.set_postfix(loss=f"{loss.item():.1f}", refresh=False)
+    seconds = time.perf_counter() - start
     draws = posterior_draws(guide, NUM_DRAWS, split.x_train)
-    return Fit(method, draws, time.perf_counter() - start, guide)
+    return Fit(method, draws, seconds, guide, objective)
 
 
 def _batch(split: Split) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ from .data import Split
 from .fit import Fit
 from .score import Score
 
+EXPORT_DRAWS = 1000
 POSTERIOR_FILE, FIGURE_FILE = "posterior.nc", "predictive.png"
 
 
@@ -77,7 +78,14 @@ def export(model: Any, fit: Fit, split: Split) -> Any:
     with warnings.catch_warnings():
         # What ArviZ 0.23 announces about its successor does not concern who runs this.
         warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing", FutureWarning)
-        inference_data = to_arviz(model, fit.guide, split.x_train, split.y_train, num_samples=1000)
+        inference_data = to_arviz(
+            model,
+            fit.guide,
+            split.x_train,
+            split.y_train,
+            num_samples=EXPORT_DRAWS,
+            objective=fit.objective,
+        )
     inference_data.attrs.update(
         data=split.name, target_mean=split.y_mean, target_scale=split.y_scale
     )
