@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -31,6 +32,7 @@ def predict(
     batch_size: int | None = None,
     sites: Iterable[str] | None = None,
     parallel: bool = False,
+    moments: bool = False,
     **kwargs: Any,
 ) -> dict[str, Tensor]:
     """
@@ -52,8 +54,11 @@ def predict(
     :param bool parallel: evaluate many draws in one vectorised pass, as in
         :class:`pyro.infer.Predictive`: faster, and every batch dimension of the model must then be
         declared by a plate.
+    :param bool moments: return mean and variance over draws instead of the draws, in memory that
+        does not grow with ``num_samples``.
     :param kwargs: the model's keyword arguments.
-    :returns: by site, draws of shape ``(num_samples, rows, ...)``.
+    :returns: by site, draws of shape ``(num_samples, rows, ...)``; with ``moments`` the mean and
+        the variance (unbiased; NaN for one draw), stacked in shape ``(2, rows, ...)``.
     :raises ArgumentError: if ``num_samples`` or ``batch_size`` is below 1.
     :raises SiteError: if a site asked for is not in the model.
     """
@@ -64,7 +69,7 @@ def predict(
     seed = int(torch.randint(2**62, ()))
     devices = list({value.device for value in draws.values() if value.is_cuda})
     with torch.random.fork_rng(devices):
-        job = _Job(model, args, kwargs, draws, num_samples, seed, sites, parallel)
+        job = _Job(model, args, kwargs, draws, num_samples, seed, sites, parallel, moments)
         try:
             return job.run(batch_size)
         except NotSliceable:  # noise that cannot be drawn by row: as many rows as share a state
@@ -84,11 +89,12 @@ class _Job:
         seed: int,
         sites: Iterable[str] | None,
         parallel: bool,
+        moments: bool,
     ) -> None:
         self.model, self.args, self.kwargs = model, args, kwargs
         self.draws, self.num_samples, self.seed = draws, num_samples, seed
         self.sites = None if sites is None else list(sites)
-        self.parallel = parallel
+        self.parallel, self.moments = parallel, moments
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.dim()]
         self.rows = tensors[0].shape[0] if tensors else 0
 
@@ -112,7 +118,7 @@ class _Job:
         """All draws of one batch of rows: values, and the negative dimension of their rows."""
         args = tuple(self._cut(a, start, stop) for a in self.args)
         kwargs = {k: self._cut(v, start, stop) for k, v in self.kwargs.items()}
-        chunks: dict[str, list[Tensor]] = {}
+        chunks: dict[str, _Draws | _Moments] = {}
         nesting = self._nesting(args, kwargs, start, stop) if self.parallel else 0
         size = _CHUNK if self.parallel else 1
         run: _Run | None = None
@@ -127,9 +133,9 @@ class _Job:
                     self.model(*args, **kwargs)
             self._check_found(run)
             for name, value in run.values.items():
-                chunks.setdefault(name, []).append(value)
+                chunks.setdefault(name, _Moments() if self.moments else _Draws()).add(value)
         dims = run.row_dims if run is not None else {}
-        return {name: torch.cat(parts) for name, parts in chunks.items()}, dims
+        return {name: parts.result() for name, parts in chunks.items()}, dims
 
     def _cut(self, value: Any, start: int, stop: int) -> Any:
         if self.rows and isinstance(value, Tensor) and value.dim() and len(value) == self.rows:
@@ -149,6 +155,44 @@ class _Job:
                 f"sites {missing} are not in the model; it has {sorted(run.seen)}. Sites computed "
                 "from others are kept with pyro.deterministic(name, value)."
             )
+
+
+class _Draws:
+    """Collects draws."""
+
+    def __init__(self) -> None:
+        self.parts: list[Tensor] = []
+
+    def add(self, value: Tensor) -> None:
+        self.parts.append(value)
+
+    def result(self) -> Tensor:
+        return torch.cat(self.parts)
+
+
+class _Moments:
+    """Updates mean and sum of squared deviations, chunk by chunk, in float64."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.dtype = torch.float64
+        self.mean: Any = 0.0
+        self.squares: Any = 0.0
+
+    def add(self, value: Tensor) -> None:
+        self.dtype = value.dtype if value.is_floating_point() else torch.get_default_dtype()
+        count, wide = len(value), value.double()
+        mean = wide.mean(0)
+        total = self.count + count
+        shift = mean - self.mean
+        self.squares = self.squares + (wide - mean).square().sum(0)
+        self.squares = self.squares + shift.square() * (self.count * count / total)
+        self.mean = self.mean + shift * (count / total)
+        self.count = total
+
+    def result(self) -> Tensor:
+        variance = self.squares / (self.count - 1 or math.nan)
+        return torch.stack([self.mean, variance]).to(self.dtype)
 
 
 class _Run(Messenger):
