@@ -107,28 +107,29 @@ def run_task(task: Task) -> list[dict[str, Any]]:
     :returns: one row for each method (and candidate), with scores, settings and seconds.
     """
     torch.set_num_threads(task.threads)
+    with pyro.validation_enabled(False):  # of shapes and values, at every step
+        return list(_fits(task))
+
+
+def _fits(task: Task) -> Iterator[dict[str, Any]]:
     split = load_split(task.data_root, task.name, task.split, validation=task.validation)
     model = build_model(split.x.shape[1], len(split.x))
     bench = Workbench(model, split, task.seed, effort=task.effort, quiet=task.quiet)
-    rows = []
     for method in task.methods:
         chosen = [choice(method, task.name)]
         for settings in CANDIDATES[method] if task.validation else chosen:
             draws, watch = bench.run(method, settings)
             pyro.set_rng_seed(task.seed)
-            rows.append(
-                {
-                    "set": task.name,
-                    "split": task.split,
-                    "seed": task.seed,
-                    "method": method,
-                    "settings": asdict(settings),
-                    **score(model, draws, split),
-                    "seconds": watch.seconds,
-                    "cpu_seconds": watch.cpu_seconds,
-                }
-            )
-    return rows
+            yield {
+                "set": task.name,
+                "split": task.split,
+                "seed": task.seed,
+                "method": method,
+                "settings": asdict(settings),
+                **score(model, draws, split),
+                "seconds": watch.seconds,
+                "cpu_seconds": watch.cpu_seconds,
+            }
 
 
 def _settings(arguments: Namespace) -> dict[str, Any]:
