@@ -1,0 +1,143 @@
+"""
+Image classifiers of the sizes that posteriors over weights are compared on.
+
+References
+
+[1] `Gradient-Based Learning Applied to Document Recognition`, Y. LeCun, L. Bottou, Y. Bengio,
+    P. Haffner, Proceedings of the IEEE 1998.
+[2] `Wide Residual Networks`, S. Zagoruyko, N. Komodakis, BMVC 2016.
+[3] `Group Normalization`, Y. Wu, K. He, ECCV 2018.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pyro_implicit.exceptions import ArgumentError
+
+__all__ = ["LeNet", "WideResNet"]
+
+#: most groups of channels that are normalised together; each has at least two channels
+_MAX_GROUPS = 8
+
+
+class LeNet(nn.Module):
+    """
+    A small convolutional network for 28 x 28 grey images, after [1]: two 5 x 5 convolutions (6 and
+    16 channels, no padding), each with ReLU and 2 x 2 max-pooling, then 256, 120 and 84 features.
+    44 426 weights for 10 classes.
+
+    It has no normalisation and needs none at this depth.
+
+    :param int num_classes: number of logits.
+    :raises ArgumentError: for fewer than one class.
+    """
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        _check_classes(num_classes)
+        self.conv1 = nn.Conv2d(1, 6, 5)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.fc1 = nn.Linear(256, 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.fc3 = nn.Linear(84, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """
+        :param torch.Tensor x: images, shape ``(N, 1, 28, 28)``.
+        :returns: logits, shape ``(N, num_classes)``.
+        """
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = F.relu(self.fc1(x.flatten(1)))
+        return self.fc3(F.relu(self.fc2(x)))
+
+
+class WideResNet(nn.Module):
+    r"""
+    A wide residual network for small colour images [2]: a 3 x 3 convolution, three stages of
+    pre-activated residual blocks with 16, 32 and 64 times ``widen_factor`` channels, average
+    pooling, logits. Depth 16 and factor 4 give 2.7 million weights, 28 and 10 give 36.5 million.
+
+    *Normalisation* differs from [2], which has BatchNorm. That makes the output of one image depend
+    on the others of its batch, so the likelihood is no product over data and there is no posterior
+    to speak of; and its running statistics belong to one draw of the weights, so several draws at
+    once cannot train it, and a draw never seen before cannot predict with it. Here each image is
+    normalised by itself, in groups of channels [3]: nothing is kept, training and prediction are
+    the same, and a loop over draws equals ``torch.func.vmap``.
+
+    The normalisation has *no weights of its own*. Gains under a prior with mean zero would block
+    the network at the prior mean, and a gain is nothing that the next convolution cannot do as
+    well. The shifts are biases of the convolutions before (which BatchNorm would cancel, and groups
+    of several channels do not). So all weights and biases may share one zero-mean prior.
+
+    There is no dropout: the posterior is the noise.
+
+    :param int depth: layers, ``6 n + 4`` with ``n >= 1`` blocks in each stage.
+    :param int widen_factor: width relative to the thinnest network.
+    :param int num_classes: number of logits.
+    :raises ArgumentError: for another depth, a factor or a number of classes below 1.
+    """
+
+    def __init__(self, depth: int, widen_factor: int, num_classes: int = 10) -> None:
+        super().__init__()
+        blocks, rest = divmod(depth - 4, 6)
+        if blocks < 1 or rest:
+            raise ArgumentError(f"depth={depth}; expected 6 n + 4 with n >= 1: 10, 16, 22, 28, ...")
+        if widen_factor < 1:
+            raise ArgumentError(f"widen_factor={widen_factor}; expected at least 1.")
+        _check_classes(num_classes)
+        widths = [16, *(width * widen_factor for width in (16, 32, 64))]
+        self.conv = nn.Conv2d(3, widths[0], 3, padding=1)
+        self.stages = nn.Sequential(
+            *(
+                nn.Sequential(
+                    _Block(before, width, stride=1 if stage == 0 else 2),
+                    *(_Block(width, width, stride=1) for _ in range(blocks - 1)),
+                )
+                for stage, (before, width) in enumerate(zip(widths[:-1], widths[1:], strict=True))
+            )
+        )
+        self.norm = _group_norm(widths[-1])
+        self.linear = nn.Linear(widths[-1], num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """
+        :param torch.Tensor x: images, shape ``(N, 3, H, W)`` with sides of at least 4 pixels.
+        :returns: logits, shape ``(N, num_classes)``.
+        """
+        x = self.stages(self.conv(x))
+        return self.linear(F.relu(self.norm(x)).mean((-2, -1)))
+
+
+class _Block(nn.Module):
+    """Normalise, ReLU, convolve, twice, beside a skip (a 1 x 1 convolution if shapes change)."""
+
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.norm1 = _group_norm(before)
+        self.conv1 = nn.Conv2d(before, width, 3, stride, padding=1)
+        self.norm2 = _group_norm(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1)
+        same = before == width and stride == 1
+        self.skip = None if same else nn.Conv2d(before, width, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.norm1(x))
+        shortcut = x if self.skip is None else self.skip(out)
+        out = self.conv1(out)
+        return shortcut + self.conv2(F.relu(self.norm2(out)))
+
+
+def _group_norm(channels: int) -> nn.GroupNorm:
+    """Normalisation in as many groups as divide the channels, at most 8."""
+    return nn.GroupNorm(math.gcd(channels, _MAX_GROUPS), channels, affine=False)
+
+
+def _check_classes(num_classes: int) -> None:
+    if num_classes < 1:
+        raise ArgumentError(f"num_classes={num_classes}; expected at least 1.")
