@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pyro.distributions as dist
@@ -35,22 +36,38 @@ def take_rows(
     if isinstance(fn, torch.distributions.Independent):
         count = fn.reinterpreted_batch_ndims
         return take_rows(fn.base_dist, dim - count, start, stop).to_event(count)
-    arguments: dict[str, Any] = {}
+    shape = list(fn.batch_shape)
+    shape[dim] = stop - start
+    make: Any = type(fn)
+    try:
+        arguments = _cut_arguments(fn, dim, start, stop)
+        rows = make(**_settings(fn, arguments), **arguments, validate_args=False)
+    except Exception as error:  # whatever a distribution does when it is rebuilt from its parts
+        raise NotSliceable(type(fn).__name__) from error
+    if rows.batch_shape != torch.Size(shape) or rows.event_shape != fn.event_shape:
+        raise NotSliceable(type(fn).__name__)
+    return rows
+
+
+def _cut_arguments(
+    fn: dist.TorchDistribution, dim: int, start: int, stop: int
+) -> dict[str, Tensor]:
+    """The tensors that define ``fn``, for these rows."""
+    arguments = {}
     for name in _own_arguments(fn):
         value, event_dim = getattr(fn, name), fn.arg_constraints[name].event_dim
         if not isinstance(value, Tensor):
             raise NotSliceable(type(fn).__name__)
         value = value.expand(fn.batch_shape + value.shape[value.dim() - event_dim :])
         arguments[name] = value.narrow(dim - event_dim, start, stop - start)
-    shape = list(fn.batch_shape)
-    shape[dim] = stop - start
-    try:
-        rows = type(fn)(**arguments, validate_args=False)
-    except Exception as error:
-        raise NotSliceable(type(fn).__name__) from error
-    if rows.batch_shape != torch.Size(shape) or rows.event_shape != fn.event_shape:
-        raise NotSliceable(type(fn).__name__)
-    return rows
+    return arguments
+
+
+def _settings(fn: dist.TorchDistribution, arguments: dict[str, Tensor]) -> dict[str, Any]:
+    """Plain arguments that are no parameters, such as the number of trials of a multinomial."""
+    names = set(inspect.signature(type(fn).__init__).parameters) - {"self", "validate_args"}
+    found = {name: getattr(fn, name, None) for name in names - arguments.keys()}
+    return {name: value for name, value in found.items() if isinstance(value, (int, float, str))}
 
 
 def _own_arguments(fn: dist.TorchDistribution) -> list[str]:
