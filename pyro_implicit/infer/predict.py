@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.exceptions import ArgumentError, SiteError
+from pyro_implicit.infer._accumulate import Draws, Moments
 from pyro_implicit.infer._predictive_run import PREDICTIVE_PLATE, UNIT, Layout, Plan, PredictiveRun
 from pyro_implicit.infer.draws import posterior_draws
 from pyro_implicit.infer.rows import NotSliceable
@@ -28,6 +29,7 @@ def predict(
     batch_size: int | None = None,
     sites: Iterable[str] | None = None,
     parallel: bool = False,
+    moments: bool = False,
     **kwargs: Any,
 ) -> dict[str, Tensor]:
     """
@@ -52,8 +54,11 @@ def predict(
     :param bool parallel: evaluate many draws in one vectorised pass, as in
         :class:`pyro.infer.Predictive`: faster, and every batch dimension of the model must then be
         declared by a plate.
+    :param bool moments: return mean and variance over draws instead of the draws, in memory that
+        does not grow with ``num_samples``.
     :param kwargs: the model's keyword arguments.
-    :returns: by site, draws of shape ``(num_samples, rows, ...)``.
+    :returns: by site, draws of shape ``(num_samples, rows, ...)``; with ``moments`` the mean and
+        the variance (unbiased; NaN for one draw), stacked in shape ``(2, rows, ...)``.
     :raises ArgumentError: if ``num_samples`` or ``batch_size`` is below 1.
     :raises SiteError: if a site asked for is not in the model.
     """
@@ -67,7 +72,7 @@ def predict(
     )
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):
-        job = _Job(model, args, kwargs, plan, num_samples, parallel)
+        job = _Job(model, args, kwargs, plan, num_samples, parallel, moments)
         job.find_layout(batch_size)
         try:
             return job.run(batch_size)
@@ -91,9 +96,11 @@ class _Job:
         plan: Plan,
         num_samples: int,
         parallel: bool,
+        moments: bool,
     ) -> None:
         self.model, self.args, self.kwargs = model, args, kwargs
-        self.plan, self.num_samples, self.parallel = plan, num_samples, parallel
+        self.plan, self.num_samples = plan, num_samples
+        self.parallel, self.moments = parallel, moments
 
     def find_layout(self, batch_size: int | None) -> None:
         """Learns each site's row dimension and, if parallel, the shapes of a single draw."""
@@ -136,9 +143,9 @@ class _Job:
         return parts[0] if dim is None or len(parts) == 1 else torch.cat(parts, dim)
 
     def _batch(self, start: int, stop: int) -> dict[str, Tensor]:
-        """All draws of one batch of rows."""
+        """All draws of one batch of rows, or their moments."""
         args, kwargs = self._cut(start, stop)
-        chunks: dict[str, list[Tensor]] = {}
+        chunks: dict[str, Draws | Moments] = {}
         size = _CHUNK if self.parallel else 1
         for first in range(0, self.num_samples, size):
             last = min(first + size, self.num_samples)
@@ -152,8 +159,8 @@ class _Job:
                     self.model(*args, **kwargs)
             self._check_found(run)
             for name, value in run.values.items():
-                chunks.setdefault(name, []).append(value)
-        return {name: torch.cat(parts) for name, parts in chunks.items()}
+                chunks.setdefault(name, Moments() if self.moments else Draws()).add(value)
+        return {name: parts.result() for name, parts in chunks.items()}
 
     def _cut(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         rows = self.plan.rows
