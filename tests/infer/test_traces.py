@@ -1,0 +1,264 @@
+"""How a guide and a model are paired, and which pairs are refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer.autoguide import AutoNormal
+from torch import Tensor
+
+from pyro_implicit import (
+    HyperNetworkGuide,
+    ImplicitDistribution,
+    LinearisedELBO,
+    MLPGenerator,
+    ResidualGenerator,
+    sample_implicit,
+)
+from pyro_implicit.exceptions import GuideError, NonFiniteError, SiteError
+from pyro_implicit.infer.traces import draw_particle, plate_nesting, sample_nodes
+
+INF = float("inf")
+Y = torch.randn(5)
+
+
+def global_model() -> None:
+    w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with pyro.plate("data", 5):
+        pyro.sample("y", dist.Normal(w.sum(-1, keepdim=True), 1.0), obs=Y)
+
+
+def global_guide(extra: Any = None) -> Any:
+    generator = MLPGenerator(2, 2, skip=True)
+
+    def guide(*args: Any) -> None:
+        sample_implicit("w", ImplicitDistribution(generator))
+        if extra is not None:
+            extra()
+
+    return guide
+
+
+def local_model(rows: Any = None) -> None:
+    with pyro.plate("data", 5, subsample=rows) as shown:
+        z = pyro.sample("z", dist.Normal(torch.zeros(1), 1.0).to_event(1))
+        pyro.sample("y", dist.Normal(z[..., 0], 1.0), obs=Y[shown])
+
+
+def local_guide(size: int = 5) -> Any:
+    generator = ResidualGenerator(1, 2)
+
+    def guide(rows: Any = None) -> None:
+        with pyro.plate("data", size):
+            sample_implicit("z", ImplicitDistribution(generator))
+
+    return guide
+
+
+# ---- pairing
+
+
+def test_a_particle_has_the_sites_of_both() -> None:
+    guide = global_guide(lambda: pyro.sample("extra", dist.Normal(0.0, 1.0)))
+
+    def model() -> None:
+        global_model()
+        pyro.sample("extra", dist.Normal(0.0, 2.0))
+
+    particle = draw_particle(model, guide, (), {}, INF)
+    assert list(particle.implicit) == ["w"]
+    site = particle.implicit["w"]
+    torch.testing.assert_close(site.value, particle.model.nodes["w"]["value"])
+    torch.testing.assert_close(site.distribution.noise, particle.guide.nodes["w_noise"]["value"])
+    assert site.latents == ("w",)
+    assert [node["name"] for node in particle.explicit_guide_sites()] == ["extra"]
+    assert "log_prob_sum" not in particle.guide.nodes["w"]
+    assert "log_prob_sum" in particle.model.nodes["w"]
+    assert "data" not in sample_nodes(particle.model)
+
+
+def test_a_site_is_weighed_by_its_scale_and_mask() -> None:
+    mask = torch.tensor([True, False, True, True, False])
+
+    def program(latent: Any) -> Any:
+        def run() -> None:
+            with pyro.plate("data", 5), poutine.scale(scale=0.5), poutine.mask(mask=mask):
+                latent()
+
+        return run
+
+    generator = ResidualGenerator(1, 2)
+    guide = program(lambda: sample_implicit("z", ImplicitDistribution(generator)))
+    model = program(lambda: pyro.sample("z", dist.Normal(torch.zeros(1), 1.0).to_event(1)))
+    particle = draw_particle(model, guide, (), {}, INF)
+    assert particle.weigh("z", torch.arange(5.0)).item() == 0.5 * (0 + 2 + 3)
+
+
+def test_the_latents_of_one_flat_site_are_told() -> None:
+    def model() -> None:
+        pyro.sample("a", dist.Normal(0.0, 1.0))
+        pyro.sample("b", dist.LogNormal(torch.zeros(2), 1.0).to_event(1))
+
+    particle = draw_particle(model, HyperNetworkGuide(model).setup(), (), {}, INF)
+    (site,) = particle.implicit.values()
+    assert site.latents == ("a", "b")
+    assert {node["name"] for node in particle.explicit_guide_sites()} == {"a", "b"}
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_plate_nesting_is_that_of_model_and_guide(depth: int) -> None:
+    def model() -> None:
+        global_latent()
+        if depth:
+            with pyro.plate("data", 4, dim=-depth):
+                pyro.sample("y", dist.Normal(0.0, 1.0), obs=torch.zeros((4,) + (1,) * (depth - 1)))
+
+    def global_latent() -> None:
+        pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+
+    assert plate_nesting(model, global_guide(), (), {}) == depth
+
+
+def test_plate_nesting_counts_the_guides_plates_and_no_loops() -> None:
+    def model() -> None:
+        for i in pyro.plate("loop", 2):
+            pyro.sample(f"y_{i}", dist.Normal(0.0, 1.0), obs=torch.tensor(0.0))
+        with pyro.plate("rows", 3, dim=-2):
+            pyro.sample("w", dist.Normal(torch.zeros(3, 1, 2), 1.0).to_event(1))
+
+    def guide() -> None:
+        with pyro.plate("rows", 3, dim=-2):
+            sample_implicit("w", ImplicitDistribution(MLPGenerator(2, 2, skip=True)))
+
+    assert plate_nesting(model, guide, (), {}) == 2
+
+
+def test_plate_nesting_leaves_no_trace_and_no_setting() -> None:
+    guide = HyperNetworkGuide(global_model).setup()
+    with poutine.trace() as tracer:
+        plate_nesting(global_model, guide, (), {})
+    assert not sample_nodes(tracer.trace)
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_a_guide_without_plates_leaves_the_rows_to_the_model(size: int | None) -> None:
+    def model() -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("data", 5, subsample_size=size) as shown:
+            pyro.sample("y", dist.Normal(w.sum(-1, keepdim=True), 1.0), obs=Y[shown])
+
+    particle = draw_particle(model, global_guide(), (), {}, INF)
+    assert particle.model.nodes["y"]["log_prob"].shape == (size or 5,)
+
+
+def test_a_guide_that_shows_all_rows_of_a_plate_leaves_them_to_the_model() -> None:
+    """A plate may stand around an explicit site of the guide without local latents of the model."""
+
+    def guide() -> None:
+        global_guide()()
+        with pyro.plate("data", 5):
+            pass
+
+    for seed in range(3):
+        pyro.set_rng_seed(seed)
+        particle = draw_particle(global_model, guide, (), {}, INF)
+        assert particle.model.nodes["y"]["value"].equal(Y)
+
+
+def test_a_shared_subsample_is_the_same_rows() -> None:
+    generator = ResidualGenerator(1, 2)
+
+    def model() -> None:
+        with pyro.plate("data", 5, subsample_size=2) as shown:
+            z = pyro.sample("z", dist.Normal(torch.zeros(1), 1.0).to_event(1))
+            pyro.sample("y", dist.Normal(z[..., 0], 1.0), obs=Y[shown])
+
+    def guide() -> None:
+        with pyro.plate("data", 5, subsample_size=2) as shown:
+            rows.append(shown)
+            sample_implicit("z", ImplicitDistribution(generator))
+
+    rows: list[Tensor] = []
+    particle = draw_particle(model, guide, (), {}, INF)
+    torch.testing.assert_close(particle.model.nodes["y"]["value"], Y[rows[-1]])
+
+
+# ---- refused
+
+
+@pytest.mark.parametrize("rows", [torch.tensor([0, 3]), torch.tensor([2])])
+@pytest.mark.parametrize("own_guide", [False, True])
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_a_plate_that_shows_other_rows_in_the_guide(
+    rows: Tensor, own_guide: bool, vectorised: bool
+) -> None:
+    guide: Any = HyperNetworkGuide(local_model).setup() if own_guide else local_guide()
+    objective = LinearisedELBO(2, vectorize_particles=vectorised, max_plate_nesting=1)
+    message = f"plate 'data' has {len(rows)} rows in the model and 5 in the guide.*create_plates"
+    with pytest.raises(SiteError, match=message):
+        objective.loss(local_model, guide, rows)
+
+
+@pytest.mark.parametrize("likelihood", ["expected", "per_datum"])
+@pytest.mark.parametrize("make", [lambda: AutoNormal(global_model), lambda: lambda: None])
+def test_a_guide_without_an_implicit_site(make: Any, likelihood: str) -> None:
+    guide = make()
+    objective = LinearisedELBO(likelihood=likelihood)
+    for way in (objective.loss, objective.loss_and_grads, objective.terms):
+        with pytest.raises(
+            GuideError, match=r"no implicit site.*Trace_ELBO\(\).*HyperNetworkGuide"
+        ):
+            way(global_model, guide)
+
+
+def test_a_guide_site_that_is_not_reparameterised() -> None:
+    def model() -> None:
+        global_model()
+        pyro.sample("count", dist.Poisson(2.0))
+
+    guide = global_guide(lambda: pyro.sample("count", dist.Poisson(3.0)))
+    with pytest.raises(SiteError, match=r"'count' \(Poisson\) is not reparameterised"):
+        LinearisedELBO().loss(model, guide)
+
+
+def test_draws_that_are_not_finite_blame_the_guide() -> None:
+    guide = HyperNetworkGuide(global_model).setup()
+    with torch.no_grad():
+        next(guide.parameters()).fill_(float("nan"))
+    message = r"implicit site '\w*_latent' \(for w\) are not finite: its generator has diverged"
+    for vectorised in (False, True):
+        with pytest.raises(NonFiniteError, match=message):
+            LinearisedELBO(2, vectorize_particles=vectorised).loss(global_model, guide)
+    with pyro.validation_enabled(False):  # a step then waits for no number
+        assert math.isnan(LinearisedELBO().loss(global_model, guide))
+
+
+def test_pyros_own_checks_are_kept() -> None:
+    guide = global_guide(lambda: pyro.sample("elsewhere", dist.Normal(0.0, 1.0)))
+    with pytest.warns(UserWarning, match="vars in guide but not model[^:]*:[^:]*:\\n{'elsewhere'}"):
+        LinearisedELBO().loss(global_model, guide)
+
+    def forgotten() -> None:  # no plate, no to_event
+        pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        pyro.sample("y", dist.Normal(torch.zeros(5), 1.0), obs=Y)
+
+    with pytest.raises(ValueError, match='at site "y", invalid log_prob shape'):
+        LinearisedELBO().loss(forgotten, global_guide())
+    with pyro.validation_enabled(False):
+        assert LinearisedELBO().loss(forgotten, global_guide()) > 0
+
+
+def test_an_explicit_site_of_the_guide_must_fit_its_plates_too() -> None:
+    def model() -> None:
+        global_model()
+        pyro.sample("extra", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+
+    guide = global_guide(lambda: pyro.sample("extra", dist.Normal(torch.zeros(3), 1.0)))
+    with pytest.raises(ValueError, match="extra"):
+        LinearisedELBO().loss(model, guide)
