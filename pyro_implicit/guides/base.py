@@ -76,17 +76,21 @@ class ImplicitGuide(AutoGuide):
         create_plates: Callable[..., Any] | None = None,
     ) -> None:
         check_scale_arguments(scale, learn_scale)
-        self._init_loc_fn = init_loc_fn
         super().__init__(InitMessenger(_forgiving(init_loc_fn))(model), create_plates=create_plates)
         if not (init_from in (None, "laplace", "ggn") or isinstance(init_from, AutoGuide)):
             raise ArgumentError(
                 f"init_from={init_from!r}; expected None, 'laplace', 'ggn' or a fitted autoguide."
             )
-        self._init_from = [init_from]  # in a list: the other guide is not a part of this one
+        # in lists: neither the other guide nor the model is a part of this one
+        self._init_from = [init_from]
+        self._bare_model: list[Any] = [model]
         self._scale = scale
         self._learn_scale = learn_scale
         self.factorized = factorized
         self._sites: list[LatentSite] | None = None
+        # follows .to(...), so that a guide which is not built yet knows where it was sent
+        self.register_buffer("_place", torch.zeros(()), persistent=False)
+        self._born = (self._place.dtype, self._place.device)
 
     # ---- what a subclass fills
 
@@ -99,6 +103,10 @@ class ImplicitGuide(AutoGuide):
             follows) rather than with the guide's ``init_scale``.
         :returns: a :class:`~pyro_implicit.nn.Generator` of ``output_dim`` outputs.
         """
+
+    def _own_generator(self, output_dim: int) -> Any:
+        """The user's own generator, which a saved state cannot hold by value, or None."""
+        return None
 
     def _start(self, sites: list[LatentSite], start: GaussianStart) -> GaussianStart:
         """Where one part starts; a subclass may set units for latents that nothing else scales."""
@@ -170,7 +178,8 @@ class ImplicitGuide(AutoGuide):
         start = GaussianStart(loc)
         init_from = self._init_from[0]
         if init_from is not None:
-            log_joint = LogJoint(self.model, sites, args, kwargs)
+            _check_all_rows(sites, init_from)
+            log_joint = LogJoint(self._bare_model[0], sites, args, kwargs)
             start = gaussian_start(init_from, log_joint, loc)
         self._build(sites, [self._make_sampler(g, p) for g, p in self._split(sites, start)])
 
@@ -193,10 +202,18 @@ class ImplicitGuide(AutoGuide):
         )
         return sampler.to(start.loc)
 
+    def _follow(self, module: nn.Module) -> nn.Module:
+        """``module`` in the dtype and on the device that ``.to`` asked for, if it did."""
+        asked = (self._place.dtype, self._place.device)
+        changed = [now for now, born in zip(asked, self._born, strict=True) if now != born]
+        for change in changed:
+            module = module.to(change)
+        return module
+
     def _build(self, sites: list[LatentSite], samplers: Sequence[Sampler]) -> None:
         self._sites = sites
         self._prototype_frames = {f.name: f for site in sites for f in site.frames}
-        self._modules["_samplers"] = nn.ModuleList(samplers).train(self.training)
+        self._modules["_samplers"] = self._follow(nn.ModuleList(samplers).train(self.training))
 
     def _groups(self) -> list[tuple[str, list[LatentSite], Sampler]]:
         """Name of the flat latent, its sites and its sampler, for each independent part."""
@@ -311,8 +328,8 @@ class ImplicitGuide(AutoGuide):
         if self._sites is None:
             self.factorized = state["factorized"]
             sites = [LatentSite.from_state(site) for site in state["sites"]]
-            option = getattr(self, "_generator", None)
-            self._build(sites, [sampler_from_state(s, option) for s in state["samplers"]])
+            samplers = [sampler_from_state(s, self._own_generator) for s in state["samplers"]]
+            self._build(sites, samplers)
         elif names != [site.name for site in self._sites]:
             raise StateError(
                 f"the state has sites {names}; this guide has {[s.name for s in self._sites]}."
@@ -335,7 +352,8 @@ class ImplicitGuide(AutoGuide):
         # Pyro's AutoGuide erases the model of the live object here; work on a copy instead. Models
         # are often local functions, which cannot be pickled, and the trace holds the data.
         state = self.__dict__.copy()
-        state.update(_model=None, master=None, prototype_trace=None, _init_from=[None])
+        state.update(_model=None, master=None, prototype_trace=None)
+        state.update(_init_from=[None], _bare_model=[None])
         return state
 
     def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
@@ -344,6 +362,7 @@ class ImplicitGuide(AutoGuide):
         clone.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         clone.__dict__["_model"] = self._model
         clone.__dict__["_init_from"] = list(self._init_from)
+        clone.__dict__["_bare_model"] = list(self._bare_model)
         return clone
 
 
@@ -362,6 +381,17 @@ def _sample_site(site: LatentSite, unconstrained: Tensor, plates: dict[str, Any]
         return pyro.sample(
             site.name, dist.Delta(value, log_density=log_density, event_dim=site.event_dim)
         )
+
+
+def _check_all_rows(sites: Sequence[LatentSite], init_from: str | AutoGuide) -> None:
+    for site in sites:
+        for frame in site.frames:
+            if isinstance(init_from, str) and frame.size != frame.full_size:
+                raise SiteError(
+                    f"init_from={init_from!r} needs all data at once, but site {site.name!r} is in "
+                    f"plate {frame.name!r}, which shows {frame.size} of its {frame.full_size} "
+                    "rows. Call guide.setup(...) with the whole data first, or leave init_from out."
+                )
 
 
 def _unconstrained_start(site: LatentSite, value: Tensor) -> Tensor:

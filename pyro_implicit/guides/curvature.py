@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pyro_implicit.exceptions import NonFiniteError
@@ -38,6 +39,8 @@ def find_mode(log_joint: LogJoint, start: Tensor) -> tuple[Tensor, Tensor]:
             break
     curvature = -hessian(log_joint, u)
     for _ in range(20):
+        if not torch.isfinite(curvature).all():
+            break
         u, gain = _newton(log_joint, u, curvature)
         curvature = -hessian(log_joint, u)
         if not gain > 1e-6:
@@ -221,7 +224,8 @@ def _residual(log_joint: LogJoint, u: Tensor) -> tuple[Tensor, Tensor] | None:
             if (
                 node["type"] != "sample"
                 or name in names
-                or type(node["fn"]).__name__ == "_Subsample"
+                or site_is_subsample(node)
+                or (node["infer"] or {}).get("_deterministic")
             ):
                 continue
             part = _site_residual(node)
@@ -236,10 +240,10 @@ def _site_residual(node: Any) -> list[Tensor] | None:
     while type(fn).__name__ in ("Independent", "ExpandedDistribution"):
         fn = fn.base_dist
     kind = type(fn).__name__
-    if node["mask"] is not None or kind not in _RESIDUALS:
+    scale = torch.as_tensor(node["scale"])
+    if node["mask"] is not None or scale.dim() or kind not in _RESIDUALS:
         return None
-    weight = torch.as_tensor(node["scale"]).sqrt()
-    return [(weight * part).reshape(-1) for part in _RESIDUALS[kind](fn)]
+    return [(scale.sqrt().to(part) * part).reshape(-1) for part in _RESIDUALS[kind](fn)]
 
 
 def _normal(fn: Any) -> list[Tensor]:

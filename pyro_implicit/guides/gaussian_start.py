@@ -96,27 +96,34 @@ def _from_guide(guide: AutoGuide, sites: Sequence[LatentSite], loc: Tensor) -> G
         if isinstance(guide, AutoNormal):
             locs = [attrgetter(s.name)(guide.locs).reshape(-1) for s in sites]
             scales = [attrgetter(s.name)(guide.scales).reshape(-1) for s in sites]
-            return GaussianStart(torch.cat(locs).to(loc), torch.cat(scales).to(loc))
-        if isinstance(guide, AutoContinuous):
-            return _from_posterior(guide, guide.get_posterior(), sites, loc)
-    raise _not_gaussian(guide)
+            start = GaussianStart(torch.cat(locs), torch.cat(scales))
+        elif isinstance(guide, AutoContinuous):
+            start = _from_posterior(guide, guide.get_posterior(), sites, loc.device)
+        else:
+            raise _not_gaussian(guide)
+    if start.loc.shape != loc.shape:
+        raise ArgumentError(
+            f"init_from has {start.loc.numel()} latent entries; this guide has {loc.numel()}: it "
+            "was fitted to other shapes."
+        )
+    assert start.factor is not None
+    return GaussianStart(start.loc.to(loc), start.factor.to(loc))
 
 
 def _from_posterior(
-    guide: AutoContinuous, posterior: Any, sites: Sequence[LatentSite], loc: Tensor
+    guide: AutoContinuous, posterior: Any, sites: Sequence[LatentSite], device: torch.device
 ) -> GaussianStart:
     """Mean and covariance root of an ``AutoContinuous`` guide, in the order of ``sites``."""
-    positions = torch.arange(guide.latent_dim, device=loc.device)
+    positions = torch.arange(guide.latent_dim, device=device)
     blocks = {node["name"]: part.reshape(-1) for node, part in guide._unpack_latent(positions)}
     order = torch.cat([blocks[site.name] for site in sites])
     base = getattr(posterior, "base_dist", posterior)
     if type(base).__name__ == "Normal":
-        return GaussianStart(base.loc[order].to(loc), base.scale[order].to(loc))
-    covariance = getattr(posterior, "covariance_matrix", None)
-    if covariance is None:
+        return GaussianStart(base.loc[order], base.scale[order])
+    root = getattr(posterior, "scale_tril", None)
+    if root is None:
         raise _not_gaussian(guide)
-    covariance = covariance[order][:, order].to(loc)
-    return GaussianStart(posterior.mean[order].to(loc), torch.linalg.cholesky(covariance))
+    return GaussianStart(posterior.mean[order], root[order])  # a root, if no longer triangular
 
 
 def _not_gaussian(guide: AutoGuide) -> ArgumentError:

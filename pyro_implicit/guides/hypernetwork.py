@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -74,21 +75,36 @@ class HyperNetworkGuide(ImplicitGuide):
         self._hidden_dims = None if hidden_dims is None else tuple(hidden_dims)
         self._activation = activation
         self._init_scale = float(init_scale)
-        self._generator = generator
+        self._generator = [generator]  # in a list: part of the guide only once it is built
+
+    def __getstate__(self) -> dict[str, Any]:
+        # often a lambda, which cannot be pickled; what it made is in the samplers
+        return {**super().__getstate__(), "_generator": [None]}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HyperNetworkGuide:
+        clone = super().__deepcopy__(memo)
+        clone._generator = copy.deepcopy(self._generator, memo)
+        return clone
+
+    def _own_generator(self, output_dim: int) -> Generator | None:
+        option = self._generator[0]
+        return None if option is None else as_generator(option, output_dim, self._latent_dim)
 
     def _make_generator(
         self, output_dim: int, sites: list[LatentSite], whitened: bool
     ) -> Generator:
         init_scale = 1.0 if whitened else self._init_scale
-        if self._generator is not None:
-            return as_generator(self._generator, output_dim, self._latent_dim)
+        own = self._own_generator(output_dim)
+        if own is not None:
+            return own
         small = output_dim <= _SMALL
         if whitened and not small and self._latent_dim is None and self._hidden_dims is None:
             return ResidualGenerator(output_dim)
+        hidden_dims = (40, 40) if small else (100,)
         return MLPGenerator(
             self._latent_dim or (output_dim if small else 100),
             output_dim,
-            self._hidden_dims or ((40, 40) if small else (100,)),
+            hidden_dims if self._hidden_dims is None else self._hidden_dims,
             activation=self._activation,
             skip=small,
             init_scale=init_scale,

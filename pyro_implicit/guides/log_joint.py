@@ -10,7 +10,7 @@ from pyro import poutine
 from pyro.poutine import Trace
 from torch import Tensor
 
-from pyro_implicit.exceptions import SiteError
+from pyro_implicit.exceptions import NonFiniteError, SiteError
 from pyro_implicit.guides.site import LatentSite
 
 __all__ = ["LogJoint"]
@@ -65,9 +65,16 @@ class LogJoint:
     def check_deterministic(self, u: Tensor) -> None:
         """
         :raises SiteError: if two evaluations at ``u`` differ: the model then draws something.
+        :raises NonFiniteError: if the density is not finite there.
         """
         with torch.no_grad():
             first, second = self(u), self(u)
+        if not torch.isfinite(first):
+            raise NonFiniteError(
+                f"the model's log-density at the start is {first.item()}, so no mode can be sought "
+                "from there. Give an init_loc_fn that starts where the density is positive, and "
+                "look for NaN in the data."
+            )
         if not torch.allclose(first, second):
             raise SiteError(
                 "two evaluations of the model at the same latents differ by "

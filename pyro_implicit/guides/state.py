@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.guides.sampler import Sampler
-from pyro_implicit.nn.generator import Generator, as_generator
+from pyro_implicit.nn.generator import Generator
 from pyro_implicit.nn.generators import MLPGenerator, ResidualGenerator
 from pyro_implicit.nn.matmul import CMMNN, MMNN
 from pyro_implicit.nn.preconditioner import Preconditioner
@@ -37,22 +38,24 @@ def sampler_state(sampler: Sampler) -> dict[str, Any]:
     }
 
 
-def sampler_from_state(state: dict[str, Any], generator: Any = None) -> Sampler:
+def sampler_from_state(
+    state: dict[str, Any], own_generator: Callable[[int], Generator | None]
+) -> Sampler:
     """
     A sampler of that structure; its tensors are still to be loaded.
 
     :param dict state: what :func:`sampler_state` returned.
-    :param generator: the guide's own ``generator`` argument, for kinds that are no part of this
-        package.
-    :raises StateError: if such a generator is not given.
+    :param own_generator: makes the guide's own generator from the number of outputs, for kinds
+        that are no part of this package, or returns None.
+    :raises StateError: if such a generator is needed and there is none.
     """
     m, config = state["output_dim"], state["generator"]
     if config is not None and config["type"] in _GENERATORS:
         options = {key: value for key, value in config.items() if key != "type"}
-        made: Generator = _GENERATORS[config["type"]](**options)
-    elif generator is not None:
-        made = as_generator(generator, m)
+        made: Generator | None = _GENERATORS[config["type"]](**options)
     else:
+        made = own_generator(m)
+    if made is None:
         raise StateError(
             f"the state was saved with a generator of your own ({state['generator_type']}), which "
             "is not stored by value: make the guide with the same generator=... and call "
