@@ -10,7 +10,6 @@ References
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,12 +21,12 @@ from pyro_implicit.nn.generator import Generator
 from pyro_implicit.nn.matmul_layout import (
     Shape,
     count_parameters,
-    hidden_size,
-    near_square,
     noise_side,
+    plan_branches,
     plan_mmnn,
+    split_columns,
 )
-from pyro_implicit.ops.activations import get_activation
+from pyro_implicit.ops.activations import Activation, get_activation
 from pyro_implicit.ops.linearisation import Linearisation
 from pyro_implicit.ops.matmul import (
     MatMulWeights,
@@ -39,9 +38,6 @@ from pyro_implicit.ops.matmul import (
 
 __all__ = ["CMMNN", "MMNN"]
 
-#: hidden rows and columns that even the smallest branch has, beyond its budget if need be
-_MIN_BRANCH = 8
-
 
 class _MatMulChain(nn.Module):
     """Consecutive matrix-multiplication layers; the last one linear if ``linear_end``."""
@@ -49,14 +45,12 @@ class _MatMulChain(nn.Module):
     def __init__(self, shapes: Sequence[Shape], activation: str, linear_end: bool) -> None:
         super().__init__()
         self.shapes = [(int(a), int(b)) for a, b in shapes]
-        count = len(self.shapes) - 1
-        self._activations = [get_activation(activation)] * count
-        if linear_end:
-            self._activations[-1] = None  # type: ignore[call-overload]
+        self.activation = activation
+        self.linear_end = linear_end
         pairs = list(zip(self.shapes[:-1], self.shapes[1:], strict=True))
-        self.left = nn.ParameterList(torch.randn(s[0], r[0]) / math.sqrt(r[0]) for r, s in pairs)
+        self.left = nn.ParameterList(_unit(torch.randn(s[0], r[0]), 1) for r, s in pairs)
         self.left_bias = nn.ParameterList(torch.zeros(s[0], r[1]) for r, s in pairs)
-        self.right = nn.ParameterList(torch.randn(r[1], s[1]) / math.sqrt(r[1]) for r, s in pairs)
+        self.right = nn.ParameterList(_unit(torch.randn(r[1], s[1]), 0) for r, s in pairs)
         self.right_bias = nn.ParameterList(torch.zeros(s) for _, s in pairs)
 
     def weights(self) -> list[MatMulWeights]:
@@ -64,23 +58,44 @@ class _MatMulChain(nn.Module):
         parts = zip(self.left, self.left_bias, self.right, self.right_bias, strict=True)
         return [MatMulWeights(*part) for part in parts]
 
+    def _activations(self) -> list[Activation | None]:
+        count = len(self.shapes) - 1 - self.linear_end
+        return [get_activation(self.activation)] * count + [None] * self.linear_end
+
     def run(self, x: Tensor) -> tuple[Tensor, list[SlopedLayer]]:
         """Output and sloped layers at ``x``, shape ``(..., a, b)``."""
-        return chain_forward(self.weights(), self._activations, x)
+        return chain_forward(self.weights(), self._activations(), x)
 
     @torch.no_grad()
     def normalise(self, x: Tensor, last: float = 1.0) -> Tensor:
         """
-        Scales each layer's right factor so that its pre-activations have standard deviation 1
-        (``last`` for the last layer) at the inputs ``x``; returns the output.
+        Sets the start: pre-activations of each layer have standard deviation 1 (``last`` for the
+        last layer) at the inputs ``x``; returns the output.
+
+        Each layer's left bias takes the mean of its inputs off. Activations have a mean that is the
+        same in every draw; passed on, it would be nearly all that deep generators give.
         """
-        for index, weights in enumerate(self.weights()):
+        layers = zip(self.weights(), self._activations(), strict=True)
+        for index, (weights, activation) in enumerate(layers):
+            weights.left_bias.copy_(-x.mean() * weights.left.sum(1, keepdim=True))
+            x = (weights.left @ x + weights.left_bias) @ weights.right
             target = last if index == len(self.left) - 1 else 1.0
-            spread = (weights.left @ x @ weights.right).square().mean().sqrt()
-            self.right[index].mul_(target / spread.clamp(min=1e-12))
-            activations = [self._activations[index]]
-            x, _ = chain_forward([self.weights()[index]], activations, x)
+            spread = x.square().mean().sqrt()
+            factor = torch.where(spread > 1e-6, target / spread, 1.0)  # all units may be dead
+            weights.right.mul_(factor)
+            x = x * factor if activation is None else activation[0](x * factor)
         return x
+
+
+def _unit(matrix: Tensor, dim: int) -> Tensor:
+    """The matrix with rows (``dim=1``) or columns (``dim=0``) of length 1, so that no output
+    starts with another spread than the next."""
+    return matrix / torch.linalg.vector_norm(matrix, dim=dim, keepdim=True)
+
+
+def _example_noise(shape: Shape) -> Tensor:
+    """Draws to normalise with: few where each has many entries."""
+    return torch.randn(max(2, 4096 // (shape[0] * shape[1])), *shape)
 
 
 class _MatMulLinearisation(Linearisation):
@@ -155,7 +170,7 @@ class MMNN(Generator):
         super().__init__(shapes[0], output_dim)
         self.activation = activation
         self.chain = _MatMulChain(shapes, activation, linear_end=True)
-        self.chain.normalise(torch.randn(4, *shapes[0]), init_scale)
+        self.chain.normalise(_example_noise(shapes[0]), init_scale)
 
     @property
     def shapes(self) -> list[Shape]:
@@ -200,10 +215,11 @@ class CMMNN(Generator):
 
     :param group_sizes: number of latents of each group; the output is their concatenation.
     :param noise_shape: rows and columns of the noise; by default about one noise entry for ten
-        latents, at most 130 x 130.
+        latents (fewer with a budget below 2), at most 130 x 130.
     :param trunk_shapes: shapes of the trunk's layers; the last one is split. By default one layer
         with as many rows as the noise and two columns for each of its columns or more.
-    :param float budget: variational parameters per latent, greater than 1.
+    :param float budget: variational parameters per latent, greater than 1. Small groups exceed it:
+        none is squeezed through fewer than 8 rows and columns.
     :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`.
     :param float init_scale: root mean square of the outputs at the start.
     :raises ArgumentError: for an empty group, a trunk with fewer columns than groups, a budget of
@@ -227,7 +243,7 @@ class CMMNN(Generator):
                 "more than one variational parameter per latent."
             )
         total = sum(sizes)
-        side = noise_side(total)
+        side = noise_side(max(int(total * min(budget - 1, 1)), 1))  # or the trunk takes it all
         first = (side, side) if noise_shape is None else (noise_shape[0], noise_shape[1])
         trunk = list(trunk_shapes or [(first[0], max(2 * first[1], 2 * len(sizes)))])
         if trunk[-1][1] < len(sizes):
@@ -239,13 +255,13 @@ class CMMNN(Generator):
         self.budget = float(budget)
         self.activation = activation
         self.trunk = _MatMulChain([first, *trunk], activation, linear_end=False)
-        self.widths = _split_columns(trunk[-1][1], sizes)
+        self.widths = split_columns(trunk[-1][1], sizes)
         rest = budget * total - count_parameters(self.trunk.shapes)
         self.branches = nn.ModuleList(
-            _branch((trunk[-1][0], width), size, rest * size / total, activation)
-            for width, size in zip(self.widths, sizes, strict=True)
+            _MatMulChain(shapes, activation, linear_end=True)
+            for shapes in plan_branches(trunk[-1][0], self.widths, sizes, rest)
         )
-        hidden = self.trunk.normalise(torch.randn(4, *first))
+        hidden = self.trunk.normalise(_example_noise(first))
         for branch, part in zip(self.branches, hidden.split(self.widths, -1), strict=True):
             branch.normalise(part, init_scale)  # type: ignore[operator]
 
@@ -283,21 +299,3 @@ class CMMNN(Generator):
             "budget": self.budget,
             "activation": self.activation,
         }
-
-
-def _split_columns(columns: int, sizes: Sequence[int]) -> list[int]:
-    """Columns for each group: one each, the rest by the square roots of their sizes."""
-    roots = [math.sqrt(size) for size in sizes]
-    spare = columns - len(sizes)
-    widths = [1 + int(spare * root / sum(roots)) for root in roots]
-    order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
-    for index in range(columns - sum(widths)):
-        widths[order[index % len(sizes)]] += 1
-    return widths
-
-
-def _branch(first: Shape, size: int, parameters: float, activation: str) -> _MatMulChain:
-    """One hidden layer, as large as the group's share of the budget allows, then the output."""
-    last = near_square(size)
-    hidden = max(hidden_size(first, last, parameters), min(last[0], _MIN_BRANCH))
-    return _MatMulChain([first, (hidden, hidden), last], activation, linear_end=True)

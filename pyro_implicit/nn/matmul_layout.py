@@ -14,7 +14,16 @@ from collections.abc import Sequence
 
 from pyro_implicit.exceptions import ArgumentError, ShapeError
 
-__all__ = ["Shape", "count_parameters", "hidden_size", "near_square", "noise_side", "plan_mmnn"]
+__all__ = [
+    "Shape",
+    "count_parameters",
+    "hidden_size",
+    "near_square",
+    "noise_side",
+    "plan_branches",
+    "plan_mmnn",
+    "split_columns",
+]
 
 Shape = tuple[int, int]
 
@@ -22,6 +31,8 @@ Shape = tuple[int, int]
 LATENTS_PER_NOISE = 10
 #: ... and the longest side of its noise (the one of [2] for millions of weights)
 MAX_NOISE_SIDE = 130
+#: hidden rows and columns that even a small branch has, beyond its share of the budget if need be
+MIN_BRANCH = 8
 
 
 def near_square(numel: int) -> Shape:
@@ -100,3 +111,38 @@ def plan_mmnn(
         first = (side, side)
         hidden = hidden_size(first, last, budget * output_dim)
     return [first, (hidden, hidden), last]
+
+
+def split_columns(columns: int, sizes: Sequence[int]) -> list[int]:
+    """Columns for each group: one each, the rest by the square roots of their sizes."""
+    roots = [math.sqrt(size) for size in sizes]
+    spare = columns - len(sizes)
+    widths = [1 + int(spare * root / sum(roots)) for root in roots]
+    order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
+    for index in range(columns - sum(widths)):
+        widths[order[index % len(sizes)]] += 1
+    return widths
+
+
+def plan_branches(
+    rows: int, widths: Sequence[int], sizes: Sequence[int], parameters: float
+) -> list[list[Shape]]:
+    """
+    Shapes of one small generator for each group, with a hidden layer as large as its share allows.
+
+    :param int rows: rows of their inputs.
+    :param widths: columns of their inputs.
+    :param sizes: latents of each group.
+    :param float parameters: for all of them together, by size; what small groups need beyond their
+        share, or leave, is the larger ones' loss or gain.
+    """
+    shapes: list[list[Shape]] = [[] for _ in sizes]
+    left = sum(sizes)
+    for index in sorted(range(len(sizes)), key=lambda i: sizes[i]):
+        first, last = (rows, widths[index]), near_square(sizes[index])
+        hidden = hidden_size(first, last, parameters * sizes[index] / left)
+        hidden = max(hidden, min(last[0], MIN_BRANCH))
+        shapes[index] = [first, (hidden, hidden), last]
+        parameters -= count_parameters(shapes[index])
+        left -= sizes[index]
+    return shapes

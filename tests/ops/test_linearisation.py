@@ -1,0 +1,147 @@
+"""Products with Jacobians: hand-written chains, and the fall-back for every other generator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from pyro_implicit import CMMNN, MMNN, Generator, MLPGenerator, ModuleGenerator, ResidualGenerator
+from pyro_implicit.ops.linearisation import DenseLinearisation, FunctionLinearisation
+
+GENERATORS: dict[str, Callable[[], Generator]] = {
+    "perceptron": partial(MLPGenerator, 3, 5, (4, 6)),
+    "perceptron with a skip": partial(MLPGenerator, 3, 5, (4,), skip=True),
+    "more noise than outputs": partial(MLPGenerator, 6, 2, (4,), activation="sin"),
+    "residual": partial(ResidualGenerator, 5, 3),
+    "matrix": partial(MMNN, 7, noise_shape=(2, 3), hidden_shapes=[(3, 3)]),
+    "matrix, in branches": partial(CMMNN, [3, 1, 7], noise_shape=(2, 2), budget=20.0),
+    "module": lambda: ModuleGenerator(
+        nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 5)), (3,), 5
+    ),
+    "module of matrices": lambda: ModuleGenerator(
+        nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.SiLU(), nn.Linear(4, 5)), (2, 3), 5
+    ),
+}
+batches = st.lists(st.integers(1, 3), max_size=2).map(tuple)
+
+
+@pytest.fixture(params=GENERATORS)
+def generator(request: pytest.FixtureRequest) -> Generator:
+    made = GENERATORS[request.param]().double()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return made
+
+
+def _autograd_jacobian(generator: Generator, z: Tensor) -> Tensor:
+    flat = z.reshape(-1, *generator.noise_shape)
+    rows = [
+        torch.autograd.functional.jacobian(generator, row, create_graph=True).flatten(1)
+        for row in flat
+    ]
+    batch = z.shape[: z.dim() - len(generator.noise_shape)]
+    return torch.stack(rows).reshape(*batch, *rows[0].shape)
+
+
+def _noise(generator: Generator, batch: tuple[int, ...]) -> Tensor:
+    return torch.randn(*batch, *generator.noise_shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("batch", [(), (3,), (2, 1)])
+@pytest.mark.parametrize("probes", [(), (1,), (2, 3)])
+def test_products_are_those_of_autograd(
+    generator: Generator, batch: tuple[int, ...], probes: tuple[int, ...]
+) -> None:
+    z = _noise(generator, batch)
+    lin, jac = generator.linearise(z), _autograd_jacobian(generator, z)
+    m, d = generator.output_dim, generator.noise_dim
+    assert (lin.batch_shape, lin.output_dim, lin.input_dim) == (batch, m, d)
+    torch.testing.assert_close(lin.value, generator(z))
+    v = torch.randn(*probes, *batch, d, dtype=torch.float64)
+    u = torch.randn(*probes, *batch, m, dtype=torch.float64)
+    torch.testing.assert_close(lin.jvp(v), (jac @ v[..., None])[..., 0])
+    torch.testing.assert_close(lin.vjp(u), (jac.mT @ u[..., None])[..., 0])
+    torch.testing.assert_close(lin.jacobian(), jac)
+    torch.testing.assert_close(lin.jacobian(), generator.jacobian(z))
+
+
+def test_products_have_the_gradients_of_autograd(generator: Generator) -> None:
+    z = _noise(generator, (2,))
+    m, d = generator.output_dim, generator.noise_dim
+    v = torch.randn(2, d, dtype=torch.float64)
+    u = torch.randn(2, m, dtype=torch.float64)
+    parameters = list(generator.parameters())
+    for mine, brute in (
+        (lambda: generator.linearise(z).jvp(v), lambda jac: jac @ v[..., None]),
+        (lambda: generator.linearise(z).vjp(u), lambda jac: jac.mT @ u[..., None]),
+    ):
+        found = torch.autograd.grad(mine().square().sum(), parameters, allow_unused=True)
+        value = brute(_autograd_jacobian(generator, z)).square().sum()
+        wanted = torch.autograd.grad(value, parameters, allow_unused=True)
+        for parameter, one, other in zip(parameters, found, wanted, strict=True):
+            zero = torch.zeros_like(parameter)
+            torch.testing.assert_close(
+                zero if one is None else one, zero if other is None else other
+            )
+
+
+def test_no_graph_without_gradients(generator: Generator) -> None:
+    with torch.no_grad():
+        lin = generator.linearise(_noise(generator, (2,)))
+        product = lin.jvp(torch.randn(2, generator.noise_dim, dtype=torch.float64))
+    assert not product.requires_grad
+    lin = generator.linearise(_noise(generator, (2,)))
+    with torch.no_grad():
+        product = lin.vjp(torch.randn(2, generator.output_dim, dtype=torch.float64))
+    assert not product.requires_grad
+
+
+@given(
+    st.integers(1, 4),
+    st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    st.integers(1, 4),
+    st.sampled_from(["none", "diagonal", "matrix"]),
+    batches,
+)
+def test_dense_chain(d: int, hidden: list[int], m: int, kind: str, batch: tuple[int, ...]) -> None:
+    if kind == "diagonal":
+        m = d
+    sizes = [d, *hidden, m]
+    weights = [
+        torch.randn(b, a, dtype=torch.float64) for a, b in zip(sizes[:-1], sizes[1:], strict=True)
+    ]
+    slopes = [torch.randn(*batch, h, dtype=torch.float64) for h in hidden]
+    skip = {"none": None, "diagonal": torch.randn(d).double(), "matrix": torch.randn(m, d).double()}
+    lin = DenseLinearisation(
+        torch.zeros(*batch, m, dtype=torch.float64), weights, slopes, skip[kind]
+    )
+    jac = weights[0].expand(*batch, -1, -1)
+    for weight, slope in zip(weights[1:], slopes, strict=True):
+        jac = weight @ (slope[..., None] * jac)
+    if kind != "none":
+        jac = jac + (torch.diag(skip[kind]) if kind == "diagonal" else skip[kind])
+    torch.testing.assert_close(lin.jacobian(), jac)
+    u = torch.randn(3, *batch, m, dtype=torch.float64)
+    torch.testing.assert_close(lin.vjp(u), (jac.mT @ u[..., None])[..., 0])
+
+
+def test_fall_back_sees_each_row_by_itself() -> None:
+    seen: list[Any] = []
+
+    def function(rows: Tensor) -> Tensor:
+        seen.append(tuple(rows.shape))
+        return rows.flatten(1).sin()
+
+    lin = FunctionLinearisation(function, torch.randn(4, 5, 2, 3), noise_ndim=2)
+    lin.jvp(torch.randn(2, 4, 5, 6))
+    lin.vjp(torch.randn(2, 4, 5, 6))
+    assert set(seen) == {(20, 2, 3)}
+    assert lin.value.shape == (4, 5, 6)
