@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -76,25 +78,61 @@ def test_import_brings_in_no_optional_package_and_changes_nothing() -> None:
     assert output == "[]"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("module", MODULES)
-def test_every_module_can_be_imported_first(module: str) -> None:
-    """No circular import that only the usual order of imports hides."""
-    _python(f"import {module}")
+# ---- who imports whom
 
 
-def test_ops_do_not_know_pyro() -> None:
-    for module in MODULES:
-        if module.startswith("pyro_implicit.ops"):
-            text = Path(ROOT, *module.split(".")).with_suffix(".py")
-            if text.exists():
-                assert "import pyro\n" not in text.read_text()
-                assert "from pyro " not in text.read_text()
-                assert "from pyro." not in text.read_text()
+def _imports(module: str, nested: bool) -> set[str]:
+    """Modules that ``module`` imports on loading, or with ``nested`` also inside of functions."""
+    path = Path(ROOT, *module.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    tree = ast.parse(path.read_text())
+    nodes = list(ast.walk(tree)) if nested else list(tree.body)
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            below = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= (below & set(MODULES)) or {node.module}
+    return found
 
 
-def test_guides_do_not_know_objectives() -> None:
-    for module in MODULES:
-        if module.startswith("pyro_implicit.guides"):
-            path = Path(ROOT, *module.split(".")).with_suffix(".py")
-            assert not path.exists() or "pyro_implicit.infer" not in path.read_text()
+def test_no_module_imports_itself_in_a_circle() -> None:
+    graph = {name: _imports(name, nested=False) & set(MODULES) for name in MODULES}
+    try:
+        order = list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(f"circular import: {' -> '.join(error.args[1])}")
+    assert set(order) == set(MODULES)
+
+
+def _uses(layer: str, what: str) -> list[str]:
+    """Modules of ``layer`` that import ``what`` or something below it."""
+    return [
+        f"{module} imports {name}"
+        for module in MODULES
+        if module.startswith(f"pyro_implicit.{layer}")
+        for name in _imports(module, nested=True)
+        if name == what or name.startswith(f"{what}.")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("layer", "what"),
+    [
+        ("ops", "pyro"),
+        ("ops", "pyro_implicit.nn"),
+        ("nn", "pyro_implicit.guides"),
+        ("nn", "pyro_implicit.infer"),
+        ("distributions", "pyro_implicit.guides"),
+        ("distributions", "pyro_implicit.infer"),
+        ("guides", "pyro_implicit.infer"),
+    ],
+)
+def test_a_layer_knows_only_those_below_it(layer: str, what: str) -> None:
+    assert _uses(layer, what) == []
+
+
+def test_the_layers_are_found_at_all() -> None:
+    assert _uses("guides", "pyro")
+    assert _uses("distributions", "pyro_implicit.nn")
