@@ -83,8 +83,27 @@ class MLPGenerator(Generator):
         self.biases = nn.ParameterList(0.1 * torch.randn(n) for n in self.hidden_dims)
         self.weight_out = nn.Parameter(torch.randn(output_dim, sizes[-1]) / math.sqrt(sizes[-1]))
         self.bias_out = nn.Parameter(torch.zeros(output_dim))
-        self.skip = nn.Parameter(init_scale * torch.eye(output_dim, latent_dim)) if skip else None
+        self.skip_diagonal: nn.Parameter | None = None
+        self.skip_dense: nn.Parameter | None = None
+        if skip:
+            self.skip_diagonal = nn.Parameter(torch.full((min(sizes[0], output_dim),), init_scale))
+            self.skip_dense = nn.Parameter(torch.zeros(output_dim, latent_dim))
         self._rescale_output(0.05 * init_scale if skip else init_scale)
+
+    @property
+    def skip(self) -> Tensor | None:
+        """
+        The linear map ``A``, shape ``(m, d)``, or None. Its diagonal is a parameter; the rest is
+        stored times the root of ``d``, so that an optimiser's steps along all of its ``d`` columns
+        together are no larger than those of the other parameters.
+        """
+        if self.skip_diagonal is None or self.skip_dense is None:
+            return None
+        rest = self.skip_dense / math.sqrt(self.noise_dim)
+        diagonal = torch.diag(self.skip_diagonal)
+        rows, columns = rest.shape
+        size = len(diagonal)
+        return rest + F.pad(diagonal, (0, columns - size, 0, rows - size))
 
     @torch.no_grad()
     def _rescale_output(self, target: float) -> None:
@@ -101,8 +120,8 @@ class MLPGenerator(Generator):
 
     def forward(self, z: Tensor) -> Tensor:
         """See :meth:`Generator.forward`."""
-        out = F.linear(self._hidden(z), self.weight_out, self.bias_out)
-        return out if self.skip is None else out + F.linear(z, self.skip)
+        out, skip = F.linear(self._hidden(z), self.weight_out, self.bias_out), self.skip
+        return out if skip is None else out + F.linear(z, skip)
 
     def _hidden_jacobian(self, z: Tensor) -> Tensor:
         return mlp_chain(
@@ -114,15 +133,26 @@ class MLPGenerator(Generator):
 
     def jacobian(self, z: Tensor) -> Tensor:
         """See :meth:`Generator.jacobian`."""
-        jac = self.weight_out.to(z.dtype) @ self._hidden_jacobian(z)
-        return jac if self.skip is None else jac + self.skip.to(z.dtype)
+        jac, skip = self.weight_out.to(z.dtype) @ self._hidden_jacobian(z), self.skip
+        return jac if skip is None else jac + skip.to(z.dtype)
+
+    def linearise(self, z: Tensor) -> Linearisation:
+        """See :meth:`Generator.linearise`; one pass, structured products."""
+        hidden, slopes = z, []
+        for weight, bias in zip(self.weights, self.biases, strict=True):
+            pre = F.linear(hidden, weight, bias)
+            slopes.append(self._activation[1](pre))
+            hidden = self._activation[0](pre)
+        out, skip = F.linear(hidden, self.weight_out, self.bias_out), self.skip
+        value = out if skip is None else out + F.linear(z, skip)
+        return DenseLinearisation(value, [*self.weights, self.weight_out], slopes, skip)
 
     def half_log_det(self, z: Tensor, scale: float | Tensor = 0.0) -> Tensor:
         """See :meth:`Generator.half_log_det`."""
         m, d = self.output_dim, self.noise_dim
         with torch.autocast(z.device.type, enabled=False):
             wide = upcast(z)
-            if self.skip is not None or d > m or is_zero(scale):
+            if self.skip_dense is not None or d > m or is_zero(scale):
                 return half_log_det(self.jacobian(wide), scale).to(z.dtype)
             check_scale(scale, m, d)
             inner = self._hidden_jacobian(wide)
@@ -139,7 +169,7 @@ class MLPGenerator(Generator):
             "output_dim": self.output_dim,
             "hidden_dims": list(self.hidden_dims),
             "activation": self.activation,
-            "skip": self.skip is not None,
+            "skip": self.skip_dense is not None,
         }
 
 
