@@ -29,11 +29,18 @@ def init_to_fan_in(site: dict[str, Any]) -> Tensor:
     fn = site["fn"]
     if fn.event_dim < 2 or fn.support.event_dim > fn.event_dim:
         return init_to_mean(site)
-    shape = fn.batch_shape + fn.event_shape
-    value = torch.randn(shape) * math.sqrt(2 / fn.event_shape[1:].numel())
-    like = site["value"] if isinstance(site.get("value"), Tensor) else fn.sample()
-    value = value.to(like)
+    shape = torch.Size(fn.batch_shape + fn.event_shape)
+    fan_in = shape[len(shape) - fn.event_dim + 1 :].numel()
+    value = torch.randn(shape).to(_example(fn)) * math.sqrt(2 / fan_in)
     return value if bool(fn.support.check(value).all()) else init_to_mean(site)
+
+
+def _example(fn: Any) -> Tensor:
+    """A tensor of the dtype and device of a distribution's draws; not all can be drawn from."""
+    try:
+        return fn.mean
+    except NotImplementedError:
+        return torch.zeros(())
 
 
 def fan_in_scale(site: LatentSite) -> float:
