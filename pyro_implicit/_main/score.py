@@ -19,10 +19,14 @@ NOISE_DRAWS = 20  # of the observation noise, for each draw of the parameters
 
 @dataclass(frozen=True)
 class Score:
-    """Test scores of one method, and its predictive mean and 90% band for each test row [M]."""
+    """Test scores of one method, and its predictive mean and 90% band for each test row [M].
+
+    ``standard_error`` is that of ``log_likelihood`` as a mean over the rows.
+    """
 
     rmse: float
     log_likelihood: float
+    standard_error: float
     coverage: float
     mean: np.ndarray
     lower: np.ndarray
@@ -58,6 +62,7 @@ def score(model: Callable[..., Tensor], draws: dict[str, Tensor], split: Split) 
     return Score(
         rmse=float(np.sqrt(np.mean((mean - observed) ** 2))),
         log_likelihood=float(per_row.mean()),
+        standard_error=float(per_row.std(correction=0)) / math.sqrt(len(per_row)),
         coverage=float(np.mean((lower <= observed) & (observed <= upper))),
         mean=mean,
         lower=lower,

@@ -8,6 +8,7 @@ import sys
 
 import arviz as az
 import numpy as np
+import pyro
 import pytest
 import torch
 
@@ -139,7 +140,7 @@ def run(capsys, table, folder, *arguments):
     assert lines[0] == f"table.csv: 36 training rows, 4 test rows, 2 features, seed {lines[0][-1]}"
     assert lines[1].split("  ")[0] == "method"
     assert lines[-2:] == [f"wrote {folder / 'posterior.nc'}", f"wrote {folder / 'predictive.png'}"]
-    rows = [re.split(r"\s{2,}", line) for line in lines[2:-2]]
+    rows = [re.split(r"\s{2,}", line) for line in lines[2:-3]]
     return {row[0]: [float(cell) for cell in row[1:-1]] for row in rows}
 
 
@@ -153,8 +154,10 @@ def test_small_run(capsys, tmp_path, table, few_draws):
     folder = tmp_path / "new" / "output"
     first = run(capsys, table, folder, "--seed", "1")
     assert list(first) == ["mean-field VI", "linearised implicit"]
-    for rmse, log_likelihood, coverage in first.values():
-        assert 0.0 < rmse < 100.0 and -20.0 < log_likelihood < 0.0 and 0.0 <= coverage <= 1.0
+    for rmse, log_likelihood, error, coverage in first.values():
+        assert (
+            0.0 < rmse < 100.0 and -20.0 < log_likelihood < 0.0 < error and 0.0 <= coverage <= 1.0
+        )
     assert sorted(path.name for path in folder.iterdir()) == ["posterior.nc", "predictive.png"]
     assert (folder / "predictive.png").read_bytes().startswith(b"\x89PNG")
 
@@ -171,7 +174,7 @@ def test_small_run(capsys, tmp_path, table, few_draws):
     assert run(capsys, table, folder, "--seed", "2") != first
 
 
-def test_large_tables_are_trained_by_minibatches(table, monkeypatch):
+def test_large_tables_are_trained_by_minibatches(table, few_draws, monkeypatch):
     monkeypatch.setattr(fit, "BATCH_SIZE", 16)
     split = split_table(load_csv(table), seed=0)
     x, y = fit._batch(split)
@@ -179,8 +182,9 @@ def test_large_tables_are_trained_by_minibatches(table, monkeypatch):
     rows = [torch.eq(split.x_train, row).all(-1).nonzero().item() for row in x]
     assert torch.equal(y, split.y_train[rows])
     model = build_model(2, len(split.x_train))
-    fitted = fit.fit_implicit(model, split, num_steps=2, quiet=True)
-    assert fitted.draws["sigma"].shape[0] == fit.NUM_DRAWS
+    with pyro.settings.context(module_local_params=True):
+        fitted = fit.fit_all(model, split, seed=0, num_steps=2, nuts_samples=0, quiet=True)
+    assert [len(each.draws["sigma"]) for each in fitted] == 2 * [fit.NUM_DRAWS]
 
 
 def test_failed_writing_leaves_nothing(capsys, tmp_path, table, few_draws, monkeypatch):

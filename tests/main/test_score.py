@@ -37,7 +37,9 @@ def test_one_draw_is_a_normal_density():
     mean = 3.0 + 7.0 * (split.x_test @ draws["w"][0]).numpy()
     density = stats.norm(mean, 7.0 * draws["sigma"].item())
     observed = split.y_test.numpy()
-    np.testing.assert_allclose(result.log_likelihood, density.logpdf(observed).mean(), rtol=1e-5)
+    logs = density.logpdf(observed)
+    np.testing.assert_allclose(result.log_likelihood, logs.mean(), rtol=1e-5)
+    np.testing.assert_allclose(result.standard_error, stats.sem(logs, ddof=0), rtol=1e-4)
     np.testing.assert_allclose(result.rmse, np.sqrt(((mean - observed) ** 2).mean()), rtol=1e-5)
     np.testing.assert_allclose(result.mean, mean, rtol=1e-4, atol=1e-4)
 
