@@ -61,24 +61,35 @@ class Settings:
 _MODE = Settings(1500, 1e-2)
 _MEAN_FIELD = Settings(4000, 5e-3, 0.02)
 _FULL_RANK = Settings(3000, 3e-3, 0.9)
-_RECIPE = Settings(10_000, 1e-3, 0.05, 0.01)
+_RECIPE = Settings(3000, 1e-3, 0.02, 0.01)
+_RECIPE_LONG = Settings(10_000, 5e-4, 0.02, 1e-3)
+_RECIPES = [
+    _RECIPE,
+    replace(_RECIPE, scale=1e-3),
+    replace(_RECIPE, scale=0.05),
+    _RECIPE_LONG,
+    replace(_RECIPE_LONG, scale=0.01),
+]
 
-#: what ``--choose`` tries
+#: what ``--choose`` tries; the first is used where it chose nothing else
 CANDIDATES: dict[str, list[Settings]] = {
     "map": [_MODE],
     "mean-field": [_MEAN_FIELD],
-    "recipe": [replace(_RECIPE, scale=scale) for scale in (1e-3, 0.01, 0.05)],
-    "recipe-no-entropy": [_RECIPE],
+    "recipe": _RECIPES,
+    "recipe-no-entropy": _RECIPES,
     "full-rank": [_FULL_RANK],
     "full-rank-per-datum": [_FULL_RANK],
 }
-#: what it chose, where that is not the same for all sets
-_CHOSEN: dict[tuple[str, str], Settings] = {}
+#: what it chose; the control takes what was chosen for the recipe
+_CHOSEN: dict[tuple[str, str], Settings] = {
+    ("recipe", "concrete"): _RECIPE,
+    ("recipe", "energy"): _RECIPE_LONG,
+}
 
 
 def choice(method: str, name: str) -> Settings:
-    """The settings of a method for a set; unknown sets get those of concrete."""
-    return _CHOSEN.get((method, name)) or _CHOSEN.get((method, "concrete")) or CANDIDATES[method][0]
+    """The settings of a method for a set."""
+    return _CHOSEN.get((method.removesuffix("-no-entropy"), name), CANDIDATES[method][0])
 
 
 class Workbench:
