@@ -70,7 +70,7 @@ class TwoModes:
 
 def wasserstein(a: Tensor, b: Tensor) -> float:
     """Wasserstein-1 distance of two equally large samples, by optimal assignment."""
-    cost = torch.cdist(a, b).double().numpy()
+    cost = torch.cdist(a.double(), b.double()).numpy()
     return float(cost[linear_sum_assignment(cost)].mean())
 
 
