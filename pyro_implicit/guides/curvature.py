@@ -30,7 +30,7 @@ def find_mode(log_joint: LogJoint, start: Tensor) -> tuple[Tensor, Tensor]:
 
     :param torch.Tensor start: shape ``(m,)``.
     :returns: the mode ``(m,)`` and the negative Hessian there ``(m, m)``.
-    :raises NonFiniteError: if the search ends at a point without a finite density.
+    :raises NonFiniteError: if the search ends at a point without a finite density or curvature.
     """
     u = start.detach().clone()
     for _ in range(10):
@@ -45,11 +45,13 @@ def find_mode(log_joint: LogJoint, start: Tensor) -> tuple[Tensor, Tensor]:
         curvature = -hessian(log_joint, u)
         if not gain > 1e-6:
             break
-    if not (torch.isfinite(u).all() and torch.isfinite(curvature).all()):
+    with torch.no_grad():
+        found = torch.cat([log_joint(u).reshape(1), u, curvature.reshape(-1)])
+    if not (torch.isfinite(found).all() and curvature.any()):
         raise NonFiniteError(
-            "the search for the posterior mode ended where the log-density is not finite: the "
-            "density may be unbounded, or init_loc_fn may start outside of its domain. Use "
-            "init_from=None, or give another init_loc_fn."
+            "the search for the posterior mode ended where the log-density is not finite, or flat "
+            "in every direction: the density may be unbounded, or init_loc_fn may start outside of "
+            "its domain. Use init_from=None, or give another init_loc_fn."
         )
     return u, curvature
 
@@ -66,17 +68,26 @@ def _lbfgs(log_joint: LogJoint, u: Tensor) -> float:
         line_search_fn="strong_wolfe",
     )
 
+    lost = False
+
     def closure() -> Tensor:
+        nonlocal lost
         optimiser.zero_grad()
         loss = -log_joint(u)
         u.grad = torch.autograd.grad(loss, u)[0]
+        lost = lost or not (torch.isfinite(loss) and torch.isfinite(u.grad).all())
         return loss.detach()
 
     with torch.enable_grad():
         before = u.detach().clone()
-        first = float(closure())
-        optimiser.step(closure)
-        last = float(closure())
+        first = last = float(closure())
+        try:
+            optimiser.step(closure)
+            last = float(closure())
+        except (RuntimeError, IndexError):  # torch's line search stumbles over NaN
+            if not lost:
+                raise
+            last = math.nan
     u.requires_grad_(False)
     u.grad = None
     if not math.isfinite(last):
