@@ -1,0 +1,164 @@
+"""HyperNetworkGuide: its defaults, its options, and what it refuses."""
+
+from __future__ import annotations
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import nn
+
+from pyro_implicit import (
+    HyperNetworkGuide,
+    LinearisedELBO,
+    MLPGenerator,
+    ModuleGenerator,
+    ResidualGenerator,
+)
+from pyro_implicit.exceptions import ArgumentError, ShapeError
+
+
+def make(size):
+    def model():
+        pyro.sample("w", dist.Normal(torch.zeros(size), 1.0).to_event(1))
+        pyro.sample("s", dist.LogNormal(0.0, 1.0))
+
+    return model
+
+
+def generator_of(guide):
+    return guide.samplers[0].generator
+
+
+def test_small_models_get_as_many_noises_as_latents_and_no_output_noise():
+    guide = HyperNetworkGuide(make(4)).setup()
+    generator = generator_of(guide)
+    assert isinstance(generator, MLPGenerator)
+    assert (generator.noise_dim, generator.output_dim) == (5, 5)
+    assert generator.full_rank
+    assert guide.samplers[0].scale == 0.0
+
+
+def test_large_models_get_a_hundred_noises_and_output_noise():
+    guide = HyperNetworkGuide(make(300)).setup()
+    generator = generator_of(guide)
+    assert (generator.noise_dim, generator.output_dim, generator.hidden_dims) == (100, 301, (100,))
+    assert not generator.full_rank
+    assert guide.samplers[0].scale == 0.01
+
+
+def test_large_models_that_start_as_a_gaussian_get_a_residual_generator():
+    fitted = pyro.infer.autoguide.AutoNormal(make(300))
+    fitted()
+    guide = HyperNetworkGuide(make(300), init_from=fitted).setup()
+    assert isinstance(generator_of(guide), ResidualGenerator)
+    own = HyperNetworkGuide(make(300), init_from=fitted, hidden_dims=(5,)).setup()
+    assert generator_of(own).hidden_dims == (5,)
+
+
+def test_options_reach_the_network():
+    guide = HyperNetworkGuide(make(2), latent_dim=7, hidden_dims=(5, 6), activation="sin").setup()
+    generator = generator_of(guide)
+    assert (generator.noise_dim, generator.hidden_dims, generator.activation) == (7, (5, 6), "sin")
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        ({}, 0.0),
+        ({"latent_dim": 1}, 0.01),
+        ({"scale": 0.3}, 0.3),
+        ({"scale": 0}, 0.0),
+        ({"learn_scale": "scalar"}, 0.01),
+        ({"learn_scale": "diagonal", "scale": 0.2}, 0.2),
+        ({"generator": ResidualGenerator}, 0.0),
+        ({"generator": ResidualGenerator, "learn_scale": "scalar"}, 0.01),
+        ({"generator": nn.Linear(3, 3)}, 0.01),
+    ],
+)
+def test_the_output_noise_that_a_generator_needs(options, expected):
+    scale = HyperNetworkGuide(make(2), **options).setup().samplers[0].scale
+    torch.testing.assert_close(torch.as_tensor(scale).detach().mean(), torch.tensor(expected))
+
+
+@pytest.mark.parametrize("factorized", [False, True])
+@pytest.mark.parametrize("size", [3, 300])
+def test_first_draws_have_the_asked_deviation_around_the_asked_location(size, factorized):
+    guide = HyperNetworkGuide(
+        make(size),
+        init_scale=0.2,
+        factorized=factorized,
+        init_loc_fn=lambda site: torch.full(site["fn"].shape(), 3.0),
+    ).setup()
+    draws = guide.sample(3000)
+    u = torch.cat([draws["w"], draws["s"].log()[:, None]], -1)
+    centre = torch.tensor([3.0] * size + [3.0]).log() * torch.tensor([0.0] * size + [1.0])
+    centre[:size] = 3.0
+    assert (u.mean(0) - centre).abs().max() < 0.05
+    assert ((u.std(0) / 0.2 - 1).abs() < 0.25).all()
+
+
+def test_factorised_guides_have_a_generator_per_site_and_independent_draws():
+    guide = HyperNetworkGuide(make(3), factorized=True).setup()
+    assert [s.generator.output_dim for s in guide.samplers] == [3, 1]
+    assert len({id(s.generator) for s in guide.samplers}) == 2
+    draws = guide.sample(4000)
+    joint = torch.cat([draws["w"], draws["s"].log()[:, None]], -1)
+    assert joint.mT.corrcoef()[3, :3].abs().max() < 0.08
+    own = HyperNetworkGuide(make(3), factorized=True, generator=ResidualGenerator).setup()
+    assert all(isinstance(s.generator, ResidualGenerator) for s in own.samplers)
+
+
+GENERATORS = {
+    "a class": ResidualGenerator,
+    "a function": lambda n: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, n)),
+    "a generator": MLPGenerator(2, 3, (4,)),
+    "a module": nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 3)),
+    "a wrapped module": ModuleGenerator(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), (2, 2), 3),
+}
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_any_generator_trains(name):
+    guide = HyperNetworkGuide(make(2), generator=GENERATORS[name], scale=0.1).setup()
+    loss = LinearisedELBO(num_particles=3, vectorize_particles=True).differentiable_loss(
+        guide.model, guide
+    )
+    gradients = torch.autograd.grad(loss, list(guide.parameters()))
+    assert all(g.isfinite().all() and g.abs().max() > 0 for g in gradients)
+    assert guide.sample(5)["w"].shape == (5, 2)
+
+
+def test_a_generator_of_the_wrong_size():
+    for option in (MLPGenerator(2, 7), ResidualGenerator(7)):
+        with pytest.raises(ShapeError, match="output_dim=7, but the guide's latents have 3"):
+            HyperNetworkGuide(make(2), generator=option).setup()
+    with pytest.raises(ShapeError, match=r"Linear returned shape \(2, 7\).*expected \(2, 3\)"):
+        HyperNetworkGuide(make(2), generator=nn.Linear(2, 7)).setup()
+    with pytest.raises(ArgumentError, match="generator is a int; expected a Generator"):
+        HyperNetworkGuide(make(2), generator=7).setup()
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"generator": ResidualGenerator, "hidden_dims": (4,)}, "generator replaces hidden_dims"),
+        ({"generator": nn.Linear(2, 3), "factorized": True}, "needs one generator per site"),
+        ({"latent_dim": 0}, "latent_dim=0; expected at least 1"),
+        ({"init_scale": 0.0}, "init_scale=0.0; expected a positive number"),
+        ({"init_scale": float("nan")}, "init_scale=nan; expected a positive number"),
+        ({"activation": "tahn"}, "activation 'tahn' is unknown; expected one of .*'tanh'"),
+        ({"scale": -0.1}, "scale=-0.1; expected a number >= 0"),
+        ({"learn_scale": True}, "learn_scale=True; expected False, 'scalar'"),
+        ({"learn_scale": "scalar", "scale": 0.0}, "a learned scale cannot start at 0"),
+        ({"init_from": "map"}, "init_from='map'; expected None, 'laplace', 'ggn' or a fitted"),
+    ],
+)
+def test_bad_options_are_refused_at_once(options, message):
+    with pytest.raises(ArgumentError, match=message):
+        HyperNetworkGuide(make(2), **options)
+
+
+def test_an_empty_network_is_refused():
+    with pytest.raises(ArgumentError, match=r"hidden_dims=\(\); expected widths >= 1"):
+        HyperNetworkGuide(make(2), hidden_dims=()).setup()

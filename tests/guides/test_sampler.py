@@ -1,0 +1,73 @@
+"""The sampler: its scale, learned or not, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from pyro_implicit import MLPGenerator, ResidualGenerator
+from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.guides.sampler import Sampler, check_scale_arguments
+from pyro_implicit.nn.preconditioner import Preconditioner
+
+
+def sampler(scale=0.1, learn_scale=False, dtype=torch.float32):
+    return Sampler(
+        MLPGenerator(2, 3, (4,)).to(dtype),
+        Preconditioner(torch.zeros(3, dtype=dtype)),
+        scale,
+        learn_scale,
+    )
+
+
+def test_a_fixed_scale_is_no_parameter():
+    fixed = sampler()
+    assert fixed.scale == 0.1
+    assert not [name for name, _ in fixed.named_parameters() if "scale" in name]
+
+
+@pytest.mark.parametrize("kind, shape", [("scalar", ()), ("diagonal", (3,))])
+def test_a_learned_scale_is_positive_and_starts_as_asked(kind, shape):
+    learned = sampler(0.1, kind, torch.float64)
+    assert learned.scale.shape == shape
+    assert learned.scale.dtype == torch.float64
+    torch.testing.assert_close(learned.scale, torch.full(shape, 0.1, dtype=torch.float64))
+    with torch.no_grad():
+        learned.log_scale.fill_(-50.0)
+    assert (learned.scale > 0).all()
+
+
+def test_the_distribution_uses_all_three_parts():
+    torch.manual_seed(0)
+    part = Sampler(
+        ResidualGenerator(2, 4, init_scale=1.0),
+        Preconditioner(torch.tensor([5.0, -5.0]), torch.tensor([0.01, 10.0])),
+        0.0,
+    )
+    draws = part.distribution().sample((20_000,))
+    torch.testing.assert_close(draws.mean(0), torch.tensor([5.0, -5.0]), rtol=0.1, atol=0.05)
+    torch.testing.assert_close(draws.std(0), torch.tensor([0.01, 10.0]), rtol=0.1, atol=0.0)
+
+
+@pytest.mark.parametrize("scale", [-1.0, math.inf, math.nan, "big", True, [1.0]])
+def test_bad_scales(scale):
+    with pytest.raises(ArgumentError, match="expected a number >= 0"):
+        check_scale_arguments(scale, False)
+
+
+@pytest.mark.parametrize("learn_scale", [True, "full", 1])
+def test_bad_learn_scale(learn_scale):
+    with pytest.raises(ArgumentError, match="expected False, 'scalar' .* or 'diagonal'"):
+        check_scale_arguments(0.1, learn_scale)
+
+
+def test_a_learned_scale_cannot_start_at_zero():
+    with pytest.raises(ArgumentError, match="cannot start at 0; write scale=0.01"):
+        sampler(0.0, "scalar")
+
+
+@pytest.mark.parametrize("scale", [None, 0, 0.0, 1, 2.5])
+def test_good_scales(scale):
+    check_scale_arguments(scale, False)

@@ -1,0 +1,145 @@
+"""What a guide reads off a site, and how it packs it."""
+
+from __future__ import annotations
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pyro import poutine
+from pyro.distributions import constraints
+
+from pyro_implicit.exceptions import ShapeError, SiteError
+from pyro_implicit.guides.site import LatentSite, PlateFrame
+
+
+def read(model, name="z", allow_subsample=False):
+    node = poutine.trace(model).get_trace().nodes[name]
+    return LatentSite.from_trace(node, allow_subsample)
+
+
+def test_a_scalar():
+    site = read(lambda: pyro.sample("z", dist.LogNormal(0.0, 1.0)))
+    assert site == LatentSite("z", torch.Size(), 0, constraints.positive, ())
+    assert site.numel == 1
+
+
+def test_plates_and_events():
+    def model():
+        with pyro.plate("a", 3, dim=-2), pyro.plate("b", 4, dim=-1):
+            pyro.sample("z", dist.Dirichlet(torch.ones(5)))
+
+    site = read(model)
+    assert site.shape == (3, 4, 5)
+    assert site.unconstrained_shape == (3, 4, 4)
+    assert (site.event_dim, site.unconstrained_event_dim, site.numel) == (1, 1, 48)
+    assert {f.name: (f.dim, f.size, f.full_size) for f in site.frames} == {
+        "a": (-2, 3, 3),
+        "b": (-1, 4, 4),
+    }
+
+
+def test_a_site_whose_unconstrained_event_has_fewer_dimensions():
+    site = read(lambda: pyro.sample("z", dist.LKJCholesky(4, 1.0)))
+    assert site.shape == (4, 4)
+    assert site.unconstrained_shape == (6,)
+    assert (site.event_dim, site.unconstrained_event_dim) == (2, 1)
+
+
+def test_a_sequential_plate_is_no_frame():
+    def model():
+        for i in pyro.plate("steps", 2):
+            pyro.sample(f"z{i}", dist.Normal(0.0, 1.0))
+
+    assert read(model, "z1").frames == ()
+
+
+def subsampled():
+    with pyro.plate("data", 100, subsample_size=10):
+        pyro.sample("z", dist.Normal(torch.zeros(2), 1.0).to_event(1).expand([10]))
+
+
+def test_a_subsampled_plate_is_refused_or_shown_at_full_size():
+    with pytest.raises(SiteError, match=r"'z' is local to plate 'data', which shows 10 of its 100"):
+        read(subsampled)
+    with pytest.raises(SiteError, match=r"create_plates.*hide=\['z'\]"):
+        read(subsampled)
+    assert read(subsampled, allow_subsample=True).shape == (100, 2)
+
+
+def test_batch_dimensions_that_no_plate_declares_are_a_forgotten_to_event():
+    with pytest.raises(
+        ShapeError, match=r"'z' has batch_shape \(5,\).*Did you forget \.to_event\(1\)\?"
+    ):
+        read(lambda: pyro.sample("z", dist.Normal(torch.zeros(5), 1.0)))
+    with pytest.raises(ShapeError, match=r"declares dimension -2\. .*\.to_event\(2\)"):
+        read(lambda: pyro.sample("z", dist.Normal(torch.zeros(4, 1), 1.0)))
+
+    def half():
+        with pyro.plate("a", 5, dim=-1):
+            pyro.sample("z", dist.Normal(torch.zeros(4, 5), 1.0))
+
+    with pytest.raises(ShapeError, match=r"no plate declares dimension -2"):
+        read(half)
+
+
+def test_batch_dimensions_of_size_one_need_no_plate():
+    assert read(lambda: pyro.sample("z", dist.Normal(torch.zeros(1), 1.0))).shape == (1,)
+
+
+SITES = {
+    "scalar": LatentSite("z", torch.Size(), 0, constraints.positive, ()),
+    "vector": LatentSite("z", torch.Size([3]), 1, constraints.real_vector, ()),
+    "simplex": LatentSite("z", torch.Size([3]), 1, constraints.simplex, ()),
+    "plate": LatentSite(
+        "z", torch.Size([4]), 0, constraints.unit_interval, (PlateFrame("p", -1, 4, 4),)
+    ),
+    "far plate": LatentSite(
+        "z", torch.Size([4, 1]), 0, constraints.real, (PlateFrame("p", -2, 4, 4),)
+    ),
+    "plate of simplices": LatentSite(
+        "z", torch.Size([4, 3]), 1, constraints.simplex, (PlateFrame("p", -1, 4, 4),)
+    ),
+    "matrix": LatentSite("z", torch.Size([3, 3]), 2, constraints.corr_cholesky, ()),
+}
+
+
+@pytest.mark.parametrize("name", SITES)
+@given(particles=st.sampled_from([(), (5, 1, 1)]), seed=st.integers(0, 9))
+def test_unpacking_keeps_entries_in_order_and_particles_in_front(name, particles, seed):
+    site = SITES[name]
+    torch.manual_seed(seed)
+    flat = torch.randn(*particles, site.numel)
+    value = site.unpack(flat)
+    batch_dims = len(site.shape) - site.event_dim
+    event = tuple(
+        site.unconstrained_shape[len(site.unconstrained_shape) - site.unconstrained_event_dim :]
+    )
+    if particles:
+        plates = (1, 1, *site.shape[:batch_dims])[-2:]
+        assert value.shape == (5, *plates, *event)
+    else:
+        assert value.shape == site.unconstrained_shape
+    assert torch.equal(value.reshape(flat.shape), flat)
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_constrain_reports_the_log_jacobian(name):
+    site = SITES[name]
+    torch.manual_seed(0)
+    u = site.unpack(torch.randn(site.numel, dtype=torch.float64))
+    value, log_density = site.constrain(u)
+    assert site.support.check(value).all()
+    assert value.shape == site.shape
+    batch = site.shape[: len(site.shape) - site.event_dim]
+    assert log_density.shape == batch
+    if site.event_dim == 0:  # entry by entry: compare with a derivative
+        slope = torch.func.vmap(torch.func.grad(site.transform()))(u.reshape(-1))
+        torch.testing.assert_close(log_density.reshape(-1), -slope.abs().log())
+
+
+def test_a_site_survives_as_plain_values():
+    for site in SITES.values():
+        assert LatentSite.from_state(site.to_state()) == site
