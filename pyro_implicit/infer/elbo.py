@@ -129,7 +129,8 @@ class ImplicitELBO(ELBO):
         return self.__dict__ | {"_nesting_of": None}  # weak references cannot be pickled
 
     def __repr__(self) -> str:
-        settings = ", ".join(f"{k}={v!r}" for k, v in self.settings.items() if k != "objective")
+        told = ("objective", "is_bound")  # the class's name; what follows from the arguments
+        settings = ", ".join(f"{k}={v!r}" for k, v in self.settings.items() if k not in told)
         return f"{type(self).__name__}({settings})"
 
     # ---- what Pyro calls
