@@ -20,10 +20,12 @@ from torch import Tensor, nn
 
 from pyro_implicit import (
     BayesianModule,
+    CMMNNGuide,
     HyperNetworkGuide,
     ImplicitELBO,
     ImplicitGuide,
     LinearisedELBO,
+    MMNNGuide,
     ResidualGenerator,
 )
 
@@ -149,6 +151,8 @@ GUIDES: dict[str, Callable[..., ImplicitGuide]] = {
         HyperNetworkGuide, generator=partial(ResidualGenerator, hidden_dim=8, init_scale=0.1)
     ),
     "laplace": partial(HyperNetworkGuide, hidden_dims=(8,), init_from="laplace"),
+    "matrix": partial(MMNNGuide, noise_shape=(2, 2), hidden_shapes=[(3, 3)]),
+    "matrices in branches": partial(CMMNNGuide, noise_shape=(2, 2), learn_scale="scalar"),
 }
 
 #: each takes nothing, or options that all objectives have
