@@ -60,6 +60,7 @@ class Settings:
 
 _MODE = Settings(1500, 1e-2)
 _MEAN_FIELD = Settings(4000, 5e-3, 0.02)
+_MEAN_FIELD_LONG = replace(_MEAN_FIELD, num_steps=10_000)
 _FULL_RANK = Settings(3000, 3e-3, 0.9)
 _RECIPE = Settings(3000, 1e-3, 0.02, 0.01)
 _RECIPE_LONG = Settings(10_000, 5e-4, 0.02, 1e-3)
@@ -74,7 +75,7 @@ _RECIPES = [
 #: what ``--choose`` tries; the first is used where it chose nothing else
 CANDIDATES: dict[str, list[Settings]] = {
     "map": [_MODE],
-    "mean-field": [_MEAN_FIELD],
+    "mean-field": [_MEAN_FIELD, _MEAN_FIELD_LONG],
     "recipe": _RECIPES,
     "recipe-no-entropy": _RECIPES,
     "full-rank": [_FULL_RANK],
@@ -82,6 +83,7 @@ CANDIDATES: dict[str, list[Settings]] = {
 }
 #: what it chose; the control takes what was chosen for the recipe
 _CHOSEN: dict[tuple[str, str], Settings] = {
+    ("mean-field", "energy"): _MEAN_FIELD_LONG,
     ("recipe", "concrete"): _RECIPE,
     ("recipe", "energy"): _RECIPE_LONG,
 }
@@ -137,7 +139,7 @@ class Workbench:
         return self._mode
 
     def whitened(self) -> tuple[HyperNetworkGuide, Stopwatch]:
-        """A full-rank guide that starts as the Gauss-Newton Gaussian of a mean-field fit."""
+        """A full-rank guide that starts from the averaged curvature of a mean-field fit."""
         if self._whitened is None:
             mode, before = self.mode()
             pyro.set_rng_seed(self.seed)
@@ -145,7 +147,7 @@ class Workbench:
                 guide = HyperNetworkGuide(
                     self.model,
                     generator=ResidualGenerator,
-                    init_from="ggn",
+                    init_from="hessian",
                     init_loc_fn=init_to_value(values=mode),
                 ).setup(*self.split.data)
             total = Stopwatch(

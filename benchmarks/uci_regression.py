@@ -27,7 +27,7 @@ map                  a short MAP fit, from which all others start
 mean-field           AutoNormal, Trace_ELBO
 recipe               HyperNetworkGuide, 100 noise dimensions, LinearisedELBO
 recipe-no-entropy    the same generator without the entropy term: its control
-full-rank            ResidualGenerator, init_from="ggn", LinearisedELBO
+full-rank            ResidualGenerator, init_from="hessian", LinearisedELBO
 full-rank-per-datum  the same with likelihood="per_datum"
 
 Settings were chosen with --choose, which holds out 15% of each training part and never touches a

@@ -53,8 +53,9 @@ class ImplicitGuide(AutoGuide):
     :param init_loc_fn: per-site function giving the centre of the first draws, as for Pyro's
         autoguides. Sites without a density to draw from (``ImproperUniform``) start at the image of
         zero.
-    :param init_from: None, ``"laplace"``, ``"ggn"`` or a fitted Gaussian autoguide: start as that
-        Gaussian, preconditioned by it, see :func:`~pyro_implicit.guides.gaussian_start`.
+    :param init_from: None, ``"laplace"``, ``"hessian"``, ``"ggn"`` or a fitted Gaussian autoguide:
+        start as that Gaussian, preconditioned by it, see
+        :func:`~pyro_implicit.guides.gaussian_start`.
     :param float scale: standard deviation of the output noise, in the generator's coordinates. By
         default 0 for a generator of full rank and 0.01 for any other.
     :param learn_scale: False, ``"scalar"`` (one learned sigma) or ``"diagonal"`` (one per latent).
@@ -77,9 +78,11 @@ class ImplicitGuide(AutoGuide):
     ) -> None:
         check_scale_arguments(scale, learn_scale)
         super().__init__(InitMessenger(_forgiving(init_loc_fn))(model), create_plates=create_plates)
-        if not (init_from in (None, "laplace", "ggn") or isinstance(init_from, AutoGuide)):
+        kinds = (None, "laplace", "hessian", "ggn")
+        if not (init_from in kinds or isinstance(init_from, AutoGuide)):
             raise ArgumentError(
-                f"init_from={init_from!r}; expected None, 'laplace', 'ggn' or a fitted autoguide."
+                f"init_from={init_from!r}; expected None, 'laplace', 'hessian', 'ggn' or a fitted "
+                "autoguide."
             )
         # in lists: neither the other guide nor the model is a part of this one
         self._init_from = [init_from]

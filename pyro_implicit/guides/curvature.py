@@ -190,18 +190,30 @@ def _adam(parameters: list[Tensor], loss: Callable[[], Tensor], steps: int, rate
         schedule.step()
 
 
-def mean_curvature(log_joint: LogJoint, mean: Tensor, scale: Tensor, num_draws: int = 12) -> Tensor:
+def mean_curvature(
+    log_joint: LogJoint,
+    mean: Tensor,
+    scale: Tensor,
+    num_draws: int = 12,
+    *,
+    gauss_newton: bool = True,
+) -> Tensor:
     """
-    The Gauss-Newton curvature of the likelihood plus the prior's, averaged over draws.
+    Curvature averaged over draws: Gauss-Newton of the likelihood plus the prior's, or the Hessian
+    of both, its eigenvalues clamped at 0 draw by draw.
+
+    The second is larger in directions that only the network's second derivatives see: a Gaussian of
+    that width stays where the network is nearly linear.
 
     :param torch.Tensor mean: shape ``(m,)``.
     :param torch.Tensor scale: standard deviations of the draws, shape ``(m,)``.
+    :param bool gauss_newton: the first of the two, where the likelihood has one.
     :returns: shape ``(m, m)``.
     """
     total = torch.zeros(mean.numel(), mean.numel(), dtype=mean.dtype, device=mean.device)
     for _ in range(num_draws):
         u = mean + scale * torch.randn_like(mean)
-        residual = _residual(log_joint, u)
+        residual = _residual(log_joint, u) if gauss_newton else None
         if residual is None:
             total += _clamped(-hessian(log_joint, u))
             continue

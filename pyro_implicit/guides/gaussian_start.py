@@ -54,12 +54,18 @@ class GaussianStart:
 
 def gaussian_start(kind: str | AutoGuide, log_joint: LogJoint, loc: Tensor) -> GaussianStart:
     """
-    :param kind: ``"laplace"``: the mode (L-BFGS, then Newton steps) and the inverse Hessian there,
-        for small models; ``"ggn"``: a mean-field fit and the generalised Gauss-Newton curvature
-        averaged over 12 of its draws (the clamped Hessian where a likelihood has none), for
-        networks; or a fitted ``AutoNormal``, ``AutoDiagonalNormal``,
-        ``AutoLowRankMultivariateNormal`` or ``AutoMultivariateNormal`` (which
-        ``AutoLaplaceApproximation.laplace_approximation`` returns).
+    :param kind: one of
+
+        - ``"laplace"``, for small models: the mode (L-BFGS, then Newton steps) and the inverse
+          Hessian there;
+        - ``"hessian"``, for networks: a mean-field fit and the Hessian averaged over 12 of its
+          draws, eigenvalues clamped at 0;
+        - ``"ggn"``: the same with the generalised Gauss-Newton curvature (where the likelihood has
+          one). Cheaper, but so flat in the directions that it does not see that the start may lie
+          outside of where the network is nearly linear (see benchmarks/RESULTS.md);
+        - a fitted ``AutoNormal``, ``AutoDiagonalNormal``, ``AutoLowRankMultivariateNormal`` or
+          ``AutoMultivariateNormal`` (which ``AutoLaplaceApproximation.laplace_approximation``
+          returns).
     :param LogJoint log_joint: the model's density.
     :param torch.Tensor loc: where to begin, shape ``(m,)``.
     :raises ArgumentError: for too many latents for a full matrix, or a guide that is no fitted
@@ -78,7 +84,8 @@ def gaussian_start(kind: str | AutoGuide, log_joint: LogJoint, loc: Tensor) -> G
         mode, hessian = find_mode(log_joint, loc)
         return GaussianStart(mode, inverse_root(hessian))
     mean, scale = mean_field(log_joint, loc)
-    return GaussianStart(mean, inverse_root(mean_curvature(log_joint, mean, scale)))
+    curvature = mean_curvature(log_joint, mean, scale, gauss_newton=kind == "ggn")
+    return GaussianStart(mean, inverse_root(curvature))
 
 
 def _from_guide(guide: AutoGuide, sites: Sequence[LatentSite], loc: Tensor) -> GaussianStart:

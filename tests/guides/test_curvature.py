@@ -155,6 +155,18 @@ def test_a_model_without_data_has_the_curvature_of_its_prior():
     torch.testing.assert_close(at(torch.zeros(M).double(), model), prior_precision())
 
 
+def test_the_hessian_sees_second_derivatives_of_the_mean_that_gauss_newton_does_not():
+    def bent():
+        a, b = pyro.sample("w", dist.Normal(0 * PRIOR[:2], 1.0).to_event(1))
+        pyro.sample("y", dist.Normal(a * b, 0.1), obs=torch.tensor(-1.0).double())
+
+    u = torch.zeros(2).double()
+    torch.testing.assert_close(at(u, bent), torch.eye(2).double())
+    full = mean_curvature(density(bent), u, u, num_draws=1, gauss_newton=False)
+    # -log p has the Hessian [[1, 100], [100, 1]]: eigenvalues 101 and -99, the latter clamped
+    torch.testing.assert_close(full, torch.full((2, 2), 50.5).double())
+
+
 def test_curvature_is_averaged_over_draws():
     model = make(lambda f: dist.Poisson(f.exp()), COUNTS)
     mean, scale = torch.zeros(M).double(), torch.full((M,), 0.4, dtype=torch.float64)

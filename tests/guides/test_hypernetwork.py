@@ -151,7 +151,10 @@ def test_a_generator_of_the_wrong_size():
         ({"scale": -0.1}, "scale=-0.1; expected a number >= 0"),
         ({"learn_scale": True}, "learn_scale=True; expected False, 'scalar'"),
         ({"learn_scale": "scalar", "scale": 0.0}, "a learned scale cannot start at 0"),
-        ({"init_from": "map"}, "init_from='map'; expected None, 'laplace', 'ggn' or a fitted"),
+        (
+            {"init_from": "map"},
+            "init_from='map'; expected None, 'laplace', 'hessian', 'ggn'",
+        ),
     ],
 )
 def test_bad_options_are_refused_at_once(options, message):
