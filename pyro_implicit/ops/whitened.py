@@ -1,0 +1,108 @@
+r"""
+The Jacobian of a generator in units of its output noise, as products.
+
+Shape legend: ``...`` the batch of draws, ``d`` noise entries, ``m`` outputs, ``n = min(d, m)``,
+``P`` probes.
+
+With :math:`\tilde J = \mathrm{diag}(1/\sigma) J`,
+
+.. math::  \tfrac12 \log\det(J J^\top + \mathrm{diag}(\sigma^2))
+    = \tfrac12 \log\det A + \sum_i \log \sigma_i,
+
+where :math:`A = I + \tilde J^\top \tilde J` if ``d <= m`` and
+:math:`A = I + \tilde J \tilde J^\top` otherwise: an ``n x n`` matrix with no eigenvalue below 1
+(Eq. 16 of [1], divided by :math:`\sigma^2`).
+
+References
+
+[1] `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
+    W. Boomsma, J. Frellsen, NeurIPS 2023.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyro_implicit.ops.linearisation import Linearisation
+from pyro_implicit.ops.logdet import check_scale, is_zero, upcast
+
+__all__ = ["WhitenedJacobian", "eigh_or_nan"]
+
+
+class WhitenedJacobian:
+    r"""
+    :math:`M = \tilde J` if ``d <= m``, else :math:`M = \tilde J^\top`, so that
+    :math:`A = \mathrm{floor} \cdot I + M^\top M` is the smaller of the two matrices.
+
+    Without output noise nothing is divided, and ``floor`` is 0 instead of 1.
+
+    :param Linearisation linearisation: the derivative, at a batch of draws.
+    :param scale: standard deviation of the output noise: a number, or a tensor of shape ``()`` or
+        ``(m,)``; products are differentiable with respect to it.
+    :type scale: float or torch.Tensor
+    :raises ArgumentError: for a negative scale, or 0 with ``d < m``.
+    :raises ShapeError: for a scale of another shape.
+    """
+
+    def __init__(self, linearisation: Linearisation, scale: float | Tensor) -> None:
+        m, d = linearisation.output_dim, linearisation.input_dim
+        check_scale(scale, m, d)
+        self._linearisation = linearisation
+        self._transposed = d > m
+        self._scale: Tensor | None = None
+        self._product_dtype = linearisation.value.dtype
+        self.device = linearisation.value.device
+        #: at least float32, also for a generator in half precision
+        self.dtype = torch.promote_types(self._product_dtype, torch.float32)
+        self.batch_shape = linearisation.batch_shape
+        self.size = min(d, m)
+        self.floor = 0.0
+        if not is_zero(scale):
+            self.floor = 1.0
+            if not isinstance(scale, Tensor):
+                scale = torch.tensor(scale, dtype=self.dtype)
+            self._scale = scale.to(self.device)
+
+    def log_scale(self) -> Tensor:
+        r""":returns: :math:`\sum_i \log \sigma_i` (0 without output noise), shape ``()``."""
+        if self._scale is None:
+            return upcast(torch.zeros((), device=self.device))
+        return upcast(self._scale).log().expand(self._linearisation.output_dim).sum()
+
+    def product(self, x: Tensor) -> Tensor:
+        """
+        :param torch.Tensor x: shape ``(P, ..., n)``.
+        :returns: ``M x``, shape ``(P, ..., max(d, m))``.
+        """
+        return self._vjp(x) if self._transposed else self._jvp(x)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """
+        :param torch.Tensor y: shape ``(P, ..., max(d, m))``.
+        :returns: ``M' y``, shape ``(P, ..., n)``.
+        """
+        return self._jvp(y) if self._transposed else self._vjp(y)
+
+    def _jvp(self, v: Tensor) -> Tensor:
+        with torch.autocast(self.device.type, enabled=False):
+            out = self._linearisation.jvp(v.to(self._product_dtype)).to(self.dtype)
+        return out if self._scale is None else out / self._scale.to(self.dtype)
+
+    def _vjp(self, u: Tensor) -> Tensor:
+        if self._scale is not None:
+            u = u / self._scale.to(self.dtype)
+        with torch.autocast(self.device.type, enabled=False):
+            return self._linearisation.vjp(u.to(self._product_dtype)).to(self.dtype)
+
+
+def eigh_or_nan(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """
+    Eigenvalues and eigenvectors of small symmetric matrices ``(..., n, n)``; NaN for those with
+    entries that are not finite, where ``torch.linalg.eigh`` stops the program.
+    """
+    finite = matrix.isfinite().all(-1).all(-1)
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    values, vectors = torch.linalg.eigh(torch.where(finite[..., None, None], matrix, identity))
+    lost = torch.where(finite, 0.0, torch.nan).to(matrix.dtype)
+    return values + lost[..., None], vectors + lost[..., None, None]
