@@ -5,24 +5,24 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any, TypeVar
 
-import pyro
-import pyro.distributions as dist
 import torch
-from pyro import poutine
 from pyro.infer.autoguide import AutoGuide, init_to_median
 from pyro.infer.autoguide.initialization import InitMessenger
-from pyro.ops.tensor_utils import periodic_repeat
 from torch import Tensor, nn
-from torch.distributions import transform_to
 
 from pyro_implicit._params import emit_params
 from pyro_implicit.distributions.implicit import sample_implicit
 from pyro_implicit.exceptions import ArgumentError, SiteError, StateError
 from pyro_implicit.guides.gaussian_start import GaussianStart, gaussian_start
 from pyro_implicit.guides.log_joint import LogJoint
+from pyro_implicit.guides.prototype import (
+    check_all_rows,
+    forgiving,
+    sample_site,
+    unconstrained_start,
+)
 from pyro_implicit.guides.sampler import Sampler, check_scale_arguments
 from pyro_implicit.guides.site import LatentSite
 from pyro_implicit.guides.state import sampler_from_state, sampler_state
@@ -77,7 +77,7 @@ class ImplicitGuide(AutoGuide):
         create_plates: Callable[..., Any] | None = None,
     ) -> None:
         check_scale_arguments(scale, learn_scale)
-        super().__init__(InitMessenger(_forgiving(init_loc_fn))(model), create_plates=create_plates)
+        super().__init__(InitMessenger(forgiving(init_loc_fn))(model), create_plates=create_plates)
         kinds = (None, "laplace", "hessian", "ggn")
         if not (init_from in kinds or isinstance(init_from, AutoGuide)):
             raise ArgumentError(
@@ -176,12 +176,12 @@ class ImplicitGuide(AutoGuide):
         sites = [LatentSite.from_trace(node, local) for _, node in nodes]
         values = [node["value"] for _, node in nodes]
         loc = torch.cat(
-            [_unconstrained_start(s, value) for s, value in zip(sites, values, strict=True)]
+            [unconstrained_start(s, value) for s, value in zip(sites, values, strict=True)]
         )
         start = GaussianStart(loc)
         init_from = self._init_from[0]
         if init_from is not None:
-            _check_all_rows(sites, init_from)
+            check_all_rows(sites, init_from)
             log_joint = LogJoint(self._bare_model[0], sites, args, kwargs)
             start = gaussian_start(init_from, log_joint, loc)
         self._build(sites, [self._make_sampler(g, p) for g, p in self._split(sites, start)])
@@ -246,7 +246,7 @@ class ImplicitGuide(AutoGuide):
             flat = self._sample_flat(name, sampler, latents, *args, **kwargs)
             parts = flat.split([site.numel for site in sites], dim=-1)
             for site, part in zip(sites, parts, strict=True):
-                result[site.name] = _sample_site(site, site.unpack(part), plates)
+                result[site.name] = sample_site(site, site.unpack(part), plates)
         return result
 
     def _sample_flat(
@@ -367,61 +367,3 @@ class ImplicitGuide(AutoGuide):
         clone.__dict__["_init_from"] = list(self._init_from)
         clone.__dict__["_bare_model"] = list(self._bare_model)
         return clone
-
-
-def _sample_site(site: LatentSite, unconstrained: Tensor, plates: dict[str, Any]) -> Tensor:
-    """One Delta site of the model, inside of its plates and cut to their rows."""
-    with ExitStack() as stack:
-        for frame in site.frames:
-            stack.enter_context(plates[frame.name])
-        if any(plates[f.name].size != plates[f.name].subsample_size for f in site.frames):
-            unconstrained = pyro.subsample(unconstrained, event_dim=site.unconstrained_event_dim)
-        log_density: Tensor | float = 0.0
-        if poutine.get_mask() is False:
-            value = site.transform()(unconstrained)
-        else:
-            value, log_density = site.constrain(unconstrained)
-        return pyro.sample(
-            site.name, dist.Delta(value, log_density=log_density, event_dim=site.event_dim)
-        )
-
-
-def _check_all_rows(sites: Sequence[LatentSite], init_from: str | AutoGuide) -> None:
-    for site in sites:
-        for frame in site.frames:
-            if isinstance(init_from, str) and frame.size != frame.full_size:
-                raise SiteError(
-                    f"init_from={init_from!r} needs all data at once, but site {site.name!r} is in "
-                    f"plate {frame.name!r}, which shows {frame.size} of its {frame.full_size} "
-                    "rows. Call guide.setup(...) with the whole data first, or leave init_from out."
-                )
-
-
-def _unconstrained_start(site: LatentSite, value: Tensor) -> Tensor:
-    """The flat unconstrained start of a site, rows that the first batch lacks by repetition."""
-    for frame in site.frames:
-        if frame.size != frame.full_size:
-            dim = frame.dim - site.event_dim
-            value = periodic_repeat(value, frame.full_size, dim).contiguous()
-    return site.transform().inv(value.detach()).reshape(-1)
-
-
-def _forgiving(init_loc_fn: Callable[[dict[str, Any]], Tensor]) -> Callable[..., Tensor]:
-    """``init_loc_fn`` that refuses discrete sites and serves those that cannot be drawn from."""
-
-    def init(site: dict[str, Any]) -> Tensor:
-        fn = site["fn"]
-        if fn.support.is_discrete:
-            raise SiteError(
-                f"latent site {site['name']!r} is discrete ({type(fn).__name__}); an implicit "
-                "guide is continuous. Sum it out by hand, or hide it with poutine.block(model, "
-                f"hide=[{site['name']!r}]) and give it another guide in an AutoGuideList."
-            )
-        try:
-            return init_loc_fn(site)
-        except NotImplementedError:
-            transform = transform_to(fn.support)
-            shape = transform.inverse_shape(fn.batch_shape + fn.event_shape)
-            return transform(torch.zeros(shape))
-
-    return init

@@ -1,0 +1,82 @@
+"""From the first run of a model to the sites of a guide: where each starts, how each is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.infer.autoguide import AutoGuide
+from pyro.ops.tensor_utils import periodic_repeat
+from torch import Tensor
+from torch.distributions import transform_to
+
+from pyro_implicit.exceptions import SiteError
+from pyro_implicit.guides.site import LatentSite
+
+__all__ = ["check_all_rows", "forgiving", "sample_site", "unconstrained_start"]
+
+
+def sample_site(site: LatentSite, unconstrained: Tensor, plates: dict[str, Any]) -> Tensor:
+    """One Delta site of the model, inside of its plates and cut to their rows."""
+    with ExitStack() as stack:
+        for frame in site.frames:
+            stack.enter_context(plates[frame.name])
+        if any(plates[f.name].size != plates[f.name].subsample_size for f in site.frames):
+            unconstrained = pyro.subsample(unconstrained, event_dim=site.unconstrained_event_dim)
+        log_density: Tensor | float = 0.0
+        if poutine.get_mask() is False:
+            value = site.transform()(unconstrained)
+        else:
+            value, log_density = site.constrain(unconstrained)
+        return pyro.sample(
+            site.name, dist.Delta(value, log_density=log_density, event_dim=site.event_dim)
+        )
+
+
+def check_all_rows(sites: Sequence[LatentSite], init_from: str | AutoGuide) -> None:
+    """
+    :raises SiteError: if a search for a start would see only some of a site's rows.
+    """
+    for site in sites:
+        for frame in site.frames:
+            if isinstance(init_from, str) and frame.size != frame.full_size:
+                raise SiteError(
+                    f"init_from={init_from!r} needs all data at once, but site {site.name!r} is in "
+                    f"plate {frame.name!r}, which shows {frame.size} of its {frame.full_size} "
+                    "rows. Call guide.setup(...) with the whole data first, or leave init_from out."
+                )
+
+
+def unconstrained_start(site: LatentSite, value: Tensor) -> Tensor:
+    """The flat unconstrained start of a site, rows that the first batch lacks by repetition."""
+    for frame in site.frames:
+        if frame.size != frame.full_size:
+            dim = frame.dim - site.event_dim
+            value = periodic_repeat(value, frame.full_size, dim).contiguous()
+    return site.transform().inv(value.detach()).reshape(-1)
+
+
+def forgiving(init_loc_fn: Callable[[dict[str, Any]], Tensor]) -> Callable[..., Tensor]:
+    """``init_loc_fn`` that refuses discrete sites and serves those that cannot be drawn from."""
+
+    def init(site: dict[str, Any]) -> Tensor:
+        fn = site["fn"]
+        if fn.support.is_discrete:
+            raise SiteError(
+                f"latent site {site['name']!r} is discrete ({type(fn).__name__}); an implicit "
+                "guide is continuous. Sum it out by hand, or hide it with poutine.block(model, "
+                f"hide=[{site['name']!r}]) and give it another guide in an AutoGuideList."
+            )
+        try:
+            return init_loc_fn(site)
+        except NotImplementedError:
+            transform = transform_to(fn.support)
+            shape = transform.inverse_shape(fn.batch_shape + fn.event_shape)
+            return transform(torch.zeros(shape))
+
+    return init
