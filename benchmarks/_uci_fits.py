@@ -119,7 +119,7 @@ class Workbench:
             return {name: value[None] for name, value in mode.items()}, before
         if method.startswith("full-rank"):
             before = self.whitened()[1]
-        pyro.set_rng_seed(self.seed)
+        self._fresh()
         with stopwatch() as watch:
             guide = self._guide(method, settings)
             schedule = flat_then_cosine if method.startswith("full-rank") else cosine
@@ -128,10 +128,18 @@ class Workbench:
         total = Stopwatch(before.seconds + watch.seconds, before.cpu_seconds + watch.cpu_seconds)
         return draws, total
 
+    def _fresh(self) -> None:
+        """
+        Seeds, and empties the parameter store: else Pyro's autoguides of an earlier fit or split,
+        which have the same names, would hand their values on, and test rows with them.
+        """
+        pyro.clear_param_store()
+        pyro.set_rng_seed(self.seed)
+
     def mode(self) -> tuple[dict[str, Tensor], Stopwatch]:
         """A short MAP fit from weights drawn at random."""
         if self._mode is None:
-            pyro.set_rng_seed(self.seed)
+            self._fresh()
             with stopwatch() as watch:
                 guide = AutoDelta(self.model, init_loc_fn=_small_weights)
                 self._train(guide, Trace_ELBO(), _MODE, cosine, "map")
@@ -142,7 +150,7 @@ class Workbench:
         """A full-rank guide that starts from the averaged curvature of a mean-field fit."""
         if self._whitened is None:
             mode, before = self.mode()
-            pyro.set_rng_seed(self.seed)
+            self._fresh()
             with stopwatch() as watch:
                 guide = HyperNetworkGuide(
                     self.model,
@@ -165,6 +173,7 @@ class Workbench:
                 self.model,
                 latent_dim=100,
                 hidden_dims=(100,),
+                activation="tanh",
                 scale=settings.scale,
                 init_scale=settings.init_scale,
                 init_loc_fn=start,

@@ -115,6 +115,19 @@ def test_unknown_split(data_root: Path) -> None:
         uci_regression.main(["--data-root", str(data_root), "--sets", "toy", "--splits", "2"])
 
 
+def test_a_split_does_not_depend_on_what_was_run_before(data_root: Path, tmp_path: Path) -> None:
+    """Pyro's parameter store would let the second split start from the first one's fit."""
+    found = []
+    for splits in (["0", "1"], ["1"]):
+        output = tmp_path / f"{len(splits)}.json"
+        command = ["--data-root", str(data_root), "--sets", "toy", "--splits", *splits, "--quiet"]
+        command += ["--methods", "map", "mean-field", "--num-steps", "0.01"]
+        assert uci_regression.main([*command, "--output", str(output)]) == 0
+        rows = json.loads(output.read_text())["results"]
+        found.append([row["log_likelihood"] for row in rows if row["split"] == 1])
+    assert found[0] == found[1]
+
+
 @needs_data
 def test_smoke(tmp_path: Path) -> None:
     output = tmp_path / "record.json"
