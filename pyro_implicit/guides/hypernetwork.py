@@ -36,14 +36,15 @@ class HyperNetworkGuide(ImplicitGuide):
     :param model: a Pyro model whose latents are continuous.
     :param int latent_dim: noise dimensions.
     :param hidden_dims: widths of the hidden layers.
-    :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`. The default does not
-        saturate, so that tails can be longer than a Gaussian's: on eight schools the worst error of
-        a standard deviation is 6% with it and 11% or more with tanh.
+    :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`. The default does
+        not saturate, so that tails can be longer than a Gaussian's: on eight schools the worst
+        error of a standard deviation is 6% with it and 11% or more with tanh.
     :param generator: instead of the perceptron: a :class:`~pyro_implicit.Generator` or any
         ``nn.Module``, or a callable that makes one from the number of outputs, such as the class
         :class:`~pyro_implicit.ResidualGenerator`.
     :param float init_scale: standard deviation of the first draws in the unconstrained space, for
-        the generators made here; with ``init_from`` it is that of the Gaussian started from.
+        the generators made here and for the bare class :class:`~pyro_implicit.ResidualGenerator`;
+        with ``init_from`` it is that of the Gaussian started from.
     :param options: ``init_loc_fn``, ``init_from``, ``scale``, ``learn_scale``, ``factorized`` and
         ``create_plates``, see :class:`~pyro_implicit.ImplicitGuide`.
     :raises ArgumentError: for bad values, or ``generator`` together with options that it replaces.
@@ -96,6 +97,8 @@ class HyperNetworkGuide(ImplicitGuide):
         self, output_dim: int, sites: list[LatentSite], whitened: bool
     ) -> Generator:
         init_scale = 1.0 if whitened else self._init_scale
+        if self._generator[0] is ResidualGenerator:
+            return ResidualGenerator(output_dim, init_scale=init_scale)
         own = self._own_generator(output_dim)
         if own is not None:
             return own

@@ -165,3 +165,11 @@ def test_bad_options_are_refused_at_once(options, message):
 def test_an_empty_network_is_refused():
     with pytest.raises(ArgumentError, match=r"hidden_dims=\(\); expected widths >= 1"):
         HyperNetworkGuide(make(2), hidden_dims=()).setup()
+
+
+def test_residual_generator_by_class_starts_at_init_scale() -> None:
+    def model() -> None:
+        pyro.sample("w", dist.Normal(torch.zeros(50), 1.0).to_event(1))
+
+    guide = HyperNetworkGuide(model, generator=ResidualGenerator, init_scale=0.02).setup()
+    assert guide.sample(2000)["w"].std(0).mean().item() == pytest.approx(0.02, rel=0.1)
