@@ -53,9 +53,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--num-steps",
         type=_positive,
-        default=2000,
+        default=3000,
         metavar="N",
-        help="optimiser steps of both variational fits (default: 2000)",
+        help="optimiser steps of both variational fits (default: 3000)",
     )
     parser.add_argument(
         "--nuts",
