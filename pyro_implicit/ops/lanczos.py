@@ -85,7 +85,6 @@ def _orthonormal(gaussian: Tensor) -> Tensor:
     return (q * signs[..., None, :]).movedim(-1, 0)
 
 
-@torch.no_grad()
 def lanczos_quadrature(
     jacobian: WhitenedJacobian, probes: Tensor, num_steps: int
 ) -> LanczosQuadrature:
@@ -106,7 +105,12 @@ def lanczos_quadrature(
     :param int num_steps: ``k``; at most ``n`` are taken.
     :returns: no gradients are tracked; see :func:`gradient_surrogate`.
     """
-    basis, diagonal, above = _bidiagonalise(jacobian, probes, min(num_steps, jacobian.size))
+    with torch.no_grad(), torch.autocast(jacobian.device.type, enabled=False):
+        return _quadrature(jacobian, probes, min(num_steps, jacobian.size))
+
+
+def _quadrature(jacobian: WhitenedJacobian, probes: Tensor, num_steps: int) -> LanczosQuadrature:
+    basis, diagonal, above = _bidiagonalise(jacobian, probes, num_steps)
     square = upcast(probes).square().sum(-1)
     gauss_nodes = torch.cat([above[..., :-1], torch.zeros_like(above[..., -1:])], -1)
     values, vectors = _eigen(diagonal, torch.stack([gauss_nodes, above]), jacobian.floor)

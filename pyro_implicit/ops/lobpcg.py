@@ -21,6 +21,9 @@ from pyro_implicit.ops.whitened import WhitenedJacobian, eigh_or_nan
 
 __all__ = ["SmallestPair", "smallest_eigenpair"]
 
+#: a vector and its product with the Gram matrix
+Pair = tuple[Tensor, Tensor]
+
 
 @dataclass(frozen=True)
 class SmallestPair:
@@ -32,7 +35,7 @@ class SmallestPair:
     :param torch.Tensor vector: the unit vector ``x``, shape ``(..., n)``.
     :param torch.Tensor residual: :math:`\|M^\top M x - \theta x\| / (\mathrm{floor} + \theta)`,
         shape ``(...)``: an eigenvalue of ``A`` lies within that fraction of ``floor + value``.
-    :param int num_iterations: iterations done.
+    :param int num_iterations: iterations done; ``n - 1`` if none was needed.
     """
 
     value: Tensor
@@ -41,7 +44,6 @@ class SmallestPair:
     num_iterations: int
 
 
-@torch.no_grad()
 def smallest_eigenpair(
     jacobian: WhitenedJacobian, start: Tensor, num_iterations: int, tolerance: float = 0.0
 ) -> SmallestPair:
@@ -52,15 +54,25 @@ def smallest_eigenpair(
 
     Cost: one product with ``M`` and one with its transpose to begin, and as many per iteration; the
     products of iterate and direction are combinations of those. No ``torch.lobpcg``: that takes
-    no operators, and no batches of them.
+    no operators, and no batches of them. If ``n`` products are no more than that, ``M`` itself is
+    made of them instead, and the pair is exact.
 
     :param WhitenedJacobian jacobian: ``M``, at a batch of draws.
     :param torch.Tensor start: first iterates, shape ``(..., n)``, none zero.
-    :param int num_iterations: at most so many.
+    :param int num_iterations: at most so many; not negative.
     :param float tolerance: stops when every residual is at most that; 0 never looks, and so never
         waits for the device.
     :returns: no gradients are tracked.
     """
+    with torch.no_grad(), torch.autocast(jacobian.device.type, enabled=False):
+        if jacobian.size <= num_iterations + 1:
+            return _decomposition(jacobian)
+        return _search(jacobian, start, num_iterations, tolerance)
+
+
+def _search(
+    jacobian: WhitenedJacobian, start: Tensor, num_iterations: int, tolerance: float
+) -> SmallestPair:
     x = _unit(start.to(jacobian.dtype))
     gram_x = _gram(jacobian, x)
     p, gram_p = torch.zeros_like(x), torch.zeros_like(x)
@@ -76,8 +88,7 @@ def smallest_eigenpair(
         r = _unit(r - _dot(x, r) * x)
         gram_r = _gram(jacobian, r)
         noise = torch.maximum(noise, 4 * torch.finfo(x.dtype).eps * _dot(r, gram_r))
-        p, gram_p = _without(p, gram_p, x, gram_x)
-        p, gram_p = _without(p, gram_p, r, gram_r)
+        p, gram_p = _orthogonal(p, gram_p, [(x, gram_x), (r, gram_r)])
         basis = torch.stack([x, r, p], -1)
         gram_basis = torch.stack([gram_x, gram_r, gram_p], -1)
         weights = _smallest_combination(basis, gram_basis)
@@ -89,6 +100,20 @@ def smallest_eigenpair(
     theta = _dot(x, gram_x)
     residual = _relative(gram_x - theta * x, theta, jacobian.floor)
     return SmallestPair(theta[..., 0].clamp(min=0), x, residual, done)
+
+
+def _decomposition(jacobian: WhitenedJacobian) -> SmallestPair:
+    """The pair from the matrix ``M``, by ``n`` products."""
+    n, batch = jacobian.size, jacobian.batch_shape
+    identity = torch.eye(n, dtype=jacobian.dtype, device=jacobian.device)
+    columns = jacobian.product(identity.reshape(n, *[1] * len(batch), n).expand(n, *batch, n))
+    matrix = upcast(columns.movedim(0, -1))
+    gram = matrix.mT @ matrix
+    values, vectors = eigh_or_nan(gram)
+    theta, x = values[..., :1].clamp(min=0), vectors[..., 0]
+    residual = _relative(_combine(gram, x) - theta * x, theta, jacobian.floor)
+    found = (theta[..., 0].to(columns.dtype), x.to(columns.dtype), residual.to(columns.dtype))
+    return SmallestPair(*found, n - 1)
 
 
 def _gram(jacobian: WhitenedJacobian, x: Tensor) -> Tensor:
@@ -106,15 +131,25 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _relative(residual: Tensor, theta: Tensor, floor: float) -> Tensor:
-    return torch.linalg.vector_norm(residual, dim=-1) / (floor + theta[..., 0].abs())
+    size = (floor + theta[..., 0].abs()).clamp(min=torch.finfo(theta.dtype).tiny)
+    return torch.linalg.vector_norm(residual, dim=-1) / size
 
 
-def _without(p: Tensor, gram_p: Tensor, x: Tensor, gram_x: Tensor) -> tuple[Tensor, Tensor]:
-    """``p`` without its part along the unit vector ``x``, of unit length, and its product."""
-    along = _dot(x, p)
-    p, gram_p = p - along * x, gram_p - along * gram_x
+def _orthogonal(p: Tensor, gram_p: Tensor, others: list[Pair]) -> Pair:
+    """
+    The unit vector along ``p`` that is orthogonal to the others, and its product; zero if nothing
+    but rounding errors would be left of it.
+    """
+    p, gram_p = _scaled(p, gram_p, 0.0)
+    for other, gram_other in others:
+        along = _dot(other, p)
+        p, gram_p = p - along * other, gram_p - along * gram_other
+    return _scaled(p, gram_p, torch.finfo(p.dtype).eps ** 0.5)
+
+
+def _scaled(p: Tensor, gram_p: Tensor, negligible: float) -> Pair:
     norm = torch.linalg.vector_norm(p, dim=-1, keepdim=True)
-    inverse = torch.where(norm == 0, 0.0, 1 / norm)
+    inverse = torch.where(norm <= negligible, 0.0, 1 / norm)
     return p * inverse, gram_p * inverse
 
 
