@@ -74,19 +74,19 @@ class LanczosELBO(ImplicitELBO):
     ===================================  ==============  ============  ============  ======
     generator, condition number          k = 5           k = 10        k = 20        spread
     ===================================  ==============  ============  ============  ======
-    perceptron 50 -> 751, trained, 150   +1.0 / -10      +0.1 / -1     0 / 0         6
+    perceptron 50 -> 751, trained, 1200  +2 / -13        +0.1 / -2     0 / 0         7
     MMNN 576 -> 7510, untrained, 440     +19 / -115      +3 / -21      +0.1 / -1     21
     MMNN 4225 -> 44 426, untrained, 350  +119 / -782     +17 / -135    +0.8 / -7     50
     MMNN 4225 -> 44 426, trained, 1500   +188 / -2952    +35 / -687    +3 / -82      42
     ===================================  ==============  ============  ============  ======
 
-    The converged bound by the smallest singular value is off by -65, -943, -6366 and -8141 there.
+    The converged bound by the smallest singular value is off by -76, -943, -6366 and -8141 there.
 
     *Gradient:* that of :func:`~pyro_implicit.ops.lanczos.gradient_surrogate`, the same for all
     rules. Its cosine to the exact gradient with 32 probes is 0.94 with 5 steps and 0.97 with 10
     (the last line above), with one probe 0.64 and 0.67: probes and draws, not steps, limit it. With
-    200 probes and a condition number of 3000 it was 0.88; the obvious surrogate had 0.32, the
-    singular-value bound 0.14.
+    200 probes and a perceptron of condition number near 3400 it was 0.88; the obvious surrogate
+    had 0.32, the singular-value bound 0.14.
 
     *Cost:* ``num_steps`` products with the Jacobian and as many with its transpose, for each probe
     of each draw, and one differentiable product. A step for LeNet (44 426 latents, batch 256, two
@@ -169,8 +169,8 @@ class LanczosELBO(ImplicitELBO):
     def last_report(self) -> dict[str, LanczosReport]:
         """
         Both estimates by name of the implicit site, from the last time that it was estimated: for
-        all draws if particles are vectorised, else for the last one. Reading this waits for the
-        device; training does not.
+        all draws if particles are vectorised, else for the last one. Kept on the device until it is
+        read. (A training step itself waits there for one eigenproblem of size ``k + 1`` only.)
         """
         return {name: _report(*found) for name, found in self._last.items()}
 

@@ -62,23 +62,24 @@ class SingularValueELBO(ImplicitELBO):
     are not where ``s < 1``: it is a bound because :math:`s_1` is the smallest.)
 
     **When not to use it:** almost always. It is here for comparison with the published method: for
-    the same number of products :class:`~pyro_implicit.LanczosELBO` with one probe was 4 to 50 times
+    the same number of products :class:`~pyro_implicit.LanczosELBO` with one probe was 3 to 50 times
     nearer to the truth (10 to 40 products, trained generators), and has the better gradient.
 
     - *It forgets all directions but one.* Its optimum for a linear generator is **isotropic**,
       whatever the posterior's shape, with the harmonic mean of the posterior's variances: below
       mean-field on ill-conditioned Gaussians (KL 2.26, 2.15, 1.43 against 1.81, 0.69, 1.35).
-    - *Converged it is loose*: by 65 nats for a trained generator ``50 -> 751``, by 8141 for one
-      of LeNet's 44 426 weights (half the log-determinant there: 21 998). The cosine of its gradient
-      to the exact one is 0.14 to 0.3.
+    - *Converged it is loose*: by 76 nats for a trained generator ``50 -> 751``, by 8141 for one
+      of LeNet's 44 426 weights (half the log-determinant in
+      units of sigma: 21 998). The cosine of its gradient
+      to the exact one is 0.14 to 0.32.
     - *Stopped early it is no bound.* LOBPCG approaches the smallest singular value from above, so
       that the value is too large, with few iterations even above what it should bound (LeNet, after
       1 iteration: +408). The residual is in :attr:`last_report`, a warning tells, once, when it
       exceeds the tolerance, and :attr:`is_certified` says whether it does. A small residual shows
       that *an* eigenvalue is near; that it is the smallest is then very likely, not proven.
 
-    *Small problems* with at most ``num_iterations + 1`` noise entries or latents are solved exactly,
-    which costs no more.
+    *Small problems*, with at most ``num_iterations + 1`` noise entries or latents, are solved
+    exactly, which costs no more.
 
     *Cost:* one product with the Jacobian and one with its transpose per iteration and to begin, and
     one differentiable product, for each draw. A step for LeNet (batch 256, two draws, one CPU
