@@ -7,8 +7,10 @@ from pyro_implicit.guides.hypernetwork import HyperNetworkGuide
 from pyro_implicit.guides.matmul import CMMNNGuide, MMNNGuide
 from pyro_implicit.infer.draws import posterior_draws
 from pyro_implicit.infer.elbo import ImplicitELBO
+from pyro_implicit.infer.lanczos import LanczosELBO
 from pyro_implicit.infer.linearised import LinearisedELBO
 from pyro_implicit.infer.predict import predict
+from pyro_implicit.infer.singular_value import SingularValueELBO
 from pyro_implicit.nn.bayesian import BayesianModule
 from pyro_implicit.nn.generator import Generator, ModuleGenerator
 from pyro_implicit.nn.generators import MLPGenerator, ResidualGenerator
@@ -23,12 +25,14 @@ __all__ = [
     "ImplicitDistribution",
     "ImplicitELBO",
     "ImplicitGuide",
+    "LanczosELBO",
     "LinearisedELBO",
     "MLPGenerator",
     "MMNN",
     "MMNNGuide",
     "ModuleGenerator",
     "ResidualGenerator",
+    "SingularValueELBO",
     "posterior_draws",
     "predict",
     "sample_implicit",

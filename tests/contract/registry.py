@@ -24,9 +24,11 @@ from pyro_implicit import (
     HyperNetworkGuide,
     ImplicitELBO,
     ImplicitGuide,
+    LanczosELBO,
     LinearisedELBO,
     MMNNGuide,
     ResidualGenerator,
+    SingularValueELBO,
 )
 
 ROWS = 6
@@ -162,4 +164,6 @@ OBJECTIVES: dict[str, Callable[..., ImplicitELBO]] = {
     "linearised, per datum": partial(
         LinearisedELBO, num_particles=4, vectorize_particles=True, likelihood="per_datum"
     ),
+    "lanczos": partial(LanczosELBO, num_particles=2),
+    "singular value": partial(SingularValueELBO, num_particles=2, num_iterations=200),
 }
