@@ -80,7 +80,9 @@ class MLPGenerator(Generator):
         self.weights = nn.ParameterList(
             torch.randn(n, k) / math.sqrt(k) for k, n in zip(sizes[:-1], sizes[1:], strict=True)
         )
-        self.biases = nn.ParameterList(0.1 * torch.randn(n) for n in self.hidden_dims)
+        # With small biases tanh features are nearly odd and slow to skew the Gaussian of the map.
+        spread = 1.0 if skip else 0.1
+        self.biases = nn.ParameterList(spread * torch.randn(n) for n in self.hidden_dims)
         self.weight_out = nn.Parameter(torch.randn(output_dim, sizes[-1]) / math.sqrt(sizes[-1]))
         self.bias_out = nn.Parameter(torch.zeros(output_dim))
         self.skip_diagonal: nn.Parameter | None = None
