@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from pyro_implicit.exceptions import ArgumentError, ImplicitError, MissingExtraError
@@ -102,6 +103,20 @@ def _check_output_dir(folder: Path) -> None:
         raise ArgumentError(f"--output-dir {folder}: {existing} cannot be written to")
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread of torch: tensors this small gain nothing by more, and where other programs use
+    the processor too, threads that wait for one another take more than ten times as long."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _run(arguments: argparse.Namespace) -> None:
     import pyro
 
@@ -116,7 +131,7 @@ def _run(arguments: argparse.Namespace) -> None:
     _check_output_dir(arguments.output_dir)
     require_extras()
     # Parameters stay with their guides: nothing of the caller's parameter store is touched.
-    with pyro.settings.context(module_local_params=True):
+    with pyro.settings.context(module_local_params=True), _one_thread():
         model = build_model(split.x_train.shape[-1], len(split.x_train))
         fits = fit_all(
             model,

@@ -151,7 +151,7 @@ def few_draws(monkeypatch):
 
 
 def test_small_run(capsys, tmp_path, table, few_draws):
-    folder = tmp_path / "new" / "output"
+    folder, threads = tmp_path / "new" / "output", torch.get_num_threads()
     first = run(capsys, table, folder, "--seed", "1")
     assert list(first) == ["mean-field VI", "linearised implicit"]
     for rmse, log_likelihood, error, coverage in first.values():
@@ -172,6 +172,7 @@ def test_small_run(capsys, tmp_path, table, few_draws):
     assert list(second) == [*first, "NUTS"]
     assert {name: second[name] for name in first} == first
     assert run(capsys, table, folder, "--seed", "2") != first
+    assert torch.get_num_threads() == threads
 
 
 def test_large_tables_are_trained_by_minibatches(table, few_draws, monkeypatch):
