@@ -46,7 +46,7 @@ init_from="laplace" begins with, untrained), implicit (HyperNetworkGuide and Lin
 METHODS = ("laplace", "mvn", "start", "implicit")
 NUM_DRAWS = 100_000
 NUM_PARTICLES = 16
-LEARNING_RATES = {"laplace": 1e-2, "mvn": 1e-2, "implicit": 5e-3}
+LEARNING_RATE = 5e-3
 
 Draws = dict[str, Tensor]
 
@@ -60,6 +60,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     options.add_argument(
         "--num-steps", type=positive, default=4000, metavar="N", help="(default: 4000)"
+    )
+    options.add_argument(
+        "--baseline-rate",
+        type=float,
+        default=0.3,
+        metavar="RATE",
+        help="learning rate of Pyro's guides (default: 0.3)",
     )
     arguments = parse(options, argv)
     rows = list(run(arguments))
@@ -80,7 +87,8 @@ def _settings(arguments: Namespace) -> dict[str, Any]:
     return {
         "num_steps": arguments.num_steps,
         "num_particles": NUM_PARTICLES,
-        "learning_rates": LEARNING_RATES,
+        "learning_rate": LEARNING_RATE,
+        "baseline_rate": arguments.baseline_rate,
         "schedule": "cosine to 0",
         "num_draws": NUM_DRAWS,
         "dtype": "float64",
@@ -101,6 +109,7 @@ def run(arguments: Namespace) -> Iterator[dict[str, Any]]:
                         posterior.tensors(arrays),
                         method,
                         num_steps=arguments.num_steps,
+                        rate=LEARNING_RATE if method == "implicit" else arguments.baseline_rate,
                         bar=None if arguments.quiet else f"{name} {method} {seed}",
                     )
                 yield {
@@ -117,7 +126,13 @@ def run(arguments: Namespace) -> Iterator[dict[str, Any]]:
 
 
 def fit(
-    posterior: Posterior, data: tuple[Tensor, ...], method: str, *, num_steps: int, bar: str | None
+    posterior: Posterior,
+    data: tuple[Tensor, ...],
+    method: str,
+    *,
+    num_steps: int,
+    rate: float,
+    bar: str | None,
 ) -> tuple[Moments | None, dict[str, float]]:
     """
     :param data: the model's arguments.
@@ -138,7 +153,7 @@ def fit(
         if method == "start":
             _make_gaussian(guide)
         else:
-            _train(posterior.model, guide, objective, data, num_steps, LEARNING_RATES[method], bar)
+            _train(posterior.model, guide, objective, data, num_steps, rate, bar)
         if method == "laplace":
             guide = _laplace(guide, data)
     seconds = {"seconds": watch.seconds, "cpu_seconds": watch.cpu_seconds}
@@ -167,13 +182,13 @@ def _train(
     objective: ELBO,
     data: tuple[Tensor, ...],
     num_steps: int,
-    learning_rate: float,
+    rate: float,
     bar: str | None,
 ) -> None:
     """Adam with a cosine learning rate."""
     loss_module = objective(model, guide)
     loss_module(*data)  # makes the parameters
-    optimizer = torch.optim.Adam(loss_module.parameters(), lr=learning_rate)
+    optimizer = torch.optim.Adam(loss_module.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)
     with trange(num_steps, desc=bar, disable=bar is None, leave=False) as steps:
         for step in steps:
