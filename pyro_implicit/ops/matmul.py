@@ -1,10 +1,11 @@
 r"""
 Matrix-multiplication layers and their derivatives.
 
-A layer maps a matrix ``X`` of shape ``(..., a, b)`` to :math:`\phi((U X + B_1) V + B_2)` of shape
-``(..., a', b')``: left product, bias, right product, bias, activation (Algorithm 1 of [1]). Its
-derivative is linear and has no biases: :math:`dX \mapsto \phi' \odot (U\, dX\, V)`, at the price of
-the two products of a forward pass; the slopes :math:`\phi'` are kept from that pass.
+A layer maps a matrix ``X`` of shape ``(..., a, b)`` to :math:`\phi(s (U X + B_1) V + B_2)` of shape
+``(..., a', b')``: left product, bias, right product, bias, activation (Algorithm 1 of [1], with a
+fixed number ``s`` that sets the units of the factors). Its derivative is linear and has no biases:
+:math:`dX \mapsto \phi' \odot s\, U\, dX\, V`, at the price of the two products of a forward pass;
+the slopes :math:`\phi'` are kept from that pass.
 
 References
 
@@ -30,20 +31,26 @@ class MatMulWeights:
     :param torch.Tensor left_bias: ``B1``, shape ``(a', b)``.
     :param torch.Tensor right: ``V``, shape ``(b, b')``.
     :param torch.Tensor right_bias: ``B2``, shape ``(a', b')``.
+    :param float scale: ``s``.
     """
 
     left: Tensor
     left_bias: Tensor
     right: Tensor
     right_bias: Tensor
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
 class SlopedLayer:
-    """A layer at one input: its two factors and its slopes ``(..., a', b')``, None if linear."""
+    """
+    A layer at one input: its two factors, their scale, and its slopes ``(..., a', b')``, None if
+    linear.
+    """
 
     left: Tensor
     right: Tensor
+    scale: float
     slope: Tensor | None
 
 
@@ -58,12 +65,13 @@ def chain_forward(
     """
     sloped = []
     for weights, activation in zip(layers, activations, strict=True):
-        x = (weights.left @ x + weights.left_bias) @ weights.right + weights.right_bias
+        scaled = weights.scale * x, weights.scale * weights.left_bias  # fewer entries than outputs
+        x = (weights.left @ scaled[0] + scaled[1]) @ weights.right + weights.right_bias
         slope = None
         if activation is not None:
             function, derivative = activation
             slope, x = derivative(x), function(x)
-        sloped.append(SlopedLayer(weights.left, weights.right, slope))
+        sloped.append(SlopedLayer(weights.left, weights.right, weights.scale, slope))
     return x, sloped
 
 
@@ -76,7 +84,7 @@ def chain_tangent(layers: Sequence[SlopedLayer], dx: Tensor) -> Tensor:
     :returns: shape ``(P, ..., a', b')``.
     """
     for layer in layers:
-        dx = _two_products(layer.left, dx, layer.right)
+        dx = _two_products(layer.left, layer.scale * dx, layer.right)
         if layer.slope is not None:
             dx = layer.slope * dx
     return dx
@@ -93,7 +101,7 @@ def chain_cotangent(layers: Sequence[SlopedLayer], dy: Tensor) -> Tensor:
     for layer in reversed(layers):
         if layer.slope is not None:
             dy = layer.slope * dy
-        dy = _two_products(layer.left.mT, dy, layer.right.mT)
+        dy = layer.scale * _two_products(layer.left.mT, dy, layer.right.mT)
     return dy
 
 

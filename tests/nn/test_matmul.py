@@ -55,13 +55,15 @@ def test_mmnn_is_algorithm_1_cut_to_size(
     m: int, noise: tuple[int, int], hidden: list[tuple[int, int]], name: str, seed: int
 ) -> None:
     torch.manual_seed(seed)
-    generator = MMNN(m, noise_shape=noise, hidden_shapes=hidden, activation=name)
+    generator = MMNN(m, noise_shape=noise, hidden_shapes=hidden, activation=name, init_scale=0.3)
     _shake(generator)
     z = torch.randn(3, *noise, dtype=torch.float64)
     x, chain = z, generator.chain
-    for index in range(len(hidden) + 1):
-        x = (chain.left[index] @ x + chain.left_bias[index]) @ chain.right[index]
-        x = x + chain.right_bias[index]
+    for index, (a, b) in enumerate([noise, *hidden]):
+        left, right = chain.left[index] / a**0.5, chain.right[index] / b**0.5
+        if index == len(hidden):
+            right = right * 0.3
+        x = (left @ x + chain.left_bias[index] / a**0.5) @ right + chain.right_bias[index]
         if index < len(hidden):
             x = ACTIVATIONS[name][0](x)
     torch.testing.assert_close(generator(z), x.flatten(-2)[:, :m])
@@ -190,6 +192,17 @@ def test_first_draws_of_every_branch_have_the_scale_asked_for(
         assert part.mean(0).square().mean() < 0.1 * init_scale**2
 
 
+@pytest.mark.parametrize("init_scale", [0.01, 1.0])
+def test_factors_start_with_entries_of_size_one(init_scale: float) -> None:
+    """Whatever their shape and the size of the outputs: one learning rate suits them all."""
+    mmnn = MMNN(44_426, hidden_shapes=[(250, 250)] * 2, init_scale=init_scale, **PAPER)
+    cmmnn = CMMNN([400, 90_000], init_scale=init_scale)
+    for generator in (mmnn, cmmnn):
+        for name, parameter in generator.named_parameters():
+            if "bias" not in name:
+                assert parameter.detach().square().mean().sqrt() == pytest.approx(1, rel=0.5), name
+
+
 def test_dead_units_do_not_make_the_start_infinite() -> None:
     for seed in range(20):
         torch.manual_seed(seed)
@@ -252,10 +265,10 @@ def test_a_product_takes_at_most_1_3_times_a_forward_pass(hidden: int) -> None:
 @pytest.mark.parametrize(
     "generator",
     [
-        lambda: MMNN(500, budget=3.0, activation="tanh"),
+        lambda: MMNN(500, budget=3.0, activation="tanh", init_scale=0.05),
         lambda: MMNN(11, noise_shape=(2, 3), hidden_shapes=[(3, 4), (2, 2)], output_shape=(4, 3)),
         lambda: CMMNN([70, 3, 400], budget=2.5, activation="identity"),
-        lambda: CMMNN([7, 3], noise_shape=(2, 3), trunk_shapes=[(3, 4), (4, 5)]),
+        lambda: CMMNN([7, 3], noise_shape=(2, 3), trunk_shapes=[(3, 4), (4, 5)], init_scale=3.0),
     ],
 )
 def test_config_makes_the_same_structure(generator: Callable[[], Generator]) -> None:
