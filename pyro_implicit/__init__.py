@@ -5,11 +5,14 @@ from pyro_implicit.distributions.implicit import ImplicitDistribution, sample_im
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.hypernetwork import HyperNetworkGuide
 from pyro_implicit.guides.matmul import CMMNNGuide, MMNNGuide
+from pyro_implicit.infer.adversarial import AdversarialELBO
 from pyro_implicit.infer.draws import posterior_draws
 from pyro_implicit.infer.elbo import ImplicitELBO
+from pyro_implicit.infer.kernel_ratio import KernelDensityRatioELBO
 from pyro_implicit.infer.lanczos import LanczosELBO
 from pyro_implicit.infer.linearised import LinearisedELBO
 from pyro_implicit.infer.predict import predict
+from pyro_implicit.infer.semi_implicit import SemiImplicitELBO
 from pyro_implicit.infer.singular_value import SingularValueELBO
 from pyro_implicit.nn.bayesian import BayesianModule
 from pyro_implicit.nn.generator import Generator, ModuleGenerator
@@ -17,6 +20,7 @@ from pyro_implicit.nn.generators import MLPGenerator, ResidualGenerator
 from pyro_implicit.nn.matmul import CMMNN, MMNN
 
 __all__ = [
+    "AdversarialELBO",
     "BayesianModule",
     "CMMNN",
     "CMMNNGuide",
@@ -25,6 +29,7 @@ __all__ = [
     "ImplicitDistribution",
     "ImplicitELBO",
     "ImplicitGuide",
+    "KernelDensityRatioELBO",
     "LanczosELBO",
     "LinearisedELBO",
     "MLPGenerator",
@@ -32,6 +37,7 @@ __all__ = [
     "MMNNGuide",
     "ModuleGenerator",
     "ResidualGenerator",
+    "SemiImplicitELBO",
     "SingularValueELBO",
     "posterior_draws",
     "predict",

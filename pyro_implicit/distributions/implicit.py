@@ -10,6 +10,7 @@ References
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pyro
@@ -178,7 +179,12 @@ class ImplicitDistribution(dist.TorchDistribution):
 
 
 def sample_implicit(
-    name: str, fn: ImplicitDistribution, *, latents: tuple[str, ...] = (), auxiliary: bool = False
+    name: str,
+    fn: ImplicitDistribution,
+    *,
+    latents: tuple[str, ...] = (),
+    auxiliary: bool = False,
+    pack: Callable[[dict[str, Tensor], int], Tensor] | None = None,
 ) -> Tensor:
     """
     Draws an implicit site: the noise at the auxiliary site ``f"{name}_noise"``, then the latent.
@@ -189,6 +195,9 @@ def sample_implicit(
     :param ImplicitDistribution fn: its distribution, with no noise fixed.
     :param latents: names of the model's sites made from this one; by default ``(name,)``.
     :param bool auxiliary: whether ``name`` itself is no site of the model.
+    :param pack: a function that maps ``n`` values of each of ``latents`` (and ``n``) to the
+        coordinates of this site, shape ``(n, m)``; with it objectives can draw from the prior.
+        Needed only if ``name`` is not the one latent itself.
     :returns: the draw, shape ``(*batch_shape, m)``.
     :raises ArgumentError: if ``fn`` is of another type or has its noise fixed.
     """
@@ -201,6 +210,7 @@ def sample_implicit(
     noise_infer: Any = {"is_auxiliary": True, "is_implicit_noise": True}
     noise = pyro.sample(noise_name, fn.base_dist, infer=noise_infer)
     infer: Any = {"implicit_noise": noise_name, "implicit_latents": latents or (name,)}
+    infer["implicit_pack"] = pack
     if auxiliary:
         infer["is_auxiliary"] = True
     return pyro.sample(name, fn.given(noise), infer=infer)

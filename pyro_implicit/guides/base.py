@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -24,7 +25,7 @@ from pyro_implicit.guides.prototype import (
     unconstrained_start,
 )
 from pyro_implicit.guides.sampler import Sampler, check_scale_arguments
-from pyro_implicit.guides.site import LatentSite
+from pyro_implicit.guides.site import LatentSite, pack
 from pyro_implicit.guides.state import sampler_from_state, sampler_state
 from pyro_implicit.nn.preconditioner import Preconditioner
 
@@ -242,18 +243,20 @@ class ImplicitGuide(AutoGuide):
         plates = self._create_plates(*args, **kwargs)
         result: dict[str, Tensor] = {}
         for name, sites, sampler in self._groups():
-            latents = tuple(site.name for site in sites)
-            flat = self._sample_flat(name, sampler, latents, *args, **kwargs)
+            flat = self._sample_flat(name, sampler, sites, *args, **kwargs)
             parts = flat.split([site.numel for site in sites], dim=-1)
             for site, part in zip(sites, parts, strict=True):
                 result[site.name] = sample_site(site, site.unpack(part), plates)
         return result
 
     def _sample_flat(
-        self, name: str, sampler: Sampler, latents: tuple[str, ...], *args: Any, **kwargs: Any
+        self, name: str, sampler: Sampler, sites: list[LatentSite], *args: Any, **kwargs: Any
     ) -> Tensor:
         """The flat unconstrained latent of one part, shape ``(*batch, numel)``."""
-        return sample_implicit(name, sampler.distribution(), latents=latents, auxiliary=True)
+        latents = tuple(site.name for site in sites)
+        return sample_implicit(
+            name, sampler.distribution(), latents=latents, auxiliary=True, pack=partial(pack, sites)
+        )
 
     @torch.no_grad()
     def sample(self, num_samples: int) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.distributions import biject_to
 from pyro_implicit.exceptions import ShapeError, SiteError
 from pyro_implicit.guides.supports import decode_support, encode_support
 
-__all__ = ["LatentSite", "PlateFrame"]
+__all__ = ["LatentSite", "PlateFrame", "pack"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class LatentSite:
                 if not allow_subsample:
                     raise SiteError(_subsample_message(name, frame))
                 shape[frame.dim - fn.event_dim] = frame.full_size
-        return cls(name, torch.Size(shape), fn.event_dim, fn.support, frames)
+        return cls(name, torch.Size(shape), fn.event_dim, _plain(fn.support), frames)
 
     def transform(self) -> torch.distributions.Transform:
         """The bijection from the unconstrained space to the support."""
@@ -129,6 +130,35 @@ class LatentSite:
             decode_support(state["support"], state["name"]),
             tuple(PlateFrame(*frame) for frame in state["frames"]),
         )
+
+
+def _plain(support: constraints.Constraint) -> constraints.Constraint:
+    """The support, that of its components for a mixture, which ``biject_to`` does not know."""
+    is_mixture = type(support).__name__ == "MixtureSameFamilyConstraint"
+    return support.base_constraint if is_mixture else support  # type: ignore[attr-defined]
+
+
+def pack(sites: Sequence[LatentSite], values: dict[str, Tensor], num_draws: int) -> Tensor:
+    """
+    The inverse of what a guide does with a flat latent.
+
+    :param sites: the sites of one part, in order.
+    :param values: ``num_draws`` constrained values of each site, draws in front.
+    :param int num_draws: number of draws.
+    :returns: unconstrained values, shape ``(num_draws, numel)``.
+    :raises SiteError: for a value that has not ``num_draws`` times the entries of its site.
+    """
+    flat = []
+    for site in sites:
+        value = site.transform().inv(values[site.name])
+        if value.numel() != num_draws * site.numel:
+            raise SiteError(
+                f"{num_draws} prior draws of site {site.name!r} have {value.numel()} entries in "
+                f"all; the guide has {site.numel} for each. A site that is local to a subsampled "
+                "plate shows the prior only some of its rows: use contrast='adaptive'."
+            )
+        flat.append(value.reshape(num_draws, site.numel))
+    return torch.cat(flat, -1)
 
 
 def _check_batch_dims(name: str, batch_shape: tuple[int, ...], plate_dims: set[int]) -> None:

@@ -6,6 +6,8 @@ import math
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyro
@@ -14,8 +16,10 @@ from pyro.infer import ELBO
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
+from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError
 from pyro_implicit.infer.likelihood import expected_log_likelihood, log_predictive
+from pyro_implicit.infer.prior import Prior
 from pyro_implicit.infer.traces import (
     PARTICLE_PLATE,
     ImplicitSite,
@@ -25,7 +29,7 @@ from pyro_implicit.infer.traces import (
     sample_nodes,
 )
 
-__all__ = ["ImplicitELBO"]
+__all__ = ["ImplicitELBO", "check_count"]
 
 Terms = dict[str, Tensor]
 
@@ -42,10 +46,13 @@ class ImplicitELBO(ELBO):
     dealt with here. **A new objective fills one hook**, :meth:`estimate`, and overrides nothing
     else:
 
-    * with ``replaces = "entropy"`` it returns an entropy estimate for every draw;
+    * with ``replaces = "entropy"`` it returns an entropy estimate for every draw, or, with
+      ``joint = True``, one number for all draws together;
     * with ``replaces = "kl"`` it returns an estimate of ``KL(q || p)`` for all draws together; the
-      prior of the site's latents is then left out. Such an objective is *joint*: it sees all
-      particles at once, also when they are looped.
+      density of the prior of the site's latents is then not evaluated, and ``site.prior`` draws
+      from it.
+
+    A joint objective sees all particles at once, also when they are looped.
 
     Unlike Pyro's objectives it keeps nothing about a model between calls that could break the next.
 
@@ -66,6 +73,8 @@ class ImplicitELBO(ELBO):
 
     #: what :meth:`estimate` returns, ``"entropy"`` or ``"kl"``
     replaces = "entropy"
+    #: whether it returns one number for all draws together; always so with ``"kl"``
+    joint = False
 
     def __init__(
         self,
@@ -79,9 +88,9 @@ class ImplicitELBO(ELBO):
         likelihood: str = "expected",
         retain_graph: bool | None = None,
     ) -> None:
-        _check_count("num_particles", num_particles)
+        check_count("num_particles", num_particles)
         if num_entropy_particles is not None:
-            _check_count("num_entropy_particles", num_entropy_particles, num_particles)
+            check_count("num_entropy_particles", num_entropy_particles, num_particles)
         for name, weight in (("kl_weight", kl_weight), ("prior_weight", prior_weight)):
             if not 0 <= weight < math.inf:
                 raise ArgumentError(f"{name}={weight}; expected a finite number >= 0.")
@@ -103,8 +112,19 @@ class ImplicitELBO(ELBO):
 
         :param ImplicitSite site: an implicit site with its draws.
         :returns: with ``replaces = "entropy"`` one value per draw, shape
-            ``site.distribution.batch_shape``; with ``replaces = "kl"`` one number.
+            ``site.distribution.batch_shape``; with ``joint`` or ``replaces = "kl"`` one number.
         """
+
+    def implicit_prior(self, fn: ImplicitDistribution, value: Tensor) -> Tensor:
+        """
+        The log-density of a prior that is itself implicit, or a bound on it, for objectives that
+        have one; by default refused.
+
+        :param ImplicitDistribution fn: the prior of a latent.
+        :param torch.Tensor value: shape ``(*batch, m)``.
+        :returns: shape ``batch``.
+        """
+        raise NotImplementedError
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -187,28 +207,48 @@ class ImplicitELBO(ELBO):
     # ---- particles
 
     @property
-    def _joint(self) -> bool:
-        """Whether the terms need all particles at once."""
-        return self.replaces == "kl" or self.likelihood == "per_datum"
+    def _estimates_jointly(self) -> bool:
+        return self.joint or self.replaces == "kl"
+
+    def _draw(self, model: Any, guide: Any, args: Any, kwargs: Any, nesting: float) -> Particle:
+        """One pass of guide and model."""
+        known = type(self).implicit_prior is not ImplicitELBO.implicit_prior
+        prior = self.implicit_prior if known else None
+        needs_prior = self.replaces == "entropy"
+        return draw_particle(model, guide, args, kwargs, nesting, needs_prior, prior)
 
     def _particle_groups(
         self, model: Any, guide: Any, args: Any, kwargs: Any
     ) -> Iterator[tuple[list[Particle], int]]:
         """Particles that are reduced together, and the index of the first of them."""
-        if self.vectorize_particles and self.num_particles > 1:
+        if self._vectorised:
             nesting = self._nesting(model, guide, args, kwargs)
             plate = pyro.plate(PARTICLE_PLATE, self.num_particles, dim=-nesting - 1)
-            yield [draw_particle(plate(model), plate(guide), args, kwargs, nesting + 1)], 0
+            particle = self._draw(plate(model), plate(guide), args, kwargs, nesting + 1)
+            yield self._with_prior([particle], model, args, kwargs, nesting), 0
             return
         particles = (
-            draw_particle(model, guide, args, kwargs, self.max_plate_nesting)
+            self._draw(model, guide, args, kwargs, self.max_plate_nesting)
             for _ in range(self.num_particles)
         )
-        if self._joint:
-            yield list(particles), 0
+        if self._estimates_jointly or self.likelihood == "per_datum":
+            yield self._with_prior(list(particles), model, args, kwargs, None), 0
             return
         for index, particle in enumerate(particles):
             yield [particle], index
+
+    def _with_prior(
+        self, particles: list[Particle], model: Any, args: Any, kwargs: Any, nesting: int | None
+    ) -> list[Particle]:
+        """For an objective that replaces the KL term: sites that can draw from the prior."""
+        if self.replaces == "kl":
+            prior = Prior(model, args, kwargs, nesting)
+            prior.check(particles[0])
+            particles[0].implicit.update(
+                (name, replace(site, prior=partial(prior.draw, site)))
+                for name, site in particles[0].implicit.items()
+            )
+        return particles
 
     def _nesting(self, model: Any, guide: Any, args: Any, kwargs: Any) -> int:
         if self.max_plate_nesting != math.inf:
@@ -223,9 +263,7 @@ class ImplicitELBO(ELBO):
     # ---- terms
 
     def _terms(self, particles: list[Particle], first: int) -> Terms:
-        replaced: set[str] = set()
-        if self.replaces == "kl":
-            replaced = {n for s in particles[0].implicit.values() for n in s.latents}
+        replaced = particles[0].implicit_latents() if self.replaces == "kl" else set()
         mean = 1.0 / self.num_particles
         terms = {
             **self._likelihood_terms(particles),
@@ -240,18 +278,18 @@ class ImplicitELBO(ELBO):
             ),
         }
         if replaced:
-            terms["negative_kl"] = -self.kl_weight * _sum(
-                self.estimate(site) for site in _joined_sites(particles)
-            )
+            terms["negative_kl"] = -self.kl_weight * self._joint_estimates(particles)
         if is_validation_enabled():
             _check_finite(terms, particles)
         return {name: torch.as_tensor(value) for name, value in terms.items()}
 
     def _implicit_entropy(self, particles: list[Particle], first: int) -> Any:
         """The mean over the first ``num_entropy_particles`` draws of the hook's estimates."""
+        if self.joint:
+            return self._joint_estimates(particles)
         keep = self.num_entropy_particles
         total: Any = 0.0
-        vectorised = self.vectorize_particles and self.num_particles > 1
+        vectorised = self._vectorised
         for index, particle in enumerate(particles, start=first):
             for name, site in particle.implicit.items():
                 if vectorised and keep < self.num_particles:
@@ -261,11 +299,20 @@ class ImplicitELBO(ELBO):
                 total = total + particle.weigh(name, self.estimate(site))
         return total / keep
 
+    def _joint_estimates(self, particles: list[Particle]) -> Any:
+        """The sum over sites of the hook's numbers, each under its site's scale and mask."""
+        first = particles[0]
+        sites = first.implicit.values() if self._vectorised else _joined_sites(particles)
+        return _sum(first.weight(site.name) * self.estimate(site) for site in sites)
+
+    @property
+    def _vectorised(self) -> bool:
+        return self.vectorize_particles and self.num_particles > 1
+
     def _likelihood_terms(self, particles: list[Particle]) -> Terms:
         if self.likelihood == "expected":
             return {"log_likelihood": expected_log_likelihood(particles, self.num_particles)}
-        vectorised = self.vectorize_particles and self.num_particles > 1
-        return {"log_predictive": log_predictive(particles, vectorised)}
+        return {"log_predictive": log_predictive(particles, self._vectorised)}
 
 
 def _latent_log_prob(particle: Particle, replaced: set[str]) -> Any:
@@ -287,19 +334,17 @@ def _explicit_entropy(particle: Particle, replaced: set[str]) -> Any:
 
 def _first_draws(site: ImplicitSite, keep: int) -> ImplicitSite:
     noise = site.distribution.noise[:keep]  # type: ignore[index]
-    return ImplicitSite(site.name, site.distribution.given(noise), site.value[:keep], site.latents)
+    return replace(site, distribution=site.distribution.given(noise), value=site.value[:keep])
 
 
 def _joined_sites(particles: list[Particle]) -> list[ImplicitSite]:
     """The implicit sites with the draws of all particles in front."""
-    if len(particles) == 1:
-        return list(particles[0].implicit.values())
     joined = []
     for name, site in particles[0].implicit.items():
         parts = [p.implicit[name] for p in particles]
         noise = torch.stack([p.distribution.noise for p in parts])  # type: ignore[misc]
         value = torch.stack([p.value for p in parts])
-        joined.append(ImplicitSite(name, site.distribution.given(noise), value, site.latents))
+        joined.append(replace(site, distribution=site.distribution.given(noise), value=value))
     return joined
 
 
@@ -310,15 +355,18 @@ def _sum(values: Any) -> Any:
     return total
 
 
-def _check_count(name: str, value: Any, most: int | None = None) -> None:
+def check_count(name: str, value: Any, most: int | None = None, least: int = 1) -> None:
+    """
+    :raises ArgumentError: unless ``value`` is an integer from ``least`` to ``most``.
+    """
     if (
         isinstance(value, bool)
         or not isinstance(value, int)
-        or value < 1
+        or value < least
         or value > (most or value)
     ):
         limit = "" if most is None else f" and <= num_particles={most}"
-        raise ArgumentError(f"{name}={value!r}; expected an integer >= 1{limit}.")
+        raise ArgumentError(f"{name}={value!r}; expected an integer >= {least}{limit}.")
 
 
 def _number(value: Any) -> float:

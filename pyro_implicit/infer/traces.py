@@ -16,7 +16,7 @@ from pyro.util import check_model_guide_match, check_site_shape
 from torch import Tensor
 
 from pyro_implicit.distributions.implicit import ImplicitDistribution
-from pyro_implicit.exceptions import GuideError, NonFiniteError, SiteError
+from pyro_implicit.exceptions import DensityError, GuideError, NonFiniteError, SiteError
 
 __all__ = [
     "PARTICLE_PLATE",
@@ -46,12 +46,29 @@ class ImplicitSite:
     :param torch.Tensor value: its draws, shape ``(*batch, m)``. With vectorised particles ``batch``
         begins with the particles; with looped particles only if the objective is joint.
     :param latents: the model's sites made from it.
+    :param pack: maps values of these to the coordinates of ``value``; None if they are the same.
+    :param prior: for an objective that replaces the KL term: a function from a number ``n`` to
+        draws of the model's prior in the coordinates of ``value``, shape ``(n, *plates, m)``.
     """
 
     name: str
     distribution: ImplicitDistribution
     value: Tensor
     latents: tuple[str, ...]
+    pack: Callable[[dict[str, Tensor], int], Tensor] | None = None
+    prior: Callable[[int], Tensor] | None = None
+
+    def fresh(self, num_draws: int) -> Tensor:
+        """
+        New draws of a site whose first batch dimension is the particles: the plates it is in are
+        kept, each draw has its own noise.
+
+        :param int num_draws: their number ``n``.
+        :returns: reparameterised draws, shape ``(n, *plates, m)``.
+        """
+        fn, plates = self.distribution, self.value.shape[1:-1]
+        noise = fn.base_dist.expand(plates).sample((num_draws,))
+        return fn.given(noise).rsample()
 
 
 @dataclass(frozen=True)
@@ -68,6 +85,22 @@ class Particle:
     guide: Trace
     implicit: dict[str, ImplicitSite]
 
+    def weight(self, name: str) -> Any:
+        """
+        The one number that a term of all entries of a site together is multiplied by.
+
+        :raises SiteError: if scale or mask differ between entries.
+        """
+        node = self.guide.nodes[name]
+        scale, mask = node["scale"], node["mask"]
+        sizes = [x.numel() for x in (scale, mask) if isinstance(x, Tensor)]
+        if any(size > 1 for size in sizes):
+            raise SiteError(
+                f"implicit site {name!r} has a scale or mask that differs between its entries; "
+                "this objective sees them together. Use one number, or LinearisedELBO."
+            )
+        return scale if mask is None else scale * mask
+
     def explicit_guide_sites(self) -> list[Any]:
         """The guide's sites that have a density: neither implicit nor the noise of such a site."""
         return [
@@ -75,6 +108,10 @@ class Particle:
             for name, node in sample_nodes(self.guide).items()
             if name not in self.implicit and not node["infer"].get("is_implicit_noise")
         ]
+
+    def implicit_latents(self) -> set[str]:
+        """Names of the model's sites that come from implicit sites."""
+        return {latent for site in self.implicit.values() for latent in site.latents}
 
     def weigh(self, name: str, per_draw: Tensor) -> Tensor:
         """The sum of ``per_draw`` (shape ``batch``) under a site's scale and mask."""
@@ -88,10 +125,17 @@ def draw_particle(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     max_plate_nesting: float,
+    needs_prior: bool = True,
+    implicit_prior: Callable[[ImplicitDistribution, Tensor], Tensor] | None = None,
 ) -> Particle:
     """
     Runs the guide, then the model with its draws.
 
+    :param bool needs_prior: whether the prior's density at the implicit latents is computed, and
+        the log-Jacobian of their constraints.
+    :param implicit_prior: log-density, or a bound on it, for latents whose prior is itself an
+        :class:`~pyro_implicit.ImplicitDistribution`.
+    :raises DensityError: if it is needed and the prior of a latent has none.
     :raises GuideError: if the guide has no implicit site, or one drawn without its noise.
     :raises NonFiniteError: if validation is on and the draws of an implicit site are not finite.
     :raises SiteError: if an explicit guide site is not reparameterised, or if a plate of the guide
@@ -107,12 +151,18 @@ def draw_particle(
     guide_trace = prune_subsample_sites(guide_trace)
     model_trace = prune_subsample_sites(model_trace)
     particle = Particle(model_trace, guide_trace, implicit)
-    model_trace.compute_log_prob()
-    explicit = {node["name"] for node in particle.explicit_guide_sites()}
+    left_out = set() if needs_prior else particle.implicit_latents()
+    for name, node in sample_nodes(model_trace).items():
+        if isinstance(node["fn"], ImplicitDistribution) and name not in left_out:
+            _set_log_prob(name, node, implicit_prior)
+            left_out = left_out | {name}
+    model_trace.compute_log_prob(lambda name, _: name not in left_out)
+    explicit = {node["name"] for node in particle.explicit_guide_sites()} - left_out
     guide_trace.compute_log_prob(lambda name, _: name in explicit)
     if is_validation_enabled():
         for node in sample_nodes(model_trace).values():
-            check_site_shape(node, max_plate_nesting)  # type: ignore[arg-type]
+            if "log_prob" in node:
+                check_site_shape(node, max_plate_nesting)  # type: ignore[arg-type]
     _check_reparameterised(particle)
     return particle
 
@@ -162,13 +212,29 @@ def _implicit_sites(guide_trace: Trace) -> dict[str, ImplicitSite]:
                 f"sample_implicit({name!r}, ImplicitDistribution(...)) in place of pyro.sample."
             )
         latents = tuple(node["infer"]["implicit_latents"])
-        sites[name] = ImplicitSite(name, node["fn"], node["value"], latents)
+        pack = node["infer"].get("implicit_pack")
+        sites[name] = ImplicitSite(name, node["fn"], node["value"], latents, pack)
     if not sites:
         raise GuideError(
             "the guide has no implicit site, so this objective has nothing to estimate. Train an "
             "ordinary guide with Trace_ELBO(), or use HyperNetworkGuide(model)."
         )
     return sites
+
+
+def _set_log_prob(name: str, node: Any, log_prob: Callable[..., Tensor] | None) -> None:
+    """
+    :raises DensityError: without a function to compute it.
+    """
+    if log_prob is None:
+        raise DensityError(
+            f"the prior of site {name!r} is itself implicit: it has no density for this objective "
+            "to evaluate. Use one that compares draws, KernelDensityRatioELBO(contrast='prior') or "
+            "AdversarialELBO(contrast='prior'), or SemiImplicitELBO if the prior's scale is not 0."
+        )
+    node["unscaled_log_prob"] = log_prob(node["fn"], node["value"])
+    node["log_prob"] = scale_and_mask(node["unscaled_log_prob"], node["scale"], node["mask"])
+    node["log_prob_sum"] = node["log_prob"].sum()
 
 
 def _check_draws(implicit: dict[str, ImplicitSite]) -> None:

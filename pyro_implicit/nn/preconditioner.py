@@ -52,6 +52,18 @@ class Preconditioner(nn.Module):
             return self.loc + self.factor * w
         return self.loc + w @ self.factor.mT
 
+    def inverse(self, u: Tensor) -> Tensor:
+        """
+        :param torch.Tensor u: shape ``(..., m)``.
+        :returns: ``w``, shape ``(..., m)``.
+        """
+        centred = u - self.loc
+        if self.factor is None:
+            return centred
+        if self.factor.dim() == 1:
+            return centred / self.factor
+        return torch.linalg.solve(self.factor.mT, centred, left=False)
+
     @property
     def kind(self) -> str:
         """``"none"``, ``"diagonal"`` or ``"full"``."""

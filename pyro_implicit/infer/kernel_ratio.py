@@ -1,0 +1,102 @@
+r"""
+Kernel implicit variational inference.
+
+References
+
+[1] `Kernel Implicit Variational Inference`, J. Shi, S. Sun, J. Zhu, ICLR 2018. Sections 3 and 4.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.infer.contrastive import ContrastiveELBO
+from pyro_implicit.infer.elbo import check_count
+from pyro_implicit.ops.density_ratio import kl_divergence
+
+__all__ = ["KernelDensityRatioELBO"]
+
+_PUBLISHED: dict[str, Any] = {"orientation": "p/q", "bases": "p", "ridge": 1e-3, "bandwidth": 1.0}
+_OURS: dict[str, Any] = {"orientation": "q/p", "bases": "q", "ridge": 1e-2, "bandwidth": 0.3}
+
+
+class KernelDensityRatioELBO(ContrastiveELBO):
+    r"""
+    Kernel density-ratio fitting (KIVI, [1]): a ridge regression on Gaussian kernels, solved anew in
+    every step, estimates the ratio of the guide to what it is compared with. It needs no network
+    and no inner loop, and nothing of the guide but draws.
+
+    The default is *not* the published form, which is ``published=True``: there the ratio ``p / q``
+    to the prior is fitted with bases from ``p``. Between known Gaussians that one mostly reports
+    its own clip (KL 0.8 estimated as 7 in one dimension, 182 as 0.8 in 500), and its gradients have
+    the wrong size and sign; on regression with small networks it trained as if there were no KL
+    term. With ``contrast="adaptive"`` values and gradients are within a few percent from 1 to
+    500 dimensions (``tests/infer/test_kernel_ratio.py``).
+
+    **Its limits.** In more than some ten dimensions the kernels tell little of a shape that is not
+    Gaussian, so that the estimate tends to the entropy of the Gaussian of the guide's moments,
+    which is an *upper* bound on the entropy. Points where a fitted ratio is not
+    positive are clipped and have no gradient; :attr:`clipped` says how many.
+
+    :param int num_particles: draws for the likelihood.
+    :param bool published: the settings of [1], whatever of them is not given here:
+        ``contrast="prior"``, ``orientation="p/q"``, ``bases="p"``, ``ridge=1e-3``, ``bandwidth=1``.
+    :param float bandwidth: in units of the median distance of the draws to the bases.
+    :param float ridge: regularisation of the fit.
+    :param int num_bases: number of kernels.
+    :param float clip: smallest ratio.
+    :param str orientation: the ratio that is fitted, ``"q/p"`` or ``"p/q"``.
+    :param str bases: draws that kernels are centred on, ``"q"`` or ``"p"``.
+    :param options: all others of :class:`~pyro_implicit.infer.contrastive.ContrastiveELBO`.
+    :raises ArgumentError: for values outside of these.
+    """
+
+    def __init__(
+        self,
+        num_particles: int = 1,
+        *,
+        published: bool = False,
+        bandwidth: float | None = None,
+        ridge: float | None = None,
+        num_bases: int = 100,
+        clip: float = 1e-8,
+        orientation: str | None = None,
+        bases: str | None = None,
+        **options: Any,
+    ) -> None:
+        if published:
+            options.setdefault("contrast", "prior")
+        super().__init__(num_particles, **options)
+        given = {
+            "orientation": orientation, "bases": bases, "ridge": ridge, "bandwidth": bandwidth
+        }  # fmt: skip
+        fit: dict[str, Any] = dict(_PUBLISHED if published else _OURS)
+        fit.update({name: value for name, value in given.items() if value is not None})
+        self._fit = fit | {"num_bases": num_bases, "clip": clip}
+        check_count("num_bases", num_bases)
+        for name in ("ridge", "bandwidth", "clip"):
+            if not 0 < self._fit[name] < math.inf:
+                raise ArgumentError(f"{name}={self._fit[name]}; expected a positive number.")
+        for name, allowed in (("orientation", ("q/p", "p/q")), ("bases", ("q", "p"))):
+            if self._fit[name] not in allowed:
+                raise ArgumentError(f"{name}={self._fit[name]!r}; expected one of {allowed}.")
+        self._clipped: dict[str, Tensor] = {}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What defines the objective, as plain values, for records."""
+        return super().settings | self._fit
+
+    @property
+    def clipped(self) -> dict[str, float]:
+        """By implicit site, the fraction of draws whose ratio was clipped in the last call."""
+        return {name: float(fraction) for name, fraction in self._clipped.items()}
+
+    def divergence(self, name: str, q: Tensor, p: Tensor) -> Tensor:
+        """See :meth:`~pyro_implicit.infer.contrastive.ContrastiveELBO.divergence`."""
+        value, self._clipped[name] = kl_divergence(q, p, **self._fit)
+        return value

@@ -1,0 +1,46 @@
+"""Gaussian kernels between sets of points, and the width that suits them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["gaussian_kernel", "median_distance", "squared_distances"]
+
+
+def squared_distances(x: Tensor, y: Tensor) -> Tensor:
+    """
+    :param torch.Tensor x: points, shape ``(n, m)``.
+    :param torch.Tensor y: points, shape ``(k, m)``.
+    :returns: squared Euclidean distances, shape ``(n, k)``, never negative.
+    """
+    centre = y.mean(0).detach()  # distances far from the origin would cancel
+    x, y = x - centre, y - centre
+    square = x.square().sum(-1, keepdim=True) + y.square().sum(-1) - 2 * x @ y.mT
+    return square.clamp(min=0)
+
+
+def gaussian_kernel(x: Tensor, y: Tensor, bandwidth: Tensor | float) -> Tensor:
+    r"""
+    :math:`\exp(-\lVert x - y \rVert^2 / 2 h^2)`.
+
+    :param torch.Tensor x: points, shape ``(n, m)``.
+    :param torch.Tensor y: points, shape ``(k, m)``.
+    :param bandwidth: ``h > 0``, a number or shape ``()``, or ``(k,)`` for one per point of ``y``.
+    :returns: shape ``(n, k)``.
+    """
+    return (squared_distances(x, y) / (-2 * bandwidth**2)).exp()
+
+
+def median_distance(x: Tensor, y: Tensor) -> Tensor:
+    """
+    The median distance from the points ``x`` to those of ``y`` that are not the same point.
+
+    :param torch.Tensor x: points, shape ``(n, m)``.
+    :param torch.Tensor y: points, shape ``(k, m)``.
+    :returns: shape ``()``, without a gradient; 1 if no two points differ.
+    """
+    distances = squared_distances(x.detach(), y.detach())
+    tiny = torch.finfo(distances.dtype).eps * (1 + distances.max())
+    apart = distances[distances > 10 * tiny]
+    return apart.median().sqrt() if len(apart) else distances.new_ones(())

@@ -1,0 +1,62 @@
+r"""
+The Gaussian with the moments of some draws, and the draws in its coordinates.
+
+References
+
+[1] `Adversarial Variational Bayes`, L. Mescheder, S. Nowozin, A. Geiger, ICML 2017, section 3.3
+    (adaptive contrast).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from pyro_implicit.exceptions import ArgumentError, ShapeError
+from pyro_implicit.ops.logdet import upcast
+
+__all__ = ["standardise"]
+
+
+def standardise(draws: Tensor, covariance: str = "diagonal") -> tuple[Tensor, Tensor]:
+    r"""
+    Draws with mean 0 and unit covariance, and the entropy of the Gaussian that they are compared
+    with: for :math:`\theta = \mu + L u` and any density ``q``,
+
+    .. math::  \mathbb H[q] = \mathbb H[\mathcal N(\mu, L L^\top)] - KL(q_u \,\|\, \mathcal N(0, I))
+
+    if ``q`` has these moments. Both results are differentiable with respect to the draws. The
+    entropy is unbiased for Gaussian draws: the mean of the log-determinant of a Wishart matrix is
+    known, and its excess over that of its mean is taken off.
+
+    :param torch.Tensor draws: shape ``(n, m)``.
+    :param str covariance: ``"diagonal"`` or ``"full"``. Whitening by a full covariance of ``n``
+        draws hides about ``m (m + 1) / 4n`` nats of the divergence.
+    :returns: standardised draws, shape ``(n, m)``, and the entropy, shape ``()``.
+    :raises ArgumentError: for any other ``covariance``.
+    :raises ShapeError: for fewer than two draws, or no more than ``m`` with a full covariance.
+    """
+    if covariance not in ("diagonal", "full"):
+        raise ArgumentError(f"covariance={covariance!r}; expected 'diagonal' or 'full'.")
+    n, m = draws.shape
+    needed = 2 if covariance == "diagonal" else m + 1
+    if n < needed:
+        raise ShapeError(
+            f"{n} draws of {m} entries; a {covariance} covariance needs at least {needed}."
+        )
+    wide = upcast(draws)
+    centred = wide - wide.mean(0)
+    freedom = torch.full((m,), n - 1.0, dtype=wide.dtype, device=wide.device)
+    if covariance == "diagonal":
+        scale = (centred.square().sum(0) / (n - 1)).clamp(min=torch.finfo(wide.dtype).tiny).sqrt()
+        log_det, u = scale.log().sum(), centred / scale
+    else:
+        factor = torch.linalg.cholesky(centred.mT @ centred / (n - 1))
+        log_det = factor.diagonal().log().sum()
+        u = torch.linalg.solve_triangular(factor, centred.mT, upper=False).mT
+        freedom = freedom - torch.arange(m, dtype=wide.dtype, device=wide.device)
+    excess = 0.5 * (torch.digamma(freedom / 2) - math.log((n - 1) / 2)).sum()
+    entropy = 0.5 * m * (1 + math.log(2 * math.pi)) + log_det - excess
+    return u.to(draws), entropy.to(draws)
