@@ -48,6 +48,7 @@ from pyro_implicit.nn.networks import LeNet
 SETTINGS: dict[str, Any] = {
     "batch_size": 256,
     "lr": 2e-3,
+    "guide_lr": 0.06,
     "start_epochs": 1,
     "guide": "B",
     "init_scale": 0.05,
@@ -100,7 +101,8 @@ class Bench:
             noise = {name: SETTINGS[name] for name in ("init_scale", "scale")}
             guide = GUIDES[SETTINGS["guide"]](model, init_loc_fn=start, **noise)
             elbo = OBJECTIVES[method](SETTINGS["num_particles"])
-        self._train_guide(model, guide, elbo, method)
+        lr = SETTINGS["lr" if method == "mean-field" else "guide_lr"]
+        self._train_guide(model, guide, elbo, method, lr)
         return partial(_mean_probabilities, net, guide)
 
     def scores(self, probabilities: Callable[[Tensor], Tensor]) -> dict[str, float]:
@@ -129,11 +131,11 @@ class Bench:
             schedule.step()
         return net
 
-    def _train_guide(self, model: Any, guide: Any, elbo: Any, name: str) -> None:
+    def _train_guide(self, model: Any, guide: Any, elbo: Any, name: str, lr: float) -> None:
         schedule = pyro.optim.CosineAnnealingLR(  # type: ignore[attr-defined]
             {
                 "optimizer": torch.optim.Adam,
-                "optim_args": {"lr": SETTINGS["lr"]},
+                "optim_args": {"lr": lr},
                 "T_max": self._steps(self.epochs),
             }
         )
