@@ -2,6 +2,7 @@
 
 from pyro_implicit.diagnostics.to_arviz import to_arviz
 from pyro_implicit.distributions.implicit import ImplicitDistribution, sample_implicit
+from pyro_implicit.distributions.process import ImplicitProcess
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.hypernetwork import HyperNetworkGuide
 from pyro_implicit.guides.matmul import CMMNNGuide, MMNNGuide
@@ -29,6 +30,7 @@ __all__ = [
     "ImplicitDistribution",
     "ImplicitELBO",
     "ImplicitGuide",
+    "ImplicitProcess",
     "KernelDensityRatioELBO",
     "LanczosELBO",
     "LinearisedELBO",
