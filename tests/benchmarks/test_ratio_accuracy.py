@@ -15,7 +15,8 @@ from benchmarks.ratio_accuracy import ESTIMATORS, MOST_FULL, TARGETS, truth
 @pytest.mark.parametrize("dim", TARGETS)
 def test_truth_is_that_of_torch(dim: int) -> None:
     start = [torch.tensor(value, requires_grad=True) for value in TARGETS[dim]]
-    q, p = torch.distributions.Normal(*start), torch.distributions.Normal(0.0, 1.0)
+    q = torch.distributions.Normal(start[0], start[1])
+    p = torch.distributions.Normal(0.0, 1.0)
     kl = dim * torch.distributions.kl_divergence(q, p)
     values = [kl.detach(), *torch.autograd.grad(kl, start)]
     expected = {k: float(v) for k, v in zip(("kl", "by_mean", "by_scale"), values, strict=True)}
