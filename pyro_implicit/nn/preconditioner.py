@@ -62,7 +62,7 @@ class Preconditioner(nn.Module):
             return centred
         if self.factor.dim() == 1:
             return centred / self.factor
-        return torch.linalg.solve(self.factor.mT, centred, left=False)
+        return torch.linalg.solve(self.factor, centred[..., None])[..., 0]
 
     @property
     def kind(self) -> str:

@@ -27,6 +27,17 @@ def test_it_is_the_affine_map_that_it_says(kind: str, batch: tuple[int, ...]) ->
 
 
 @pytest.mark.parametrize("kind", sorted(FACTORS))
+@pytest.mark.parametrize("batch", [(), (1,), (3,), (4,), (2, 1), (2, 3)])
+def test_its_inverse_undoes_it_for_any_batch(kind: str, batch: tuple[int, ...]) -> None:
+    made = Preconditioner(torch.arange(3.0), FACTORS[kind]).double()
+    w = torch.randn(*batch, 3).double().requires_grad_()
+    u = made(w)
+    torch.testing.assert_close(made.inverse(u), w)
+    (gradient,) = torch.autograd.grad(made.inverse(u).sum(), w)  # both ways: the identity
+    torch.testing.assert_close(gradient, torch.ones_like(w))
+
+
+@pytest.mark.parametrize("kind", sorted(FACTORS))
 def test_its_state_is_saved_and_its_tensors_are_its_own(kind: str) -> None:
     loc, factor = torch.randn(3, requires_grad=True), FACTORS[kind]
     made = Preconditioner(loc, factor)
