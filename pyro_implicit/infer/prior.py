@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import pyro
+import pyro.distributions as dist
 import torch
 from pyro import poutine
 from pyro.infer.util import is_validation_enabled
@@ -52,7 +53,7 @@ class Prior:
         :param int num_draws: number ``n`` of draws.
         :returns: draws of the prior of its latents, in the coordinates of its value, shape
             ``(n, *plates, m)``.
-        :raises SiteError: if values of the prior do not fit the site.
+        :raises SiteError: if values of the prior do not fit the site, or the prior is improper.
         """
         if self._nesting is None:
             runs = [self._run(site.latents) for _ in range(num_draws)]
@@ -151,12 +152,25 @@ class _Collect(Messenger):
         self._missing = set(names)
         self.found: dict[str, Tensor] = {}
 
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["value"] is None and _is_improper(msg["fn"]):
+            raise SiteError(
+                f"the prior of latent site {msg['name']!r} is improper: nobody can draw from it. "
+                "Give it a proper prior, or use contrast='adaptive'."
+            )
+
     def _pyro_post_sample(self, msg: Any) -> None:
         if msg["name"] in self._missing:
             self.found[msg["name"]] = msg["value"]
             self._missing.discard(msg["name"])
             if not self._missing:
                 raise _Found
+
+
+def _is_improper(fn: Any) -> bool:
+    while not isinstance(fn, dist.ImproperUniform) and hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return isinstance(fn, dist.ImproperUniform)
 
 
 def _as_drawn(site: ImplicitSite, values: dict[str, Tensor], num_draws: int) -> Tensor:
