@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from tests.contract.registry import GUIDES, MODELS, OBJECTIVES
@@ -9,7 +11,11 @@ from tests.contract.registry import GUIDES, MODELS, OBJECTIVES
 
 @pytest.fixture(params=GUIDES)
 def make_guide(request):
-    return GUIDES[request.param]
+    """With what the objective needs of it, in a test that asks for both."""
+    guide = GUIDES[request.param]
+    if "make_objective" not in request.fixturenames:
+        return guide
+    return partial(guide, **request.getfixturevalue("make_objective").guide_options)
 
 
 @pytest.fixture(params=MODELS)

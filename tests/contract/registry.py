@@ -8,28 +8,34 @@ with its data, small enough that hundreds of tests stay fast.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import pyro
 import pyro.distributions as dist
+import pytest
 import torch
 from pyro.distributions import constraints
 from torch import Tensor, nn
 
 from pyro_implicit import (
+    AdversarialELBO,
     BayesianModule,
     CMMNNGuide,
     HyperNetworkGuide,
     ImplicitELBO,
     ImplicitGuide,
+    KernelDensityRatioELBO,
     LanczosELBO,
     LinearisedELBO,
     MMNNGuide,
     ResidualGenerator,
+    SemiImplicitELBO,
     SingularValueELBO,
 )
+from pyro_implicit.exceptions import GuideError, SiteError
 
 ROWS = 6
 
@@ -42,6 +48,7 @@ class Case:
     :param inputs: number of columns of ``x``.
     :param local: names of the sites inside of the data plate.
     :param improper: whether Pyro itself cannot draw from the prior.
+    :param coupled: whether the prior of one site depends on another site.
     """
 
     make: Callable[..., Callable[..., Any]]
@@ -49,6 +56,7 @@ class Case:
     inputs: int = 2
     local: tuple[str, ...] = field(default=())
     improper: bool = False
+    coupled: bool = False
 
     def data(self, rows: int = ROWS, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         """Inputs and targets, the same in every process."""
@@ -135,13 +143,13 @@ MODELS: dict[str, Case] = {
         {"0.weight": (2, 1), "0.bias": (2,), "2.weight": (1, 2), "2.bias": (1,)},
         inputs=1,
     ),
-    "local": Case(_local, {"mean": (), "rate": (ROWS,)}, inputs=1, local=("rate",)),
-    "plain": Case(_plain, {"share": (3,), "level": (3, 1)}, inputs=1),
+    "local": Case(_local, {"mean": (), "rate": (ROWS,)}, inputs=1, local=("rate",), coupled=True),
+    "plain": Case(_plain, {"share": (3,), "level": (3, 1)}, inputs=1, coupled=True),
     "flat priors": Case(_flat_priors, {"w": (2,), "scale": ()}, improper=True),
 }
 
 #: each takes a model (None to load a saved state) and options that all guides have
-GUIDES: dict[str, Callable[..., ImplicitGuide]] = {
+GUIDES: dict[str, partial[ImplicitGuide]] = {
     "default": partial(HyperNetworkGuide, hidden_dims=(8,)),
     "few noises": partial(
         HyperNetworkGuide, hidden_dims=(8,), latent_dim=1, learn_scale="scalar", scale=0.1
@@ -157,13 +165,80 @@ GUIDES: dict[str, Callable[..., ImplicitGuide]] = {
     "matrices in branches": partial(CMMNNGuide, noise_shape=(2, 2), learn_scale="scalar"),
 }
 
-#: each takes nothing, or options that all objectives have
-OBJECTIVES: dict[str, Callable[..., ImplicitELBO]] = {
-    "linearised": partial(LinearisedELBO, num_particles=2),
-    "linearised, vectorised": partial(LinearisedELBO, num_particles=4, vectorize_particles=True),
-    "linearised, per datum": partial(
-        LinearisedELBO, num_particles=4, vectorize_particles=True, likelihood="per_datum"
+
+@dataclass(frozen=True)
+class Objective:
+    """
+    :param make: takes nothing, or options that all objectives have.
+    :param guide_options: what it needs of every guide.
+    :param draws_prior: whether it compares draws of the guide with draws of the model's prior.
+    :param trains: whether it has parameters of its own, which it trains whenever it is evaluated
+        with gradients enabled: its value then depends on what came before.
+    """
+
+    make: Callable[..., ImplicitELBO]
+    guide_options: dict[str, Any] = field(default_factory=dict)
+    draws_prior: bool = False
+    trains: bool = False
+
+    def __call__(self, **options: Any) -> ImplicitELBO:
+        return self.make(**options)
+
+    def refusal(
+        self, guide: partial[ImplicitGuide], case: Case, minibatch: bool = False
+    ) -> tuple[type[Exception], str] | None:
+        """The error that this combination must raise, and its message."""
+        if not self.draws_prior:
+            return None
+        if minibatch and case.local:
+            return SiteError, f"latent site '{case.local[0]}' has weight .*contrast='adaptive'"
+        if case.improper:
+            return SiteError, "prior of latent site 'w' is improper.*contrast='adaptive'"
+        if guide.keywords.get("factorized") and case.coupled:
+            return GuideError, "depends on latents outside of implicit site.*factorized=False"
+        return None
+
+    def allowed(
+        self, guide: partial[ImplicitGuide], case: Case, minibatch: bool = False
+    ) -> AbstractContextManager[Any]:
+        """A context that does nothing, or one that expects the refusal."""
+        refusal = self.refusal(guide, case, minibatch)
+        return nullcontext() if refusal is None else pytest.raises(refusal[0], match=refusal[1])
+
+
+OBJECTIVES: dict[str, Objective] = {
+    "linearised": Objective(partial(LinearisedELBO, num_particles=2)),
+    "linearised, vectorised": Objective(
+        partial(LinearisedELBO, num_particles=4, vectorize_particles=True)
     ),
-    "lanczos": partial(LanczosELBO, num_particles=2),
-    "singular value": partial(SingularValueELBO, num_particles=2, num_iterations=200),
+    "linearised, per datum": Objective(
+        partial(LinearisedELBO, num_particles=4, vectorize_particles=True, likelihood="per_datum")
+    ),
+    "lanczos": Objective(partial(LanczosELBO, num_particles=2)),
+    "kernel ratio": Objective(partial(KernelDensityRatioELBO, num_particles=2, num_samples=20)),
+    "kernel ratio to the prior": Objective(
+        partial(KernelDensityRatioELBO, num_particles=2, num_samples=20, contrast="prior"),
+        draws_prior=True,
+    ),
+    "kernel ratio to the prior, vectorised": Objective(
+        partial(
+            KernelDensityRatioELBO,
+            num_particles=2,
+            num_samples=20,
+            contrast="prior",
+            vectorize_particles=True,
+        ),
+        draws_prior=True,
+    ),
+    "adversarial": Objective(
+        partial(AdversarialELBO, num_particles=2, num_samples=20, num_critic_steps=1), trains=True
+    ),
+    "semi-implicit": Objective(
+        partial(SemiImplicitELBO, num_particles=2, num_inner=5), guide_options={"scale": 0.05}
+    ),
+    "semi-implicit, gauss-newton": Objective(
+        partial(SemiImplicitELBO, num_particles=2, num_inner=5, proposal="gauss-newton"),
+        guide_options={"scale": 0.05},
+    ),
+    "singular value": Objective(partial(SingularValueELBO, num_particles=2, num_iterations=200)),
 }

@@ -220,8 +220,33 @@ def test_to_float64(make_guide, case, when):
     for drawn in (guide(*data), guide.sample(2)):
         assert {value.dtype for value in drawn.values()} == {torch.float64}
     for make_objective in OBJECTIVES.values():
-        loss = make_objective().differentiable_loss(model, guide, *data)
-        assert loss.dtype == torch.float64
-        assert loss.isfinite()
+        scaled = guide
+        if make_objective.guide_options:
+            scaled = make_guide(model, **make_objective.guide_options).setup(*data).double()
+        with make_objective.allowed(make_guide, case):
+            loss = make_objective().differentiable_loss(model, scaled, *data)
+            assert loss.dtype == torch.float64
+            assert loss.isfinite()
     restored = type(guide).from_state_dict(round_trip(guide.state_dict()))
     assert_same_draws(guide, restored, *data)
+
+
+@pytest.mark.parametrize("how", ["pickle", "deepcopy"])
+def test_copies_of_an_objective_go_on_where_it_was_and_do_not_share(
+    make_guide, make_objective, how
+):
+    case = MODELS["regression"]
+    model, data, objective = case.make(), case.data(), make_objective(max_plate_nesting=1)
+    guide = make_guide(model).setup(*data)
+
+    def losses(each):
+        pyro.set_rng_seed(SEED)
+        return [each.differentiable_loss(model, guide, *data).item() for _ in range(3)]
+
+    assert copies(objective)[how].settings == objective.settings  # before the first evaluation
+    losses(objective)
+    other = copies(objective)[how]
+    third = copies(other)[how]
+    assert repr(other) == repr(objective)
+    assert losses(other) == losses(third)  # what one learned the other has not seen
+    assert losses(copies(objective)[how]) == losses(objective)
