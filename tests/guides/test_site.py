@@ -12,7 +12,7 @@ from pyro import poutine
 from pyro.distributions import constraints
 
 from pyro_implicit.exceptions import ShapeError, SiteError
-from pyro_implicit.guides.site import LatentSite, PlateFrame
+from pyro_implicit.guides.site import LatentSite, PlateFrame, pack
 
 
 def read(model, name="z", allow_subsample=False):
@@ -143,3 +143,23 @@ def test_constrain_reports_the_log_jacobian(name):
 def test_a_site_survives_as_plain_values():
     for site in SITES.values():
         assert LatentSite.from_state(site.to_state()) == site
+
+
+@pytest.mark.parametrize("name", SITES)
+@given(num_draws=st.integers(1, 4), seed=st.integers(0, 9))
+def test_packing_undoes_unpacking_and_the_constraint(name, num_draws, seed):
+    torch.manual_seed(seed)
+    site, other = SITES[name], LatentSite("w", torch.Size([2]), 1, constraints.positive, ())
+    flat = torch.randn(num_draws, site.numel + 2, dtype=torch.float64)
+    parts = flat.split([site.numel, 2], -1)
+    values = {
+        each.name: torch.stack([each.constrain(each.unpack(row))[0] for row in part])
+        for each, part in zip((site, other), parts, strict=True)
+    }
+    torch.testing.assert_close(pack([site, other], values, num_draws), flat, rtol=1e-5, atol=1e-6)
+
+
+def test_packing_values_of_some_rows_is_refused():
+    with pytest.raises(SiteError, match="2 prior draws of site 'z' have 6 entries in all; the guide"
+                       " has 4 for each.*contrast='adaptive'"):  # fmt: skip
+        pack([SITES["plate"]], {"z": torch.rand(2, 3)}, 2)

@@ -1,0 +1,77 @@
+"""Kernels against explicit differences."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pyro_implicit.ops.kernels import gaussian_kernel, median_distance, squared_distances
+
+
+@pytest.mark.parametrize("shape", [(7, 5, 3), (1, 1, 1), (4, 1, 200)])
+@pytest.mark.parametrize("offset", [0.0, 1e6])
+def test_squared_distances_are_those_of_differences_also_far_from_the_origin(
+    shape: tuple[int, int, int], offset: float
+) -> None:
+    n, k, m = shape
+    x = torch.randn(n, m).double() + offset
+    y = torch.randn(k, m).double() + offset
+    found = squared_distances(x, y)
+    expected = (x[:, None] - y).square().sum(-1)
+    assert found.shape == (n, k) and (found >= 0).all()
+    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
+
+
+def test_float32_far_from_the_origin() -> None:
+    x, y = torch.rand(20, 3) + 1000, torch.rand(10, 3) + 1000
+    expected = (x[:, None] - y).square().sum(-1)
+    torch.testing.assert_close(squared_distances(x, y), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_point_is_at_no_distance_from_itself() -> None:
+    x = torch.randn(50, 10)
+    assert squared_distances(x, x).diagonal().max() < 1e-4
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_gradients_are_those_of_differences_for_both_arguments(shared: bool) -> None:
+    x = torch.randn(6, 3).double().requires_grad_()
+    y = x if shared else torch.randn(4, 3).double().requires_grad_()
+    weights = torch.randn(6, len(y)).double()
+    wrt = [x] if shared else [x, y]
+    found = torch.autograd.grad((weights * squared_distances(x, y)).sum(), wrt)
+    explicit = (weights * (x[:, None] - y).square().sum(-1)).sum()
+    expected = torch.autograd.grad(explicit, wrt)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("bandwidth", [0.7, torch.tensor(0.7).double(), torch.rand(4).double() + 1])
+def test_gaussian_kernel(bandwidth: float | torch.Tensor) -> None:
+    x, y = torch.randn(5, 2).double(), torch.randn(4, 2).double()
+    widths = torch.as_tensor(bandwidth).double().expand(4)
+    square = [[math.dist(a.tolist(), b.tolist()) ** 2 for b in y] for a in x]
+    expected = [[math.exp(-s / (2 * h.item() ** 2)) for s, h in zip(row, widths, strict=True)]
+                for row in square]  # fmt: skip
+    torch.testing.assert_close(gaussian_kernel(x, y, bandwidth), torch.tensor(expected).double())
+
+
+@pytest.mark.parametrize("sizes", [(6, 5), (5, 5), (1, 3)])
+def test_median_distance_is_numpys(sizes: tuple[int, int]) -> None:
+    x, y = torch.randn(sizes[0], 3).double(), torch.randn(sizes[1], 3).double()
+    explicit = np.linalg.norm(x.numpy()[:, None] - y.numpy(), axis=-1).reshape(-1)
+    expected = np.quantile(explicit, 0.5, method="lower")  # as torch: of two, the lower
+    assert median_distance(x, y).item() == pytest.approx(expected)
+
+
+def test_median_distance_leaves_out_points_that_are_the_same() -> None:
+    x = torch.randn(9, 4)
+    explicit = np.linalg.norm(x.numpy()[:, None] - x.numpy(), axis=-1)
+    apart = explicit[~np.eye(9, dtype=bool)]
+    expected = np.quantile(apart, 0.5, method="lower")
+    assert median_distance(x, x).item() == pytest.approx(expected, rel=1e-5)
+    assert median_distance(torch.ones(4, 2), torch.ones(3, 2)).item() == 1
+    assert not median_distance(x.requires_grad_(), x).requires_grad
