@@ -64,7 +64,7 @@ class Target(ABC):
         if self.dim == 1:
             distance = float(wasserstein_distance(draws[:, 0].numpy(), exact[:, 0].numpy()))
         else:
-            distance = wasserstein(draws[:NUM_ASSIGNED], exact[:NUM_ASSIGNED])
+            distance = _assigned(draws, exact)
         expected = float(self.log_density(draws).mean())
         return {
             "w1": distance,
@@ -170,6 +170,12 @@ class Logistic(Target):
 
 
 TARGETS: dict[str, type[Target]] = {c.name: c for c in (Mixture, Logistic, Banana)}
+
+
+def _assigned(a: Tensor, b: Tensor) -> float:
+    """Of equally many draws each."""
+    n = min(NUM_ASSIGNED, len(a), len(b))
+    return wasserstein(a[:n], b[:n])
 
 
 def entropy(draws: Tensor) -> float:
