@@ -59,7 +59,8 @@ class Prior:
             runs = [self._run(site.latents) for _ in range(num_draws)]
             values = {name: torch.stack([run[name] for run in runs]) for name in site.latents}
         else:
-            plate = pyro.plate(_PRIOR_PLATE, num_draws, dim=-self._nesting - 1)
+            with poutine.block():  # a plate is a site itself
+                plate = pyro.plate(_PRIOR_PLATE, num_draws, dim=-self._nesting - 1)
             values = self._run(site.latents, plate)
         if site.pack is not None:
             return site.pack(values, num_draws)
