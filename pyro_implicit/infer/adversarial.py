@@ -182,11 +182,13 @@ class AdversarialELBO(ContrastiveELBO):
         if name + ":saturated" in self._warned or not is_validation_enabled():
             return
         if float(now) > _SATURATED:
+            adaptive = self.contrast == "adaptive"
+            remedy = "covariance='full'" if adaptive else "contrast='adaptive'"
             self._warn(
                 name + ":saturated",
                 f"implicit site {name!r}: the critic tells {float(now):.1%} of the draws right. It "
                 "has saturated: its value says nothing of the KL divergence, nor its gradient. Use "
-                "contrast='adaptive', more num_samples, or LinearisedELBO.",
+                f"{remedy}, or LinearisedELBO.",
             )
 
     # ---- saving

@@ -53,7 +53,8 @@ class ContrastiveELBO(ImplicitELBO):
     :param int num_particles: draws for the likelihood.
     :param str contrast: ``"adaptive"`` or ``"prior"``.
     :param str covariance: moments of the adaptive contrast: ``"diagonal"``, ``"full"``, or
-        ``"auto"``: full if ``num_samples`` draws suffice for it, at least ``2.5 m (m + 1)``.
+        ``"auto"``: full for sites of at most ``num_samples / 4`` entries. With a diagonal the ratio
+        has the correlations to tell as well.
     :param int num_samples: draws of the guide's generator for the ratio, beside those for the
         likelihood, and as many of what they are compared with.
     :param options: all others of :class:`~pyro_implicit.ImplicitELBO`, except
@@ -160,7 +161,7 @@ class ContrastiveELBO(ImplicitELBO):
             )
         if self.covariance != "auto":
             return self.covariance
-        return "full" if 2 * self.num_samples >= 5 * m * (m + 1) else "diagonal"
+        return "full" if self.num_samples >= 4 * m else "diagonal"
 
     def _check_rank(self, site: ImplicitSite) -> None:
         """Warns of draws on a surface: their true KL is infinite, and no ratio of draws tells."""

@@ -83,7 +83,8 @@ def plan_mmnn(
         Its biases alone cost one per latent.
     :param noise_shape: by default about one noise entry for ten latents, and no side longer than
         the hidden layer's, through which the noise must pass.
-    :param hidden_shapes: by default one square layer as large as the budget allows.
+    :param hidden_shapes: by default one square layer as large as the budget allows, and large
+        enough, beyond the budget if need be, to pass on all entries of a given noise.
     :param output_shape: by default nearly square; entries beyond ``output_dim`` are cut off.
     :raises ArgumentError: if the budget is at most 1, or a shape has no entries.
     :raises ShapeError: if ``output_shape`` is too small.
@@ -110,6 +111,8 @@ def plan_mmnn(
         side = min(wish, hidden)
         first = (side, side)
         hidden = hidden_size(first, last, budget * output_dim)
+    passed_on = min(first[0] * first[1], output_dim)
+    hidden = max(hidden, math.isqrt(passed_on - 1) + 1)
     return [first, (hidden, hidden), last]
 
 

@@ -106,6 +106,15 @@ def test_branches_share_the_budget(sizes: list[int], budget: float) -> None:
         assert used <= budget * sum(sizes)
 
 
+@given(output_dim=st.integers(1, 10_000), rows=st.integers(1, 40), columns=st.integers(1, 40))
+def test_an_automatic_hidden_layer_passes_on_a_given_noise(
+    output_dim: int, rows: int, columns: int
+) -> None:
+    noise, hidden, _ = plan_mmnn(output_dim, 2.0, noise_shape=(rows, columns))
+    assert noise == (rows, columns)
+    assert hidden[0] * hidden[1] >= min(rows * columns, output_dim)
+
+
 @pytest.mark.parametrize("budget", [1.0, 0.0, -3.0, float("nan")])
 def test_a_budget_below_the_biases_is_refused(budget: float) -> None:
     with pytest.raises(ArgumentError, match=r"budget=.*; expected more than 1"):
