@@ -131,6 +131,9 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
         "--dims", type=int, nargs="+", choices=TARGETS, default=list(TARGETS), metavar="D"
     )
     options.add_argument(
+        "--estimators", nargs="+", choices=ESTIMATORS, default=list(ESTIMATORS), metavar="NAME"
+    )
+    options.add_argument(
         "--warm-up", type=int, default=WARM_UP, metavar="N", help=f"(default: {WARM_UP})"
     )
     arguments = parse(options, argv)
@@ -139,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
         for seed in arguments.seeds
         for dtype in DTYPES
         for dim in arguments.dims
-        for name in ESTIMATORS
+        for name in arguments.estimators
         if name != "adaptive full" or dim <= MOST_FULL
     ]
     rows = []
@@ -157,7 +160,7 @@ def _table(rows: list[dict[str, Any]], key: str) -> str:
     """A line for each estimator and dtype, a column for each number of dimensions."""
     dims = list(dict.fromkeys(row["d"] for row in rows))
     lines = [["truth", "", *(f"{truth(d, *TARGETS[d])[key]:.4g}" for d in dims)]]
-    for name in ESTIMATORS:
+    for name in dict.fromkeys(row["estimator"] for row in rows):
         for dtype in DTYPES:
             cells = []
             for d in dims:
