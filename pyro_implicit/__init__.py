@@ -7,6 +7,7 @@ from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.hypernetwork import HyperNetworkGuide
 from pyro_implicit.guides.matmul import CMMNNGuide, MMNNGuide
 from pyro_implicit.infer.adversarial import AdversarialELBO
+from pyro_implicit.infer.alpha_energy import AlphaEnergy
 from pyro_implicit.infer.draws import posterior_draws
 from pyro_implicit.infer.elbo import ImplicitELBO
 from pyro_implicit.infer.kernel_ratio import KernelDensityRatioELBO
@@ -19,9 +20,11 @@ from pyro_implicit.nn.bayesian import BayesianModule
 from pyro_implicit.nn.generator import Generator, ModuleGenerator
 from pyro_implicit.nn.generators import MLPGenerator, ResidualGenerator
 from pyro_implicit.nn.matmul import CMMNN, MMNN
+from pyro_implicit.nn.random_functions import NeuralSampler, RandomNetwork
 
 __all__ = [
     "AdversarialELBO",
+    "AlphaEnergy",
     "BayesianModule",
     "CMMNN",
     "CMMNNGuide",
@@ -38,6 +41,8 @@ __all__ = [
     "MMNN",
     "MMNNGuide",
     "ModuleGenerator",
+    "NeuralSampler",
+    "RandomNetwork",
     "ResidualGenerator",
     "SemiImplicitELBO",
     "SingularValueELBO",

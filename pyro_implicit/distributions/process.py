@@ -218,6 +218,44 @@ class ImplicitProcess(dist.TorchDistribution):
             return dist.MultivariateNormal(mean, covariance, validate_args=False)
         return dist.LowRankMultivariateNormal(mean, factor, diagonal, validate_args=False)
 
+    def weighted(self, weights: Tensor) -> Tensor:
+        r"""
+        The random function as a linear model of the frozen functions (Eq. 10 of [1]),
+        :math:`m + \Phi a`: with :math:`a \sim \mathcal N(0, I_S)` it has the moments of the
+        process, and with :math:`a \sim q` it is the paper's approximate posterior. For data in
+        minibatches::
+
+            a = pyro.sample("a", dist.Normal(torch.zeros(S), 1.0).to_event(1))
+            f = ImplicitProcess(prior, x, S, seed=0).weighted(a)
+            with pyro.plate("data", num_data, subsample_size=len(x)):
+                pyro.sample("y", dist.Normal(f, noise), obs=y)
+
+        with ``AutoMultivariateNormal`` for ``a`` and
+        :class:`~pyro_implicit.AlphaEnergy`, under any likelihood, classification included.
+
+        :param torch.Tensor weights: ``a``, shape ``(S,)``, or ``(..., 1, S)``: as in any data plate
+            the dimension before the event is that of the rows, so that vectorised particles need
+            nothing more.
+        :returns: values of ``f``, shape ``(..., *batch, N)``.
+        :raises ArgumentError: if the functions are fresh at every call: a posterior of their
+            coefficients then has no meaning, and training learns nothing.
+        :raises ShapeError: if there is not one weight for each function.
+        """
+        if self.seed is None:
+            raise ArgumentError(
+                "coefficients of functions that change at every call mean nothing, and training "
+                "them learns nothing: write ImplicitProcess(..., seed=0) to freeze the functions."
+            )
+        if weights.shape[-1:] != (self.num_functions,) or weights.shape[-2:-1] not in ((), (1,)):
+            raise ShapeError(
+                f"weights of shape {tuple(weights.shape)}; expected ({self.num_functions},) or "
+                f"(..., 1, {self.num_functions}), one for each function."
+            )
+        values = self.functions
+        mean = values.mean(0)
+        factor = (values - mean).movedim(0, -1) / math.sqrt(self.num_functions)
+        return mean + (factor @ torch.atleast_2d(weights).mT).squeeze(-1)
+
     # ---- what Pyro calls
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> ImplicitProcess:

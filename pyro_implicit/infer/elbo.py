@@ -75,6 +75,8 @@ class ImplicitELBO(ELBO):
     replaces = "entropy"
     #: whether it returns one number for all draws together; always so with ``"kl"``
     joint = False
+    #: whether a guide without an implicit site is served too
+    serves_explicit = False
 
     def __init__(
         self,
@@ -103,6 +105,7 @@ class ImplicitELBO(ELBO):
         self.prior_weight = float(prior_weight)
         self.num_entropy_particles = num_entropy_particles or num_particles
         self.likelihood = likelihood
+        self._power = 1.0 if likelihood == "per_datum" else 0.0  # that draws are averaged with
         self._nesting_of: tuple[Any, Any, int] | None = None
 
     @abstractmethod
@@ -215,7 +218,8 @@ class ImplicitELBO(ELBO):
         known = type(self).implicit_prior is not ImplicitELBO.implicit_prior
         prior = self.implicit_prior if known else None
         needs_prior = self.replaces == "entropy"
-        return draw_particle(model, guide, args, kwargs, nesting, needs_prior, prior)
+        explicit = self.serves_explicit
+        return draw_particle(model, guide, args, kwargs, nesting, needs_prior, prior, explicit)
 
     def _particle_groups(
         self, model: Any, guide: Any, args: Any, kwargs: Any
@@ -231,7 +235,7 @@ class ImplicitELBO(ELBO):
             self._draw(model, guide, args, kwargs, self.max_plate_nesting)
             for _ in range(self.num_particles)
         )
-        if self._estimates_jointly or self.likelihood == "per_datum":
+        if self._estimates_jointly or self._power:
             yield self._with_prior(list(particles), model, args, kwargs, None), 0
             return
         for index, particle in enumerate(particles):
@@ -310,9 +314,9 @@ class ImplicitELBO(ELBO):
         return self.vectorize_particles and self.num_particles > 1
 
     def _likelihood_terms(self, particles: list[Particle]) -> Terms:
-        if self.likelihood == "expected":
+        if not self._power:
             return {"log_likelihood": expected_log_likelihood(particles, self.num_particles)}
-        return {"log_predictive": log_predictive(particles, self._vectorised)}
+        return {"log_predictive": log_predictive(particles, self._vectorised, self._power)}
 
 
 def _latent_log_prob(particle: Particle, replaced: set[str]) -> Any:

@@ -25,15 +25,17 @@ def expected_log_likelihood(particles: Sequence[Particle], num_particles: int) -
     return sum((node["log_prob_sum"] for node in nodes), 0.0) / num_particles
 
 
-def log_predictive(particles: Sequence[Particle], vectorised: bool) -> Any:
-    """
-    Sum over data of the log of the mean over draws of the likelihood of each datum.
+def log_predictive(particles: Sequence[Particle], vectorised: bool, power: float = 1.0) -> Any:
+    r"""
+    Sum over data of the log of the mean over draws of the likelihood of each datum; with a
+    ``power`` ``a``, of :math:`\tfrac1a \log \operatorname{mean} p^a`.
 
     A datum is one row of the innermost plates of its sites; sites in the same plates are one datum
     (a masked one counts as a likelihood of 1), unless ``poutine.scale`` weighs them differently.
 
     :param particles: all draws.
     :param bool vectorised: whether they are the first dimension of one particle.
+    :param float power: ``a``, not 0.
     :returns: shape ``()`` (0.0 without data).
     """
     groups: dict[Any, list[str]] = {}
@@ -45,7 +47,7 @@ def log_predictive(particles: Sequence[Particle], vectorised: bool) -> Any:
             sum(_masked_log_prob(p.model.nodes[name]) for name in names) for p in particles
         ]
         stacked = draws[0] if vectorised else torch.stack(draws)
-        per_datum = torch.logsumexp(stacked, 0) - math.log(stacked.shape[0])
+        per_datum = (torch.logsumexp(power * stacked, 0) - math.log(stacked.shape[0])) / power
         scale: Any = particles[0].model.nodes[names[0]]["scale"]
         total = total + (per_datum * scale).sum()
     return total

@@ -127,6 +127,7 @@ def draw_particle(
     max_plate_nesting: float,
     needs_prior: bool = True,
     implicit_prior: Callable[[ImplicitDistribution, Tensor], Tensor] | None = None,
+    allow_explicit: bool = False,
 ) -> Particle:
     """
     Runs the guide, then the model with its draws.
@@ -135,6 +136,7 @@ def draw_particle(
         the log-Jacobian of their constraints.
     :param implicit_prior: log-density, or a bound on it, for latents whose prior is itself an
         :class:`~pyro_implicit.ImplicitDistribution`.
+    :param bool allow_explicit: whether a guide without an implicit site is accepted.
     :raises DensityError: if it is needed and the prior of a latent has none.
     :raises GuideError: if the guide has no implicit site, or one drawn without its noise.
     :raises NonFiniteError: if validation is on and the draws of an implicit site are not finite.
@@ -142,7 +144,7 @@ def draw_particle(
         and the model's minibatch disagree.
     """
     guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
-    implicit = _implicit_sites(guide_trace)
+    implicit = _implicit_sites(guide_trace, allow_explicit)
     if is_validation_enabled():
         _check_draws(implicit)
     model_trace = _replayed(model, guide_trace, args, kwargs)
@@ -201,7 +203,7 @@ def _replayed(
     return tracer.trace
 
 
-def _implicit_sites(guide_trace: Trace) -> dict[str, ImplicitSite]:
+def _implicit_sites(guide_trace: Trace, allow_explicit: bool) -> dict[str, ImplicitSite]:
     sites = {}
     for name, node in sample_nodes(guide_trace).items():
         if not isinstance(node["fn"], ImplicitDistribution):
@@ -214,7 +216,7 @@ def _implicit_sites(guide_trace: Trace) -> dict[str, ImplicitSite]:
         latents = tuple(node["infer"]["implicit_latents"])
         pack = node["infer"].get("implicit_pack")
         sites[name] = ImplicitSite(name, node["fn"], node["value"], latents, pack)
-    if not sites:
+    if not sites and not allow_explicit:
         raise GuideError(
             "the guide has no implicit site, so this objective has nothing to estimate. Train an "
             "ordinary guide with Trace_ELBO(), or use HyperNetworkGuide(model)."

@@ -72,7 +72,8 @@ class Proposal:
         """
         n, d = self.mean.shape
         noise = torch.randn(num_draws, n, d, dtype=self.mean.dtype, device=self.mean.device)
-        local = torch.linalg.solve_triangular(self.factor, noise[..., None], upper=True)[..., 0]
+        columns = noise.permute(1, 2, 0)  # n systems with k right-hand sides each
+        local = torch.linalg.solve_triangular(self.factor, columns, upper=True).permute(2, 0, 1)
         prior = torch.rand(num_draws, n, 1, device=noise.device) < self.prior_share
         return torch.where(prior, noise, self.mean + local)
 
@@ -81,7 +82,7 @@ class Proposal:
         :param torch.Tensor z: shape ``(..., n, d)``.
         :returns: shape ``(..., n)``.
         """
-        white = (self.factor @ (z - self.mean)[..., None])[..., 0]
+        white = torch.einsum("nij,...nj->...ni", self.factor, z - self.mean)
         log_det = self.factor.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
         local = gaussian_log_density(white, torch.zeros_like(white), 1.0) + log_det
         prior = gaussian_log_density(z, torch.zeros_like(z), 1.0)
