@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     options.add_argument("--sets", nargs="+", default=list(SETS), metavar="NAME")
     options.add_argument("--splits", type=int, nargs="+", default=list(range(5)), metavar="K")
     options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    options.add_argument("--num-steps", type=positive, default=1500, help="(default: 1500)")
+    options.add_argument("--num-steps", type=positive, default=1000, help="(default: 1000)")
     arguments = parse(options, argv)
     jobs = [
         (name, split, method, seed)
