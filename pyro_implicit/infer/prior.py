@@ -64,7 +64,9 @@ class Prior:
             values = self._run(site.latents, plate)
         if site.pack is not None:
             return site.pack(values, num_draws)
-        return _as_drawn(site, values, num_draws)
+        # of one particle by itself if looped, else particles are the first dimension
+        one = site.value.shape if self._nesting is None else site.value.shape[1:]
+        return _as_drawn(site, values, torch.Size((num_draws, *one)))
 
     def check(self, particle: Particle) -> None:
         """
@@ -174,13 +176,12 @@ def _is_improper(fn: Any) -> bool:
     return isinstance(fn, dist.ImproperUniform)
 
 
-def _as_drawn(site: ImplicitSite, values: dict[str, Tensor], num_draws: int) -> Tensor:
+def _as_drawn(site: ImplicitSite, values: dict[str, Tensor], shape: torch.Size) -> Tensor:
     """Prior draws of a site that is the one latent itself."""
-    shape = (num_draws, *site.value.shape[1:])
-    if site.latents != (site.name,) or values[site.name].numel() != torch.Size(shape).numel():
+    if site.latents != (site.name,) or values[site.name].numel() != shape.numel():
         found = {name: tuple(value.shape) for name, value in values.items()}
         raise SiteError(
-            f"implicit site {site.name!r} has draws of shape {shape}, prior draws have {found}. "
+            f"implicit site {site.name!r} has draws of shape {tuple(shape)}, prior draws have {found}. "
             "Make the model's site a vector of the same size, or tell sample_implicit by pack=... "
             "how the latents are laid out."
         )
