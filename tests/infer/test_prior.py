@@ -126,8 +126,10 @@ def test_a_hand_written_site_needs_no_pack_if_it_is_the_latent_itself() -> None:
 
     generator = MLPGenerator(2, 2, skip=True)
     fn = ImplicitDistribution(generator)
-    site = ImplicitSite("w", fn.given(torch.randn(4, 2)), torch.zeros(4, 2), ("w",))
     for nesting, count in ((None, 1000), (0, COUNT)):
+        batch = () if nesting is None else (4,)
+        noise = torch.randn(*batch, 2)
+        site = ImplicitSite("w", fn.given(noise), torch.zeros(*batch, 2), ("w",))
         found = Prior(model, (), {}, nesting).draw(site, count)
         assert found.shape == (count, 2)
         assert_moments(found, torch.ones(2), covariance)
