@@ -133,7 +133,8 @@ class AdversarialELBO(ContrastiveELBO):
         :raises ShapeError: if the critic returns another shape than one number per draw.
         """
         critic, _ = self._critic_of(name, q)
-        frozen = {key: value.detach() for key, value in critic.named_parameters()}
+        # copies, so that a later evaluation that trains the critic leaves this graph valid
+        frozen = {key: value.detach().clone() for key, value in critic.named_parameters()}
         log_odds = _per_draw(functional_call(critic, frozen, (q,)), critic, q)
         with torch.no_grad():
             right = (log_odds > 0).to(q).mean() + (_per_draw(critic(p), critic, p) < 0).to(q).mean()
