@@ -25,8 +25,8 @@ NUM_HIDDEN = 50
 NUM_PARTICLES = 10
 NUM_SAMPLES = 100
 NUM_DRAWS = 500
-#: of the generators: with 1e-3 the 1024 hidden units move their outputs too far at a time; chosen on
-#: held-out training rows of boston's split 0
+#: of the generators: with 1e-3 the 1024 hidden units move their outputs too far at a time; chosen
+#: on held-out training rows of boston's split 0
 LR = 3e-4
 MEAN_FIELD_LR = 5e-3
 DECAY = 0.03  # of all rates, over the run

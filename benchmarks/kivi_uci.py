@@ -35,6 +35,7 @@ from benchmarks._common import (
 )
 from benchmarks._kivi_uci import (
     LR,
+    MEAN_FIELD_LR,
     METHODS,
     NUM_PARTICLES,
     NUM_SAMPLES,
