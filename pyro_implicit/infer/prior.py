@@ -181,8 +181,8 @@ def _as_drawn(site: ImplicitSite, values: dict[str, Tensor], shape: torch.Size) 
     if site.latents != (site.name,) or values[site.name].numel() != shape.numel():
         found = {name: tuple(value.shape) for name, value in values.items()}
         raise SiteError(
-            f"implicit site {site.name!r} has draws of shape {tuple(shape)}, prior draws have {found}. "
-            "Make the model's site a vector of the same size, or tell sample_implicit by pack=... "
-            "how the latents are laid out."
+            f"implicit site {site.name!r} has draws of shape {tuple(shape)}, prior draws have "
+            f"{found}. Make the model's site a vector of the same size, or tell sample_implicit by "
+            "pack=... how the latents are laid out."
         )
     return values[site.name].reshape(shape)
