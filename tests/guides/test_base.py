@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -222,3 +225,23 @@ def test_the_users_model_is_evaluated_as_it_is_during_a_search():
 
     HyperNetworkGuide(scalar, init_loc_fn=counted, init_from="laplace").setup()
     assert calls == ["w"]
+
+
+@pytest.mark.parametrize("family", [dist.Normal, dist.LogNormal])
+def test_a_latent_with_a_mixture_as_prior(family: Any) -> None:
+    """torch's biject_to knows nothing of a mixture's support; it is that of the components."""
+
+    def model() -> None:
+        shares = dist.Categorical(torch.ones(2))
+        components = family(torch.tensor([-1.0, 1.0]), 0.5)
+        pyro.sample("w", dist.MixtureSameFamily(shares, components))
+
+    guide = HyperNetworkGuide(model).setup()
+    draws = guide.sample(5)["w"]
+    assert bool(family(0.0, 1.0).support.check(draws).all())
+    assert math.isfinite(LinearisedELBO(2).loss(model, guide))
+    clone = HyperNetworkGuide.from_state_dict(guide.state_dict())
+    pyro.set_rng_seed(0)
+    first = guide.sample(3)["w"]
+    pyro.set_rng_seed(0)
+    torch.testing.assert_close(clone.sample(3)["w"], first)
