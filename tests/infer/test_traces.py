@@ -21,7 +21,7 @@ from pyro_implicit import (
     ResidualGenerator,
     sample_implicit,
 )
-from pyro_implicit.exceptions import GuideError, NonFiniteError, SiteError
+from pyro_implicit.exceptions import DensityError, GuideError, NonFiniteError, SiteError
 from pyro_implicit.infer.traces import draw_particle, plate_nesting, sample_nodes
 
 INF = float("inf")
@@ -109,6 +109,63 @@ def test_the_latents_of_one_flat_site_are_told() -> None:
     (site,) = particle.implicit.values()
     assert site.latents == ("a", "b")
     assert {node["name"] for node in particle.explicit_guide_sites()} == {"a", "b"}
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_fresh_draws_keep_the_plates_and_have_noise_of_their_own(vectorised: bool) -> None:
+    plate = pyro.plate("particles", 4, dim=-2)
+    guide = local_guide()
+    particle = draw_particle(plate(local_model), plate(guide), (), {}, INF)
+    site = particle.implicit["z"]
+    draws = site.fresh(2000 if vectorised else 3)
+    assert draws.shape[1:] == (5, 1) and draws.requires_grad
+    assert len(draws.reshape(-1).unique()) > 0.99 * draws.numel()
+    if vectorised:  # the law is that of the site itself
+        direct = site.distribution._copy(noise=None).rsample((20_000,)).detach()
+        torch.testing.assert_close(draws.mean().item(), direct.mean().item(), rtol=0, atol=0.1)
+        torch.testing.assert_close(draws.std().item(), direct.std().item(), rtol=0.1, atol=0)
+
+
+def test_the_one_weight_of_a_site() -> None:
+    def weight(*handlers: Any) -> Any:
+        model, guide = global_model, global_guide()
+        for handler in handlers:
+            model, guide = handler(model), handler(guide)
+        return draw_particle(model, guide, (), {}, INF).weight("w")
+
+    assert weight() == 1
+    assert weight(poutine.scale(scale=2.0), poutine.scale(scale=1.5)) == 3
+    assert weight(poutine.scale(scale=2.0), poutine.mask(mask=False)) == 0
+    assert weight(poutine.scale(scale=torch.tensor([0.5])), poutine.mask(mask=True)) == 0.5
+
+
+def test_densities_of_implicit_latents_are_left_out_on_request() -> None:
+    def model() -> None:
+        pyro.sample("a", dist.LogNormal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(0.0, 1.0), obs=torch.tensor(1.0))
+
+    guide = HyperNetworkGuide(model).setup()
+    for needs_prior in (True, False):
+        particle = draw_particle(model, guide, (), {}, INF, needs_prior)
+        assert ("log_prob" in particle.model.nodes["a"]) == needs_prior
+        assert ("log_prob" in particle.guide.nodes["a"]) == needs_prior  # the log-Jacobian
+        assert "log_prob" in particle.model.nodes["y"]
+
+
+def test_an_implicit_prior_needs_a_function_for_its_density() -> None:
+    generator = MLPGenerator(2, 2, skip=True)
+
+    def model() -> None:
+        with poutine.scale(scale=2.0):
+            pyro.sample("w", ImplicitDistribution(generator))
+
+    guide = poutine.scale(global_guide(), scale=2.0)
+    with pytest.raises(DensityError, match="'w' is itself implicit.*SemiImplicitELBO"):
+        draw_particle(model, guide, (), {}, INF)
+    draw_particle(model, guide, (), {}, INF, needs_prior=False)
+    particle = draw_particle(model, guide, (), {}, INF, True, lambda fn, value: value.sum(-1))
+    value = particle.implicit["w"].value.sum()
+    torch.testing.assert_close(particle.model.nodes["w"]["log_prob_sum"], 2 * value)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
