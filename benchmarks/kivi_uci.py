@@ -6,7 +6,7 @@ targets; guides factorised by layer with the perceptrons of appendix D.1 and a l
 precision; canonical splits.
 
 mean-field  AutoNormal for the weights
-no KL       the generators of the paper, trained on the likelihood alone
+no KL       the generators of the paper without a KL term of the weights; the precision keeps its
 published   KernelDensityRatioELBO(published=True)
 adaptive    KernelDensityRatioELBO, its defaults
 
