@@ -349,7 +349,7 @@ def test_training_finds_a_correlated_gaussian(proposal: str) -> None:
     model: Callable[[], Any] = lambda: pyro.sample("theta", target)  # noqa: E731
     guide = HyperNetworkGuide(model, hidden_dims=(5,), scale=0.2).double().setup().double()
     objective = SemiImplicitELBO(
-        16, num_inner=30, proposal=proposal, vectorize_particles=True, max_plate_nesting=0
+        16, num_inner=200, proposal=proposal, vectorize_particles=True, max_plate_nesting=0
     )
     optimiser = torch.optim.Adam(guide.parameters(), lr=0.03)
     for step in range(300):
