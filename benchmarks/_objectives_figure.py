@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from torch import Tensor
@@ -13,34 +14,40 @@ from matplotlib import pyplot as plt  # noqa: E402
 
 __all__ = ["draw_curves", "draw_sets"]
 
-NUM_SHOWN = 1000
+NUM_SHOWN, COLUMNS = 1000, 5
 
 
 def draw_sets(path: Path, sets: dict[str, dict[str, Tensor]]) -> None:
-    """One row per target, one panel per method, with exact draws in grey."""
-    columns = max(len(draws) for draws in sets.values())
-    size = (2.2 * columns, 2.4 * len(sets))
-    figure, axes = plt.subplots(len(sets), columns, figsize=size, squeeze=False)
-    for row, (name, draws) in zip(axes, sets.items(), strict=True):
-        exact = draws["exact"].numpy()
-        for ax in row[len(draws) :]:
-            ax.set_axis_off()
-        for ax, (method, values) in zip(row, draws.items(), strict=False):
-            points = values[:NUM_SHOWN].numpy()
-            if exact.shape[1] == 1:
-                bins = {"bins": 40, "range": (-7, 7), "density": True}
-                ax.hist(exact[:, 0], color="0.8", **bins)
-                ax.hist(values[:, 0].numpy(), histtype="step", **bins)
-            else:
-                ax.scatter(*exact.T, s=2, color="0.8")
-                ax.scatter(*points.T, s=2, alpha=0.5)
-                low, high = exact.min(0), exact.max(0)
-                ax.set(xlim=(low[0] - 0.5, high[0] + 0.5), ylim=(low[1] - 0.5, high[1] + 0.5))
-            ax.set_title(f"{name}: {method}", fontsize=7)
-            ax.tick_params(labelsize=6)
+    """Five panels to a line, a new line for each target, with exact draws in grey."""
+    lines = {name: -(-len(draws) // COLUMNS) for name, draws in sets.items()}
+    size = (2.6 * COLUMNS, 2.4 * sum(lines.values()))
+    figure, axes = plt.subplots(sum(lines.values()), COLUMNS, figsize=size, squeeze=False)
+    for ax in axes.flat:
+        ax.set_axis_off()
+    first = 0
+    for name, draws in sets.items():
+        panels = axes[first : first + lines[name]].flat
+        first += lines[name]
+        for ax, (method, values) in zip(panels, draws.items(), strict=False):
+            ax.set_axis_on()
+            _panel(ax, draws["exact"].numpy(), values.numpy())
+            ax.set_title(f"{name}: {method}", fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=100)
     plt.close(figure)
+
+
+def _panel(ax: Any, exact: Any, values: Any) -> None:
+    if exact.shape[1] == 1:
+        bins = {"bins": 40, "range": (-7, 7), "density": True}
+        ax.hist(exact[:, 0], color="0.8", **bins)
+        ax.hist(values[:, 0], histtype="step", **bins)
+    else:
+        ax.scatter(*exact.T, s=2, color="0.8")
+        ax.scatter(*values[:NUM_SHOWN].T, s=2, alpha=0.5)
+        low, high = exact.min(0), exact.max(0)
+        ax.set(xlim=(low[0] - 0.5, high[0] + 0.5), ylim=(low[1] - 0.5, high[1] + 0.5))
+    ax.tick_params(labelsize=6)
 
 
 def draw_curves(path: Path, curves: dict[str, list[float]]) -> None:
