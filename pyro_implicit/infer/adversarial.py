@@ -86,6 +86,7 @@ class AdversarialELBO(ContrastiveELBO):
         self._critics = nn.ModuleList()
         self._names: list[str] = []
         self._optims: list[torch.optim.Optimizer] = []
+        self._entries: dict[str, int] = {}
         self._accuracy: dict[str, Tensor] = {}
 
     @property
@@ -131,6 +132,7 @@ class AdversarialELBO(ContrastiveELBO):
         See :meth:`~pyro_implicit.infer.contrastive.ContrastiveELBO.divergence`.
 
         :raises ShapeError: if the critic returns another shape than one number per draw.
+        :raises StateError: if the site's critic was made for another guide.
         """
         critic, _ = self._critic_of(name, q)
         # copies, so that a later evaluation that trains the critic leaves this graph valid
@@ -161,6 +163,13 @@ class AdversarialELBO(ContrastiveELBO):
         if name not in self._names:
             self._add_critic(name, q)
         index = self._names.index(name)
+        like, entries = next(self._critics[index].parameters(), q), self._entries[name]
+        if (q.dtype, q.device) != (like.dtype, like.device) or q.shape[1] != entries:
+            raise StateError(
+                f"the critic of implicit site {name!r} was made for {entries} entries in "
+                f"{like.dtype} on {like.device}; found {q.shape[1]} in {q.dtype} on {q.device}. "
+                "Make a new objective for another guide."
+            )
         return self._critics[index], self._optims[index]
 
     def _add_critic(self, name: str, q: Tensor) -> None:
@@ -174,6 +183,7 @@ class AdversarialELBO(ContrastiveELBO):
         else:
             critic = self._critic(q.shape[1])
         self._names.append(name)
+        self._entries[name] = q.shape[1]
         self._critics.append(critic.to(q))
         self._optims.append(self._critic_optim(critic.parameters()))
 

@@ -17,7 +17,7 @@ from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
 from pyro_implicit.distributions.implicit import ImplicitDistribution
-from pyro_implicit.exceptions import ArgumentError, ShapeError
+from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError
 from pyro_implicit.infer.elbo import ImplicitELBO, check_count
 from pyro_implicit.infer.traces import ImplicitSite
 from pyro_implicit.ops.logdet import is_zero
@@ -56,7 +56,8 @@ class ContrastiveELBO(ImplicitELBO):
         ``"auto"``: full for sites of at most ``num_samples / 4`` entries. With a diagonal the ratio
         has the correlations to tell as well.
     :param int num_samples: draws of the guide's generator for the ratio, beside those for the
-        likelihood, and as many of what they are compared with.
+        likelihood, and as many of what they are compared with. With ``contrast="prior"`` and looped
+        particles each of the latter is a run of the model up to its last latent: vectorise.
     :param options: all others of :class:`~pyro_implicit.ImplicitELBO`, except
         ``num_entropy_particles``, which ``num_samples`` takes the place of.
     :raises ArgumentError: for values outside of these, or a ``prior_weight`` other than 1 with
@@ -129,6 +130,7 @@ class ContrastiveELBO(ImplicitELBO):
         """
         :param ImplicitSite site: an implicit site with the draws of all particles.
         :returns: the entropy, or with ``contrast="prior"`` the KL divergence, shape ``()``.
+        :raises NonFiniteError: if a full covariance was asked for and is singular.
         :raises ShapeError: if a full covariance was asked for and draws are too few for it.
         """
         self._check_rank(site)
@@ -150,8 +152,17 @@ class ContrastiveELBO(ImplicitELBO):
         q = q.to(torch.promote_types(q.dtype, torch.float32))
         if self.contrast == "prior":
             return q, site.prior(self.num_samples).flatten(1).to(q), None  # type: ignore[misc]
-        u, entropy = standardise(q, self._covariance_for(site.name, q.shape[1]))
+        u, entropy = self._standardise(site.name, q)
         return u, torch.randn_like(u), entropy
+
+    def _standardise(self, name: str, q: Tensor) -> tuple[Tensor, Tensor]:
+        covariance = self._covariance_for(name, q.shape[1])
+        try:
+            return standardise(q, covariance)
+        except NonFiniteError:
+            if self.covariance != "auto":
+                raise
+            return standardise(q, "diagonal")
 
     def _covariance_for(self, name: str, m: int) -> str:
         if self.covariance == "full" and self.num_samples <= m:

@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from pyro_implicit.exceptions import ArgumentError, ShapeError
+from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError
 from pyro_implicit.ops.logdet import upcast
 
 __all__ = ["standardise"]
@@ -36,6 +36,7 @@ def standardise(draws: Tensor, covariance: str = "diagonal") -> tuple[Tensor, Te
         draws hides about ``m (m + 1) / 4n`` nats of the divergence.
     :returns: standardised draws, shape ``(n, m)``, and the entropy, shape ``()``.
     :raises ArgumentError: for any other ``covariance``.
+    :raises NonFiniteError: for draws on a surface, whose full covariance is singular.
     :raises ShapeError: for fewer than two draws, or no more than ``m`` with a full covariance.
     """
     if covariance not in ("diagonal", "full"):
@@ -53,7 +54,12 @@ def standardise(draws: Tensor, covariance: str = "diagonal") -> tuple[Tensor, Te
         scale = (centred.square().sum(0) / (n - 1)).clamp(min=torch.finfo(wide.dtype).tiny).sqrt()
         log_det, u = scale.log().sum(), centred / scale
     else:
-        factor = torch.linalg.cholesky(centred.mT @ centred / (n - 1))
+        factor, failed = torch.linalg.cholesky_ex(centred.mT @ centred / (n - 1))
+        if bool(failed):
+            raise NonFiniteError(
+                f"the covariance of {n} draws of {m} entries is singular: they lie on a surface. "
+                "Use covariance='diagonal', or give the guide a scale."
+            )
         log_det = factor.diagonal().log().sum()
         u = torch.linalg.solve_triangular(factor, centred.mT, upper=False).mT
         freedom = freedom - torch.arange(m, dtype=wide.dtype, device=wide.device)

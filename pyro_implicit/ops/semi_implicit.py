@@ -101,7 +101,7 @@ def gauss_newton_proposal(
 ) -> Proposal:
     r"""
     A proposal for ``z`` given :math:`w = g(z) + \sigma \varepsilon`: the mode of the posterior of
-    ``z`` by damped Gauss-Newton steps from 0, and the curvature there.
+    ``z`` by damped Gauss-Newton steps from a fixed point near 0, and the curvature there.
 
     **It depends on** ``w`` **alone**, not on the ``z`` that made it; importance-weighted bounds on
     the density of ``w`` are then valid [1], however poor the proposal.
@@ -113,7 +113,8 @@ def gauss_newton_proposal(
     :param scale: ``sigma``.
     :param int num_steps: steps.
     """
-    z = torch.zeros(len(value), noise_dim, dtype=value.dtype, device=value.device)
+    # not at 0, where a symmetric generator has no slope
+    z = torch.full((len(value), noise_dim), 0.1, dtype=value.dtype, device=value.device)
     eye = torch.eye(noise_dim, dtype=value.dtype, device=value.device)
     damping = torch.full((len(value), 1, 1), 1e-2, dtype=value.dtype, device=value.device)
 

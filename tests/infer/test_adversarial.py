@@ -380,3 +380,17 @@ def test_a_correlated_posterior(contrast: str) -> None:
     draws = guide.sample(20_000)["theta"]
     q = dist.MultivariateNormal(draws.mean(0), draws.mT.cov())
     assert torch.distributions.kl_divergence(q, exact).item() < 0.05
+
+
+def test_a_critic_does_not_serve_another_guide() -> None:
+    objective = AdversarialELBO(2, **FAST)
+    objective.loss(model, guide_of(Affine(torch.zeros(2), torch.ones(2))))
+    wide = guide_of(Affine(torch.zeros(2).double(), torch.ones(2).double()))
+    with pytest.raises(StateError, match=r"made for 2 entries in torch.float32 .* torch.float64"):
+        objective.loss(model, wide)
+
+    def three() -> None:
+        pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+
+    with pytest.raises(StateError, match="made for 2 entries .* found 3"):
+        objective.loss(three, guide_of(Affine(torch.zeros(3), torch.ones(3))))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from pyro_implicit import (
     AdversarialELBO,
+    Generator,
     HyperNetworkGuide,
     ImplicitDistribution,
     KernelDensityRatioELBO,
@@ -26,7 +27,13 @@ from pyro_implicit import (
     SemiImplicitELBO,
     sample_implicit,
 )
-from pyro_implicit.exceptions import ArgumentError, DensityError, ShapeError, SiteError
+from pyro_implicit.exceptions import (
+    ArgumentError,
+    DensityError,
+    NonFiniteError,
+    ShapeError,
+    SiteError,
+)
 from pyro_implicit.infer.contrastive import ContrastiveELBO
 from pyro_implicit.infer.traces import ImplicitSite
 
@@ -337,3 +344,20 @@ def test_objectives_that_need_its_density_refuse_an_implicit_prior() -> None:
 
 def sample_implicit_scaled(guide: Any) -> None:
     sample_implicit("w", ImplicitDistribution(guide.generator, scale=0.1))
+
+
+def test_draws_on_a_surface_are_compared_by_a_diagonal_unless_told_otherwise() -> None:
+    class Surface(Generator):
+        def forward(self, z: Tensor) -> Tensor:
+            return torch.cat([z, torch.zeros_like(z)], -1)
+
+    def model() -> None:
+        pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+
+    def guide() -> None:
+        sample_implicit("w", ImplicitDistribution(Surface((1,), 2)))
+
+    with pytest.warns(UserWarning, match="fill 1 of 2 dimensions"):
+        assert math.isfinite(KernelDensityRatioELBO().loss(model, guide))
+    with pytest.warns(UserWarning), pytest.raises(NonFiniteError, match="lie on a surface"):
+        KernelDensityRatioELBO(covariance="full").loss(model, guide)

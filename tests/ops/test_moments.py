@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyro_implicit.exceptions import ArgumentError, ShapeError
+from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError
 from pyro_implicit.ops.moments import standardise
 
 KINDS = ("diagonal", "full")
@@ -83,3 +83,9 @@ def test_refused() -> None:
     with pytest.raises(ShapeError, match="3 draws of 3 entries; a full.*at least 4"):
         standardise(torch.randn(3, 3), "full")
     assert standardise(torch.randn(4, 3), "full")[0].isfinite().all()
+
+
+def test_draws_on_a_surface_have_no_full_covariance() -> None:
+    flat = torch.randn(20, 1) * torch.tensor([1.0, 2.0, 0.0])
+    with pytest.raises(NonFiniteError, match="lie on a surface"):
+        standardise(flat, "full")
