@@ -10,7 +10,10 @@ References
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +21,7 @@ from torch import Tensor
 from pyro_implicit.exceptions import ArgumentError, ShapeError
 from pyro_implicit.ops.kernels import gaussian_kernel, median_distance
 
-__all__ = ["DensityRatio", "fit_density_ratio", "kl_divergence"]
+__all__ = ["DensityRatio", "bandwidths", "fit_density_ratio", "kl_divergence"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class DensityRatio:
     :math:`r(x) = \sum_k \alpha_k \exp(-\lVert x - c_k \rVert^2 / 2 h^2)`.
 
     :param torch.Tensor centres: ``c``, shape ``(k, m)``.
-    :param torch.Tensor bandwidth: ``h``, shape ``()``.
+    :param torch.Tensor bandwidth: ``h``, shape ``()``, or ``(k,)`` for one per centre.
     :param torch.Tensor weights: ``alpha``, shape ``(k,)``.
     """
 
@@ -58,7 +61,7 @@ def fit_density_ratio(
     denominator: Tensor,
     centres: Tensor,
     *,
-    bandwidth: float = 1.0,
+    bandwidth: float | Sequence[float] = 1.0,
     ridge: float = 1e-2,
 ) -> DensityRatio:
     r"""
@@ -70,7 +73,8 @@ def fit_density_ratio(
     :param torch.Tensor numerator: draws, shape ``(n, m)``.
     :param torch.Tensor denominator: draws, shape ``(k, m)``.
     :param torch.Tensor centres: centres of the kernels, shape ``(b, m)``.
-    :param float bandwidth: in units of the median distance of all draws to the centres.
+    :param bandwidth: in units of the median distance of all draws to the centres; several are dealt
+        out to the centres in turns.
     :param float ridge: ``lambda > 0``.
     :raises ShapeError: unless all three are matrices of equally many columns.
     :raises ArgumentError: for a bandwidth or ridge that is not positive.
@@ -81,18 +85,34 @@ def fit_density_ratio(
             f"draws and centres of shapes {[tuple(x.shape) for x in sets]}; expected three "
             "matrices with a row per draw and equally many columns."
         )
-    for name, value in (("bandwidth", bandwidth), ("ridge", ridge)):
-        if not value > 0:
-            raise ArgumentError(f"{name}={value}; expected a positive number.")
+    widths = bandwidths(bandwidth)
+    if not ridge > 0:
+        raise ArgumentError(f"ridge={ridge}; expected a positive number.")
     with torch.no_grad():
         top, bottom, middle = (x.double() for x in sets)
-        width = bandwidth * median_distance(torch.cat([top, bottom]), middle)
+        width = middle.new_tensor(widths) * median_distance(torch.cat([top, bottom]), middle)
+        turns = torch.arange(len(middle), device=middle.device) % len(widths)
+        width = width[0] if len(widths) == 1 else width[turns]
         psi = gaussian_kernel(bottom, middle, width)
         gram = psi.mT @ psi / len(psi)
         gram.diagonal().add_(ridge)
         mean = gaussian_kernel(top, middle, width).mean(0)
         weights = torch.cholesky_solve(mean[:, None], torch.linalg.cholesky(gram))[:, 0]
     return DensityRatio(centres.detach(), width.to(centres), weights.to(centres))
+
+
+def bandwidths(bandwidth: float | Sequence[float]) -> tuple[float, ...]:
+    """
+    One or several widths as a tuple.
+
+    :raises ArgumentError: for none, or one that is not a positive number.
+    """
+    widths = (bandwidth,) if isinstance(bandwidth, (int, float)) else tuple(bandwidth)
+    if not widths or not all(0 < width < math.inf for width in widths):
+        raise ArgumentError(
+            f"bandwidth={bandwidth}; expected a positive number, or several, (0.1, 0.3, 1.0)."
+        )
+    return widths
 
 
 def kl_divergence(
@@ -102,7 +122,7 @@ def kl_divergence(
     orientation: str = "q/p",
     bases: str = "q",
     num_bases: int = 100,
-    bandwidth: float = 1.0,
+    bandwidth: float | Sequence[float] = 1.0,
     ridge: float = 1e-2,
     clip: float = 1e-8,
 ) -> tuple[Tensor, Tensor]:
@@ -120,7 +140,7 @@ def kl_divergence(
     :param str bases: the draws that kernels are centred on, ``"q"`` or ``"p"``: the first
         ``num_bases`` of them.
     :param int num_bases: number of kernels at most.
-    :param float bandwidth: see :func:`fit_density_ratio`.
+    :param bandwidth: see :func:`fit_density_ratio`.
     :param float ridge: see :func:`fit_density_ratio`.
     :param float clip: see :meth:`DensityRatio.log`.
     :returns: the estimate and the fraction of draws whose ratio was clipped, both of shape ``()``.
@@ -131,7 +151,7 @@ def kl_divergence(
             f"orientation={orientation!r}, bases={bases!r}; expected 'q/p' or 'p/q', 'q' or 'p'."
         )
     centres = (q if bases == "q" else p)[:num_bases].detach()
-    options = {"bandwidth": bandwidth, "ridge": ridge}
+    options: dict[str, Any] = {"bandwidth": bandwidth, "ridge": ridge}
     if orientation == "q/p":
         log_ratio, clipped = fit_density_ratio(q, p, centres, **options).log(q, clip)
         return log_ratio.mean(), clipped

@@ -67,7 +67,8 @@ def test_adaptive_contrast_has_value_and_gradient_of_the_divergence_in_any_dimen
     found = divergence(objective, Affine(m, mean, scale, dtype), repeats=30)
     value = m * (0.5 * (mean**2 + scale**2 - 1) - math.log(scale))
     exact = (value, m * mean, m * (scale - 1 / scale))
-    assert found[0] == pytest.approx(exact[0], rel=0.1, abs=0.35)  # nats, from 1 to 500 dimensions
+    # too high by up to 0.8 nats in 1 to 500 dimensions, the price of narrow kernels beside the wide
+    assert -0.1 < found[0] - exact[0] < 0.8
     assert found[1:] == pytest.approx(exact[1:], rel=0.1, abs=0.1)
     assert objective.clipped["theta"] < 0.2
 
@@ -111,6 +112,7 @@ def test_all_modes_run_and_vanish_for_equal_distributions(
         bases=bases,
         contrast=contrast,
         bandwidth=1.0,
+        ridge=1e-2,
         vectorize_particles=True,
         max_plate_nesting=0,
     )
@@ -124,15 +126,17 @@ def test_published_settings_give_way_to_those_that_are_named() -> None:
         "contrast": "adaptive",
         "orientation": "q/p",
         "bases": "q",
-        "ridge": 1e-2,
-        "bandwidth": 0.3,
+        "ridge": 3e-3,
+        "bandwidth": (0.1, 0.3, 1.0),
+        "num_bases": 200,
     }
     theirs = {
         "contrast": "prior",
         "orientation": "p/q",
         "bases": "p",
         "ridge": 1e-3,
-        "bandwidth": 1.0,
+        "bandwidth": (1.0,),
+        "num_bases": 100,
     }
     assert default.settings.items() >= ours.items()
     assert published.settings.items() >= theirs.items()

@@ -151,3 +151,24 @@ def test_the_published_form_reports_its_own_clip() -> None:
     assert gaussian_kl(1, 1.0, 0.5) == pytest.approx(0.82, abs=0.005)
     assert small > 3 and large > 2 * small
     assert clipped > 0.1 and same == pytest.approx(clipped, abs=0.02)
+
+
+def test_several_bandwidths_are_dealt_out_in_turns() -> None:
+    torch.manual_seed(0)
+    top, bottom, centres = torch.randn(3, 12, 2, dtype=torch.float64)
+    one = fit_density_ratio(top, bottom, centres, bandwidth=1.0).bandwidth
+    several = fit_density_ratio(top, bottom, centres[:5], bandwidth=(0.1, 1.0))
+    alone = fit_density_ratio(top, bottom, centres[:5], bandwidth=1.0).bandwidth
+    expected = alone * torch.tensor([0.1, 1.0, 0.1, 1.0, 0.1], dtype=torch.float64)
+    torch.testing.assert_close(several.bandwidth, expected)
+    assert one.shape == ()
+    psi = (-0.5 * (torch.cdist(bottom, centres[:5]) / expected).square()).exp()
+    mean = (-0.5 * (torch.cdist(top, centres[:5]) / expected).square()).exp().mean(0)
+    gram = psi.mT @ psi / 12 + 1e-2 * torch.eye(5).double()
+    torch.testing.assert_close(several.weights, torch.linalg.solve(gram, mean))
+
+
+@pytest.mark.parametrize("bandwidth", [(), (0.1, 0.0), 0.0, float("inf"), (float("nan"),)])
+def test_bad_bandwidths(bandwidth: object) -> None:
+    with pytest.raises(ArgumentError, match="bandwidth="):
+        fit_density_ratio(*torch.randn(3, 4, 2), bandwidth=bandwidth)  # type: ignore[arg-type]
