@@ -9,21 +9,19 @@ References
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-import pyro
 import pyro.distributions as dist
 import torch
-from pyro import poutine
 from pyro.distributions import constraints
-from pyro.util import get_rng_state, set_rng_seed, set_rng_state
 from torch import Tensor
 
+from pyro_implicit.distributions._random_functions import frozen, network_functions
 from pyro_implicit.exceptions import ArgumentError, DensityError, NonFiniteError, ShapeError
 from pyro_implicit.nn.bayesian import BayesianModule
 from pyro_implicit.ops.logdet import is_zero, upcast
+from pyro_implicit.ops.low_rank import lifted, posterior_by_functions, posterior_by_weights
 
 __all__ = ["ImplicitProcess"]
 
@@ -126,14 +124,14 @@ class ImplicitProcess(dist.TorchDistribution):
     def functions(self) -> Tensor:
         """The functions that the moments are taken of, shape ``(S, *batch, N)``; drawn once."""
         if self._values is None:
-            with _frozen(self.seed):
+            with frozen(self.seed):
                 self._values = self._draw(self.inputs, self.num_functions)
         return self._values
 
     def _draw(self, inputs: Tensor, num_functions: int) -> Tensor:
         """New functions at ``inputs``."""
         if isinstance(self.prior, BayesianModule):
-            values = _network_functions(self.prior, inputs, num_functions)
+            values = network_functions(self.prior, inputs, num_functions)
         else:
             values = self.prior(inputs, num_functions)
         expected = (num_functions, len(inputs))
@@ -336,7 +334,7 @@ class ImplicitProcess(dist.TorchDistribution):
         rest = upcast(value) - mean[..., :size]
         if method == "auto":
             method = "weights" if factor.shape[-1] <= size else "functions"
-        solve = _by_weights if method == "weights" else _by_functions
+        solve = posterior_by_weights if method == "weights" else posterior_by_functions
         shift, covariance = solve(here, there, noise, rest)
         if diagonal is not None:
             covariance = covariance + diagonal * torch.eye(there.shape[-2]).to(covariance)
@@ -344,13 +342,13 @@ class ImplicitProcess(dist.TorchDistribution):
             new = _as(self.noise_scale, covariance).square()
             covariance = covariance + torch.diag_embed(new.expand(covariance.shape[:-1]))
         return dist.MultivariateNormal(
-            mean[..., size:] + shift, _lifted(covariance), validate_args=False
+            mean[..., size:] + shift, lifted(covariance), validate_args=False
         )
 
     def _at(self, inputs: Tensor, count: int | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Mean and factor at the own and at other inputs, and what new values have beside it."""
         count = count or self.num_functions
-        with _frozen(self.seed):
+        with frozen(self.seed):
             values = upcast(self._draw(torch.cat([self.inputs, inputs]), count))
         divisor = count if self.psi is None else count - 1
         factor = (values - values.mean(0)).movedim(0, -1) / math.sqrt(divisor)
@@ -358,66 +356,6 @@ class ImplicitProcess(dist.TorchDistribution):
         if self.psi is not None:
             extra = _as(self.psi, values) / divisor
         return values.mean(0), factor, extra
-
-
-def _by_weights(here: Tensor, there: Tensor, noise: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
-    """Eq. 13: by the posterior of the coefficients of the functions."""
-    scaled = here / noise[..., None]
-    eye = torch.eye(here.shape[-1]).to(here)
-    cholesky = torch.linalg.cholesky(eye + here.mT @ scaled)
-    mu = torch.cholesky_solve(scaled.mT @ rest[..., None], cholesky)
-    half = torch.linalg.solve_triangular(cholesky, there.mT, upper=False)
-    return (there @ mu)[..., 0], half.mT @ half
-
-
-def _by_functions(
-    here: Tensor, there: Tensor, noise: Tensor, rest: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Eq. 12: by the covariance of the observations."""
-    cholesky = torch.linalg.cholesky(here @ here.mT + torch.diag_embed(noise))
-    cross = here @ there.mT
-    half = torch.linalg.solve_triangular(cholesky, cross, upper=False)
-    white = torch.linalg.solve_triangular(cholesky, rest[..., None], upper=False)
-    return (half.mT @ white)[..., 0], there @ there.mT - half.mT @ half
-
-
-def _lifted(covariance: Tensor) -> Tensor:
-    """With a diagonal that keeps a factorisation of a rank-deficient matrix possible."""
-    size = covariance.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
-    lift = 1e-10 * size.clamp(min=1e-20)
-    return covariance + torch.diag_embed(lift.expand(covariance.shape[:-1]))
-
-
-def _network_functions(prior: BayesianModule, inputs: Tensor, num_functions: int) -> Tensor:
-    """Outputs of a Bayesian network with as many draws of its parameters, ``(S, [K,] N)``."""
-    with poutine.block(), pyro.plate("_functions", num_functions, dim=-2):
-        values = prior(inputs)
-    if num_functions == 1:
-        values = values[None]
-    if values.dim() == 2:
-        return values
-    if values.dim() != 3:
-        raise ShapeError(
-            f"the network returned shape {tuple(values.shape[1:])} for {len(inputs)} inputs; "
-            "expected (N,), (N, 1) or (N, K)."
-        )
-    return values[..., 0] if values.shape[-1] == 1 else values.mT
-
-
-@contextmanager
-def _frozen(seed: int | None) -> Iterator[None]:
-    """With a seed, the random numbers that follow from it; those of the caller go on after it."""
-    if seed is None:
-        yield
-        return
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    state = get_rng_state()
-    with torch.random.fork_rng(devices=devices):
-        set_rng_seed(seed)
-        try:
-            yield
-        finally:
-            set_rng_state(state)
 
 
 def _as(value: float | Tensor, like: Tensor) -> Tensor:

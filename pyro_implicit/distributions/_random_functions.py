@@ -1,0 +1,50 @@
+"""How an implicit process draws functions: from Bayesian networks, and the same ones again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.util import get_rng_state, set_rng_seed, set_rng_state
+from torch import Tensor
+
+from pyro_implicit.exceptions import ShapeError
+from pyro_implicit.nn.bayesian import BayesianModule
+from pyro_implicit.nn.random_functions import outputs_in_front
+
+__all__ = ["frozen", "network_functions"]
+
+
+def network_functions(prior: BayesianModule, inputs: Tensor, num_functions: int) -> Tensor:
+    """Outputs of a Bayesian network with as many draws of its parameters, ``(S, [K,] N)``."""
+    with poutine.block(), pyro.plate("_functions", num_functions, dim=-2):
+        values = prior(inputs)
+    if num_functions == 1:
+        values = values[None]
+    if values.dim() == 2:
+        return values
+    if values.dim() != 3:
+        raise ShapeError(
+            f"the network returned shape {tuple(values.shape[1:])} for {len(inputs)} inputs; "
+            "expected (N,), (N, 1) or (N, K)."
+        )
+    return outputs_in_front(values)
+
+
+@contextmanager
+def frozen(seed: int | None) -> Iterator[None]:
+    """With a seed, the random numbers that follow from it; those of the caller go on after it."""
+    if seed is None:
+        yield
+        return
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    state = get_rng_state()
+    with torch.random.fork_rng(devices=devices):
+        set_rng_seed(seed)
+        try:
+            yield
+        finally:
+            set_rng_state(state)
