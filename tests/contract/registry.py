@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from pyro_implicit import (
     AdversarialELBO,
+    AlphaEnergy,
     BayesianModule,
     CMMNNGuide,
     HyperNetworkGuide,
@@ -214,6 +215,7 @@ OBJECTIVES: dict[str, Objective] = {
     "linearised, per datum": Objective(
         partial(LinearisedELBO, num_particles=4, vectorize_particles=True, likelihood="per_datum")
     ),
+    "alpha energy": Objective(partial(AlphaEnergy, num_particles=4, vectorize_particles=True)),
     "lanczos": Objective(partial(LanczosELBO, num_particles=2)),
     "kernel ratio": Objective(partial(KernelDensityRatioELBO, num_particles=2, num_samples=20)),
     "kernel ratio to the prior": Objective(
