@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pyro_implicit.exceptions import ArgumentError, ShapeError, StateError
+from pyro_implicit.infer._checks import check_count
 from pyro_implicit.infer.contrastive import ContrastiveELBO
-from pyro_implicit.infer.elbo import check_count
 from pyro_implicit.infer.traces import ImplicitSite
 from pyro_implicit.nn.critic import Critic
 

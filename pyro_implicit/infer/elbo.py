@@ -17,7 +17,9 @@ from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
 from pyro_implicit.distributions.implicit import ImplicitDistribution
-from pyro_implicit.exceptions import ArgumentError, NonFiniteError
+from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.infer._checks import check_count, check_finite
+from pyro_implicit.infer._particles import first_draws, joined_sites
 from pyro_implicit.infer.likelihood import expected_log_likelihood, log_predictive
 from pyro_implicit.infer.prior import Prior
 from pyro_implicit.infer.traces import (
@@ -29,7 +31,7 @@ from pyro_implicit.infer.traces import (
     sample_nodes,
 )
 
-__all__ = ["ImplicitELBO", "check_count"]
+__all__ = ["ImplicitELBO"]
 
 Terms = dict[str, Tensor]
 
@@ -284,7 +286,7 @@ class ImplicitELBO(ELBO):
         if replaced:
             terms["negative_kl"] = -self.kl_weight * self._joint_estimates(particles)
         if is_validation_enabled():
-            _check_finite(terms, particles)
+            check_finite(terms, particles)
         return {name: torch.as_tensor(value) for name, value in terms.items()}
 
     def _implicit_entropy(self, particles: list[Particle], first: int) -> Any:
@@ -297,7 +299,7 @@ class ImplicitELBO(ELBO):
         for index, particle in enumerate(particles, start=first):
             for name, site in particle.implicit.items():
                 if vectorised and keep < self.num_particles:
-                    site = _first_draws(site, keep)
+                    site = first_draws(site, keep)
                 elif not vectorised and index >= keep:
                     continue
                 total = total + particle.weigh(name, self.estimate(site))
@@ -306,7 +308,7 @@ class ImplicitELBO(ELBO):
     def _joint_estimates(self, particles: list[Particle]) -> Any:
         """The sum over sites of the hook's numbers, each under its site's scale and mask."""
         first = particles[0]
-        sites = first.implicit.values() if self._vectorised else _joined_sites(particles)
+        sites = first.implicit.values() if self._vectorised else joined_sites(particles)
         return _sum(first.weight(site.name) * self.estimate(site) for site in sites)
 
     @property
@@ -336,67 +338,8 @@ def _explicit_entropy(particle: Particle, replaced: set[str]) -> Any:
     )
 
 
-def _first_draws(site: ImplicitSite, keep: int) -> ImplicitSite:
-    noise = site.distribution.noise[:keep]  # type: ignore[index]
-    return replace(site, distribution=site.distribution.given(noise), value=site.value[:keep])
-
-
-def _joined_sites(particles: list[Particle]) -> list[ImplicitSite]:
-    """The implicit sites with the draws of all particles in front."""
-    joined = []
-    for name, site in particles[0].implicit.items():
-        parts = [p.implicit[name] for p in particles]
-        noise = torch.stack([p.distribution.noise for p in parts])  # type: ignore[misc]
-        value = torch.stack([p.value for p in parts])
-        joined.append(replace(site, distribution=site.distribution.given(noise), value=value))
-    return joined
-
-
 def _sum(values: Any) -> Any:
     total: Any = 0.0
     for value in values:
         total = total + value
     return total
-
-
-def check_count(name: str, value: Any, most: int | None = None, least: int = 1) -> None:
-    """
-    :raises ArgumentError: unless ``value`` is an integer from ``least`` to ``most``.
-    """
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or value < least
-        or value > (most or value)
-    ):
-        limit = "" if most is None else f" and <= num_particles={most}"
-        raise ArgumentError(f"{name}={value!r}; expected an integer >= {least}{limit}.")
-
-
-def _number(value: Any) -> float:
-    return float(value.detach() if isinstance(value, Tensor) else value)
-
-
-def _check_finite(terms: dict[str, Any], particles: list[Particle]) -> None:
-    """
-    :raises NonFiniteError: naming the term and, if one is to blame, the site.
-    """
-    bad = [name for name, value in terms.items() if not math.isfinite(_number(value))]
-    if not bad:
-        return
-    sites = [
-        f"{name!r} of the {side}"
-        for particle in particles
-        for side, trace in (("model", particle.model), ("guide", particle.guide))
-        for name, node in trace.nodes.items()
-        if "log_prob_sum" in node and not math.isfinite(_number(node["log_prob_sum"]))
-    ]
-    blame = f" Look at site {', '.join(dict.fromkeys(sites))}." if sites else ""
-    if not sites:
-        blame = f" Every log-density is finite; look at the scale of {list(particles[0].implicit)}."
-    found = ", ".join(str(_number(terms[name])) for name in bad)
-    raise NonFiniteError(
-        f"{' and '.join(bad)} {'is' if len(bad) == 1 else 'are'} not finite ({found}).{blame} "
-        "Common causes: a learning rate that is too high, a likelihood scale that reached zero, or "
-        "data with NaN."
-    )

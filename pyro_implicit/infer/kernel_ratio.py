@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.infer._checks import check_count
 from pyro_implicit.infer.contrastive import ContrastiveELBO
-from pyro_implicit.infer.elbo import check_count
 from pyro_implicit.ops.density_ratio import bandwidths, kl_divergence
 
 __all__ = ["KernelDensityRatioELBO"]

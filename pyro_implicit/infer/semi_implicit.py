@@ -19,7 +19,8 @@ from torch import Tensor
 
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import ArgumentError, DensityError, GuideError
-from pyro_implicit.infer.elbo import ImplicitELBO, check_count
+from pyro_implicit.infer._checks import check_count
+from pyro_implicit.infer.elbo import ImplicitELBO
 from pyro_implicit.infer.traces import ImplicitSite
 from pyro_implicit.ops.logdet import is_zero, upcast
 from pyro_implicit.ops.semi_implicit import (

@@ -1,0 +1,56 @@
+"""Checks that objectives share: of counts, and of terms."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from pyro_implicit.exceptions import ArgumentError, NonFiniteError
+from pyro_implicit.infer.traces import Particle
+
+__all__ = ["check_count", "check_finite"]
+
+
+def check_count(name: str, value: Any, most: int | None = None, least: int = 1) -> None:
+    """
+    :raises ArgumentError: unless ``value`` is an integer from ``least`` to ``most``.
+    """
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or value < least
+        or value > (most or value)
+    ):
+        limit = "" if most is None else f" and <= num_particles={most}"
+        raise ArgumentError(f"{name}={value!r}; expected an integer >= {least}{limit}.")
+
+
+def _number(value: Any) -> float:
+    return float(value.detach() if isinstance(value, Tensor) else value)
+
+
+def check_finite(terms: dict[str, Any], particles: list[Particle]) -> None:
+    """
+    :raises NonFiniteError: naming the term and, if one is to blame, the site.
+    """
+    bad = [name for name, value in terms.items() if not math.isfinite(_number(value))]
+    if not bad:
+        return
+    sites = [
+        f"{name!r} of the {side}"
+        for particle in particles
+        for side, trace in (("model", particle.model), ("guide", particle.guide))
+        for name, node in trace.nodes.items()
+        if "log_prob_sum" in node and not math.isfinite(_number(node["log_prob_sum"]))
+    ]
+    blame = f" Look at site {', '.join(dict.fromkeys(sites))}." if sites else ""
+    if not sites:
+        blame = f" Every log-density is finite; look at the scale of {list(particles[0].implicit)}."
+    found = ", ".join(str(_number(terms[name])) for name in bad)
+    raise NonFiniteError(
+        f"{' and '.join(bad)} {'is' if len(bad) == 1 else 'are'} not finite ({found}).{blame} "
+        "Common causes: a learning rate that is too high, a likelihood scale that reached zero, or "
+        "data with NaN."
+    )
