@@ -55,7 +55,8 @@ class ContrastiveELBO(ImplicitELBO):
     :param str contrast: ``"adaptive"`` or ``"prior"``.
     :param str covariance: moments of the adaptive contrast: ``"diagonal"``, ``"full"``, or
         ``"auto"``: full for sites of at most ``num_samples / 4`` entries. With a diagonal the ratio
-        has the correlations to tell as well.
+        has the correlations to tell as well, which it cannot for a network's weights: give more
+        ``num_samples``.
     :param int num_samples: draws of the guide's generator for the ratio, beside those for the
         likelihood, and as many of what they are compared with. With ``contrast="prior"`` and looped
         particles each of the latter is a run of the model up to its last latent: vectorise.
