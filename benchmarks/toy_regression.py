@@ -24,6 +24,7 @@ from pyro.infer.autoguide import AutoDelta, AutoNormal
 from torch import Tensor, nn
 from tqdm.auto import trange
 
+from benchmarks._bands import draw_bands
 from benchmarks._common import (
     fixed_seed,
     format_table,
@@ -157,28 +158,9 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     print(format_table(list(rows[0]), [list(row.values()) for row in rows]))
     write_record("benchmarks.toy_regression", arguments, SETTINGS, rows)
     if arguments.figure is not None:
-        draw_figure(arguments.figure, train_data, x, shown)
+        bands = {name: (f.mean(0), f.std(0)) for name, f in shown.items()}
+        draw_bands(arguments.figure, train_data, (x, curve(x)), bands, columns=5, limit=3.0)
     return rows
-
-
-def draw_figure(path: Path, train_data: Any, x: Tensor, shown: dict[str, Tensor]) -> None:
-    """Mean and two standard deviations of the network's output, for the last seed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(2, 5, figsize=(15, 6), sharex=True, sharey=True)
-    for ax, (name, f) in zip(axes.flat, shown.items(), strict=False):
-        mean, sd = f.mean(0), f.std(0)
-        ax.plot(train_data[0], train_data[1], ".", ms=3, color="grey")
-        ax.plot(x, curve(x), "k:", lw=1)
-        ax.plot(x, mean)
-        ax.fill_between(x[:, 0], mean - 2 * sd, mean + 2 * sd, alpha=0.3)
-        ax.set(title=name, ylim=(-3, 3))
-    figure.tight_layout()
-    figure.savefig(path, dpi=70)
-    plt.close(figure)
 
 
 def _options() -> Any:

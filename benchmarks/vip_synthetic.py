@@ -29,6 +29,7 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 from torch import Tensor, nn
 from tqdm.auto import trange
 
+from benchmarks._bands import draw_bands
 from benchmarks._common import (
     fixed_seed,
     format_table,
@@ -183,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     print(_table(rows))
     write_record("benchmarks.vip_synthetic", arguments, SETTINGS, rows)
     if arguments.figure is not None:
-        draw_figure(arguments.figure, train, new, shown)
+        draw_bands(arguments.figure, train, (new, curve(new)), shown, columns=3, limit=1.5)
     return rows
 
 
@@ -199,27 +200,6 @@ def _table(rows: list[dict[str, Any]]) -> str:
             cells.append(f"{statistics.fmean(values):.3f} ± {error:.3f}")
         lines.append([method, len(own), *cells])
     return format_table(["method", "seeds", "RMSE", "NLL", "CPU s"], lines)
-
-
-def draw_figure(
-    path: Path, train: tuple[Tensor, Tensor], new: Tensor, shown: dict[str, Prediction]
-) -> None:
-    """Mean and two standard deviations of each method, for the last seed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(2, 3, figsize=(12, 6), sharex=True, sharey=True)
-    for ax, (name, (mean, sd)) in zip(axes.flat, shown.items(), strict=False):
-        ax.plot(train[0], train[1], ".", ms=2, color="grey")
-        ax.plot(new, curve(new), "k:", lw=1)
-        ax.plot(new, mean)
-        ax.fill_between(new[:, 0], mean - 2 * sd, mean + 2 * sd, alpha=0.3)
-        ax.set(title=name, ylim=(-1.5, 1.5))
-    figure.tight_layout()
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
 
 
 def _options() -> Any:
