@@ -90,8 +90,8 @@ class LanczosELBO(ImplicitELBO):
 
     *Cost:* ``num_steps`` products with the Jacobian and as many with its transpose, for each probe
     of each draw, and one differentiable product. A step for LeNet (44 426 latents, batch 256, two
-    draws, one CPU thread) took 3.5 MAP steps, with the entropy of one of the two draws 3.1, with
-    ``entropy_every=4`` 2.5, and without entropy 2.3.
+    draws, one CPU thread) took 3.9 MAP steps, with the entropy of one of the two draws 3.4, with
+    ``entropy_every=4`` 2.9, and without entropy 2.6 (``python -m benchmarks.step_cost``).
 
     *Precision:* float32 is enough down to ``sigma = 1e-4`` times the largest singular value (errors
     below 0.01 nats); the small matrices are treated in float64.

@@ -83,7 +83,7 @@ class SingularValueELBO(ImplicitELBO):
 
     *Cost:* one product with the Jacobian and one with its transpose per iteration and to begin, and
     one differentiable product, for each draw. A step for LeNet (batch 256, two draws, one CPU
-    thread, 5 iterations) took 3.9 MAP steps.
+    thread, 5 iterations) took 4.2 MAP steps.
 
     *Warm start:* the search begins at the vectors that it ended with in the last call for the same
     generator, if their shape fits. On LeNet's generator 5 iterations left the bound 6500 nats above
