@@ -4,8 +4,10 @@ from pyro_implicit.diagnostics.to_arviz import to_arviz
 from pyro_implicit.distributions.implicit import ImplicitDistribution, sample_implicit
 from pyro_implicit.distributions.process import ImplicitProcess
 from pyro_implicit.guides.base import ImplicitGuide
+from pyro_implicit.guides.conditional import ConditionalHyperNetworkGuide
 from pyro_implicit.guides.hypernetwork import HyperNetworkGuide
 from pyro_implicit.guides.matmul import CMMNNGuide, MMNNGuide
+from pyro_implicit.guides.mixture_density import MixtureDensityGuide
 from pyro_implicit.infer.adversarial import AdversarialELBO
 from pyro_implicit.infer.alpha_energy import AlphaEnergy
 from pyro_implicit.infer.draws import posterior_draws
@@ -14,8 +16,10 @@ from pyro_implicit.infer.kernel_ratio import KernelDensityRatioELBO
 from pyro_implicit.infer.lanczos import LanczosELBO
 from pyro_implicit.infer.linearised import LinearisedELBO
 from pyro_implicit.infer.predict import predict
+from pyro_implicit.infer.predictive_loss import PosteriorPredictiveLoss
 from pyro_implicit.infer.semi_implicit import SemiImplicitELBO
 from pyro_implicit.infer.singular_value import SingularValueELBO
+from pyro_implicit.nn.annealed import Annealed
 from pyro_implicit.nn.bayesian import BayesianModule
 from pyro_implicit.nn.generator import Generator, ModuleGenerator
 from pyro_implicit.nn.generators import MLPGenerator, ResidualGenerator
@@ -25,9 +29,11 @@ from pyro_implicit.nn.random_functions import NeuralSampler, RandomNetwork
 __all__ = [
     "AdversarialELBO",
     "AlphaEnergy",
+    "Annealed",
     "BayesianModule",
     "CMMNN",
     "CMMNNGuide",
+    "ConditionalHyperNetworkGuide",
     "Generator",
     "HyperNetworkGuide",
     "ImplicitDistribution",
@@ -40,8 +46,10 @@ __all__ = [
     "MLPGenerator",
     "MMNN",
     "MMNNGuide",
+    "MixtureDensityGuide",
     "ModuleGenerator",
     "NeuralSampler",
+    "PosteriorPredictiveLoss",
     "RandomNetwork",
     "ResidualGenerator",
     "SemiImplicitELBO",

@@ -13,6 +13,7 @@ __all__ = [
     "LayerError",
     "MissingExtraError",
     "NonFiniteError",
+    "OutOfMemoryError",
     "ShapeError",
     "SiteError",
     "StateError",
@@ -49,6 +50,10 @@ class LayerError(ImplicitError, NotImplementedError):
 
 class NonFiniteError(ImplicitError, ArithmeticError):
     """A term of an objective is NaN or infinite."""
+
+
+class OutOfMemoryError(ImplicitError, MemoryError):
+    """Something that cannot fit into memory was asked for; nothing was allocated yet."""
 
 
 class StateError(ImplicitError, RuntimeError):

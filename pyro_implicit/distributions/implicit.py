@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pyro
@@ -185,6 +186,7 @@ def sample_implicit(
     latents: tuple[str, ...] = (),
     auxiliary: bool = False,
     pack: Callable[[dict[str, Tensor], int], Tensor] | None = None,
+    shared_over: pyro.plate | None = None,
 ) -> Tensor:
     """
     Draws an implicit site: the noise at the auxiliary site ``f"{name}_noise"``, then the latent.
@@ -198,6 +200,8 @@ def sample_implicit(
     :param pack: a function that maps ``n`` values of each of ``latents`` (and ``n``) to the
         coordinates of this site, shape ``(n, m)``; with it objectives can draw from the prior.
         Needed only if ``name`` is not the one latent itself.
+    :param shared_over: a plate that the latent is in and its noise is not: its rows share one
+        noise. They are then dependent, so that objectives with an entropy refuse the site.
     :returns: the draw, shape ``(*batch_shape, m)``.
     :raises ArgumentError: if ``fn`` is of another type or has its noise fixed.
     """
@@ -211,9 +215,11 @@ def sample_implicit(
     noise = pyro.sample(noise_name, fn.base_dist, infer=noise_infer)
     infer: Any = {"implicit_noise": noise_name, "implicit_latents": latents or (name,)}
     infer["implicit_pack"] = pack
+    infer["implicit_shared"] = shared_over is not None
     if auxiliary:
         infer["is_auxiliary"] = True
-    return pyro.sample(name, fn.given(noise), infer=infer)
+    with shared_over or nullcontext():
+        return pyro.sample(name, fn.given(noise), infer=infer)
 
 
 def _is_standard_normal(base: dist.TorchDistribution) -> bool:

@@ -18,6 +18,7 @@ from pyro_implicit.distributions.implicit import sample_implicit
 from pyro_implicit.exceptions import ArgumentError, SiteError, StateError
 from pyro_implicit.guides.gaussian_start import GaussianStart, gaussian_start
 from pyro_implicit.guides.log_joint import LogJoint
+from pyro_implicit.guides.parts import Factorized, check_factorized, divide, parts_of
 from pyro_implicit.guides.prototype import (
     check_all_rows,
     forgiving,
@@ -31,7 +32,7 @@ from pyro_implicit.nn.preconditioner import Preconditioner
 
 __all__ = ["ImplicitGuide"]
 
-_STATE_VERSION = 1
+_STATE_VERSION = 2
 _Self = TypeVar("_Self", bound="ImplicitGuide")
 
 
@@ -60,7 +61,9 @@ class ImplicitGuide(AutoGuide):
     :param float scale: standard deviation of the output noise, in the generator's coordinates. By
         default 0 for a generator of full rank and 0.01 for any other.
     :param learn_scale: False, ``"scalar"`` (one learned sigma) or ``"diagonal"`` (one per latent).
-    :param bool factorized: one independent generator per site.
+    :param factorized: which latents have a generator of their own, independent of the others:
+        False (none), True (each site), ``"layer"`` (sites whose names agree up to the last dot: the
+        weight and the bias of a layer), or a function from a site's name to that of its group.
     :param create_plates: function of the model's arguments that returns the plates the guide should
         share with the model, for local latents under a subsampled plate.
     :raises ArgumentError: for a bad ``scale``, ``learn_scale`` or ``init_from``.
@@ -74,7 +77,7 @@ class ImplicitGuide(AutoGuide):
         init_from: str | AutoGuide | None = None,
         scale: float | None = None,
         learn_scale: bool | str = False,
-        factorized: bool = False,
+        factorized: Factorized = False,
         create_plates: Callable[..., Any] | None = None,
     ) -> None:
         check_scale_arguments(scale, learn_scale)
@@ -90,7 +93,9 @@ class ImplicitGuide(AutoGuide):
         self._bare_model: list[Any] = [model]
         self._scale = scale
         self._learn_scale = learn_scale
+        check_factorized(factorized)
         self.factorized = factorized
+        self._parts: list[tuple[str, int]] = []  # name of each part, and how many sites it has
         self._sites: list[LatentSite] | None = None
         # follows .to(...), so that a guide which is not built yet knows where it was sent
         self.register_buffer("_place", torch.zeros(()), persistent=False)
@@ -173,27 +178,29 @@ class ImplicitGuide(AutoGuide):
                 "the model has no latent site to infer: every sample statement is observed or "
                 "hidden. Write a latent pyro.sample(...) without obs=, or train without a guide."
             )
-        local = self.create_plates is not None or self.master is not None
-        sites = [LatentSite.from_trace(node, local) for _, node in nodes]
-        values = [node["value"] for _, node in nodes]
-        loc = torch.cat(
-            [unconstrained_start(s, value) for s, value in zip(sites, values, strict=True)]
-        )
+        pairs = [self._read_site(node) for _, node in nodes]
+        parts = parts_of(self.factorized, [site.name for site, _ in pairs])
+        sites, locs = zip(*(pairs[i] for part in parts.values() for i in part), strict=True)
+        loc = torch.cat(locs)
         start = GaussianStart(loc)
         init_from = self._init_from[0]
         if init_from is not None:
             check_all_rows(sites, init_from)
             log_joint = LogJoint(self._bare_model[0], sites, args, kwargs)
             start = gaussian_start(init_from, log_joint, loc)
-        self._build(sites, [self._make_sampler(g, p) for g, p in self._split(sites, start)])
+        sizes = [(name, len(part)) for name, part in parts.items()]
+        groups = divide(sites, [size for _, size in sizes])
+        starts = [start]
+        if len(groups) > 1:
+            starts = start.split([sum(site.numel for site in group) for group in groups])
+        samplers = [self._make_sampler(g, begin) for g, begin in zip(groups, starts, strict=True)]
+        self._build(list(sites), sizes, samplers)
 
-    def _split(
-        self, sites: list[LatentSite], start: GaussianStart
-    ) -> list[tuple[list[LatentSite], GaussianStart]]:
-        if not self.factorized:
-            return [(sites, start)]
-        parts = start.split([site.numel for site in sites])
-        return [([site], part) for site, part in zip(sites, parts, strict=True)]
+    def _read_site(self, node: dict[str, Any]) -> tuple[LatentSite, Tensor]:
+        """A site of the prototype trace, and its flat unconstrained start."""
+        local = self.create_plates is not None or self.master is not None
+        site = LatentSite.from_trace(node, local)
+        return site, unconstrained_start(site, node["value"])
 
     def _make_sampler(self, sites: list[LatentSite], start: GaussianStart) -> Sampler:
         start = self._start(sites, start)
@@ -214,19 +221,28 @@ class ImplicitGuide(AutoGuide):
             module = module.to(change)
         return module
 
-    def _build(self, sites: list[LatentSite], samplers: Sequence[Sampler]) -> None:
-        self._sites = sites
+    def _build(
+        self,
+        sites: list[LatentSite],
+        parts: list[tuple[str, int]],
+        samplers: Sequence[nn.Module],
+    ) -> None:
+        """
+        :param sites: the latent sites, those of one part together.
+        :param parts: name (``""`` if there is but one) and number of sites of each part.
+        :param samplers: one for each part.
+        """
+        self._sites, self._parts = sites, parts
         self._prototype_frames = {f.name: f for site in sites for f in site.frames}
         self._modules["_samplers"] = self._follow(nn.ModuleList(samplers).train(self.training))
 
-    def _groups(self) -> list[tuple[str, list[LatentSite], Sampler]]:
+    def _groups(self) -> list[tuple[str, list[LatentSite], Any]]:
         """Name of the flat latent, its sites and its sampler, for each independent part."""
+        groups = divide(self.sites, [size for _, size in self._parts])
         prefix = f"_{self._pyro_name}"
-        if not self.factorized:
-            return [(f"{prefix}_latent", self.sites, self.samplers[0])]  # type: ignore[list-item]
         return [
-            (f"{prefix}_{site.name}_latent", [site], sampler)  # type: ignore[misc]
-            for site, sampler in zip(self.sites, self.samplers, strict=True)
+            (f"{prefix}_{part}_latent" if part else f"{prefix}_latent", group, sampler)
+            for (part, _), group, sampler in zip(self._parts, groups, self.samplers, strict=True)
         ]
 
     # ---- drawing
@@ -259,9 +275,10 @@ class ImplicitGuide(AutoGuide):
         )
 
     @torch.no_grad()
-    def sample(self, num_samples: int) -> dict[str, Tensor]:
+    def sample(self, num_samples: int, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """
         :param int num_samples: number of draws.
+        :param args: arguments of the model, of no use here; a conditional guide needs them.
         :returns: constrained draws by site, shape ``(num_samples, *site_shape)``.
         """
         if num_samples < 1:
@@ -281,7 +298,9 @@ class ImplicitGuide(AutoGuide):
         """
         return {
             name: values[0]
-            for name, values in self.quantiles([0.5], num_samples=num_samples).items()
+            for name, values in self.quantiles(
+                [0.5], *args, num_samples=num_samples, **kwargs
+            ).items()
         }
 
     def quantiles(
@@ -292,7 +311,7 @@ class ImplicitGuide(AutoGuide):
         :param int num_samples: number of draws that the quantiles are taken over.
         :returns: marginal quantiles by site, shape ``(len(quantiles), *site_shape)``.
         """
-        draws = self.sample(num_samples)
+        draws = self.sample(num_samples, *args, **kwargs)
         return {
             name: torch.quantile(value, torch.as_tensor(quantiles).to(value), dim=0)
             for name, value in draws.items()
@@ -307,9 +326,9 @@ class ImplicitGuide(AutoGuide):
         return {
             "version": _STATE_VERSION,
             "guide": type(self).__name__,
-            "factorized": self.factorized,
+            "parts": [list(part) for part in self._parts],
             "sites": [site.to_state() for site in self._sites],
-            "samplers": [sampler_state(sampler) for _, _, sampler in self._groups()],
+            "samplers": [self._sampler_state(sampler) for _, _, sampler in self._groups()],
         }
 
     def set_extra_state(self, state: Any) -> None:
@@ -332,14 +351,21 @@ class ImplicitGuide(AutoGuide):
             )
         names = [site["name"] for site in state["sites"]]
         if self._sites is None:
-            self.factorized = state["factorized"]
             sites = [LatentSite.from_state(site) for site in state["sites"]]
-            samplers = [sampler_from_state(s, self._own_generator) for s in state["samplers"]]
-            self._build(sites, samplers)
+            samplers = [self._sampler_from_state(s) for s in state["samplers"]]
+            self._build(sites, [(name, size) for name, size in state["parts"]], samplers)
         elif names != [site.name for site in self._sites]:
             raise StateError(
                 f"the state has sites {names}; this guide has {[s.name for s in self._sites]}."
             )
+
+    def _sampler_state(self, sampler: Any) -> dict[str, Any]:
+        """The structure of one sampler as plain values."""
+        return sampler_state(sampler)
+
+    def _sampler_from_state(self, state: dict[str, Any]) -> nn.Module:
+        """The inverse of :meth:`_sampler_state`."""
+        return sampler_from_state(state, self._own_generator)
 
     @classmethod
     def from_state_dict(cls: type[_Self], state_dict: dict[str, Any]) -> _Self:

@@ -93,6 +93,10 @@ class HyperNetworkGuide(ImplicitGuide):
         option = self._generator[0]
         return None if option is None else as_generator(option, output_dim, self._latent_dim)
 
+    def _num_inputs(self, output_dim: int) -> int:
+        """Of the perceptron."""
+        return self._latent_dim or (output_dim if output_dim <= _SMALL else 100)
+
     def _make_generator(
         self, output_dim: int, sites: list[LatentSite], whitened: bool
     ) -> Generator:
@@ -107,7 +111,7 @@ class HyperNetworkGuide(ImplicitGuide):
             return ResidualGenerator(output_dim)
         hidden_dims = (40, 40) if small else (100,)
         return MLPGenerator(
-            self._latent_dim or (output_dim if small else 100),
+            self._num_inputs(output_dim),
             output_dim,
             hidden_dims if self._hidden_dims is None else self._hidden_dims,
             activation=self._activation,

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.nn.conditioned import Conditioned
 from pyro_implicit.nn.generator import Generator
 from pyro_implicit.nn.preconditioner import Preconditioner
 
@@ -46,11 +47,13 @@ class Sampler(nn.Module):
         """The output noise's standard deviation, in the generator's coordinates."""
         return self.fixed_scale if self.log_scale is None else self.log_scale.exp()
 
-    def distribution(self) -> ImplicitDistribution:
-        """The distribution of the flat unconstrained latent."""
-        return ImplicitDistribution(
-            self.generator, scale=self.scale, preconditioner=self.preconditioner
-        )
+    def distribution(self, context: Tensor | None = None) -> ImplicitDistribution:
+        """
+        :param torch.Tensor context: what the generator is conditioned on, shape ``(*batch, k)``.
+        :returns: the distribution of the flat unconstrained latent.
+        """
+        generator = self.generator if context is None else Conditioned(self.generator, context)
+        return ImplicitDistribution(generator, scale=self.scale, preconditioner=self.preconditioner)
 
 
 def check_scale_arguments(scale: float | None, learn_scale: bool | str) -> None:

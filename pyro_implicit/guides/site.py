@@ -105,6 +105,10 @@ class LatentSite:
         :returns: the constrained value and the log-density correction ``log|du/dvalue|``, one per
             batch entry.
         """
+        if _is_real(self.support):
+            return unconstrained, unconstrained.new_zeros(()).expand(
+                unconstrained.shape[: unconstrained.dim() - self.event_dim]
+            )
         transform = self.transform()
         value = transform(unconstrained)
         log_density = transform.inv.log_abs_det_jacobian(value, unconstrained)
@@ -136,6 +140,12 @@ def _plain(support: constraints.Constraint) -> constraints.Constraint:
     """The support, that of its components for a mixture, which ``biject_to`` does not know."""
     is_mixture = type(support).__name__ == "MixtureSameFamilyConstraint"
     return support.base_constraint if is_mixture else support  # type: ignore[attr-defined]
+
+
+def _is_real(support: constraints.Constraint) -> bool:
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support is constraints.real
 
 
 def pack(sites: Sequence[LatentSite], values: dict[str, Tensor], num_draws: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pyro.distributions import constraints
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import StateError
 
-__all__ = ["decode_support", "encode_support"]
+__all__ = ["decode_support", "encode_support", "map_support"]
 
 #: constructor arguments of the constraints that have some, and the attributes that hold them
 _PARAMETRIC: dict[str, tuple[str, ...]] = {
@@ -60,6 +61,26 @@ def decode_support(code: dict[str, Any], site: str) -> constraints.Constraint:
         "the guide once with the model's arguments before load_state_dict, so that it reads the "
         "support from the model."
     )
+
+
+def map_support(
+    support: constraints.Constraint, change: Callable[[Any], Any]
+) -> constraints.Constraint:
+    """
+    The support with ``change`` applied to each of its bounds.
+
+    :param support: any support.
+    :param change: from a bound (a number or a tensor) to another.
+    """
+    if type(support).__name__ == "MixtureSameFamilyConstraint":
+        return map_support(support.base_constraint, change)  # type: ignore[attr-defined]
+    kind = _snake(type(support).__name__)
+    if kind not in _PARAMETRIC:
+        return support
+    values = [getattr(support, attribute) for attribute in _PARAMETRIC[kind]]
+    if kind == "independent":
+        return constraints.independent(map_support(values[0], change), values[1])
+    return getattr(constraints, kind)(*map(change, values))
 
 
 def _singletons() -> list[str]:

@@ -57,6 +57,7 @@ class Plan:
     :param int seed: of all noise.
     :param sites: names of the sites to keep; None for the default.
     :param Layout layout: of the sites.
+    :param int offset: number of the first of the draws that are held now.
     """
 
     draws: dict[str, Tensor]
@@ -64,6 +65,11 @@ class Plan:
     seed: int
     sites: frozenset[str] | None
     layout: Layout = field(default_factory=Layout)
+    offset: int = 0
+
+    def seeded(self, first: int, row: int) -> int:
+        """A seed for latents of draw ``first`` and the unit of rows from ``row`` on (-1: all)."""
+        return _mix(self.seed, first, row // UNIT, -1)
 
 
 class PredictiveRun(Messenger):
@@ -116,7 +122,8 @@ class PredictiveRun(Messenger):
             msg["value"] = torch.arange(here, device=fn.device)
 
     def _latent(self, msg: Any) -> Tensor:
-        value, event_dim = self.plan.draws[msg["name"]][self.first : self.last], msg["fn"].event_dim
+        held, event_dim = self.plan.draws[msg["name"]], msg["fn"].event_dim
+        value = held[self.first - self.plan.offset : self.last - self.plan.offset]
         if not self.vectorised:
             value = value[0]
         else:
@@ -181,6 +188,6 @@ def _mix(*numbers: int) -> int:
     """One seed from several numbers."""
     state = 0x9E3779B97F4A7C15
     for number in numbers:
-        state = (state ^ number) * 0xBF58476D1CE4E5B9 % 2**64
+        state = (state ^ (number % 2**64)) * 0xBF58476D1CE4E5B9 % 2**64
         state ^= state >> 31
     return state % 2**63

@@ -207,4 +207,5 @@ def _rank(fn: ImplicitDistribution) -> int:
     if d < m or m > _LARGEST_RANK_CHECK:
         return min(d, m)
     z = fn.noise.reshape(-1, *fn.generator.noise_shape)[0]  # type: ignore[union-attr]
-    return int(torch.linalg.matrix_rank(fn.generator.jacobian(z).double()))
+    jacobian = fn.generator.jacobian(z).reshape(-1, m, d)[0]  # of the first row, if conditional
+    return int(torch.linalg.matrix_rank(jacobian.double()))

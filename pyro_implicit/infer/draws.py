@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
+from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.infer._pointwise import SiteVisitor, is_auxiliary
 
 __all__ = ["check_num_samples", "latent_sites", "posterior_draws"]
@@ -20,11 +21,11 @@ def posterior_draws(
     r"""
     Draws of a guide's latent sites, in the constrained space, without gradients.
 
-    A guide with a method ``sample`` (those of this package) is asked for all draws at once and
-    never sees the arguments; any other one (Pyro's autoguides, ``AutoGuideList``, a function with
-    ``pyro.sample`` statements) is run once per draw, and no trace is kept. Auxiliary sites, such as
-    the joint latent of ``AutoMultivariateNormal``, observed sites and the subsample sites of plates
-    are left out.
+    A guide with a method ``sample`` (those of this package) is asked for all draws at once and,
+    unless it is conditional, never looks at the arguments; any other one (Pyro's autoguides,
+    ``AutoGuideList``, a function with ``pyro.sample`` statements) is run once per draw, and no
+    trace is kept. Auxiliary sites, such as the joint latent of ``AutoMultivariateNormal``, observed
+    sites and the subsample sites of plates are left out.
 
     Example::
 
@@ -44,7 +45,9 @@ def posterior_draws(
     sample = getattr(guide, "sample", None)
     with torch.no_grad():
         if callable(sample):
-            return {name: value.detach() for name, value in sample(num_samples).items()}
+            given = (args, kwargs) if isinstance(guide, ImplicitGuide) else ((), {})
+            drawn = sample(num_samples, *given[0], **given[1])
+            return {name: value.detach() for name, value in drawn.items()}
         return _looped(guide, num_samples, args, kwargs)
 
 

@@ -20,7 +20,11 @@ from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.infer._checks import check_count, check_finite
 from pyro_implicit.infer._particles import first_draws, joined_sites
-from pyro_implicit.infer.likelihood import expected_log_likelihood, log_predictive
+from pyro_implicit.infer.likelihood import (
+    expected_log_likelihood,
+    log_predictive,
+    weighted_sum,
+)
 from pyro_implicit.infer.prior import Prior
 from pyro_implicit.infer.traces import (
     PARTICLE_PLATE,
@@ -52,7 +56,9 @@ class ImplicitELBO(ELBO):
       ``joint = True``, one number for all draws together;
     * with ``replaces = "kl"`` it returns an estimate of ``KL(q || p)`` for all draws together; the
       density of the prior of the site's latents is then not evaluated, and ``site.prior`` draws
-      from it.
+      from it;
+    * with ``replaces = None`` it is never called: the objective has no entropy, and evaluates the
+      prior only if ``prior_weight`` is not 0.
 
     A joint objective sees all particles at once, also when they are looped.
 
@@ -73,8 +79,8 @@ class ImplicitELBO(ELBO):
     :raises ArgumentError: for values outside of these.
     """
 
-    #: what :meth:`estimate` returns, ``"entropy"`` or ``"kl"``
-    replaces = "entropy"
+    #: what :meth:`estimate` returns, ``"entropy"`` or ``"kl"``; None if there is no such term
+    replaces: str | None = "entropy"
     #: whether it returns one number for all draws together; always so with ``"kl"``
     joint = False
     #: whether a guide without an implicit site is served too
@@ -198,7 +204,8 @@ class ImplicitELBO(ELBO):
         The parts of the objective, weights included, so that they add up to minus the loss.
 
         :returns: ``log_likelihood`` (or ``log_predictive``), ``log_prior``, ``entropy`` and, for an
-            objective that replaces the KL term, ``negative_kl``; each of shape ``()``.
+            objective that replaces the KL term, ``negative_kl``, as far as the objective has them;
+            each of shape ``()``.
         """
         total: Terms = {}
         for group in self._particle_groups(model, guide, args, kwargs):
@@ -219,9 +226,19 @@ class ImplicitELBO(ELBO):
         """One pass of guide and model."""
         known = type(self).implicit_prior is not ImplicitELBO.implicit_prior
         prior = self.implicit_prior if known else None
-        needs_prior = self.replaces == "entropy"
-        explicit = self.serves_explicit
-        return draw_particle(model, guide, args, kwargs, nesting, needs_prior, prior, explicit)
+        guided = self.replaces is not None
+        return draw_particle(
+            model,
+            guide,
+            args,
+            kwargs,
+            nesting,
+            needs_prior=self.replaces == "entropy" if guided else self.prior_weight != 0,
+            implicit_prior=prior,
+            allow_explicit=self.serves_explicit,
+            needs_guide=guided,
+            weighted=not guided,
+        )
 
     def _particle_groups(
         self, model: Any, guide: Any, args: Any, kwargs: Any
@@ -271,18 +288,15 @@ class ImplicitELBO(ELBO):
     def _terms(self, particles: list[Particle], first: int) -> Terms:
         replaced = particles[0].implicit_latents() if self.replaces == "kl" else set()
         mean = 1.0 / self.num_particles
-        terms = {
-            **self._likelihood_terms(particles),
-            "log_prior": self.kl_weight
-            * self.prior_weight
-            * mean
-            * _sum(_latent_log_prob(p, replaced) for p in particles),
-            "entropy": self.kl_weight
-            * (
-                mean * _sum(_explicit_entropy(p, replaced) for p in particles)
-                + (0.0 if replaced else self._implicit_entropy(particles, first))
-            ),
-        }
+        terms = self._likelihood_terms(particles)
+        if self.replaces is not None or self.prior_weight:
+            log_prior = mean * _sum(_latent_log_prob(p, replaced) for p in particles)
+            terms["log_prior"] = self.kl_weight * self.prior_weight * log_prior
+        if self.replaces is not None:
+            entropy = mean * _sum(_explicit_entropy(p, replaced) for p in particles)
+            if not replaced:
+                entropy = entropy + self._implicit_entropy(particles, first)
+            terms["entropy"] = self.kl_weight * entropy
         if replaced:
             terms["negative_kl"] = -self.kl_weight * self._joint_estimates(particles)
         if is_validation_enabled():
@@ -323,7 +337,7 @@ class ImplicitELBO(ELBO):
 
 def _latent_log_prob(particle: Particle, replaced: set[str]) -> Any:
     return _sum(
-        node["log_prob_sum"]
+        weighted_sum(node, particle.log_weight())
         for name, node in sample_nodes(particle.model).items()
         if not node["is_observed"] and name not in replaced
     )

@@ -9,7 +9,8 @@ import pyro
 import torch
 from torch import Tensor
 
-from pyro_implicit.exceptions import ArgumentError, SiteError
+from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
+from pyro_implicit.guides.conditional import ConditionalGuide
 from pyro_implicit.infer._accumulate import Draws, Moments
 from pyro_implicit.infer._predictive_run import PREDICTIVE_PLATE, UNIT, Layout, Plan, PredictiveRun
 from pyro_implicit.infer.draws import posterior_draws
@@ -36,7 +37,8 @@ def predict(
     Draws of the observed sites (the posterior predictive) and of any other site asked for.
 
     The guide is drawn from ``num_samples`` times, once for all rows, so that each draw is one
-    coherent function of the inputs. Rows are then taken ``batch_size`` at a time; every tensor
+    coherent function of the inputs. (A conditional guide has draws of its own for each row; they
+    are made batch by batch.) Rows are then taken ``batch_size`` at a time; every tensor
     argument whose first size is the number of rows (that of the first tensor argument) is cut.
     Only the sites asked for are kept, no trace is. Observation noise is drawn by row, so that the
     result does not depend on ``batch_size``.
@@ -65,14 +67,16 @@ def predict(
     for name, value in (("num_samples", num_samples), ("batch_size", batch_size)):
         if value is not None and value < 1:
             raise ArgumentError(f"{name}={value}; expected at least 1.")
-    draws = posterior_draws(guide, num_samples, *args, **kwargs)
+    by_row = guide if isinstance(guide, ConditionalGuide) else None
+    draws = {} if by_row else posterior_draws(guide, num_samples, *args, **kwargs)
     seed = int(torch.randint(2**62, ()))
     plan = Plan(
         draws, _number_of_rows(args, kwargs), seed, None if sites is None else frozenset(sites)
     )
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):
-        job = _Job(model, args, kwargs, plan, num_samples, parallel, moments)
+        job = _Job(model, by_row, args, kwargs, plan, num_samples)
+        job.parallel, job.moments = parallel, moments
         job.find_layout(batch_size)
         try:
             return job.run(batch_size)
@@ -91,16 +95,15 @@ class _Job:
     def __init__(
         self,
         model: Callable[..., Any],
+        guide: ConditionalGuide | None,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         plan: Plan,
         num_samples: int,
-        parallel: bool,
-        moments: bool,
     ) -> None:
-        self.model, self.args, self.kwargs = model, args, kwargs
+        self.model, self.guide, self.args, self.kwargs = model, guide, args, kwargs
         self.plan, self.num_samples = plan, num_samples
-        self.parallel, self.moments = parallel, moments
+        self.parallel = self.moments = False
 
     def find_layout(self, batch_size: int | None) -> None:
         """Learns each site's row dimension and, if parallel, the shapes of a single draw."""
@@ -121,8 +124,9 @@ class _Job:
         self.plan.layout = Layout.compare(fewer, run)
 
     def _probe(self, stop: int) -> PredictiveRun:
-        run = PredictiveRun(self.plan, 0, stop, 0, 1, vectorised=False)
         args, kwargs = self._cut(0, stop)
+        self._draw_rows(args, kwargs, 0, stop, 0, 1)
+        run = PredictiveRun(self.plan, 0, stop, 0, 1, vectorised=False)
         with run:
             self.model(*args, **kwargs)
         return run
@@ -149,6 +153,7 @@ class _Job:
         size = _CHUNK if self.parallel else 1
         for first in range(0, self.num_samples, size):
             last = min(first + size, self.num_samples)
+            self._draw_rows(args, kwargs, start, stop, first, last)
             run = PredictiveRun(self.plan, start, stop, first, last, vectorised=self.parallel)
             with run:
                 if self.parallel:
@@ -161,6 +166,36 @@ class _Job:
             for name, value in run.values.items():
                 chunks.setdefault(name, Moments() if self.moments else Draws()).add(value)
         return {name: parts.result() for name, parts in chunks.items()}
+
+    def _draw_rows(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        start: int,
+        stop: int,
+        first: int,
+        last: int,
+    ) -> None:
+        """The latents of these rows, if the guide is conditional; noise by unit of rows."""
+        if self.guide is None:
+            return
+        context = self.guide.read_context(*args, **kwargs)
+        if len(context) != stop - start:
+            raise ShapeError(
+                f"the context has {len(context)} rows for {stop - start} rows of the arguments; "
+                "predict needs one row of context for each."
+            )
+        units = range(0, stop - start, UNIT)
+        parts = [
+            self.guide.sample_at(
+                last - first,
+                context[offset : offset + UNIT],
+                seeds=(self.plan.seeded(first, -1), self.plan.seeded(first, start + offset)),
+            )
+            for offset in units
+        ]
+        self.plan.offset = first
+        self.plan.draws = {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
 
     def _cut(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         rows = self.plan.rows

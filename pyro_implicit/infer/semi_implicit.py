@@ -22,6 +22,7 @@ from pyro_implicit.exceptions import ArgumentError, DensityError, GuideError
 from pyro_implicit.infer._checks import check_count
 from pyro_implicit.infer.elbo import ImplicitELBO
 from pyro_implicit.infer.traces import ImplicitSite
+from pyro_implicit.nn.conditioned import Conditioned
 from pyro_implicit.ops.logdet import is_zero, upcast
 from pyro_implicit.ops.semi_implicit import (
     gauss_newton_proposal,
@@ -105,8 +106,8 @@ class SemiImplicitELBO(ImplicitELBO):
         :param ImplicitSite site: an implicit site with its draws.
         :returns: minus the bound on the log-density at each draw, shape
             ``site.distribution.batch_shape``.
-        :raises GuideError: if the site's scale is 0, or its noise is not standard normal and
-            ``proposal="gauss-newton"``.
+        :raises GuideError: if the site's scale is 0, or with ``proposal="gauss-newton"`` if its
+            noise is not standard normal or its guide conditional.
         """
         fn = site.distribution
         if is_zero(fn.scale):
@@ -149,8 +150,15 @@ class SemiImplicitELBO(ImplicitELBO):
         return torch.logaddexp(own, others) - math.log(self.num_inner + 1)
 
     def _mean_over_noise(self, fn: ImplicitDistribution, w: Tensor) -> Tensor:
-        """The log of the sum over the same ``K`` new noises for all draws."""
+        """The log of the sum over ``K`` new noises, the same for all draws of one law."""
         noise_shape = fn.generator.noise_shape
+        if isinstance(fn.generator, Conditioned):  # the rows have laws of their own
+            rows = fn.generator.context.shape[:-1]
+            shape = (self.num_inner, *rows, *noise_shape)
+            noise = torch.randn(shape, dtype=fn.noise.dtype, device=w.device)  # type: ignore[union-attr]
+            means = upcast(fn.generator(noise))
+            means = means.reshape(self.num_inner, *[1] * (w.dim() - 1 - len(rows)), *rows, -1)
+            return gaussian_log_density(w, means, _wide(fn.scale)).logsumexp(0)
         noise = fn.base_dist.sample((self.num_inner,)).reshape(self.num_inner, -1, *noise_shape)
         means = upcast(fn.generator(noise[:, 0]))  # a plate has only copies of one law
         flat = log_densities(w.reshape(-1, w.shape[-1]), means, _wide(fn.scale))
@@ -161,6 +169,11 @@ class SemiImplicitELBO(ImplicitELBO):
             raise GuideError(
                 f"implicit site {name!r} has noise that is not standard normal, which "
                 "proposal='gauss-newton' does not know. Use proposal='prior'."
+            )
+        if isinstance(fn.generator, Conditioned):
+            raise GuideError(
+                f"implicit site {name!r} is conditional, which proposal='gauss-newton' does not "
+                "know. Use proposal='prior'."
             )
         noise_shape, d = fn.generator.noise_shape, fn.generator.noise_dim
         w = value if fn.preconditioner is None else fn.preconditioner.inverse(value)

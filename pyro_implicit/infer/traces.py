@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from pyro.util import check_model_guide_match, check_site_shape
 from torch import Tensor
 
+from pyro_implicit.distributions.diagonal_mixture import WeightedDraws
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import DensityError, GuideError, NonFiniteError, SiteError
 
@@ -85,6 +87,11 @@ class Particle:
     guide: Trace
     implicit: dict[str, ImplicitSite]
 
+    def log_weight(self) -> Any:
+        """Of the draws (0 in value), by row, if mixtures in the guide were drawn with weights."""
+        nodes = sample_nodes(self.guide).values()
+        return sum((node["infer"].get("log_weight", 0.0) for node in nodes), 0.0)
+
     def weight(self, name: str) -> Any:
         """
         The one number that a term of all entries of a site together is multiplied by.
@@ -128,6 +135,8 @@ def draw_particle(
     needs_prior: bool = True,
     implicit_prior: Callable[[ImplicitDistribution, Tensor], Tensor] | None = None,
     allow_explicit: bool = False,
+    needs_guide: bool = True,
+    weighted: bool = False,
 ) -> Particle:
     """
     Runs the guide, then the model with its draws.
@@ -137,29 +146,43 @@ def draw_particle(
     :param implicit_prior: log-density, or a bound on it, for latents whose prior is itself an
         :class:`~pyro_implicit.ImplicitDistribution`.
     :param bool allow_explicit: whether a guide without an implicit site is accepted.
+    :param bool needs_guide: whether the guide's density or entropy is of any use; if not, and if
+        the prior is not needed either, no density of any latent is computed.
+    :param bool weighted: whether mixtures of the guide are drawn with weights that carry the
+        gradient of their components; see :meth:`Particle.log_weight`.
     :raises DensityError: if it is needed and the prior of a latent has none.
-    :raises GuideError: if the guide has no implicit site, or one drawn without its noise.
+    :raises GuideError: if the guide has no implicit site, or one drawn without its noise; if its
+        entropy is needed and rows share their noise.
     :raises NonFiniteError: if validation is on and the draws of an implicit site are not finite.
     :raises SiteError: if an explicit guide site is not reparameterised, or if a plate of the guide
-        and the model's minibatch disagree.
+        and the model's minibatch, or its size, disagree.
     """
-    guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
+    tracer = poutine.trace(guide)
+    with WeightedDraws() if weighted else nullcontext():
+        guide_trace = tracer.get_trace(*args, **kwargs)
     implicit = _implicit_sites(guide_trace, allow_explicit)
     if is_validation_enabled():
         _check_draws(implicit)
     model_trace = _replayed(model, guide_trace, args, kwargs)
+    if needs_guide:
+        _check_independent(guide_trace, implicit)
+        _check_same_scale(model_trace, guide_trace, implicit)
     if is_validation_enabled():
         check_model_guide_match(model_trace, guide_trace, max_plate_nesting)
     guide_trace = prune_subsample_sites(guide_trace)
     model_trace = prune_subsample_sites(model_trace)
     particle = Particle(model_trace, guide_trace, implicit)
     left_out = set() if needs_prior else particle.implicit_latents()
+    if not (needs_prior or needs_guide):
+        left_out = {n for n, node in sample_nodes(model_trace).items() if not node["is_observed"]}
     for name, node in sample_nodes(model_trace).items():
         if isinstance(node["fn"], ImplicitDistribution) and name not in left_out:
             _set_log_prob(name, node, implicit_prior)
             left_out = left_out | {name}
     model_trace.compute_log_prob(lambda name, _: name not in left_out)
     explicit = {node["name"] for node in particle.explicit_guide_sites()} - left_out
+    if not needs_guide:
+        explicit = set()
     guide_trace.compute_log_prob(lambda name, _: name in explicit)
     if is_validation_enabled():
         for node in sample_nodes(model_trace).values():
@@ -250,6 +273,43 @@ def _check_draws(implicit: dict[str, ImplicitSite]) -> None:
             )
 
 
+def _check_independent(guide_trace: Trace, implicit: dict[str, ImplicitSite]) -> None:
+    """Refuses rows that share their noise: the sum of their entropies is not their entropy."""
+    for name in implicit:
+        infer: Any = guide_trace.nodes[name]["infer"]
+        if infer.get("implicit_shared"):
+            raise GuideError(
+                f"the rows of implicit site {name!r} share one noise, so they are dependent and "
+                "this objective cannot tell their entropy. Write shared_noise=False, or train with "
+                "PosteriorPredictiveLoss, which needs none."
+            )
+
+
+def _check_same_scale(
+    model_trace: Trace, guide_trace: Trace, implicit: dict[str, ImplicitSite]
+) -> None:
+    """Refuses latents whose entropy would count more or less often than their prior."""
+    for site in implicit.values():
+        for latent in site.latents:
+            if latent not in model_trace.nodes or latent not in guide_trace.nodes:
+                continue  # reported by Pyro's own check
+            mine, theirs = (trace.nodes[latent]["scale"] for trace in (guide_trace, model_trace))
+            if mine is not theirs and not _equal(mine, theirs):
+                raise SiteError(
+                    f"latent site {latent!r} has scale {theirs} in the model and {mine} in the "
+                    "guide: their plates differ in size. Give the model's plate the number of "
+                    "all data, pyro.plate(name, num_data, subsample_size=len(x)), or the guide "
+                    "create_plates (a function of the model's arguments that returns it)."
+                )
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape != b.shape:
+        return False
+    same = a == b
+    return bool(same.all() if isinstance(same, Tensor) else same)
+
+
 def _without_full_plates(guide_trace: Trace) -> Trace:
     """A copy that leaves the model free to choose its rows where the guide shows them all."""
     trace = guide_trace.copy()
@@ -278,7 +338,8 @@ def _check_plates(model_trace: Trace, guide_trace: Trace) -> None:
 
 def _check_reparameterised(particle: Particle) -> None:
     for node in particle.explicit_guide_sites():
-        if not getattr(node["fn"], "has_rsample", False):
+        reparameterised = getattr(node["fn"], "has_rsample", False)
+        if not (reparameterised or "log_weight" in node["infer"]):
             raise SiteError(
                 f"guide site {node['name']!r} ({type(node['fn']).__name__}) is not "
                 "reparameterised; objectives for implicit guides need gradients through every "

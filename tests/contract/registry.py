@@ -32,6 +32,7 @@ from pyro_implicit import (
     LanczosELBO,
     LinearisedELBO,
     MMNNGuide,
+    PosteriorPredictiveLoss,
     ResidualGenerator,
     SemiImplicitELBO,
     SingularValueELBO,
@@ -158,6 +159,7 @@ GUIDES: dict[str, partial[ImplicitGuide]] = {
     "factorised": partial(
         HyperNetworkGuide, hidden_dims=(4,), factorized=True, learn_scale="diagonal"
     ),
+    "factorised by layer": partial(HyperNetworkGuide, hidden_dims=(4,), factorized="layer"),
     "residual": partial(
         HyperNetworkGuide, generator=partial(ResidualGenerator, hidden_dim=8, init_scale=0.1)
     ),
@@ -214,6 +216,16 @@ OBJECTIVES: dict[str, Objective] = {
     ),
     "linearised, per datum": Objective(
         partial(LinearisedELBO, num_particles=4, vectorize_particles=True, likelihood="per_datum")
+    ),
+    "posterior predictive": Objective(partial(PosteriorPredictiveLoss, num_particles=3)),
+    "posterior predictive, expected": Objective(
+        partial(
+            PosteriorPredictiveLoss,
+            num_particles=3,
+            form="expected",
+            prior_weight=0.5,
+            vectorize_particles=True,
+        )
     ),
     "alpha energy": Objective(partial(AlphaEnergy, num_particles=4, vectorize_particles=True)),
     "lanczos": Objective(partial(LanczosELBO, num_particles=2)),

@@ -1,0 +1,107 @@
+"""A mixture of diagonal Gaussians that can also be drawn from with gradients and weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions import constraints
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+
+__all__ = ["DiagonalMixture", "WeightedDraws"]
+
+
+class DiagonalMixture(dist.TorchDistribution):
+    r"""
+    :math:`\sum_k \pi_k\, \mathcal N(\mu_k, \operatorname{diag} \sigma_k^2)` over vectors.
+
+    A draw that moves with the weights :math:`\pi` would have to carry mass from one component to
+    another: such pathwise derivatives have enormous variance where components are apart. So plain
+    draws have no gradient (``Trace_ELBO`` then uses the score), and :meth:`weighted_rsample` gives
+    draws that are reparameterised within their component together with a weight, which is 1 and
+    whose derivative is the score of the component.
+
+    :param torch.Tensor loc: shape ``(*batch, K, m)``.
+    :param torch.Tensor scale: likewise, positive.
+    :param torch.Tensor logits: logarithms of the weights up to a constant, shape ``(*batch, K)``.
+    """
+
+    arg_constraints = {
+        "loc": constraints.independent(constraints.real, 2),
+        "scale": constraints.independent(constraints.positive, 2),
+        "logits": constraints.real_vector,
+    }
+    support = constraints.real_vector
+    has_rsample = False
+
+    def __init__(
+        self, loc: Tensor, scale: Tensor, logits: Tensor, validate_args: bool | None = None
+    ) -> None:
+        self.loc, self.scale = loc, scale
+        self.logits = logits.log_softmax(-1)
+        super().__init__(loc.shape[:-2], loc.shape[-1:], validate_args=validate_args)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> DiagonalMixture:
+        """
+        :param torch.Size batch_shape: the new batch shape.
+        :returns: the same distribution with it.
+        """
+        batch = torch.Size(batch_shape)
+        loc, scale, logits = self.loc, self.scale, self.logits
+        return DiagonalMixture(
+            loc.expand(batch + loc.shape[-2:]),
+            scale.expand(batch + loc.shape[-2:]),
+            logits.expand(batch + logits.shape[-1:]),
+            validate_args=False,
+        )
+
+    def _components(self) -> tuple[dist.TorchDistribution, dist.TorchDistribution]:
+        weights = dist.Categorical(logits=self.logits, validate_args=False)
+        return weights, dist.Normal(self.loc, self.scale, validate_args=False).to_event(1)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """
+        :param torch.Tensor value: shape ``(*sample, *batch, m)``.
+        :returns: shape ``(*sample, *batch)``.
+        """
+        _, normals = self._components()
+        return torch.logsumexp(self.logits + normals.log_prob(value[..., None, :]), -1)
+
+    def weighted_rsample(self, sample_shape: Any = ()) -> tuple[Tensor, Tensor]:
+        r"""
+        :param torch.Size sample_shape: leading shape of the draws.
+        :returns: draws, shape ``(*sample, *batch, m)``, and logarithms of their weights,
+            ``(*sample, *batch)``, all 0, such that :math:`\mathbb E[w f(\theta)]` has the right
+            gradient.
+        """
+        weights, normals = self._components()
+        which = weights.sample(torch.Size(sample_shape))
+        index = which[..., None, None].expand(*which.shape, 1, self.event_shape[0])
+        shape = index.shape[:-2] + self.loc.shape[-2:]
+        loc = self.loc.expand(shape).gather(-2, index)[..., 0, :]
+        scale = self.scale.expand(shape).gather(-2, index)[..., 0, :]
+        score = weights.log_prob(which)
+        return loc + scale * torch.randn_like(loc), score - score.detach()
+
+    @torch.no_grad()
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        """
+        :param torch.Size sample_shape: leading shape of the draws.
+        :returns: draws without gradient, shape ``(*sample, *batch, m)``.
+        """
+        return self.weighted_rsample(sample_shape)[0]
+
+
+class WeightedDraws(Messenger):
+    """
+    Draws every :class:`DiagonalMixture` of a program by
+    :meth:`~DiagonalMixture.weighted_rsample`, and notes the logarithm of the weight at the site.
+    """
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if isinstance(msg["fn"], DiagonalMixture) and not msg["done"] and msg["value"] is None:
+            msg["value"], log_weight = msg["fn"].weighted_rsample()
+            msg["infer"] = {**(msg["infer"] or {}), "log_weight": log_weight}
+            msg["done"] = True

@@ -1,0 +1,57 @@
+"""What a conditional guide looks at: rows of context, read from the model's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from pyro_implicit.exceptions import ArgumentError, ShapeError
+
+__all__ = ["check_context", "read_context"]
+
+
+def check_context(context: Any) -> None:
+    """
+    :raises ArgumentError: unless it is None or callable.
+    """
+    if context is not None and not callable(context):
+        raise ArgumentError(
+            f"context={context!r}; expected a function of the model's arguments (an nn.Module is "
+            "trained with the guide) that returns a tensor with one row per datum, or None for the "
+            "model's first argument. Write context=lambda x, y=None: x."
+        )
+
+
+def read_context(
+    context: Callable[..., Any] | nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tensor:
+    """
+    :param context: a function of the model's arguments; None for the first of them.
+    :param tuple args: the model's arguments.
+    :param dict kwargs: its keyword arguments.
+    :returns: shape ``(rows, k)``; whatever else a row has is flattened.
+    :raises ArgumentError: if there is no such tensor.
+    :raises ShapeError: if it has no rows.
+    """
+    if context is not None:
+        value = context(*args, **kwargs)
+    elif args or kwargs:
+        value = args[0] if args else next(iter(kwargs.values()))
+    else:
+        raise ArgumentError(
+            "a conditional guide reads its context from the model's arguments, and was called "
+            "without any. Call it with those of the model, e.g. guide(x) or guide.sample(100, x)."
+        )
+    if not isinstance(value, Tensor):
+        raise ArgumentError(
+            f"the context is a {type(value).__name__}; expected a tensor with one row per datum. "
+            "Write context=lambda x, y=None: x (a function of the model's arguments)."
+        )
+    if value.dim() == 0 or value.numel() == 0:
+        raise ShapeError(
+            f"the context has shape {tuple(value.shape)}; expected (rows, ...) with at least one "
+            "row and one entry in it."
+        )
+    return value.reshape(len(value), -1)

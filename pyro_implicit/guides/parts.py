@@ -1,0 +1,57 @@
+"""Which latents share a generator: all, those of a layer, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, TypeVar
+
+from pyro_implicit.exceptions import ArgumentError
+
+__all__ = ["Factorized", "check_factorized", "divide", "parts_of"]
+
+#: False, True, ``"layer"``, or a function from a site's name to its part's
+Factorized: TypeAlias = bool | str | Callable[[str], str]
+_T = TypeVar("_T")
+
+
+def check_factorized(factorized: Factorized) -> None:
+    """
+    :raises ArgumentError: for anything that is not a :data:`Factorized`.
+    """
+    if not (isinstance(factorized, bool) or factorized == "layer" or callable(factorized)):
+        raise ArgumentError(
+            f"factorized={factorized!r}; expected False (one generator for all latents), True (one "
+            "for each site), 'layer' (one for the parameters of each layer), or a function from a "
+            "site's name to the name of its part."
+        )
+
+
+def parts_of(factorized: Factorized, names: Sequence[str]) -> dict[str, list[int]]:
+    """
+    :param factorized: how the latents are divided.
+    :param names: names of the sites.
+    :returns: by name of the part (``""`` for the only one) the positions of its sites, parts in the
+        order of their first site.
+    :raises ArgumentError: if the function returns something else than a string.
+    """
+    if factorized is False:
+        return {"": list(range(len(names)))}
+    parts: dict[str, list[int]] = {}
+    for position, name in enumerate(names):
+        part = name
+        if factorized == "layer":
+            part = name.rpartition(".")[0] or name
+        elif callable(factorized):
+            part = factorized(name)
+        if not isinstance(part, str):
+            raise ArgumentError(
+                f"factorized({name!r}) returned {part!r}; expected the name of a part, a string."
+            )
+        parts.setdefault(part, []).append(position)
+    return parts
+
+
+def divide(items: Sequence[_T], sizes: Sequence[int]) -> list[list[_T]]:
+    """Consecutive pieces of ``items`` of these sizes."""
+    rest = iter(items)
+    return [[next(rest) for _ in range(size)] for size in sizes]

@@ -1,0 +1,405 @@
+"""ConditionalHyperNetworkGuide: rows with laws of their own, drawn, trained and saved."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import pickle
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import SVI, Trace_ELBO
+from pyro.infer.autoguide import AutoGuideList, AutoNormal
+from torch import Tensor, nn
+
+from pyro_implicit import (
+    BayesianModule,
+    ConditionalHyperNetworkGuide,
+    KernelDensityRatioELBO,
+    LanczosELBO,
+    LinearisedELBO,
+    PosteriorPredictiveLoss,
+    SemiImplicitELBO,
+    posterior_draws,
+    predict,
+)
+from pyro_implicit import _memory as memory
+from pyro_implicit.exceptions import (
+    ArgumentError,
+    DensityError,
+    GuideError,
+    OutOfMemoryError,
+    ShapeError,
+    SiteError,
+    StateError,
+)
+
+ROWS = 12
+X = torch.linspace(-1, 1, ROWS)[:, None]
+Y = (3 * X[:, 0]).sin()
+
+
+def make_model(size: int = ROWS, layers: nn.Module | None = None):
+    net = BayesianModule(layers or nn.Linear(1, 1), prior=dist.Normal(0.0, 1.0), local=True)
+
+    def model(x, y=None):
+        with pyro.plate("data", size, subsample_size=len(x)):
+            f = net(x).squeeze(-1)
+            return pyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    return model
+
+
+def conjugate(size: int = ROWS):
+    """Local latents with a known posterior: N(0, 1) observed with noise 0.5."""
+
+    def model(y, full=size):
+        with pyro.plate("data", full, subsample_size=len(y)):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z, 0.5), obs=y)
+
+    return model
+
+
+def test_each_row_is_made_from_its_context_and_a_noise_of_its_own() -> None:
+    guide = ConditionalHyperNetworkGuide(make_model(), scale=0.0, latent_dim=3).setup(X, Y)
+    nodes = poutine.trace(guide).get_trace(X).nodes
+    name = f"_{guide._pyro_name}_latent"
+    noise, flat = nodes[f"{name}_noise"]["value"], nodes[name]["value"]
+    assert (noise.shape, flat.shape) == ((ROWS, 3), (ROWS, 2))
+    inner = guide.samplers[0].generator
+    loc = guide.samplers[0].preconditioner.loc
+    expected = inner(torch.cat([noise, X], -1)) + loc
+    torch.testing.assert_close(flat, expected)
+    torch.testing.assert_close(nodes["weight"]["value"][:, 0, 0], flat[:, 0])
+    torch.testing.assert_close(nodes["bias"]["value"][:, 0], flat[:, 1])
+    assert nodes["weight"]["fn"].log_density.eq(0).all()
+
+
+@pytest.mark.parametrize("particles", [1, 5])
+def test_shared_noise_makes_one_function_of_the_context(particles: int) -> None:
+    guide = ConditionalHyperNetworkGuide(make_model(), scale=0.0, shared_noise=True).setup(X, Y)
+    twice = torch.cat([X[:3], X[:3]])
+    with pyro.plate("particles", particles, dim=-2):
+        values = guide(twice)["weight"]
+    torch.testing.assert_close(values[..., :3, :, :], values[..., 3:, :, :])
+    assert values[..., 0, 0, 0].unique().numel() == particles
+    own = ConditionalHyperNetworkGuide(make_model()).setup(X, Y)(twice)["weight"]
+    assert not torch.isclose(own[:3], own[3:]).any()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_sample_and_forward_agree_in_law_and_depend_on_x(shared: bool) -> None:
+    pyro.set_rng_seed(0)
+    guide = ConditionalHyperNetworkGuide(make_model(), shared_noise=shared, init_scale=0.5)
+    guide.setup(X, Y)
+    with torch.no_grad():
+        guide.samplers[0].generator.skip_dense += 0.5
+    drawn = guide.sample(4000, X)["weight"][..., 0, 0]
+    assert drawn.shape == (4000, ROWS)
+    with pyro.plate("particles", 4000, dim=-2), torch.no_grad():
+        other = guide(X)["weight"][..., 0, 0]
+    torch.testing.assert_close(drawn.mean(0), other.mean(0), rtol=0, atol=0.05)
+    torch.testing.assert_close(drawn.std(0), other.std(0), rtol=0.1, atol=0)
+    assert (drawn.mean(0)[-1] - drawn.mean(0)[0]).abs() > 0.1
+    correlation = torch.corrcoef(drawn[:, :2].T)[0, 1]
+    assert correlation > 0.9 if shared else abs(correlation) < 0.1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LinearisedELBO(4, vectorize_particles=True),
+        lambda: LanczosELBO(4, vectorize_particles=True),
+        lambda: SemiImplicitELBO(4, num_inner=10, vectorize_particles=True),
+    ],
+)
+def test_with_an_entropy_it_is_an_amortised_posterior(make) -> None:
+    """Local conjugate latents: mean 0.8 y, standard deviation sqrt(0.2), for every y."""
+    pyro.set_rng_seed(0)
+    y = torch.linspace(-2, 2, ROWS)
+    model = conjugate()
+    semi = isinstance(make(), SemiImplicitELBO)
+    guide = ConditionalHyperNetworkGuide(model, hidden_dims=(8,), scale=0.3 if semi else 0.0)
+    optimiser = pyro.optim.ClippedAdam({"lr": 0.02, "lrd": 0.05 ** (1 / 500)})
+    svi = SVI(model, guide, optimiser, make())
+    for step in range(500):
+        svi.step(y[(step % 2) :: 2])
+    draws = guide.sample(2000, torch.tensor([-1.5, 0.2, 1.1]))["z"]
+    torch.testing.assert_close(draws.mean(0), torch.tensor([-1.2, 0.16, 0.88]), rtol=0, atol=0.12)
+    torch.testing.assert_close(
+        draws.std(0), torch.full((3,), math.sqrt(0.2)), rtol=0.2 if semi else 0.12, atol=0
+    )
+
+
+def test_the_linearised_elbo_of_a_linear_guide_is_exact_on_a_minibatch() -> None:
+    """Against Trace_ELBO of the same law written by hand, scale of the minibatch included."""
+    model = conjugate(100)
+    guide = ConditionalHyperNetworkGuide(model, hidden_dims=(2,), scale=0.0, activation="identity")
+    y = torch.tensor([-0.5, 0.3, 1.0])
+    guide.setup(y)
+    with torch.no_grad():
+        joined = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+        values = guide.samplers[0].generator(joined)[:, 0] + guide.samplers[0].preconditioner.loc
+    shift, slope, tilt = values[0], values[1] - values[0], values[2] - values[0]
+
+    def explicit(y, full=100):
+        with pyro.plate("data", full, subsample_size=len(y)):
+            pyro.sample("z", dist.Normal(shift + tilt * y, slope.abs()))
+
+    losses = []
+    for objective, law in (
+        (LinearisedELBO(20_000, vectorize_particles=True), guide),
+        (Trace_ELBO(20_000, vectorize_particles=True), explicit),
+    ):
+        pyro.set_rng_seed(0)
+        losses.append(objective.loss(model, law, y))
+    assert losses[0] == pytest.approx(losses[1], rel=5e-3)
+
+
+def test_a_model_that_chooses_its_rows_itself() -> None:
+    def model(x):
+        with pyro.plate("data", len(x), subsample_size=4) as index:
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z, 0.5), obs=x[index, 0])
+
+    guide = ConditionalHyperNetworkGuide(model, scale=0.0).setup(X)
+    trace = poutine.trace(guide).get_trace(X)
+    index = trace.nodes["data"]["value"]
+    assert trace.nodes["z"]["value"].shape == index.shape == (4,)
+    noise = trace.nodes[f"_{guide._pyro_name}_latent_noise"]["value"]
+    sampler = guide.samplers[0]
+    expected = sampler.generator(torch.cat([noise, X[index]], -1)) + sampler.preconditioner.loc
+    torch.testing.assert_close(trace.nodes["z"]["value"], expected[:, 0])
+    assert math.isfinite(LinearisedELBO(2).loss(model, guide, X))
+
+
+def test_a_context_network_is_trained_and_labels_can_be_a_context() -> None:
+    def model(x, label, y=None):
+        with pyro.plate("data", len(x)):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z, 0.1), obs=y)
+
+    class Embed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(2, 3)
+
+        def forward(self, x, label, y=None):
+            return torch.cat([x, self.table(label)], -1)
+
+    label = torch.arange(ROWS) % 2
+    guide = ConditionalHyperNetworkGuide(model, context=Embed(), scale=0.0, hidden_dims=(8,))
+    y = 2.0 * label - 1
+    pyro.set_rng_seed(0)
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.03}), PosteriorPredictiveLoss(5))
+    before = guide.context_network.table.weight.clone()
+    for _ in range(150):
+        svi.step(X, label, y)
+    assert not torch.equal(guide.context_network.table.weight, before)
+    means = guide.sample(200, X, label)["z"].mean(0)
+    torch.testing.assert_close(means, y, rtol=0, atol=0.2)
+
+
+def test_predictions_come_from_each_row_whatever_the_batch_size() -> None:
+    x = torch.linspace(-2, 2, 100)[:, None]
+    model = make_model(100)
+    for shared in (False, True):
+        guide = ConditionalHyperNetworkGuide(model, shared_noise=shared, scale=0.05)
+        guide.setup(x, x[:, 0])
+        runs = []
+        for options in ({}, {"batch_size": 32}, {"parallel": True}):
+            pyro.set_rng_seed(0)
+            runs.append(predict(model, guide, x, num_samples=6, sites=["y", "weight"], **options))
+        assert runs[0]["y"].shape == (6, 100)
+        assert runs[0]["weight"].shape == (6, 100, 1, 1)
+        for name in ("y", "weight"):
+            assert torch.equal(runs[0][name], runs[1][name])
+            assert runs[2][name].shape == runs[0][name].shape
+        many = predict(model, guide, x, num_samples=400, sites=["weight"], parallel=True)
+        torch.testing.assert_close(
+            many["weight"].mean(0), guide.sample(400, x)["weight"].mean(0), rtol=0, atol=0.05
+        )
+        if shared:  # smooth in x but for the output noise of 0.05
+            jumps = many["weight"][:, 1:] - many["weight"][:, :-1]
+            assert jumps.std() < 2 * 0.05
+
+
+def test_posterior_draws_read_the_context() -> None:
+    guide = ConditionalHyperNetworkGuide(make_model()).setup(X, Y)
+    assert posterior_draws(guide, 7, X)["weight"].shape == (7, ROWS, 1, 1)
+    assert guide.median(X, num_samples=20)["bias"].shape == (ROWS, 1)
+    with pytest.raises(ArgumentError, match="was called without any"):
+        guide.sample(3)
+    with pytest.raises(ArgumentError, match="num_samples=0"):
+        guide.sample(0, X)
+
+
+def test_beside_global_latents_in_a_list() -> None:
+    net = BayesianModule(nn.Linear(1, 1), prior=dist.Normal(0.0, 1.0), local=True)
+
+    def model(x, y=None):
+        sigma = pyro.sample("sigma", dist.LogNormal(-1.0, 1.0))
+        with pyro.plate("data", len(x)):
+            f = net(x).squeeze(-1)
+            return pyro.sample("y", dist.Normal(f, sigma), obs=y)
+
+    with pytest.raises(SiteError, match="'sigma' is in no plate"):
+        ConditionalHyperNetworkGuide(model).setup(X, Y)
+    guide = AutoGuideList(model)
+    guide.append(ConditionalHyperNetworkGuide(poutine.block(model, hide=["sigma"]), scale=0.05))
+    guide.append(AutoNormal(poutine.block(model, expose=["sigma"])))
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), LinearisedELBO(2))
+    assert all(math.isfinite(svi.step(X, Y)) for _ in range(3))
+
+
+# ---- refusals
+
+
+def test_an_ordinary_elbo_raises() -> None:
+    guide = ConditionalHyperNetworkGuide(make_model(), scale=0.1)
+    with pytest.raises(DensityError, match="LinearisedELBO"):
+        SVI(make_model(), guide, pyro.optim.Adam({}), Trace_ELBO()).step(X, Y)
+
+
+@pytest.mark.parametrize("objective", [LinearisedELBO(), KernelDensityRatioELBO(num_samples=10)])
+def test_rows_that_share_noise_have_no_entropy_that_anyone_knows(objective) -> None:
+    guide = ConditionalHyperNetworkGuide(make_model(), shared_noise=True, scale=0.1).setup(X, Y)
+    with pytest.raises(GuideError, match="share one noise.*shared_noise=False"):
+        objective.loss(make_model(), guide, X, Y)
+    assert math.isfinite(PosteriorPredictiveLoss(2).loss(make_model(), guide, X, Y))
+
+
+def test_a_plate_of_the_minibatch_is_told_from_one_of_all_data() -> None:
+    model = conjugate()
+    guide = ConditionalHyperNetworkGuide(model, scale=0.0).setup(Y)
+    with pytest.raises(SiteError, match="'z' has scale 1.0 in the model and 2.0 in the guide"):
+        LinearisedELBO().loss(model, guide, Y[:6], 6)
+    assert math.isfinite(LinearisedELBO().loss(model, guide, Y[:6]))
+    assert math.isfinite(PosteriorPredictiveLoss(2).loss(model, guide, Y[:6], 6))
+
+
+def test_gauss_newton_proposals_are_for_one_law() -> None:
+    model = conjugate()
+    guide = ConditionalHyperNetworkGuide(model, scale=0.1).setup(Y)
+    with pytest.raises(GuideError, match="is conditional.*proposal='prior'"):
+        SemiImplicitELBO(proposal="gauss-newton").loss(model, guide, Y)
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(ArgumentError, match="init_from is one Gaussian"):
+        ConditionalHyperNetworkGuide(make_model(), init_from="laplace")
+    with pytest.raises(ArgumentError, match="context=3"):
+        ConditionalHyperNetworkGuide(make_model(), context=3)
+    guide = ConditionalHyperNetworkGuide(make_model()).setup(X, Y)
+    with pytest.raises(ShapeError, match="2 entries per row; the guide was built with 1"):
+        guide(torch.zeros(3, 2))
+
+
+def test_two_plates_of_rows() -> None:
+    def model(x):
+        for name in ("a", "b"):
+            with pyro.plate(name, len(x)):
+                pyro.sample(f"z_{name}", dist.Normal(0.0, 1.0))
+
+    with pytest.raises(SiteError, match=r"plates \['a', 'b'\].*one plate of rows"):
+        ConditionalHyperNetworkGuide(model).setup(X)
+
+
+def test_a_plate_with_other_rows_than_the_context() -> None:
+    guide = ConditionalHyperNetworkGuide(
+        make_model(), create_plates=lambda x, y=None: pyro.plate("data", ROWS, subsample_size=5)
+    ).setup(X, Y)
+    assert guide(X)["weight"].shape == (5, 1, 1)  # rows of the guide's own choice
+    with pytest.raises(ShapeError, match="context has 3 rows, but plate 'data' shows 5 of 12"):
+        guide(X[:3])
+
+
+def test_more_rows_than_memory_can_hold(monkeypatch) -> None:
+    guide = ConditionalHyperNetworkGuide(make_model()).setup(X, Y)
+    monkeypatch.setattr(memory, "total_memory", lambda device: 8 * ROWS)
+    guide(X)
+    with pytest.raises(OutOfMemoryError, match="2 parameters for each of 24 rows and draws"):
+        guide.sample(2, X)
+    with pytest.raises(OutOfMemoryError, match="24 rows and draws"):
+        LinearisedELBO(2, vectorize_particles=True, max_plate_nesting=1).loss(
+            make_model(), guide, X, Y
+        )
+
+
+def test_predict_wants_a_row_of_context_for_each_row() -> None:
+    def model(x, y=None):
+        with pyro.plate("data", len(x)):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            return pyro.sample("y", dist.Normal(z, 0.1), obs=y)
+
+    fixed = torch.zeros(3, 1)
+    guide = ConditionalHyperNetworkGuide(model, context=lambda x, y=None: fixed)
+    guide.setup(X[:3], Y[:3])
+    with pytest.raises(ShapeError, match="context has 3 rows for 12 rows"):
+        predict(model, guide, X, num_samples=2)
+
+
+# ---- saving
+
+
+def same_draws(a, b) -> bool:
+    drawn = []
+    for guide in (a, b):
+        pyro.set_rng_seed(5)
+        drawn.append({**guide.sample(3, X), **{f"{n} ": v for n, v in guide(X).items()}})
+    return all(torch.equal(drawn[0][name], drawn[1][name]) for name in drawn[0])
+
+
+@pytest.mark.parametrize("options", [{}, {"shared_noise": True}, {"factorized": True}])
+def test_it_is_saved_and_drawn_from_without_the_model(options) -> None:
+    guide = ConditionalHyperNetworkGuide(make_model(), **options).setup(X, Y)
+    file = io.BytesIO()
+    torch.save(guide.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    again = ConditionalHyperNetworkGuide.from_state_dict(state)
+    assert again.shared_noise == guide.shared_noise
+    assert same_draws(guide, again)
+    assert same_draws(guide, copy.deepcopy(guide))
+    assert same_draws(guide, pickle.loads(pickle.dumps(guide)))
+    empty = ConditionalHyperNetworkGuide(make_model())
+    empty.load_state_dict(ConditionalHyperNetworkGuide(make_model()).state_dict())
+
+
+def test_a_state_of_another_context() -> None:
+    guide = ConditionalHyperNetworkGuide(make_model()).setup(X, Y)
+    other = ConditionalHyperNetworkGuide(
+        make_model(), context=lambda x, y=None: x.expand(-1, 2)
+    ).setup(X, Y)
+    with pytest.raises((StateError, RuntimeError), match="context of 2 entries"):
+        guide.load_state_dict(other.state_dict())
+
+
+# ---- memory
+
+
+def test_the_forward_pass_holds_one_copy_of_rows_times_weights() -> None:
+    """Of the tensors that autograd keeps, counted by their storages."""
+    layers = nn.Sequential(nn.Linear(1, 200), nn.ReLU(), nn.Linear(200, 1))
+    model = make_model(64, layers)
+    x = torch.linspace(-1, 1, 64)[:, None]
+    guide = ConditionalHyperNetworkGuide(model, scale=0.0, latent_dim=4, hidden_dims=(16,))
+    guide.setup(x, x[:, 0])
+    copy_bytes = 64 * guide.latent_dim * 4
+    held: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        held[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = PosteriorPredictiveLoss(1).differentiable_loss(model, guide, x, x[:, 0])
+    loss.backward()
+    large = [size for size in held.values() if size >= copy_bytes / 8]
+    assert sum(large) < 2 * copy_bytes, [size / copy_bytes for size in held.values()]

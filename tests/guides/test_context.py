@@ -1,0 +1,44 @@
+"""What a conditional guide reads from the model's arguments."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyro_implicit.exceptions import ArgumentError, ShapeError
+from pyro_implicit.guides.context import check_context, read_context
+
+
+@given(shape=st.lists(st.integers(1, 3), min_size=1, max_size=4), by_name=st.booleans())
+def test_the_first_argument_by_rows(shape, by_name) -> None:
+    x = torch.randn(shape)
+    value = read_context(None, () if by_name else (x, None), {"x": x} if by_name else {})
+    assert torch.equal(value, x.reshape(shape[0], -1))
+
+
+def test_a_function_of_the_arguments() -> None:
+    x, label = torch.randn(4, 2), torch.ones(4)
+    value = read_context(
+        lambda x, y=None, label=None: torch.cat([x, label[:, None]], 1), (x,), {"label": label}
+    )
+    assert value.shape == (4, 3)
+    assert torch.equal(value[:, 2], label)
+
+
+@pytest.mark.parametrize("context", [3, "x", torch.zeros(3)])
+def test_a_context_is_a_function(context) -> None:
+    with pytest.raises(ArgumentError, match="context=.*expected a function"):
+        check_context(context)
+    check_context(None)
+
+
+def test_what_is_no_context() -> None:
+    with pytest.raises(ArgumentError, match="was called without any"):
+        read_context(None, (), {})
+    with pytest.raises(ArgumentError, match="the context is a list; expected a tensor"):
+        read_context(None, ([1.0],), {})
+    for empty in (torch.zeros(()), torch.zeros(0, 3), torch.zeros(3, 0)):
+        with pytest.raises(ShapeError, match=r"expected \(rows, \.\.\.\)"):
+            read_context(None, (empty,), {})
