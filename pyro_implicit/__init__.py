@@ -11,6 +11,7 @@ from pyro_implicit.guides.mixture_density import MixtureDensityGuide
 from pyro_implicit.infer.adversarial import AdversarialELBO
 from pyro_implicit.infer.alpha_energy import AlphaEnergy
 from pyro_implicit.infer.draws import posterior_draws
+from pyro_implicit.infer.early_stopping import EarlyStopping
 from pyro_implicit.infer.elbo import ImplicitELBO
 from pyro_implicit.infer.kernel_ratio import KernelDensityRatioELBO
 from pyro_implicit.infer.lanczos import LanczosELBO
@@ -34,6 +35,7 @@ __all__ = [
     "CMMNN",
     "CMMNNGuide",
     "ConditionalHyperNetworkGuide",
+    "EarlyStopping",
     "Generator",
     "HyperNetworkGuide",
     "ImplicitDistribution",
