@@ -1,5 +1,5 @@
 """
-Image classifiers of the sizes that posteriors over weights are compared on.
+Image classifiers and a forecaster of the sizes that posteriors over weights are compared on.
 
 References
 
@@ -7,6 +7,8 @@ References
     P. Haffner, Proceedings of the IEEE 1998.
 [2] `Wide Residual Networks`, S. Zagoruyko, N. Komodakis, BMVC 2016.
 [3] `Group Normalization`, Y. Wu, K. He, ECCV 2018.
+[4] `N-BEATS: Neural Basis Expansion Analysis for Interpretable Time Series Forecasting`,
+    B. N. Oreshkin, D. Carpov, N. Chapados, Y. Bengio, ICLR 2020.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 
 from pyro_implicit.exceptions import ArgumentError
 
-__all__ = ["LeNet", "WideResNet"]
+__all__ = ["LeNet", "NBeats", "WideResNet"]
 
 #: most groups of channels that are normalised together; each has at least two channels
 _MAX_GROUPS = 8
@@ -140,3 +142,74 @@ def _group_norm(channels: int) -> nn.GroupNorm:
 def _check_classes(num_classes: int) -> None:
     if num_classes < 1:
         raise ArgumentError(f"num_classes={num_classes}; expected at least 1.")
+
+
+class _GenericBlock(nn.Module):
+    """Four fully connected layers, then a backcast and a forecast through ``theta_dim`` numbers."""
+
+    def __init__(self, input_size: int, horizon: int, theta_dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        sizes = [input_size, *[hidden_dim] * 4]
+        layers = [nn.Linear(k, n) for k, n in zip(sizes[:-1], sizes[1:], strict=True)]
+        self.layers = nn.ModuleList(layers)
+        self.theta_backcast = nn.Linear(hidden_dim, theta_dim, bias=False)
+        self.theta_forecast = nn.Linear(hidden_dim, theta_dim, bias=False)
+        self.backcast = nn.Linear(theta_dim, input_size)
+        self.forecast = nn.Linear(theta_dim, horizon)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        for layer in self.layers:
+            x = F.relu(layer(x))
+        backcast = self.backcast(self.theta_backcast(x))
+        return backcast, self.forecast(self.theta_forecast(x))
+
+
+class NBeats(nn.Module):
+    """
+    Forecasts by a stack of generic blocks that explain what the blocks before have left [4].
+
+    :param int input_size: number of past values.
+    :param int horizon: number of values to forecast.
+    :param int num_stacks: number of stacks.
+    :param int num_blocks: blocks in each stack.
+    :param int theta_dim: expansion coefficients of a block.
+    :param int hidden_dim: width of its four layers.
+    :param bool share_weights: whether the blocks of a stack are one.
+    :raises ArgumentError: for a size below 1.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        horizon: int,
+        *,
+        num_stacks: int = 1,
+        num_blocks: int = 3,
+        theta_dim: int = 32,
+        hidden_dim: int = 64,
+        share_weights: bool = True,
+    ) -> None:
+        super().__init__()
+        sizes = (input_size, horizon, num_stacks, num_blocks, theta_dim, hidden_dim)
+        if min(sizes) < 1:
+            raise ArgumentError(
+                f"NBeats got input_size, horizon, num_stacks, num_blocks, theta_dim, hidden_dim = "
+                f"{sizes}; expected integers >= 1."
+            )
+        self.horizon, self.repeats = horizon, num_blocks if share_weights else 1
+        own = num_stacks * (1 if share_weights else num_blocks)
+        self.blocks = nn.ModuleList(
+            _GenericBlock(input_size, horizon, theta_dim, hidden_dim) for _ in range(own)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """
+        :param torch.Tensor x: past values, shape ``(N, input_size)``.
+        :returns: forecasts, shape ``(N, horizon)``.
+        """
+        total = x.new_zeros(*x.shape[:-1], self.horizon)
+        for block in self.blocks:
+            for _ in range(self.repeats):
+                backcast, forecast = block(x)
+                x, total = x - backcast, total + forecast
+        return total

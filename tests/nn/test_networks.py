@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pyro_implicit import BayesianModule
 from pyro_implicit.exceptions import ArgumentError
-from pyro_implicit.nn.networks import LeNet, WideResNet
+from pyro_implicit.nn.networks import LeNet, NBeats, WideResNet
 
 NETWORKS = {"lenet": (LeNet, (1, 28, 28)), "wideresnet": (lambda: WideResNet(10, 1), (3, 8, 8))}
 
@@ -157,3 +157,43 @@ def test_trains_and_predicts_in_training_mode(name: str, vectorised: bool) -> No
     assert all(math.isfinite(svi.step(x, y)) for _ in range(2))
     draws = Predictive(model, guide=guide, num_samples=3, parallel=vectorised)(x)["y"]
     assert draws.shape == (3, 4)
+
+
+# ---- N-BEATS
+
+
+def n_beats_by_hand(net: NBeats, x: Tensor, num_blocks: int, shared: bool) -> Tensor:
+    """The recursion of the paper: residuals of backcasts, sum of forecasts."""
+    total: Any = 0.0
+    for k in range(num_blocks):
+        block = net.blocks[0 if shared else k]
+        hidden = x
+        for layer in block.layers:
+            hidden = torch.relu(hidden @ layer.weight.T + layer.bias)
+        back = hidden @ block.theta_backcast.weight.T @ block.backcast.weight.T
+        fore = hidden @ block.theta_forecast.weight.T @ block.forecast.weight.T
+        x = x - back - block.backcast.bias
+        total = total + fore + block.forecast.bias
+    return total
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_n_beats_explains_what_is_left(shared: bool) -> None:
+    net = NBeats(6, 3, num_blocks=3, theta_dim=4, hidden_dim=5, share_weights=shared).double()
+    x = torch.randn(7, 6, dtype=torch.float64)
+    torch.testing.assert_close(net(x), n_beats_by_hand(net, x, 3, shared))
+    assert len(net.blocks) == (1 if shared else 3)
+
+
+def test_n_beats_of_the_forecasting_table() -> None:
+    """Input 24, horizon 12, one stack of 3 shared blocks, theta 32, width 64."""
+    net = NBeats(24, 12)
+    layers = 24 * 64 + 64 + 3 * (64 * 64 + 64)
+    heads = 2 * 64 * 32 + 32 * 24 + 24 + 32 * 12 + 12
+    assert sum(p.numel() for p in net.parameters()) == layers + heads
+    assert net(torch.zeros(5, 24)).shape == (5, 12)
+
+
+def test_n_beats_refuses_sizes_below_one() -> None:
+    with pytest.raises(ArgumentError, match="NBeats got .*expected integers >= 1"):
+        NBeats(6, 0)
