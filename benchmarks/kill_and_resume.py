@@ -50,7 +50,7 @@ from pyro_implicit import (
 )
 from pyro_implicit.training.checkpoint_io import AtomicCheckpointIO
 
-SETTINGS: dict[str, Any] = {"rows": 120, "batch_size": 8, "hidden": 20, "checkpoint_every": 3}
+SETTINGS: dict[str, Any] = {"rows": 120, "batch_size": 8, "hidden": 20, "checkpoint_every": 2}
 
 
 class Jittered(Dataset):
@@ -152,28 +152,32 @@ def _finish(*args: Any) -> None:
         raise SystemExit(f"error: a run ended with exit status {process.exitcode}")
 
 
-def killed_run(folder: Path, epochs: int, seed: int, delay: float) -> dict[str, Any]:
+def killed_run(folder: Path, epochs: int, seed: int, at_step: int, delay: float) -> dict[str, Any]:
     """
-    Starts a run, kills it ``delay`` seconds after its first step, checks what it left, resumes it.
+    Starts a run, kills it ``delay`` seconds after step ``at_step`` began, checks what it left, and
+    resumes it.
 
-    :returns: the step that it was killed in and the step of the checkpoint that it resumed from.
+    :returns: the step that it was killed in, the step of the checkpoint that it resumed from, and
+        what the kill left.
     """
     step = multiprocessing.get_context("fork").Value("i", -1)
     process = _start(folder, epochs, seed, step)
-    while step.value < 0 and process.is_alive():
-        time.sleep(0.001)
+    while step.value < at_step and process.is_alive():
+        time.sleep(0.0005)
     time.sleep(delay)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
+    if process.exitcode != -signal.SIGKILL:
+        raise SystemExit(f"error: the run had ended by itself, with status {process.exitcode}")
     files = sorted(folder.glob("*.ckpt"))
     saved = {file.name: AtomicCheckpointIO().load_checkpoint(file)["global_step"] for file in files}
-    partial_files = len(list(folder.glob("*.partial")))
+    left = len(list(folder.glob("*.partial")))
     _finish(folder, epochs, seed)
     return {
         "killed in step": step.value,
         "resumed from": saved.get("last.ckpt", 0),
-        "files read": len(files),
-        "half-written temporary": partial_files,
+        "files, all read": len(files),
+        "half-written temporary": left,
     }
 
 
@@ -187,12 +191,13 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
             whole = Path(name) / "whole"
             begin = time.perf_counter()
             _finish(whole, arguments.epochs, seed)
-            seconds = time.perf_counter() - begin
+            steps = arguments.epochs * (SETTINGS["rows"] // SETTINGS["batch_size"])
+            pause = (time.perf_counter() - begin) / steps
             expected = (whole / "digest").read_text()
             for trial in tqdm(range(arguments.kills), disable=arguments.quiet):
                 folder = Path(name) / str(trial)
-                delay = instants.uniform(0.0, 0.8 * seconds)
-                row = killed_run(folder, arguments.epochs, seed, delay)
+                at_step, delay = instants.randrange(steps - 2), instants.uniform(0.0, pause)
+                row = killed_run(folder, arguments.epochs, seed, at_step, delay)
                 same = (folder / "digest").read_text() == expected
                 rows.append({"seed": seed, "kill": trial} | row | {"same end": same})
     header = list(rows[0])

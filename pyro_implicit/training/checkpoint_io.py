@@ -88,7 +88,16 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             )
         try:
             checkpoint = super().load_checkpoint(path, map_location, weights_only=True)
-        except (RuntimeError, EOFError, pickle.UnpicklingError, ValueError, KeyError) as error:
+        except FileNotFoundError:
+            raise
+        except (
+            OSError,
+            RuntimeError,
+            EOFError,
+            pickle.UnpicklingError,
+            LookupError,
+            ValueError,
+        ) as error:
             raise StateError(
                 f"{path} cannot be read as a checkpoint: it is truncated or damaged, or not a file "
                 f"of torch.save with tensors and plain values alone ({_first_line(error)})."

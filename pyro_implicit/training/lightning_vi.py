@@ -61,9 +61,9 @@ class LightningVI(pytorch.LightningModule):
     so that ``k`` processes with batches of ``b`` give the gradient of one batch of ``k b``; nothing
     is to be multiplied or divided.
 
-    **Random numbers.** Training steps draw from a stream of their own, seeded with ``seed + rank``:
-    processes have equal parameters and different noise, and neither validation nor callbacks
-    between the steps change a fit. It is saved, as is the global random state of each process.
+    **Random numbers.** The loss draws from a stream of its own, seeded with ``seed + rank``:
+    processes have equal parameters and different noise, and neither validation nor a callback
+    changes a fit. It is saved, as is the global random state of each process.
 
     **Resume.** Checkpoints hold parameters, optimiser, schedules, the objective's own state (a
     critic with its optimiser) and random states; they are written whole or not at all, and read
@@ -71,7 +71,8 @@ class LightningVI(pytorch.LightningModule):
     which takes the place of Lightning's default here). With a
     :class:`~pyro_implicit.ResumableLoader` a run that goes on from any of them ends, on the CPU, in
     the same bits as one that was never stopped; with a plain ``DataLoader`` that holds for
-    checkpoints made at the end of an epoch. All is checked before anything is loaded.
+    checkpoints made at the end of an epoch. (A validation that was due at the very step of the
+    checkpoint is not run again.) All is checked before anything is loaded.
 
     **A critic** (:class:`~pyro_implicit.AdversarialELBO`) is trained by its own optimiser once per
     training step, never in validation; several processes average its gradients.
@@ -173,7 +174,8 @@ class LightningVI(pytorch.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """See Lightning."""
         args, kwargs = self.batch_to_args(batch)
-        loss: Tensor = self(*args, **kwargs)
+        with self._stream:
+            loss: Tensor = self(*args, **kwargs)
         now: Any = {"on_step": True, "on_epoch": False, "batch_size": 1}
         self.log("train_loss", loss.detach(), prog_bar=True, **now)
         terms = getattr(self.objective, "last_terms", {})
@@ -183,20 +185,10 @@ class LightningVI(pytorch.LightningModule):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """See Lightning."""
         args, kwargs = self.batch_to_args(batch)
-        with RandomStream(_VALIDATION_SEED):
-            values = log_predictive_density(
-                self.model, self.guide, *args, num_samples=self.num_val_samples, **kwargs
-            )
+        draws = {"num_samples": self.num_val_samples, "seed": _VALIDATION_SEED}
+        values = log_predictive_density(self.model, self.guide, args, kwargs, **draws)
         name, mean = "val_log_predictive", values.mean()
         self.log(name, mean, on_epoch=True, prog_bar=True, batch_size=len(values), sync_dist=True)
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Training noise begins."""
-        self._stream.__enter__()
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Training noise ends; the callbacks of this hook came before."""
-        self._stream.__exit__()
 
     # ---- setting up
 
@@ -339,7 +331,7 @@ def _check_arguments(
             "HyperNetworkGuide(model) or one of pyro.infer.autoguide: the parameters of a function "
             "are not seen."
         )
-    if not hasattr(objective, "differentiable_loss"):
+    if isinstance(objective, type) or not hasattr(objective, "differentiable_loss"):
         raise ArgumentError(
             f"objective is {objective!r}; expected an instance of an objective, such as "
             "LinearisedELBO(num_particles=8)."

@@ -13,6 +13,7 @@ from pyro_implicit.exceptions import SiteError
 from pyro_implicit.infer._checks import check_count
 from pyro_implicit.infer._pointwise import is_auxiliary, is_delta, pointwise_log_prob, run_model
 from pyro_implicit.infer.draws import latent_sites
+from pyro_implicit.training.random_state import RandomStream
 
 __all__ = ["log_predictive_density"]
 
@@ -20,9 +21,11 @@ __all__ = ["log_predictive_density"]
 def log_predictive_density(
     model: Callable[..., Any],
     guide: Callable[..., Any],
-    *args: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
     num_samples: int,
-    **kwargs: Any,
+    seed: int,
 ) -> Tensor:
     r"""
     :math:`\log \tfrac1S \sum_s p(y_i \mid \theta_s)` for each datum ``i`` of a batch, without any
@@ -33,15 +36,22 @@ def log_predictive_density(
 
     :param model: a model whose arguments include the observations.
     :param guide: any guide; called with the same arguments.
+    :param tuple args: the arguments of both.
+    :param dict kwargs: their keyword arguments.
     :param int num_samples: draws ``S``.
+    :param int seed: of the draws; batches of the same seed have the same ones. Random numbers
+        outside go on as if nothing had been drawn.
     :returns: shape ``(number of data,)``.
     :raises ArgumentError: if ``num_samples`` is no positive integer.
     :raises SiteError: if the model observes nothing with these arguments.
     """
     check_count("num_samples", num_samples)
-    total = _log_densities(model, guide, args, kwargs)
-    for _ in range(num_samples - 1):
-        total = torch.logaddexp(total, _log_densities(model, guide, args, kwargs))
+    total: Tensor | None = None
+    for index in range(num_samples):
+        with RandomStream(seed + index):
+            one = _log_densities(model, guide, args, kwargs)
+        total = one if total is None else torch.logaddexp(total, one)
+    assert total is not None
     return total - math.log(num_samples)
 
 

@@ -50,15 +50,15 @@ def first_batch(trainer: Any) -> Any:
     """
     source = trainer.fit_loop._data_source  # there is no public way to it before the loop starts
     loader: Any = source.dataloader() if source.is_defined() else None
-    if not _can_be_read_twice(loader):
-        raise ArgumentError(
-            f"a warm-up batch is needed before the optimiser is made, and the training data are a "
-            f"{type(loader).__name__}, not one loader that can be read twice. Give one batch: "
-            "LightningVI(..., example=batch)."
-        )
     random = read_random_state()
     place = loader.state_dict() if hasattr(loader, "state_dict") else None
     try:
+        if not _can_be_read_twice(loader):
+            raise ArgumentError(
+                "a warm-up batch is needed before the optimiser is made, and the training data are "
+                f"a {type(loader).__name__}, not one loader that can be read twice. Give one batch: "
+                "LightningVI(..., example=batch)."
+            )
         return next(iter(loader))
     finally:
         write_random_state(random)

@@ -60,7 +60,7 @@ def trainer(folder: Path | None = None, **options: Any) -> pl.Trainer:
     callbacks = options.pop("callbacks", [])
     if folder is not None:
         callbacks = [*callbacks, ModelCheckpoint(folder, every_n_train_steps=1, save_top_k=-1)]
-    options = {"max_epochs": 3, "accelerator": "cpu", "logger": False, "devices": 1} | options
+    options = {"max_epochs": 2, "accelerator": "cpu", "logger": False, "devices": 1} | options
     return pl.Trainer(
         callbacks=callbacks,
         enable_checkpointing=folder is not None,

@@ -25,7 +25,9 @@ class Witness(pl.Callback):
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         self.seen["start"] = flat(pl_module)
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.seen.setdefault("batch", [part.clone() for part in batch])
         self.seen.setdefault("noise", pl_module._stream.state["torch"])
 
@@ -45,7 +47,6 @@ def run(folder: Path, name: str, objective: str, ckpt_path: Path | None = None, 
         devices=2,
         strategy="ddp_fork",
         callbacks=[Witness(folder / name)],
-        max_epochs=2,
         **options,
     )
     fit.fit(fit_module(objective, seed=5), loader(), ckpt_path=ckpt_path)
