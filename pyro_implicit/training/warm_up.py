@@ -55,9 +55,9 @@ def first_batch(trainer: Any) -> Any:
     try:
         if not _can_be_read_twice(loader):
             raise ArgumentError(
-                "a warm-up batch is needed before the optimiser is made, and the training data are "
-                f"a {type(loader).__name__}, not one loader that can be read twice. Give one batch: "
-                "LightningVI(..., example=batch)."
+                "a warm-up batch is needed before the optimiser is made, and the training data "
+                f"are a {type(loader).__name__}, not one loader that can be read twice. Give one "
+                "batch: LightningVI(..., example=batch)."
             )
         return next(iter(loader))
     finally:

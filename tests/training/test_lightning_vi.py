@@ -68,7 +68,7 @@ def test_it_is_a_plain_loop_over_the_batches():
 def test_validation_and_callbacks_do_not_change_a_fit():
     plain = fit_module(seed=1)
     trainer(max_epochs=2).fit(plain, loader())
-    watched = fit_module(seed=1)
+    watched = fit_module(seed=1, num_val_samples=2)
     draws = Watch(lambda *_: torch.rand(3))
     val = DataLoader(data(), batch_size=10, shuffle=False)
     trainer(max_epochs=2, val_check_interval=2, callbacks=[draws]).fit(watched, loader(), val)
@@ -185,7 +185,9 @@ def test_a_schedule_by_epochs():
 
 
 def test_early_stopping_by_the_log_predictive_density():
-    vi = fit_module(optimizer=partial(torch.optim.SGD, lr=0.0))  # it never improves
+    vi = fit_module(
+        optimizer=partial(torch.optim.SGD, lr=0.0), num_val_samples=2
+    )  # it never improves
     stop = EarlyStopping("val_log_predictive", mode="max", patience=2, min_delta=0.0)
     fit = trainer(max_epochs=50, callbacks=[stop])
     fit.fit(vi, loader(), DataLoader(data(), batch_size=7))
@@ -239,10 +241,10 @@ def test_float64():
 
 @pytest.mark.parametrize("num_steps", [1, 3])
 def test_the_critic_is_trained_once_per_step_and_never_in_validation(num_steps):
-    vi = fit_module("adversarial")
+    vi = fit_module("adversarial", num_val_samples=2)
     vi.objective.num_critic_steps = num_steps
     counts = Watch(lambda _, vi: _steps_of_critic(vi))
-    val = DataLoader(data(), batch_size=5)
+    val = DataLoader(data(), batch_size=10)
     trainer(max_epochs=1, val_check_interval=1, callbacks=[counts]).fit(vi, loader(), val)
     assert counts.seen == [num_steps * k for k in range(1, 6)]
     assert not {id(p) for p in vi.parameters()} & {

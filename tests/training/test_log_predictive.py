@@ -61,9 +61,9 @@ def test_the_gaussian_predictive_in_closed_form():
         return pyro.sample("w", dist.Normal(0.2, 0.3))
 
     y = 0.5 * X
-    found = log_predictive_density(model, guide, X, y, num_samples=1000)
+    found = log_predictive_density(model, guide, X, y, num_samples=300)
     expected = dist.Normal(0.2 * X, ((0.3 * X) ** 2 + 0.25).sqrt()).log_prob(y)
-    torch.testing.assert_close(found, expected, atol=0.05, rtol=0)
+    torch.testing.assert_close(found, expected, atol=0.1, rtol=0)
 
 
 def test_sites_in_the_same_plate_are_one_datum_and_others_are_not():

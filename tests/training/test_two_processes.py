@@ -14,6 +14,7 @@ pytest.importorskip("lightning", reason="needs the extra 'lightning'")
 
 from tests.training.problem import BATCH, ROWS, data, fit_module, flat
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -99,7 +100,6 @@ def test_that_mean_is_the_gradient_of_the_union_in_expectation(ranks):
     torch.testing.assert_close(mean, gradient(union, noise), rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.slow
 def test_particles_spread_over_processes(critics):
     """The same batches, different noise, and a critic that stays the same."""
     first, second = critics["same batches"]
@@ -109,7 +109,6 @@ def test_particles_spread_over_processes(critics):
     assert torch.equal(first["critic"][0], second["critic"][0])
 
 
-@pytest.mark.slow
 def test_two_processes_resume_exactly(critics):
     for before, after in zip(critics["same batches"], critics["resumed"], strict=True):
         assert torch.equal(before["end"], after["end"])
