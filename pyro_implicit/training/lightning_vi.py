@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from pyro.optim import PyroOptim
 from torch import Tensor, nn
 
-from pyro_implicit.exceptions import ArgumentError, StateError
+from pyro_implicit.exceptions import StateError
 from pyro_implicit.infer._checks import check_count
+from pyro_implicit.training._arguments import check_arguments
 from pyro_implicit.training._lightning import pytorch
 from pyro_implicit.training.checkpoint_io import AtomicCheckpointIO
 from pyro_implicit.training.checkpoint_state import (
@@ -114,7 +114,7 @@ class LightningVI(pytorch.LightningModule):
         seed: int | None = None,
         example: Any = None,
     ) -> None:
-        _check_arguments(guide, objective, optimizer, lr_scheduler, lr_scheduler_interval)
+        check_arguments(guide, objective, optimizer, lr_scheduler, lr_scheduler_interval)
         check_count("num_val_samples", num_val_samples)
         super().__init__()
         self.model = model
@@ -320,32 +320,3 @@ class LightningVI(pytorch.LightningModule):
 
     def _trained(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
-
-
-def _check_arguments(
-    guide: Any, objective: Any, optimizer: Any, lr_scheduler: Any, interval: str
-) -> None:
-    if not isinstance(guide, nn.Module):
-        raise ArgumentError(
-            f"guide is a {type(guide).__name__}; expected a module, such as "
-            "HyperNetworkGuide(model) or one of pyro.infer.autoguide: the parameters of a function "
-            "are not seen."
-        )
-    if isinstance(objective, type) or not hasattr(objective, "differentiable_loss"):
-        raise ArgumentError(
-            f"objective is {objective!r}; expected an instance of an objective, such as "
-            "LinearisedELBO(num_particles=8)."
-        )
-    if isinstance(optimizer, PyroOptim) or not (optimizer is None or callable(optimizer)):
-        raise ArgumentError(
-            f"optimizer is a {type(optimizer).__name__}; expected a function from parameters to an "
-            "optimiser of torch, such as partial(torch.optim.Adam, lr=3e-3). (Those of pyro.optim "
-            "are for SVI.)"
-        )
-    if not (lr_scheduler is None or callable(lr_scheduler)):
-        raise ArgumentError(
-            f"lr_scheduler is a {type(lr_scheduler).__name__}; expected a function from the "
-            "optimiser to a schedule, such as partial(CosineAnnealingLR, T_max=10_000)."
-        )
-    if interval not in ("step", "epoch"):
-        raise ArgumentError(f"lr_scheduler_interval={interval!r}; expected 'step' or 'epoch'.")
