@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyro
 import pytest
 import torch
 
@@ -54,7 +55,9 @@ def test_times_of_one_and_two_processes(capsys):
 
 
 def test_compile_without_generated_code(capsys):
-    rows = compile.main([*SMALL, "--rounds", "2", "--backend", "eager"])
+    # torch.compile turns the validation of torch's distributions off, for good
+    with pyro.settings.context(validate_distributions_torch=True):
+        rows = compile.main([*SMALL, "--rounds", "2", "--backend", "eager"])
     torch._dynamo.reset()
     assert len(rows) == 2
     assert all(row["eager"] > 0 and row["compiled"] > 0 for row in rows)
