@@ -1,5 +1,7 @@
 """Implicit variational inference for Pyro: guides that only need to be sampled."""
 
+from typing import TYPE_CHECKING, Any
+
 from pyro_implicit.diagnostics.to_arviz import to_arviz
 from pyro_implicit.distributions.implicit import ImplicitDistribution, sample_implicit
 from pyro_implicit.distributions.process import ImplicitProcess
@@ -26,6 +28,12 @@ from pyro_implicit.nn.generator import Generator, ModuleGenerator
 from pyro_implicit.nn.generators import MLPGenerator, ResidualGenerator
 from pyro_implicit.nn.matmul import CMMNN, MMNN
 from pyro_implicit.nn.random_functions import NeuralSampler, RandomNetwork
+from pyro_implicit.training.resumable_loader import ResumableLoader
+from pyro_implicit.training.schedules import geometric_schedule, linear_schedule
+
+if TYPE_CHECKING:
+    from pyro_implicit.training.anneal import Anneal as Anneal
+    from pyro_implicit.training.lightning_vi import LightningVI as LightningVI
 
 __all__ = [
     "AdversarialELBO",
@@ -54,10 +62,32 @@ __all__ = [
     "PosteriorPredictiveLoss",
     "RandomNetwork",
     "ResidualGenerator",
+    "ResumableLoader",
     "SemiImplicitELBO",
     "SingularValueELBO",
+    "geometric_schedule",
+    "linear_schedule",
     "posterior_draws",
     "predict",
     "sample_implicit",
     "to_arviz",
 ]
+
+# Subclasses of Lightning's classes: importable from here like all others, and imported only then.
+# Not in __all__, so that a star import does not need Lightning.
+_NEED_LIGHTNING = {
+    "Anneal": "pyro_implicit.training.anneal",
+    "LightningVI": "pyro_implicit.training.lightning_vi",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NEED_LIGHTNING:
+        from importlib import import_module
+
+        return getattr(import_module(_NEED_LIGHTNING[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_NEED_LIGHTNING})

@@ -132,6 +132,8 @@ class ImplicitDistribution(dist.TorchDistribution):
                 f"{type(self.generator).__name__} returned shape {tuple(mean.shape)} for noise of "
                 f"shape {tuple(z.shape)}; expected {tuple(expected)}."
             )
+        if torch.is_autocast_enabled(mean.device.type):  # a small sigma is lost in half precision
+            mean = mean.to(torch.promote_types(mean.dtype, torch.float32))
         mean = mean.expand(sample_shape + self.batch_shape + self.event_shape)
         if not is_zero(self.scale):
             mean = mean + self.scale * torch.randn_like(mean)

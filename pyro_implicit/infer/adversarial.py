@@ -104,6 +104,11 @@ class AdversarialELBO(ContrastiveELBO):
         return dict(zip(self._names, self._critics, strict=True))
 
     @property
+    def critic_optims(self) -> dict[str, torch.optim.Optimizer]:
+        """Their optimisers by implicit site; empty before the first evaluation."""
+        return dict(zip(self._names, self._optims, strict=True))
+
+    @property
     def critic_accuracy(self) -> dict[str, float]:
         """
         By implicit site, the share of new draws that the critic told right, averaged over about
@@ -218,15 +223,23 @@ class AdversarialELBO(ContrastiveELBO):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """
         Restores what :meth:`state_dict` returned, into an objective with the same arguments that
-        has been evaluated once.
+        has been evaluated once; all of it or nothing.
 
-        :raises StateError: if its critics are for other sites.
+        :raises StateError: if its critics are for other sites, or of another shape.
         """
         if state.get("sites") != self._names:
             raise StateError(
                 f"the state has critics for sites {state.get('sites')}; this objective for "
                 f"{self._names}. Evaluate objective.loss(model, guide, *args) once before."
             )
+        for name, critic, saved in zip(self._names, self._critics, state["critics"], strict=True):
+            found = {key: tuple(value.shape) for key, value in saved.items()}
+            expected = {key: tuple(value.shape) for key, value in critic.state_dict().items()}
+            if found != expected:
+                raise StateError(
+                    f"the critic of site {name!r} was saved with {found}; this one has {expected}. "
+                    "Make the objective with the same critic=."
+                )
         for critic, saved in zip(self._critics, state["critics"], strict=True):
             critic.load_state_dict(saved)
         for optim, saved in zip(self._optims, state["optims"], strict=True):

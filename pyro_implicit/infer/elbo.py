@@ -17,7 +17,7 @@ from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
 from pyro_implicit.distributions.implicit import ImplicitDistribution
-from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.exceptions import ArgumentError, StateError
 from pyro_implicit.infer._checks import check_count, check_finite
 from pyro_implicit.infer._particles import first_draws, joined_sites
 from pyro_implicit.infer.likelihood import (
@@ -115,6 +115,8 @@ class ImplicitELBO(ELBO):
         self.likelihood = likelihood
         self._power = 1.0 if likelihood == "per_datum" else 0.0  # that draws are averaged with
         self._nesting_of: tuple[Any, Any, int] | None = None
+        #: parts of the latest :meth:`differentiable_loss`, detached; for logs
+        self.last_terms: Terms = {}
 
     @abstractmethod
     def estimate(self, site: ImplicitSite) -> Tensor:
@@ -157,12 +159,31 @@ class ImplicitELBO(ELBO):
         return self.likelihood == "expected" and self.kl_weight >= 1 and self.prior_weight == 1
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_nesting_of": None}  # weak references cannot be pickled
+        # weak references cannot be pickled; terms may be on a device that a reader lacks
+        return self.__dict__ | {"_nesting_of": None, "last_terms": {}}
 
     def __repr__(self) -> str:
         told = ("objective", "is_bound")  # the class's name; what follows from the arguments
         settings = ", ".join(f"{k}={v!r}" for k, v in self.settings.items() if k not in told)
         return f"{type(self).__name__}({settings})"
+
+    # ---- saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """What training has changed in the objective itself: here nothing."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """
+        Restores what :meth:`state_dict` returned; loads all of it or nothing.
+
+        :raises StateError: if it is not a state of such an objective.
+        """
+        if state:
+            raise StateError(
+                f"{type(self).__name__} has no state to load; found the entries {sorted(state)}, "
+                "which another objective has saved."
+            )
 
     # ---- what Pyro calls
 
@@ -182,6 +203,7 @@ class ImplicitELBO(ELBO):
             Pyro's validation on (its default): the check waits for the device.
         """
         terms = self.terms(model, guide, *args, **kwargs)
+        self.last_terms = {name: term.detach() for name, term in terms.items()}
         return -torch.stack([term.reshape(()) for term in terms.values()]).sum()
 
     def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:

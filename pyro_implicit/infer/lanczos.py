@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.exceptions import ArgumentError, StateError
 from pyro_implicit.infer._whitened_site import rest_of_entropy, whitened_jacobian
 from pyro_implicit.infer.elbo import ImplicitELBO
 from pyro_implicit.infer.traces import ImplicitSite
@@ -215,14 +215,34 @@ class LanczosELBO(ImplicitELBO):
 
     # ---- memory: two small tensors per site, and whose turn it is
 
+    def state_dict(self) -> dict[str, Any]:
+        """Whose turn it is in ``entropy_every``, by generator in the order of their first step."""
+        return {"turns": [turn for _, turn in self._turns.values()] + self._turns_to_come}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """
+        Restores what :meth:`state_dict` returned, for the next guide that is trained.
+
+        :raises StateError: if it is not a state of such an objective.
+        """
+        turns = state.get("turns")
+        if set(state) != {"turns"} or not all(isinstance(turn, int) for turn in turns or ()):
+            raise StateError(
+                f"not a state of {type(self).__name__}: found {state!r}; expected "
+                "{'turns': [one integer for each generator]}."
+            )
+        self._turns.clear()
+        self._turns_to_come[:] = turns or ()
+
     def _forget(self) -> None:
         self._step: int | None = None
+        self._turns_to_come: list[int] = []
         self._num_training_steps = 0
         self._turns: WeakKeyDictionary[Generator, tuple[int, int]] = WeakKeyDictionary()
         self._last: dict[str, tuple[Tensor, Tensor]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        memory = ("_step", "_num_training_steps", "_turns", "_last")
+        memory = ("_step", "_num_training_steps", "_turns", "_turns_to_come", "_last")
         return {k: v for k, v in super().__getstate__().items() if k not in memory}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -268,6 +288,8 @@ class LanczosELBO(ImplicitELBO):
         """
         if self._step is None or self.entropy_every == 1:
             return 1
+        if generator not in self._turns and self._turns_to_come:
+            self._turns[generator] = (0, self._turns_to_come.pop(0))
         step, turn = self._turns.get(generator, (0, -1))
         if step != self._step:
             turn += 1

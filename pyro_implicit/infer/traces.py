@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyro
+import torch
 from pyro import poutine
 from pyro.distributions.util import scale_and_mask
 from pyro.infer.util import is_validation_enabled
@@ -184,6 +185,8 @@ def draw_particle(
     if not needs_guide:
         explicit = set()
     guide_trace.compute_log_prob(lambda name, _: name in explicit)
+    _sum_in_float32(model_trace)
+    _sum_in_float32(guide_trace)
     if is_validation_enabled():
         for node in sample_nodes(model_trace).values():
             if "log_prob" in node:
@@ -260,6 +263,19 @@ def _set_log_prob(name: str, node: Any, log_prob: Callable[..., Tensor] | None) 
     node["unscaled_log_prob"] = log_prob(node["fn"], node["value"])
     node["log_prob"] = scale_and_mask(node["unscaled_log_prob"], node["scale"], node["mask"])
     node["log_prob_sum"] = node["log_prob"].sum()
+
+
+def _sum_in_float32(trace: Trace) -> None:
+    """
+    Scales and sums log-densities that came in half precision (under autocast) in float32: a sum of
+    thousands keeps three digits in bfloat16.
+    """
+    for node in sample_nodes(trace).values():
+        if "log_prob" not in node or node["log_prob"].dtype not in (torch.float16, torch.bfloat16):
+            continue
+        node["unscaled_log_prob"] = node["unscaled_log_prob"].float()
+        node["log_prob"] = scale_and_mask(node["unscaled_log_prob"], node["scale"], node["mask"])
+        node["log_prob_sum"] = node["log_prob"].sum()
 
 
 def _check_draws(implicit: dict[str, ImplicitSite]) -> None:

@@ -122,7 +122,13 @@ class MLPGenerator(Generator):
 
     def forward(self, z: Tensor) -> Tensor:
         """See :meth:`Generator.forward`."""
-        out, skip = F.linear(self._hidden(z), self.weight_out, self.bias_out), self.skip
+        hidden, skip = self._hidden(z), self.skip
+        if torch.is_autocast_enabled(
+            z.device.type
+        ):  # the bias locates the draws: in full precision
+            out = F.linear(hidden, self.weight_out) + self.bias_out
+        else:
+            out = F.linear(hidden, self.weight_out, self.bias_out)
         return out if skip is None else out + F.linear(z, skip)
 
     def _hidden_jacobian(self, z: Tensor) -> Tensor:

@@ -332,6 +332,20 @@ def test_a_state_for_other_sites_is_refused() -> None:
         objective.load_state_dict({})
 
 
+def test_a_state_with_another_critic_is_refused_as_a_whole() -> None:
+    objective = AdversarialELBO(**FAST)
+    objective.differentiable_loss(model, guide_of(ResidualGenerator(2, 3)))
+    state = copy.deepcopy(objective.state_dict())
+    before = copy.deepcopy(state["critics"][0])
+    state["critics"][0] = {name: 2 * value for name, value in state["critics"][0].items()}
+    state["critics"][0]["quadratic.weight"] = torch.zeros(7)
+    with pytest.raises(StateError, match=r"the critic of site 'w' was saved with .*Make the obj"):
+        objective.load_state_dict(state)
+    for name, value in objective.state_dict()["critics"][0].items():
+        assert torch.equal(value, before[name])
+    assert list(objective.critic_optims) == list(objective.critics) == ["w"]
+
+
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_a_copy_trains_its_own_critic(how: Any) -> None:
     guide = guide_of(ResidualGenerator(2, 3))

@@ -23,7 +23,7 @@ from pyro_implicit import (
     ResidualGenerator,
     sample_implicit,
 )
-from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.exceptions import ArgumentError, StateError
 
 pytestmark = pytest.mark.usefixtures("double")
 LOG_2PI = math.log(2 * math.pi)
@@ -221,3 +221,23 @@ def test_bad_arguments(options: dict[str, Any], message: str) -> None:
 def test_the_hook_must_be_filled() -> None:
     with pytest.raises(TypeError, match="estimate"):
         ImplicitELBO()  # type: ignore[abstract]
+
+
+# ---- what is kept
+
+
+def test_the_terms_of_the_latest_loss_are_kept(mixed: SimpleNamespace) -> None:
+    objective = LinearisedELBO(2)
+    assert objective.last_terms == {}
+    loss = objective.differentiable_loss(mixed.model, mixed.guide)
+    assert not any(term.requires_grad for term in objective.last_terms.values())
+    total = sum(float(term) for term in objective.last_terms.values())
+    assert total == pytest.approx(-loss.item(), rel=1e-12)
+
+
+def test_an_objective_without_memory_has_an_empty_state() -> None:
+    objective = LinearisedELBO()
+    assert objective.state_dict() == {}
+    objective.load_state_dict({})
+    with pytest.raises(StateError, match=r"has no state to load; found the entries \['turns'\]"):
+        objective.load_state_dict({"turns": [1]})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 import math
 import pickle
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from pyro_implicit import (
     MLPGenerator,
     sample_implicit,
 )
-from pyro_implicit.exceptions import ArgumentError, GuideError
+from pyro_implicit.exceptions import ArgumentError, GuideError, StateError
 from pyro_implicit.infer.lanczos import LanczosELBO
 from pyro_implicit.infer.traces import ImplicitSite
 from pyro_implicit.nn.generator import Generator
@@ -348,6 +349,30 @@ def test_an_error_in_a_step_leaves_evaluations_whole() -> None:
         objective.loss_and_grads(broken, guide)
     assert objective.loss(normal_model(4), guide) == pytest.approx(whole, abs=1e-6)
     assert objective.terms(normal_model(4), guide)["entropy"].item() == pytest.approx(-whole)
+
+
+def test_a_state_brings_back_whose_turn_it_is() -> None:
+    """Of a run with another objective and another guide, as after a restart."""
+    guides = [linear_guide(torch.eye(4).double())[0] for _ in range(2)]
+    options = {"num_steps": 4, "num_probes": 4, "prior_weight": 0.0, "entropy_every": 3}
+    before, after = LanczosELBO(**options), LanczosELBO(**options)
+    expected = entropies(before, guides[0], normal_model(4), 7)
+    again = LanczosELBO(**options)
+    entropies(again, guides[0], normal_model(4), 4)
+    state = json.loads(json.dumps(again.state_dict()))
+    assert state == {"turns": [3]}
+    after.load_state_dict(state)
+    assert after.state_dict() == state
+    found = entropies(after, guides[1], normal_model(4), 3)
+    assert [value == 0 for value in found] == [value == 0 for value in expected[4:]]
+
+
+@pytest.mark.parametrize("state", [{}, {"turns": ["a"]}, {"turns": [1], "sites": []}])
+def test_another_state_is_refused(state: dict[str, Any]) -> None:
+    objective = LanczosELBO()
+    with pytest.raises(StateError, match="not a state of LanczosELBO: found .*expected"):
+        objective.load_state_dict(state)
+    assert objective.state_dict() == {"turns": []}
 
 
 def test_nothing_is_kept_of_a_generator_that_is_gone() -> None:

@@ -319,3 +319,23 @@ def test_an_explicit_site_of_the_guide_must_fit_its_plates_too() -> None:
     guide = global_guide(lambda: pyro.sample("extra", dist.Normal(torch.zeros(3), 1.0)))
     with pytest.raises(ValueError, match="extra"):
         LinearisedELBO().loss(model, guide)
+
+
+def test_log_densities_in_half_precision_are_scaled_and_summed_in_float32() -> None:
+    """As they come under autocast: in bfloat16 the sum of these would be off by some ten nats."""
+    y = torch.linspace(-2.0, 2.0, 700)
+
+    def model() -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("data", 7000, subsample_size=700):
+            mean = (w.sum(-1, keepdim=True) + y).bfloat16()
+            pyro.sample("y", dist.Normal(mean, torch.ones_like(mean)), obs=y.bfloat16())
+
+    particle = draw_particle(model, global_guide(), (), {}, 1)
+    node = particle.model.nodes["y"]
+    each = node["fn"].log_prob(node["value"])
+    assert each.dtype == torch.bfloat16
+    assert node["log_prob"].dtype == node["log_prob_sum"].dtype == torch.float32
+    expected = 10 * each.double().sum()
+    torch.testing.assert_close(node["log_prob_sum"].double(), expected, rtol=1e-6, atol=0)
+    assert (10 * each).sum().double() != expected

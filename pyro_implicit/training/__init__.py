@@ -1,0 +1,1 @@
+"""Training for days with Lightning: any objective, several processes, exact resume."""

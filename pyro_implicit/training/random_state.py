@@ -1,0 +1,125 @@
+"""Random numbers as a stream that can be set aside, saved and taken up again."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyro
+import torch
+from pyro.util import get_rng_state, set_rng_state
+
+from pyro_implicit.exceptions import StateError
+
+__all__ = [
+    "RandomStream",
+    "plain_state",
+    "read_random_state",
+    "state_from_plain",
+    "write_random_state",
+]
+
+State = dict[str, Any]
+
+
+def read_random_state() -> State:
+    """The global random state of torch (CPU and the current CUDA device), NumPy and Python."""
+    state: State = get_rng_state()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def write_random_state(state: State) -> None:
+    """Puts back what :func:`read_random_state` returned."""
+    set_rng_state(state)
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def plain_state(state: State) -> State:
+    """The same as tensors and plain values, for a file to be read with ``weights_only=True``."""
+    name, keys, *rest = state["numpy"]
+    version, numbers, gauss = state["random"]
+    return state | {
+        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest],
+        "random": [version, torch.tensor(numbers), gauss],
+    }
+
+
+def state_from_plain(plain: Any) -> State:
+    """
+    The inverse of :func:`plain_state`.
+
+    :raises StateError: if it is not such a state.
+    """
+    try:
+        name, keys, *rest = plain["numpy"]
+        version, numbers, gauss = plain["random"]
+        state = dict(plain) | {
+            "numpy": (name, keys.numpy().astype(np.uint32), *rest),
+            "random": (version, tuple(numbers.tolist()), gauss),
+            "torch": plain["torch"].cpu(),
+        }
+        if "cuda" in plain:
+            state["cuda"] = plain["cuda"].cpu()
+        return state
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise StateError(
+            f"the saved random state is not readable ({error!r}); expected the entries torch, "
+            "numpy and random, as LightningVI writes them."
+        ) from error
+
+
+class RandomStream:
+    """
+    A random state of its own for what happens inside of ``with stream:``; outside, all goes on as
+    if nothing had been drawn.
+
+    :param int seed: where the stream begins.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._outside: State | None = None
+        self._state = self._seeded(seed)
+
+    @staticmethod
+    def _seeded(seed: int) -> State:
+        before = read_random_state()
+        try:
+            pyro.set_rng_seed(seed % 2**32)
+            return read_random_state()
+        finally:
+            write_random_state(before)
+
+    @property
+    def state(self) -> State:
+        """Where the stream is now, inside of the block or not."""
+        return self._state if self._outside is None else read_random_state()
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state = state
+
+    @property
+    def outside(self) -> State:
+        """The global state outside of the stream."""
+        return read_random_state() if self._outside is None else self._outside
+
+    def __enter__(self) -> RandomStream:
+        self._outside = read_random_state()
+        write_random_state(self._state)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        if self._outside is None:
+            return
+        self._state = read_random_state()
+        write_random_state(self._outside)
+        self._outside = None

@@ -1,0 +1,104 @@
+"""A DataLoader whose place in an epoch can be saved and found again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from pyro_implicit.exceptions import ArgumentError, StateError
+from pyro_implicit.training.random_state import RandomStream
+
+__all__ = ["ResumableLoader"]
+
+_EPOCH_STRIDE = 1_000_003  # seeds of epochs do not meet those of neighbouring seeds
+
+
+class ResumableLoader(DataLoader[Any]):
+    """
+    ``torch.utils.data.DataLoader`` with all its arguments, whose batches are a function of
+    ``seed``, epoch and place alone: shuffling, workers, and random augmentation in the dataset (by
+    the global generators of torch, NumPy or Python) draw from a stream of their own, which each
+    epoch begins anew. It has ``state_dict`` and ``load_state_dict``, and Lightning saves and
+    restores its place in the middle of an epoch.
+
+    After a resume the batches that came before are fetched once more and dropped, so that a random
+    augmentation is the same too; that costs their loading time, no training time.
+
+    In several processes Lightning gives it a ``DistributedSampler``, as any DataLoader. With
+    ``Trainer(use_distributed_sampler=False)`` all processes see the same batches in the same order:
+    so are particles spread over devices.
+
+    :param dataset: with ``__len__`` and ``__getitem__``.
+    :param int seed: of all that is random in the loading.
+    :param options: those of ``DataLoader``.
+    :raises ArgumentError: for an iterable dataset, a ``generator`` (give ``seed``), or
+        ``persistent_workers`` (whose random state nobody can restore).
+    """
+
+    def __init__(self, dataset: Any, *args: Any, seed: int = 0, **options: Any) -> None:
+        if isinstance(dataset, IterableDataset):
+            raise ArgumentError(
+                f"{type(dataset).__name__} is an iterable dataset, which has no place to come back "
+                "to; expected one with __len__ and __getitem__. (torchdata's StatefulDataLoader "
+                "serves iterable datasets that save their own state.)"
+            )
+        if options.get("generator") is not None:
+            raise ArgumentError(
+                "generator= was given; all that is random here comes from seed=, an integer."
+            )
+        if options.get("persistent_workers"):
+            raise ArgumentError(
+                "persistent_workers=True: workers that live on keep a random state that cannot be "
+                "restored. Leave it out."
+            )
+        super().__init__(dataset, *args, **options)
+        self.seed = seed
+        self._epoch = 0  # of the batch last given
+        self._given = 0  # batches of that epoch
+        self._turn = 0  # epoch of the next iteration
+        self._skip = 0
+
+    def __iter__(self) -> Any:
+        return self._batches()  # nothing is drawn before the first batch is asked for
+
+    def _batches(self) -> Iterator[Any]:
+        epoch, skip = self._turn, self._skip
+        self._epoch, self._given, self._turn, self._skip = epoch, 0, epoch + 1, 0
+        stream = RandomStream(self.seed + _EPOCH_STRIDE * epoch)
+        with stream:
+            iterator = super().__iter__()
+        while True:
+            try:
+                with stream:
+                    batch = next(iterator)
+            except StopIteration:
+                return
+            self._given += 1
+            if self._given > skip:
+                yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """The place of the batch last given."""
+        return {"seed": self.seed, "epoch": self._epoch, "batch": self._given}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """
+        The next iteration goes on after that place.
+
+        :raises StateError: if it is not a state of this class, or is of another seed.
+        """
+        if not isinstance(state, dict) or set(state) != {"seed", "epoch", "batch"}:
+            raise StateError(
+                f"not the place of a ResumableLoader: {state!r}; expected the entries seed, epoch "
+                "and batch."
+            )
+        if state["seed"] != self.seed:
+            raise StateError(
+                f"the place was saved with seed={state['seed']}; this loader has seed={self.seed} "
+                "and other batches. Make it with the same seed."
+            )
+        ended = state["batch"] >= len(self)
+        self._turn = self._epoch = state["epoch"] + ended
+        self._skip = self._given = 0 if ended else state["batch"]
