@@ -28,8 +28,8 @@ from pyro_implicit.nn.generator import Generator, ModuleGenerator
 from pyro_implicit.nn.generators import MLPGenerator, ResidualGenerator
 from pyro_implicit.nn.matmul import CMMNN, MMNN
 from pyro_implicit.nn.random_functions import NeuralSampler, RandomNetwork
+from pyro_implicit.nn.schedules import geometric_schedule, linear_schedule
 from pyro_implicit.training.resumable_loader import ResumableLoader
-from pyro_implicit.training.schedules import geometric_schedule, linear_schedule
 
 if TYPE_CHECKING:
     from pyro_implicit.training.anneal import Anneal as Anneal

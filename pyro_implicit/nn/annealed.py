@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
 from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.nn.schedules import geometric_schedule, linear_schedule
 
 __all__ = ["Annealed"]
 
@@ -16,7 +15,8 @@ class Annealed(nn.Module):
     r"""
     A positive number that is annealed from ``start`` to ``end`` over ``num_steps`` steps, such as
     the scale of a likelihood. The step is a buffer: it is saved and resumed with its model's
-    ``state_dict``, and follows ``.to(...)``.
+    ``state_dict``, and follows ``.to(...)``. (With Lightning,
+    :class:`~pyro_implicit.training.anneal.Anneal` does the same to any attribute.)
 
     A narrow likelihood makes objectives that take the logarithm of a mean over draws slow and
     ragged at first, when hardly any draw explains a datum; begin with a wide one::
@@ -44,13 +44,10 @@ class Annealed(nn.Module):
         self, start: float, end: float, num_steps: int, *, kind: str = "geometric"
     ) -> None:
         super().__init__()
-        for name, value in (("start", start), ("end", end)):
-            if not 0 < value < math.inf:
-                raise ArgumentError(f"{name}={value!r}; expected a positive finite number.")
-        if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
-            raise ArgumentError(f"num_steps={num_steps!r}; expected an integer >= 1.")
         if kind not in ("geometric", "linear"):
             raise ArgumentError(f"kind={kind!r}; expected 'geometric' or 'linear'.")
+        schedule = geometric_schedule(start, end, num_steps)  # which refuses what is not positive
+        self._schedule = schedule if kind == "geometric" else linear_schedule(start, end, num_steps)
         self.start, self.end = float(start), float(end)
         self.num_steps, self.kind = num_steps, kind
         self.register_buffer("num_taken", torch.zeros((), dtype=torch.long))
@@ -59,12 +56,7 @@ class Annealed(nn.Module):
         """
         :returns: the value now.
         """
-        share = min(int(self.num_taken) / self.num_steps, 1.0)
-        if share == 1.0:
-            return self.end
-        if self.kind == "linear":
-            return self.start + share * (self.end - self.start)
-        return self.start * (self.end / self.start) ** share
+        return self._schedule(int(self.num_taken))
 
     def step(self) -> float:
         """

@@ -30,7 +30,7 @@ class Anneal(pytorch.Callback):
     :param target: any object: the objective, or a module that the model reads the number from.
     :param str attribute: an attribute of it that is a number or a tensor of one number (a buffer).
     :param schedule: from a step to a value, see
-        :func:`~pyro_implicit.training.schedules.linear_schedule`.
+        :func:`~pyro_implicit.nn.schedules.linear_schedule`.
     :raises ArgumentError: if there is no such attribute, or it is something else.
     """
 

@@ -10,6 +10,25 @@ from pyro_implicit.exceptions import ArgumentError
 __all__ = ["geometric_schedule", "linear_schedule"]
 
 
+class _Linear:
+    """A class, not a closure, so that what holds it can be pickled."""
+
+    def __init__(self, start: float, end: float, num_steps: int) -> None:
+        self.start, self.end, self.num_steps = start, end, num_steps
+
+    def __call__(self, step: int) -> float:
+        share = min(max(step / self.num_steps, 0.0), 1.0)
+        return self.end if share == 1.0 else self._between(share)
+
+    def _between(self, share: float) -> float:
+        return self.start + share * (self.end - self.start)
+
+
+class _Geometric(_Linear):
+    def _between(self, share: float) -> float:
+        return self.start * (self.end / self.start) ** share
+
+
 def linear_schedule(start: float, end: float, num_steps: int) -> Callable[[int], float]:
     """
     From ``start`` at step 0 in a straight line to ``end`` at ``num_steps``, and ``end`` from then
@@ -22,12 +41,7 @@ def linear_schedule(start: float, end: float, num_steps: int) -> Callable[[int],
     :raises ArgumentError: for values outside of these.
     """
     _check(start, end, num_steps, least=-math.inf)
-
-    def value(step: int) -> float:
-        share = min(max(step / num_steps, 0.0), 1.0)
-        return end if share == 1.0 else start + share * (end - start)
-
-    return value
+    return _Linear(start, end, num_steps)
 
 
 def geometric_schedule(start: float, end: float, num_steps: int) -> Callable[[int], float]:
@@ -41,12 +55,7 @@ def geometric_schedule(start: float, end: float, num_steps: int) -> Callable[[in
     :raises ArgumentError: for values outside of these.
     """
     _check(start, end, num_steps, least=0.0)
-
-    def value(step: int) -> float:
-        share = min(max(step / num_steps, 0.0), 1.0)
-        return end if share == 1.0 else start * (end / start) ** share
-
-    return value
+    return _Geometric(start, end, num_steps)
 
 
 def _check(start: float, end: float, num_steps: int, least: float) -> None:
