@@ -9,6 +9,7 @@ from pyro_implicit.guides.matmul import CMMNNGuide, MMNNGuide
 from pyro_implicit.infer.adversarial import AdversarialELBO
 from pyro_implicit.infer.alpha_energy import AlphaEnergy
 from pyro_implicit.infer.draws import posterior_draws
+from pyro_implicit.infer.early_stopping import EarlyStopping
 from pyro_implicit.infer.elbo import ImplicitELBO
 from pyro_implicit.infer.kernel_ratio import KernelDensityRatioELBO
 from pyro_implicit.infer.lanczos import LanczosELBO
@@ -28,6 +29,7 @@ __all__ = [
     "BayesianModule",
     "CMMNN",
     "CMMNNGuide",
+    "EarlyStopping",
     "Generator",
     "HyperNetworkGuide",
     "ImplicitDistribution",
