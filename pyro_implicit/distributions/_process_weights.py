@@ -11,7 +11,7 @@ from torch import Tensor
 from pyro_implicit.distributions._process_moments import ProcessMoments, as_like
 from pyro_implicit.exceptions import ArgumentError, ShapeError
 from pyro_implicit.ops.alpha_energy import normal_alpha_energy
-from pyro_implicit.ops.logdet import is_zero
+from pyro_implicit.ops.logdet import is_zero, upcast
 
 __all__ = ["WeightSpace"]
 
@@ -52,14 +52,40 @@ class WeightSpace(ProcessMoments):
         mean, factor = self._features()
         return mean + (factor @ torch.atleast_2d(weights).mT).squeeze(-1)
 
+    def weight_posterior(self, value: Tensor) -> dist.MultivariateNormal:
+        """
+        The exact posterior of the coefficients under Gaussian noise (above Eq. 13 of [1]): what
+        training by ``alpha=0`` on all data tends to. With :meth:`marginals` it predicts at as many
+        new inputs as there are, without a matrix of all pairs of them::
+
+            q = ImplicitProcess(prior, x, S, noise_scale, seed=0).weight_posterior(y)
+            f = ImplicitProcess(prior, x_new, S, seed=0).marginals(q)
+
+        :param torch.Tensor value: ``y``, shape ``(*batch, N)``.
+        :returns: batch shape ``batch``, event shape ``(S,)``, in float64.
+        :raises ArgumentError: for fresh functions (see :meth:`weighted`), or without noise.
+        """
+        self._features()
+        if is_zero(self.noise_scale) and self.psi is None:
+            raise ArgumentError("a posterior needs noise: give noise_scale or psi.")
+        mean, factor, noise = self._low_rank()
+        rest = (upcast(value).flatten(-self.event_dims) - mean) / noise
+        scaled = factor / noise[..., None]
+        precision = torch.eye(self.num_functions).to(factor) + factor.mT @ scaled
+        shift = torch.linalg.solve(precision, factor.mT @ rest[..., None])[..., 0]
+        return dist.MultivariateNormal(shift, precision_matrix=precision, validate_args=False)
+
     def marginals(self, posterior: dist.TorchDistribution) -> dist.Normal:
         r"""
         The random function at each input, for a Gaussian posterior of its coefficients (Eq. 13 of
         [1]): :math:`f(x_n) \sim \mathcal N(m_n + \phi_n^\top \mu, \phi_n^\top \Sigma \phi_n)`.
 
         :param posterior: ``q(a)``, a ``MultivariateNormal`` of event shape ``(S,)`` or an
-            independent ``Normal``; ``AutoMultivariateNormal(...).get_posterior()`` is one.
-        :returns: a Normal of shape ``(*batch, N)``; add ``noise_scale`` for observations.
+            independent ``Normal``, :meth:`weight_posterior` or
+            ``AutoMultivariateNormal(...).get_posterior()``; its batch shape, if it has one, is
+            that of the process.
+        :returns: a Normal of shape ``(*batch, N)``; for observations add the noise and, with
+            ``psi``, its share ``psi / (S - 1)`` of the variance.
         :raises ArgumentError: for fresh functions (see :meth:`weighted`), or another posterior.
         :raises ShapeError: if there is not one weight for each function.
         """
@@ -107,13 +133,16 @@ class WeightSpace(ProcessMoments):
     def _moments(self, posterior: dist.TorchDistribution) -> tuple[Tensor, Tensor]:
         """Mean and variance of the function under a posterior, both ``(*batch, N)``."""
         mean, factor = self._features()
-        if posterior.event_shape != (self.num_functions,) or posterior.batch_shape:
+        fits = posterior.batch_shape in ((), mean.shape[:-1])
+        if posterior.event_shape != (self.num_functions,) or not fits:
             raise ShapeError(
                 f"a posterior of batch shape {tuple(posterior.batch_shape)} and event shape "
-                f"{tuple(posterior.event_shape)}; expected () and ({self.num_functions},)."
+                f"{tuple(posterior.event_shape)}; expected () or {tuple(mean.shape[:-1])}, and "
+                f"({self.num_functions},)."
             )
         half = factor @ _scale(posterior).to(factor)
-        return mean + factor @ posterior.mean.to(factor), half.square().sum(-1)
+        shift = (factor @ posterior.mean.to(factor)[..., None])[..., 0]
+        return mean + shift, half.square().sum(-1)
 
     def _features(self) -> tuple[Tensor, Tensor]:
         r"""Mean ``(*batch, N)`` and :math:`\Phi` ``(*batch, N, S)`` of functions that stay."""
@@ -127,14 +156,14 @@ class WeightSpace(ProcessMoments):
 
 
 def _scale(posterior: dist.TorchDistribution) -> Tensor:
-    """A square root of the covariance, ``(S, S)``."""
+    """A square root of the covariance, ``(..., S, S)``."""
     if isinstance(posterior, torch.distributions.MultivariateNormal):
         return posterior.scale_tril
     base = posterior
     while isinstance(base, torch.distributions.Independent):
         base = base.base_dist
     if isinstance(base, torch.distributions.Normal):
-        return torch.diag(posterior.stddev)
+        return torch.diag_embed(posterior.stddev)
     raise ArgumentError(
         f"a posterior of type {type(base).__name__}; expected a MultivariateNormal or independent "
         "Normals. Draw from any other, and use weighted."

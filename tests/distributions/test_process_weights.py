@@ -164,16 +164,33 @@ def test_the_energy_is_what_draws_estimate(alpha: float, psi: float | None) -> N
 def test_at_0_the_best_posterior_gives_the_marginal_likelihood() -> None:
     x, y = inputs(5), inputs(5, 1, seed=1)[:, 0]
     process = ImplicitProcess(linear, x, S, NOISE, seed=0)
-    mean, factor, noise = process._low_rank()
-    precision = torch.eye(S) + factor.mT @ (factor / noise[:, None])
-    shift = torch.linalg.solve(precision, factor.mT @ ((y - mean) / noise))
-    q = dist.MultivariateNormal(shift, torch.linalg.inv(precision))
+    q = process.weight_posterior(y)
     p = dist.MultivariateNormal(torch.zeros(S).double(), torch.eye(S).double())
     bound = process.alpha_energy(y, q, 0.0).sum() - kl_divergence(q, p)
     torch.testing.assert_close(bound, process.log_prob(y), rtol=1e-8, atol=1e-8)
-    torch.testing.assert_close(process.marginals(q).mean, process.condition(y).mean)
     other = process.alpha_energy(y, posterior(), 0.0).sum() - kl_divergence(posterior(), p)
     assert other < bound
+
+
+@pytest.mark.parametrize("n", [3, 30])
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_the_posterior_of_the_coefficients_is_that_of_the_process(n: int, outputs: int) -> None:
+    x, new, net = inputs(n), inputs(4, seed=2), network(outputs)
+    y = inputs(outputs, n, seed=1).squeeze(0)
+    process = ImplicitProcess(net, x, S, NOISE, seed=0)
+    found = ImplicitProcess(net, new, S, seed=0).marginals(process.weight_posterior(y))
+    expected = process.condition(y, new)
+    torch.testing.assert_close(found.mean, expected.mean)
+    torch.testing.assert_close(found.variance, expected.variance)
+
+
+def test_the_posterior_of_outputs_that_are_one_event() -> None:
+    x, y = inputs(5), inputs(2, 5, seed=1)
+    process = ImplicitProcess(network(2), x, S, NOISE, seed=0, event_dim=2)
+    q = process.weight_posterior(y)
+    draws = process.weighted(q.sample((4000, 1)).unsqueeze(1))
+    assert q.batch_shape == ()
+    torch.testing.assert_close(process.marginals(q).mean, draws.mean(0), rtol=0.0, atol=0.05)
 
 
 def test_svi_trains_by_the_energy_on_minibatches() -> None:
@@ -220,7 +237,50 @@ def test_bad_energies() -> None:
         ImplicitProcess(linear, x, S, seed=0).alpha_energy(y, posterior())
     with pytest.raises(ArgumentError, match=r"seed=0\) to freeze"):
         ImplicitProcess(linear, x, S, NOISE).alpha_energy(y, posterior())
-    with pytest.raises(ShapeError, match=r"event shape \(5,\); expected \(\) and \(8,\)"):
+    with pytest.raises(ArgumentError, match="a posterior needs noise"):
+        ImplicitProcess(linear, x, S, seed=0).weight_posterior(y)
+    with pytest.raises(ArgumentError, match=r"seed=0\) to freeze"):
+        ImplicitProcess(linear, x, S, NOISE).weight_posterior(y)
+    with pytest.raises(ShapeError, match=r"event shape \(5,\); expected \(\) or \(\), and \(8,\)"):
         process.marginals(posterior(5))
     with pytest.raises(ArgumentError, match="of type Laplace; expected a MultivariateNormal"):
         process.marginals(dist.Laplace(torch.zeros(S), 1.0).to_event(1))
+
+
+# ---- other likelihoods
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_classification(classes: int) -> None:
+    pyro.set_rng_seed(0)
+    x = inputs(80, 2)
+    truth = inputs(2, classes, seed=5) * 3
+    labels = (x @ truth).argmax(-1)
+
+    def scores(x: Tensor, num_functions: int) -> Tensor:
+        weights = 3 * torch.randn(num_functions, classes, 2, dtype=x.dtype)
+        return weights @ x.mT
+
+    def model(x: Tensor, labels: Tensor) -> None:
+        a = pyro.sample("a", dist.Normal(torch.zeros(20).double(), 1.0).to_event(1))
+        process = ImplicitProcess(scores, x, 20, seed=0)
+        logits = process.weighted(a.unsqueeze(-2)).mT  # outputs behind rows
+        with pyro.plate("data", 80, subsample_size=len(x)):
+            if classes == 2:
+                y = labels.double()
+                pyro.sample("y", dist.Bernoulli(logits=logits[..., 1] - logits[..., 0]), obs=y)
+            else:
+                pyro.sample("y", dist.Categorical(logits=logits), obs=labels)
+
+    guide = AutoMultivariateNormal(model, init_scale=0.3)
+    objective = AlphaEnergy(16, alpha=0.5, vectorize_particles=True, max_plate_nesting=1)
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.05}), objective)
+    for _ in range(100):
+        rows = torch.randperm(80)[:40]
+        svi.step(x[rows], labels[rows])
+    new = inputs(500, 2, seed=9)
+    with torch.no_grad():
+        draws = guide.get_posterior().sample((200, 1, 1))
+        logits = ImplicitProcess(scores, new, 20, seed=0).weighted(draws)  # (200, classes, 500)
+    predicted = logits.softmax(1).mean(0).argmax(0)
+    assert (predicted == (new @ truth).argmax(-1)).double().mean() > 0.9
