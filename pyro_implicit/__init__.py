@@ -1,5 +1,6 @@
 """Implicit variational inference for Pyro: guides that only need to be sampled."""
 
+from pyro_implicit.diagnostics.process_to_arviz import process_to_arviz
 from pyro_implicit.diagnostics.to_arviz import to_arviz
 from pyro_implicit.distributions.implicit import ImplicitDistribution, sample_implicit
 from pyro_implicit.distributions.process import ImplicitProcess
@@ -50,6 +51,7 @@ __all__ = [
     "SingularValueELBO",
     "posterior_draws",
     "predict",
+    "process_to_arviz",
     "sample_implicit",
     "to_arviz",
 ]
