@@ -122,7 +122,7 @@ def _options() -> Any:
     options.add_argument("--sets", nargs="+", default=list(SETS), metavar="NAME")
     options.add_argument("--splits", type=int, nargs="+", default=list(range(5)), metavar="K")
     options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    options.add_argument("--num-steps", type=positive, default=2000, help="at most (default: 2000)")
+    options.add_argument("--num-steps", type=positive, default=1500, help="at most (default: 1500)")
     return options
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 from typing import Any
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -169,12 +171,26 @@ def test_a_seed_freezes_functions_at_all_inputs() -> None:
     assert not torch.allclose(*fresh)
 
 
-def test_a_seed_leaves_the_random_stream_alone() -> None:
+def test_a_seed_leaves_the_random_streams_alone() -> None:
+    def streams() -> list[float]:
+        return [torch.rand(1).item(), random.random(), np.random.rand()]
+
     pyro.set_rng_seed(0)
-    expected = torch.rand(3)
+    expected = streams()
     pyro.set_rng_seed(0)
     ImplicitProcess(linear, inputs(5), 4, NOISE, seed=7)
-    torch.testing.assert_close(torch.rand(3), expected)
+    assert streams() == expected
+
+
+def test_a_seed_freezes_every_source_of_randomness() -> None:
+    def prior(x: Tensor, n: int) -> Tensor:
+        shift = random.random() + np.random.rand()
+        return torch.randn(n, 1).expand(n, len(x)) + shift
+
+    first = ImplicitProcess(prior, inputs(5), 4, NOISE, seed=7).functions
+    torch.testing.assert_close(ImplicitProcess(prior, inputs(5), 4, NOISE, seed=7).functions, first)
+    pyro.set_rng_seed(7)
+    torch.testing.assert_close(prior(inputs(5), 4), first)
 
 
 def network(outputs: int = 1) -> BayesianModule:
