@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -35,25 +35,32 @@ SETTINGS: dict[str, Any] = {
     "rate": 0.01,
     "batch_size": 1000,
     "every": 50,
-    "patience": 6,
-    "psi": [None, 1.0],
+    "patience": 4,
     "noise_factors": [0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0],
 }
 
 
 def run_process(
-    method: str, held: Split, whole: Split, *, seed: int, max_steps: int, quiet: bool
+    method: str,
+    held: Split,
+    whole: Split,
+    *,
+    seed: int,
+    max_steps: int,
+    psis: Sequence[float],
+    quiet: bool,
 ) -> dict[str, Any]:
     """
     :param str method: one of :data:`METHODS` but mean-field.
     :param Split held: part of the training rows to fit, the others to choose by.
     :param Split whole: all training rows to fit, the test rows to score once.
     :param int max_steps: where training ends that does not stop by itself.
+    :param psis: of the collapsed objective, to choose from; 0 is none.
     :returns: what was chosen, and test scores in the units of the target.
     """
     options = {"seed": seed, "max_steps": max_steps, "quiet": quiet, "label": method}
-    psis = SETTINGS["psi"] if method.endswith("collapsed") else [None]
-    chosen = min((_choose(method, held, psi, **options) for psi in psis), key=lambda row: row[0])
+    tried = [psi or None for psi in psis] if method.endswith("collapsed") else [None]
+    chosen = min((_choose(method, held, psi, **options) for psi in tried), key=lambda row: row[0])
     nll, psi, num_steps, factor = chosen
     with fixed_seed(seed):
         fit = _make(method, whole.x.shape[1], psi)

@@ -10,8 +10,8 @@ alpha=0      Gaussian posterior of the coefficients of 20 frozen functions: the 
 alpha=0.5    the same by the alpha-energy
 mean-field   weights of a network with one layer of 50 units (benchmarks.uci_regression)
 
-The number of steps (early stopping), psi (collapsed) and a factor on the noise are chosen for each
-split on 15% of its training part; the fit is then made anew on all of it, and scored once on the
+The number of steps (early stopping), a factor on the noise and, with several --psi, the one of the
+collapsed objective are chosen for each split on 15% of its training part; the fit is then made anew on all of it, and scored once on the
 test part. More than 1000 rows: minibatches of 1000 (collapsed: each a data set of its own; the
 prediction conditions on all rows).
 """
@@ -87,8 +87,15 @@ def _row(arguments: Namespace, method: str, name: str, index: int, seed: int) ->
             found = run_mean_field(name, whole, seed=seed, quiet=arguments.quiet)
         else:
             held = load_split(arguments.data_root, name, index, validation=True)
-            options = {"max_steps": arguments.num_steps, "quiet": arguments.quiet}
-            found = run_process(method, held, whole, seed=seed, **options)
+            found = run_process(
+                method,
+                held,
+                whole,
+                seed=seed,
+                max_steps=arguments.num_steps,
+                psis=arguments.psi,
+                quiet=arguments.quiet,
+            )
     row = {"set": name, "method": method, "split": index, "seed": seed}
     return row | found | {"cpu_seconds": watch.cpu_seconds}
 
@@ -123,6 +130,9 @@ def _options() -> Any:
     options.add_argument("--splits", type=int, nargs="+", default=list(range(5)), metavar="K")
     options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     options.add_argument("--num-steps", type=positive, default=1500, help="at most (default: 1500)")
+    options.add_argument(
+        "--psi", type=float, nargs="+", default=[0.0], help="to choose from; 0: none (default: 0)"
+    )
     return options
 
 

@@ -54,7 +54,7 @@ def test_a_split_that_is_not_there(data_root: Path) -> None:
 def test_test_rows_change_no_choice(data_root: Path) -> None:
     held = load_split(data_root, "toy", 0, validation=True)
     whole = load_split(data_root, "toy", 0)
-    options = {"seed": 0, "max_steps": 4, "quiet": True}
+    options = {"seed": 0, "max_steps": 4, "psis": [0.0, 1.0], "quiet": True}
     first = run_process("network, collapsed", held, whole, **options)
     whole.y_held.add_(100.0)
     second = run_process("network, collapsed", held, whole, **options)
