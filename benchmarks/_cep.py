@@ -1,4 +1,4 @@
-"""The molecules of the Clean Energy Project as sequences of symbols, and a network that reads them."""
+"""Molecules of the Clean Energy Project as sequences of symbols, and a network that reads them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ Prior = Callable[[Tensor, int], Tensor]
 
 class Fit(nn.Module):
     """
-    A prior over functions with a noise scale, to train and to predict with.
+    A prior over functions with a noise scale, to train and to predict with. Targets have the shape
+    ``(N,)``, or ``(K, N)`` for a prior with ``K`` outputs.
 
     :param prior: a module that draws functions.
     :param float noise: where the noise scale starts.
@@ -50,6 +51,7 @@ class Fit(nn.Module):
 class Collapsed(Fit):
     """
     The marginal likelihood of new functions at each step; minibatches are data sets of their own.
+    Several outputs share their functions, and so their coefficients.
 
     :param int num_functions: in training.
     :param int num_predictive: in prediction.
@@ -69,15 +71,18 @@ class Collapsed(Fit):
 
     def loss(self, x: Tensor, y: Tensor, num_rows: int) -> Tensor:
         """The log-marginal likelihood of these rows, divided by their number."""
-        process = ImplicitProcess(self.prior, x, self.num_functions, self.noise, psi=self.psi)
-        return -process.log_prob(y) / len(y)
+        process = ImplicitProcess(
+            self.prior, x, self.num_functions, self.noise, psi=self.psi, event_dim=y.dim()
+        )
+        return -process.log_prob(y) / len(x)
 
     def predict(
         self, x: Tensor, y: Tensor, new: Tensor, factor: float = 1.0
     ) -> tuple[Tensor, Tensor]:
         """Conditions on all rows, with the same functions at both inputs."""
         count, noise = self.num_predictive, self.noise * factor
-        q = ImplicitProcess(self.prior, x, count, noise, seed=0).weight_posterior(y)
+        process = ImplicitProcess(self.prior, x, count, noise, seed=0, event_dim=y.dim())
+        q = process.weight_posterior(y)
         f = ImplicitProcess(self.prior, new, count, seed=0).marginals(q)
         return f.mean, (f.variance + noise**2).sqrt()
 
@@ -108,7 +113,7 @@ class Weights(Fit):
         posterior = self.posterior
         eye = torch.eye(self.num_functions)
         prior = dist.MultivariateNormal(torch.zeros(len(eye)), scale_tril=eye, validate_args=False)
-        energy = process.alpha_energy(y, posterior, self.alpha).mean()
+        energy = process.alpha_energy(y, posterior, self.alpha).sum() / len(x)
         return kl_divergence(posterior, prior) / num_rows - energy
 
     def predict(
@@ -156,9 +161,9 @@ def train(
     for step in steps:
         rows = slice(None)
         if batch_size is not None and batch_size < len(x):
-            rows = torch.randint(len(x), (batch_size,))
+            rows = torch.randperm(len(x))[:batch_size]
         optimiser.zero_grad()
-        fit.loss(x[rows], y[rows], len(x)).backward()
+        fit.loss(x[rows], y[..., rows], len(x)).backward()
         optimiser.step()
         done = step + 1
         if score is not None and done % every == 0:

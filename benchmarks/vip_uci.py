@@ -11,9 +11,9 @@ alpha=0.5    the same by the alpha-energy
 mean-field   weights of a network with one layer of 50 units (benchmarks.uci_regression)
 
 The number of steps (early stopping), a factor on the noise and, with several --psi, the one of the
-collapsed objective are chosen for each split on 15% of its training part; the fit is then made anew on all of it, and scored once on the
-test part. More than 1000 rows: minibatches of 1000 (collapsed: each a data set of its own; the
-prediction conditions on all rows).
+collapsed objective are chosen for each split on 15% of its training part; the fit is then made
+anew on all of it, and scored once on the test part. More than 1000 rows: minibatches of 1000
+(collapsed: each a data set of its own; the prediction conditions on all rows).
 """
 
 from __future__ import annotations
