@@ -155,7 +155,7 @@ def train(
     :returns: the number of steps of the state.
     """
     x, y = data
-    optimiser = torch.optim.Adam(fit.parameters(), lr=rate)
+    optimiser = torch.optim.Adam(fit.parameters(), lr=rate, fused=True)
     stopping = EarlyStopping(patience)
     done = 0
     for step in steps:

@@ -14,7 +14,7 @@ from torch import Tensor
 from pyro_implicit.distributions._random_functions import frozen, network_functions
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError
 from pyro_implicit.nn.bayesian import BayesianModule
-from pyro_implicit.ops.logdet import upcast
+from pyro_implicit.ops.logdet import is_zero, upcast
 
 __all__ = ["Functions", "ProcessMoments", "as_like"]
 
@@ -119,6 +119,11 @@ class ProcessMoments(dist.TorchDistribution):
         """Of ``y``, all of it, shape ``(*batch, N, N)`` (Eq. 6)."""
         _, factor, diagonal = self._low_rank()
         return factor @ factor.mT + torch.diag_embed(diagonal.expand(factor.shape[:-1]))
+
+    @property
+    def _is_bare(self) -> bool:
+        """Whether the covariance is nothing but its low-rank part."""
+        return self.psi is None and is_zero(self.noise_scale)
 
     @property
     def _divisor(self) -> int:

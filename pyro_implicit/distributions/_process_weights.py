@@ -11,7 +11,7 @@ from torch import Tensor
 from pyro_implicit.distributions._process_moments import ProcessMoments, as_like
 from pyro_implicit.exceptions import ArgumentError, ShapeError
 from pyro_implicit.ops.alpha_energy import normal_alpha_energy
-from pyro_implicit.ops.logdet import is_zero, upcast
+from pyro_implicit.ops.logdet import upcast
 
 __all__ = ["WeightSpace"]
 
@@ -66,7 +66,7 @@ class WeightSpace(ProcessMoments):
         :raises ArgumentError: for fresh functions (see :meth:`weighted`), or without noise.
         """
         self._features()
-        if is_zero(self.noise_scale) and self.psi is None:
+        if self._is_bare:
             raise ArgumentError("a posterior needs noise: give noise_scale or psi.")
         mean, factor, noise = self._low_rank()
         rest = (upcast(value).flatten(-self.event_dims) - mean) / noise
@@ -122,7 +122,7 @@ class WeightSpace(ProcessMoments):
         """
         if isinstance(alpha, bool) or not 0 <= alpha <= 1:
             raise ArgumentError(f"alpha={alpha!r}; expected a number from 0 to 1.")
-        if is_zero(self.noise_scale) and self.psi is None:
+        if self._is_bare:
             raise ArgumentError("an alpha-energy needs noise: give noise_scale or psi.")
         mean, variance = self._moments(posterior)
         noise = as_like(self.noise_scale, mean).square()

@@ -20,7 +20,12 @@ from pyro_implicit.distributions._process_weights import WeightSpace
 from pyro_implicit.distributions._random_functions import frozen
 from pyro_implicit.exceptions import ArgumentError, DensityError
 from pyro_implicit.ops.logdet import is_zero, upcast
-from pyro_implicit.ops.low_rank import lifted, posterior_by_functions, posterior_by_weights
+from pyro_implicit.ops.low_rank import (
+    lifted,
+    low_rank_log_prob,
+    posterior_by_functions,
+    posterior_by_weights,
+)
 
 __all__ = ["ImplicitProcess"]
 
@@ -87,8 +92,7 @@ class ImplicitProcess(WeightSpace):
         """
         mean, factor, diagonal = self._low_rank()
         size, rank = factor.shape[-2:]
-        bare = is_zero(self.noise_scale) and self.psi is None
-        if bare and rank <= size:
+        if self._is_bare and rank <= size:
             raise DensityError(
                 f"{rank} functions at {size} inputs span too few directions for a density of the "
                 "values themselves. Give a noise_scale, psi, or more num_functions than values."
@@ -136,7 +140,10 @@ class ImplicitProcess(WeightSpace):
         """
         shape = torch.broadcast_shapes(value.shape, self.batch_shape + self.event_shape)
         flat = upcast(value).expand(shape).flatten(-self.event_dims)
-        return self.to_gaussian().log_prob(flat).to(value.dtype)
+        mean, factor, diagonal = self._low_rank()
+        if factor.shape[-2] <= self.num_functions or self._is_bare:
+            return self.to_gaussian().log_prob(flat).to(value.dtype)
+        return low_rank_log_prob(flat - mean, factor, diagonal).to(value.dtype)
 
     # ---- the posterior
 
@@ -168,7 +175,7 @@ class ImplicitProcess(WeightSpace):
             raise ArgumentError(f"method={method!r}; expected 'auto', 'weights' or 'functions'.")
         if self.event_dims != 1:
             raise ArgumentError("condition knows event_dim=1 only; treat outputs as a batch.")
-        if is_zero(self.noise_scale) and self.psi is None:
+        if self._is_bare:
             raise ArgumentError("a posterior needs noise: give noise_scale or psi.")
         joint = self._at(self.inputs if inputs is None else inputs, num_functions)
         size = len(self.inputs)
