@@ -113,6 +113,12 @@ class WeightSpace(ProcessMoments):
 
             svi = SVI(model, lambda *_: None, optim, Trace_ELBO())
 
+        A prior on the prior's own parameters (the first half of appendix C.5) is a ``pyro.sample``
+        statement with an ``AutoDelta``. Its second half, *likelihood regularisation*, is not here:
+        it subtracts the log-marginal likelihood that the energy approximates, so that for
+        ``alpha=0`` only :math:`-KL(q(a) \,\|\, p(a \mid y))` is left, which says nothing about the
+        prior; in our trials the fits diverged.
+
         :param torch.Tensor value: ``y``, shape ``(*batch, N)``.
         :param posterior: as for :meth:`marginals`.
         :param float alpha: from 0 to 1.
