@@ -111,12 +111,8 @@ def by_weights(x: Tensor, y: Tensor, new: Tensor, steps: Any, alpha: float) -> P
     for _ in steps:
         svi.step(x, y)
     with torch.no_grad():
-        posterior = guide.get_posterior()
-        noise = pyro.param("noise")
-        process = ImplicitProcess(prior, new, count, seed=0)
-        mean = process.weighted(posterior.mean)
-        rows = [process.weighted(column) - process.mean for column in posterior.scale_tril.mT]
-        return mean, (torch.stack(rows).square().sum(0) + noise**2).sqrt()
+        f = ImplicitProcess(prior, new, count, seed=0).marginals(guide.get_posterior())
+        return f.mean, (f.variance + pyro.param("noise") ** 2).sqrt()
 
 
 def exact_gp(x: Tensor, y: Tensor, new: Tensor, _: Any) -> Prediction:

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from pyro_implicit.diagnostics.process_to_arviz import process_to_arviz
 from pyro_implicit.diagnostics.to_arviz import to_arviz
 from pyro_implicit.distributions.implicit import ImplicitDistribution, sample_implicit
 from pyro_implicit.distributions.process import ImplicitProcess
@@ -69,6 +70,7 @@ __all__ = [
     "linear_schedule",
     "posterior_draws",
     "predict",
+    "process_to_arviz",
     "sample_implicit",
     "to_arviz",
 ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import pyro
 import torch
 from pyro import poutine
@@ -40,11 +42,25 @@ def frozen(seed: int | None) -> Iterator[None]:
     if seed is None:
         yield
         return
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    on_gpu = torch.cuda.is_initialized()
+    devices = range(torch.cuda.device_count()) if on_gpu else ()
     state = get_rng_state()
     with torch.random.fork_rng(devices=devices):
-        set_rng_seed(seed)
+        _seed(seed, on_gpu)
         try:
             yield
         finally:
             set_rng_state(state)
+
+
+def _seed(seed: int, on_gpu: bool) -> None:
+    """
+    As ``pyro.set_rng_seed`` does. Without a GPU in use it would queue the seed for all devices with
+    a traceback each, a millisecond or two that a training step notices.
+    """
+    if on_gpu:
+        set_rng_seed(seed)
+        return
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)

@@ -9,26 +9,28 @@ References
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pyro.distributions as dist
 import torch
-from pyro.distributions import constraints
 from torch import Tensor
 
-from pyro_implicit.distributions._random_functions import frozen, network_functions
-from pyro_implicit.exceptions import ArgumentError, DensityError, NonFiniteError, ShapeError
-from pyro_implicit.nn.bayesian import BayesianModule
+from pyro_implicit.distributions._process_moments import as_like
+from pyro_implicit.distributions._process_weights import WeightSpace
+from pyro_implicit.distributions._random_functions import frozen
+from pyro_implicit.exceptions import ArgumentError, DensityError
 from pyro_implicit.ops.logdet import is_zero, upcast
-from pyro_implicit.ops.low_rank import lifted, posterior_by_functions, posterior_by_weights
+from pyro_implicit.ops.low_rank import (
+    lifted,
+    low_rank_log_prob,
+    posterior_by_functions,
+    posterior_by_weights,
+)
 
 __all__ = ["ImplicitProcess"]
 
-Functions = Callable[[Tensor, int], Tensor]
 
-
-class ImplicitProcess(dist.TorchDistribution):
+class ImplicitProcess(WeightSpace):
     r"""
     The values at some inputs of a random function ``f`` that can only be drawn, plus Gaussian
     noise: the finite marginal of an implicit process [1].
@@ -80,122 +82,7 @@ class ImplicitProcess(dist.TorchDistribution):
     :raises ShapeError: if the prior returns another shape.
     """
 
-    arg_constraints: dict[str, constraints.Constraint] = {}
-    has_rsample = True
-
-    def __init__(
-        self,
-        prior: Functions | BayesianModule,
-        inputs: Tensor,
-        num_functions: int = 20,
-        noise_scale: float | Tensor | None = None,
-        *,
-        psi: float | Tensor | None = None,
-        seed: int | None = None,
-        event_dim: int = 1,
-    ) -> None:
-        _check_settings(num_functions, noise_scale, psi, event_dim)
-        self.prior, self.inputs = prior, inputs
-        self.num_functions = num_functions
-        self.noise_scale = 0.0 if noise_scale is None else noise_scale
-        self.psi = psi
-        self.seed = seed
-        self.event_dims = event_dim
-        self._values: Tensor | None = None
-        shape = self.functions.shape[1:]
-        if isinstance(noise_scale, Tensor):
-            shape = torch.broadcast_shapes(shape, noise_scale.shape)
-        split = len(shape) - event_dim
-        if split < 0:
-            raise ShapeError(
-                f"functions of shape {tuple(self.functions.shape)}: too few dims for event_dim="
-                f"{event_dim}; expected (num_functions, *batch, outputs, N)."
-            )
-        super().__init__(shape[:split], shape[split:], validate_args=False)
-
-    @property
-    def support(self) -> constraints.Constraint:
-        """Real vectors, or matrices with ``event_dim=2``."""
-        return constraints.independent(constraints.real, self.event_dims)
-
-    # ---- functions
-
-    @property
-    def functions(self) -> Tensor:
-        """The functions that the moments are taken of, shape ``(S, *batch, N)``; drawn once."""
-        if self._values is None:
-            with frozen(self.seed):
-                self._values = self._draw(self.inputs, self.num_functions)
-        return self._values
-
-    def _draw(self, inputs: Tensor, num_functions: int) -> Tensor:
-        """New functions at ``inputs``."""
-        if isinstance(self.prior, BayesianModule):
-            values = network_functions(self.prior, inputs, num_functions)
-        else:
-            values = self.prior(inputs, num_functions)
-        expected = (num_functions, len(inputs))
-        if not isinstance(values, Tensor) or values.dim() < 2:
-            raise ShapeError(
-                f"the prior returned {_told(values)}; expected a tensor (num_functions, ..., N) = "
-                f"({expected[0]}, ..., {expected[1]})."
-            )
-        if (values.shape[0], values.shape[-1]) != expected:
-            raise ShapeError(
-                f"the prior returned shape {tuple(values.shape)} for {expected[0]} functions at "
-                f"{expected[1]} inputs; expected ({expected[0]}, ..., {expected[1]})."
-            )
-        if not bool(values.detach().isfinite().all()):
-            raise NonFiniteError(
-                "a function drawn from the prior is not finite at some input: look for NaN in the "
-                "inputs, or a prior scale that has diverged."
-            )
-        return values
-
-    # ---- moments
-
-    @property
-    def mean(self) -> Tensor:
-        """``m``, shape ``(*batch, N)`` (Eq. 5)."""
-        return self.functions.mean(0).expand(self.batch_shape + self.event_shape)
-
-    @property
-    def variance(self) -> Tensor:
-        """Of ``y``, shape ``(*batch, N)``."""
-        _, factor, diagonal = self._low_rank()
-        flat = factor.square().sum(-1) + diagonal
-        shape = self.batch_shape + self.event_shape
-        return flat.reshape(*flat.shape[:-1], *self.event_shape).expand(shape).to(self.inputs.dtype)
-
-    @property
-    def covariance(self) -> Tensor:
-        """Of ``y``, all of it, shape ``(*batch, N, N)`` (Eq. 6)."""
-        _, factor, diagonal = self._low_rank()
-        return factor @ factor.mT + torch.diag_embed(diagonal.expand(factor.shape[:-1]))
-
-    def _low_rank(self) -> tuple[Tensor, Tensor, Tensor]:
-        r"""
-        Mean ``(*batch, M)``, factor :math:`\Phi` ``(*batch, M, S)`` and diagonal ``(*batch, M)`` in
-        float64, ``M`` the entries of one event.
-        """
-        values = upcast(self.functions).flatten(-self.event_dims)
-        centred = values - values.mean(0)
-        count = self.num_functions if self.psi is None else self.num_functions - 1
-        factor = centred.movedim(0, -1) / math.sqrt(count)
-        return values.mean(0), factor, self._diagonal(values.shape[1:])
-
-    def _diagonal(self, shape: torch.Size, latent: bool = False) -> Tensor:
-        """What the covariance has beside its low-rank part."""
-        like = upcast(self.functions)
-        noise = _as(self.noise_scale, like)
-        if noise.dim() >= self.event_dims:
-            noise = noise.expand(self.batch_shape + self.event_shape).flatten(-self.event_dims)
-        elif noise.dim():
-            noise = noise.expand(self.event_shape).flatten()
-        square = torch.zeros_like(noise) if latent else noise.square()
-        if self.psi is not None:
-            square = square + _as(self.psi, like) / (self.num_functions - 1)
-        return square.expand(torch.broadcast_shapes(square.shape, shape))
+    # ---- density
 
     def to_gaussian(self) -> dist.TorchDistribution:
         """
@@ -205,8 +92,7 @@ class ImplicitProcess(dist.TorchDistribution):
         """
         mean, factor, diagonal = self._low_rank()
         size, rank = factor.shape[-2:]
-        bare = is_zero(self.noise_scale) and self.psi is None
-        if bare and rank <= size:
+        if self._is_bare and rank <= size:
             raise DensityError(
                 f"{rank} functions at {size} inputs span too few directions for a density of the "
                 "values themselves. Give a noise_scale, psi, or more num_functions than values."
@@ -215,44 +101,6 @@ class ImplicitProcess(dist.TorchDistribution):
             covariance = factor @ factor.mT + torch.diag_embed(diagonal.expand(factor.shape[:-1]))
             return dist.MultivariateNormal(mean, covariance, validate_args=False)
         return dist.LowRankMultivariateNormal(mean, factor, diagonal, validate_args=False)
-
-    def weighted(self, weights: Tensor) -> Tensor:
-        r"""
-        The random function as a linear model of the frozen functions (Eq. 10 of [1]),
-        :math:`m + \Phi a`: with :math:`a \sim \mathcal N(0, I_S)` it has the moments of the
-        process, and with :math:`a \sim q` it is the paper's approximate posterior. For data in
-        minibatches::
-
-            a = pyro.sample("a", dist.Normal(torch.zeros(S), 1.0).to_event(1))
-            f = ImplicitProcess(prior, x, S, seed=0).weighted(a)
-            with pyro.plate("data", num_data, subsample_size=len(x)):
-                pyro.sample("y", dist.Normal(f, noise), obs=y)
-
-        with ``AutoMultivariateNormal`` for ``a`` and
-        :class:`~pyro_implicit.AlphaEnergy`, under any likelihood, classification included.
-
-        :param torch.Tensor weights: ``a``, shape ``(S,)``, or ``(..., 1, S)``: as in any data plate
-            the dimension before the event is that of the rows, so that vectorised particles need
-            nothing more.
-        :returns: values of ``f``, shape ``(..., *batch, N)``.
-        :raises ArgumentError: if the functions are fresh at every call: a posterior of their
-            coefficients then has no meaning, and training learns nothing.
-        :raises ShapeError: if there is not one weight for each function.
-        """
-        if self.seed is None:
-            raise ArgumentError(
-                "coefficients of functions that change at every call mean nothing, and training "
-                "them learns nothing: write ImplicitProcess(..., seed=0) to freeze the functions."
-            )
-        if weights.shape[-1:] != (self.num_functions,) or weights.shape[-2:-1] not in ((), (1,)):
-            raise ShapeError(
-                f"weights of shape {tuple(weights.shape)}; expected ({self.num_functions},) or "
-                f"(..., 1, {self.num_functions}), one for each function."
-            )
-        values = self.functions
-        mean = values.mean(0)
-        factor = (values - mean).movedim(0, -1) / math.sqrt(self.num_functions)
-        return mean + (factor @ torch.atleast_2d(weights).mT).squeeze(-1)
 
     # ---- what Pyro calls
 
@@ -280,7 +128,7 @@ class ImplicitProcess(dist.TorchDistribution):
         values = values.expand(shape)
         if is_zero(self.noise_scale):
             return values
-        return values + _as(self.noise_scale, values) * torch.randn_like(values)
+        return values + as_like(self.noise_scale, values) * torch.randn_like(values)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """
@@ -292,7 +140,10 @@ class ImplicitProcess(dist.TorchDistribution):
         """
         shape = torch.broadcast_shapes(value.shape, self.batch_shape + self.event_shape)
         flat = upcast(value).expand(shape).flatten(-self.event_dims)
-        return self.to_gaussian().log_prob(flat).to(value.dtype)
+        mean, factor, diagonal = self._low_rank()
+        if factor.shape[-2] <= self.num_functions or self._is_bare:
+            return self.to_gaussian().log_prob(flat).to(value.dtype)
+        return low_rank_log_prob(flat - mean, factor, diagonal).to(value.dtype)
 
     # ---- the posterior
 
@@ -324,7 +175,7 @@ class ImplicitProcess(dist.TorchDistribution):
             raise ArgumentError(f"method={method!r}; expected 'auto', 'weights' or 'functions'.")
         if self.event_dims != 1:
             raise ArgumentError("condition knows event_dim=1 only; treat outputs as a batch.")
-        if is_zero(self.noise_scale) and self.psi is None:
+        if self._is_bare:
             raise ArgumentError("a posterior needs noise: give noise_scale or psi.")
         joint = self._at(self.inputs if inputs is None else inputs, num_functions)
         size = len(self.inputs)
@@ -339,7 +190,7 @@ class ImplicitProcess(dist.TorchDistribution):
         if diagonal is not None:
             covariance = covariance + diagonal * torch.eye(there.shape[-2]).to(covariance)
         if observed:
-            new = _as(self.noise_scale, covariance).square()
+            new = as_like(self.noise_scale, covariance).square()
             covariance = covariance + torch.diag_embed(new.expand(covariance.shape[:-1]))
         return dist.MultivariateNormal(
             mean[..., size:] + shift, lifted(covariance), validate_args=False
@@ -354,24 +205,5 @@ class ImplicitProcess(dist.TorchDistribution):
         factor = (values - values.mean(0)).movedim(0, -1) / math.sqrt(divisor)
         extra = None
         if self.psi is not None:
-            extra = _as(self.psi, values) / divisor
+            extra = as_like(self.psi, values) / divisor
         return values.mean(0), factor, extra
-
-
-def _as(value: float | Tensor, like: Tensor) -> Tensor:
-    """A number or tensor in the dtype and on the device of another."""
-    return torch.as_tensor(value, dtype=like.dtype, device=like.device)
-
-
-def _told(value: Any) -> str:
-    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-
-
-def _check_settings(count: Any, noise_scale: Any, psi: Any, event_dim: int) -> None:
-    if isinstance(count, bool) or not isinstance(count, int) or count < 2:
-        raise ArgumentError(f"num_functions={count!r}; expected an integer >= 2.")
-    for name, value in (("noise_scale", noise_scale), ("psi", psi)):
-        if isinstance(value, (int, float)) and not 0 <= value < math.inf:
-            raise ArgumentError(f"{name}={value}; expected a finite number >= 0.")
-    if event_dim not in (1, 2):
-        raise ArgumentError(f"event_dim={event_dim}; expected 1, or 2 for several outputs.")

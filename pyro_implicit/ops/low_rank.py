@@ -1,5 +1,5 @@
 r"""
-Posteriors of a Gaussian process whose covariance has low rank.
+Densities and posteriors of a Gaussian process whose covariance has low rank.
 
 References
 
@@ -8,10 +8,32 @@ References
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-__all__ = ["lifted", "posterior_by_functions", "posterior_by_weights"]
+__all__ = ["lifted", "low_rank_log_prob", "posterior_by_functions", "posterior_by_weights"]
+
+
+def low_rank_log_prob(rest: Tensor, factor: Tensor, diagonal: Tensor) -> Tensor:
+    r"""
+    The log-density of :math:`\mathcal N(0, \Phi\Phi^\top + D)` in time :math:`O(N S^2)`; about
+    half of what ``torch``'s own takes, which prepares more than the density.
+
+    :param torch.Tensor rest: values less their mean, shape ``(..., *batch, N)``.
+    :param torch.Tensor factor: :math:`\Phi`, shape ``(*batch, N, S)``.
+    :param torch.Tensor diagonal: of ``D``, shape ``(*batch, N)``.
+    :returns: shape ``(..., *batch)``.
+    """
+    scaled = factor / diagonal[..., None]
+    eye = torch.eye(factor.shape[-1]).to(factor)
+    cholesky = torch.linalg.cholesky(eye + factor.mT @ scaled)
+    projected = scaled.mT @ rest[..., None]
+    white = torch.linalg.solve_triangular(cholesky, projected, upper=False)
+    square = (rest.square() / diagonal).sum(-1) - white.square().sum((-2, -1))
+    logdet = diagonal.log().sum(-1) + 2 * cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return -0.5 * (rest.shape[-1] * math.log(2 * math.pi) + logdet + square)
 
 
 def posterior_by_weights(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 from typing import Any
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -12,10 +14,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyro.infer import SVI, Trace_ELBO
-from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from pyro.infer.autoguide import AutoNormal
 from torch import Tensor, nn
 
-from pyro_implicit import AlphaEnergy, BayesianModule, ImplicitProcess
+from pyro_implicit import BayesianModule, ImplicitProcess
 from pyro_implicit.exceptions import ArgumentError, DensityError, NonFiniteError, ShapeError
 
 NOISE = 0.5
@@ -169,12 +171,26 @@ def test_a_seed_freezes_functions_at_all_inputs() -> None:
     assert not torch.allclose(*fresh)
 
 
-def test_a_seed_leaves_the_random_stream_alone() -> None:
+def test_a_seed_leaves_the_random_streams_alone() -> None:
+    def streams() -> list[float]:
+        return [torch.rand(1).item(), random.random(), np.random.rand()]
+
     pyro.set_rng_seed(0)
-    expected = torch.rand(3)
+    expected = streams()
     pyro.set_rng_seed(0)
     ImplicitProcess(linear, inputs(5), 4, NOISE, seed=7)
-    torch.testing.assert_close(torch.rand(3), expected)
+    assert streams() == expected
+
+
+def test_a_seed_freezes_every_source_of_randomness() -> None:
+    def prior(x: Tensor, n: int) -> Tensor:
+        shift = random.random() + np.random.rand()
+        return torch.randn(n, 1).expand(n, len(x)) + shift
+
+    first = ImplicitProcess(prior, inputs(5), 4, NOISE, seed=7).functions
+    torch.testing.assert_close(ImplicitProcess(prior, inputs(5), 4, NOISE, seed=7).functions, first)
+    pyro.set_rng_seed(7)
+    torch.testing.assert_close(prior(inputs(5), 4), first)
 
 
 def network(outputs: int = 1) -> BayesianModule:
@@ -222,63 +238,6 @@ def test_expanding_keeps_density_and_draws_anew() -> None:
     draws = wide.rsample((2,))
     assert draws.shape == (2, 3, 5)
     assert not torch.allclose(draws[0, 0], draws[0, 1], atol=1.0)
-
-
-# ---- the function as a linear model
-
-
-def test_weighted_functions_have_the_moments_of_the_process() -> None:
-    process = ImplicitProcess(linear, inputs(5), 8, seed=0)
-    rows = [process.weighted(unit) for unit in torch.eye(8).double()]
-    mean = process.weighted(torch.zeros(8).double())
-    torch.testing.assert_close(mean, process.mean)
-    factor = torch.stack([row - mean for row in rows], -1)
-    torch.testing.assert_close(factor @ factor.mT, process.covariance)
-
-
-def test_weights_of_particles_go_with_rows() -> None:
-    net = ImplicitProcess(network(2), inputs(5), 8, seed=0)
-    weights = torch.randn(3, 1, 1, 8).double()
-    assert net.weighted(weights).shape == (3, 2, 5)
-    torch.testing.assert_close(net.weighted(weights)[1], net.weighted(weights[1, 0, 0]))
-    one = ImplicitProcess(linear, inputs(5), 8, seed=0)
-    assert one.weighted(weights[:, 0]).shape == (3, 5)
-
-
-def test_weights_of_fresh_functions_are_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"seed=0\) to freeze"):
-        ImplicitProcess(linear, inputs(5), 8).weighted(torch.zeros(8).double())
-    frozen = ImplicitProcess(linear, inputs(5), 8, seed=0)
-    for shape in ((7,), (2, 8), ()):
-        with pytest.raises(ShapeError, match=r"expected \(8,\) or \(\.\.\., 1, 8\)"):
-            frozen.weighted(torch.zeros(shape).double())
-
-
-@pytest.mark.slow
-def test_trained_weights_find_the_posterior() -> None:
-    pyro.set_rng_seed(0)
-    pyro.clear_param_store()
-    x = inputs(40, 2)
-    y = exact(x).sample()
-
-    def model(x: Tensor, y: Tensor) -> None:
-        a = pyro.sample("a", dist.Normal(torch.zeros(4).double(), 1.0).to_event(1))
-        f = ImplicitProcess(linear, x, 4, seed=0).weighted(a)
-        with pyro.plate("data", len(x)):
-            pyro.sample("y", dist.Normal(f, NOISE), obs=y)
-
-    guide = AutoMultivariateNormal(model)
-    objective = AlphaEnergy(32, alpha=0.0, vectorize_particles=True)
-    optimiser = pyro.optim.ClippedAdam({"lr": 0.05, "lrd": 0.02 ** (1 / 1500)})
-    svi = SVI(model, guide, optimiser, objective)
-    for _ in range(1500):
-        svi.step(x, y)
-    process = ImplicitProcess(linear, x, 4, NOISE, seed=0)
-    posterior = process.condition(y)
-    with torch.no_grad():
-        draws = torch.stack([process.weighted(guide(x, y)["a"]) for _ in range(4000)])
-    torch.testing.assert_close(draws.mean(0), posterior.mean, rtol=0.0, atol=0.05)
-    torch.testing.assert_close(draws.std(0), posterior.stddev, rtol=0.15, atol=0.01)
 
 
 # ---- in models

@@ -1,0 +1,66 @@
+"""Lotka-Volterra: the simulator, its mean field, and a few steps of every method."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks import vip_lotka_volterra
+from benchmarks._lotka_volterra import RATES, START, STEP, MeanField, simulate
+
+
+def times(count: int) -> torch.Tensor:
+    return STEP * torch.arange(count)[:, None]
+
+
+def exact_field(count: int) -> torch.Tensor:
+    return MeanField(RATES, 1e-9, torch.zeros(2), torch.ones(2))(times(count), 1)[0].detach()
+
+
+def test_the_simulation_starts_where_it_says_and_follows_its_seed() -> None:
+    path = simulate(40, seed=0)
+    assert tuple(path[:, 0]) == START
+    np.testing.assert_array_equal(path, simulate(40, seed=0))
+    assert not np.array_equal(path, simulate(40, seed=1))
+    assert (path == path.round()).all() and (path >= 0).all()
+
+
+def test_simulations_have_the_mean_field_at_first() -> None:
+    mean = np.mean([simulate(16, seed=seed) for seed in range(150)], axis=0)
+    field = exact_field(16).numpy()
+    np.testing.assert_allclose(mean, field, rtol=0.06)
+
+
+def test_the_mean_field_keeps_what_it_must() -> None:
+    predators, prey = exact_field(600).double()
+    first, death, birth, second = RATES
+    kept = first * prey - death * prey.log() + second * predators - birth * predators.log()
+    assert (kept - kept[0]).abs().max() < 0.03 * kept[0].abs()
+
+
+def test_outputs_are_standardised_and_rates_are_random() -> None:
+    prior = MeanField(RATES, 0.2, torch.tensor([10.0, 20.0]), torch.tensor([2.0, 4.0]))
+    values = prior(times(20), 7)
+    assert values.shape == (7, 2, 20)
+    start = (torch.tensor(START) - torch.tensor([10.0, 20.0])) / torch.tensor([2.0, 4.0])
+    torch.testing.assert_close(values[:, :, 0], start.expand(7, 2))
+    assert values[:, 0, -1].std() > 0
+    values.sum().backward()
+    assert prior.loc.grad is not None and bool((prior.loc.grad != 0).all())
+
+
+def test_every_method_runs(tmp_path: Path) -> None:
+    figure, record = tmp_path / "bands.png", tmp_path / "record.json"
+    for kind in vip_lotka_volterra.DATA:
+        arguments = ["--num-steps", "3", "--seeds", "0", "--quiet", "--data", kind]
+        rows = vip_lotka_volterra.main([*arguments, "--output", str(record)])
+        assert [row["method"] for row in rows] == list(vip_lotka_volterra.METHODS)
+        assert all(math.isfinite(row["rmse"] + row["nll"]) for row in rows)
+    methods = ["--methods", "network, alpha=0"]
+    vip_lotka_volterra.main([*arguments, *methods, "--figure", str(figure)])
+    assert figure.stat().st_size > 0
+    assert len(json.loads(record.read_text())["results"]) == 3

@@ -1,0 +1,94 @@
+"""Implicit processes on UCI: every method runs, and nothing is chosen by a test row."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from benchmarks import vip_uci
+from benchmarks._uci import load_split
+from benchmarks._vip_fits import Collapsed, Weights, negative_log_likelihood, train
+from benchmarks._vip_uci import METHODS, run_process
+from pyro_implicit import RandomNetwork
+
+
+@pytest.fixture()
+def data_root(tmp_path: Path) -> Path:
+    """A set of 60 rows with two splits."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3)).astype(np.float32)
+    rows = np.arange(60, dtype=np.int32)
+    (tmp_path / "uci").mkdir()
+    np.savez(
+        tmp_path / "uci" / "toy.npz",
+        X=x,
+        y=(100 + 10 * x[:, 0] + rng.normal(size=60)).astype(np.float32),
+        train_idx=np.stack([rows[:50], rows[10:]]),
+        test_idx=np.stack([rows[50:], rows[:10]]),
+    )
+    return tmp_path
+
+
+def test_every_method_runs(data_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = data_root / "record.json"
+    methods = [method for method in METHODS if method != "mean-field"]  # of another benchmark
+    arguments = ["--data-root", str(data_root), "--sets", "toy", "--splits", "0", "1", "--quiet"]
+    arguments += ["--num-steps", "3", "--methods", *methods, "--output", str(record)]
+    rows = vip_uci.main(arguments)
+    assert len(rows) == 2 * len(methods) == len(json.loads(record.read_text())["results"])
+    assert all(math.isfinite(row["rmse"] + row["nll"] + row["validation_nll"]) for row in rows)
+    assert "toy" in capsys.readouterr().out
+
+
+def test_a_split_that_is_not_there(data_root: Path) -> None:
+    with pytest.raises(SystemExit, match="toy has splits 0 to 1"):
+        vip_uci.main(["--data-root", str(data_root), "--sets", "toy", "--splits", "2"])
+
+
+def test_test_rows_change_no_choice(data_root: Path) -> None:
+    held = load_split(data_root, "toy", 0, validation=True)
+    whole = load_split(data_root, "toy", 0)
+    options = {"seed": 0, "max_steps": 4, "psis": [0.0, 1.0], "quiet": True}
+    first = run_process("network, collapsed", held, whole, **options)
+    whole.y_held.add_(100.0)
+    second = run_process("network, collapsed", held, whole, **options)
+    assert second["nll"] > first["nll"] and second["rmse"] > first["rmse"]
+    for key in ("steps", "psi", "noise", "noise_factor", "validation_nll"):
+        assert first[key] == second[key]
+
+
+@pytest.mark.parametrize("kind", ["collapsed", "weights"])
+def test_training_learns_and_keeps_the_best_state(kind: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(120, 2)
+    y = x[:, 0] + 0.1 * torch.randn(120)
+    prior = RandomNetwork(nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 1)))
+    fit = Collapsed(prior, 0.3, 20, 50) if kind == "collapsed" else Weights(prior, 0.3, 20, 0.5)
+    data, held = (x[:80], y[:80]), (x[80:], y[80:])
+    scores: list[float] = []
+
+    def score() -> float:
+        scores.append(negative_log_likelihood(held[1], fit.predict(*data, held[0])))
+        return scores[-1]
+
+    with torch.no_grad():
+        before = score()
+    steps = train(fit, data, range(100), rate=0.05, batch_size=60, score=score, every=20)
+    assert steps == 20 * scores[1:].index(min(scores[1:])) + 20
+    with torch.no_grad():
+        assert score() == pytest.approx(min(scores[1:]))
+        assert min(scores) < before - 0.3
+        wider = negative_log_likelihood(held[1], fit.predict(*data, held[0], factor=30.0))
+    assert wider > min(scores)
+
+
+def test_no_score_no_early_stopping() -> None:
+    prior = RandomNetwork(nn.Linear(2, 1))
+    data = (torch.randn(5, 2), torch.randn(5))
+    assert train(Collapsed(prior, 0.3, 5, 5), data, range(3), rate=0.01) == 3
