@@ -1,5 +1,7 @@
 """Implicit variational inference for Pyro: guides that only need to be sampled."""
 
+from pyro_implicit.diagnostics.khat import khat
+from pyro_implicit.diagnostics.log_density import log_density
 from pyro_implicit.diagnostics.to_arviz import to_arviz
 from pyro_implicit.distributions.implicit import ImplicitDistribution, sample_implicit
 from pyro_implicit.distributions.process import ImplicitProcess
@@ -46,6 +48,8 @@ __all__ = [
     "ResidualGenerator",
     "SemiImplicitELBO",
     "SingularValueELBO",
+    "khat",
+    "log_density",
     "posterior_draws",
     "predict",
     "sample_implicit",
