@@ -1,5 +1,6 @@
 """Implicit variational inference for Pyro: guides that only need to be sampled."""
 
+from pyro_implicit.diagnostics.entropy_report import entropy_report
 from pyro_implicit.diagnostics.khat import khat
 from pyro_implicit.diagnostics.log_density import log_density
 from pyro_implicit.diagnostics.to_arviz import to_arviz
@@ -48,6 +49,7 @@ __all__ = [
     "ResidualGenerator",
     "SemiImplicitELBO",
     "SingularValueELBO",
+    "entropy_report",
     "khat",
     "log_density",
     "posterior_draws",
