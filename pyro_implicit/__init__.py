@@ -1,9 +1,12 @@
 """Implicit variational inference for Pyro: guides that only need to be sampled."""
 
+from pyro_implicit.diagnostics.c2st import c2st
 from pyro_implicit.diagnostics.entropy_report import entropy_report
 from pyro_implicit.diagnostics.khat import khat
 from pyro_implicit.diagnostics.log_density import log_density
+from pyro_implicit.diagnostics.stein_discrepancy import stein_discrepancy
 from pyro_implicit.diagnostics.to_arviz import to_arviz
+from pyro_implicit.diagnostics.vsbc import vsbc
 from pyro_implicit.distributions.implicit import ImplicitDistribution, sample_implicit
 from pyro_implicit.distributions.process import ImplicitProcess
 from pyro_implicit.guides.base import ImplicitGuide
@@ -49,11 +52,14 @@ __all__ = [
     "ResidualGenerator",
     "SemiImplicitELBO",
     "SingularValueELBO",
+    "c2st",
     "entropy_report",
     "khat",
     "log_density",
     "posterior_draws",
     "predict",
     "sample_implicit",
+    "stein_discrepancy",
     "to_arviz",
+    "vsbc",
 ]

@@ -197,8 +197,8 @@ def _warn(report: EntropyReport) -> None:
             f"the guide folds: its linearised entropy exceeds the true one by {report.excess:.2g} "
             f"nats (standard error {report.standard_error:.1g}), because several noises lead to "
             "one draw or the map bends within the output noise. The objective counts that mass "
-            "twice. Train on with SemiImplicitELBO(proposal='gauss-newton'), use no more noises than "
-            "latents, a smaller scale, or a wider start.",
+            "twice. Train on with SemiImplicitELBO(proposal='gauss-newton'), use no more noises "
+            "than latents, a smaller scale, or a wider start.",
             stacklevel=4,
         )
     if report.collapses:
