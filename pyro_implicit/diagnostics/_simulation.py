@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import pyro
 import torch
+from pyro.util import get_rng_state, set_rng_state
 from torch import Tensor
 
 from pyro_implicit.diagnostics._unconstrained import constrained_draws
-from pyro_implicit.exceptions import SiteError
+from pyro_implicit.exceptions import ArgumentError, SiteError
 from pyro_implicit.infer._pointwise import is_auxiliary, is_delta, run_model
 
 __all__ = ["Quantity", "Simulation", "simulate"]
@@ -50,7 +52,7 @@ class Simulation:
         :returns: the rank of each latent entry and quantity among the draws, ``0 ... num_draws``.
         """
         devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-        with torch.random.fork_rng(devices), pyro.get_param_store().scope():
+        with _own_randomness(), torch.random.fork_rng(devices), pyro.get_param_store().scope():
             pyro.set_rng_seed((self.seed * 1_000_003 + number) % 2**32)
             values = simulate(self.model, self.args, self.kwargs, self.observed)
             data = {name: values[name] for name in self.observed}
@@ -69,6 +71,9 @@ class Simulation:
                 f"{sorted(values)}"
             )
         ranks = {name: _rank(draws[name], values[name]) for name in draws}
+        taken = sorted(set(ranks) & set(self.quantities))
+        if taken:
+            raise ArgumentError(f"quantities {taken} have the names of sites; rename them")
         for name, quantity in self.quantities.items():
             truth = quantity({site: values[site] for site in draws}, data)
             each = [
@@ -104,6 +109,16 @@ def simulate(
     if missing:
         raise SiteError(f"observed names {missing}; the model has {sorted(values)}")
     return values
+
+
+@contextmanager
+def _own_randomness() -> Iterator[None]:
+    """Puts back the states of all generators that Pyro seeds: PyTorch's, NumPy's, Python's."""
+    state = get_rng_state()
+    try:
+        yield
+    finally:
+        set_rng_state(state)
 
 
 def _rank(draws: Tensor, value: Tensor) -> Tensor:
