@@ -30,7 +30,9 @@ def exact_entropy(matrix, sigma=0.0):
     [(A, 0.0), (A, 0.1), ([[0.5], [0.8]], 0.1), ([[0.5, 0.1, 0.2], [0.3, 0.8, 0.1]], 0.3)],
 )
 def test_a_gaussian_guide(matrix, sigma):
-    report = entropy_report(affine_guide(normal_model, matrix, B, scale=sigma), num_probes=2)
+    report = entropy_report(
+        affine_guide(normal_model, matrix, B, scale=sigma), num_probes=2, num_inner=200
+    )
     exact = exact_entropy(matrix, sigma)
     assert report.linearised == pytest.approx(exact, abs=1e-4)
     assert report.lanczos_upper == pytest.approx(exact, abs=1e-4)  # as many probes as there are
@@ -54,7 +56,7 @@ def test_the_bound_by_the_smallest_singular_value():
 def test_a_folded_map_is_counted_twice():
     guide = affine_guide(normal_model, A, B, folded=True)
     with pytest.warns(UserWarning, match="the guide folds: its linearised entropy exceeds"):
-        report = entropy_report(guide, num_samples=400)
+        report = entropy_report(guide, num_samples=300)
     assert report.folds
     assert report.excess == pytest.approx(math.log(2), abs=0.15)
     assert report.upper == pytest.approx(exact_entropy(A), abs=0.15)
@@ -71,9 +73,11 @@ def test_a_lost_direction():
 def test_ranks_do_not_depend_on_units():
     for scale in (1.0, 1e4):
         matrix = [[scale, 0.0], [0.0, 0.01]]
-        report = entropy_report(affine_guide(normal_model, matrix, B), num_samples=2000)
-        assert report.effective_rank == pytest.approx(2.0, abs=0.01)
-        assert report.singular_values.shape == (2000, 2)
+        report = entropy_report(
+            affine_guide(normal_model, matrix, B), num_samples=500, num_starts=1
+        )
+        assert report.effective_rank == pytest.approx(2.0, abs=0.02)
+        assert report.singular_values.shape == (500, 2)
 
 
 def test_effective_rank():
@@ -89,7 +93,7 @@ def test_linearised_entropy_is_that_of_the_objective(factorized):
 
     options = {"scale": 0.2, "init_scale": 1.0, "hidden_dims": (8,)}
     guide = HyperNetworkGuide(model, factorized=factorized, **options).setup()
-    report = entropy_report(guide, num_samples=500, num_inner=50)
+    report = entropy_report(guide, num_samples=500, num_inner=20, num_starts=2)
     objective = LinearisedELBO(num_particles=500, vectorize_particles=True, max_plate_nesting=0)
     assert report.linearised == pytest.approx(
         objective.terms(model, guide)["entropy"].item(), abs=0.02
