@@ -2,8 +2,14 @@
 
 from typing import TYPE_CHECKING, Any
 
+from pyro_implicit.diagnostics.c2st import c2st
+from pyro_implicit.diagnostics.entropy_report import entropy_report
+from pyro_implicit.diagnostics.khat import khat
+from pyro_implicit.diagnostics.log_density import log_density
 from pyro_implicit.diagnostics.process_to_arviz import process_to_arviz
+from pyro_implicit.diagnostics.stein_discrepancy import stein_discrepancy
 from pyro_implicit.diagnostics.to_arviz import to_arviz
+from pyro_implicit.diagnostics.vsbc import vsbc
 from pyro_implicit.distributions.implicit import ImplicitDistribution, sample_implicit
 from pyro_implicit.distributions.process import ImplicitProcess
 from pyro_implicit.guides.base import ImplicitGuide
@@ -66,13 +72,19 @@ __all__ = [
     "ResumableLoader",
     "SemiImplicitELBO",
     "SingularValueELBO",
+    "c2st",
+    "entropy_report",
     "geometric_schedule",
+    "khat",
     "linear_schedule",
+    "log_density",
     "posterior_draws",
     "predict",
     "process_to_arviz",
     "sample_implicit",
+    "stein_discrepancy",
     "to_arviz",
+    "vsbc",
 ]
 
 # Subclasses of Lightning's classes: importable from here like all others, and imported only then.

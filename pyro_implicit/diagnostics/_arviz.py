@@ -15,7 +15,14 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["arviz_line", "import_arviz", "make_inference_data"]
+__all__ = [
+    "arviz_line",
+    "import_arviz",
+    "make_inference_data",
+    "plot_loo_pit",
+    "plot_predictive_check",
+    "psis_khat",
+]
 
 
 def import_arviz() -> ModuleType:
@@ -94,3 +101,42 @@ def _dataset(
     if line == 0:
         return arviz.from_dict(**{group: dict(variables)}, **labels)[group]
     return arviz.from_dict({group: dict(variables)}, **labels)[group].to_dataset()
+
+
+def psis_khat(log_ratios: np.ndarray) -> float:
+    """
+    :param numpy.ndarray log_ratios: logarithms of importance ratios of independent draws, shape
+        ``(num_samples,)``.
+    :returns: the shape of the generalised Pareto distribution that ArviZ fits to their upper tail.
+    """
+    arviz = import_arviz()
+    if arviz_line(arviz) == 0:
+        return float(arviz.psislw(log_ratios)[1])
+    from arviz_stats.base import array_stats
+
+    # this line takes pointwise log-likelihoods, whose negatives are the log-ratios of LOO
+    return float(array_stats.psislw(-log_ratios)[1])
+
+
+def plot_predictive_check(data: Any, **options: Any) -> Any:
+    """
+    :param data: from ``to_arviz``.
+    :param options: of ``arviz.plot_ppc`` (ArviZ 0.x) or ``arviz.plot_ppc_dist`` (ArviZ >= 1).
+    :returns: what that returns.
+    """
+    arviz = import_arviz()
+    plot = arviz.plot_ppc if arviz_line(arviz) == 0 else arviz.plot_ppc_dist
+    return plot(data, **options)
+
+
+def plot_loo_pit(data: Any, var_name: str, **options: Any) -> Any:
+    """
+    :param data: from ``to_arviz``.
+    :param str var_name: the observed site.
+    :param options: of ``arviz.plot_loo_pit``.
+    :returns: what that returns.
+    """
+    arviz = import_arviz()
+    if arviz_line(arviz) == 0:
+        return arviz.plot_loo_pit(data, y=var_name, **options)
+    return arviz.plot_loo_pit(data, var_names=[var_name], **options)

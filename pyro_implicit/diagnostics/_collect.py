@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,16 @@ from pyro_implicit.exceptions import ShapeError
 from pyro_implicit.infer._pointwise import pointwise_log_prob
 from pyro_implicit.infer.draws import posterior_draws
 
-__all__ = ["Plan", "collect", "make_plan", "nbytes", "to_numpy"]
+__all__ = ["GUIDE_GROUPS", "Plan", "collect", "make_plan", "nbytes", "to_numpy"]
 
 #: group -> variable -> what it looks like (without the sample dimensions)
 Plan = dict[str, dict[str, Slot]]
+
+#: the groups that follow from draws of a guide, and so differ from restart to restart
+GUIDE_GROUPS = ("posterior", "posterior_predictive", "log_likelihood")
+
+#: which draw, and of which restart if there are several
+Index = tuple[int, ...]
 
 
 def make_plan(program: Program, groups: tuple[str, ...]) -> Plan:
@@ -73,59 +79,81 @@ def nbytes(slots: Mapping[str, Slot], num_samples: int) -> int:
 
 
 class _Arrays:
-    """The arrays of all groups, ``(num_samples, *shape)`` each."""
+    """
+    The arrays of all groups, ``(num_samples, *shape)`` each; those of :data:`GUIDE_GROUPS`
+    ``(num_samples, num_restarts, *shape)`` if there are restarts.
+    """
 
-    def __init__(self, plan: Plan, num_samples: int) -> None:
+    def __init__(self, plan: Plan, num_samples: int, num_restarts: int | None = None) -> None:
         self.plan = plan
+        by_restart = (num_samples,) if num_restarts is None else (num_samples, num_restarts)
+        lead = {group: by_restart if group in GUIDE_GROUPS else (num_samples,) for group in plan}
         self.groups = {
             group: {
-                name: np.empty((num_samples, *slot.shape), numpy_dtype(slot.dtype))
+                name: np.empty((*lead[group], *slot.shape), numpy_dtype(slot.dtype))
                 for name, slot in slots.items()
             }
             for group, slots in plan.items()
         }
 
-    def put(self, group: str, name: str, draw: int, rows: slice, value: Tensor) -> None:
+    def put(self, group: str, name: str, draw: Index, rows: slice, value: Tensor) -> None:
         """Writes the value of one draw on some rows; ignores what was not asked for."""
         slot = self.plan.get(group, {}).get(name)
         if slot is None:
             return
-        index: tuple[Any, ...] = (draw, ...)
+        index: tuple[Any, ...] = (*draw, ...)
         if slot.row_dim is not None:
             index += (rows,) + (slice(None),) * (-1 - slot.row_dim)
         self.groups[group][name][index] = to_numpy(value)
 
 
 def collect(
-    program: Program, guide: Callable[..., Any], plan: Plan, num_samples: int
+    programs: Sequence[Program],
+    guides: Sequence[Callable[..., Any]],
+    plan: Plan,
+    num_samples: int,
+    restarts: bool = False,
 ) -> dict[str, dict[str, np.ndarray]]:
     """
-    :param Program program: the model.
-    :param callable guide: the guide.
+    :param programs: the model with each guide.
+    :param guides: the guides.
     :param dict plan: from :func:`make_plan`.
     :param int num_samples: how many draws.
-    :returns: group to variable to array: ``(1, num_samples, *shape)``, or the bare data.
+    :param bool restarts: whether the guides become a dimension after that of the draws.
+    :returns: group to variable to array: ``(1, num_samples, *shape)``, with ``restarts``
+        ``(1, num_samples, num_guides, *shape)`` in :data:`GUIDE_GROUPS`, or the bare data.
     """
     sampled = {group: slots for group, slots in plan.items() if group != "observed_data"}
-    arrays = _Arrays(sampled, num_samples)
-    batches = program.batches
-    if sampled.keys() - {"prior", "prior_predictive"}:
-        draws = posterior_draws(guide, num_samples, *batches.args, **batches.kwargs)
-        _check_shapes(program, draws)
-        for s in range(num_samples):
-            values = {name: draw[s] for name, draw in draws.items()}
-            _posterior_draw(program, arrays, s, values)
-            _predictive_draw(program, arrays, s, values, "posterior_predictive", None)
+    arrays = _Arrays(sampled, num_samples, len(guides) if restarts else None)
+    if sampled.keys() & set(GUIDE_GROUPS):
+        for r, (program, guide) in enumerate(zip(programs, guides, strict=True)):
+            _guide_draws(program, guide, arrays, num_samples, (r,) if restarts else ())
     if sampled.keys() & {"prior", "prior_predictive"}:
         for s in range(num_samples):
-            _predictive_draw(program, arrays, s, {}, "prior_predictive", "prior")
+            _predictive_draw(programs[0], arrays, (s,), {}, "prior_predictive", "prior")
     result = {
         group: {name: array[None] for name, array in variables.items()}
         for group, variables in arrays.groups.items()
     }
     if "observed_data" in plan:
-        result["observed_data"] = observed_data(program, plan["observed_data"])
+        result["observed_data"] = observed_data(programs[0], plan["observed_data"])
     return {group: result[group] for group in plan}
+
+
+def _guide_draws(
+    program: Program,
+    guide: Callable[..., Any],
+    arrays: _Arrays,
+    num_samples: int,
+    restart: Index,
+) -> None:
+    """All groups that follow from draws of one guide."""
+    draws = posterior_draws(guide, num_samples, *program.batches.args, **program.batches.kwargs)
+    _check_shapes(program, draws)
+    for s in range(num_samples):
+        values = {name: draw[s] for name, draw in draws.items()}
+        _posterior_draw(program, arrays, (s, *restart), values)
+        _predictive_draw(program, arrays, (s, *restart), values, "posterior_predictive", None)
 
 
 def _check_shapes(program: Program, draws: Mapping[str, Tensor]) -> None:
@@ -149,14 +177,14 @@ def observed_data(program: Program, slots: Mapping[str, Slot]) -> dict[str, np.n
     for batch in program.batches:
 
         def visit(site: Any, rows: slice = batch.rows) -> None:
-            arrays.put("observed_data", site["name"], 0, rows, site["value"])
+            arrays.put("observed_data", site["name"], (0,), rows, site["value"])
 
         program.run(batch, program.draw, visit)
     return {name: array[0] for name, array in arrays.groups["observed_data"].items()}
 
 
 def _posterior_draw(
-    program: Program, arrays: _Arrays, draw: int, values: Mapping[str, Tensor]
+    program: Program, arrays: _Arrays, draw: Index, values: Mapping[str, Tensor]
 ) -> None:
     """Latent and deterministic sites, and the log-likelihood, at one draw."""
     wanted = arrays.plan.get("posterior", {})
@@ -180,7 +208,7 @@ def _posterior_draw(
 def _predictive_draw(
     program: Program,
     arrays: _Arrays,
-    draw: int,
+    draw: Index,
     values: Mapping[str, Tensor],
     predictive: str,
     parameters: str | None,

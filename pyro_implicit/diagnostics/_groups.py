@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from pyro_implicit.diagnostics._collect import Plan, nbytes
+from pyro_implicit.diagnostics._collect import GUIDE_GROUPS, Plan, nbytes
 from pyro_implicit.diagnostics._program import Program
 from pyro_implicit.exceptions import ArgumentError, SiteError
 
@@ -56,28 +57,49 @@ def choose_groups(
     return tuple(chosen), notes
 
 
-def check_size(plan: Plan, num_samples: int, max_bytes: int | None) -> None:
+def check_size(plan: Plan, num_samples: int, max_bytes: int | None, num_restarts: int = 1) -> None:
     """
     :param dict plan: the variables of each group.
     :param int num_samples: how many draws.
-    :param int max_bytes: limit for all groups together, or ``None``.
-    :raises ArgumentError: if they need more.
+    :param int max_bytes: limit for all groups together; ``None`` asks nothing.
+    :param int num_restarts: how many guides.
+    :raises ArgumentError: if they need more, or more than the machine has free.
     """
     if max_bytes is not None and (isinstance(max_bytes, bool) or not max_bytes > 0):
         raise ArgumentError(f"max_bytes is {max_bytes!r}; expected None or a positive number")
-    sizes = {
-        group: nbytes(slots, 1 if group == "observed_data" else num_samples)
-        for group, slots in plan.items()
-    }
+    counts = {"observed_data": 1} | {group: num_samples * num_restarts for group in GUIDE_GROUPS}
+    sizes = {group: nbytes(slots, counts.get(group, num_samples)) for group, slots in plan.items()}
     total = sum(sizes.values())
-    if max_bytes is None or total <= max_bytes:
+    if max_bytes is None:
         return
+    free = free_memory()
+    limit = f"the limit max_bytes={max_bytes} ({max_bytes / 2**30:.3g} GiB)"
+    remedy = (
+        f"or raise max_bytes (None: no limit, not even that of the {free / 2**30:.3g} GiB free)"
+    )
+    if total <= max_bytes:
+        if total <= free:
+            return
+        limit = f"the {free / 2**30:.3g} GiB of memory that the machine has free"
+        remedy = "or write max_bytes=None to try all the same"
     parts = ", ".join(f"{g} {s / 2**30:.3g}" for g, s in sorted(sizes.items(), key=lambda i: -i[1]))
     raise ArgumentError(
-        f"the result would need {total / 2**30:.3g} GiB (in GiB: {parts}), more than the limit "
-        f"max_bytes={max_bytes} ({max_bytes / 2**30:.3g} GiB); use a smaller num_samples (now "
-        f"{num_samples}), choose groups=(...) without the large ones, or raise max_bytes"
+        f"the result would need {total / 2**30:.3g} GiB (in GiB: {parts}), more than {limit}; use "
+        f"a smaller num_samples (now {num_samples}), choose groups=(...) without the large ones, "
+        f"{remedy}"
     )
+
+
+def free_memory() -> float:
+    """
+    :returns: bytes of memory that can be had without swapping, infinity where nobody tells.
+    """
+    try:
+        with open("/proc/meminfo") as file:
+            lines = dict(line.split(":", 1) for line in file if ":" in line)
+        return 1024.0 * int(lines["MemAvailable"].split()[0])
+    except (OSError, KeyError, ValueError, IndexError):  # not Linux
+        return math.inf
 
 
 def _empty_groups(program: Program, has_constants: bool) -> dict[str, str]:

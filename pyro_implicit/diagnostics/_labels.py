@@ -10,9 +10,10 @@ import numpy as np
 from pyro_implicit.diagnostics._program import Slot
 from pyro_implicit.exceptions import ArgumentError, SiteError
 
-__all__ = ["Labels", "netcdf_names"]
+__all__ = ["RESTART", "Labels", "netcdf_names"]
 
 SAMPLE_DIMS = ("chain", "draw")
+RESTART = "restart"
 
 
 def netcdf_names(names: Collection[str]) -> dict[str, str]:
@@ -40,12 +41,15 @@ class Labels:
     A dimension that belongs to a plate has the plate's name and the labels ``0, 1, ...``; any other
     one is called ``f"{variable}_dim_{i}"``, counting such dimensions from 0. A plate whose name is
     also that of a variable, or ``chain`` or ``draw``, gets ``_dim`` appended: xarray would take the
-    variable for the labels.
+    variable for the labels. With restarts the groups in question have a first dimension
+    ``restart``, a name that is then taken too.
 
     :param dict plan: group to variable to :class:`Slot`.
     :param dict dims: the user's names of dimensions by variable: of all of them, or of those
         without a plate.
     :param dict coords: the user's labels by name of dimension.
+    :param int num_restarts: size of the dimension ``restart``, or None for no such dimension.
+    :param restart_groups: the groups that have it.
     :raises ArgumentError: if they do not fit the variables.
     """
 
@@ -54,7 +58,10 @@ class Labels:
         plan: Mapping[str, Mapping[str, Slot]],
         dims: Mapping[str, Sequence[str]] | None,
         coords: Mapping[str, Sequence[Any]] | None,
+        num_restarts: int | None = None,
+        restart_groups: Collection[str] = (),
     ) -> None:
+        self.taken = SAMPLE_DIMS if num_restarts is None else (*SAMPLE_DIMS, RESTART)
         self.variables = {name for slots in plan.values() for name in slots}
         self.user_dims = {name: list(names) for name, names in (dims or {}).items()}
         self._check_user_dims()
@@ -64,8 +71,21 @@ class Labels:
             group: {name: self._names(name, slot) for name, slot in slots.items()}
             for group, slots in plan.items()
         }
+        if num_restarts is not None:
+            self._add_restarts(num_restarts, restart_groups)
         self.coords: dict[str, Any] = {n: np.arange(s) for n, s in self.plate_sizes.items()}
         self._add_user_coords(coords or {})
+
+    def _add_restarts(self, num_restarts: int, groups: Collection[str]) -> None:
+        """The dimension of the restarts, in front of all others of a variable."""
+        if RESTART in self.variables:
+            raise ArgumentError(
+                f"a list of guides becomes a dimension {RESTART!r}, but the model has a site of "
+                "that name; rename the site"
+            )
+        self.sizes[RESTART] = self.plate_sizes[RESTART] = num_restarts
+        for group in set(groups) & self.dims.keys():
+            self.dims[group] = {n: [RESTART, *names] for n, names in self.dims[group].items()}
 
     def _check_user_dims(self) -> None:
         """What can be said before a single dimension is known."""
@@ -76,11 +96,11 @@ class Labels:
                 f"{sorted(self.variables)}"
             )
         for variable, names in self.user_dims.items():
-            taken = sorted(set(names) & (self.variables | set(SAMPLE_DIMS)))
+            taken = sorted(set(names) & (self.variables | set(self.taken)))
             if taken or len(set(names)) < len(names):
                 raise ArgumentError(
                     f"dims[{variable!r}] is {names}; expected names that differ from each other, "
-                    f"from {SAMPLE_DIMS} and from the variables"
+                    f"from {self.taken} and from the variables"
                     + (f" (found {taken})" if taken else "")
                 )
 
@@ -113,7 +133,7 @@ class Labels:
     def _plate_name(self, plate: str, size: int) -> str:
         """The dimension of a plate, of which Pyro allows one of each name."""
         name = plate.replace("/", ".")
-        while name in self.variables or name in SAMPLE_DIMS:
+        while name in self.variables or name in self.taken:
             name += "_dim"
         self.plate_sizes[name] = size
         return name

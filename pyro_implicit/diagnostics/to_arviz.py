@@ -9,12 +9,19 @@ from pyro.infer import ELBO
 
 from pyro_implicit.diagnostics._arviz import make_inference_data
 from pyro_implicit.diagnostics._attrs import run_attrs
-from pyro_implicit.diagnostics._collect import Plan, collect, make_plan, to_numpy
+from pyro_implicit.diagnostics._collect import (
+    GUIDE_GROUPS,
+    Plan,
+    collect,
+    make_plan,
+    to_numpy,
+)
 from pyro_implicit.diagnostics._constants import constant_data, constant_slots
 from pyro_implicit.diagnostics._groups import GROUPS, check_size, choose_groups
 from pyro_implicit.diagnostics._labels import Labels, netcdf_names
-from pyro_implicit.diagnostics._program import Program
+from pyro_implicit.diagnostics._program import Program, Site
 from pyro_implicit.diagnostics._rows import RowBatches
+from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.infer.draws import check_num_samples
 
 __all__ = ["to_arviz"]
@@ -22,7 +29,7 @@ __all__ = ["to_arviz"]
 
 def to_arviz(
     model: Callable[..., Any],
-    guide: Callable[..., Any],
+    guide: Callable[..., Any] | Sequence[Callable[..., Any]],
     *args: Any,
     num_samples: int = 1000,
     groups: Sequence[str] | None = None,
@@ -38,6 +45,12 @@ def to_arviz(
 
     Draws are independent, so they are stored as one chain, ``chain=1, draw=num_samples``: R-hat and
     effective sample sizes mean nothing here; ``az.loo``, posterior-predictive and LOO-PIT plots do.
+
+    **Restarts.** Guides trained independently, given as a list or tuple, become a dimension
+    ``restart`` of ``posterior``, ``posterior_predictive`` and ``log_likelihood``, after ``draw``.
+    They are not chains of one sampler: to pool them as if they were would give each the same
+    weight, whatever it has found. Compare them, or take one: ``data.sel(restart=0)`` is what
+    ``az.loo`` wants, since it takes every dimension but ``chain`` and ``draw`` for data.
 
     **Groups.** ``posterior``: latent sites (constrained) and ``pyro.deterministic`` sites.
     ``log_likelihood``: :math:`\log p(y_n \mid \theta_s)` for each observed site and each datum of
@@ -67,9 +80,12 @@ def to_arviz(
         data = to_arviz(model, guide, x, y, objective=LinearisedELBO(num_particles=8))
         az.loo(data)
         data.to_netcdf("posterior.nc")
+        both = to_arviz(model, [guide, other_guide], x, y)
+        both["posterior"]["sigma"].mean("draw")  # one number per restart
 
     :param callable model: a Pyro model.
-    :param callable guide: a guide for it: one of this package, any autoguide, or a function.
+    :param guide: a guide for it: one of this package, any autoguide, or a function; or a list or
+        tuple of guides that draw the same sites, see above.
     :param args: arguments of the model and guide, observations included. For arguments whose names
         are taken below, use ``functools.partial(model, ...)``.
     :param int num_samples: draws of the guide, and of the prior.
@@ -80,30 +96,40 @@ def to_arviz(
     :param ELBO objective: the objective that the guide was fitted with, recorded in the attributes.
     :param dict coords: labels by name of dimension.
     :param dict dims: names of dimensions by variable: of all, or of those without a plate.
-    :param int max_bytes: refuse to make more than this, 4 GiB by default; ``None``: no limit.
+    :param int max_bytes: refuse to make more than this, 4 GiB by default, or more than the machine
+        has free; ``None``: no limit.
     :param kwargs: keyword arguments of the model and guide.
     :returns: ``arviz.InferenceData`` with ArviZ 0.x, ``xarray.DataTree`` with ArviZ >= 1; variables
-        have shape ``(1, num_samples, *shape)``, those of the data groups have no sample dimensions.
-    :raises ArgumentError: for bad values, groups that cannot be made, or too large ones.
+        have shape ``(1, num_samples, *shape)``, or ``(1, num_samples, num_guides, *shape)``; those
+        of the data groups have no sample dimensions.
+    :raises ArgumentError: for bad values, groups that cannot be made, or too large ones; for guides
+        in a list that draw different sites.
     :raises SiteError: for a log-likelihood that depends on a site outside of the guide, or a prior
         that was asked for and cannot be drawn.
     :raises ShapeError: if the guide draws other shapes than these arguments need.
     """
     check_num_samples(num_samples)
-    program = Program(model, guide, RowBatches(args, kwargs, batch_size))
+    restarts = isinstance(guide, (list, tuple))
+    guides = _checked_guides(guide)
+    programs = [Program(model, one, RowBatches(args, kwargs, batch_size)) for one in guides]
+    program = programs[0]
+    _check_same_sites(programs)
     constants = constant_data(program)
     chosen, notes = choose_groups(program, groups, bool(constants))
-    attrs = run_attrs(guide, objective, notes)
+    attrs = run_attrs(guides[0], objective, notes)
+    num_restarts = len(guides) if restarts else None
+    if num_restarts is not None:
+        attrs["num_restarts"] = num_restarts
     plan = make_plan(program, chosen)
-    check_size(plan, num_samples, max_bytes)
+    check_size(plan, num_samples, max_bytes, len(guides))
 
     all_slots: Plan = dict(plan)
     if "constant_data" in chosen:
         all_slots["constant_data"] = constant_slots(program, constants)
-    labels = Labels(all_slots, dims, coords)
+    labels = Labels(all_slots, dims, coords, num_restarts, GUIDE_GROUPS)
     renamed = netcdf_names({name for slots in all_slots.values() for name in slots})
 
-    arrays = collect(program, guide, plan, num_samples)
+    arrays = collect(programs, guides, plan, num_samples, restarts)
     if "constant_data" in chosen:
         arrays["constant_data"] = {name: to_numpy(value) for name, value in constants.items()}
     return make_inference_data(
@@ -112,3 +138,37 @@ def to_arviz(
         {g: {renamed[n]: names for n, names in ds.items()} for g, ds in labels.dims.items()},
         attrs,
     )
+
+
+def _checked_guides(guide: Any) -> list[Callable[..., Any]]:
+    """The guides, in a list of their own."""
+    guides = list(guide) if isinstance(guide, (list, tuple)) else [guide]
+    bad = [type(one).__name__ for one in guides if not callable(one)]
+    if bad or not guides:
+        raise ArgumentError(
+            f"guide is {'an empty list' if not guides else f'or holds a {bad[0]}'}; expected a "
+            "guide (a callable), or a list of guides that were trained independently"
+        )
+    return guides
+
+
+def _check_same_sites(programs: Sequence[Program]) -> None:
+    """Restarts are stacked: they must have the same sites, of the same shapes."""
+    first = programs[0].sites
+    for number, program in enumerate(programs[1:], 1):
+        found = program.sites
+        differing = sorted(
+            name
+            for name in first.keys() | found.keys()
+            if name not in first or name not in found or not _alike(first[name], found[name])
+        )
+        if differing:
+            raise ArgumentError(
+                f"guide {number} differs from guide 0 in sites {differing}; expected restarts of "
+                "one guide: the same sites with the same shapes. Export them one by one"
+            )
+
+
+def _alike(site: Site, other: Site) -> bool:
+    same_value = (site.value.shape, site.value.dtype) == (other.value.shape, other.value.dtype)
+    return site.kind == other.kind and same_value

@@ -98,6 +98,7 @@ def gauss_newton_proposal(
     noise_dim: int,
     scale: Tensor | float,
     num_steps: int = 10,
+    start: Tensor | None = None,
 ) -> Proposal:
     r"""
     A proposal for ``z`` given :math:`w = g(z) + \sigma \varepsilon`: the mode of the posterior of
@@ -112,9 +113,12 @@ def gauss_newton_proposal(
     :param int noise_dim: ``d``.
     :param scale: ``sigma``.
     :param int num_steps: steps.
+    :param torch.Tensor start: where the steps begin, shape ``(n, d)``, found without the ``z`` that
+        made ``w``; a fixed point by default.
     """
-    # not at 0, where a symmetric generator has no slope
-    z = torch.full((len(value), noise_dim), 0.1, dtype=value.dtype, device=value.device)
+    z = start
+    if z is None:  # not at 0, where a symmetric generator has no slope
+        z = torch.full((len(value), noise_dim), 0.1, dtype=value.dtype, device=value.device)
     eye = torch.eye(noise_dim, dtype=value.dtype, device=value.device)
     damping = torch.full((len(value), 1, 1), 1e-2, dtype=value.dtype, device=value.device)
 

@@ -135,20 +135,21 @@ def guide(x, y):
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-num_samples, batch_size = int(sys.argv[1]), int(sys.argv[2])
-x = torch.randn(300_000)
+num_samples, batch_size, rows = map(int, sys.argv[1:4])
+x = torch.randn(rows)
 to_arviz(model, guide, x[:100], x[:100], num_samples=1)
 before = peak()
 to_arviz(model, guide, x, x, num_samples=num_samples, batch_size=batch_size or None,
          groups=("posterior", "log_likelihood"))
-print(peak() - before - 4 * 300_000 * num_samples)
+print(peak() - before - 4 * rows * num_samples)
 """
 
 
 @pytest.mark.slow
 def test_memory_beyond_the_result_is_that_of_one_batch():
-    def beyond_the_result(num_samples, batch_size):
-        command = [sys.executable, "-W", "ignore", "-c", MEMORY, str(num_samples), str(batch_size)]
+    def beyond_the_result(num_samples, batch_size, rows=300_000):
+        numbers = map(str, (num_samples, batch_size, rows))
+        command = [sys.executable, "-W", "ignore", "-c", MEMORY, *numbers]
         root = str(Path(__file__).parents[2])
         environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
         return int(subprocess.check_output(command, env=environment, timeout=300))
@@ -157,3 +158,4 @@ def test_memory_beyond_the_result_is_that_of_one_batch():
     assert beyond_the_result(2, 0) > 200 * megabyte  # 300,000 rows of 400 hidden units at once
     for num_samples in (2, 40):
         assert beyond_the_result(num_samples, 3000) < 60 * megabyte
+    assert beyond_the_result(50, 10_000, rows=1_000_000) < 100 * megabyte

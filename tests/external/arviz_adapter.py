@@ -67,6 +67,8 @@ def run(adapter_path, folder):
         "attrs": read_attrs(data, told["attrs"]),
         "elpd": {},
         "round_trip": False,
+        "khat": [adapter.psis_khat(ratios) for ratios in pareto_ratios()],
+        "restarts": restarts(adapter, arviz),
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about Pareto shapes
@@ -84,6 +86,48 @@ def run(adapter_path, folder):
             "attrs": read_attrs(read, told["attrs"]),
         }
     return report, arrays
+
+
+def pareto_ratios():
+    """Log-ratios whose tails have the shapes 0.3 and 0.9, and some that are bounded."""
+    uniform = (np.arange(2000) + 0.5) / 2000
+    return [-0.3 * np.log(uniform), -0.9 * np.log(uniform), uniform]
+
+
+def restarts(adapter, arviz):
+    """What to_arviz makes of two guides; one of them selected; loo and plots of it."""
+    rng = np.random.default_rng(0)
+    groups = {
+        "posterior": {"mu": rng.normal(size=(1, 200, 2))},
+        "posterior_predictive": {"y": rng.normal(size=(1, 200, 2, 9))},
+        "log_likelihood": {"y": rng.normal(size=(1, 200, 2, 9))},
+        "observed_data": {"y": rng.normal(size=9)},
+    }
+    dims = {group: {"y": ["restart", "data"]} for group in ("posterior_predictive",)}
+    dims["log_likelihood"] = dims["posterior_predictive"]
+    dims |= {"posterior": {"mu": ["restart"]}, "observed_data": {"y": ["data"]}}
+    coords = {"restart": np.arange(2), "data": np.arange(9)}
+    data = adapter.make_inference_data(groups, coords, dims, {"num_restarts": 2})
+    found = {"dims": list(data["log_likelihood"]["y"].dims), "elpd": [], "plots": []}
+    for number in range(2):
+        one = data.sel(restart=number)
+        np.testing.assert_array_equal(
+            one["log_likelihood"]["y"].values, groups["log_likelihood"]["y"][:, :, number]
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            loo = arviz.loo(one, var_name="y")
+        found["elpd"].append(float(loo.elpd if hasattr(loo, "elpd") else loo.elpd_loo))
+    if importlib.util.find_spec("matplotlib"):
+        import matplotlib
+
+        matplotlib.use("Agg")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of ArviZ about Matplotlib and Pareto shapes
+            adapter.plot_predictive_check(one)
+            adapter.plot_loo_pit(one, "y")
+        found["plots"] = ["predictive check", "LOO-PIT"]
+    return found
 
 
 def equal(one, other):

@@ -102,6 +102,9 @@ def check_report(report, arrays, saved_arrays):
     if report["round_trip"]:
         assert report["round_trip"].pop("equal")
         assert report["round_trip"] == {k: report[k] for k in ("dims", "coords", "attrs")}
+    assert report["khat"][:2] == pytest.approx([0.3, 0.9], abs=0.05)
+    assert report["khat"][2] < 0.3
+    assert report["restarts"]["dims"] == ["chain", "draw", "restart", "data"]
 
 
 def run_elsewhere(python, folder):
@@ -133,6 +136,9 @@ def check_both_lines(python, saved):
     assert here["elpd"].keys() == there["elpd"].keys() == {"counts", "y"}
     for name, elpd in here["elpd"].items():  # the lines smooth the tails a little differently
         assert there["elpd"][name] == pytest.approx(elpd, rel=1e-4)
+    assert there["restarts"]["elpd"] == pytest.approx(here["restarts"]["elpd"], rel=1e-2)
+    # they choose the length of the tail a little differently
+    assert there["khat"] == pytest.approx(here["khat"], abs=0.05)
 
 
 def test_this_interpreter(saved):
@@ -140,6 +146,7 @@ def test_this_interpreter(saved):
     report, found = load_script().run(_arviz.__file__, folder)
     check_report(report, found, arrays)
     assert report["type"] == ("InferenceData" if report["version"].startswith("0") else "DataTree")
+    assert report["restarts"]["plots"] == ["predictive check", "LOO-PIT"]
 
 
 def test_the_other_line_named_by_the_environment(saved):

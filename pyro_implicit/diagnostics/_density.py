@@ -1,0 +1,214 @@
+"""The density of an implicit guide, part by part, at given values and at its own draws."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_implicit.exceptions import DensityError, GuideError, ShapeError, SiteError
+from pyro_implicit.guides.base import ImplicitGuide
+from pyro_implicit.guides.sampler import Sampler
+from pyro_implicit.guides.site import LatentSite
+from pyro_implicit.ops.inversion import (
+    DensityEstimate,
+    Map,
+    density_by_preimages,
+    density_by_sampling,
+)
+from pyro_implicit.ops.logdet import is_zero, upcast
+
+__all__ = ["GuideDensity", "Part", "check_implicit_guide"]
+
+MAX_NOISE_DIM = 100
+#: numbers in the largest tensor that is held at once
+_CHUNK = 2_000_000
+
+
+def check_implicit_guide(guide: Any, asked: str) -> ImplicitGuide:
+    """
+    :param guide: what the user passed.
+    :param str asked: the function that was called.
+    :returns: the guide.
+    :raises GuideError: if it is none of this package.
+    """
+    if isinstance(guide, ImplicitGuide):
+        return guide
+    raise GuideError(
+        f"{asked} needs an implicit guide of this package, such as HyperNetworkGuide(model); found "
+        f"{type(guide).__name__}. A guide with a density tells it by itself: "
+        "poutine.trace(guide).get_trace(...).log_prob_sum()."
+    )
+
+
+class Part:
+    """
+    One independent part of a guide: its sites, and a float64 copy of what draws them.
+
+    :param sites: the sites.
+    :param Sampler sampler: generator, preconditioner and scale.
+    """
+
+    def __init__(self, sites: list[LatentSite], sampler: Sampler) -> None:
+        self.sites = sites
+        wide = upcast(torch.zeros((), device=sampler.preconditioner.loc.device)).dtype
+        self.sampler = copy.deepcopy(sampler).requires_grad_(False).to(wide)
+        self.generator, self.preconditioner = self.sampler.generator, self.sampler.preconditioner
+        self.scale = self.sampler.scale
+        self.noise_dim, self.output_dim = self.generator.noise_dim, self.generator.output_dim
+
+    @property
+    def map(self) -> Map:
+        """The generator as a function of flat noise."""
+        shape = self.generator.noise_shape
+        return Map(
+            lambda z: self.generator(z.reshape(-1, *shape)),
+            lambda z: self.generator.jacobian(z.reshape(-1, *shape)),
+            self.noise_dim,
+        )
+
+    def check(self) -> None:
+        """
+        :raises DensityError: if nobody can estimate this density.
+        """
+        names = [site.name for site in self.sites]
+        if is_zero(self.scale) and self.noise_dim != self.output_dim:
+            raise DensityError(
+                f"sites {names} are made of {self.noise_dim} noises for {self.output_dim} latents "
+                "without output noise: their density is an integral over a surface. Give the guide "
+                "scale=0.01, or as many noises as latents."
+            )
+        if self.noise_dim > MAX_NOISE_DIM:
+            raise DensityError(
+                f"sites {names} are made of {self.noise_dim} noises; importance sampling over more "
+                f"than {MAX_NOISE_DIM} is hopeless. Use checks that need draws only: "
+                "stein_discrepancy, vsbc, c2st, az.loo."
+            )
+
+    def draw(self, num_samples: int) -> tuple[Tensor, Tensor]:
+        """Noises ``(n, d)`` and unconstrained draws ``(n, m)``."""
+        loc = self.preconditioner.loc
+        noise = torch.randn(num_samples, self.noise_dim, dtype=loc.dtype, device=loc.device)
+        w = self.map.value(noise)
+        if not is_zero(self.scale):
+            w = w + self.scale * torch.randn_like(w)
+        return noise, self.preconditioner(w)
+
+    def density(
+        self, u: Tensor, num_inner: int, num_starts: int, own: Tensor | None = None
+    ) -> DensityEstimate:
+        """At unconstrained values ``(n, m)``, with the noises that made them if known."""
+        self.check()
+        w = self.preconditioner.inverse(u)
+        rows = max(1, _CHUNK // (num_inner * num_starts * self.noise_dim))
+        owns = [None] * len(w) if own is None else own.split(rows)
+        found = [
+            density_by_preimages(piece, self.map, num_starts, one)
+            if is_zero(self.scale)
+            else density_by_sampling(piece, self.map, self.scale, num_inner, num_starts, one)
+            for piece, one in zip(w.split(rows), owns, strict=False)
+        ]
+        log_det = self.preconditioner.log_abs_det
+        return DensityEstimate(
+            torch.cat([one.value for one in found]) - log_det,
+            torch.cat([one.standard_error for one in found]),
+            torch.cat([one.upper for one in found]) - log_det,
+        )
+
+
+@dataclass(frozen=True)
+class GuideDensity:
+    """
+    Densities in the unconstrained space, summed over the independent parts of a guide.
+
+    :param ImplicitGuide guide: a guide that is built.
+    :param int num_inner: inner draws for each value.
+    :param int num_starts: starts of the search for noises that lead to a value.
+    """
+
+    guide: ImplicitGuide
+    num_inner: int
+    num_starts: int
+
+    def parts(self) -> Iterator[Part]:
+        """The independent parts."""
+        for _, sites, sampler in self.guide._groups():
+            yield Part(sites, sampler)
+
+    def at(self, values: Mapping[str, Tensor]) -> tuple[DensityEstimate, Tensor]:
+        """
+        :param dict values: constrained values of every site, shape ``(n, *site_shape)``.
+        :returns: the densities of the unconstrained values, and the sum of
+            ``log|du/dvalue|``, shape ``(n,)``.
+        """
+        num_values = _check_values(values, self.guide.sites)
+        total, jacobian = None, torch.zeros(())
+        for part in self.parts():
+            u, log_jacobian = _unconstrain(values, part, num_values)
+            jacobian = jacobian + log_jacobian
+            total = _sum(total, part.density(u, self.num_inner, self.num_starts))
+        if total is None:
+            raise GuideError("the guide has no implicit part, hence no draws to evaluate")
+        return total, jacobian
+
+    def of_own_draws(self, num_samples: int) -> tuple[list[Tensor], DensityEstimate]:
+        """
+        :param int num_samples: how many draws ``n``.
+        :returns: unconstrained draws by part, shape ``(n, m)`` each, and their densities with
+            :attr:`DensityEstimate.upper` from the noises that made them.
+        """
+        draws, total = [], None
+        for part in self.parts():
+            noise, u = part.draw(num_samples)
+            draws.append(u)
+            total = _sum(total, part.density(u, self.num_inner, self.num_starts, noise))
+        if total is None:
+            raise GuideError("the guide has no implicit part, hence no draws to evaluate")
+        return draws, total
+
+
+def _sum(a: DensityEstimate | None, b: DensityEstimate) -> DensityEstimate:
+    if a is None:
+        return b
+    error = (a.standard_error.square() + b.standard_error.square()).sqrt()
+    return DensityEstimate(a.value + b.value, error, a.upper + b.upper)
+
+
+def _check_values(values: Mapping[str, Tensor], sites: list[LatentSite]) -> int:
+    """The number of values; every site must have as many, of its shape and in its support."""
+    names = [site.name for site in sites]
+    if set(values) != set(names):
+        raise SiteError(f"values are given for sites {sorted(values)}; the guide has {names}")
+    for site in sites:
+        value = values[site.name]
+        first = values[names[0]]
+        if value.dim() != len(site.shape) + 1 or value.shape != (len(first), *site.shape):
+            raise ShapeError(
+                f"values of site {site.name!r} have shape {tuple(value.shape)}; expected "
+                f"(n, {', '.join(map(str, site.shape))}), with the same n for every site"
+            )
+        if not bool(site.support.check(value).all()):
+            raise SiteError(
+                f"some values of site {site.name!r} are outside of its support {site.support}"
+            )
+    return len(values[names[0]])
+
+
+def _unconstrain(
+    values: Mapping[str, Tensor], part: Part, num_values: int
+) -> tuple[Tensor, Tensor]:
+    """Flat unconstrained values of a part, and ``log|du/dvalue|``."""
+    flat, total = [], torch.zeros(())
+    loc = part.preconditioner.loc
+    for site in part.sites:
+        value = values[site.name].detach().to(loc)
+        transform = site.transform()
+        u = transform.inv(value)
+        log_jacobian = transform.inv.log_abs_det_jacobian(value, u)
+        total = total + log_jacobian.reshape(num_values, -1).sum(-1)
+        flat.append(u.reshape(num_values, site.numel))
+    return torch.cat(flat, -1), total

@@ -1,0 +1,54 @@
+"""How often predictions are right, by how sure they were."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyro_implicit.diagnostics._numbers import check_integer
+from pyro_implicit.exceptions import MissingExtraError, ShapeError
+
+__all__ = ["calibration_error", "reliability"]
+
+
+def reliability(
+    probabilities: Tensor, labels: Tensor, num_bins: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """
+    :param torch.Tensor probabilities: class probabilities, shape ``(N, C)``.
+    :param torch.Tensor labels: true classes, shape ``(N,)``.
+    :param int num_bins: bins of equal width on (0, 1].
+    :returns: mean confidence and accuracy (NaN in empty bins) and share of the data, by bin.
+    :raises ShapeError: for other shapes.
+    """
+    check_integer("num_bins", num_bins)
+    if probabilities.dim() != 2 or labels.shape != probabilities.shape[:1]:
+        raise ShapeError(
+            f"probabilities have shape {tuple(probabilities.shape)}, labels {tuple(labels.shape)}; "
+            "expected (N, C) and (N,)"
+        )
+    confidence, predicted = probabilities.detach().double().max(-1)
+    places = (confidence * num_bins).ceil().long().clamp(1, num_bins) - 1
+    member = torch.nn.functional.one_hot(places, num_bins).double()
+    counts = member.sum(0)
+    right = (predicted == labels).double()
+    return (
+        member.mT @ confidence / counts,
+        member.mT @ right / counts,
+        counts / len(confidence),
+    )
+
+
+def calibration_error(probabilities: Tensor, labels: Tensor, num_bins: int) -> float:
+    """
+    :returns: the expected calibration error, by torchmetrics.
+    :raises MissingExtraError: without torchmetrics.
+    """
+    try:
+        from torchmetrics.functional.classification import multiclass_calibration_error
+    except ImportError as error:
+        raise MissingExtraError(
+            "plot_reliability needs torchmetrics: pip install pyro-implicit[tutorials]"
+        ) from error
+    num_classes = probabilities.shape[-1]
+    return float(multiclass_calibration_error(probabilities, labels, num_classes, n_bins=num_bins))

@@ -1,0 +1,128 @@
+"""One simulation of simulation-based calibration: draw, fit, rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyro
+import torch
+from pyro.util import get_rng_state, set_rng_state
+from torch import Tensor
+
+from pyro_implicit.diagnostics._unconstrained import constrained_draws
+from pyro_implicit.exceptions import ArgumentError, SiteError
+from pyro_implicit.infer._pointwise import is_auxiliary, is_delta, run_model
+
+__all__ = ["Quantity", "Simulation", "simulate"]
+
+#: of the values of the latents (with draws in front, or not) and the data
+Quantity = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Tensor]
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """
+    Everything that one simulation needs, so that it can be run in another process.
+
+    :param model: a Pyro model.
+    :param fit: from the data by site to a guide or to draws.
+    :param tuple args: arguments of the model.
+    :param dict kwargs: keyword arguments of the model.
+    :param observed: names of the sites that are data.
+    :param int num_draws: draws that each value is ranked among.
+    :param quantities: further numbers to rank.
+    :param int seed: of all simulations.
+    """
+
+    model: Callable[..., Any]
+    fit: Callable[[dict[str, Tensor]], Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    observed: tuple[str, ...]
+    num_draws: int
+    quantities: Mapping[str, Quantity]
+    seed: int
+
+    def __call__(self, number: int) -> dict[str, Tensor]:
+        """
+        :param int number: which simulation.
+        :returns: the rank of each latent entry and quantity among the draws, ``0 ... num_draws``.
+        """
+        devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+        with _own_randomness(), torch.random.fork_rng(devices), pyro.get_param_store().scope():
+            pyro.set_rng_seed((self.seed * 1_000_003 + number) % 2**32)
+            values = simulate(self.model, self.args, self.kwargs, self.observed)
+            data = {name: values[name] for name in self.observed}
+            fitted = self.fit(dict(data))
+            with torch.no_grad():
+                draws = constrained_draws(fitted, self.num_draws, self.args, self.kwargs)
+                return self._ranks(values, data, draws)
+
+    def _ranks(
+        self, values: dict[str, Tensor], data: dict[str, Tensor], draws: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        unknown = sorted(set(draws) - set(values))
+        if unknown:
+            raise SiteError(
+                f"fit returned draws of sites {unknown}, which the model does not have; it has "
+                f"{sorted(values)}"
+            )
+        ranks = {name: _rank(draws[name], values[name]) for name in draws}
+        taken = sorted(set(ranks) & set(self.quantities))
+        if taken:
+            raise ArgumentError(f"quantities {taken} have the names of sites; rename them")
+        for name, quantity in self.quantities.items():
+            truth = quantity({site: values[site] for site in draws}, data)
+            each = [
+                quantity({site: value[s] for site, value in draws.items()}, data)
+                for s in range(self.num_draws)
+            ]
+            ranks[name] = _rank(torch.stack([torch.as_tensor(one) for one in each]), truth)
+        return ranks
+
+
+def simulate(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    observed: tuple[str, ...],
+) -> dict[str, Tensor]:
+    """
+    :param model: a Pyro model.
+    :param tuple args: its arguments.
+    :param dict kwargs: its keyword arguments.
+    :param observed: names of the sites that are data, drawn whether the model observes them or not.
+    :returns: one draw of every latent and of the data, from the model alone.
+    :raises SiteError: if a data site is not in the model.
+    """
+    values: dict[str, Tensor] = {}
+
+    def visit(site: Any) -> None:
+        if not is_auxiliary(site) and not is_delta(site):
+            values[site["name"]] = site["value"]
+
+    run_model(model, args, kwargs, visit, unobserve=observed)
+    missing = sorted(set(observed) - set(values))
+    if missing:
+        raise SiteError(f"observed names {missing}; the model has {sorted(values)}")
+    return values
+
+
+@contextmanager
+def _own_randomness() -> Iterator[None]:
+    """Puts back the states of all generators that Pyro seeds: PyTorch's, NumPy's, Python's."""
+    state = get_rng_state()
+    try:
+        yield
+    finally:
+        set_rng_state(state)
+
+
+def _rank(draws: Tensor, value: Tensor) -> Tensor:
+    """How many draws are below the value; ties are broken at random."""
+    value = torch.as_tensor(value).to(draws)
+    below, equal = (draws < value).sum(0), (draws == value).sum(0)
+    return below + (torch.rand(equal.shape) * (equal + 1)).long().to(below.device)

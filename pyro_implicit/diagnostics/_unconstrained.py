@@ -1,0 +1,76 @@
+"""Draws of a guide, or draws that are given, in the unconstrained space of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
+from pyro_implicit.guides.site import LatentSite
+from pyro_implicit.infer.draws import posterior_draws
+
+__all__ = ["constrained_draws", "unconstrained_draws"]
+
+
+def constrained_draws(
+    source: Any, num_samples: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Tensor]:
+    """
+    :param source: a guide, or draws by site, of which as many are taken, evenly spaced.
+    :param int num_samples: how many.
+    :param tuple args: arguments of the guide.
+    :param dict kwargs: keyword arguments of the guide.
+    :returns: by site, shape ``(num_samples, *site_shape)``.
+    :raises ArgumentError: for anything else.
+    :raises ShapeError: for too few draws.
+    """
+    if not isinstance(source, Mapping):
+        if not callable(source):
+            raise ArgumentError(
+                f"expected a guide, or draws by site ({{name: tensor}}); found "
+                f"{type(source).__name__}"
+            )
+        return posterior_draws(source, num_samples, *args, **kwargs)
+    counts = {name: len(value) for name, value in source.items()}
+    if not counts or min(counts.values()) < num_samples or len(set(counts.values())) > 1:
+        raise ShapeError(
+            f"there are {counts} draws by site; expected at least num_samples={num_samples}, "
+            "as many for every site"
+        )
+    index = torch.linspace(0, min(counts.values()) - 1, num_samples).round().long()
+    return {name: value.detach()[index.to(value.device)] for name, value in source.items()}
+
+
+def unconstrained_draws(
+    model: Callable[..., Any],
+    draws: Mapping[str, Tensor],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[list[LatentSite], Tensor]:
+    """
+    :param model: a Pyro model.
+    :param dict draws: constrained draws by site, shape ``(n, *site_shape)``.
+    :param tuple args: arguments of the model.
+    :param dict kwargs: keyword arguments of the model.
+    :returns: the model's latent sites, and the flat unconstrained draws, shape ``(n, m)``.
+    :raises SiteError: if the model's latents are others than those drawn.
+    """
+    with torch.no_grad(), poutine.block():
+        first = {name: value[0] for name, value in draws.items()}
+        trace = poutine.trace(poutine.condition(model, data=first)).get_trace(*args, **kwargs)
+    sites = []
+    for name, node in trace.nodes.items():
+        if node["type"] == "sample" and name in draws:
+            sites.append(LatentSite.from_trace(node, False))  # type: ignore[arg-type]
+    missing = sorted(set(draws) - {site.name for site in sites})
+    if missing or not sites:
+        raise SiteError(f"draws are given for sites {missing}, which the model does not have")
+    columns = [
+        site.transform().inv(draws[site.name]).reshape(len(draws[site.name]), site.numel)
+        for site in sites
+    ]
+    return sites, torch.cat(columns, -1)

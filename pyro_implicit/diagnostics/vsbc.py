@@ -1,0 +1,214 @@
+r"""
+Simulation-based calibration of a variational fit.
+
+References
+
+[1] `Validating Bayesian Inference Algorithms with Simulation-Based Calibration`, S. Talts,
+    M. Betancourt, D. Simpson, A. Vehtari, A. Gelman, 2018.
+[2] `Yes, but Did It Work?: Evaluating Variational Inference`, Y. Yao, A. Vehtari, D. Simpson,
+    A. Gelman, ICML 2018.
+[3] `Simulation-Based Calibration Checking for Bayesian Computation: The Choice of Test Quantities
+    Shapes Sensitivity`, M. Modrak and others, Bayesian Analysis, 2023.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyro_implicit.diagnostics._numbers import check_integer
+from pyro_implicit.diagnostics._simulation import Quantity, Simulation
+from pyro_implicit.diagnostics._uniformity import (
+    asymmetry_p_values,
+    num_bins,
+    uniformity_p_values,
+)
+from pyro_implicit.exceptions import ArgumentError, SiteError
+from pyro_implicit.infer._pointwise import is_auxiliary, is_delta, run_model
+
+__all__ = ["Calibration", "vsbc"]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """
+    :param dict ranks: by site or quantity, the rank of each true value among the draws,
+        ``0 ... num_draws``, shape ``(num_simulations, *shape)``.
+    :param int num_draws: draws.
+    """
+
+    ranks: dict[str, Tensor]
+    num_draws: int
+
+    @property
+    def num_simulations(self) -> int:
+        """Number of simulations."""
+        return len(next(iter(self.ranks.values())))
+
+    @property
+    def bins(self) -> int:
+        """Bins of the chi-square test, and of the histograms."""
+        return num_bins(self.num_draws + 1, self.num_simulations)
+
+    def uniformity(self) -> dict[str, Tensor]:
+        """P-values of a chi-square test that ranks are uniform, by site, shape ``shape``."""
+        return {
+            name: uniformity_p_values(ranks, self.num_draws + 1, self.bins)
+            for name, ranks in self.ranks.items()
+        }
+
+    def asymmetry(self) -> dict[str, Tensor]:
+        """P-values of a test that the mean rank is in the middle, by site, shape ``shape``."""
+        return {
+            name: asymmetry_p_values(ranks, self.num_draws + 1)
+            for name, ranks in self.ranks.items()
+        }
+
+    @property
+    def p_value(self) -> float:
+        """The smallest p-value of all times their number (Bonferroni), at most 1."""
+        every = [
+            p.reshape(-1) for tests in (self.uniformity(), self.asymmetry()) for p in tests.values()
+        ]
+        together = torch.cat(every)
+        return min(1.0, float(together.min()) * len(together))
+
+
+def vsbc(
+    model: Callable[..., Any],
+    fit: Callable[[dict[str, Tensor]], Any],
+    *args: Any,
+    observed: Sequence[str] | None = None,
+    num_simulations: int = 200,
+    num_draws: int = 99,
+    quantities: Mapping[str, Quantity] | None = None,
+    num_processes: int = 1,
+    start_method: str | None = None,
+    seed: int = 0,
+    progress: bool = True,
+    **kwargs: Any,
+) -> Calibration:
+    r"""
+    Draws parameters and data from the model, fits the data, and ranks the parameters among draws of
+    the fit, many times. If the fit is the posterior, ranks are uniform [1]. A U shape says too
+    narrow, a hump too wide, a slope biased [2]. **It needs draws alone, and no reference.**
+
+    What it says is about the *procedure*, on average over data sets that the prior makes, and not
+    about the fit of one data set. Use priors that make data sets like yours, or keep those that are
+    like yours out of more. It is blind to a fit that ignores the data and returns the prior; a
+    quantity that looks at the data, such as the log-likelihood, sees that [3].
+
+    Each simulation has a seed of its own, an empty parameter store, and leaves the caller's store
+    and random numbers as they were: the result does not depend on the number of processes.
+
+    Example::
+
+        def fit(data):
+            guide = HyperNetworkGuide(model)
+            svi = SVI(model, guide, Adam({"lr": 0.01}), LinearisedELBO(num_particles=8))
+            for _ in range(1000):
+                svi.step(x, data["y"])
+            return guide
+
+        calibration = vsbc(model, fit, x, observed=["y"], num_processes=4)
+        plots.plot_ranks(calibration)
+
+    :param callable model: a Pyro model without improper priors.
+    :param callable fit: from the data, ``{site: value}``, to a guide, or to draws by site, at least
+        ``num_draws`` independent ones.
+    :param args: arguments of the model and of the guide's draws.
+    :param observed: names of the sites that are data; by default those that the model observes when
+        called with ``args``.
+    :param int num_simulations: fits, at least 10.
+    :param int num_draws: draws that a value is ranked among; ``num_draws + 1`` should have many
+        divisors, for the bins: 99 or 199.
+    :param dict quantities: further numbers to rank, by name: functions of the latents' values
+        ``{site: value}`` and of the data.
+    :param int num_processes: fits at a time. With 1 nothing is started.
+    :param str start_method: of the processes, ``"fork"`` or ``"spawn"``; by default ``"fork"``
+        where there is such a thing and CUDA is not in use. With ``"spawn"`` model and fit must be
+        importable (functions of a module).
+    :param int seed: of all simulations.
+    :param bool progress: show a progress bar.
+    :param kwargs: keyword arguments of the model.
+    :returns: ranks, p-values; see :func:`pyro_implicit.diagnostics.plots.plot_ranks`.
+    :raises ArgumentError: for numbers outside of these, or a name of a quantity that is taken.
+    :raises SiteError: if nothing is observed, or for names of sites that the model does not have.
+    """
+    check_integer("num_simulations", num_simulations, least=10)
+    check_integer("num_draws", num_draws)
+    check_integer("num_processes", num_processes)
+    if num_bins(num_draws + 1, num_simulations) < 2:
+        raise ArgumentError(
+            f"num_draws={num_draws}: its {num_draws + 1} ranks cannot be put into bins of equal "
+            "size; write num_draws=99"
+        )
+    names = tuple(observed) if observed is not None else _observed_sites(model, args, kwargs)
+    job = Simulation(model, fit, args, dict(kwargs), names, num_draws, dict(quantities or {}), seed)
+    runs = _run(job, num_simulations, num_processes, start_method)
+    found = list(tqdm(runs, total=num_simulations, desc="vsbc", disable=not progress))
+    return Calibration({n: torch.stack([one[n] for one in found]) for n in found[0]}, num_draws)
+
+
+def _observed_sites(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[str, ...]:
+    """What the model observes with these arguments."""
+    names: list[str] = []
+
+    def visit(site: Any) -> None:
+        if site["is_observed"] and not is_auxiliary(site) and not is_delta(site):
+            names.append(site["name"])
+
+    with torch.random.fork_rng([]):
+        run_model(model, args, kwargs, visit)
+    if not names:
+        raise SiteError(
+            "the model observes nothing with these arguments: say which sites are data, e.g. "
+            "observed=['y']"
+        )
+    return tuple(names)
+
+
+def _run(
+    job: Simulation, num_simulations: int, num_processes: int, start_method: str | None
+) -> Iterator[dict[str, Tensor]]:
+    """The simulations in order, in this process or in several."""
+    numbers: Iterable[int] = range(num_simulations)
+    if num_processes == 1:
+        yield from map(job, numbers)
+        return
+    methods = multiprocessing.get_all_start_methods()
+    if start_method is None:
+        can_fork = "fork" in methods and not torch.cuda.is_initialized()
+        start_method = "fork" if can_fork else "spawn"
+    if start_method not in methods:
+        raise ArgumentError(f"start_method={start_method!r}; expected one of {methods}")
+    context = multiprocessing.get_context(start_method)
+    # the job goes to each process once, at its start: by fork it need not be picklable
+    with ProcessPoolExecutor(
+        num_processes, mp_context=context, initializer=_set_job, initargs=(job,)
+    ) as pool:
+        for found in pool.map(_one_of_job, numbers):
+            yield {name: torch.as_tensor(ranks) for name, ranks in found.items()}
+
+
+_JOB: Simulation | None = None
+
+
+def _set_job(job: Simulation) -> None:
+    global _JOB
+    _JOB = job
+    torch.set_num_threads(1)  # threads of a parent do not survive a fork, and processes are enough
+
+
+def _one_of_job(number: int) -> dict[str, Any]:
+    # as arrays: tensors would be passed by shared memory, of which there is little
+    return {name: ranks.cpu().numpy() for name, ranks in _JOB(number).items()}  # type: ignore[misc]

@@ -1,0 +1,122 @@
+"""k-hat: the known tail of a Gaussian of the wrong scale, ArviZ on exact ratios, and refusals."""
+
+from __future__ import annotations
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer.autoguide import AutoNormal
+
+from pyro_implicit import khat
+from pyro_implicit.diagnostics._arviz import psis_khat
+from pyro_implicit.diagnostics._density import GuideDensity
+from pyro_implicit.diagnostics.khat import KHat
+from pyro_implicit.exceptions import (
+    ArgumentError,
+    DensityError,
+    GuideError,
+    NonFiniteError,
+    SiteError,
+)
+from tests.diagnostics.known import affine_guide, normal_model
+
+
+def one_normal():
+    pyro.sample("w", dist.Normal(0.0, 1.0))
+
+
+def test_the_tail_of_a_narrow_gaussian():
+    """Ratios of N(0, 1) to N(0, sd^2) have a Pareto tail of shape 1 - sd^2."""
+    sd = 0.5
+    guide = affine_guide(one_normal, [[sd]], [0.0])
+    found = khat(one_normal, guide, num_samples=1500, num_starts=1)
+    assert found.value == pytest.approx(1 - sd**2, abs=0.2)
+    assert found.density_error == found.density_gap == 0.0
+    assert float(found) == found.value
+
+
+def test_a_wide_gaussian_and_the_right_one():
+    for sd in (1.3, 1.0001):
+        guide = affine_guide(one_normal, [[sd]], [0.0])
+        found = khat(one_normal, guide, num_samples=400, num_starts=1)
+        assert found.value < 0.3 and found.is_good
+        assert found.log_evidence == pytest.approx(0.0, abs=0.05)
+
+
+def test_arviz_on_exact_ratios():
+    guide = affine_guide(normal_model, [[0.6, 0.0], [0.2, 0.7]], [0.1, 0.0])
+    pyro.set_rng_seed(3)
+    found = khat(normal_model, guide, num_samples=500)
+    pyro.set_rng_seed(3)
+    (u,), _ = GuideDensity(guide, 500, 8).of_own_draws(500)
+    matrix = torch.tensor([[0.6, 0.0], [0.2, 0.7]]).double()
+    q = dist.MultivariateNormal(torch.tensor([0.1, 0.0]).double(), matrix @ matrix.T)
+    ratios = dist.Normal(0.0, 1.0).log_prob(u).sum(-1) - q.log_prob(u)
+    assert found.value == pytest.approx(psis_khat(ratios.numpy()), abs=1e-3)
+    assert found.log_evidence == pytest.approx(ratios.exp().mean().log().item(), abs=1e-3)
+
+
+def test_with_output_noise_and_a_constrained_site():
+    def model(y):
+        pyro.sample("w", dist.Normal(0.0, 1.0))
+        scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(torch.zeros(()) * scale, 1.0), obs=y)
+
+    y = torch.tensor([0.5, -1.0])
+    guide = affine_guide(model, [[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0], scale=0.1, args=(y,))
+    found = khat(model, guide, y, num_samples=300)
+    exact = dist.Normal(0.0, 1.0).log_prob(y).sum().item()
+    assert found.is_good
+    assert found.log_evidence == pytest.approx(exact, abs=0.05)
+    assert 0 < found.density_error < 0.1
+
+
+def test_the_threshold_grows_with_the_draws():
+    assert KHat(0.6, 100, 0.0, 0.0, 0.0).threshold == pytest.approx(0.5)
+    assert KHat(0.6, 3000, 0.0, 0.0, 0.0).threshold == pytest.approx(0.7)
+    assert KHat(0.6, 3000, 0.0, 0.0, 0.0).is_good
+    assert not KHat(0.6, 100, 0.0, 0.0, 0.0).is_good
+
+
+def test_refused_where_the_density_is_not_known():
+    guide = affine_guide(normal_model, [[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0], folded=True)
+    with pytest.raises(DensityError, match=r"k-hat is refused: .*Try num_inner=.*stein_discrepanc"):
+        khat(normal_model, guide, num_samples=100, num_starts=1)
+    assert khat(normal_model, guide, num_samples=100, num_starts=16).value < 0.5
+    noisy = affine_guide(normal_model, [[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0], scale=0.5)
+    with pytest.raises(DensityError, match="k-hat is refused"):
+        khat(normal_model, noisy, num_samples=100, num_inner=2)
+
+
+def test_other_guides_and_numbers_are_refused():
+    with pytest.raises(GuideError, match="khat needs an implicit guide"):
+        khat(normal_model, AutoNormal(normal_model))
+    guide = affine_guide(one_normal, [[1.0]], [0.0])
+    with pytest.raises(ArgumentError, match="num_samples=50; expected an integer >= 100"):
+        khat(one_normal, guide, num_samples=50)
+    with pytest.raises(ArgumentError, match="num_inner=0"):
+        khat(one_normal, guide, num_inner=0)
+    with pytest.raises(ArgumentError, match="num_starts=70"):
+        khat(one_normal, guide, num_starts=70)
+
+
+def test_a_model_that_draws_by_itself():
+    def model():
+        one_normal()
+        pyro.sample("other", dist.Normal(0.0, 1.0))
+
+    guide = affine_guide(one_normal, [[1.0]], [0.0])
+    with pytest.raises(SiteError, match="two evaluations of the model at the same latents differ"):
+        khat(model, guide, num_samples=100)
+
+
+def test_a_density_that_is_not_finite():
+    def model():
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        pyro.factor("wall", torch.where(w > 1, -torch.inf, 0.0))
+
+    guide = affine_guide(one_normal, [[1.0]], [0.0])
+    with pytest.raises(NonFiniteError, match="not finite at .* of 200 draws"):
+        khat(model, guide, num_samples=200)

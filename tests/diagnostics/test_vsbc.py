@@ -1,0 +1,182 @@
+"""vsbc: uniform for the exact posterior of a conjugate model, and not for wrong ones."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import SVI, Trace_ELBO
+from pyro.infer.autoguide import AutoNormal
+from scipy import stats
+
+from pyro_implicit import vsbc
+from pyro_implicit.diagnostics._uniformity import (
+    asymmetry_p_values,
+    num_bins,
+    uniformity_p_values,
+)
+from pyro_implicit.exceptions import ArgumentError, SiteError
+
+ROWS = 4
+
+
+def model(y=None):
+    mean = pyro.sample("mean", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with pyro.plate("data", ROWS):
+        pyro.sample("y", dist.Normal(mean[..., :1].expand(ROWS), 0.5), obs=y)
+
+
+def fit_with(width=1.0, bias=0.0):
+    """The exact posterior, its standard deviation times ``width``, shifted by ``bias`` of them."""
+
+    def fit(data):
+        precision = 1 + ROWS / 0.25
+        loc, sd = data["y"].sum() / 0.25 / precision, precision**-0.5
+        first = loc + sd * (bias + width * torch.randn(99))
+        return {"mean": torch.stack([first, torch.randn(99)], -1)}
+
+    return fit
+
+
+def calibrate(fit, **options):
+    defaults = {"num_simulations": 200, "observed": ["y"], "progress": False}
+    return vsbc(model, fit, **{**defaults, **options})
+
+
+def test_the_exact_posterior_is_calibrated():
+    found = calibrate(fit_with())
+    assert found.ranks["mean"].shape == (200, 2)
+    assert found.ranks["mean"].min() >= 0 and found.ranks["mean"].max() <= 99
+    assert found.p_value > 0.05
+    assert found.bins == 20 and found.num_simulations == 200
+
+
+def test_wrong_ones_are_told_and_how():
+    narrow, wide = calibrate(fit_with(width=0.5)), calibrate(fit_with(width=2.0))
+    for found, in_the_middle in ((narrow, False), (wide, True)):
+        assert found.uniformity()["mean"][0] < 1e-4
+        assert found.asymmetry()["mean"][0] > 1e-3
+        ranks = found.ranks["mean"][:, 0].float()
+        assert ((ranks - 49.5).abs().mean() < 25) == in_the_middle
+    biased = calibrate(fit_with(bias=0.7))
+    assert biased.asymmetry()["mean"][0] < 1e-4
+    for found in (narrow, wide, biased):
+        assert found.p_value < 1e-3
+        assert found.uniformity()["mean"][1] > 1e-3  # the second entry is right in all of them
+
+
+def test_a_fit_that_ignores_the_data_needs_a_quantity_that_does_not():
+    def prior(data):
+        return {"mean": torch.randn(99, 2)}
+
+    def log_likelihood(values, data):
+        return dist.Normal(values["mean"][0], 0.5).log_prob(data["y"]).sum()
+
+    options = {"num_draws": 19, "quantities": {"log-likelihood": log_likelihood}}
+    found = calibrate(prior, **options)
+    tests = found.uniformity()
+    assert tests["mean"].min() > 1e-3
+    assert tests["log-likelihood"] < 1e-4
+    assert calibrate(fit_with(), num_simulations=100, **options).p_value > 0.01
+
+
+def test_processes_change_nothing():
+    alone = calibrate(fit_with(), num_simulations=10)
+    together = calibrate(fit_with(), num_simulations=10, num_processes=2)
+    other = calibrate(fit_with(), num_simulations=10, seed=1)
+    assert torch.equal(alone.ranks["mean"], together.ranks["mean"])
+    assert not torch.equal(alone.ranks["mean"], other.ranks["mean"])
+
+
+def test_a_guide_that_is_trained_and_the_callers_state():
+    def fit(data):
+        guide = AutoNormal(model)
+        assert not list(pyro.get_param_store())
+        svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), Trace_ELBO())
+        for _ in range(3):
+            svi.step(data["y"])
+        pyro.param("left over", torch.tensor(1.0))
+        return guide
+
+    pyro.param("mine", torch.tensor(2.0))
+    states = []
+    for run in (False, True):
+        torch.manual_seed(0), np.random.seed(0), random.seed(0)
+        if run:
+            found = calibrate(fit, num_simulations=10, num_draws=9)
+        states.append((torch.rand(()).item(), np.random.rand(), random.random()))
+    assert states[0] == states[1]
+    assert list(pyro.get_param_store()) == ["mine"]
+    assert found.ranks["mean"].shape == (10, 2)
+
+
+def test_observed_sites_are_found():
+    found = vsbc(model, fit_with(), torch.zeros(ROWS), num_simulations=10, progress=False)
+    assert set(found.ranks) == {"mean"}
+    with pytest.raises(SiteError, match="the model observes nothing with these arguments"):
+        vsbc(model, fit_with(), num_simulations=10, progress=False)
+    with pytest.raises(SiteError, match=r"observed names \['z'\]; the model has \['mean', 'y'\]"):
+        calibrate(fit_with(), observed=["z"], num_simulations=10)
+
+
+def test_what_fit_returns_is_checked():
+    with pytest.raises(SiteError, match=r"fit returned draws of sites \['other'\]"):
+        calibrate(lambda data: {"other": torch.zeros(99)}, num_simulations=10)
+    with pytest.raises(ArgumentError, match="expected a guide, or draws by site"):
+        calibrate(lambda data: None, num_simulations=10)
+    with pytest.raises(ArgumentError, match=r"quantities \['mean'\] have the names of sites"):
+        calibrate(fit_with(), quantities={"mean": lambda values, data: 0.0}, num_simulations=10)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_simulations": 9}, "num_simulations=9; expected an integer >= 10"),
+        ({"num_draws": 0}, "num_draws=0"),
+        ({"num_draws": 100}, "num_draws=100: its 101 ranks cannot be put into bins"),
+        ({"num_processes": 0}, "num_processes=0"),
+        ({"num_processes": 2, "start_method": "thread"}, "start_method='thread'; expected one of"),
+    ],
+)
+def test_values_are_checked(options, message):
+    with pytest.raises(ArgumentError, match=message):
+        calibrate(fit_with(), **options)
+
+
+def test_ties_are_broken_at_random():
+    def points(data):
+        return {"mean": torch.zeros(99, 2)}
+
+    def constant(values, data):
+        return torch.tensor(1.0)
+
+    found = calibrate(points, quantities={"constant": constant}, num_draws=9)
+    assert found.uniformity()["constant"] > 1e-3
+    assert set(found.ranks["mean"].unique().tolist()) == {0, 9}
+
+
+def test_uniformity_is_scipys():
+    ranks = torch.randint(100, (300, 2))
+    expected = [
+        stats.chisquare(np.bincount(column // 10, minlength=10)).pvalue
+        for column in ranks.T.numpy()
+    ]
+    assert uniformity_p_values(ranks, 100, 10).tolist() == pytest.approx(expected)
+
+
+def test_p_values_are_uniform_for_uniform_ranks():
+    ranks = torch.randint(100, (200, 2000))
+    for p in (uniformity_p_values(ranks, 100, 20), asymmetry_p_values(ranks, 100)):
+        assert (p < 0.05).double().mean() == pytest.approx(0.05, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "simulations", "expected"),
+    [(100, 200, 20), (100, 50, 10), (100, 10, 2), (200, 60, 10), (97, 100, 1)],
+)
+def test_number_of_bins(num_ranks, simulations, expected):
+    assert num_bins(num_ranks, simulations) == expected
