@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import os
+import math
 
 import torch
 
 from pyro_implicit.exceptions import OutOfMemoryError
 
-__all__ = ["check_fits", "total_memory"]
+__all__ = ["check_fits", "free_memory"]
+
+_CPU = torch.device("cpu")
 
 
-def total_memory(device: torch.device) -> float:
+def free_memory(device: torch.device = _CPU) -> float:
     """
     :param torch.device device: a device.
-    :returns: bytes of memory that it has in all; infinite if nobody can tell.
+    :returns: bytes of memory that can be had there without swapping, infinity where nobody tells.
     """
     if device.type == "cuda":
-        return float(torch.cuda.get_device_properties(device).total_memory)
+        return float(torch.cuda.mem_get_info(device)[0])
     try:
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (AttributeError, OSError, ValueError):  # not on every system
-        return float("inf")
+        with open("/proc/meminfo") as file:
+            lines = dict(line.split(":", 1) for line in file if ":" in line)
+        return 1024.0 * int(lines["MemAvailable"].split()[0])
+    except (OSError, KeyError, ValueError, IndexError):  # not Linux
+        return math.inf
 
 
 def check_fits(
@@ -33,11 +37,14 @@ def check_fits(
     :param torch.device device: where.
     :param str what: what the tensor holds, for the message.
     :param str instead: what to do instead, for the message.
-    :raises OutOfMemoryError: if it alone is larger than all memory of the device.
+    :raises OutOfMemoryError: if it alone is larger than all free memory of the device.
     """
-    needed, there = numel * dtype.itemsize, total_memory(device)
-    if needed > there:
+    needed = numel * dtype.itemsize
+    if needed < 2**20:  # not worth the question
+        return
+    free = free_memory(device)
+    if needed > free:
         raise OutOfMemoryError(
-            f"{what} would take {needed / 2**30:.1f} GiB in one tensor; {device.type} has "
-            f"{there / 2**30:.1f} GiB in all. {instead}"
+            f"{what} would take {needed / 2**30:.3g} GiB in one tensor; {device.type} has "
+            f"{free / 2**30:.3g} GiB free. {instead}"
         )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import DensityError, GuideError, ShapeError, SiteError
 from pyro_implicit.guides.base import ImplicitGuide
+from pyro_implicit.guides.conditional import ConditionalGuide
 from pyro_implicit.guides.sampler import Sampler
 from pyro_implicit.guides.site import LatentSite
 from pyro_implicit.ops.inversion import (
@@ -34,8 +35,13 @@ def check_implicit_guide(guide: Any, asked: str) -> ImplicitGuide:
     :param guide: what the user passed.
     :param str asked: the function that was called.
     :returns: the guide.
-    :raises GuideError: if it is none of this package.
+    :raises GuideError: if it is none of this package, or has a law for each row of the data.
     """
+    if isinstance(guide, ConditionalGuide):
+        raise GuideError(
+            f"{asked} looks at one law of the latents; a {type(guide).__name__} has one for each "
+            "row of the data. Check its draws instead: stein_discrepancy, c2st, vsbc."
+        )
     if isinstance(guide, ImplicitGuide):
         return guide
     raise GuideError(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
+from pyro_implicit._memory import free_memory
 from pyro_implicit.diagnostics._collect import GUIDE_GROUPS, Plan, nbytes
 from pyro_implicit.diagnostics._program import Program
 from pyro_implicit.exceptions import ArgumentError, SiteError
@@ -88,18 +88,6 @@ def check_size(plan: Plan, num_samples: int, max_bytes: int | None, num_restarts
         f"a smaller num_samples (now {num_samples}), choose groups=(...) without the large ones, "
         f"{remedy}"
     )
-
-
-def free_memory() -> float:
-    """
-    :returns: bytes of memory that can be had without swapping, infinity where nobody tells.
-    """
-    try:
-        with open("/proc/meminfo") as file:
-            lines = dict(line.split(":", 1) for line in file if ":" in line)
-        return 1024.0 * int(lines["MemAvailable"].split()[0])
-    except (OSError, KeyError, ValueError, IndexError):  # not Linux
-        return math.inf
 
 
 def _empty_groups(program: Program, has_constants: bool) -> dict[str, str]:

@@ -24,8 +24,10 @@ from pyro_implicit import (
     LinearisedELBO,
     PosteriorPredictiveLoss,
     SemiImplicitELBO,
+    entropy_report,
     posterior_draws,
     predict,
+    to_arviz,
 )
 from pyro_implicit import _memory as memory
 from pyro_implicit.exceptions import (
@@ -321,14 +323,29 @@ def test_a_plate_with_other_rows_than_the_context() -> None:
 
 def test_more_rows_than_memory_can_hold(monkeypatch) -> None:
     guide = ConditionalHyperNetworkGuide(make_model()).setup(X, Y)
-    monkeypatch.setattr(memory, "total_memory", lambda device: 8 * ROWS)
+    monkeypatch.setattr(memory, "free_memory", lambda device: 2.0**21)
     guide(X)
-    with pytest.raises(OutOfMemoryError, match="2 parameters for each of 24 rows and draws"):
-        guide.sample(2, X)
-    with pytest.raises(OutOfMemoryError, match="24 rows and draws"):
-        LinearisedELBO(2, vectorize_particles=True, max_plate_nesting=1).loss(
+    num = 2**18 // (2 * ROWS) + 1  # draws of 2 parameters for each row that exceed 2 MiB
+    guide.sample(num, X)
+    with pytest.raises(OutOfMemoryError, match=f"2 parameters for each of {2 * num * ROWS} rows"):
+        guide.sample(2 * num, X)
+    with pytest.raises(OutOfMemoryError, match="rows and draws"):
+        LinearisedELBO(2 * num, vectorize_particles=True, max_plate_nesting=1).loss(
             make_model(), guide, X, Y
         )
+
+
+def test_diagnostics_of_one_law_refuse_a_law_for_each_row() -> None:
+    guide = ConditionalHyperNetworkGuide(make_model(), scale=0.1).setup(X, Y)
+    with pytest.raises(GuideError, match="entropy_report looks at one law.*one for each row"):
+        entropy_report(guide)
+
+
+def test_it_can_be_handed_to_arviz() -> None:
+    guide = ConditionalHyperNetworkGuide(make_model(), scale=0.1).setup(X, Y)
+    found = to_arviz(make_model(), guide, X, Y, num_samples=5)
+    assert found["posterior"]["weight"].shape == (1, 5, ROWS, 1, 1)
+    assert found["log_likelihood"]["y"].shape == (1, 5, ROWS)
 
 
 def test_predict_wants_a_row_of_context_for_each_row() -> None:
