@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
-from pyro_implicit.guides.conditional import ConditionalGuide
+from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.infer._accumulate import Draws, Moments
 from pyro_implicit.infer._predictive_run import PREDICTIVE_PLATE, UNIT, Layout, Plan, PredictiveRun
 from pyro_implicit.infer.draws import posterior_draws

@@ -1,0 +1,279 @@
+"""Guides that look at the data's inputs: a law of the parameters of its own for each row."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Tensor, nn
+
+from pyro_implicit._memory import check_fits
+from pyro_implicit._params import emit_params
+from pyro_implicit.distributions.implicit import ImplicitDistribution, sample_implicit
+from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError, StateError
+from pyro_implicit.guides.base import ImplicitGuide
+from pyro_implicit.guides.context import check_context, read_context
+from pyro_implicit.guides.initial import init_to_fan_in
+from pyro_implicit.guides.row_site import read_row_site
+from pyro_implicit.guides.site import LatentSite, PlateFrame, pack
+
+__all__ = ["ConditionalGuide"]
+
+
+class ConditionalGuide(ImplicitGuide):
+    """
+    The base of guides whose latents are local to a plate of rows and depend on each row's context.
+
+    A subclass fills :meth:`_make_sampler`.
+
+    :param model: a Pyro model all of whose latents are in one plate, that of the rows, and in no
+        other.
+    :param context: see :class:`~pyro_implicit.ConditionalHyperNetworkGuide`.
+    :param bool shared_noise: see there.
+    :param options: ``init_loc_fn``, ``scale``, ``learn_scale``, ``factorized`` and
+        ``create_plates``, see :class:`~pyro_implicit.ImplicitGuide`.
+    :raises ArgumentError: for ``init_from``, which looks for one law of the latents, or a
+        ``context`` that is no function.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        context: Callable[..., Any] | None = None,
+        shared_noise: bool = False,
+        init_loc_fn: Callable[[dict[str, Any]], Tensor] = init_to_fan_in,
+        **options: Any,
+    ) -> None:
+        if options.get("init_from") is not None:
+            raise ArgumentError(
+                "init_from is one Gaussian for all rows; a conditional guide has a law for each. "
+                "Give init_loc_fn (e.g. the init_to_module of a BayesianModule) instead."
+            )
+        check_context(context)
+        super().__init__(model, init_loc_fn=init_loc_fn, **options)
+        self._context: list[Any] = [None if isinstance(context, nn.Module) else context]
+        self.context_network = context if isinstance(context, nn.Module) else None
+        self.shared_noise = bool(shared_noise)
+        self._context_dim: int | None = None
+
+    # ---- what it looks at
+
+    def read_context(self, *args: Any, **kwargs: Any) -> Tensor:
+        """
+        :param args: the model's arguments.
+        :returns: what the guide is conditioned on, shape ``(rows, k)``.
+        :raises ArgumentError: if there is no such tensor among them.
+        :raises ShapeError: for another ``k`` than the guide was built with.
+        """
+        value = read_context(self.context_network or self._context[0], args, kwargs)
+        if self._context_dim not in (None, value.shape[-1]):
+            raise ShapeError(
+                f"the context has {value.shape[-1]} entries per row; the guide was built with "
+                f"{self._context_dim}."
+            )
+        return value
+
+    @property
+    def row_frame(self) -> PlateFrame:
+        """
+        The plate of the rows, as it was when the guide was built.
+
+        :raises StateError: before the guide is built.
+        """
+        return self.sites[0].frames[0]
+
+    # ---- building
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        self._context_dim = None
+        self._context_dim = self.read_context(*args, **kwargs).shape[-1]
+        super()._setup_prototype(*args, **kwargs)
+        names = {frame.name for site in self.sites for frame in site.frames}
+        if len(names) > 1:
+            self._sites = None
+            raise SiteError(
+                f"the latents are local to plates {sorted(names)}; a conditional guide serves one "
+                "plate of rows. Write one guide for each, in an AutoGuideList."
+            )
+
+    def _read_site(self, node: dict[str, Any]) -> tuple[LatentSite, Tensor]:
+        return read_row_site(node)
+
+    # ---- drawing
+
+    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """
+        Draws all latents of all rows once, as Pyro sample sites.
+
+        :returns: constrained values by site.
+        """
+        if self._sites is None:
+            self._setup_prototype(*args, **kwargs)
+        emit_params(f"{self._pyro_name}.samplers", self.samplers)
+        if self.context_network is not None:
+            emit_params(f"{self._pyro_name}.context_network", self.context_network)
+        context = self.read_context(*args, **kwargs)
+        plate, context = self._rows(context, args, kwargs)
+        draws = math.prod(f.size for f in pyro.poutine.runtime.get_plates() if f.vectorized)
+        self._check_fits(draws * len(context))
+        context = self._aligned(context)
+        result = {}
+        for name, sites, sampler in self._groups():
+            flat = self._sample_rows(name, sampler.distribution(context), sites, plate)
+            parts = flat.split([site.numel for site in sites], dim=-1)
+            for site, part in zip(sites, parts, strict=True):
+                value, log_density = site.constrain(site.unpack(part))
+                fn = dist.Delta(value, log_density=log_density, event_dim=site.event_dim)
+                with plate:
+                    result[site.name] = pyro.sample(site.name, fn)
+        return result
+
+    def _sample_rows(
+        self, name: str, fn: Any, sites: list[LatentSite], plate: pyro.plate
+    ) -> Tensor:
+        """The flat unconstrained latents of one part, shape ``(*batch, rows, ..., numel)``."""
+        latents = tuple(site.name for site in sites)
+        packed = partial(pack, sites)
+        if self.shared_noise and isinstance(fn, ImplicitDistribution):
+            return sample_implicit(
+                name, fn, latents=latents, auxiliary=True, pack=packed, shared_over=plate
+            )
+        with plate:
+            if isinstance(fn, ImplicitDistribution):
+                return sample_implicit(name, fn, latents=latents, auxiliary=True, pack=packed)
+            auxiliary: Any = {"is_auxiliary": True}
+            return pyro.sample(name, fn, infer=auxiliary)
+
+    def _rows(
+        self, context: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[pyro.plate, Tensor]:
+        """
+        The plate of the rows, and the context of those that it shows: all that were passed, or,
+        where the model itself chooses among them, the guide's choice.
+        """
+        frame, rows = self.row_frame, len(context)
+        own = self._create_plates(*args, **kwargs) if self.create_plates or self.master else {}
+        plate = own.get(frame.name)
+        if plate is None:
+            chooses = frame.size < frame.full_size == rows
+            chosen = None if chooses else torch.arange(rows, device=context.device)
+            plate = pyro.plate(
+                frame.name,
+                max(frame.full_size, rows),
+                subsample_size=frame.size if chooses else rows,
+                subsample=chosen,
+                dim=frame.dim,
+            )
+        if rows == plate.subsample_size:
+            return plate, context
+        if rows != plate.size:
+            raise ShapeError(
+                f"the context has {rows} rows, but plate {frame.name!r} shows "
+                f"{plate.subsample_size} of {plate.size}; expected one of these numbers. The "
+                "guide's create_plates must return the model's plate (for an AutoGuideList, its "
+                "create_plates)."
+            )
+        return plate, context[plate._indices]
+
+    def _aligned(self, context: Tensor) -> Tensor:
+        """The context with its rows at the place of their plate."""
+        return context.reshape(-1, *[1] * (-self.row_frame.dim - 1), context.shape[-1])
+
+    def _check_fits(self, rows: int) -> None:
+        loc = next(self.samplers.parameters())
+        check_fits(
+            rows * self.latent_dim,
+            loc.dtype,
+            loc.device,
+            f"{self.latent_dim} parameters for each of {rows} rows and draws",
+            "Use smaller minibatches, fewer vectorised particles, batch_size in predict, or make "
+            "fewer parameters local.",
+        )
+
+    @torch.no_grad()
+    def sample(self, num_samples: int, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """
+        :param int num_samples: number of draws.
+        :param args: arguments of the model, of which the context is read.
+        :returns: constrained draws by site, shape ``(num_samples, rows, *event_shape)``, with the
+            dimensions of size 1 that the plate's place needs.
+        :raises ArgumentError: without the arguments.
+        """
+        if num_samples < 1:
+            raise ArgumentError(f"num_samples={num_samples}; expected at least 1.")
+        self.samplers  # noqa: B018 (the error if there are none)
+        return self.sample_at(num_samples, self.read_context(*args, **kwargs))
+
+    @torch.no_grad()
+    def sample_at(
+        self, num_samples: int, context: Tensor, seeds: tuple[int, int] | None = None
+    ) -> dict[str, Tensor]:
+        """
+        :param int num_samples: number of draws.
+        :param torch.Tensor context: what :meth:`read_context` returned, or some rows of it.
+        :param seeds: of the noise that all rows share and of the rest, so that rows can be drawn
+            in pieces.
+        :returns: see :meth:`sample`.
+        """
+        self._check_fits(num_samples * len(context))
+        context = self._aligned(context)
+        draws = {}
+        for part, (_, sites, sampler) in enumerate(self._groups()):
+            fn, rows = sampler.distribution(context), context.shape[:-1]
+            if isinstance(fn, ImplicitDistribution):
+                noise_rows = [1] * len(rows) if self.shared_noise else rows
+                _seed(seeds, 0 if self.shared_noise else 1, part)
+                noise = fn.base_dist.expand(noise_rows).sample((num_samples,))
+                fn = fn.given(noise.expand(num_samples, *rows, -1))
+                _seed(seeds, 1, part + len(self._parts))
+                flat = fn.sample()
+            else:
+                _seed(seeds, 1, part)
+                flat = fn.sample((num_samples,))
+            for site, piece in zip(sites, flat.split([s.numel for s in sites], -1), strict=True):
+                draws[site.name] = site.transform()(site.unpack(piece))
+        return draws
+
+    # ---- saving
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """See :meth:`ImplicitGuide.get_extra_state`."""
+        extra = {"context_dim": self._context_dim, "shared_noise": self.shared_noise}
+        return super().get_extra_state() | extra
+
+    def set_extra_state(self, state: Any) -> None:
+        """
+        See :meth:`ImplicitGuide.set_extra_state`.
+
+        :raises StateError: also if it was conditioned on something of another size.
+        """
+        super().set_extra_state(state)
+        if state["sites"] is None:
+            return
+        if self._context_dim not in (None, state["context_dim"]):
+            raise StateError(
+                f"the state has a context of {state['context_dim']} entries per row; this guide "
+                f"was built with {self._context_dim}."
+            )
+        self._context_dim, self.shared_noise = state["context_dim"], state["shared_noise"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # often a lambda, which cannot be pickled
+        return {**super().__getstate__(), "_context": [None]}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        clone = super().__deepcopy__(memo)
+        clone.__dict__["_context"] = copy.copy(self._context)
+        return clone
+
+
+def _seed(seeds: tuple[int, int] | None, which: int, offset: int) -> None:
+    if seeds is not None:
+        torch.manual_seed((seeds[which] + offset) % 2**63)
