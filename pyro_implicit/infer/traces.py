@@ -167,7 +167,7 @@ def draw_particle(
     model_trace = _replayed(model, guide_trace, args, kwargs)
     if needs_guide:
         _check_independent(guide_trace, implicit)
-        _check_same_scale(model_trace, guide_trace, implicit)
+        _check_same_size(model_trace, guide_trace, implicit)
     if is_validation_enabled():
         check_model_guide_match(model_trace, guide_trace, max_plate_nesting)
     guide_trace = prune_subsample_sites(guide_trace)
@@ -301,29 +301,24 @@ def _check_independent(guide_trace: Trace, implicit: dict[str, ImplicitSite]) ->
             )
 
 
-def _check_same_scale(
+def _check_same_size(
     model_trace: Trace, guide_trace: Trace, implicit: dict[str, ImplicitSite]
 ) -> None:
     """Refuses latents whose entropy would count more or less often than their prior."""
-    for site in implicit.values():
-        for latent in site.latents:
-            if latent not in model_trace.nodes or latent not in guide_trace.nodes:
-                continue  # reported by Pyro's own check
-            mine, theirs = (trace.nodes[latent]["scale"] for trace in (guide_trace, model_trace))
-            if mine is not theirs and not _equal(mine, theirs):
+    for latent in {latent for site in implicit.values() for latent in site.latents}:
+        if latent not in model_trace.nodes or latent not in guide_trace.nodes:
+            continue  # reported by Pyro's own check
+        mine = {f.name: f.full_size for f in guide_trace.nodes[latent]["cond_indep_stack"]}
+        for frame in model_trace.nodes[latent]["cond_indep_stack"]:
+            size = mine.get(frame.name, frame.full_size)
+            if size != frame.full_size:
                 raise SiteError(
-                    f"latent site {latent!r} has scale {theirs} in the model and {mine} in the "
-                    "guide: their plates differ in size. Give the model's plate the number of "
-                    "all data, pyro.plate(name, num_data, subsample_size=len(x)), or the guide "
-                    "create_plates (a function of the model's arguments that returns it)."
+                    f"latent site {latent!r} is in plate {frame.name!r}, which has "
+                    f"{frame.full_size} rows in all in the model and {size} in the guide: its "
+                    "entropy would have another weight than its prior. Give the model's plate the "
+                    "number of all data, pyro.plate(name, num_data, subsample_size=len(x)), or the "
+                    "guide create_plates (a function of the model's arguments that returns it)."
                 )
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape != b.shape:
-        return False
-    same = a == b
-    return bool(same.all() if isinstance(same, Tensor) else same)
 
 
 def _without_full_plates(guide_trace: Trace) -> Trace:

@@ -279,7 +279,7 @@ def test_rows_that_share_noise_have_no_entropy_that_anyone_knows(objective) -> N
 def test_a_plate_of_the_minibatch_is_told_from_one_of_all_data() -> None:
     model = conjugate()
     guide = ConditionalHyperNetworkGuide(model, scale=0.0).setup(Y)
-    with pytest.raises(SiteError, match="'z' has scale 1.0 in the model and 2.0 in the guide"):
+    with pytest.raises(SiteError, match="'data', which has 6 rows in all in the model and 12"):
         LinearisedELBO().loss(model, guide, Y[:6], 6)
     assert math.isfinite(LinearisedELBO().loss(model, guide, Y[:6]))
     assert math.isfinite(PosteriorPredictiveLoss(2).loss(model, guide, Y[:6], 6))
