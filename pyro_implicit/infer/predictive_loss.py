@@ -61,7 +61,8 @@ class PosteriorPredictiveLoss(ImplicitELBO):
     :param str form: see above.
     :param float prior_weight: weight of the expected log-density of the model's prior, the
         regulariser of appendix F (its :math:`\lambda` is ``prior_weight / 2`` for a standard normal
-        prior). 0: the prior is never evaluated.
+        prior). 0: the prior is never evaluated; latents that the data depend on through the prior
+        alone (hyperparameters) then get no gradient.
     :param bool vectorize_particles: draw them in one vectorised pass.
     :param options: ``max_plate_nesting``, ``retain_graph``, see
         :class:`~pyro_implicit.ImplicitELBO`.

@@ -217,7 +217,10 @@ OBJECTIVES: dict[str, Objective] = {
     "linearised, per datum": Objective(
         partial(LinearisedELBO, num_particles=4, vectorize_particles=True, likelihood="per_datum")
     ),
-    "posterior predictive": Objective(partial(PosteriorPredictiveLoss, num_particles=3)),
+    # with a prior: without one it does not reach latents that the data depend on through it alone
+    "posterior predictive": Objective(
+        partial(PosteriorPredictiveLoss, num_particles=3, prior_weight=0.1)
+    ),
     "posterior predictive, expected": Objective(
         partial(
             PosteriorPredictiveLoss,
