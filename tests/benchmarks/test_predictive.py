@@ -59,7 +59,7 @@ def test_the_curve_benchmark_runs(hidden, tmp_path, monkeypatch) -> None:
     output, figure = tmp_path / "out.json", tmp_path / "figure.png"
     rows = predictive_curve.main(
         [
-            *("--num-steps", "1", "--hidden", hidden, "--quiet", "--methods", *methods),
+            *("--num-steps", "2", "--hidden", hidden, "--quiet", "--methods", *methods),
             *("--output", str(output), "--figure", str(figure)),
         ]
     )
