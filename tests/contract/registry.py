@@ -159,6 +159,7 @@ GUIDES: dict[str, partial[ImplicitGuide]] = {
     "factorised": partial(
         HyperNetworkGuide, hidden_dims=(4,), factorized=True, learn_scale="diagonal"
     ),
+    "factorised by layer": partial(HyperNetworkGuide, hidden_dims=(4,), factorized="layer"),
     "residual": partial(
         HyperNetworkGuide, generator=partial(ResidualGenerator, hidden_dim=8, init_scale=0.1)
     ),
@@ -219,6 +220,15 @@ OBJECTIVES: dict[str, Objective] = {
     # with a prior: without one it does not reach latents that the data depend on through it alone
     "posterior predictive": Objective(
         partial(PosteriorPredictiveLoss, num_particles=3, prior_weight=0.1)
+    ),
+    "posterior predictive, expected": Objective(
+        partial(
+            PosteriorPredictiveLoss,
+            num_particles=3,
+            form="expected",
+            prior_weight=0.5,
+            vectorize_particles=True,
+        )
     ),
     "alpha energy": Objective(partial(AlphaEnergy, num_particles=4, vectorize_particles=True)),
     "lanczos": Objective(partial(LanczosELBO, num_particles=2)),
