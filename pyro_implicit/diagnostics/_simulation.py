@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,14 +10,18 @@ from typing import Any
 
 import pyro
 import torch
+from pyro.infer.autoguide import AutoCallable, AutoGuide, AutoGuideList
 from pyro.util import get_rng_state, set_rng_state
 from torch import Tensor
 
+from pyro_implicit.diagnostics._data_places import DataPlaces
 from pyro_implicit.diagnostics._unconstrained import constrained_draws
 from pyro_implicit.exceptions import ArgumentError, SiteError
+from pyro_implicit.guides.base import ImplicitGuide
+from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.infer._pointwise import is_auxiliary, is_delta, run_model
 
-__all__ = ["Quantity", "Simulation", "simulate"]
+__all__ = ["Quantity", "Simulation", "isolated", "simulate"]
 
 #: of the values of the latents (with draws in front, or not) and the data
 Quantity = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Tensor]
@@ -29,8 +34,7 @@ class Simulation:
 
     :param model: a Pyro model.
     :param fit: from the data by site to a guide or to draws.
-    :param tuple args: arguments of the model.
-    :param dict kwargs: keyword arguments of the model.
+    :param DataPlaces places: arguments of the model, and where in them the data are.
     :param observed: names of the sites that are data.
     :param int num_draws: draws that each value is ranked among.
     :param quantities: further numbers to rank.
@@ -39,8 +43,7 @@ class Simulation:
 
     model: Callable[..., Any]
     fit: Callable[[dict[str, Tensor]], Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    places: DataPlaces
     observed: tuple[str, ...]
     num_draws: int
     quantities: Mapping[str, Quantity]
@@ -51,15 +54,25 @@ class Simulation:
         :param int number: which simulation.
         :returns: the rank of each latent entry and quantity among the draws, ``0 ... num_draws``.
         """
-        devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-        with _own_randomness(), torch.random.fork_rng(devices), pyro.get_param_store().scope():
-            pyro.set_rng_seed((self.seed * 1_000_003 + number) % 2**32)
-            values = simulate(self.model, self.args, self.kwargs, self.observed)
+        with isolated(self.seed, number):
+            values = simulate(self.model, self.places.args, self.places.kwargs, self.observed)
             data = {name: values[name] for name in self.observed}
             fitted = self.fit(dict(data))
             with torch.no_grad():
-                draws = constrained_draws(fitted, self.num_draws, self.args, self.kwargs)
+                draws = constrained_draws(fitted, self.num_draws, *self._call(fitted, data))
                 return self._ranks(values, data, draws)
+
+    def _call(self, fitted: Any, data: dict[str, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The guide's arguments: the simulated data wherever the caller's would reach it."""
+        if self.places.lost and may_look_at_arguments(fitted):
+            raise SiteError(
+                f"the data of sites {list(self.places.lost)} are computed inside the model, not "
+                f"passed to it as they are, so that simulated ones cannot be passed to the guide "
+                f"({type(fitted).__name__}) in their place. Let fit return draws: "
+                f"posterior_draws(guide, {self.num_draws}, ...), called with its data"
+            )
+        call = self.places.fill(data)
+        return call if accepts(fitted, *call) else self.places.without_names().fill(data)
 
     def _ranks(
         self, values: dict[str, Tensor], data: dict[str, Tensor], draws: dict[str, Tensor]
@@ -109,6 +122,52 @@ def simulate(
     if missing:
         raise SiteError(f"observed names {missing}; the model has {sorted(values)}")
     return values
+
+
+def may_look_at_arguments(guide: Any) -> bool:
+    """
+    :param guide: a guide, or draws by site.
+    :returns: whether draws may depend on the arguments. The unconditional guides of this package
+        do not look at them, and Pyro's do so once, when they are set up.
+    """
+    if isinstance(guide, AutoGuideList):
+        return any(may_look_at_arguments(part) for part in guide)
+    if isinstance(guide, ImplicitGuide):
+        return isinstance(guide, ConditionalGuide)
+    if isinstance(guide, AutoGuide) and not isinstance(guide, AutoCallable):
+        return guide.prototype_trace is None
+    return callable(guide) and not callable(getattr(guide, "sample", None))
+
+
+def accepts(guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """
+    :param guide: a guide, or draws by site.
+    :returns: whether it can be called like that, as far as its signature tells.
+    """
+    function = guide.forward if isinstance(guide, torch.nn.Module) else guide
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # no function, or one that hides its signature
+        return True
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+@contextmanager
+def isolated(seed: int, number: int) -> Iterator[None]:
+    """
+    A seed and an empty parameter store of its own; the caller's are as they were afterwards.
+
+    :param int seed: of all simulations.
+    :param int number: which simulation.
+    """
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with _own_randomness(), torch.random.fork_rng(devices), pyro.get_param_store().scope():
+        pyro.set_rng_seed((seed * 1_000_003 + number) % 2**32)
+        yield
 
 
 @contextmanager

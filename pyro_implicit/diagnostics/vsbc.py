@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_implicit.diagnostics._data_places import find_places
 from pyro_implicit.diagnostics._numbers import check_integer
-from pyro_implicit.diagnostics._simulation import Quantity, Simulation
+from pyro_implicit.diagnostics._simulation import Quantity, Simulation, isolated, simulate
 from pyro_implicit.diagnostics._uniformity import (
     asymmetry_p_values,
     num_bins,
@@ -123,7 +124,10 @@ def vsbc(
     :param callable model: a Pyro model without improper priors.
     :param callable fit: from the data, ``{site: value}``, to a guide, or to draws by site, at least
         ``num_draws`` independent ones.
-    :param args: arguments of the model and of the guide's draws.
+    :param args: arguments of the model and of the guide's draws. Where the data are among them (as
+        they are, or a view such as a column), draws are made with the simulated ones in their
+        place, and a parameter with the name of a data site that is left out gets them, so that a
+        guide that looks at the data sees those that it was fitted to.
     :param observed: names of the sites that are data; by default those that the model observes when
         called with ``args``.
     :param int num_simulations: fits, at least 10.
@@ -140,7 +144,8 @@ def vsbc(
     :param kwargs: keyword arguments of the model.
     :returns: ranks, p-values; see :func:`pyro_implicit.diagnostics.plots.plot_ranks`.
     :raises ArgumentError: for numbers outside of these, or a name of a quantity that is taken.
-    :raises SiteError: if nothing is observed, or for names of sites that the model does not have.
+    :raises SiteError: if nothing is observed, for names of sites that the model does not have, or
+        if a guide may look at data that the model computes from its arguments (a logarithm).
     """
     check_integer("num_simulations", num_simulations, least=10)
     check_integer("num_draws", num_draws)
@@ -150,8 +155,11 @@ def vsbc(
             f"num_draws={num_draws}: its {num_draws + 1} ranks cannot be put into bins of equal "
             "size; write num_draws=99"
         )
-    names = tuple(observed) if observed is not None else _observed_sites(model, args, kwargs)
-    job = Simulation(model, fit, args, dict(kwargs), names, num_draws, dict(quantities or {}), seed)
+    with isolated(seed, -1):
+        names = tuple(observed) if observed is not None else _observed_sites(model, args, kwargs)
+        values = simulate(model, args, kwargs, names)
+        places = find_places(model, args, kwargs, {name: values[name] for name in names})
+    job = Simulation(model, fit, places, names, num_draws, dict(quantities or {}), seed)
     runs = _run(job, num_simulations, num_processes, start_method)
     found = list(tqdm(runs, total=num_simulations, desc="vsbc", disable=not progress))
     return Calibration({n: torch.stack([one[n] for one in found]) for n in found[0]}, num_draws)
@@ -167,8 +175,7 @@ def _observed_sites(
         if site["is_observed"] and not is_auxiliary(site) and not is_delta(site):
             names.append(site["name"])
 
-    with torch.random.fork_rng([]):
-        run_model(model, args, kwargs, visit)
+    run_model(model, args, kwargs, visit)
     if not names:
         raise SiteError(
             "the model observes nothing with these arguments: say which sites are data, e.g. "

@@ -10,10 +10,10 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import SVI, Trace_ELBO
-from pyro.infer.autoguide import AutoNormal
+from pyro.infer.autoguide import AutoGuideList, AutoNormal
 from scipy import stats
 
-from pyro_implicit import vsbc
+from pyro_implicit import ConditionalHyperNetworkGuide, HyperNetworkGuide, vsbc
 from pyro_implicit.diagnostics._uniformity import (
     asymmetry_p_values,
     num_bins,
@@ -180,3 +180,122 @@ def test_p_values_are_uniform_for_uniform_ranks():
 )
 def test_number_of_bins(num_ranks, simulations, expected):
     assert num_bins(num_ranks, simulations) == expected
+
+
+# ---- guides that look at the data
+
+
+def rows_model(x, y=None):
+    with pyro.plate("rows", len(x)):
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+
+class ExactRows(torch.nn.Module):
+    """The exact posterior of ``rows_model``, N(y / 2, 1 / 2) for each row; it needs the data."""
+
+    def forward(self, x, y=None):
+        with pyro.plate("rows", len(x)):
+            pyro.sample("z", dist.Normal(y / 2, 0.5**0.5))
+
+
+class ExactGenerator(torch.nn.Module):
+    """The same from noise and the context y, for a conditional guide."""
+
+    def __init__(self):
+        super().__init__()
+        self.unused = torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, inputs):
+        return inputs[..., 1:2] / 2 + 0.5**0.5 * inputs[..., :1] + 0 * self.unused
+
+
+def conditional_guide(data):
+    guide = ConditionalHyperNetworkGuide(
+        rows_model,
+        context=lambda x, y=None: y[:, None],
+        generator=ExactGenerator(),
+        latent_dim=1,
+        scale=0.0,
+        init_loc_fn=lambda site: torch.zeros(3),
+    )
+    guide.setup(torch.zeros(3), data["y"])
+    return guide
+
+
+CALLS = {
+    "positional": ((torch.zeros(3), torch.full((3,), 3.0)), {}),
+    "keyword": ((torch.zeros(3),), {"y": torch.full((3,), 3.0)}),
+    "none": ((torch.zeros(3), None), {}),
+    "none by keyword": ((torch.zeros(3),), {"y": None}),
+    "left out": ((torch.zeros(3),), {}),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_guide_sees_the_simulated_data(call):
+    args, kwargs = CALLS[call]
+    found = vsbc(
+        rows_model,
+        lambda data: ExactRows(),
+        *args,
+        **kwargs,
+        observed=["y"],
+        num_simulations=100,
+        num_draws=19,
+        progress=False,
+    )
+    assert found.uniformity()["z"].min() > 1e-3 and found.asymmetry()["z"].min() > 1e-3
+    for given in (*args, *kwargs.values()):  # the caller's tensors are as they were
+        assert given is None or len(set(given.tolist())) == 1
+
+
+def test_a_conditional_guide_sees_the_simulated_data():
+    args = (torch.zeros(3), torch.full((3,), 3.0))
+    found = vsbc(rows_model, conditional_guide, *args, num_simulations=100, progress=False)
+    assert found.p_value > 1e-3
+
+
+def test_a_guide_that_takes_less_than_its_model_gets_less():
+    def guide(x):
+        with pyro.plate("rows", len(x)):
+            pyro.sample("z", dist.Normal(0.0, 1.0))
+
+    options = {"observed": ["y"], "num_simulations": 10, "num_draws": 9, "progress": False}
+    assert vsbc(rows_model, lambda data: guide, torch.zeros(3), **options).ranks["z"].numel() == 30
+
+
+def logarithms(y=None):
+    z = pyro.sample("z", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", 3):
+        pyro.sample("y", dist.Normal(z, 1.0), obs=None if y is None else y.log())
+
+
+def test_data_that_a_guide_could_only_see_wrong_are_refused():
+    def custom(y=None):
+        pyro.sample("z", dist.Normal(y.log().sum() / 4, 0.5))
+
+    def listed(part, *args):
+        guide = AutoGuideList(logarithms)
+        guide.append(part)
+        if args:
+            guide(*args)  # sets it up
+        return guide
+
+    def autoguide(data):
+        return listed(AutoNormal(logarithms), data["y"].exp())
+
+    def implicit(data):
+        guide = HyperNetworkGuide(logarithms)
+        guide.setup(data["y"].exp())
+        return guide
+
+    def draws(data):
+        return {"z": data["y"].sum() / 4 + 0.5 * torch.randn(19)}
+
+    options = {"num_simulations": 10, "num_draws": 19, "progress": False}
+    for fit in (lambda data: custom, lambda data: listed(custom)):
+        with pytest.raises(SiteError, match=r"sites \['y'\] are computed .* posterior_draws"):
+            vsbc(logarithms, fit, torch.ones(3), **options)
+    for fit in (autoguide, implicit, draws):
+        assert vsbc(logarithms, fit, torch.ones(3), **options).ranks["z"].shape == (10,)
