@@ -17,6 +17,7 @@ from torch.distributions import transform_to
 
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.site import LatentSite
+from pyro_implicit.guides.supports import check_support, plain_support
 
 __all__ = ["check_all_rows", "forgiving", "sample_site", "unconstrained_start"]
 
@@ -58,7 +59,7 @@ def unconstrained_start(site: LatentSite, value: Tensor) -> Tensor:
         if frame.size != frame.full_size:
             dim = frame.dim - site.event_dim
             value = periodic_repeat(value, frame.full_size, dim).contiguous()
-    return site.transform().inv(value.detach()).reshape(-1)
+    return site.invert(value.detach())
 
 
 def forgiving(init_loc_fn: Callable[[dict[str, Any]], Tensor]) -> Callable[..., Tensor]:
@@ -66,16 +67,13 @@ def forgiving(init_loc_fn: Callable[[dict[str, Any]], Tensor]) -> Callable[..., 
 
     def init(site: dict[str, Any]) -> Tensor:
         fn = site["fn"]
-        if fn.support.is_discrete:
-            raise SiteError(
-                f"latent site {site['name']!r} is discrete ({type(fn).__name__}); an implicit "
-                "guide is continuous. Sum it out by hand, or hide it with poutine.block(model, "
-                f"hide=[{site['name']!r}]) and give it another guide in an AutoGuideList."
-            )
         try:
-            return init_loc_fn(site)
+            if fn.support.is_discrete:
+                check_support(site["name"], fn)
+            return init_loc_fn(site)  # even if unmappable: an enclosed reparam may remove the site
         except NotImplementedError:
-            transform = transform_to(fn.support)
+            check_support(site["name"], fn)
+            transform = transform_to(plain_support(fn.support))
             shape = transform.inverse_shape(fn.batch_shape + fn.event_shape)
             return transform(torch.zeros(shape))
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.site import LatentSite, PlateFrame
-from pyro_implicit.guides.supports import map_support
+from pyro_implicit.guides.supports import check_support, map_support
 
 __all__ = ["read_row_site"]
 
@@ -19,9 +19,11 @@ def read_row_site(node: dict[str, Any]) -> tuple[LatentSite, Tensor]:
     :param dict node: a latent site of a prototype trace.
     :returns: the site of one row (its shape is the event shape; its one frame is the plate of the
         rows), and its flat unconstrained start, that of the first row.
-    :raises SiteError: unless it is in exactly one plate, with a support that all rows share.
+    :raises SiteError: unless it is in exactly one plate, with a support that guides serve and that
+        all rows share.
     """
     name, fn, value = node["name"], node["fn"], node["value"].detach()
+    check_support(name, fn)
     frames = [f for f in node["cond_indep_stack"] if f.vectorized]
     if len(frames) != 1:
         found = f"in plates {[f.name for f in frames]}" if frames else "in no plate"
@@ -44,7 +46,7 @@ def read_row_site(node: dict[str, Any]) -> tuple[LatentSite, Tensor]:
     support = map_support(fn.support, lambda bound: _of_one_row(name, bound, len(event_shape)))
     site = LatentSite(name, event_shape, len(event_shape), support, (frame,))
     first = value.reshape(-1, *event_shape)[0]
-    return site, site.transform().inv(first).reshape(-1)
+    return site, site.invert(first)
 
 
 def _of_one_row(name: str, bound: Any, event_dim: int) -> Any:

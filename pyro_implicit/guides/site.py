@@ -13,7 +13,13 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from pyro_implicit.exceptions import ShapeError, SiteError
-from pyro_implicit.guides.supports import decode_support, encode_support
+from pyro_implicit.guides.supports import (
+    check_support,
+    decode_support,
+    encode_support,
+    no_bijection,
+    plain_support,
+)
 
 __all__ = ["LatentSite", "PlateFrame", "pack"]
 
@@ -51,10 +57,11 @@ class LatentSite:
         Reads a site off a trace of the model.
 
         :raises SiteError: if the site is local to a subsampled plate and ``allow_subsample`` is
-            false.
+            false, or if nothing maps the real line on its support.
         :raises ShapeError: if it has batch dimensions that no plate declares.
         """
         fn, name = node["fn"], node["name"]
+        check_support(name, fn)
         frames = tuple(
             PlateFrame(f.name, f.dim, f.size, f.full_size or f.size)
             for f in node["cond_indep_stack"]
@@ -67,7 +74,7 @@ class LatentSite:
                 if not allow_subsample:
                     raise SiteError(_subsample_message(name, frame))
                 shape[frame.dim - fn.event_dim] = frame.full_size
-        return cls(name, torch.Size(shape), fn.event_dim, _plain(fn.support), frames)
+        return cls(name, torch.Size(shape), fn.event_dim, plain_support(fn.support), frames)
 
     def transform(self) -> torch.distributions.Transform:
         """The bijection from the unconstrained space to the support."""
@@ -114,6 +121,22 @@ class LatentSite:
         log_density = transform.inv.log_abs_det_jacobian(value, unconstrained)
         return value, sum_rightmost(log_density, log_density.dim() - value.dim() + self.event_dim)
 
+    def invert(self, value: Tensor) -> Tensor:
+        """
+        :param torch.Tensor value: one constrained value.
+        :returns: its flat unconstrained image, shape ``(numel,)``.
+        :raises SiteError: if the support has no bijection, or one that does not know its Jacobian.
+        """
+        cause: Exception | None = None
+        try:
+            unconstrained = self.transform().inv(value)
+            if self.constrain(unconstrained)[0].shape == value.shape:
+                return unconstrained.reshape(-1)
+        except (NotImplementedError, AssertionError) as error:  # the latter from torch's cat, stack
+            cause = error
+        event_shape = self.shape[len(self.shape) - self.event_dim :]
+        raise no_bijection(self.name, self.support, event_shape) from cause
+
     def to_state(self) -> dict[str, Any]:
         """The site as strings, numbers and tensors."""
         return {
@@ -134,12 +157,6 @@ class LatentSite:
             decode_support(state["support"], state["name"]),
             tuple(PlateFrame(*frame) for frame in state["frames"]),
         )
-
-
-def _plain(support: constraints.Constraint) -> constraints.Constraint:
-    """The support, that of its components for a mixture, which ``biject_to`` does not know."""
-    is_mixture = type(support).__name__ == "MixtureSameFamilyConstraint"
-    return support.base_constraint if is_mixture else support  # type: ignore[attr-defined]
 
 
 def _is_real(support: constraints.Constraint) -> bool:

@@ -1,16 +1,24 @@
-"""Supports as plain values, so that a guide can be saved without pickling anything."""
+"""Supports: which a guide serves, and as plain values, so that saving pickles nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyro.distributions import constraints
 from torch import Tensor
+from torch.distributions import biject_to
 
-from pyro_implicit.exceptions import StateError
+from pyro_implicit.exceptions import SiteError, StateError
 
-__all__ = ["decode_support", "encode_support", "map_support"]
+__all__ = [
+    "check_support",
+    "decode_support",
+    "encode_support",
+    "map_support",
+    "no_bijection",
+    "plain_support",
+]
 
 #: constructor arguments of the constraints that have some, and the attributes that hold them
 _PARAMETRIC: dict[str, tuple[str, ...]] = {
@@ -21,6 +29,90 @@ _PARAMETRIC: dict[str, tuple[str, ...]] = {
     "interval": ("lower_bound", "upper_bound"),
     "less_than": ("upper_bound",),
 }
+
+
+_COVARIANCE = (
+    "Draw correlations and scales instead (another prior than the one found, with the same "
+    "support): r = pyro.sample('{name}_corr', dist.LKJCholesky({n}, 1.0)); s = "
+    "pyro.sample('{name}_scale', dist.HalfNormal(torch.ones({n})).to_event(1)); {name} = "
+    "pyro.deterministic('{name}', {value})."
+)
+_ROOT = "s.unsqueeze(-1) * r"
+
+#: what to write in place of a site whose support has no bijection from the real line
+_REMEDIES: dict[str, str] = {
+    "sphere": (
+        "Draw an unconstrained vector and divide it by its norm: for a ProjectedNormal, "
+        "poutine.reparam(model, {{'{name}': ProjectedNormalReparam()}}) (from pyro.infer.reparam); "
+        "for a law with density f on the sphere, w = pyro.sample('{name}_normal', "
+        "dist.Normal(torch.zeros({n}), 1.0).to_event(1)), {name} = w / w.norm(dim=-1, "
+        "keepdim=True), and pyro.factor('{name}_law', log f({name}))."
+    ),
+    **dict.fromkeys(
+        ["positive_definite", "positive_semidefinite"],
+        _COVARIANCE.replace("{value}", f"({_ROOT}) @ ({_ROOT}).mT"),
+    ),
+    **dict.fromkeys(
+        ["lower_cholesky", "softplus_lower_cholesky"], _COVARIANCE.replace("{value}", _ROOT)
+    ),
+    **dict.fromkeys(
+        ["lower_triangular", "unit_lower_cholesky", "symmetric", "square"],
+        "Draw its free entries as one vector, v = pyro.sample('{name}_entries', "
+        "dist.Normal(torch.zeros(k), 1.0).to_event(1)), and place them in the matrix, with "
+        "{name} = pyro.deterministic('{name}', ...).",
+    ),
+}
+_ELSE = (
+    "Draw an unconstrained or positive latent and transform it in the model (pyro.deterministic), "
+    "or register a bijection with torch.distributions.biject_to.register."
+)
+
+
+def check_support(name: str, fn: Any) -> None:
+    """
+    :param str name: of a latent site.
+    :param fn: its distribution.
+    :raises SiteError: if it is discrete, or nothing maps the real line one to one on its support;
+        the message says what to write instead.
+    """
+    support = plain_support(fn.support)
+    try:
+        discrete = support.is_discrete
+        biject_to(constraints.real if discrete else support)
+    except NotImplementedError as error:
+        raise no_bijection(name, support, fn.event_shape) from error
+    if discrete:
+        raise SiteError(
+            f"latent site {name!r} is discrete ({type(fn).__name__}); an implicit guide is "
+            "continuous. Sum it out by hand, or hide it with poutine.block(model, "
+            f"hide=[{name!r}]) and give it another guide in an AutoGuideList."
+        )
+
+
+def no_bijection(
+    name: str, support: constraints.Constraint, event_shape: Sequence[int]
+) -> SiteError:
+    """What to raise for a latent site with a support that guides cannot serve."""
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    found = _snake(type(support).__name__)
+    n = event_shape[-1] if event_shape else 1
+    return SiteError(
+        f"latent site {name!r} has the support {found!r}, and no bijection with a known Jacobian "
+        "maps the real line on it: no implicit guide serves it. "
+        + _REMEDIES.get(found, _ELSE).format(name=name, n=n)
+    )
+
+
+def plain_support(support: constraints.Constraint) -> constraints.Constraint:
+    """The support, that of its components for a mixture, which ``biject_to`` does not know."""
+    if type(support).__name__ == "MixtureSameFamilyConstraint":
+        return plain_support(support.base_constraint)  # type: ignore[attr-defined]
+    if isinstance(support, constraints.independent):
+        base = plain_support(support.base_constraint)
+        if base is not support.base_constraint:
+            return constraints.independent(base, support.reinterpreted_batch_ndims)
+    return support
 
 
 def encode_support(support: constraints.Constraint) -> dict[str, Any]:
