@@ -99,15 +99,14 @@ def _draws(
     process: ImplicitProcess, value: Tensor, new: Tensor, count: int, function: str, observed: str
 ) -> dict[str, dict[str, np.ndarray]]:
     """Group to variable to an array ``(1, count, *batch, K)``."""
-    f = process.condition(value, new).sample((count,))
-    f = f.to(value.dtype)
-    prior = ImplicitProcess(process.prior, new).rsample((count,))
-    noise = torch.as_tensor(process.noise_scale).to(f)
-    if noise.dim() and noise.shape[-1] not in (1, len(new)):
+    if not process.has_noise_at(new):
         raise ArgumentError(
-            f"noise_scale has one value for each of {noise.shape[-1]} rows, and there are "
+            f"noise_scale has one value for each of {len(process.inputs)} rows, and there are "
             f"{len(new)} new inputs; expected a noise that is the same for all, or no inputs."
         )
+    f = process.condition(value, new).sample((count,)).to(process.functions.dtype)
+    prior = ImplicitProcess(process.prior, new).expand(process.batch_shape).rsample((count,))
+    noise = torch.as_tensor(process.noise_scale).to(f)
     found = {
         "posterior": {function: f},
         "posterior_predictive": {observed: f + noise * torch.randn_like(f)},

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 
 import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_implicit.distributions._process_moments import ProcessMoments, as_like
+from pyro_implicit._checks import check_instance, shown
+from pyro_implicit.distributions._process_moments import ProcessMoments, as_like, check_finite
 from pyro_implicit.exceptions import ArgumentError, ShapeError
 from pyro_implicit.ops.alpha_energy import normal_alpha_energy
-from pyro_implicit.ops.logdet import upcast
+from pyro_implicit.ops.low_rank import weights_scale
 
 __all__ = ["WeightSpace"]
 
@@ -44,6 +46,7 @@ class WeightSpace(ProcessMoments):
             coefficients then has no meaning, and training learns nothing.
         :raises ShapeError: if there is not one weight for each function.
         """
+        check_instance("weights", weights, Tensor, "a tensor of coefficients")
         if weights.shape[-1:] != (self.num_functions,) or weights.shape[-2:-1] not in ((), (1,)):
             raise ShapeError(
                 f"weights of shape {tuple(weights.shape)}; expected ({self.num_functions},) or "
@@ -64,16 +67,18 @@ class WeightSpace(ProcessMoments):
         :param torch.Tensor value: ``y``, shape ``(*batch, N)``.
         :returns: batch shape ``batch``, event shape ``(S,)``, in float64.
         :raises ArgumentError: for fresh functions (see :meth:`weighted`), or without noise.
+        :raises NonFiniteError: if a value is NaN or infinite.
+        :raises ShapeError: if there is not one value for each input.
         """
         self._features()
         if self._is_bare:
             raise ArgumentError("a posterior needs noise: give noise_scale or psi.")
+        rest = self._checked_value(value)
+        check_finite("value", rest)
         mean, factor, noise = self._low_rank()
-        rest = (upcast(value).flatten(-self.event_dims) - mean) / noise
-        scaled = factor / noise[..., None]
-        precision = torch.eye(self.num_functions).to(factor) + factor.mT @ scaled
-        shift = torch.linalg.solve(precision, factor.mT @ rest[..., None])[..., 0]
-        return dist.MultivariateNormal(shift, precision_matrix=precision, validate_args=False)
+        scale, gain = weights_scale(factor, noise)
+        shift = gain @ (rest.flatten(-self.event_dims) - mean)[..., None]
+        return dist.MultivariateNormal(shift[..., 0], scale_tril=scale, validate_args=False)
 
     def marginals(self, posterior: dist.TorchDistribution) -> dist.Normal:
         r"""
@@ -126,8 +131,9 @@ class WeightSpace(ProcessMoments):
         :raises ArgumentError: for another ``alpha``, without noise, or as :meth:`marginals`.
         :raises ShapeError: as :meth:`marginals`.
         """
-        if isinstance(alpha, bool) or not 0 <= alpha <= 1:
-            raise ArgumentError(f"alpha={alpha!r}; expected a number from 0 to 1.")
+        if not isinstance(alpha, Real) or isinstance(alpha, bool) or not 0 <= alpha <= 1:
+            raise ArgumentError(f"alpha={shown(alpha)}; expected a number from 0 to 1.")
+        self._checked_value(value)
         if self._is_bare:
             raise ArgumentError("an alpha-energy needs noise: give noise_scale or psi.")
         mean, variance = self._moments(posterior)
@@ -139,16 +145,19 @@ class WeightSpace(ProcessMoments):
     def _moments(self, posterior: dist.TorchDistribution) -> tuple[Tensor, Tensor]:
         """Mean and variance of the function under a posterior, both ``(*batch, N)``."""
         mean, factor = self._features()
-        fits = posterior.batch_shape in ((), mean.shape[:-1])
-        if posterior.event_shape != (self.num_functions,) or not fits:
+        check_instance("posterior", posterior, torch.distributions.Distribution, "a distribution")
+        batches = ((), mean.shape[: -self.event_dims], self.batch_shape)
+        if posterior.event_shape != (self.num_functions,) or posterior.batch_shape not in batches:
             raise ShapeError(
                 f"a posterior of batch shape {tuple(posterior.batch_shape)} and event shape "
-                f"{tuple(posterior.event_shape)}; expected () or {tuple(mean.shape[:-1])}, and "
+                f"{tuple(posterior.event_shape)}; expected () or {tuple(self.batch_shape)}, and "
                 f"({self.num_functions},)."
             )
-        half = factor @ _scale(posterior).to(factor)
-        shift = (factor @ posterior.mean.to(factor)[..., None])[..., 0]
-        return mean + shift, half.square().sum(-1)
+        scale, loc = _scale(posterior).to(factor), posterior.mean.to(factor)
+        if self.event_dims == 2:  # the same coefficients for all outputs of one event
+            scale, loc = scale[..., None, :, :], loc[..., None, :]
+        shift = (factor @ loc[..., None])[..., 0]
+        return mean + shift, (factor @ scale).square().sum(-1)
 
     def _features(self) -> tuple[Tensor, Tensor]:
         r"""Mean ``(*batch, N)`` and :math:`\Phi` ``(*batch, N, S)`` of functions that stay."""

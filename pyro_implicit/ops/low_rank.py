@@ -13,7 +13,13 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["lifted", "low_rank_log_prob", "posterior_by_functions", "posterior_by_weights"]
+__all__ = [
+    "lifted",
+    "low_rank_log_prob",
+    "posterior_by_functions",
+    "posterior_by_weights",
+    "weights_scale",
+]
 
 
 def low_rank_log_prob(rest: Tensor, factor: Tensor, diagonal: Tensor) -> Tensor:
@@ -48,27 +54,64 @@ def posterior_by_weights(
     :param torch.Tensor rest: observations less their mean, shape ``(*batch, N)``.
     :returns: shift of the mean ``(*batch, K)`` and covariance ``(*batch, K, K)`` at the others.
     """
-    scaled = here / noise[..., None]
-    eye = torch.eye(here.shape[-1]).to(here)
-    cholesky = torch.linalg.cholesky(eye + here.mT @ scaled)
-    mu = torch.cholesky_solve(scaled.mT @ rest[..., None], cholesky)
-    half = torch.linalg.solve_triangular(cholesky, there.mT, upper=False)
-    return (there @ mu)[..., 0], half.mT @ half
+    root = noise.sqrt()[..., None]
+    q, r = _stacked_qr(here / root, torch.eye(here.shape[-1]).to(here))
+    white = q[..., : here.shape[-2], :].mT @ (rest[..., None] / root)
+    half = torch.linalg.solve_triangular(r.mT, there.mT, upper=False)
+    return (half.mT @ white)[..., 0], half.mT @ half
 
 
 def posterior_by_functions(
     here: Tensor, there: Tensor, noise: Tensor, rest: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Eq. 12 of [1], the same by the covariance of the observations: a system of size ``N``."""
-    cholesky = torch.linalg.cholesky(here @ here.mT + torch.diag_embed(noise))
-    cross = here @ there.mT
-    half = torch.linalg.solve_triangular(cholesky, cross, upper=False)
-    white = torch.linalg.solve_triangular(cholesky, rest[..., None], upper=False)
-    return (half.mT @ white)[..., 0], there @ there.mT - half.mT @ half
+    r"""
+    Eq. 12 of [1], the same by the covariance of the observations: a system of size ``N``.
+
+    The covariance is what is left of ``there`` outside of the span of the observations, a sum of
+    squares; Eq. 12 has a difference in its place, which rounding makes negative when ``S > N`` and
+    the noise is small.
+    """
+    q, r = _stacked_qr(here.mT, torch.diag_embed(noise.sqrt()))
+    top, bottom = q[..., : here.shape[-1], :], q[..., here.shape[-1] :, :]
+    cross = top.mT @ there.mT
+    left, right = there.mT - top @ cross, bottom @ cross
+    white = torch.linalg.solve_triangular(r.mT, rest[..., None], upper=False)
+    return (cross.mT @ white)[..., 0], left.mT @ left + right.mT @ right
+
+
+def weights_scale(factor: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    r"""
+    The posterior of the coefficients, :math:`(I + \Phi^\top D^{-1} \Phi)^{-1}`, by its Cholesky
+    factor and without forming its inverse, whose condition is the square of that of the data.
+
+    :param torch.Tensor factor: :math:`\Phi`, shape ``(*batch, N, S)``.
+    :param torch.Tensor noise: diagonal of ``D``, shape ``(*batch, N)``.
+    :returns: the lower Cholesky factor, ``(*batch, S, S)``, and a matrix ``(*batch, S, N)`` that
+        takes values less their mean to the mean of the coefficients.
+    """
+    root = noise.sqrt()[..., None]
+    eye = torch.eye(factor.shape[-1]).to(factor)
+    q, r = _stacked_qr((factor / root).flip(-1), eye)
+    inverse = torch.linalg.solve_triangular(r, eye, upper=True)  # upper; flipped, lower
+    gain = (inverse @ q[..., : factor.shape[-2], :].mT) / root.mT
+    return inverse.flip((-2, -1)), gain.flip(-2)
+
+
+def _stacked_qr(upper: Tensor, lower: Tensor) -> tuple[Tensor, Tensor]:
+    """QR of two blocks on each other, the lower square and regular; R has a positive diagonal."""
+    batch = torch.broadcast_shapes(upper.shape[:-2], lower.shape[:-2])
+    blocks = [block.expand(*batch, *block.shape[-2:]) for block in (upper, lower)]
+    q, r = torch.linalg.qr(torch.cat(blocks, -2))
+    sign = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(r)
+    return q * sign[..., None, :], r * sign[..., :, None]
 
 
 def lifted(covariance: Tensor) -> Tensor:
-    """A covariance with a diagonal that lets a rank-deficient one be factored."""
-    size = covariance.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
-    lift = 1e-10 * size.clamp(min=1e-20)
-    return covariance + torch.diag_embed(lift.expand(covariance.shape[:-1]))
+    """
+    A covariance with a diagonal that lets a rank-deficient one be factored: a share of each
+    variance, far beyond the rounding of a sum of squares.
+    """
+    variance = covariance.diagonal(dim1=-2, dim2=-1)
+    share = max(1e-10, 50 * torch.finfo(covariance.dtype).eps)
+    floor = torch.finfo(covariance.dtype).tiny ** 0.9  # for what does not vary at all
+    return covariance + torch.diag_embed(share * variance + floor)

@@ -49,6 +49,20 @@ def test_draws_are_those_of_the_posterior_and_of_the_process() -> None:
     assert abs(np.asarray(data["prior_predictive"]["y"])).max() > 1.0
 
 
+def test_noise_of_each_replicate_and_integer_data() -> None:
+    noise = torch.tensor([[0.01], [2.0]])
+    process = ImplicitProcess(waves, X, 50, noise, seed=0)
+    y = torch.zeros(2, 5, dtype=torch.int64)
+    data = process_to_arviz(process, y, NEW, num_samples=2000)
+    for group in ("prior", "posterior"):
+        f, value = np.asarray(data[group]["f"]), np.asarray(data[f"{group}_predictive"]["y"])
+        assert f.shape == value.shape == (1, 2000, 2, 7), group
+        assert f.dtype == value.dtype == np.float32
+        np.testing.assert_allclose((value - f).std((0, 1, 3)), noise[:, 0], rtol=0.05)
+    prior = np.asarray(data["prior"]["f"])[0, :, :, 3]
+    assert abs(np.corrcoef(prior.T)[0, 1]) < 0.1
+
+
 def test_inputs_are_the_labels() -> None:
     _, data = made()
     assert data["posterior"]["f"].dims == ("chain", "draw", "input")
