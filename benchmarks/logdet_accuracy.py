@@ -41,7 +41,12 @@ from pyro_implicit import BayesianModule, HyperNetworkGuide, LinearisedELBO
 from pyro_implicit.infer.lanczos import LanczosELBO
 from pyro_implicit.nn.generator import Generator
 from pyro_implicit.nn.matmul import MMNN
-from pyro_implicit.ops.lanczos import draw_probes, gradient_surrogate, lanczos_quadrature
+from pyro_implicit.ops.lanczos import (
+    GradientPairs,
+    draw_probes,
+    gradient_surrogate,
+    lanczos_quadrature,
+)
 from pyro_implicit.ops.lobpcg import smallest_eigenpair
 from pyro_implicit.ops.whitened import WhitenedJacobian
 
@@ -136,7 +141,7 @@ def exact(generator: Generator, z: Tensor) -> Exact:
     values, vectors = torch.linalg.eigh(gram + torch.eye(len(gram)).double())
     root = (vectors / values.sqrt()).mT.to(z.dtype)[:, None]
     gradient = sum(
-        _gradient(generator, z, lambda jac, w=part: len(w) * gradient_surrogate(jac, w).sum())
+        _gradient(generator, z, lambda jac, w=part: 0.5 * jac.product(w).square().sum())
         for part in root.split(CHUNK)
     )
     inverse, logarithm = ((vectors * f) @ vectors.mT for f in (1 / values, values.log()))
@@ -172,8 +177,8 @@ def lanczos_row(generator: Generator, z: Tensor, truth: Exact, k: int, probes: i
     wide = vectors[:, 0].double()
     forms = ((wide @ truth.logarithm) * wide).sum(-1, keepdim=True)  # what each probe should give
     each = [
-        _gradient(generator, z, lambda jac, w=w: gradient_surrogate(jac, w[None]).sum())
-        for w in found.inverse_root
+        _gradient(generator, z, lambda jac, p=p: gradient_surrogate(jac, p).sum())
+        for p in map(GradientPairs, found.pairs.left.split(1), found.pairs.right.split(1))
     ]
     # the other unbiased form, with the exact inverse
     solved = (vectors.double() @ truth.inverse).to(vectors.dtype)

@@ -37,6 +37,11 @@ class Conditioned(Generator):
         self.context = context
 
     @property
+    def origin(self) -> Generator:
+        """See :attr:`Generator.origin`."""
+        return self.inner.origin
+
+    @property
     def full_rank(self) -> bool:  # type: ignore[override]
         """Whether draws of each row fill the space."""
         return self.inner.full_rank and self.noise_dim >= self.output_dim

@@ -43,6 +43,14 @@ class Generator(nn.Module, ABC):
             )
 
     @property
+    def origin(self) -> Generator:
+        """
+        The generator that stays from call to call: itself, or what a guide has wrapped for one call
+        (:class:`~pyro_implicit.nn.conditioned.Conditioned`).
+        """
+        return self
+
+    @property
     def noise_dim(self) -> int:
         """Number ``d`` of noise entries."""
         return self.noise_shape.numel()

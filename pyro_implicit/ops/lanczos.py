@@ -30,10 +30,30 @@ from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.ops.logdet import upcast
 from pyro_implicit.ops.whitened import WhitenedJacobian, eigh_or_nan
 
-__all__ = ["PROBES", "LanczosQuadrature", "draw_probes", "gradient_surrogate", "lanczos_quadrature"]
+__all__ = [
+    "PROBES",
+    "GradientPairs",
+    "LanczosQuadrature",
+    "draw_probes",
+    "gradient_surrogate",
+    "lanczos_quadrature",
+]
 
 #: kinds of probes, see :func:`draw_probes`
 PROBES = ("orthogonal", "rademacher")
+
+
+@dataclass(frozen=True)
+class GradientPairs:
+    r"""
+    Vectors that :func:`gradient_surrogate` pairs, ``T = 2`` per probe (1 without output noise).
+
+    :param torch.Tensor left: shape ``(P, T, ..., max(d, m))``.
+    :param torch.Tensor right: shape ``(P, T, ..., n)``.
+    """
+
+    left: Tensor
+    right: Tensor
 
 
 @dataclass(frozen=True)
@@ -43,12 +63,12 @@ class LanczosQuadrature:
 
     :param torch.Tensor gauss: upper bound of :math:`v^\top \log(A)\, v`, shape ``(P, ...)``.
     :param torch.Tensor radau: lower bound of it, same shape; minus infinity without output noise.
-    :param torch.Tensor inverse_root: :math:`A^{-1/2} v`, shape ``(P, ..., n)``.
+    :param GradientPairs pairs: what the gradient is made of.
     """
 
     gauss: Tensor
     radau: Tensor
-    inverse_root: Tensor
+    pairs: GradientPairs
 
 
 def draw_probes(kind: str, num_probes: int, jacobian: WhitenedJacobian) -> Tensor:
@@ -89,7 +109,7 @@ def lanczos_quadrature(
     jacobian: WhitenedJacobian, probes: Tensor, num_steps: int
 ) -> LanczosQuadrature:
     r"""
-    Both rules and the inverse square root, from ``num_steps`` products with :math:`M^\top M`.
+    Both rules and what the gradient needs, from ``num_steps`` products with :math:`M^\top M`.
 
     The bidiagonal ``B`` of ``k`` steps gives the Gauss rule as
     :math:`\|v\|^2 e_1^\top \log(I + B^\top B)\, e_1`. With its last off-diagonal entry, as a
@@ -110,7 +130,7 @@ def lanczos_quadrature(
 
 
 def _quadrature(jacobian: WhitenedJacobian, probes: Tensor, num_steps: int) -> LanczosQuadrature:
-    basis, diagonal, above = _bidiagonalise(jacobian, probes, num_steps)
+    basis, images, diagonal, above = _bidiagonalise(jacobian, probes, num_steps)
     square = upcast(probes).square().sum(-1)
     gauss_nodes = torch.cat([above[..., :-1], torch.zeros_like(above[..., -1:])], -1)
     values, vectors = _eigen(diagonal, torch.stack([gauss_nodes, above]), jacobian.floor)
@@ -118,45 +138,94 @@ def _quadrature(jacobian: WhitenedJacobian, probes: Tensor, num_steps: int) -> L
     gauss, radau = square * (weights.square() * values.log()).sum(-1)
     if jacobian.floor == 0:
         radau = torch.full_like(radau, -torch.inf)
-    coefficients = vectors[0] @ (weights[0] / values[0].sqrt())[..., None]
-    coefficients = coefficients[..., : len(basis), 0] * square.sqrt()[..., None]
-    root = torch.einsum("k...n,...k->...n", basis, coefficients.to(basis.dtype))
-    return LanczosQuadrature(gauss, radau, root)
+    start = square.sqrt()[..., None] * weights[0]
+    pairs = _pairs(jacobian, basis, images, start, values[0], vectors[0])
+    return LanczosQuadrature(gauss, radau, pairs)
 
 
-def gradient_surrogate(jacobian: WhitenedJacobian, inverse_root: Tensor) -> Tensor:
+def _pairs(
+    jacobian: WhitenedJacobian,
+    basis: Tensor,
+    images: Tensor,
+    start: Tensor,
+    values: Tensor,
+    vectors: Tensor,
+) -> GradientPairs:
+    """
+    Functions of ``A`` times the probes by the Ritz pairs of the Gauss rule, see
+    :func:`gradient_surrogate`.
+
+    Singular values that are zero but for rounding count as zero: what they would add to the
+    gradient, ``rounding / sigma^2``, is noise.
+
+    :param torch.Tensor basis: ``(k, P, ..., n)``, and ``images`` under ``M``.
+    :param torch.Tensor start: the probes in terms of the ``vectors``, shape ``(P, ..., k + 1)``.
+    """
+    squares = values - jacobian.floor
+    rounding = max((16 * torch.finfo(jacobian.dtype).eps) ** 2, 16 * torch.finfo(values.dtype).eps)
+    is_null = squares <= rounding * squares.amax(-1, keepdim=True)
+
+    def applied(function: Tensor, to: Tensor) -> Tensor:
+        coefficients = (vectors @ (function * start)[..., None])[..., : len(to), 0]
+        return torch.einsum("k...n,...k->...n", to, coefficients.to(to.dtype))
+
+    def at_range(function: Tensor) -> Tensor:
+        return torch.where(is_null, torch.zeros_like(function), function)
+
+    left = [applied(at_range(values.rsqrt()), images)]
+    right = [applied(at_range(squares * values**-1.5), basis)]
+    if jacobian.floor:
+        left.append(applied(at_range(1 / values), images))
+        right.append(applied(1 / values, basis))
+    return GradientPairs(torch.stack(left, 1), torch.stack(right, 1))
+
+
+def gradient_surrogate(jacobian: WhitenedJacobian, pairs: GradientPairs) -> Tensor:
     r"""
     A number whose gradient estimates that of :math:`\tfrac12 \log\det A` without bias, and whose
-    value means nothing: :math:`\tfrac12 \|M w\|^2` with :math:`w = A^{-1/2} v` held fixed, since
+    value means nothing. :math:`\tfrac12\, d \log\det A = \operatorname{tr}(A^{-1} M^\top dM)`; with
+    the soft projector :math:`\Pi = I - A^{-1}` onto the directions that ``M`` does not lose,
 
-    .. math::  \tfrac12\, d \log\det A = \tfrac12 \operatorname{tr}(A^{-1} dA)
-        = \tfrac12\, \mathbb E\, w^\top d(M^\top M)\, w = \mathbb E\, (M w)^\top dM\, w.
+    .. math::  \operatorname{tr}(A^{-1} M^\top dM) =
+        \mathbb E\, (M A^{-1/2} v)^\top dM\, (A^{-1/2} \Pi v)
+        + \mathbb E\, (M A^{-1} v)^\top dM\, (A^{-1} v),
 
-    One differentiable product. The obvious :math:`\langle M A^{-1} v, M v \rangle` has the same
-    expectation and a far larger spread.
+    all vectors held fixed: one differentiable product, of two vectors for each probe. Where every
+    singular value is far above ``sigma`` the first term is all there is. The obvious
+    :math:`\langle M A^{-1} v, M v \rangle` has the same expectation and a far larger spread; the
+    first term without its projector is as good until the generator has directions that change
+    nothing (a hidden layer narrower than the noise), and then its spread and, in float32, its
+    error grow like :math:`1/\sigma` and :math:`1/\sigma^2`: for ``20 -> 10 -> 40`` at
+    :math:`\sigma = 10^{-4}` and one probe a spread of 9000 times the gradient against 7, and with
+    all probes an error of 11 times the gradient against :math:`10^{-5}`.
 
     :param WhitenedJacobian jacobian: ``M``, made with gradients enabled.
-    :param torch.Tensor inverse_root: ``w``, shape ``(P, ..., n)``.
+    :param GradientPairs pairs: from :func:`lanczos_quadrature`.
     :returns: mean over probes, shape ``(...)``.
     """
-    return 0.5 * jacobian.product(inverse_root.detach()).square().sum(-1).mean(0)
+    products = jacobian.product(pairs.right.detach().flatten(0, 1)).unflatten(
+        0, pairs.right.shape[:2]
+    )
+    return (pairs.left.detach() * products).sum(-1).sum(1).mean(0)
 
 
 def _bidiagonalise(
     jacobian: WhitenedJacobian, probes: Tensor, num_steps: int
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """
     Golub-Kahan bidiagonalisation, the right vectors fully orthogonalised (twice).
 
     Where the Krylov space is exhausted the process is cut: the entry above the diagonal is 0, and
     the diagonal goes on with any positive number, which the first basis vector does not see.
 
-    :returns: right vectors ``(k, P, ..., n)``, diagonal and entries above it ``(P, ..., k)``.
+    :returns: right vectors ``(k, P, ..., n)``, their products with ``M``, diagonal and entries
+        above it ``(P, ..., k)``.
     """
     eps = torch.finfo(jacobian.dtype).eps
     right, _ = _normalise(probes, torch.zeros_like(probes[..., 0]))
     basis, diagonal, above = [right], [], []
     left = jacobian.product(right)
+    images = [left]
     largest = torch.zeros_like(probes[..., 0])
     for step in range(num_steps):
         left, alpha = _normalise(left, eps * largest)
@@ -174,8 +243,14 @@ def _bidiagonalise(
         above.append(beta)
         if step + 1 < num_steps:
             basis.append(right)
-            left = jacobian.product(right) - beta[..., None] * left
-    return torch.stack(basis), torch.stack(diagonal, -1), torch.stack(above, -1)
+            images.append(jacobian.product(right))
+            left = images[-1] - beta[..., None] * left
+    return (
+        torch.stack(basis),
+        torch.stack(images),
+        torch.stack(diagonal, -1),
+        torch.stack(above, -1),
+    )
 
 
 def _normalise(vector: Tensor, negligible: Tensor) -> tuple[Tensor, Tensor]:

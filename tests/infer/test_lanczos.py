@@ -19,6 +19,7 @@ from pyro.infer import SVI
 from torch import Tensor, nn
 
 from pyro_implicit import (
+    ConditionalHyperNetworkGuide,
     HyperNetworkGuide,
     ImplicitDistribution,
     LinearisedELBO,
@@ -299,8 +300,8 @@ def test_particles_and_sites_of_a_step_share_its_turn(vectorised: bool) -> None:
     objective = LanczosELBO(3, vectorize_particles=vectorised, entropy_every=2, max_plate_nesting=1)
     original = objective._weight
 
-    def spy(generator: Generator) -> int:
-        calls.append(original(generator))
+    def spy(site: ImplicitSite) -> int:
+        calls.append(original(site))
         return calls[-1]
 
     objective._weight = spy  # type: ignore[method-assign]
@@ -384,6 +385,120 @@ def test_nothing_is_kept_of_a_generator_that_is_gone() -> None:
     del guide, layer
     gc.collect()
     assert len(objective._turns) == 0
+
+
+# ---- whose turn it is, for generators that are wrapped or made in each call
+
+
+def _row_model(x: Tensor, y: Tensor) -> None:
+    with pyro.plate("data", 8, subsample_size=len(x)):
+        w = pyro.sample("w", dist.Normal(x.new_zeros(2), 1.0).to_event(1))
+        v = pyro.sample("v", dist.Normal(x.new_zeros(()), 1.0))
+        pyro.sample("y", dist.Normal((w * x).sum(-1) + v, 0.5), obs=y)
+
+
+ROWS = torch.randn(8, 2), torch.randn(8)
+
+
+def _conditional(**options: Any) -> ConditionalHyperNetworkGuide:
+    guide = ConditionalHyperNetworkGuide(_row_model, hidden_dims=(4,), latent_dim=3, **options)
+    guide.setup(*ROWS)
+    return guide
+
+
+def _is_turn(objective: LanczosELBO, guide: Any, model: Any, count: int, *args: Any) -> list[bool]:
+    """Of training steps: whether the log-determinant was estimated."""
+    found = []
+    for _ in range(count):
+        objective._last = {}
+        objective.loss_and_grads(model, guide, *args)
+        found.append(bool(objective._last))
+    return found
+
+
+@pytest.mark.parametrize("factorized", [False, True])
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_a_conditional_guide_is_counted_although_it_wraps_its_generator(
+    vectorised: bool, factorized: bool
+) -> None:
+    guide = _conditional(factorized=factorized)
+    lazy = LanczosELBO(2, vectorize_particles=vectorised, entropy_every=3)
+    assert _is_turn(lazy, guide, _row_model, 6, *ROWS) == [True, False, False] * 2
+    clone = copy.deepcopy(guide)  # a guide of its own
+    assert _is_turn(lazy, clone, _row_model, 2, *ROWS) == [True, False]
+    assert _is_turn(lazy, guide, _row_model, 2, *ROWS) == [True, False]
+    rows = tuple(part[:3] for part in ROWS)  # another minibatch
+    assert _is_turn(lazy, guide, _row_model, 2, *rows) == [False, True]
+
+
+def test_lazy_entropy_of_a_conditional_guide_has_the_right_mean() -> None:
+    guide = _conditional().double()
+    rows = tuple(part.double() for part in ROWS)
+    options: dict[str, Any] = {"num_particles": 40, "num_steps": 3, "num_probes": 3}
+    eager = LanczosELBO(vectorize_particles=True, **options)
+    lazy = LanczosELBO(vectorize_particles=True, entropy_every=4, **options)
+    whole = eager.terms(_row_model, guide, *rows)["entropy"].item()
+    found = []
+    for _ in range(8):
+        lazy.differentiable_loss(_row_model, guide, *rows)
+        found.append(lazy.last_terms["entropy"].item())
+    assert sum(found) / 8 == pytest.approx(whole, rel=0.1)
+
+
+def test_a_state_is_taken_up_by_a_conditional_guide() -> None:
+    before, after = LanczosELBO(entropy_every=3), LanczosELBO(entropy_every=3)
+    guide = _conditional(factorized=True)
+    _is_turn(before, guide, _row_model, 2, *ROWS)
+    assert before.state_dict() == {"turns": [1, 1]}
+    after.load_state_dict(json.loads(json.dumps(before.state_dict())))
+    other = _conditional(factorized=True)
+    assert _is_turn(after, other, _row_model, 3, *ROWS) == [False, True, False]
+    # loaded in mid-training, as Lightning does after its warm-up
+    after.load_state_dict({"turns": [2, 2]})
+    assert _is_turn(after, other, _row_model, 2, *ROWS) == [True, False]
+
+
+def test_a_generator_made_anew_in_each_call_is_counted_by_its_guide() -> None:
+    weight = nn.Parameter(torch.randn(3, 3).double())
+
+    class Given(Generator):
+        def forward(self, z: Tensor) -> Tensor:
+            return z @ weight.mT
+
+    def guide() -> None:
+        fn = ImplicitDistribution(Given((3,), 3), base_dist=_standard(3), scale=0.1)
+        sample_implicit("theta", fn)
+
+    lazy = LanczosELBO(entropy_every=2)
+    assert _is_turn(lazy, guide, normal_model(3), 4) == [True, False] * 2
+
+
+def _standard(d: int) -> Any:
+    return dist.Normal(torch.zeros(d).double(), 1.0).to_event(1)
+
+
+def test_a_guide_made_anew_for_each_step_is_counted_by_its_generator() -> None:
+    _, generator = linear_guide(torch.eye(3).double())
+    lazy, found = LanczosELBO(entropy_every=2), []
+    for _ in range(4):
+        fn = ImplicitDistribution(generator, scale=0.1)
+        found += _is_turn(lazy, lambda fn=fn: sample_implicit("theta", fn), normal_model(3), 1)
+    assert found == [True, False] * 2
+
+
+def test_guides_that_share_a_generator_have_turns_of_their_own() -> None:
+    _, generator = linear_guide(torch.eye(3).double())
+
+    class Guide:
+        def draw(self) -> None:  # bound methods, which nobody keeps
+            sample_implicit("theta", ImplicitDistribution(generator, scale=0.1))
+
+    guides, lazy = (Guide(), Guide()), LanczosELBO(entropy_every=2)
+    found: list[list[bool]] = [[], []]
+    for _ in range(4):
+        for index, guide in enumerate(guides):
+            found[index] += _is_turn(lazy, guide.draw, normal_model(3), 1)
+    assert found == [[True, False] * 2] * 2
 
 
 # ---- the rest

@@ -25,10 +25,11 @@ from pyro_implicit import (
     LinearisedELBO,
     MLPGenerator,
 )
-from pyro_implicit.exceptions import ArgumentError, GuideError
+from pyro_implicit.exceptions import ArgumentError, GuideError, StateError
 from pyro_implicit.infer.lanczos import LanczosELBO
 from pyro_implicit.infer.singular_value import SingularValueELBO
 from pyro_implicit.infer.traces import ImplicitSite
+from pyro_implicit.nn.conditioned import Conditioned
 from pyro_implicit.nn.generator import Generator
 from pyro_implicit.nn.preconditioner import Preconditioner
 from pyro_implicit.ops.linearisation import DenseLinearisation, Linearisation
@@ -369,6 +370,48 @@ def test_nothing_is_kept_of_a_generator_that_is_gone() -> None:
     del site
     gc.collect()
     assert len(objective._vectors) == 0
+
+
+def _run(objective: SingularValueELBO, generator: Any, count: int) -> list[Tensor]:
+    return [objective.estimate(site_of(generator, 0.01)).detach() for _ in range(count)]
+
+
+@pytest.mark.filterwarnings("ignore:implicit site")
+def test_a_state_brings_back_the_vectors_bit_by_bit(tmp_path: Any) -> None:
+    generator = ill_conditioned()
+    whole = SingularValueELBO(num_iterations=2)
+    torch.manual_seed(1)
+    _run(whole, generator, 3)
+    random = torch.get_rng_state()
+    torch.save(whole.state_dict(), tmp_path / "state.pt")
+    expected = _run(whole, generator, 3)
+
+    again, other = SingularValueELBO(num_iterations=2), ill_conditioned()
+    other.load_state_dict(generator.state_dict())
+    _run(again, other, 1)  # what it has learned by then is forgotten
+    again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    torch.set_rng_state(random)
+    found = _run(again, other, 3)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert torch.equal(again.state_dict()["vectors"][0], whole.state_dict()["vectors"][0])
+
+
+@pytest.mark.parametrize("state", [{}, {"vectors": None}, {"vectors": [1.0]}, {"turns": []}])
+def test_another_state_is_refused(state: dict[str, Any]) -> None:
+    objective = SingularValueELBO()
+    with pytest.raises(StateError, match="not a state of SingularValueELBO: found .*expected"):
+        objective.load_state_dict(state)
+    assert objective.state_dict() == {"vectors": []}
+
+
+@pytest.mark.filterwarnings("ignore:implicit site")
+def test_conditional_guides_begin_at_random_vectors_as_their_rows_change() -> None:
+    objective = SingularValueELBO(num_iterations=1)
+    generator = Conditioned(MLPGenerator(7, 6, (5,), skip=True), torch.randn(4, 1))
+    noise = torch.randn(2, 4, 6)
+    fn = ImplicitDistribution(generator, noise, scale=0.1)
+    objective.estimate(ImplicitSite("theta", fn, fn.rsample(), ("theta",)))
+    assert objective.state_dict() == {"vectors": []}
 
 
 # ---- in training
