@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.exceptions import ArgumentError, ShapeError
 
 __all__ = [
     "check_callable",
@@ -18,11 +18,20 @@ __all__ = [
     "check_count",
     "check_counts",
     "check_flag",
+    "check_guide",
     "check_instance",
+    "check_model",
+    "check_names",
     "check_number",
+    "check_seed",
+    "check_shape",
+    "check_tensor",
+    "check_tensors",
     "check_text",
     "shown",
 ]
+
+_LARGEST = 2**63 - 1  # what an integer of torch holds
 
 
 def shown(value: Any, width: int = 60) -> str:
@@ -52,11 +61,23 @@ def check_count(
     :returns: ``value`` as a plain integer.
     :raises ArgumentError: for anything else.
     """
-    is_integer = isinstance(value, Integral) and not isinstance(value, bool)
-    if not is_integer or value < minimum or (maximum is not None and value > maximum):
+    if not _is_integer(value) or not minimum <= value <= (_LARGEST if maximum is None else maximum):
         limit = "" if maximum is None else f" and <= {maximum}"
         raise ArgumentError(f"{name}={shown(value)}; expected an integer >= {minimum}{limit}{why}.")
     return int(value)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def check_seed(name: str, value: Any) -> int:
+    """
+    :param value: an integer from 0 to ``2**32 - 1``, which seeds torch, NumPy and scikit-learn.
+    :returns: ``value`` as a plain integer.
+    :raises ArgumentError: for anything else.
+    """
+    return check_count(name, value, 0, 2**32 - 1, " (a seed)")
 
 
 def check_number(
@@ -67,42 +88,48 @@ def check_number(
     above: float | None = None,
     maximum: float | None = None,
     below: float | None = None,
+    finite: bool = True,
     why: str = "",
 ) -> float:
     """
     :param str name: of the argument.
-    :param value: a finite number, of NumPy's kinds or a tensor of one element too; no flag.
+    :param value: a number, of NumPy's kinds or a tensor of one element too; no flag.
     :param float minimum: smallest value allowed.
     :param float above: what it must exceed.
     :param float maximum: largest value allowed.
     :param float below: what it must stay below.
+    :param bool finite: whether NaN and infinities are refused.
     :param str why: appended to the message.
     :returns: ``value`` as a plain float.
     :raises ArgumentError: for anything else.
     """
     number = _as_float(value)
+    x = math.nan if number is None else number
     bounds = [
-        (f">= {minimum:g}", number >= minimum) if minimum is not None else None,
-        (f"> {above:g}", number > above) if above is not None else None,
-        (f"<= {maximum:g}", number <= maximum) if maximum is not None else None,
-        (f"< {below:g}", number < below) if below is not None else None,
+        (f">= {minimum:g}", x >= minimum) if minimum is not None else None,
+        (f"> {above:g}", x > above) if above is not None else None,
+        (f"<= {maximum:g}", x <= maximum) if maximum is not None else None,
+        (f"< {below:g}", x < below) if below is not None else None,
     ]
     told = [bound for bound in bounds if bound is not None]
-    if not math.isfinite(number) or not all(holds for _, holds in told):
-        limits = " and ".join(text for text, _ in told)
-        raise ArgumentError(
-            f"{name}={shown(value)}; expected a finite number{' ' if limits else ''}{limits}{why}."
-        )
-    return number
+    wrong = not math.isfinite(x) if finite else number is None
+    if wrong or not all(holds for _, holds in told):
+        limits = "".join(f" {'and ' if i else ''}{text}" for i, (text, _) in enumerate(told))
+        kind = "a finite number" if finite else "a number"
+        raise ArgumentError(f"{name}={shown(value)}; expected {kind}{limits}{why}.")
+    return x
 
 
-def _as_float(value: Any) -> float:
-    """NaN for anything that is no real number."""
+def _as_float(value: Any) -> float | None:
+    """None for anything that is no real number."""
     if isinstance(value, Tensor) and value.numel() == 1 and value.dtype != torch.bool:
-        return math.nan if value.is_complex() else float(value.detach())
+        return None if value.is_complex() else float(value.detach())
     if isinstance(value, Real) and not isinstance(value, bool):
-        return float(value)
-    return math.nan
+        try:
+            return float(value)
+        except OverflowError:  # an integer beyond every float
+            return math.inf
+    return None
 
 
 def check_counts(
@@ -128,6 +155,15 @@ def check_counts(
     return tuple(check_count(f"{name}[{i}]", entry, minimum) for i, entry in enumerate(value))
 
 
+def check_shape(name: str, value: Any) -> torch.Size:
+    """
+    :param value: a sequence of sizes, such as ``torch.Size([3])``; for one size an integer too.
+    :returns: it as a ``torch.Size``.
+    :raises ArgumentError: for anything else.
+    """
+    return torch.Size(check_counts(name, (value,) if _is_integer(value) else value, 0))
+
+
 def check_flag(name: str, value: Any) -> bool:
     """
     :returns: ``value``.
@@ -138,9 +174,10 @@ def check_flag(name: str, value: Any) -> bool:
     return value
 
 
-def check_choice(name: str, value: Any, choices: Collection[Any]) -> Any:
+def check_choice(name: str, value: Any, choices: Collection[Any], why: str = "") -> Any:
     """
     :param choices: the values allowed.
+    :param str why: appended to the message, such as ``", or a guide"``.
     :returns: ``value``.
     :raises ArgumentError: unless it is one of them.
     """
@@ -148,7 +185,7 @@ def check_choice(name: str, value: Any, choices: Collection[Any]) -> Any:
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         told = [repr(choice) for choice in choices]
         listed = told[0] if len(told) == 1 else f"{', '.join(told[:-1])} or {told[-1]}"
-        raise ArgumentError(f"{name}={shown(value)}; expected {listed}.")
+        raise ArgumentError(f"{name}={shown(value)}; expected {listed}{why}.")
     return value
 
 
@@ -182,3 +219,79 @@ def check_text(name: str, value: Any, expected: str = "a text") -> str:
     :raises ArgumentError: unless it is a text.
     """
     return check_instance(name, value, str, expected)
+
+
+def check_tensor(
+    name: str, value: Any, expected: str = "a tensor", *, dim: int | None = None
+) -> Tensor:
+    """
+    :param value: a tensor of real numbers; no flags.
+    :param str expected: what to pass, with its shape, for the message.
+    :param int dim: smallest number of dimensions.
+    :returns: ``value``.
+    :raises ArgumentError: for anything else, and for entries that are NaN or infinite.
+    :raises ShapeError: for fewer dimensions.
+    """
+    check_instance(name, value, Tensor, expected)
+    if value.is_complex() or value.dtype == torch.bool:
+        raise ArgumentError(f"{name} is of type {value.dtype}; expected {expected}, of numbers.")
+    if dim is not None and value.dim() < dim:
+        raise ShapeError(f"{name} has shape {tuple(value.shape)}; expected {expected}.")
+    if value.is_floating_point() and not bool(value.detach().isfinite().all()):
+        raise ArgumentError(f"{name} has entries that are NaN or infinite; expected {expected}.")
+    return value
+
+
+def check_model(value: Any, name: str = "model") -> Callable[..., Any]:
+    """
+    :returns: ``value``.
+    :raises ArgumentError: unless it can be called as a model, as no class can.
+    """
+    return _check_program(
+        name, value, "a Pyro model: a function of the data with pyro.sample statements"
+    )
+
+
+def check_guide(value: Any, name: str = "guide") -> Callable[..., Any]:
+    """
+    :returns: ``value``.
+    :raises ArgumentError: unless it can be called as a guide, as no class can.
+    """
+    return _check_program(name, value, "a guide, such as HyperNetworkGuide(model)")
+
+
+def _check_program(name: str, value: Any, expected: str) -> Callable[..., Any]:
+    if isinstance(value, type):
+        raise ArgumentError(
+            f"{name} is the class {value.__name__}; expected an instance of it: {expected}."
+        )
+    return check_callable(name, value, expected)
+
+
+def check_tensors(name: str, value: Any, expected: str, **limits: Any) -> Mapping[str, Tensor]:
+    """
+    :param value: tensors by name.
+    :param str expected: what to pass, for the message.
+    :param limits: those of :func:`check_tensor`.
+    :returns: ``value``.
+    :raises ArgumentError: for anything else.
+    :raises ShapeError: for a tensor of fewer dimensions than asked for.
+    """
+    check_instance(name, value, Mapping, expected)
+    check_names(name, list(value))
+    for key, entry in value.items():
+        check_tensor(f"{name}[{key!r}]", entry, expected, **limits)
+    return value
+
+
+def check_names(name: str, value: Any) -> tuple[str, ...]:
+    """
+    :param value: several texts; not one text, whose letters nobody means.
+    :returns: them in their order.
+    :raises ArgumentError: for anything else.
+    """
+    several = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Tensor, Mapping))
+    names = tuple(value) if several else ()
+    if not several or not all(isinstance(one, str) for one in names):
+        raise ArgumentError(f"{name}={shown(value)}; expected several names, such as ['y'].")
+    return names

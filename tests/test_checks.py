@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyro_implicit import _checks as checks
-from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.exceptions import ArgumentError, ShapeError
 
 NONSENSE = [None, "3", b"3", [], {}, object(), 1j, int, torch.zeros(2), np.zeros(2), len]
 NOT_COUNTS = [*NONSENSE, True, 1.0, np.float64(2), math.nan, math.inf, torch.tensor(2.0)]
@@ -109,3 +109,70 @@ def test_what_was_found_is_shown_shortly():
     assert checks.shown(torch.zeros(3)) == "a tensor of shape (3,) and type torch.float32"
     assert checks.shown(Broken()) == "a Broken"
     assert len(checks.shown(list(range(1000)))) < 80
+
+
+def test_seeds_and_shapes():
+    assert checks.check_seed("seed", np.int64(0)) == 0
+    for value in [-1, 2**32, True, None, "abc", 0.0]:
+        with pytest.raises(ArgumentError, match=r"^seed=.*expected an integer >= 0 .*\(a seed\)"):
+            checks.check_seed("seed", value)
+    assert checks.check_shape("shape", 3) == checks.check_shape("shape", [3]) == torch.Size([3])
+    assert checks.check_shape("shape", ()) == torch.Size()
+    for value in ["3", None, (-1,), (1.0,)]:
+        with pytest.raises(ArgumentError, match="^shape"):
+            checks.check_shape("shape", value)
+
+
+def test_numbers_that_may_be_infinite():
+    assert checks.check_number("x", -math.inf, finite=False) == -math.inf
+    assert math.isnan(checks.check_number("x", math.nan, finite=False))
+    assert checks.check_number("x", 10**400, finite=False) == math.inf
+    for value in [None, "nan", True, 1j]:
+        with pytest.raises(ArgumentError, match="^x=.*expected a number\\."):
+            checks.check_number("x", value, finite=False)
+    with pytest.raises(ArgumentError, match="^x=a int, 1"):
+        checks.check_number("x", 10**400)
+    with pytest.raises(ArgumentError, match="^n=a int, 1"):
+        checks.check_count("n", 10**400)
+
+
+def test_tensors():
+    x = torch.ones(2, 3)
+    assert checks.check_tensor("x", x, dim=2) is x
+    assert checks.check_tensor("x", torch.ones(2, dtype=torch.long)).dtype == torch.long
+    for value in [None, 3.0, [1.0], np.ones(3)]:
+        with pytest.raises(ArgumentError, match="^x is .*; expected a tensor"):
+            checks.check_tensor("x", value)
+    for dtype in (torch.bool, torch.complex64):
+        with pytest.raises(ArgumentError, match="^x is of type .*; expected a tensor, of numbers"):
+            checks.check_tensor("x", torch.ones(2, dtype=dtype))
+    with pytest.raises(ArgumentError, match="^x has entries that are NaN or infinite"):
+        checks.check_tensor("x", torch.tensor([1.0, math.nan]))
+    with pytest.raises(ShapeError, match=r"^x has shape \(2, 3\); expected a tensor"):
+        checks.check_tensor("x", x, dim=3)
+
+
+def test_tensors_by_name():
+    found = {"a": torch.ones(2)}
+    assert checks.check_tensors("draws", found, "draws by site") is found
+    for value in [None, [torch.ones(2)], {1: torch.ones(2)}, {"a": 1.0}]:
+        with pytest.raises(ArgumentError, match="^draws"):
+            checks.check_tensors("draws", value, "draws by site")
+
+
+def test_names():
+    assert checks.check_names("sites", ["a", "b"]) == ("a", "b")
+    assert checks.check_names("sites", (n for n in "ab")) == ("a", "b")
+    for value in ["ab", None, [1], {"a": 1}, torch.ones(2)]:
+        with pytest.raises(ArgumentError, match="^sites=.*expected several names, such as"):
+            checks.check_names("sites", value)
+
+
+def test_models_and_guides():
+    assert checks.check_model(len) is len and checks.check_guide(len) is len
+    with pytest.raises(ArgumentError, match="^model=None cannot be called; expected a Pyro model"):
+        checks.check_model(None)
+    with pytest.raises(ArgumentError, match="^guide is the class int; expected an instance of it"):
+        checks.check_guide(int)
+    with pytest.raises(ArgumentError, match="^prior=3 cannot be called"):
+        checks.check_model(3, "prior")

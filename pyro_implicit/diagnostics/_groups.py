@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pyro_implicit._checks import check_names, check_number
 from pyro_implicit._memory import free_memory
 from pyro_implicit.diagnostics._collect import GUIDE_GROUPS, Plan, nbytes
 from pyro_implicit.diagnostics._program import Program
@@ -57,7 +58,9 @@ def choose_groups(
     return tuple(chosen), notes
 
 
-def check_size(plan: Plan, num_samples: int, max_bytes: int | None, num_restarts: int = 1) -> None:
+def check_size(
+    plan: Plan, num_samples: int, max_bytes: float | None, num_restarts: int = 1
+) -> None:
     """
     :param dict plan: the variables of each group.
     :param int num_samples: how many draws.
@@ -65,8 +68,8 @@ def check_size(plan: Plan, num_samples: int, max_bytes: int | None, num_restarts
     :param int num_restarts: how many guides.
     :raises ArgumentError: if they need more, or more than the machine has free.
     """
-    if max_bytes is not None and (isinstance(max_bytes, bool) or not max_bytes > 0):
-        raise ArgumentError(f"max_bytes is {max_bytes!r}; expected None or a positive number")
+    if max_bytes is not None:
+        max_bytes = check_number("max_bytes", max_bytes, above=0, why=", or None")
     counts = {"observed_data": 1} | {group: num_samples * num_restarts for group in GUIDE_GROUPS}
     sizes = {group: nbytes(slots, counts.get(group, num_samples)) for group, slots in plan.items()}
     total = sum(sizes.values())
@@ -108,6 +111,7 @@ def _checked_names(groups: Sequence[str]) -> list[str]:
     """The names asked for, in our order."""
     if isinstance(groups, str):
         raise ArgumentError(f"groups is the string {groups!r}; expected a sequence: ({groups!r},)")
+    groups = check_names("groups", groups)
     unknown = [group for group in groups if group not in GROUPS]
     if unknown or not groups:
         raise ArgumentError(f"groups is {list(groups)}; expected one or more of {GROUPS}")

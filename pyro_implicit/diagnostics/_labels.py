@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pyro_implicit._checks import check_names
 from pyro_implicit.diagnostics._program import Slot
 from pyro_implicit.exceptions import ArgumentError, SiteError
 
@@ -63,7 +64,10 @@ class Labels:
     ) -> None:
         self.taken = SAMPLE_DIMS if num_restarts is None else (*SAMPLE_DIMS, RESTART)
         self.variables = {name for slots in plan.values() for name in slots}
-        self.user_dims = {name: list(names) for name, names in (dims or {}).items()}
+        self.user_dims = {
+            name: list(check_names(f"dims[{name!r}]", names))
+            for name, names in (dims or {}).items()
+        }
         self._check_user_dims()
         self.sizes: dict[str, int] = {}
         self.plate_sizes: dict[str, int] = {}
@@ -89,7 +93,7 @@ class Labels:
 
     def _check_user_dims(self) -> None:
         """What can be said before a single dimension is known."""
-        unknown = sorted(self.user_dims.keys() - self.variables)
+        unknown = sorted(map(str, self.user_dims.keys() - self.variables))
         if unknown:
             raise ArgumentError(
                 f"dims names {unknown}, which are no variables of the result; expected some of "

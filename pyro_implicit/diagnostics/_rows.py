@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from pyro_implicit._checks import check_count
 from pyro_implicit.exceptions import ArgumentError
 
 __all__ = ["Batch", "RowBatches"]
@@ -47,8 +48,7 @@ class RowBatches:
         """``batch_size``, or ``None`` if one batch holds all rows."""
         if batch_size is None:
             return None
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise ArgumentError(f"batch_size is {batch_size!r}; expected None or an integer >= 1")
+        batch_size = check_count("batch_size", batch_size, why=", or None")
         if not self.num_rows:
             raise ArgumentError(
                 "batch_size was given, but no argument is a tensor with rows; expected at least "

@@ -9,7 +9,8 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
+from pyro_implicit._checks import check_callable, check_tensors
+from pyro_implicit.exceptions import ShapeError, SiteError
 from pyro_implicit.guides.site import LatentSite
 from pyro_implicit.infer.draws import posterior_draws
 
@@ -29,12 +30,9 @@ def constrained_draws(
     :raises ShapeError: for too few draws.
     """
     if not isinstance(source, Mapping):
-        if not callable(source):
-            raise ArgumentError(
-                f"expected a guide, or draws by site ({{name: tensor}}); found "
-                f"{type(source).__name__}"
-            )
+        check_callable("guide", source, "a guide, or draws by site ({name: tensor})")
         return posterior_draws(source, num_samples, *args, **kwargs)
+    check_tensors("guide", source, "draws by site, {name: (n, *site_shape)}", dim=1)
     counts = {name: len(value) for name, value in source.items()}
     if not counts or min(counts.values()) < num_samples or len(set(counts.values())) > 1:
         raise ShapeError(

@@ -19,12 +19,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from pyro_implicit.diagnostics._numbers import check_integer
+from pyro_implicit._checks import check_count, check_seed, check_tensor, check_tensors, shown
 from pyro_implicit.exceptions import ArgumentError, MissingExtraError, ShapeError, SiteError
 
 __all__ = ["C2ST", "c2st"]
 
 Draws = Mapping[str, Tensor] | Tensor
+
+_SITES, _ROWS = "draws by site, {name: (n, *shape)}", "a tensor of draws, (n, m)"
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,13 @@ def c2st(
     :raises ShapeError: for fewer draws than twice the folds, or other shapes than the reference's.
     :raises SiteError: for other sites than the reference's.
     """
-    check_integer("num_folds", num_folds, least=2)
+    num_folds = check_count("num_folds", num_folds, minimum=2)
+    seed = check_seed("seed", seed)
+    if classifier is not None and (isinstance(classifier, type) or not hasattr(classifier, "fit")):
+        raise ArgumentError(
+            f"classifier={shown(classifier)}; expected one of scikit-learn, not trained, such as "
+            "LogisticRegression()."
+        )
     x, y = _rows(draws, reference)
     count = min(len(x), len(y))
     if count < 2 * num_folds:
@@ -118,9 +126,9 @@ def _cross_validated(
 
 def _rows(draws: Draws, reference: Draws) -> tuple[np.ndarray, np.ndarray]:
     """Both as ``(n, m)`` arrays with the same columns."""
-    if isinstance(draws, Mapping) != isinstance(reference, Mapping):
-        raise ArgumentError("draws and reference: expected two dictionaries or two tensors")
     if isinstance(draws, Mapping) and isinstance(reference, Mapping):
+        check_tensors("draws", draws, _SITES, dim=1)
+        check_tensors("reference", reference, _SITES, dim=1)
         if set(draws) != set(reference) or not draws:
             raise SiteError(
                 f"draws have sites {sorted(draws)}, the reference has {sorted(reference)}; expected"
@@ -129,6 +137,8 @@ def _rows(draws: Draws, reference: Draws) -> tuple[np.ndarray, np.ndarray]:
         names = sorted(draws)
         pairs = [(draws[name], reference[name]) for name in names]
     elif isinstance(draws, Tensor) and isinstance(reference, Tensor):
+        check_tensor("draws", draws, _ROWS, dim=1)
+        check_tensor("reference", reference, _ROWS, dim=1)
         names, pairs = ["draws"], [(draws, reference)]
     else:
         raise ArgumentError("draws and reference: expected two dictionaries or two tensors")
@@ -138,14 +148,14 @@ def _rows(draws: Draws, reference: Draws) -> tuple[np.ndarray, np.ndarray]:
                 f"{name!r} has shape {tuple(a.shape)} and {tuple(b.shape)} in the reference; "
                 "expected the same but for the number of draws"
             )
+    if any(len(a) != len(pairs[0][0]) or len(b) != len(pairs[0][1]) for a, b in pairs):
+        raise ShapeError(f"sites {names} have different numbers of draws; expected one number")
     both = tuple(
         np.concatenate(
             [np.asarray(one.detach().cpu().double()).reshape(len(one), -1) for one in side], 1
         )
         for side in zip(*pairs, strict=True)
     )
-    if not all(np.isfinite(one).all() for one in both):
-        raise ArgumentError("some draws are NaN or infinite")
     return both[0], both[1]
 
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_implicit._checks import check_count
 from pyro_implicit.diagnostics._density import Part, check_implicit_guide
 from pyro_implicit.diagnostics._entropy_part import PartEntropy, effective_rank, part_entropy
-from pyro_implicit.diagnostics._numbers import check_integer
 
 __all__ = ["EntropyReport", "entropy_report"]
 
@@ -141,10 +141,10 @@ def entropy_report(
     """
     guide = check_implicit_guide(guide, "entropy_report")
     for name, value in (("num_inner", num_inner), ("num_steps", num_steps)):
-        check_integer(name, value)
-    check_integer("num_probes", num_probes)
-    check_integer("num_samples", num_samples, least=2)
-    check_integer("num_starts", num_starts, most=64)
+        check_count(name, value)
+    check_count("num_probes", num_probes)
+    check_count("num_samples", num_samples, minimum=2)
+    check_count("num_starts", num_starts, maximum=64)
     parts = [Part(sites, sampler) for _, sites, sampler in guide._groups()]
     found = [
         part_entropy(part, num_samples, num_inner, num_starts, num_steps, num_probes)

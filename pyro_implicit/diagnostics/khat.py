@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_implicit._checks import check_count, check_model, check_number
 from pyro_implicit.diagnostics._arviz import psis_khat
 from pyro_implicit.diagnostics._density import GuideDensity, check_implicit_guide
 from pyro_implicit.diagnostics._log_joints import LogJoints
-from pyro_implicit.diagnostics._numbers import check_integer
 from pyro_implicit.exceptions import DensityError, NonFiniteError
 from pyro_implicit.ops.inversion import DensityEstimate
 
@@ -106,9 +106,11 @@ def khat(
     :raises SiteError: if the model draws something by itself.
     """
     guide = check_implicit_guide(guide, "khat")
-    check_integer("num_samples", num_samples, least=100)
-    check_integer("num_inner", num_inner)
-    check_integer("num_starts", num_starts, most=64)
+    check_model(model)
+    tolerance = check_number("tolerance", tolerance, above=0)
+    check_count("num_samples", num_samples, minimum=100)
+    check_count("num_inner", num_inner)
+    check_count("num_starts", num_starts, maximum=64)
     with torch.no_grad():
         draws, density = GuideDensity(guide, num_inner, num_starts).of_own_draws(num_samples)
         error, gap = _check_density(density, tolerance, num_inner, num_starts)

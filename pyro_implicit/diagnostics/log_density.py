@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
+from pyro_implicit._checks import check_count, check_tensors
 from pyro_implicit.diagnostics._density import GuideDensity, check_implicit_guide
-from pyro_implicit.diagnostics._numbers import check_integer
 
 __all__ = ["LogDensity", "log_density"]
 
@@ -76,7 +76,8 @@ def log_density(
     :raises StateError: for a guide that is not built yet.
     """
     guide = check_implicit_guide(guide, "log_density")
-    check_integer("num_inner", num_inner)
-    check_integer("num_starts", num_starts, most=64)
+    check_count("num_inner", num_inner)
+    check_count("num_starts", num_starts, maximum=64)
+    check_tensors("theta", theta, "values by site, {name: (n, *site_shape)}", dim=1)
     estimate, log_jacobian = GuideDensity(guide, num_inner, num_starts).at(theta)
     return LogDensity(estimate.value + log_jacobian, estimate.standard_error)

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_implicit._checks import check_count, check_instance, check_tensor, check_text
 from pyro_implicit.diagnostics._arviz import make_inference_data
 from pyro_implicit.diagnostics._attrs import run_attrs
 from pyro_implicit.diagnostics._collect import to_numpy
 from pyro_implicit.distributions.process import ImplicitProcess
 from pyro_implicit.exceptions import ArgumentError, ShapeError
-from pyro_implicit.infer.draws import check_num_samples
 
 __all__ = ["process_to_arviz"]
 
@@ -66,14 +66,29 @@ def process_to_arviz(
         a noise that the new inputs have none of.
     :raises ShapeError: if ``value`` is not of the shape of the process.
     """
-    check_num_samples(num_samples)
+    num_samples = check_count("num_samples", num_samples)
+    check_instance("process", process, ImplicitProcess, "an ImplicitProcess")
+    check_tensor("value", value, "the observations, a tensor (*batch, N)")
+    if inputs is not None:
+        check_tensor("inputs", inputs, "new inputs, a tensor (K, ...)", dim=1)
+    check_text("function_name", function_name)
+    check_text("value_name", value_name)
     shape = process.batch_shape + process.event_shape
     if value.shape != shape:
         raise ShapeError(f"value of shape {tuple(value.shape)}; expected {tuple(shape)}.")
     if function_name == value_name:
         raise ArgumentError(f"function_name and value_name are both {value_name!r}.")
     own = process.inputs
+    if inputs is not None and inputs.shape[1:] != own.shape[1:]:
+        raise ShapeError(
+            f"inputs of shape {tuple(inputs.shape)}; expected the process's own sizes after the "
+            f"first: (K, *{tuple(own.shape[1:])})."
+        )
     new = own if inputs is None else inputs
+    if isinstance(coords, Tensor) and coords.dim():
+        coords = coords.tolist()
+    if coords is not None:
+        check_instance("coords", coords, (Sequence, np.ndarray), "labels of the inputs, in a list")
     labels = _labels(new) if coords is None else list(coords)
     if len(labels) != len(new):
         raise ArgumentError(f"{len(labels)} coords; expected one for each of {len(new)} inputs.")

@@ -17,10 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_implicit._checks import check_count, check_model, check_number
 from pyro_implicit.diagnostics._log_joints import LogJoints
-from pyro_implicit.diagnostics._numbers import check_integer
 from pyro_implicit.diagnostics._unconstrained import constrained_draws, unconstrained_draws
-from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.ops.kernels import median_distance
 from pyro_implicit.ops.logdet import upcast
 from pyro_implicit.ops.stein import bootstrap_null, stein_matrix, stein_u_statistic
@@ -89,12 +88,12 @@ def stein_discrepancy(
     :raises ShapeError: for fewer draws than ``num_samples``.
     :raises SiteError: if the model has other latents than those drawn, or draws by itself.
     """
-    check_integer("num_samples", num_samples, least=2)
-    check_integer("num_bootstrap", num_bootstrap)
-    if not -1 < beta < 0:
-        raise ArgumentError(f"beta={beta!r}; expected a number between -1 and 0")
-    if length != "median" and not (isinstance(length, (int, float)) and length > 0):
-        raise ArgumentError(f"length={length!r}; expected 'median' or a positive number")
+    check_count("num_samples", num_samples, minimum=2)
+    check_count("num_bootstrap", num_bootstrap)
+    check_model(model)
+    beta = check_number("beta", beta, above=-1, below=0)
+    if not (isinstance(length, str) and length == "median"):
+        length = check_number("length", length, above=0, why=", or 'median'")
     draws = constrained_draws(guide, num_samples, args, kwargs)
     sites, u = unconstrained_draws(model, draws, args, kwargs)
     scores = LogJoints(model, sites, args, kwargs).scores(u)

@@ -7,6 +7,7 @@ from typing import Any
 
 from pyro.infer import ELBO
 
+from pyro_implicit._checks import check_count, check_guide, check_instance, check_model
 from pyro_implicit.diagnostics._arviz import make_inference_data
 from pyro_implicit.diagnostics._attrs import run_attrs
 from pyro_implicit.diagnostics._collect import (
@@ -22,7 +23,6 @@ from pyro_implicit.diagnostics._labels import Labels, netcdf_names
 from pyro_implicit.diagnostics._program import Program, Site
 from pyro_implicit.diagnostics._rows import RowBatches
 from pyro_implicit.exceptions import ArgumentError
-from pyro_implicit.infer.draws import check_num_samples
 
 __all__ = ["to_arviz"]
 
@@ -37,7 +37,7 @@ def to_arviz(
     objective: ELBO | None = None,
     coords: Mapping[str, Sequence[Any]] | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,
-    max_bytes: int | None = 4 * 2**30,
+    max_bytes: float | None = 4 * 2**30,
     **kwargs: Any,
 ) -> Any:
     r"""
@@ -96,8 +96,8 @@ def to_arviz(
     :param ELBO objective: the objective that the guide was fitted with, recorded in the attributes.
     :param dict coords: labels by name of dimension.
     :param dict dims: names of dimensions by variable: of all, or of those without a plate.
-    :param int max_bytes: refuse to make more than this, 4 GiB by default, or more than the machine
-        has free; ``None``: no limit.
+    :param float max_bytes: refuse to make more than this, 4 GiB by default, or more than is free;
+        ``None``: no limit.
     :param kwargs: keyword arguments of the model and guide.
     :returns: ``arviz.InferenceData`` with ArviZ 0.x, ``xarray.DataTree`` with ArviZ >= 1; variables
         have shape ``(1, num_samples, *shape)``, or ``(1, num_samples, num_guides, *shape)``; those
@@ -108,7 +108,12 @@ def to_arviz(
         that was asked for and cannot be drawn.
     :raises ShapeError: if the guide draws other shapes than these arguments need.
     """
-    check_num_samples(num_samples)
+    num_samples = check_count("num_samples", num_samples)
+    check_model(model)
+    batch_size = None if batch_size is None else check_count("batch_size", batch_size)
+    check_instance("objective", objective, (ELBO, type(None)), "the objective, or None")
+    for name, given in (("coords", coords), ("dims", dims)):
+        check_instance(name, given, (Mapping, type(None)), "a dictionary by name, or None")
     restarts = isinstance(guide, (list, tuple))
     guides = _checked_guides(guide)
     programs = [Program(model, one, RowBatches(args, kwargs, batch_size)) for one in guides]
@@ -143,13 +148,12 @@ def to_arviz(
 def _checked_guides(guide: Any) -> list[Callable[..., Any]]:
     """The guides, in a list of their own."""
     guides = list(guide) if isinstance(guide, (list, tuple)) else [guide]
-    bad = [type(one).__name__ for one in guides if not callable(one)]
-    if bad or not guides:
+    if not guides:
         raise ArgumentError(
-            f"guide is {'an empty list' if not guides else f'or holds a {bad[0]}'}; expected a "
-            "guide (a callable), or a list of guides that were trained independently"
+            "guide is an empty list; expected a guide, or a list of guides that were trained "
+            "independently"
         )
-    return guides
+    return [check_guide(one) for one in guides]
 
 
 def _check_same_sites(programs: Sequence[Program]) -> None:

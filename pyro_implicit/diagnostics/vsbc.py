@@ -23,8 +23,16 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_implicit._checks import (
+    check_callable,
+    check_choice,
+    check_count,
+    check_flag,
+    check_instance,
+    check_model,
+    check_names,
+)
 from pyro_implicit.diagnostics._data_places import find_places
-from pyro_implicit.diagnostics._numbers import check_integer
 from pyro_implicit.diagnostics._simulation import Quantity, Simulation, isolated, simulate
 from pyro_implicit.diagnostics._uniformity import (
     asymmetry_p_values,
@@ -147,22 +155,40 @@ def vsbc(
     :raises SiteError: if nothing is observed, for names of sites that the model does not have, or
         if a guide may look at data that the model computes from its arguments (a logarithm).
     """
-    check_integer("num_simulations", num_simulations, least=10)
-    check_integer("num_draws", num_draws)
-    check_integer("num_processes", num_processes)
+    check_count("num_simulations", num_simulations, minimum=10)
+    check_count("num_draws", num_draws)
+    check_count("num_processes", num_processes)
+    seed = check_count("seed", seed, 0, why=" (a seed)")
+    check_model(model)
+    check_callable("fit", fit, "a function from the data, {site: value}, to a guide or draws")
+    check_flag("progress", progress)
+    _check_quantities(quantities)
+    if start_method is not None:
+        check_choice("start_method", start_method, multiprocessing.get_all_start_methods())
     if num_bins(num_draws + 1, num_simulations) < 2:
         raise ArgumentError(
             f"num_draws={num_draws}: its {num_draws + 1} ranks cannot be put into bins of equal "
             "size; write num_draws=99"
         )
     with isolated(seed, -1):
-        names = tuple(observed) if observed is not None else _observed_sites(model, args, kwargs)
+        if observed is not None:
+            names = check_names("observed", observed)
+        else:
+            names = _observed_sites(model, args, kwargs)
         values = simulate(model, args, kwargs, names)
         places = find_places(model, args, kwargs, {name: values[name] for name in names})
     job = Simulation(model, fit, places, names, num_draws, dict(quantities or {}), seed)
     runs = _run(job, num_simulations, num_processes, start_method)
     found = list(tqdm(runs, total=num_simulations, desc="vsbc", disable=not progress))
     return Calibration({n: torch.stack([one[n] for one in found]) for n in found[0]}, num_draws)
+
+
+def _check_quantities(quantities: Any) -> None:
+    kind = "functions of values and data by name, {'mean': lambda values, data: ...}"
+    check_instance("quantities", quantities, (Mapping, type(None)), kind)
+    check_names("quantities", list(quantities or ()))
+    for name, function in (quantities or {}).items():
+        check_callable(f"quantities[{name!r}]", function, kind)
 
 
 def _observed_sites(
@@ -196,8 +222,6 @@ def _run(
     if start_method is None:
         can_fork = "fork" in methods and not torch.cuda.is_initialized()
         start_method = "fork" if can_fork else "spawn"
-    if start_method not in methods:
-        raise ArgumentError(f"start_method={start_method!r}; expected one of {methods}")
     context = multiprocessing.get_context(start_method)
     # the job goes to each process once, at its start: by fork it need not be picklable
     with ProcessPoolExecutor(

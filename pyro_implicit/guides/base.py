@@ -8,14 +8,23 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from pyro.infer.autoguide import AutoGuide, init_to_median
 from pyro.infer.autoguide.initialization import InitMessenger
 from torch import Tensor, nn
 
+from pyro_implicit._checks import (
+    check_callable,
+    check_choice,
+    check_count,
+    check_instance,
+    check_model,
+    check_number,
+)
 from pyro_implicit._params import emit_params
 from pyro_implicit.distributions.implicit import sample_implicit
-from pyro_implicit.exceptions import ArgumentError, SiteError, StateError
+from pyro_implicit.exceptions import SiteError, StateError
 from pyro_implicit.guides.gaussian_start import GaussianStart, gaussian_start
 from pyro_implicit.guides.log_joint import LogJoint
 from pyro_implicit.guides.parts import Factorized, check_factorized, divide, parts_of
@@ -33,6 +42,8 @@ from pyro_implicit.nn.preconditioner import Preconditioner
 __all__ = ["ImplicitGuide"]
 
 _STATE_VERSION = 2
+_OR_GUIDE = ", or a fitted autoguide"
+_LEVELS = "several numbers between 0 and 1, such as [0.05, 0.95]"
 _Self = TypeVar("_Self", bound="ImplicitGuide")
 
 
@@ -80,14 +91,14 @@ class ImplicitGuide(AutoGuide):
         factorized: Factorized = False,
         create_plates: Callable[..., Any] | None = None,
     ) -> None:
-        check_scale_arguments(scale, learn_scale)
+        check_model(model)
+        check_callable("init_loc_fn", init_loc_fn, "a function such as init_to_median")
+        if create_plates is not None:
+            check_callable("create_plates", create_plates, "a function that returns plates")
+        scale = check_scale_arguments(scale, learn_scale)
         super().__init__(InitMessenger(forgiving(init_loc_fn))(model), create_plates=create_plates)
-        kinds = (None, "laplace", "hessian", "ggn")
-        if not (init_from in kinds or isinstance(init_from, AutoGuide)):
-            raise ArgumentError(
-                f"init_from={init_from!r}; expected None, 'laplace', 'hessian', 'ggn' or a fitted "
-                "autoguide."
-            )
+        if not isinstance(init_from, AutoGuide):
+            check_choice("init_from", init_from, (None, "laplace", "hessian", "ggn"), _OR_GUIDE)
         # in lists: neither the other guide nor the model is a part of this one
         self._init_from = [init_from]
         self._bare_model: list[Any] = [model]
@@ -281,8 +292,7 @@ class ImplicitGuide(AutoGuide):
         :param args: arguments of the model, of no use here; a conditional guide needs them.
         :returns: constrained draws by site, shape ``(num_samples, *site_shape)``.
         """
-        if num_samples < 1:
-            raise ArgumentError(f"num_samples={num_samples}; expected at least 1.")
+        num_samples = check_count("num_samples", num_samples)
         draws = {}
         for _, sites, sampler in self._groups():
             flat = sampler.distribution().sample((num_samples,))
@@ -304,16 +314,25 @@ class ImplicitGuide(AutoGuide):
         }
 
     def quantiles(
-        self, quantiles: Sequence[float], *args: Any, num_samples: int = 1000, **kwargs: Any
+        self,
+        quantiles: Sequence[float] | np.ndarray | Tensor,
+        *args: Any,
+        num_samples: int = 1000,
+        **kwargs: Any,
     ) -> dict[str, Tensor]:
         """
         :param quantiles: numbers between 0 and 1.
         :param int num_samples: number of draws that the quantiles are taken over.
+        :raises ArgumentError: for anything else.
         :returns: marginal quantiles by site, shape ``(len(quantiles), *site_shape)``.
         """
+        if isinstance(quantiles, (np.ndarray, Tensor)):
+            quantiles = quantiles.tolist()
+        check_instance("quantiles", quantiles, (list, tuple), _LEVELS)
+        levels = [check_number("quantiles", one, minimum=0, maximum=1) for one in quantiles]
         draws = self.sample(num_samples, *args, **kwargs)
         return {
-            name: torch.quantile(value, torch.as_tensor(quantiles).to(value), dim=0)
+            name: torch.quantile(value, torch.tensor(levels).to(value), dim=0)
             for name, value in draws.items()
         }
 

@@ -13,6 +13,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
+from pyro_implicit._checks import check_count, check_counts, check_flag, check_instance
 from pyro_implicit._memory import check_fits
 from pyro_implicit._params import emit_params
 from pyro_implicit.distributions.implicit import ImplicitDistribution, sample_implicit
@@ -60,7 +61,7 @@ class ConditionalGuide(ImplicitGuide):
         super().__init__(model, init_loc_fn=init_loc_fn, **options)
         self._context: list[Any] = [None if isinstance(context, nn.Module) else context]
         self.context_network = context if isinstance(context, nn.Module) else None
-        self.shared_noise = bool(shared_noise)
+        self.shared_noise = check_flag("shared_noise", shared_noise)
         self._context_dim: int | None = None
 
     # ---- what it looks at
@@ -73,12 +74,17 @@ class ConditionalGuide(ImplicitGuide):
         :raises ShapeError: for another ``k`` than the guide was built with.
         """
         value = read_context(self.context_network or self._context[0], args, kwargs)
-        if self._context_dim not in (None, value.shape[-1]):
+        self._check_context(value)
+        return value
+
+    def _check_context(self, context: Any) -> None:
+        check_instance("the context", context, Tensor, "a tensor with one row per datum")
+        shown = context.shape[-1] if context.dim() == 2 else tuple(context.shape)
+        if context.dim() != 2 or self._context_dim not in (None, context.shape[-1]):
             raise ShapeError(
-                f"the context has {value.shape[-1]} entries per row; the guide was built with "
+                f"the context has {shown} entries per row; the guide was built with "
                 f"{self._context_dim}."
             )
-        return value
 
     @property
     def row_frame(self) -> PlateFrame:
@@ -206,8 +212,7 @@ class ConditionalGuide(ImplicitGuide):
             dimensions of size 1 that the plate's place needs.
         :raises ArgumentError: without the arguments.
         """
-        if num_samples < 1:
-            raise ArgumentError(f"num_samples={num_samples}; expected at least 1.")
+        num_samples = check_count("num_samples", num_samples)
         self.samplers  # noqa: B018 (the error if there are none)
         return self.sample_at(num_samples, self.read_context(*args, **kwargs))
 
@@ -222,6 +227,11 @@ class ConditionalGuide(ImplicitGuide):
             in pieces.
         :returns: see :meth:`sample`.
         """
+        num_samples = check_count("num_samples", num_samples)
+        self._check_context(context)
+        if seeds is not None:
+            first, second = check_counts("seeds", seeds, 0, length=2)
+            seeds = (first, second)
         self._check_fits(num_samples * len(context))
         context = self._aligned(context)
         draws = {}

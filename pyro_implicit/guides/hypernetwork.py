@@ -8,8 +8,10 @@ from typing import Any
 
 from torch import nn
 
+from pyro_implicit._checks import check_callable, check_count, check_counts, check_number
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.base import ImplicitGuide
+from pyro_implicit.guides.parts import check_factorized
 from pyro_implicit.guides.site import LatentSite
 from pyro_implicit.nn.generator import Generator, as_generator
 from pyro_implicit.nn.generators import MLPGenerator, ResidualGenerator
@@ -19,6 +21,11 @@ __all__ = ["HyperNetworkGuide"]
 
 #: up to here as many noise dimensions as latents, and a linear map beside the network
 _SMALL = 256
+
+_GENERATORS = (
+    "a Generator, an nn.Module, or a callable that makes one from the number of outputs, e.g. "
+    "generator=ResidualGenerator"
+)
 
 
 class HyperNetworkGuide(ImplicitGuide):
@@ -61,6 +68,7 @@ class HyperNetworkGuide(ImplicitGuide):
         init_scale: float = 0.1,
         **options: Any,
     ) -> None:
+        check_factorized(options.get("factorized", False))
         if generator is not None and hidden_dims is not None:
             raise ArgumentError("generator replaces hidden_dims: give one of the two.")
         if isinstance(generator, nn.Module) and options.get("factorized"):
@@ -68,16 +76,19 @@ class HyperNetworkGuide(ImplicitGuide):
                 "factorized=True needs one generator per site: pass a callable that makes one from "
                 "the number of outputs, e.g. generator=ResidualGenerator, not one module."
             )
-        if latent_dim is not None and latent_dim < 1:
-            raise ArgumentError(f"latent_dim={latent_dim}; expected at least 1.")
-        if not init_scale > 0:
-            raise ArgumentError(f"init_scale={init_scale}; expected a positive number.")
+        if generator is not None:
+            check_callable("generator", generator, _GENERATORS)
+        if latent_dim is not None:
+            latent_dim = check_count("latent_dim", latent_dim)
+        if hidden_dims is not None:
+            hidden_dims = check_counts("hidden_dims", hidden_dims, empty=False)
+        init_scale = check_number("init_scale", init_scale, above=0)
         get_activation(activation)
         super().__init__(model, **options)
         self._latent_dim = latent_dim
-        self._hidden_dims = None if hidden_dims is None else tuple(hidden_dims)
+        self._hidden_dims = hidden_dims
         self._activation = activation
-        self._init_scale = float(init_scale)
+        self._init_scale = init_scale
         self._generator = [generator]  # in a list: part of the guide only once it is built
 
     def __getstate__(self) -> dict[str, Any]:

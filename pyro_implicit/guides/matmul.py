@@ -14,14 +14,16 @@ from typing import Any
 
 import torch
 
+from pyro_implicit._checks import check_count, check_number
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.gaussian_start import GaussianStart
 from pyro_implicit.guides.initial import fan_in_scale, init_to_fan_in
+from pyro_implicit.guides.parts import check_factorized
 from pyro_implicit.guides.site import LatentSite
 from pyro_implicit.nn.generator import Generator
 from pyro_implicit.nn.matmul import CMMNN, MMNN
-from pyro_implicit.nn.matmul_layout import Shape
+from pyro_implicit.nn.matmul_layout import Shape, check_budget, check_pair, check_pairs
 from pyro_implicit.ops.activations import get_activation
 
 __all__ = ["CMMNNGuide", "MMNNGuide"]
@@ -41,16 +43,14 @@ class _MatMulGuide(ImplicitGuide):
         init_loc_fn: Callable[[dict[str, Any]], torch.Tensor] = init_to_fan_in,
         **options: Any,
     ) -> None:
-        if not init_scale > 0:
-            raise ArgumentError(f"init_scale={init_scale}; expected a positive number.")
-        if not budget > 1:
-            raise ArgumentError(f"budget={budget}; expected more than 1 parameter per latent.")
+        init_scale = check_number("init_scale", init_scale, above=0)
+        budget = check_budget(budget)
         get_activation(activation)
         super().__init__(model, init_loc_fn=init_loc_fn, **options)
-        self._noise_shape = noise_shape
-        self._budget = float(budget)
+        self._noise_shape = None if noise_shape is None else check_pair("noise_shape", noise_shape)
+        self._budget = budget
         self._activation = activation
-        self._init_scale = float(init_scale)
+        self._init_scale = init_scale
 
     def _start(self, sites: list[LatentSite], start: GaussianStart) -> GaussianStart:
         if start.factor is not None:
@@ -106,6 +106,11 @@ class MMNNGuide(_MatMulGuide):
         output_shape: Shape | None = None,
         **options: Any,
     ) -> None:
+        check_factorized(options.get("factorized", False))
+        if hidden_shapes is not None:
+            hidden_shapes = check_pairs("hidden_shapes", hidden_shapes)
+        if output_shape is not None:
+            output_shape = check_pair("output_shape", output_shape)
         if output_shape is not None and options.get("factorized"):
             raise ArgumentError(
                 "output_shape fits one generator; with factorized=True leave it out."
@@ -150,8 +155,10 @@ class CMMNNGuide(_MatMulGuide):
         branch_size: int = 2**18,
         **options: Any,
     ) -> None:
-        if isinstance(branch_size, bool) or not isinstance(branch_size, int) or branch_size < 1:
-            raise ArgumentError(f"branch_size={branch_size!r}; expected an integer >= 1.")
+        branch_size = check_count("branch_size", branch_size)
+        if trunk_shapes is not None:
+            trunk_shapes = check_pairs("trunk_shapes", trunk_shapes)
+        check_factorized(options.get("factorized", False))
         if options.get("factorized"):
             raise ArgumentError(
                 "CMMNNGuide shares a trunk among all sites; for independent generators write "

@@ -64,7 +64,7 @@ class MixtureDensityGuide(ConditionalGuide):
                 f"MixtureDensityGuide got {', '.join(wrong)}, which only an implicit guide has. "
                 "Use ConditionalHyperNetworkGuide, or leave them out."
             )
-        MixtureDensityNetwork(  # so that bad values are told here
+        probe = MixtureDensityNetwork(  # so that bad values are told here
             1,
             torch.zeros(2),
             num_components,
@@ -74,10 +74,10 @@ class MixtureDensityGuide(ConditionalGuide):
         )
         super().__init__(model, context=context, **options)
         self._network_options: dict[str, Any] = {
-            "num_components": num_components,
-            "hidden_dims": tuple(hidden_dims),
+            "num_components": probe.num_components,
+            "hidden_dims": probe.hidden_dims,
             "activation": activation,
-            "init_scale": float(init_scale),
+            "init_scale": probe.init_scale,
         }
 
     def _make_sampler(self, sites: list[LatentSite], start: GaussianStart) -> Any:

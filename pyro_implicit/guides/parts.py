@@ -18,12 +18,16 @@ def check_factorized(factorized: Factorized) -> None:
     """
     :raises ArgumentError: for anything that is not a :data:`Factorized`.
     """
-    if not (isinstance(factorized, bool) or factorized == "layer" or callable(factorized)):
+    if not (isinstance(factorized, bool) or _is_layer(factorized) or callable(factorized)):
         raise ArgumentError(
             f"factorized={factorized!r}; expected False (one generator for all latents), True (one "
             "for each site), 'layer' (one for the parameters of each layer), or a function from a "
             "site's name to the name of its part."
         )
+
+
+def _is_layer(factorized: object) -> bool:
+    return isinstance(factorized, str) and factorized == "layer"
 
 
 def parts_of(factorized: Factorized, names: Sequence[str]) -> dict[str, list[int]]:
@@ -39,7 +43,7 @@ def parts_of(factorized: Factorized, names: Sequence[str]) -> dict[str, list[int
     parts: dict[str, list[int]] = {}
     for position, name in enumerate(names):
         part = name
-        if factorized == "layer":
+        if _is_layer(factorized):
             part = name.rpartition(".")[0] or name
         elif callable(factorized):
             part = factorized(name)

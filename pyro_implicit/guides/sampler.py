@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from pyro_implicit._checks import check_choice, check_number
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.nn.conditioned import Conditioned
@@ -32,10 +33,10 @@ class Sampler(nn.Module):
         learn_scale: bool | str = False,
     ) -> None:
         super().__init__()
-        check_scale_arguments(scale, learn_scale)
+        scale = check_scale_arguments(scale, learn_scale) or 0.0
         self.generator = generator
         self.preconditioner = preconditioner
-        self.fixed_scale = float(scale)
+        self.fixed_scale = scale
         self.log_scale: nn.Parameter | None = None
         if learn_scale:
             shape = () if learn_scale == "scalar" else (generator.output_dim,)
@@ -56,22 +57,21 @@ class Sampler(nn.Module):
         return ImplicitDistribution(generator, scale=self.scale, preconditioner=self.preconditioner)
 
 
-def check_scale_arguments(scale: float | None, learn_scale: bool | str) -> None:
+def check_scale_arguments(scale: float | None, learn_scale: bool | str) -> float | None:
     """
+    :returns: the scale as a plain float, or None.
     :raises ArgumentError: for a negative or non-numeric scale, an unknown ``learn_scale``, or a
         learned scale that starts at 0.
     """
-    if learn_scale not in (False, "scalar", "diagonal"):
-        raise ArgumentError(
-            f"learn_scale={learn_scale!r}; expected False, 'scalar' (one sigma) or 'diagonal' (one "
-            "per latent)."
-        )
+    why = " (one sigma, or one per latent)"
+    check_choice("learn_scale", learn_scale, (False, "scalar", "diagonal"), why)
     if scale is None:
-        return
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 <= scale < math.inf:
-        raise ArgumentError(
-            f"scale={scale!r}; expected a number >= 0: the standard deviation of the output noise. "
-            "To learn it, write scale=0.01, learn_scale='scalar'."
-        )
+        return None
+    why = (
+        ": the standard deviation of the output noise. To learn it, write scale=0.01, "
+        "learn_scale='scalar'"
+    )
+    scale = check_number("scale", scale, minimum=0, why=why)
     if learn_scale and scale == 0:
         raise ArgumentError("a learned scale cannot start at 0; write scale=0.01.")
+    return scale

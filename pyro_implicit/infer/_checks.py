@@ -1,4 +1,4 @@
-"""Checks that objectives share: of counts, and of terms."""
+"""A check that objectives share: of terms."""
 
 from __future__ import annotations
 
@@ -7,24 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from pyro_implicit.exceptions import ArgumentError, NonFiniteError
+from pyro_implicit.exceptions import NonFiniteError
 from pyro_implicit.infer.traces import Particle
 
-__all__ = ["check_count", "check_finite"]
-
-
-def check_count(name: str, value: Any, most: int | None = None, least: int = 1) -> None:
-    """
-    :raises ArgumentError: unless ``value`` is an integer from ``least`` to ``most``.
-    """
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or value < least
-        or value > (most or value)
-    ):
-        limit = "" if most is None else f" and <= num_particles={most}"
-        raise ArgumentError(f"{name}={value!r}; expected an integer >= {least}{limit}.")
+__all__ = ["check_finite"]
 
 
 def _number(value: Any) -> float:

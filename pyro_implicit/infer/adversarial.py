@@ -19,8 +19,8 @@ from pyro.infer.util import is_validation_enabled
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from pyro_implicit._checks import check_count
 from pyro_implicit.exceptions import ArgumentError, ShapeError, StateError
-from pyro_implicit.infer._checks import check_count
 from pyro_implicit.infer.contrastive import ContrastiveELBO
 from pyro_implicit.infer.traces import ImplicitSite
 from pyro_implicit.nn.critic import Critic
@@ -73,7 +73,6 @@ class AdversarialELBO(ContrastiveELBO):
         critic_optim: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer] | None = None,
         **options: Any,
     ) -> None:
-        check_count("num_critic_steps", num_critic_steps)
         for name, value in (("critic", critic), ("critic_optim", critic_optim)):
             if value is not None and not callable(value):
                 raise ArgumentError(
@@ -82,7 +81,7 @@ class AdversarialELBO(ContrastiveELBO):
                     "critic_optim=lambda parameters: torch.optim.Adam(parameters, lr=1e-3)."
                 )
         super().__init__(num_particles, **options)
-        self.num_critic_steps = num_critic_steps
+        self.num_critic_steps = check_count("num_critic_steps", num_critic_steps)
         self._critic = critic or Critic
         self._critic_optim = critic_optim or _adam
         self._critics = nn.ModuleList()

@@ -11,9 +11,9 @@ References
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
+from pyro_implicit._checks import check_number
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.infer.linearised import LinearisedELBO
 
@@ -46,15 +46,14 @@ class AlphaEnergy(LinearisedELBO):
     serves_explicit = True
 
     def __init__(self, num_particles: int = 1, *, alpha: float = 0.5, **options: Any) -> None:
-        if isinstance(alpha, bool) or not 0 <= alpha <= 1 or math.isnan(alpha):
-            raise ArgumentError(f"alpha={alpha}; expected a number from 0 (the ELBO) to 1.")
+        alpha = check_number("alpha", alpha, minimum=0, maximum=1, why=" (0 is the ELBO)")
         if "likelihood" in options:
             raise ArgumentError(
                 f"likelihood={options['likelihood']!r}: alpha takes its place. Write alpha=0 for "
                 "'expected' and alpha=1 for 'per_datum'."
             )
         super().__init__(num_particles, **options)
-        self.alpha = self._power = float(alpha)
+        self.alpha = self._power = alpha
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -16,9 +16,9 @@ import torch
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
+from pyro_implicit._checks import check_choice, check_count
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError
-from pyro_implicit.infer._checks import check_count
 from pyro_implicit.infer.elbo import ImplicitELBO
 from pyro_implicit.infer.traces import ImplicitSite
 from pyro_implicit.ops.logdet import is_zero
@@ -77,13 +77,9 @@ class ContrastiveELBO(ImplicitELBO):
         num_samples: int = 200,
         **options: Any,
     ) -> None:
-        if contrast not in ("adaptive", "prior"):
-            raise ArgumentError(f"contrast={contrast!r}; expected 'adaptive' or 'prior'.")
-        if covariance not in ("auto", "diagonal", "full"):
-            raise ArgumentError(
-                f"covariance={covariance!r}; expected 'auto', 'diagonal' or 'full'."
-            )
-        check_count("num_samples", num_samples, least=2)
+        check_choice("contrast", contrast, ("adaptive", "prior"))
+        check_choice("covariance", covariance, ("auto", "diagonal", "full"))
+        num_samples = check_count("num_samples", num_samples, 2)
         if options.get("num_entropy_particles") is not None:
             raise ArgumentError(
                 f"{type(self).__name__} takes its draws by num_samples={num_samples}; leave "

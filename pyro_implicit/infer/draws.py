@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
+from pyro_implicit._checks import check_count, check_guide
+from pyro_implicit.exceptions import ShapeError, SiteError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.infer._pointwise import SiteVisitor, is_auxiliary
 
-__all__ = ["check_num_samples", "latent_sites", "posterior_draws"]
+__all__ = ["latent_sites", "posterior_draws"]
 
 
 def posterior_draws(
@@ -37,11 +38,12 @@ def posterior_draws(
     :param args: arguments of the guide (those of its model).
     :param kwargs: keyword arguments of the guide.
     :returns: ``{site: tensor}``, each of shape ``(num_samples, *shape of the site)``.
-    :raises ArgumentError: if ``num_samples`` is not a positive integer.
+    :raises ArgumentError: if ``num_samples`` is not a positive integer, or ``guide`` no guide.
     :raises SiteError: if the guide has no latent site, or not the same ones in each run.
     :raises ShapeError: if a site changes its shape from run to run.
     """
-    check_num_samples(num_samples)
+    check_guide(guide)
+    num_samples = check_count("num_samples", num_samples)
     sample = getattr(guide, "sample", None)
     with torch.no_grad():
         if callable(sample):
@@ -49,15 +51,6 @@ def posterior_draws(
             drawn = sample(num_samples, *given[0], **given[1])
             return {name: value.detach() for name, value in drawn.items()}
         return _looped(guide, num_samples, args, kwargs)
-
-
-def check_num_samples(num_samples: int) -> None:
-    """
-    :param int num_samples: a number of draws.
-    :raises ArgumentError: if it is not a positive integer.
-    """
-    if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
-        raise ArgumentError(f"num_samples is {num_samples!r}; expected an integer >= 1")
 
 
 def latent_sites(

@@ -10,7 +10,8 @@ import pyro
 import torch
 from torch import Tensor, nn
 
-from pyro_implicit.exceptions import ArgumentError, NonFiniteError, StateError
+from pyro_implicit._checks import check_choice, check_count, check_instance, check_number
+from pyro_implicit.exceptions import NonFiniteError, StateError
 
 __all__ = ["EarlyStopping"]
 
@@ -42,13 +43,9 @@ class EarlyStopping:
     """
 
     def __init__(self, patience: int = 10, *, min_delta: float = 0.0, mode: str = "min") -> None:
-        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
-            raise ArgumentError(f"patience={patience!r}; expected an integer >= 1.")
-        if isinstance(min_delta, bool) or not 0 <= min_delta < math.inf:
-            raise ArgumentError(f"min_delta={min_delta!r}; expected a finite number >= 0.")
-        if mode not in ("min", "max"):
-            raise ArgumentError(f"mode={mode!r}; expected 'min' or 'max'.")
-        self.patience, self.min_delta, self.mode = patience, float(min_delta), mode
+        self.patience = check_count("patience", patience)
+        self.min_delta = check_number("min_delta", min_delta, minimum=0)
+        self.mode = check_choice("mode", mode, ("min", "max"))
         self.best_score: float | None = None
         self.best_step: int | None = None
         self.num_steps = 0
@@ -62,9 +59,11 @@ class EarlyStopping:
         :param score: a number or a tensor of one.
         :param torch.nn.Module modules: whose state to keep beside the parameter store.
         :returns: whether to stop: ``patience`` scores have brought no improvement.
+        :raises ArgumentError: for anything else.
         :raises NonFiniteError: if the score is NaN or infinite; the best state is kept.
         """
-        value = float(score)
+        value = check_number("score", score, finite=False)
+        _check_modules(modules)
         if not math.isfinite(value):
             best = "" if self.best_step is None else f" The best so far is {self.best_score:g}."
             raise NonFiniteError(
@@ -84,9 +83,11 @@ class EarlyStopping:
         Puts the best state back: all of it, or nothing if something does not fit.
 
         :param torch.nn.Module modules: in the order in which :meth:`step` was given them.
+        :raises ArgumentError: for anything but modules.
         :raises StateError: before the first score, for other modules, or if the parameter store
             has gained or lost parameters since.
         """
+        _check_modules(modules)
         if self._state is None:
             raise StateError("there is no state to restore; call step(score, ...) first.")
         self._state.restore(modules)
@@ -121,6 +122,11 @@ class _State:
                 stored[name].copy_(value)
         for module, saved in zip(modules, self.modules, strict=True):
             module.load_state_dict(copy.deepcopy(saved))
+
+
+def _check_modules(modules: tuple[nn.Module, ...]) -> None:
+    for module in modules:
+        check_instance("one of modules", module, nn.Module, "an nn.Module")
 
 
 def _stored() -> dict[str, Tensor]:

@@ -16,9 +16,17 @@ from pyro.infer import ELBO
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
+from pyro_implicit._checks import (
+    check_choice,
+    check_count,
+    check_flag,
+    check_guide,
+    check_model,
+    check_number,
+)
 from pyro_implicit.distributions.implicit import ImplicitDistribution
-from pyro_implicit.exceptions import ArgumentError, StateError
-from pyro_implicit.infer._checks import check_count, check_finite
+from pyro_implicit.exceptions import StateError
+from pyro_implicit.infer._checks import check_finite
 from pyro_implicit.infer._particles import first_draws, joined_sites
 from pyro_implicit.infer.likelihood import (
     expected_log_likelihood,
@@ -98,19 +106,21 @@ class ImplicitELBO(ELBO):
         likelihood: str = "expected",
         retain_graph: bool | None = None,
     ) -> None:
-        check_count("num_particles", num_particles)
+        num_particles = check_count("num_particles", num_particles)
         if num_entropy_particles is not None:
-            check_count("num_entropy_particles", num_entropy_particles, num_particles)
-        for name, weight in (("kl_weight", kl_weight), ("prior_weight", prior_weight)):
-            if not 0 <= weight < math.inf:
-                raise ArgumentError(f"{name}={weight}; expected a finite number >= 0.")
-        if likelihood not in ("expected", "per_datum"):
-            raise ArgumentError(f"likelihood={likelihood!r}; expected 'expected' or 'per_datum'.")
+            num_entropy_particles = check_count(
+                "num_entropy_particles", num_entropy_particles, 1, num_particles, " (num_particles)"
+            )
+        check_flag("vectorize_particles", vectorize_particles)
+        if not (isinstance(max_plate_nesting, float) and max_plate_nesting == math.inf):
+            max_plate_nesting = check_count("max_plate_nesting", max_plate_nesting, 0)
+        check_choice("likelihood", likelihood, ("expected", "per_datum"))
+        check_choice("retain_graph", retain_graph, (None, True, False))
         super().__init__(num_particles, vectorize_particles=False, retain_graph=retain_graph)
         self.vectorize_particles = vectorize_particles
         self.max_plate_nesting = max_plate_nesting
-        self.kl_weight = float(kl_weight)
-        self.prior_weight = float(prior_weight)
+        self.kl_weight = check_number("kl_weight", kl_weight, minimum=0)
+        self.prior_weight = check_number("prior_weight", prior_weight, minimum=0)
         self.num_entropy_particles = num_entropy_particles or num_particles
         self.likelihood = likelihood
         self._power = 1.0 if likelihood == "per_datum" else 0.0  # that draws are averaged with
@@ -266,6 +276,8 @@ class ImplicitELBO(ELBO):
         self, model: Any, guide: Any, args: Any, kwargs: Any
     ) -> Iterator[tuple[list[Particle], int]]:
         """Particles that are reduced together, and the index of the first of them."""
+        check_model(model)
+        check_guide(guide)
         if self._vectorised:
             nesting = self._nesting(model, guide, args, kwargs)
             plate = pyro.plate(PARTICLE_PLATE, self.num_particles, dim=-nesting - 1)

@@ -8,14 +8,12 @@ References
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from pyro_implicit.exceptions import ArgumentError
-from pyro_implicit.infer._checks import check_count
+from pyro_implicit._checks import check_choice, check_count, check_flag, check_number
 from pyro_implicit.infer.contrastive import ContrastiveELBO
 from pyro_implicit.ops.density_ratio import bandwidths, kl_divergence
 
@@ -96,7 +94,7 @@ class KernelDensityRatioELBO(ContrastiveELBO):
         bases: str | None = None,
         **options: Any,
     ) -> None:
-        if published:
+        if check_flag("published", published):
             options.setdefault("contrast", "prior")
         super().__init__(num_particles, **options)
         given = {
@@ -108,15 +106,14 @@ class KernelDensityRatioELBO(ContrastiveELBO):
         }
         fit: dict[str, Any] = dict(_PUBLISHED if published else _OURS[self.contrast])
         fit.update({name: value for name, value in given.items() if value is not None})
-        self._fit = fit | {"clip": clip}
-        check_count("num_bases", self._fit["num_bases"])
-        self._fit["bandwidth"] = bandwidths(self._fit["bandwidth"])
-        for name in ("ridge", "clip"):
-            if not 0 < self._fit[name] < math.inf:
-                raise ArgumentError(f"{name}={self._fit[name]}; expected a positive number.")
-        for name, allowed in (("orientation", ("q/p", "p/q")), ("bases", ("q", "p"))):
-            if self._fit[name] not in allowed:
-                raise ArgumentError(f"{name}={self._fit[name]!r}; expected one of {allowed}.")
+        self._fit = {
+            "orientation": check_choice("orientation", fit["orientation"], ("q/p", "p/q")),
+            "bases": check_choice("bases", fit["bases"], ("q", "p")),
+            "ridge": check_number("ridge", fit["ridge"], above=0),
+            "bandwidth": bandwidths(fit["bandwidth"]),
+            "num_bases": check_count("num_bases", fit["num_bases"]),
+            "clip": check_number("clip", clip, above=0),
+        }
         self._clipped: dict[str, Tensor] = {}
 
     @property

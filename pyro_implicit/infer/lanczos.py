@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_implicit._checks import shown
+from pyro_implicit._checks import check_choice, check_count, shown
 from pyro_implicit.exceptions import ArgumentError, StateError
 from pyro_implicit.infer._turns import Turns
 from pyro_implicit.infer._whitened_site import rest_of_entropy, whitened_jacobian
@@ -140,22 +140,12 @@ class LanczosELBO(ImplicitELBO):
         probes: str = "orthogonal",
         **options: Any,
     ) -> None:
-        for name, count in (
-            ("num_steps", num_steps),
-            ("num_probes", num_probes),
-            ("entropy_every", entropy_every),
-        ):
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ArgumentError(f"{name}={count!r}; expected an integer >= 1.")
-        for name, choice, choices in (("rule", rule, RULES), ("probes", probes, PROBES)):
-            if choice not in choices:
-                raise ArgumentError(f"{name}={choice!r}; expected one of {', '.join(choices)}.")
         super().__init__(num_particles, **options)
-        self.num_steps = num_steps
-        self.num_probes = num_probes
-        self.rule = rule
-        self.entropy_every = entropy_every
-        self.probes = probes
+        self.num_steps = check_count("num_steps", num_steps)
+        self.num_probes = check_count("num_probes", num_probes)
+        self.rule = check_choice("rule", rule, RULES)
+        self.entropy_every = check_count("entropy_every", entropy_every)
+        self.probes = check_choice("probes", probes, PROBES)
         self._forget()
 
     @property

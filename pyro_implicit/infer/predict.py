@@ -9,7 +9,8 @@ import pyro
 import torch
 from torch import Tensor
 
-from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
+from pyro_implicit._checks import check_count, check_flag, check_guide, check_model, check_names
+from pyro_implicit.exceptions import ShapeError, SiteError
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.infer._accumulate import Draws, Moments
 from pyro_implicit.infer._predictive_run import PREDICTIVE_PLATE, UNIT, Layout, Plan, PredictiveRun
@@ -64,9 +65,13 @@ def predict(
     :raises ArgumentError: if ``num_samples`` or ``batch_size`` is below 1.
     :raises SiteError: if a site asked for is not in the model.
     """
-    for name, value in (("num_samples", num_samples), ("batch_size", batch_size)):
-        if value is not None and value < 1:
-            raise ArgumentError(f"{name}={value}; expected at least 1.")
+    check_model(model)
+    check_guide(guide)
+    num_samples = check_count("num_samples", num_samples)
+    batch_size = None if batch_size is None else check_count("batch_size", batch_size)
+    sites = None if sites is None else check_names("sites", sites)
+    check_flag("parallel", parallel)
+    check_flag("moments", moments)
     by_row = guide if isinstance(guide, ConditionalGuide) else None
     draws = {} if by_row else posterior_draws(guide, num_samples, *args, **kwargs)
     seed = int(torch.randint(2**62, ()))

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pyro_implicit._checks import check_choice
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.infer.elbo import ImplicitELBO
 from pyro_implicit.infer.likelihood import batch_log_predictive
@@ -82,14 +83,13 @@ class PosteriorPredictiveLoss(ImplicitELBO):
         max_plate_nesting: float = math.inf,
         **options: Any,
     ) -> None:
-        if form in _RAW:
+        if isinstance(form, str) and form in _RAW:
             raise ArgumentError(
                 f"form={form!r}: a mean of densities without a logarithm (Eq. 4 as printed) "
                 "underflows as soon as a few data are multiplied, and does not train. Write "
                 "form='per_datum', the logarithm of the mean for each datum."
             )
-        if form not in _FORMS:
-            raise ArgumentError(f"form={form!r}; expected one of {', '.join(map(repr, _FORMS))}.")
+        check_choice("form", form, _FORMS)
         unknown = sorted(options.keys() - {"retain_graph"})
         if unknown:
             raise ArgumentError(

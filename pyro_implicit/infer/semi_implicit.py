@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_implicit._checks import check_choice, check_count
 from pyro_implicit.distributions.implicit import ImplicitDistribution
-from pyro_implicit.exceptions import ArgumentError, DensityError, GuideError
-from pyro_implicit.infer._checks import check_count
+from pyro_implicit.exceptions import DensityError, GuideError
 from pyro_implicit.infer.elbo import ImplicitELBO
 from pyro_implicit.infer.traces import ImplicitSite
 from pyro_implicit.nn.conditioned import Conditioned
@@ -77,15 +77,10 @@ class SemiImplicitELBO(ImplicitELBO):
         proposal: str = "prior",
         **options: Any,
     ) -> None:
-        check_count("num_inner", num_inner)
-        if bound not in ("lower", "upper"):
-            raise ArgumentError(f"bound={bound!r}; expected 'lower' or 'upper'.")
-        if proposal not in ("prior", "gauss-newton"):
-            raise ArgumentError(f"proposal={proposal!r}; expected 'prior' or 'gauss-newton'.")
         super().__init__(num_particles, **options)
-        self.num_inner = num_inner
-        self.bound = bound
-        self.proposal = proposal
+        self.num_inner = check_count("num_inner", num_inner)
+        self.bound = check_choice("bound", bound, ("lower", "upper"))
+        self.proposal = check_choice("proposal", proposal, ("prior", "gauss-newton"))
 
     @property
     def settings(self) -> dict[str, Any]:

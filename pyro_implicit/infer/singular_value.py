@@ -18,8 +18,8 @@ import torch
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
-from pyro_implicit._checks import shown
-from pyro_implicit.exceptions import ArgumentError, StateError
+from pyro_implicit._checks import check_count, check_flag, check_number, shown
+from pyro_implicit.exceptions import StateError
 from pyro_implicit.infer._whitened_site import rest_of_entropy, whitened_jacobian
 from pyro_implicit.infer.elbo import ImplicitELBO
 from pyro_implicit.infer.traces import ImplicitSite
@@ -113,18 +113,10 @@ class SingularValueELBO(ImplicitELBO):
         warm_start: bool = True,
         **options: Any,
     ) -> None:
-        if (
-            isinstance(num_iterations, bool)
-            or not isinstance(num_iterations, int)
-            or num_iterations < 0
-        ):
-            raise ArgumentError(f"num_iterations={num_iterations!r}; expected an integer >= 0.")
-        if not 0 <= tolerance < 1:
-            raise ArgumentError(f"tolerance={tolerance!r}; expected a number in [0, 1).")
         super().__init__(num_particles, **options)
-        self.num_iterations = num_iterations
-        self.tolerance = float(tolerance)
-        self.warm_start = bool(warm_start)
+        self.num_iterations = check_count("num_iterations", num_iterations, 0)
+        self.tolerance = check_number("tolerance", tolerance, minimum=0, below=1)
+        self.warm_start = check_flag("warm_start", warm_start)
         self._forget()
 
     @property

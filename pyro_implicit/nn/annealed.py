@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit._checks import check_choice
 from pyro_implicit.nn.schedules import geometric_schedule, linear_schedule
 
 __all__ = ["Annealed"]
@@ -44,12 +44,11 @@ class Annealed(nn.Module):
         self, start: float, end: float, num_steps: int, *, kind: str = "geometric"
     ) -> None:
         super().__init__()
-        if kind not in ("geometric", "linear"):
-            raise ArgumentError(f"kind={kind!r}; expected 'geometric' or 'linear'.")
+        check_choice("kind", kind, ("geometric", "linear"))
         schedule = geometric_schedule(start, end, num_steps)  # which refuses what is not positive
         self._schedule = schedule if kind == "geometric" else linear_schedule(start, end, num_steps)
         self.start, self.end = float(start), float(end)
-        self.num_steps, self.kind = num_steps, kind
+        self.num_steps, self.kind = int(num_steps), kind
         self.register_buffer("num_taken", torch.zeros((), dtype=torch.long))
 
     def forward(self) -> float:

@@ -13,8 +13,9 @@ from pyro.infer.autoguide.initialization import init_to_median
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from pyro_implicit._checks import check_choice, check_count, check_flag, check_text
 from pyro_implicit._params import emit_params
-from pyro_implicit.exceptions import ArgumentError, ImplicitError
+from pyro_implicit.exceptions import ImplicitError
 from pyro_implicit.nn._functional import (
     common_batch_shape,
     over_draws,
@@ -114,11 +115,11 @@ class BayesianModule(nn.Module):
         vectorize: Vectorize = "auto",
     ) -> None:
         super().__init__()
-        _check_settings(name, batch_dims, vectorize)
-        self.name = name
-        self.local = local
-        self.batch_dims = batch_dims
-        self.vectorize = vectorize
+        self.name = check_text("name", name, "a text (empty for no prefix)")
+        self.local = check_flag("local", local)
+        why = " (how many leading dims of an output are plates of the model: 1 for rows)"
+        self.batch_dims = check_count("batch_dims", batch_dims, 0, why=why)
+        self.vectorize = check_choice("vectorize", vectorize, ("auto", "vmap", "loop"))
         self.module = private_copy(module)
         self._has_statistics = has_running_statistics(self.module)
         self._adopt(prior)
@@ -244,15 +245,3 @@ class BayesianModule(nn.Module):
             stacklevel=5,
         )
         return output
-
-
-def _check_settings(name: object, batch_dims: object, vectorize: object) -> None:
-    if not isinstance(name, str):
-        raise ArgumentError(f"name is {name!r}; expected a string (empty for no prefix).")
-    if not isinstance(batch_dims, int) or isinstance(batch_dims, bool) or batch_dims < 0:
-        raise ArgumentError(
-            f"batch_dims is {batch_dims!r}; expected how many leading dims of an output are plates "
-            "of the model: 0, 1 (rows), 2, ..."
-        )
-    if vectorize not in ("auto", "vmap", "loop"):
-        raise ArgumentError(f"vectorize is {vectorize!r}; expected 'auto', 'vmap' or 'loop'.")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pyro_implicit._checks import check_count, check_counts, check_instance
 from pyro_implicit.exceptions import ArgumentError, ShapeError
 from pyro_implicit.ops.jacobian import function_jacobian, is_stochman, stochman_jacobian
 from pyro_implicit.ops.linearisation import FunctionLinearisation, Linearisation
@@ -27,6 +28,7 @@ class Generator(nn.Module, ABC):
 
     :param noise_shape: shape of one noise.
     :param int output_dim: number of outputs ``m``.
+    :raises ArgumentError: without a noise dimension or an output.
     """
 
     #: whether draws fill the whole space without any output noise (``scale=0`` is then allowed)
@@ -34,13 +36,8 @@ class Generator(nn.Module, ABC):
 
     def __init__(self, noise_shape: Sequence[int], output_dim: int) -> None:
         super().__init__()
-        self.noise_shape = torch.Size(noise_shape)
-        self.output_dim = int(output_dim)
-        if self.output_dim < 1 or self.noise_dim < 1:
-            raise ArgumentError(
-                f"a generator needs at least one noise dimension and one output; found noise_shape="
-                f"{tuple(self.noise_shape)}, output_dim={output_dim}."
-            )
+        self.noise_shape = torch.Size(check_counts("noise_shape", noise_shape, empty=False))
+        self.output_dim = check_count("output_dim", output_dim)
 
     @property
     def origin(self) -> Generator:
@@ -108,7 +105,7 @@ class ModuleGenerator(Generator):
 
     def __init__(self, module: nn.Module, noise_shape: Sequence[int], output_dim: int) -> None:
         super().__init__(noise_shape, output_dim)
-        self.module = module
+        self.module = check_instance("module", module, nn.Module, "an nn.Module, built")
 
     def forward(self, z: Tensor) -> Tensor:
         """

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit._checks import check_count, check_counts, check_flag, check_number
 from pyro_implicit.nn.generator import Generator
 from pyro_implicit.ops.activations import get_activation
 from pyro_implicit.ops.jacobian import mlp_chain
@@ -68,11 +68,12 @@ class MLPGenerator(Generator):
         skip: bool = False,
         init_scale: float = 1.0,
     ) -> None:
+        latent_dim = check_count("latent_dim", latent_dim)
         super().__init__((latent_dim,), output_dim)
-        if not hidden_dims or min(hidden_dims) < 1:
-            raise ArgumentError(f"hidden_dims={tuple(hidden_dims)}; expected widths >= 1.")
-        _check_init_scale(init_scale)
-        self.hidden_dims = tuple(int(h) for h in hidden_dims)
+        output_dim = self.output_dim
+        init_scale = check_number("init_scale", init_scale, above=0)
+        check_flag("skip", skip)
+        self.hidden_dims = check_counts("hidden_dims", hidden_dims, empty=False)
         self.activation = activation
         self._activation = get_activation(activation)
         self.full_rank = skip and latent_dim >= output_dim
@@ -210,11 +211,10 @@ class ResidualGenerator(Generator):
         activation: str = "elu",
         init_scale: float = 1.0,
     ) -> None:
+        output_dim = check_count("output_dim", output_dim)
         super().__init__((output_dim,), output_dim)
-        if hidden_dim < 1:
-            raise ArgumentError(f"hidden_dim={hidden_dim}; expected a width >= 1.")
-        _check_init_scale(init_scale)
-        self.hidden_dim = int(hidden_dim)
+        init_scale = check_number("init_scale", init_scale, above=0)
+        self.hidden_dim = hidden_dim = check_count("hidden_dim", hidden_dim)
         self.activation = activation
         self._activation = get_activation(activation)
         self.shift = nn.Parameter(torch.zeros(output_dim))
@@ -261,8 +261,3 @@ class ResidualGenerator(Generator):
             "hidden_dim": self.hidden_dim,
             "activation": self.activation,
         }
-
-
-def _check_init_scale(init_scale: float) -> None:
-    if not init_scale > 0:
-        raise ArgumentError(f"init_scale={init_scale}; expected a positive standard deviation.")

@@ -17,10 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pyro_implicit._checks import check_counts, check_number
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.nn.generator import Generator
 from pyro_implicit.nn.matmul_layout import (
     Shape,
+    check_budget,
+    check_pair,
+    check_pairs,
     count_parameters,
     noise_side,
     plan_branches,
@@ -183,10 +187,11 @@ class MMNN(Generator):
         activation: str = "elu",
         init_scale: float = 1.0,
     ) -> None:
+        init_scale = check_number("init_scale", init_scale, above=0)
         shapes = plan_mmnn(output_dim, budget, noise_shape, hidden_shapes, output_shape)
         super().__init__(shapes[0], output_dim)
         self.activation = activation
-        self.init_scale = float(init_scale)
+        self.init_scale = init_scale
         self.chain = _MatMulChain(shapes, activation, linear_end=True, gain=self.init_scale)
         self.chain.normalise(_example_noise(shapes[0]))
 
@@ -255,25 +260,24 @@ class CMMNN(Generator):
         activation: str = "elu",
         init_scale: float = 1.0,
     ) -> None:
-        sizes = [int(size) for size in group_sizes]
-        if not sizes or min(sizes) < 1 or not budget > 1:
-            raise ArgumentError(
-                f"group_sizes={sizes}, budget={budget}; expected groups of at least one latent and "
-                "more than one variational parameter per latent."
-            )
+        sizes = list(check_counts("group_sizes", group_sizes, empty=False))
+        budget = check_budget(budget)
+        init_scale = check_number("init_scale", init_scale, above=0)
         total = sum(sizes)
         side = noise_side(max(int(total * min(budget - 1, 1)), 1))  # or the trunk takes it all
-        first = (side, side) if noise_shape is None else (noise_shape[0], noise_shape[1])
-        trunk = list(trunk_shapes or [(first[0], max(2 * first[1], 2 * len(sizes)))])
+        first = (side, side) if noise_shape is None else check_pair("noise_shape", noise_shape)
+        trunk = [(first[0], max(2 * first[1], 2 * len(sizes)))]
+        if trunk_shapes is not None:
+            trunk = check_pairs("trunk_shapes", trunk_shapes) or trunk
         if trunk[-1][1] < len(sizes):
             raise ArgumentError(
                 f"the trunk ends in {trunk[-1][1]} columns for {len(sizes)} groups; each needs one."
             )
         super().__init__(first, total)
         self.group_sizes = sizes
-        self.budget = float(budget)
+        self.budget = budget
         self.activation = activation
-        self.init_scale = float(init_scale)
+        self.init_scale = init_scale
         self.trunk = _MatMulChain([first, *trunk], activation, linear_end=False)
         self.widths = split_columns(trunk[-1][1], sizes)
         rest = budget * total - count_parameters(self.trunk.shapes)

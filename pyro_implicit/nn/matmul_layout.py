@@ -11,11 +11,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
-from pyro_implicit.exceptions import ArgumentError, ShapeError
+from pyro_implicit._checks import check_count, check_counts, check_instance, check_number
+from pyro_implicit.exceptions import ShapeError
 
 __all__ = [
     "Shape",
+    "check_budget",
+    "check_pair",
+    "check_pairs",
     "count_parameters",
     "hidden_size",
     "near_square",
@@ -33,6 +38,34 @@ LATENTS_PER_NOISE = 10
 MAX_NOISE_SIDE = 130
 #: hidden rows and columns that even a small branch has, beyond its share of the budget if need be
 MIN_BRANCH = 8
+
+
+def check_budget(budget: Any) -> float:
+    """
+    :returns: ``budget`` as a plain float.
+    :raises ArgumentError: unless it is a number greater than 1.
+    """
+    why = " (variational parameters per latent; the output's biases take 1)"
+    return check_number("budget", budget, above=1, why=why)
+
+
+def check_pair(name: str, value: Any) -> Shape:
+    """
+    :returns: a shape ``(rows, columns)``.
+    :raises ArgumentError: for anything else.
+    """
+    rows, columns = check_counts(name, value, length=2)
+    return rows, columns
+
+
+def check_pairs(name: str, value: Any) -> list[Shape]:
+    """
+    :returns: several shapes.
+    :raises ArgumentError: for anything else.
+    """
+    expected = "a list of shapes, such as [(20, 20)]"
+    check_instance(name, value, (list, tuple), expected)
+    return [check_pair(f"{name}[{i}]", entry) for i, entry in enumerate(value)]
 
 
 def near_square(numel: int) -> Shape:
@@ -89,15 +122,15 @@ def plan_mmnn(
     :raises ArgumentError: if the budget is at most 1, or a shape has no entries.
     :raises ShapeError: if ``output_shape`` is too small.
     """
-    if not budget > 1:
-        raise ArgumentError(
-            f"budget={budget}; expected more than 1 variational parameter per latent (the output's "
-            "biases take 1)."
-        )
-    last = output_shape or near_square(output_dim)
-    given = [s for s in (noise_shape, *(hidden_shapes or ()), last) if s is not None]
-    if any(len(s) != 2 or min(s) < 1 for s in given):
-        raise ArgumentError(f"shapes {given}; expected pairs (rows, columns) of at least 1.")
+    output_dim = check_count("output_dim", output_dim)
+    budget = check_budget(budget)
+    noise_shape = None if noise_shape is None else check_pair("noise_shape", noise_shape)
+    if hidden_shapes is not None:
+        hidden_shapes = check_pairs("hidden_shapes", hidden_shapes)
+    if output_shape is None:
+        last = near_square(output_dim)
+    else:
+        last = check_pair("output_shape", output_shape)
     if last[0] * last[1] < output_dim:
         raise ShapeError(
             f"output_shape {last} has {last[0] * last[1]} entries for {output_dim} latents."

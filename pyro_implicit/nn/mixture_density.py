@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pyro_implicit._checks import check_count, check_counts, check_number
 from pyro_implicit.distributions.diagonal_mixture import DiagonalMixture
-from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.ops.activations import get_activation
 
 __all__ = ["MixtureDensityNetwork"]
@@ -59,14 +59,10 @@ class MixtureDensityNetwork(nn.Module):
     ) -> None:
         super().__init__()
         m = len(loc)
-        if not hidden_dims or min(hidden_dims) < 1:
-            raise ArgumentError(f"hidden_dims={tuple(hidden_dims)}; expected widths >= 1.")
-        if not init_scale > 0:
-            raise ArgumentError(f"init_scale={init_scale}; expected a positive number.")
-        if isinstance(num_components, bool) or not num_components >= 1:
-            raise ArgumentError(f"num_components={num_components!r}; expected an integer >= 1.")
-        self.num_components, self.hidden_dims = num_components, tuple(hidden_dims)
-        self.activation, self.init_scale = activation, float(init_scale)
+        self.hidden_dims = hidden_dims = check_counts("hidden_dims", hidden_dims, empty=False)
+        self.init_scale = check_number("init_scale", init_scale, above=0)
+        self.num_components = num_components = check_count("num_components", num_components)
+        self.activation = activation
         self._activation = get_activation(activation)[0]
         sizes = (context_dim, *hidden_dims)
         self.layers = nn.ModuleList(

@@ -18,12 +18,14 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pyro_implicit._checks import check_count, check_flag
 from pyro_implicit.exceptions import ArgumentError
 
 __all__ = ["LeNet", "NBeats", "WideResNet"]
 
 #: most groups of channels that are normalised together; each has at least two channels
 _MAX_GROUPS = 8
+_DEPTHS = "6 n + 4 with n >= 1, such as 10, 16, 22 or 28"
 
 
 class LeNet(nn.Module):
@@ -40,7 +42,7 @@ class LeNet(nn.Module):
 
     def __init__(self, num_classes: int = 10) -> None:
         super().__init__()
-        _check_classes(num_classes)
+        num_classes = check_count("num_classes", num_classes)
         self.conv1 = nn.Conv2d(1, 6, 5)
         self.conv2 = nn.Conv2d(6, 16, 5)
         self.fc1 = nn.Linear(256, 120)
@@ -86,12 +88,11 @@ class WideResNet(nn.Module):
 
     def __init__(self, depth: int, widen_factor: int, num_classes: int = 10) -> None:
         super().__init__()
-        blocks, rest = divmod(depth - 4, 6)
+        blocks, rest = divmod(check_count("depth", depth, 10, why=f": {_DEPTHS}") - 4, 6)
         if blocks < 1 or rest:
-            raise ArgumentError(f"depth={depth}; expected 6 n + 4 with n >= 1: 10, 16, 22, 28, ...")
-        if widen_factor < 1:
-            raise ArgumentError(f"widen_factor={widen_factor}; expected at least 1.")
-        _check_classes(num_classes)
+            raise ArgumentError(f"depth={depth}; expected {_DEPTHS}.")
+        widen_factor = check_count("widen_factor", widen_factor)
+        num_classes = check_count("num_classes", num_classes)
         widths = [16, *(width * widen_factor for width in (16, 32, 64))]
         self.conv = nn.Conv2d(3, widths[0], 3, padding=1)
         self.stages = nn.Sequential(
@@ -137,11 +138,6 @@ class _Block(nn.Module):
 def _group_norm(channels: int) -> nn.GroupNorm:
     """Normalisation in as many groups as divide the channels, at most 8."""
     return nn.GroupNorm(math.gcd(channels, _MAX_GROUPS), channels, affine=False)
-
-
-def _check_classes(num_classes: int) -> None:
-    if num_classes < 1:
-        raise ArgumentError(f"num_classes={num_classes}; expected at least 1.")
 
 
 class _GenericBlock(nn.Module):
@@ -190,12 +186,13 @@ class NBeats(nn.Module):
         share_weights: bool = True,
     ) -> None:
         super().__init__()
-        sizes = (input_size, horizon, num_stacks, num_blocks, theta_dim, hidden_dim)
-        if min(sizes) < 1:
-            raise ArgumentError(
-                f"NBeats got input_size, horizon, num_stacks, num_blocks, theta_dim, hidden_dim = "
-                f"{sizes}; expected integers >= 1."
-            )
+        input_size = check_count("input_size", input_size)
+        horizon = check_count("horizon", horizon)
+        num_stacks = check_count("num_stacks", num_stacks)
+        num_blocks = check_count("num_blocks", num_blocks)
+        theta_dim = check_count("theta_dim", theta_dim)
+        hidden_dim = check_count("hidden_dim", hidden_dim)
+        check_flag("share_weights", share_weights)
         self.horizon, self.repeats = horizon, num_blocks if share_weights else 1
         own = num_stacks * (1 if share_weights else num_blocks)
         self.blocks = nn.ModuleList(

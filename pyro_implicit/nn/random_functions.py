@@ -16,7 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit._checks import (
+    check_choice,
+    check_count,
+    check_counts,
+    check_instance,
+    check_number,
+)
+from pyro_implicit.exceptions import ArgumentError, ShapeError
 from pyro_implicit.nn._private_copy import private_copy, to_buffers
 from pyro_implicit.ops.activations import get_activation
 
@@ -39,8 +46,8 @@ class RandomNetwork(nn.Module):
 
     def __init__(self, module: nn.Module, *, vectorize: str = "auto") -> None:
         super().__init__()
-        if vectorize not in ("auto", "vmap", "loop"):
-            raise ArgumentError(f"vectorize={vectorize!r}; expected 'auto', 'vmap' or 'loop'.")
+        check_choice("vectorize", vectorize, ("auto", "vmap", "loop"))
+        check_instance("module", module, nn.Module, "an nn.Module, built")
         self._names = [name for name, _ in module.named_parameters()]
         if not self._names:
             raise ArgumentError(f"{type(module).__name__} has no parameters to be random.")
@@ -61,6 +68,7 @@ class RandomNetwork(nn.Module):
         :param int num_functions: number ``S`` of functions to draw.
         :returns: their values, shape ``(S, N)`` for a network with one output, ``(S, K, N)`` else.
         """
+        num_functions = _check_call(inputs, num_functions)
         weights = {
             name: loc + log_scale.exp() * torch.randn((num_functions, *loc.shape)).to(loc)
             for name, loc, log_scale in zip(self._names, self.loc, self.log_scale, strict=True)
@@ -88,7 +96,7 @@ class NeuralSampler(nn.Module):
     :param int out_features: outputs.
     :param float bound: half the side of the cube.
     :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`.
-    :raises ArgumentError: for an unknown activation.
+    :raises ArgumentError: for values outside of these.
     """
 
     def __init__(
@@ -102,13 +110,17 @@ class NeuralSampler(nn.Module):
         activation: str = "tanh",
     ) -> None:
         super().__init__()
-        widths = [in_features + noise_dim, *hidden_dims]
+        in_features = check_count("in_features", in_features)
+        noise_dim = check_count("noise_dim", noise_dim)
+        out_features = check_count("out_features", out_features)
+        bound = check_number("bound", bound, above=0)
+        widths = [in_features + noise_dim, *check_counts("hidden_dims", hidden_dims)]
         pairs = zip(widths[:-1], widths[1:], strict=True)
         self.hidden = nn.ModuleList(nn.Linear(before, after) for before, after in pairs)
         self.last = nn.Linear(widths[-1], out_features)
         self.activation = activation
         self._activation = get_activation(activation)[0]
-        self.noise_dim, self.bound = noise_dim, bound
+        self.in_features, self.noise_dim, self.bound = in_features, noise_dim, bound
 
     def forward(self, inputs: Tensor, num_functions: int) -> Tensor:
         """
@@ -116,6 +128,11 @@ class NeuralSampler(nn.Module):
         :param int num_functions: number ``S`` of functions to draw.
         :returns: their values, shape ``(S, N)`` for one output, ``(S, K, N)`` else.
         """
+        num_functions = _check_call(inputs, num_functions)
+        if inputs.dim() != 2 or inputs.shape[-1] != self.in_features:
+            raise ShapeError(
+                f"inputs of shape {tuple(inputs.shape)}; expected (N, {self.in_features})."
+            )
         z = (2 * torch.rand(num_functions, 1, self.noise_dim).to(inputs) - 1) * self.bound
         x = inputs.expand(num_functions, *inputs.shape)
         z = z.expand(num_functions, len(inputs), self.noise_dim)
@@ -123,6 +140,11 @@ class NeuralSampler(nn.Module):
         for layer in self.hidden:
             values = self._activation(layer(values))
         return outputs_in_front(self.last(values))
+
+
+def _check_call(inputs: Tensor, num_functions: int) -> int:
+    check_instance("inputs", inputs, Tensor, "a tensor (N, ...)")
+    return check_count("num_functions", num_functions)
 
 
 def outputs_in_front(values: Tensor) -> Tensor:

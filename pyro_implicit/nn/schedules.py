@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
-from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit._checks import check_count, check_number
 
 __all__ = ["geometric_schedule", "linear_schedule"]
 
@@ -40,8 +39,8 @@ def linear_schedule(start: float, end: float, num_steps: int) -> Callable[[int],
     :returns: a function of the step.
     :raises ArgumentError: for values outside of these.
     """
-    _check(start, end, num_steps, least=-math.inf)
-    return _Linear(start, end, num_steps)
+    start, end = check_number("start", start), check_number("end", end)
+    return _Linear(start, end, check_count("num_steps", num_steps))
 
 
 def geometric_schedule(start: float, end: float, num_steps: int) -> Callable[[int], float]:
@@ -54,14 +53,5 @@ def geometric_schedule(start: float, end: float, num_steps: int) -> Callable[[in
     :returns: a function of the step.
     :raises ArgumentError: for values outside of these.
     """
-    _check(start, end, num_steps, least=0.0)
-    return _Geometric(start, end, num_steps)
-
-
-def _check(start: float, end: float, num_steps: int, least: float) -> None:
-    for name, number in (("start", start), ("end", end)):
-        if not least < number < math.inf:
-            kind = "positive" if least == 0 else "finite"
-            raise ArgumentError(f"{name}={number!r}; expected a {kind} number.")
-    if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
-        raise ArgumentError(f"num_steps={num_steps!r}; expected an integer >= 1.")
+    start, end = check_number("start", start, above=0), check_number("end", end, above=0)
+    return _Geometric(start, end, check_count("num_steps", num_steps))

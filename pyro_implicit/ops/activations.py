@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pyro_implicit._checks import shown
 from pyro_implicit.exceptions import ArgumentError
 
 __all__ = ["ACTIVATIONS", "Activation", "get_activation"]
@@ -62,9 +63,9 @@ def get_activation(name: str) -> Activation:
     :returns: the function and its slope.
     :raises ArgumentError: for an unknown name.
     """
-    if name not in ACTIVATIONS:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         raise ArgumentError(
-            f"activation {name!r} is unknown; expected one of {sorted(ACTIVATIONS)}. For any other "
-            "function, pass your own generator module."
+            f"activation {shown(name)} is unknown; expected one of {sorted(ACTIVATIONS)}. For any "
+            "other function, pass your own generator module."
         )
     return ACTIVATIONS[name]

@@ -10,7 +10,6 @@ References
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_implicit._checks import check_number
 from pyro_implicit.exceptions import ArgumentError, ShapeError
 from pyro_implicit.ops.kernels import gaussian_kernel, median_distance
 
@@ -107,12 +107,12 @@ def bandwidths(bandwidth: float | Sequence[float]) -> tuple[float, ...]:
 
     :raises ArgumentError: for none, or one that is not a positive number.
     """
-    widths = (bandwidth,) if isinstance(bandwidth, (int, float)) else tuple(bandwidth)
-    if not widths or not all(0 < width < math.inf for width in widths):
-        raise ArgumentError(
-            f"bandwidth={bandwidth}; expected a positive number, or several, (0.1, 0.3, 1.0)."
-        )
-    return widths
+    several = isinstance(bandwidth, (list, tuple))
+    if several and not bandwidth:
+        raise ArgumentError(f"bandwidth={bandwidth}; expected a positive number, or several.")
+    why = ", or several, such as (0.1, 0.3, 1.0)"
+    widths = bandwidth if isinstance(bandwidth, (list, tuple)) else (bandwidth,)
+    return tuple(check_number("bandwidth", width, above=0, why=why) for width in widths)
 
 
 def kl_divergence(

@@ -18,6 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyro_implicit._checks import check_number
 from pyro_implicit.exceptions import ArgumentError, ShapeError
 
 __all__ = ["half_log_det", "half_log_det_gram", "is_zero", "low_rank_half_log_det", "upcast"]
@@ -121,12 +122,11 @@ def check_scale(scale: float | Tensor, m: int, d: int) -> None:
     :raises ArgumentError: for a negative number, or 0 with ``d < m``.
     :raises ShapeError: for a tensor whose shape is neither ``()`` nor ``(m,)``.
     """
-    if isinstance(scale, Tensor):
+    if isinstance(scale, Tensor) and scale.is_floating_point():
         if scale.shape not in ((), (m,)):
             raise ShapeError(f"scale has shape {tuple(scale.shape)}; expected () or ({m},).")
         return
-    if scale < 0:
-        raise ArgumentError(f"scale is {scale}; expected a number >= 0 (a standard deviation).")
+    scale = check_number("scale", scale, minimum=0, why=" (a standard deviation)")
     if scale == 0 and d < m:
         raise ArgumentError(
             f"scale=0 with {d} noise dimensions for {m} outputs: the draws fill no volume and "

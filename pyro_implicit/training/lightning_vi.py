@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pyro_implicit._checks import check_count
 from pyro_implicit.exceptions import StateError
-from pyro_implicit.infer._checks import check_count
 from pyro_implicit.training._arguments import check_arguments
 from pyro_implicit.training._lightning import pytorch
 from pyro_implicit.training.checkpoint_io import AtomicCheckpointIO

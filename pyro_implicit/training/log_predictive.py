@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_implicit._checks import check_count
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.infer._checks import check_count
 from pyro_implicit.infer._pointwise import is_auxiliary, is_delta, pointwise_log_prob, run_model
 from pyro_implicit.infer.draws import latent_sites
 from pyro_implicit.training.random_state import RandomStream

@@ -110,7 +110,7 @@ def test_bad_arguments() -> None:
         process_to_arviz(process, y, value_name="f")
     with pytest.raises(ArgumentError, match="2 coords; expected one for each of 7"):
         process_to_arviz(process, y, NEW, coords=["a", "b"])
-    with pytest.raises(ArgumentError, match="num_samples is 0"):
+    with pytest.raises(ArgumentError, match="num_samples=0"):
         process_to_arviz(process, y, num_samples=0)
     each = ImplicitProcess(waves, X, 50, torch.linspace(0.1, 0.2, 5))
     with pytest.raises(ArgumentError, match="each of 5 rows, and there are 7 new inputs"):

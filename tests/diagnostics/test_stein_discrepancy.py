@@ -87,9 +87,9 @@ def test_a_latent_that_never_moves():
     [
         ({"num_samples": 1}, "num_samples=1; expected an integer >= 2"),
         ({"num_bootstrap": 0}, "num_bootstrap=0"),
-        ({"beta": 0.5}, "beta=0.5; expected a number between -1 and 0"),
+        ({"beta": 0.5}, "beta=0.5; expected a finite number > -1 and < 0"),
         ({"beta": -1}, "beta=-1; expected"),
-        ({"length": 0.0}, "length=0.0; expected 'median' or a positive number"),
+        ({"length": 0.0}, "length=0.0; expected a finite number > 0, or 'median'"),
         ({"length": "mean"}, "length='mean'; expected"),
     ],
 )

@@ -373,7 +373,7 @@ def test_half_log_det_without_volume_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"scale": -0.1}, ArgumentError, "scale is -0.1"),
+        ({"scale": -0.1}, ArgumentError, "scale=-0.1"),
         ({"scale": torch.ones(2)}, ShapeError, r"scale has shape \(2,\); expected \(\) or \(3,\)"),
         (
             {"base_dist": dist.Normal(torch.zeros(2), 1.0)},

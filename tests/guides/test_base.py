@@ -129,7 +129,7 @@ def test_a_guide_that_is_not_built():
 
 @pytest.mark.parametrize("num_samples", [0, -3])
 def test_a_number_of_draws_below_one(num_samples):
-    with pytest.raises(ArgumentError, match=f"num_samples={num_samples}; expected at least 1"):
+    with pytest.raises(ArgumentError, match=f"num_samples={num_samples}; expected an integer >= 1"):
         HyperNetworkGuide(model).setup().sample(num_samples)
 
 

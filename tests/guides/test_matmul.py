@@ -249,8 +249,8 @@ def test_a_state_alone_makes_the_same_guide(make: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"init_scale": 0.0}, "init_scale=0.0; expected a positive number"),
-        ({"budget": 1.0}, "budget=1.0; expected more than 1"),
+        ({"init_scale": 0.0}, "init_scale=0.0; expected a finite number > 0"),
+        ({"budget": 1.0}, "budget=1.0; expected a finite number > 1"),
         ({"activation": "cosh"}, "activation 'cosh' is unknown"),
     ],
 )

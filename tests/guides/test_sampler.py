@@ -53,13 +53,13 @@ def test_the_distribution_uses_all_three_parts():
 
 @pytest.mark.parametrize("scale", [-1.0, math.inf, math.nan, "big", True, [1.0]])
 def test_bad_scales(scale):
-    with pytest.raises(ArgumentError, match="expected a number >= 0"):
+    with pytest.raises(ArgumentError, match="expected a finite number >= 0"):
         check_scale_arguments(scale, False)
 
 
 @pytest.mark.parametrize("learn_scale", [True, "full", 1])
 def test_bad_learn_scale(learn_scale):
-    with pytest.raises(ArgumentError, match="expected False, 'scalar' .* or 'diagonal'"):
+    with pytest.raises(ArgumentError, match="expected False, 'scalar' or 'diagonal'"):
         check_scale_arguments(0.1, learn_scale)
 
 

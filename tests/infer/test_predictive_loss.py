@@ -245,7 +245,7 @@ def test_equation_4_as_printed_is_refused_with_the_reason(form: str) -> None:
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(ArgumentError, match="expected one of 'per_datum'"):
+    with pytest.raises(ArgumentError, match="expected 'per_datum', 'expected' or"):
         PosteriorPredictiveLoss(form="per_row")
     with pytest.raises(ArgumentError, match="got kl_weight, likelihood; it has no entropy"):
         PosteriorPredictiveLoss(kl_weight=0.5, likelihood="expected")

@@ -44,9 +44,9 @@ def test_a_state_dict_goes_on_where_it_was() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((0.0, 1.0, 5), "start=0.0; expected a positive"),
-        ((1.0, -1.0, 5), "end=-1.0; expected a positive"),
-        ((1.0, math.inf, 5), "end=inf; expected a positive"),
+        ((0.0, 1.0, 5), "start=0.0; expected a finite number > 0"),
+        ((1.0, -1.0, 5), "end=-1.0; expected a finite number > 0"),
+        ((1.0, math.inf, 5), "end=inf; expected a finite number > 0"),
         ((1.0, 0.1, 0), "num_steps=0; expected an integer"),
         ((1.0, 0.1, 2.5), "num_steps=2.5; expected an integer"),
         ((1.0, 0.1, True), "num_steps=True; expected an integer"),

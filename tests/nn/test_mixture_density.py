@@ -54,7 +54,7 @@ def test_it_starts_around_its_location() -> None:
         ({"num_components": 0}, "num_components=0"),
         ({"num_components": True}, "num_components=True"),
         ({"hidden_dims": ()}, r"hidden_dims=\(\)"),
-        ({"hidden_dims": (3, 0)}, r"hidden_dims=\(3, 0\)"),
+        ({"hidden_dims": (3, 0)}, r"hidden_dims\[1\]=0; expected an integer >= 1"),
         ({"init_scale": 0.0}, "init_scale=0.0"),
         ({"activation": "rule"}, "rule"),
     ],

@@ -75,7 +75,7 @@ def test_lenet_gives_logits() -> None:
 
 @pytest.mark.parametrize("depth", [4, 9, 17, -2])
 def test_wide_resnet_refuses_other_depths(depth: int) -> None:
-    with pytest.raises(ArgumentError, match=f"depth={depth}; expected 6 n"):
+    with pytest.raises(ArgumentError, match=rf"depth={depth}; expected .*6 n \+ 4"):
         WideResNet(depth, 1)
 
 
@@ -195,5 +195,5 @@ def test_n_beats_of_the_forecasting_table() -> None:
 
 
 def test_n_beats_refuses_sizes_below_one() -> None:
-    with pytest.raises(ArgumentError, match="NBeats got .*expected integers >= 1"):
+    with pytest.raises(ArgumentError, match="horizon=0; expected an integer >= 1"):
         NBeats(6, 0)

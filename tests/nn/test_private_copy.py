@@ -97,10 +97,10 @@ def test_batch_norm_per_row_is_refused() -> None:
     [
         (mlp, {}, "module is .*type function; expected a torch.nn.Module"),
         (nn.LazyLinear(3), {}, r"\['weight', 'bias'\] are not initialised"),
-        (mlp(), {"name": None}, "name is None; expected a string"),
-        (mlp(), {"batch_dims": -1}, "batch_dims is -1; expected"),
-        (mlp(), {"batch_dims": True}, "batch_dims is True; expected"),
-        (mlp(), {"vectorize": "map"}, "vectorize is 'map'; expected 'auto', 'vmap' or 'loop'"),
+        (mlp(), {"name": None}, "name is None; expected a text"),
+        (mlp(), {"batch_dims": -1}, "batch_dims=-1; expected"),
+        (mlp(), {"batch_dims": True}, "batch_dims=True; expected"),
+        (mlp(), {"vectorize": "map"}, "vectorize='map'; expected 'auto', 'vmap' or 'loop'"),
     ],
 )
 def test_bad_arguments(module: Any, settings: dict[str, Any], match: str) -> None:

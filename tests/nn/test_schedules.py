@@ -33,7 +33,7 @@ def test_halfway_lies_the_mean(start, end, half):
     [
         (linear_schedule, (0.0, math.inf, 5), "end=inf; expected a finite number"),
         (linear_schedule, (math.nan, 1.0, 5), "start=nan; expected a finite number"),
-        (geometric_schedule, (0.0, 1.0, 5), "start=0.0; expected a positive number"),
+        (geometric_schedule, (0.0, 1.0, 5), "start=0.0; expected a finite number > 0"),
         (linear_schedule, (0.0, 1.0, 0), "num_steps=0; expected an integer >= 1"),
         (geometric_schedule, (1.0, 0.1, 2.5), "num_steps=2.5; expected an integer >= 1"),
     ],

@@ -162,7 +162,7 @@ def test_low_rank_route_passes_gradcheck(scale: float) -> None:
 @pytest.mark.parametrize(
     ("scale", "m", "d", "error", "message"),
     [
-        (-0.1, 2, 2, ArgumentError, r"scale is -0.1; expected a number >= 0"),
+        (-0.1, 2, 2, ArgumentError, r"scale=-0.1; expected a finite number >= 0"),
         (0.0, 3, 2, ArgumentError, r"scale=0 with 2 noise dimensions for 3 outputs.*scale=0.01"),
         (torch.ones(2), 3, 2, ShapeError, r"scale has shape \(2,\); expected \(\) or \(3,\)"),
         (torch.ones(1), 3, 2, ShapeError, r"scale has shape \(1,\)"),
@@ -178,7 +178,7 @@ def test_unusable_scales_are_refused(
 
 
 def test_low_rank_route_refuses_negative_scales() -> None:
-    with pytest.raises(ArgumentError, match="scale is -1"):
+    with pytest.raises(ArgumentError, match="scale=-1"):
         low_rank_half_log_det(torch.ones(2), torch.ones(2, 1), torch.ones(1, 2), -1)
 
 

@@ -104,7 +104,7 @@ def test_autocast_does_not_reach_the_products() -> None:
 @pytest.mark.parametrize(
     ("scale", "m", "d", "error", "message"),
     [
-        (-0.1, 2, 2, ArgumentError, "scale is -0.1"),
+        (-0.1, 2, 2, ArgumentError, "scale=-0.1"),
         (0.0, 3, 2, ArgumentError, "scale=0 with 2 noise dimensions for 3 outputs"),
         (torch.ones(2), 3, 2, ShapeError, r"scale has shape \(2,\)"),
     ],
