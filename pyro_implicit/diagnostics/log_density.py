@@ -78,6 +78,6 @@ def log_density(
     guide = check_implicit_guide(guide, "log_density")
     check_count("num_inner", num_inner)
     check_count("num_starts", num_starts, maximum=64)
-    check_tensors("theta", theta, "values by site, {name: (n, *site_shape)}", dim=1)
+    check_tensors("theta", theta, "values by site, {name: (n, *site_shape)}")
     estimate, log_jacobian = GuideDensity(guide, num_inner, num_starts).at(theta)
     return LogDensity(estimate.value + log_jacobian, estimate.standard_error)

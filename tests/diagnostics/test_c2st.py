@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
+from sklearn.neural_network import MLPClassifier
 
 from pyro_implicit import c2st
 from pyro_implicit.exceptions import ArgumentError, MissingExtraError, ShapeError, SiteError
@@ -65,10 +66,15 @@ def test_draws_are_checked():
         c2st({"a": x}, {"a": x[:, 0]})
     with pytest.raises(ShapeError, match="9 draws for 5 folds; expected at least 10"):
         c2st(x[:9], x)
-    with pytest.raises(ArgumentError, match="some draws are NaN or infinite"):
+    with pytest.raises(ArgumentError, match="reference has entries that are NaN or infinite"):
         c2st(x, x / 0)
     with pytest.raises(ArgumentError, match="num_folds=1; expected an integer >= 2"):
         c2st(x, x, num_folds=1)
+    with pytest.raises(ShapeError, match="different numbers of draws"):
+        c2st({"a": x, "b": x[:18]}, {"a": x, "b": x})
+    for classifier in ("abc", MLPClassifier):
+        with pytest.raises(ArgumentError, match="classifier=.*; expected one of scikit-learn"):
+            c2st(x, x, classifier=classifier)
 
 
 def test_without_scikit_learn(monkeypatch):

@@ -112,6 +112,8 @@ def test_bad_arguments() -> None:
         process_to_arviz(process, y, NEW, coords=["a", "b"])
     with pytest.raises(ArgumentError, match="num_samples=0"):
         process_to_arviz(process, y, num_samples=0)
+    with pytest.raises(ShapeError, match=r"inputs of shape \(7,\); expected .*: \(K, \*\(1,\)\)"):
+        process_to_arviz(process, y, NEW[:, 0])
     each = ImplicitProcess(waves, X, 50, torch.linspace(0.1, 0.2, 5))
     with pytest.raises(ArgumentError, match="each of 5 rows, and there are 7 new inputs"):
         process_to_arviz(each, y, NEW)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_implicit import ImplicitProcess, NeuralSampler, RandomNetwork
-from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.exceptions import ArgumentError, ShapeError
 
 
 class LastOutput(nn.Module):
@@ -103,5 +103,7 @@ def test_bad_arguments() -> None:
         RandomNetwork(layers(), vectorize="fast")
     with pytest.raises(ArgumentError, match="Tanh has no parameters"):
         RandomNetwork(nn.Tanh())
+    with pytest.raises(ShapeError, match=r"inputs of shape \(4, 2\); expected \(N, 3\)"):
+        NeuralSampler(3)(torch.zeros(4, 2), 2)
     with pytest.raises(ArgumentError, match="activation 'step'"):
         NeuralSampler(3, activation="step")
