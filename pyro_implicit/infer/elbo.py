@@ -74,7 +74,9 @@ class ImplicitELBO(ELBO):
 
     :param int num_particles: number of draws.
     :param bool vectorize_particles: draw them in one vectorised pass; the model then needs plates
-        or ``.to_event`` for every batch dimension, as for any Pyro objective.
+        or ``.to_event`` for every batch dimension. Latents outside of ``n`` nested plates come with
+        batch shape ``(S, 1, ..., 1)``, ``n`` ones, so that ``(w * x).sum(-1)`` lines up with data
+        in a plate and ``x @ w.unsqueeze(-1)`` does not: it is refused.
     :param max_plate_nesting: number of plate dimensions, found by one run of model and guide if
         infinite.
     :param float kl_weight: weight of the whole KL term (tempering). 1 is the honest ELBO.

@@ -20,6 +20,8 @@ from torch import Tensor
 from pyro_implicit.distributions.diagonal_mixture import WeightedDraws
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import DensityError, GuideError, NonFiniteError, SiteError
+from pyro_implicit.infer._batch_dims import PARTICLE_PLATE, check_batch_dims, is_vectorised
+from pyro_implicit.infer._pairing import check_not_enumerated, check_sampled_by_model
 
 __all__ = [
     "PARTICLE_PLATE",
@@ -29,8 +31,6 @@ __all__ = [
     "plate_nesting",
     "sample_nodes",
 ]
-
-PARTICLE_PLATE = "num_particles_vectorized"
 
 
 def sample_nodes(trace: Trace) -> dict[str, Any]:
@@ -155,8 +155,10 @@ def draw_particle(
     :raises GuideError: if the guide has no implicit site, or one drawn without its noise; if its
         entropy is needed and rows share their noise.
     :raises NonFiniteError: if validation is on and the draws of an implicit site are not finite.
-    :raises SiteError: if an explicit guide site is not reparameterised, or if a plate of the guide
-        and the model's minibatch, or its size, disagree.
+    :raises SiteError: if an explicit guide site is not reparameterised; if a plate of the guide and
+        the model's minibatch, or its size, disagree; if a log-density has a batch dimension that no
+        plate declares (with vectorised particles also with validation off); if a site of the model
+        is to be enumerated; if the entropy of a latent is needed that the model does not sample.
     """
     tracer = poutine.trace(guide)
     with WeightedDraws() if weighted else nullcontext():
@@ -165,7 +167,9 @@ def draw_particle(
     if is_validation_enabled():
         _check_draws(implicit)
     model_trace = _replayed(model, guide_trace, args, kwargs)
+    check_not_enumerated(sample_nodes(model_trace), guide_trace.nodes)
     if needs_guide:
+        check_sampled_by_model(sample_nodes(model_trace), sample_nodes(guide_trace))
         _check_independent(guide_trace, implicit)
         _check_same_size(model_trace, guide_trace, implicit)
     if is_validation_enabled():
@@ -187,10 +191,7 @@ def draw_particle(
     guide_trace.compute_log_prob(lambda name, _: name in explicit)
     _sum_in_float32(model_trace)
     _sum_in_float32(guide_trace)
-    if is_validation_enabled():
-        for node in sample_nodes(model_trace).values():
-            if "log_prob" in node:
-                check_site_shape(node, max_plate_nesting)  # type: ignore[arg-type]
+    _check_shapes(particle, max_plate_nesting)
     _check_reparameterised(particle)
     return particle
 
@@ -276,6 +277,24 @@ def _sum_in_float32(trace: Trace) -> None:
         node["unscaled_log_prob"] = node["unscaled_log_prob"].float()
         node["log_prob"] = scale_and_mask(node["unscaled_log_prob"], node["scale"], node["mask"])
         node["log_prob_sum"] = node["log_prob"].sum()
+
+
+def _check_shapes(particle: Particle, max_plate_nesting: float) -> None:
+    """
+    Ours costs nothing and spares vectorised particles a wrong value, so that there it does not ask
+    whether validation is on, and comes first: Pyro's does not know what the user should write.
+    """
+    sides = {name: sample_nodes(getattr(particle, name)).values() for name in ("model", "guide")}
+    if is_vectorised(sides["model"]):
+        for side, nodes in sides.items():
+            check_batch_dims(side, nodes)
+    if not is_validation_enabled():
+        return
+    for node in sides["model"]:
+        if "log_prob" in node:
+            check_site_shape(node, max_plate_nesting)  # type: ignore[arg-type]
+    for side, nodes in sides.items():
+        check_batch_dims(side, nodes)
 
 
 def _check_draws(implicit: dict[str, ImplicitSite]) -> None:

@@ -297,9 +297,12 @@ def test_draws_that_are_not_finite_blame_the_guide() -> None:
 
 
 def test_pyros_own_checks_are_kept() -> None:
-    guide = global_guide(lambda: pyro.sample("elsewhere", dist.Normal(0.0, 1.0)))
-    with pytest.warns(UserWarning, match="vars in guide but not model[^:]*:[^:]*:\\n{'elsewhere'}"):
-        LinearisedELBO().loss(global_model, guide)
+    def more() -> None:
+        global_model()
+        pyro.sample("elsewhere", dist.Normal(0.0, 1.0))
+
+    with pytest.warns(UserWarning, match="vars in model but not guide: {'elsewhere'}"):
+        LinearisedELBO().loss(more, global_guide())
 
     def forgotten() -> None:  # no plate, no to_event
         pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
