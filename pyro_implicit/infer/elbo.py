@@ -6,6 +6,7 @@ import math
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,6 +29,7 @@ from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.infer._checks import check_finite
 from pyro_implicit.infer._particles import first_draws, joined_sites
+from pyro_implicit.infer._shared_rows import SharedRows
 from pyro_implicit.infer.likelihood import (
     expected_log_likelihood,
     log_predictive,
@@ -286,15 +288,18 @@ class ImplicitELBO(ELBO):
             particle = self._draw(plate(model), plate(guide), args, kwargs, nesting + 1)
             yield self._with_prior([particle], model, args, kwargs, nesting), 0
             return
-        particles = (
-            self._draw(model, guide, args, kwargs, self.max_plate_nesting)
-            for _ in range(self.num_particles)
-        )
-        if self._estimates_jointly or self._power:
-            yield self._with_prior(list(particles), model, args, kwargs, None), 0
-            return
-        for index, particle in enumerate(particles):
-            yield [particle], index
+        together = self._estimates_jointly or self._power
+        rows = SharedRows()
+        particles = []
+        for index in range(self.num_particles):
+            with rows if together else nullcontext():
+                particle = self._draw(model, guide, args, kwargs, self.max_plate_nesting)
+            if not together:
+                yield [particle], index
+            else:
+                particles.append(particle)
+        if together:
+            yield self._with_prior(particles, model, args, kwargs, None), 0
 
     def _with_prior(
         self, particles: list[Particle], model: Any, args: Any, kwargs: Any, nesting: int | None
