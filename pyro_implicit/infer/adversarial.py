@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pyro_implicit._checks import check_count
-from pyro_implicit.exceptions import ArgumentError, ShapeError, StateError
+from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError, StateError
+from pyro_implicit.infer._gradients import all_finite
 from pyro_implicit.infer.contrastive import ContrastiveELBO
 from pyro_implicit.infer.traces import ImplicitSite
 from pyro_implicit.nn.critic import Critic
@@ -127,6 +128,9 @@ class AdversarialELBO(ContrastiveELBO):
         """
         Trains the site's critic if gradients are enabled; else as
         :meth:`~pyro_implicit.infer.contrastive.ContrastiveELBO.estimate`.
+
+        :raises NonFiniteError: if the critic's gradients are not finite (with Pyro's validation
+            on); it keeps its parameters then, and its optimiser its state.
         """
         if torch.is_grad_enabled():
             for _ in range(self.num_critic_steps):
@@ -160,10 +164,26 @@ class AdversarialELBO(ContrastiveELBO):
             loss = loss + F.softplus(_per_draw(critic(p), critic, p)).mean()
         optim.zero_grad()
         grads = torch.autograd.grad(loss, list(critic.parameters()))
+        if is_validation_enabled() and not all_finite(grads):
+            self._refuse(site.name, critic, grads, loss)
         for parameter, grad in zip(critic.parameters(), grads, strict=True):
             parameter.grad = grad
         optim.step()
         optim.zero_grad()
+
+    def _refuse(self, name: str, critic: nn.Module, grads: Any, loss: Tensor) -> None:
+        """
+        :raises NonFiniteError: unless the gradients are finite, and only their norm was not.
+        """
+        named = zip(critic.named_parameters(), grads, strict=True)
+        bad = [parameter for (parameter, _), grad in named if not grad.isfinite().all()]
+        if bad:
+            raise NonFiniteError(
+                f"the critic of implicit site {name!r} has gradients that are not finite, those of "
+                f"{', '.join(map(repr, bad[:3]))}, at a loss of {loss.item():.4g}; it was left as "
+                "it was. Give it a lower learning rate (critic_optim=...), no layer that divides "
+                "by or takes roots of what can be 0, or start the guide anew."
+            )
 
     def _critic_of(self, name: str, q: Tensor) -> tuple[nn.Module, torch.optim.Optimizer]:
         if name not in self._names:

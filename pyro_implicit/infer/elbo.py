@@ -28,6 +28,7 @@ from pyro_implicit._checks import (
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.infer._checks import check_finite
+from pyro_implicit.infer._gradients import OwnGradients
 from pyro_implicit.infer._particles import first_draws, joined_sites
 from pyro_implicit.infer._shared_rows import SharedRows
 from pyro_implicit.infer.likelihood import (
@@ -223,16 +224,22 @@ class ImplicitELBO(ELBO):
     def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
         """
         Adds the gradients of the loss to the parameters; looped particles one after the other, so
-        that only one graph is alive at a time.
+        that only one graph is alive at a time. If it fails, no parameter's gradient has changed.
 
         :returns: minus the objective.
+        :raises NonFiniteError: with Pyro's validation on (its default), if a term is not finite, or
+            a gradient; the message names the site or the parameter.
         """
         total = 0.0
-        for group in self._particle_groups(model, guide, args, kwargs):
-            loss = -torch.stack([term.reshape(()) for term in self._terms(*group).values()]).sum()
-            if loss.requires_grad:
-                loss.backward(retain_graph=self.retain_graph)
-            total += loss.item()
+        with OwnGradients() as gradients:
+            for group in self._particle_groups(model, guide, args, kwargs):
+                terms = self._terms(*group).values()
+                loss = -torch.stack([term.reshape(()) for term in terms]).sum()
+                if loss.requires_grad:
+                    gradients.backward(loss, self.retain_graph)
+                total += loss.item()
+                if is_validation_enabled():
+                    gradients.check_finite(total, group[0], model, guide)
         return total
 
     def terms(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Terms:

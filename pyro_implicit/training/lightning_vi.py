@@ -9,10 +9,12 @@ from functools import partial
 from typing import Any
 
 import torch
+from pyro.infer.util import is_validation_enabled
 from torch import Tensor, nn
 
 from pyro_implicit._checks import check_count
-from pyro_implicit.exceptions import StateError
+from pyro_implicit.exceptions import NonFiniteError, StateError
+from pyro_implicit.infer._gradients import all_finite, names_of_non_finite
 from pyro_implicit.training._arguments import check_arguments
 from pyro_implicit.training._lightning import pytorch
 from pyro_implicit.training.checkpoint_io import AtomicCheckpointIO
@@ -181,6 +183,31 @@ class LightningVI(pytorch.LightningModule):
         terms = getattr(self.objective, "last_terms", {})
         self.log_dict({f"train_{name}": value for name, value in terms.items()}, **now)
         return loss
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """
+        Stops at gradients that are not finite, with Pyro's validation on (its default). Under a
+        gradient scaler, which leaves such steps out by itself, they are left to it.
+
+        :raises NonFiniteError: naming parameters; none has changed then, and no gradient is kept.
+        """
+        scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
+        if scaled or not is_validation_enabled():
+            return
+        trained = [p for p in self.parameters() if p.grad is not None]
+        if all_finite([p.grad for p in trained if p.grad is not None]):
+            return
+        names = names_of_non_finite(trained, {id(p): name for name, p in self.named_parameters()})
+        if not names:
+            return
+        for parameter in trained:
+            parameter.grad = None
+        raise NonFiniteError(
+            f"gradients are not finite, those of {names}, in training step "
+            f"{self.trainer.global_step}. No parameter was changed and no gradient is kept. Common "
+            "causes: a square root, norm or logarithm at 0, also on the side that torch.where "
+            "leaves out; Trainer(detect_anomaly=True) shows the line."
+        )
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """See Lightning."""

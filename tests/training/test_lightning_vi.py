@@ -27,7 +27,7 @@ from pyro_implicit import (
     MLPGenerator,
     ResumableLoader,
 )
-from pyro_implicit.exceptions import ArgumentError, SiteError, StateError
+from pyro_implicit.exceptions import ArgumentError, NonFiniteError, SiteError, StateError
 from pyro_implicit.training.random_state import RandomStream
 from tests.contract.registry import GUIDES, MODELS, OBJECTIVES
 from tests.training.problem import BATCH, ROWS, data, fit_module, flat, loader, model, trainer
@@ -234,6 +234,57 @@ def test_float64():
     vi = LightningVI(model, HyperNetworkGuide(model), LinearisedELBO(2), optimizer=SGD)
     trainer(max_steps=2, precision="64-true").fit(vi, loader())
     assert {p.dtype for p in vi.parameters()} == {torch.float64}
+
+
+# ---- gradients that are not finite
+
+
+class _Rooted(LinearisedELBO):
+    """From the third loss of training on, a finite value with gradients that are not."""
+
+    count, size = 0, 1.0
+
+    def differentiable_loss(self, model, guide, *args, **kwargs):
+        loss = super().differentiable_loss(model, guide, *args, **kwargs)
+        self.count += torch.is_grad_enabled()
+        root = sum((0.0 * p).square().sum().sqrt() for p in guide.parameters())
+        return self.size * loss + (root if self.count > 2 else 0.0)
+
+
+def rooted(**options):
+    vi = fit_module(**options)
+    vi.objective = _Rooted(2)
+    return vi
+
+
+def test_gradients_that_are_not_finite_stop_the_fit():
+    vi = rooted()
+    steps = Watch(lambda trainer, module: flat(module).clone())
+    message = r"gradients are not finite, those of 'guide\..*in training step 2\. No parameter"
+    with pytest.raises(NonFiniteError, match=message):
+        trainer(callbacks=[steps]).fit(vi, loader())
+    assert len(steps.seen) == 2 and torch.equal(flat(vi), steps.seen[-1])
+    assert all(p.grad is None for p in vi.parameters())
+    (optimizer,) = vi.trainer.optimizers
+    assert {float(state["step"]) for state in optimizer.state.values()} == {2.0}
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_gradients_are_left_to_a_scaler_and_to_those_who_validate_nothing(scaled):
+    vi, fitting = rooted(optimizer=SGD), trainer(max_steps=3)
+    if scaled:
+        fitting.strategy.precision_plugin.scaler = object()  # as float16 has one on a GPU
+    with pyro.validation_enabled(scaled):
+        fitting.fit(vi, loader())
+    assert not flat(vi).isfinite().all()
+
+
+def test_large_gradients_are_no_fault():
+    """They are finite where their norm is not."""
+    vi = rooted(optimizer=partial(torch.optim.SGD, lr=0.0))
+    vi.objective.size = 1e30
+    trainer(max_steps=1).fit(vi, loader())
+    assert flat(vi).isfinite().all()
 
 
 # ---- the critic
