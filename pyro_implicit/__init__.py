@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from pyro_implicit._main import early as _early  # noqa: F401, first: it answers Ctrl-C
 from pyro_implicit.diagnostics.c2st import c2st
 from pyro_implicit.diagnostics.entropy_report import entropy_report
 from pyro_implicit.diagnostics.khat import khat

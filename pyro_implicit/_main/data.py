@@ -1,11 +1,8 @@
-"""Tables for the main job: the bundled real data or a CSV file, checked before any work is done."""
+"""Tables for the main job, and their split into a training and a test part."""
 
 from __future__ import annotations
 
-import csv
-import math
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,8 +10,8 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import ImplicitError, MissingExtraError
 
-MIN_ROWS = 10
 TEST_FRACTION = 0.1
+LARGEST = 1e300  # beyond it sums and squares of doubles overflow
 
 
 class DataFileError(ImplicitError, ValueError):
@@ -23,11 +20,12 @@ class DataFileError(ImplicitError, ValueError):
 
 @dataclass(frozen=True)
 class Table:
-    """A regression table: features [N, D], target [N], both finite, and a name to show."""
+    """A regression table: features [N, D], target [N], both finite, a name and notes to show."""
 
     name: str
     features: np.ndarray
     target: np.ndarray
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,6 +43,7 @@ class Split:
     y_test: Tensor
     y_mean: float
     y_scale: float
+    notes: tuple[str, ...] = ()
 
 
 def load_bundled() -> Table:
@@ -64,82 +63,6 @@ def load_bundled() -> Table:
     return Table("diabetes (scikit-learn)", features, target)
 
 
-def load_csv(path: str | Path) -> Table:
-    """
-    Reads a comma-separated table of numbers with the target in the last column.
-
-    The first row may be a header; blank lines are skipped.
-
-    :param path: the file.
-    :raises DataFileError: if it cannot be read, or is no such table of at least ten rows.
-    """
-    path = Path(path)
-    rows = _parse(path, _read(path))
-    if len(rows) < MIN_ROWS:
-        raise DataFileError(f"{path}: {len(rows)} data rows found, at least {MIN_ROWS} are needed")
-    values = np.array(rows, dtype=np.float64)
-    return Table(path.name, values[:, :-1], values[:, -1])
-
-
-def _read(path: Path) -> list[tuple[int, list[str]]]:
-    """The non-blank rows of the file, each with the number of its line."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file)
-            rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
-    except OSError as error:
-        raise DataFileError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except UnicodeDecodeError as error:
-        raise DataFileError(f"{path}: is not a text file in UTF-8") from error
-    except csv.Error as error:
-        raise DataFileError(f"{path}: is not a CSV file ({error})") from error
-    if not rows:
-        raise DataFileError(f"{path}: is empty; expected rows of numbers, the target last")
-    return rows
-
-
-def _parse(path: Path, rows: list[tuple[int, list[str]]]) -> list[list[float]]:
-    """Numbers of all rows below the header, every row of the header's (or first row's) width."""
-    width = len(rows[0][1])
-    if width < 2:
-        raise DataFileError(
-            f"{path}: one column found; expected at least two, separated by commas, the target last"
-        )
-    if not any(_is_number(cell) for cell in rows[0][1]):
-        rows = rows[1:]
-    for line, row in rows:
-        if len(row) != width:
-            raise DataFileError(f"{path}, line {line}: {len(row)} columns found, expected {width}")
-    return [
-        [_number(path, line, column, cell) for column, cell in enumerate(row, start=1)]
-        for line, row in rows
-    ]
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return "_" not in cell  # Python reads 1_000 as a number, spreadsheets do not
-
-
-def _number(path: Path, line: int, column: int, cell: str) -> float:
-    where = f"{path}, line {line}, column {column}"
-    if not cell.strip():
-        raise DataFileError(f"{where}: an empty cell; expected a number")
-    if not _is_number(cell):
-        raise DataFileError(f"{where}: {_shorten(cell)!r} is not a number")
-    value = float(cell)
-    if not math.isfinite(value):
-        raise DataFileError(f"{where}: {_shorten(cell)!r} is not a finite number")
-    return value
-
-
-def _shorten(cell: str) -> str:
-    return cell if len(cell) <= 30 else cell[:27] + "..."
-
-
 def split_table(table: Table, seed: int) -> Split:
     """
     Draws a tenth of the rows for testing, and standardises all by the mean and scale of the rest.
@@ -151,18 +74,24 @@ def split_table(table: Table, seed: int) -> Split:
     num_test = max(1, round(TEST_FRACTION * len(table.target)))
     order = np.random.default_rng(seed).permutation(len(table.target))
     test, train = order[:num_test], order[num_test:]
+    if max(np.abs(table.features).max(), np.abs(table.target).max()) > LARGEST:
+        raise DataFileError(f"{table.name}: a column has values too large to standardise")
     x_mean, x_scale = _mean_and_scale(table.features[train])
     y_mean, y_scale = _mean_and_scale(table.target[train])
-    if not (np.isfinite(x_scale).all() and np.isfinite(y_scale)):
-        raise DataFileError(f"{table.name}: a column has values too large to standardise")
     if y_scale == 0.0:
         raise DataFileError(f"{table.name}: the target (last column) is constant in training rows")
     constant = x_scale == 0.0  # nothing can be learned from such a column
-    x = np.where(constant, 0.0, (table.features - x_mean) / np.where(constant, 1.0, x_scale))
+    with np.errstate(over="ignore"):
+        x = np.where(constant, 0.0, (table.features - x_mean) / np.where(constant, 1.0, x_scale))
     y = (table.target - y_mean) / y_scale
+    dtype = torch.get_default_dtype()
+    if np.abs(x).max() > torch.finfo(dtype).max:
+        raise DataFileError(
+            f"{table.name}: a feature of a test row is too far from those of the training rows"
+        )
 
     def part(values: np.ndarray) -> Tensor:
-        return torch.as_tensor(values, dtype=torch.get_default_dtype())
+        return torch.as_tensor(values, dtype=dtype)
 
     return Split(
         name=table.name,
@@ -172,11 +101,14 @@ def split_table(table: Table, seed: int) -> Split:
         y_test=torch.as_tensor(table.target[test], dtype=torch.float64),
         y_mean=float(y_mean),
         y_scale=float(y_scale),
+        notes=table.notes,
     )
 
 
 def _mean_and_scale(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation per column; a scale of mere rounding counts as zero."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        mean, scale = values.mean(axis=0), values.std(axis=0)
-        return mean, np.where(scale <= 1e-12 * np.abs(values).max(axis=0), 0.0, scale)
+    # in units of the largest value: squares of 1e-200 would be zero, and of 1e200 infinite
+    unit = np.abs(values).max(axis=0)
+    unit = np.where(unit > 0.0, unit, 1.0)
+    mean, scale = (values / unit).mean(axis=0), (values / unit).std(axis=0)
+    return mean * unit, np.where(scale <= 1e-12, 0.0, scale * unit)

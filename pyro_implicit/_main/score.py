@@ -15,13 +15,14 @@ from .data import Split
 
 COVERAGE = 0.9
 NOISE_DRAWS = 20  # of the observation noise, for each draw of the parameters
+OUTCOMES = 2**22  # predicted at a time, 32 MiB
 
 
 @dataclass(frozen=True)
 class Score:
     """Test scores of one method, and its predictive mean and 90% band for each test row [M].
 
-    ``standard_error`` is that of ``log_likelihood`` as a mean over the rows.
+    ``standard_error`` is that of ``log_likelihood`` as a mean over the rows, NaN for one row.
     """
 
     rmse: float
@@ -40,31 +41,57 @@ def score(model: Callable[..., Tensor], draws: dict[str, Tensor], split: Split) 
     The log-likelihood is the mean over the rows of the log of the density averaged over the draws,
     with the Jacobian of the standardisation: it belongs to the target in its own units.
 
+    Some rows at a time: memory does not grow with the table.
+
     :param model: the model of :func:`~pyro_implicit._main.model.build_model`.
     :param dict draws: {site: (S, *shape)} of all latents.
     :param Split split: the data; its test part is used.
     """
-    with torch.no_grad():
-        predictive = Predictive(model, posterior_samples=draws, return_sites=("mean",))
-        means = predictive(split.x_test)["mean"].double().reshape(-1, len(split.x_test))  # [S, M]
     noise = draws["sigma"].double().reshape(-1, 1)  # [S, 1]
     standardised = (split.y_test - split.y_mean) / split.y_scale
-    densities = torch.distributions.Normal(means, noise).log_prob(standardised)
-    per_row = densities.logsumexp(0) - math.log(len(densities)) - math.log(split.y_scale)
+    parts = []
+    for rows in torch.arange(len(split.x_test)).split(
+        max(1, OUTCOMES // (len(noise) * NOISE_DRAWS))
+    ):
+        parts.append(_predictions(model, draws, noise, split.x_test[rows], standardised[rows]))
+    log_densities, mean, lower, upper = (np.concatenate(each) for each in zip(*parts, strict=True))
+    per_row = log_densities - math.log(split.y_scale)
+    observed = standardised.numpy()
+    return Score(
+        rmse=split.y_scale * float(np.sqrt(np.mean((mean - observed) ** 2))),
+        log_likelihood=float(per_row.mean()),
+        standard_error=standard_error(per_row),
+        coverage=float(np.mean((lower <= observed) & (observed <= upper))),
+        mean=split.y_mean + split.y_scale * mean,
+        lower=split.y_mean + split.y_scale * lower,
+        upper=split.y_mean + split.y_scale * upper,
+    )
 
+
+def standard_error(values: np.ndarray) -> float:
+    """
+    :param numpy.ndarray values: independent ones.
+    :returns: that of their mean; NaN for a single one, which tells nothing of its spread.
+    """
+    if len(values) < 2:
+        return math.nan
+    return float(values.std(ddof=1)) / math.sqrt(len(values))
+
+
+def _predictions(
+    model: Callable[..., Tensor],
+    draws: dict[str, Tensor],
+    noise: Tensor,
+    x: Tensor,
+    y: Tensor,
+) -> tuple[np.ndarray, ...]:
+    """Log-density of each row, and mean and band of its prediction, all standardised, [rows]."""
+    with torch.no_grad():
+        predictive = Predictive(model, posterior_samples=draws, return_sites=("mean",))
+        means = predictive(x)["mean"].double().reshape(-1, len(x))  # [S, rows]
+    densities = torch.distributions.Normal(means, noise).log_prob(y)
+    log_density = densities.logsumexp(0) - math.log(len(densities))
     outcomes = means + noise * torch.randn(NOISE_DRAWS, *means.shape, dtype=torch.float64)
     tail = (1.0 - COVERAGE) / 2.0
     band = np.quantile(outcomes.flatten(0, 1).numpy(), [tail, 1.0 - tail], axis=0)
-    mean, lower, upper = (
-        split.y_mean + split.y_scale * values for values in (means.mean(0).numpy(), *band)
-    )
-    observed = split.y_test.numpy()
-    return Score(
-        rmse=float(np.sqrt(np.mean((mean - observed) ** 2))),
-        log_likelihood=float(per_row.mean()),
-        standard_error=float(per_row.std(correction=0)) / math.sqrt(len(per_row)),
-        coverage=float(np.mean((lower <= observed) & (observed <= upper))),
-        mean=mean,
-        lower=lower,
-        upper=upper,
-    )
+    return (log_density.numpy(), means.mean(0).numpy(), *band)

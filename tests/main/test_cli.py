@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import resource
+import signal
+import subprocess
 import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
 
 import arviz as az
 import numpy as np
@@ -12,20 +20,24 @@ import pyro
 import pytest
 import torch
 
-from pyro_implicit._main import cli, fit, report
+from pyro_implicit._main import cli, early, fit, outputs, report
 from pyro_implicit._main.cli import main
-from pyro_implicit._main.data import load_csv, split_table
+from pyro_implicit._main.data import split_table
 from pyro_implicit._main.model import build_model
+from pyro_implicit._main.read_csv import load_csv
 from pyro_implicit.exceptions import NonFiniteError
 
 
 @pytest.fixture
 def table(tmp_path):
     """A small CSV file with a header, a linear target and some noise."""
+    return write_table(tmp_path / "table.csv")
+
+
+def write_table(path):
     generator = np.random.default_rng(0)
     x = generator.normal(size=(40, 2))
     y = 50.0 + 10.0 * x[:, 0] + generator.normal(size=40)
-    path = tmp_path / "table.csv"
     np.savetxt(path, np.c_[x, y], delimiter=",", header="a,b,target", comments="")
     return path
 
@@ -92,7 +104,10 @@ def test_output_dir_is_a_file(capsys, tmp_path, table):
 
 
 def test_output_dir_cannot_be_written_to(capsys, tmp_path, table, monkeypatch):
-    monkeypatch.setattr(cli.os, "access", lambda path, mode: False)
+    def refuse(dir):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(outputs.tempfile, "TemporaryFile", refuse)
     status = main(["--data", str(table), "--output-dir", str(tmp_path / "output")])
     assert_refused(capsys, tmp_path / "output", status, 2, "cannot be written to")
 
@@ -139,8 +154,9 @@ def run(capsys, table, folder, *arguments):
     lines = out.splitlines()
     assert lines[0] == f"table.csv: 36 training rows, 4 test rows, 2 features, seed {lines[0][-1]}"
     assert lines[1].split("  ")[0] == "method"
-    assert lines[-2:] == [f"wrote {folder / 'posterior.nc'}", f"wrote {folder / 'predictive.png'}"]
-    rows = [re.split(r"\s{2,}", line) for line in lines[2:-3]]
+    assert lines[-3:] == [f"wrote {folder / name}" for name in report.FILES]
+    assert (folder / "scores.txt").read_text() == "\n".join(lines[:-3]) + "\n"
+    rows = [re.split(r"\s{2,}", line) for line in lines[2:-4]]
     return {row[0]: [float(cell) for cell in row[1:-1]] for row in rows}
 
 
@@ -158,7 +174,7 @@ def test_small_run(capsys, tmp_path, table, few_draws):
         assert (
             0.0 < rmse < 100.0 and -20.0 < log_likelihood < 0.0 < error and 0.0 <= coverage <= 1.0
         )
-    assert sorted(path.name for path in folder.iterdir()) == ["posterior.nc", "predictive.png"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(report.FILES)
     assert (folder / "predictive.png").read_bytes().startswith(b"\x89PNG")
 
     posterior = az.from_netcdf(folder / "posterior.nc")
@@ -166,6 +182,8 @@ def test_small_run(capsys, tmp_path, table, few_draws):
     assert posterior["observed_data"]["y"].shape == (36,)
     assert posterior.attrs["objective"] == "LinearisedELBO"
     assert posterior.attrs["data"] == "table.csv"
+    assert posterior.attrs["training_rows"] == posterior.attrs["exported_rows"] == 36
+    assert posterior.attrs["notes"] == ""
 
     # The same seed gives the same rows, whatever else is run, and overwrites the files.
     second = run(capsys, table, folder, "--seed", "1", "--nuts", "5")
@@ -188,13 +206,327 @@ def test_large_tables_are_trained_by_minibatches(table, few_draws, monkeypatch):
     assert [len(each.draws["sigma"]) for each in fitted] == 2 * [fit.NUM_DRAWS]
 
 
-def test_failed_writing_leaves_nothing(capsys, tmp_path, table, few_draws, monkeypatch):
-    def fail(*args):
-        raise OSError("disk is full")
+QUICK = ["--num-steps", "1", "--quiet"]
 
-    monkeypatch.setattr(report, "_draw", fail)
+
+def quick(table, folder, *arguments):
+    return main(["--data", str(table), "--output-dir", str(folder), *QUICK, *arguments])
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError()])
+@pytest.mark.parametrize("maker", ["draw", "export"])
+def test_a_file_that_fails_takes_no_other_with_it(
+    capsys, tmp_path, table, made_fits, monkeypatch, error, maker
+):
+    def fail(*args):
+        raise error
+
+    monkeypatch.setattr(report, maker, fail)
+    failed = {"draw": "predictive.png", "export": "posterior.nc"}[maker]
     folder = tmp_path / "output"
-    options = ["--data", str(table), "--output-dir", str(folder), "--num-steps", "1", "--quiet"]
-    assert main(options) == 1
-    assert capsys.readouterr().err == "pyro_implicit: error: disk is full\n"
-    assert list(folder.iterdir()) == []
+    assert quick(table, folder) == 1
+    out, err = capsys.readouterr()
+    why = error.strerror if isinstance(error, OSError) else "out of memory"
+    assert err == f"pyro_implicit: error: {folder / failed} was not written: {why}\n"
+    assert names_in(folder) == sorted(set(report.FILES) - {failed})
+    assert "linearised implicit" in out and f"wrote {folder / failed}" not in out
+    (folder / failed).write_text("old")
+    assert quick(table, folder) == 1
+    assert capsys.readouterr().err.endswith("; the file there is of an earlier run\n")
+    assert (folder / failed).read_text() == "old"
+
+
+@pytest.fixture(scope="module")
+def fits_once(tmp_path_factory):
+    """All tables of this module are one: a run of it keeps its fits, and makes all imports."""
+    folder, fits = tmp_path_factory.mktemp("once"), []
+
+    def fit_all(*args, **options):
+        fits.extend(real(*args, **options))
+        return fits
+
+    real = fit.fit_all
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fit, "NUM_DRAWS", 20)
+        patch.setattr(report, "EXPORT_DRAWS", 20)
+        patch.setattr(fit, "fit_all", fit_all)
+        assert quick(write_table(folder / "table.csv"), folder) == 0
+    return fits
+
+
+@pytest.fixture
+def made_fits(monkeypatch, few_draws, fits_once):
+    """For tests of what comes after the fits."""
+    monkeypatch.setattr(fit, "fit_all", lambda *args, **options: fits_once)
+
+
+def forked(action, tmp_path, **streams):
+    """
+    Runs ``action`` in a copy of this process with standard streams of its own.
+
+    :returns: exit status, and what went to standard output and error.
+    """
+    files = {name: tmp_path / f"{name}.txt" for name in ("stdout", "stderr")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+        child = os.fork()
+    if child == 0:
+        status = 99
+        try:
+            for number, (name, file) in enumerate(files.items(), start=1):
+                given = streams.get(name)
+                if given is None:
+                    given = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
+                os.dup2(given, number)
+                setattr(sys, name, os.fdopen(number, "w", buffering=1))
+            status = action()
+            if sys.stdout is not None and not sys.stdout.closed:
+                sys.stdout.flush()  # as Python does at its end
+        except BaseException:
+            os.write(2, traceback.format_exc().encode())
+        finally:
+            os._exit(status)
+    _, wait_status = os.waitpid(child, 0)
+    out, err = (file.read_text() if file.exists() else "" for file in files.values())
+    return os.waitstatus_to_exitcode(wait_status), out, err
+
+
+@pytest.mark.parametrize(
+    ("limit", "kept"),
+    [(0, []), (2**10, ["scores.txt"]), (2**17, ["predictive.png", "scores.txt"])],
+)
+def test_full_disk(tmp_path, table, made_fits, monkeypatch, limit, kept):
+    """The system refuses to write more than so many bytes to a file, as a full disk does."""
+    folder, write = tmp_path / "output", outputs.Outputs.write
+    monkeypatch.setattr(report, "EXPORT_DRAWS", 100)
+
+    def limited(*args):
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            write(*args)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+
+    monkeypatch.setattr(outputs.Outputs, "write", limited)
+
+    def action():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        return quick(table, folder)
+
+    status, out, err = forked(action, tmp_path)
+    assert status == 1 and "linearised implicit" in out
+    lines = err.splitlines()
+    assert len(lines) == 3 - len(kept)
+    assert all(re.match(r"pyro_implicit: error: \S+ was not written: File too", x) for x in lines)
+    assert (names_in(folder) if folder.exists() else []) == kept
+
+
+@pytest.mark.parametrize("how", ["reader gone", "closed", "none", "full"])
+def test_standard_output_that_cannot_be_written_to(tmp_path, table, made_fits, how):
+    folder = tmp_path / "output"
+    reader, writer = os.pipe()
+    os.close(reader)
+
+    def action():
+        if how == "closed":
+            sys.stdout.close()
+        elif how == "none":  # as Python begins with a descriptor that is closed
+            os.close(1)
+            sys.stdout = None
+        return quick(table, folder)
+
+    with open("/dev/full", "w") as full:
+        stdout = {"reader gone": writer, "full": full.fileno()}.get(how)
+        status, out, err = forked(action, tmp_path, stdout=stdout)
+    os.close(writer)
+    why = {"reader gone": "its reader has gone", "full": "No space left on device"}
+    assert out == "" and status == (141 if how == "reader gone" else 1)
+    assert err == (
+        "pyro_implicit: error: standard output cannot be written to: "
+        f"{why.get(how, 'it is closed')}; the table is in {folder / 'scores.txt'}\n"
+    )
+    assert names_in(folder) == sorted(report.FILES)
+    assert "linearised implicit" in (folder / "scores.txt").read_text()
+
+
+@pytest.mark.parametrize("how", ["reader gone", "none"])
+def test_standard_error_that_cannot_be_written_to(tmp_path, table, few_draws, fits_once, how):
+    reader, writer = os.pipe()
+    os.close(reader)
+
+    def action():
+        if how == "none":
+            sys.stderr = None
+        options = ["--output-dir", str(tmp_path / "output"), "--num-steps", "1"]
+        return main(["--data", str(table), *options])  # progress bars go there
+
+    status, out, _ = forked(action, tmp_path, stderr=writer)
+    os.close(writer)
+    assert status == 0 and "wrote" in out
+
+
+def test_names_in_letters_that_standard_output_lacks(tmp_path, table, made_fits):
+    other = table.with_name("gr\u00f6\u00dfe $x$ \n \udcff.csv")
+    other.write_bytes(table.read_bytes())
+
+    def action():
+        sys.stdout.reconfigure(encoding="ascii", errors="strict")
+        status = quick(other, tmp_path / "output")
+        assert sys.stdout.errors == "strict"
+        return status
+
+    status, out, err = forked(action, tmp_path)
+    assert (status, err) == (0, "")
+    assert out.startswith(r"gr\xf6\xdfe $x$ \n \udcff.csv: 36 training rows")
+    posterior = az.from_netcdf(tmp_path / "output" / "posterior.nc")
+    assert posterior.attrs["data"] == "gr\u00f6\u00dfe $x$ \\n \\udcff.csv"
+
+
+@pytest.mark.parametrize("before", ["fits", "figure"])
+def test_interrupt(capsys, tmp_path, table, made_fits, monkeypatch, before):
+    def interrupt(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1.0)
+
+    place = {"fits": "pyro_implicit._main.fit.fit_all", "figure": "pyro_implicit._main.report.draw"}
+    monkeypatch.setattr(place[before], interrupt)
+    folder = tmp_path / "output"
+    assert quick(table, folder) == 130
+    out, err = capsys.readouterr()
+    scores = folder / "scores.txt"
+    so_far = f"; written before: {scores}" if before == "figure" else ""
+    assert err == f"pyro_implicit: interrupted{so_far}\n"
+    assert (names_in(folder) if folder.exists() else []) == ["scores.txt"] * (before == "figure")
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no /proc")
+def test_interrupt_of_the_imports(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[2])}
+    command = [sys.executable, "-m", "pyro_implicit", "--quiet", "--num-steps", "100000000"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+    )
+    maps = Path(f"/proc/{process.pid}/maps")
+    while "libtorch" not in maps.read_text():  # the import of PyTorch has begun
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and err == "pyro_implicit: interrupted\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_interrupts_of_other_programs_are_left_alone():
+    before = signal.getsignal(signal.SIGINT)
+    assert before is not early.leave  # the package was imported by another program
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        early.watch()
+        early.watch_no_more()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        early.watch()
+        assert signal.getsignal(signal.SIGINT) is early.leave
+        early.watch_no_more()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        ("nul\0", r"--output-dir '.*nul.x00': a name cannot hold a NUL"),
+        ("x" * 300, "cannot be written to .File name too long"),
+        ("link", "link is not a folder"),
+        ("/proc/nothing", "cannot be written to"),
+    ],
+    ids="nul long broken-link no-disk".split(),
+)
+def test_names_that_are_no_folder(capsys, tmp_path, table, folder, message):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    assert quick(table, tmp_path / folder) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and re.search(message, err)
+
+
+@pytest.mark.parametrize("name", report.FILES)
+def test_folder_in_the_place_of_a_file(capsys, tmp_path, table, name):
+    (tmp_path / name).mkdir()
+    assert quick(table, tmp_path) == 2
+    assert f"{name} in it is a folder" in capsys.readouterr().err
+
+
+def test_disk_without_space(capsys, tmp_path, table, monkeypatch):
+    usage = outputs.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(outputs.shutil, "disk_usage", lambda path: usage._replace(free=2**20))
+    status = quick(table, tmp_path / "output")
+    message = r"about [\d.]+ MiB are needed; 1 are free"
+    assert_refused(capsys, tmp_path / "output", status, 2, message)
+
+
+@pytest.mark.parametrize("path", ["nul\0.csv", "x" * 5000, "", "line\nbreak\x1b[2J.csv"])
+def test_names_that_are_no_file(capsys, tmp_path, path):
+    status = main(["--data", path, "--output-dir", str(tmp_path / "output")])
+    assert_refused(capsys, tmp_path / "output", status, 2, "no csv|cannot be read|not the name")
+
+
+def test_errors_that_are_not_of_the_user_are_raised(tmp_path, table, monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError(message)
+
+    monkeypatch.setattr("pyro_implicit._main.fit.fit_all", fail)
+    message = "a defect"
+    with pytest.raises(RuntimeError, match="a defect"):
+        quick(table, tmp_path / "output")
+    message = "DefaultCPUAllocator: not enough memory"
+    assert quick(table, tmp_path / "output") == 1
+
+
+# ---- large tables
+
+
+def test_rows_of_the_outputs_are_capped(capsys, tmp_path, table, made_fits, monkeypatch):
+    monkeypatch.setattr(report, "EXPORT_ROWS", 7)
+    monkeypatch.setattr(report, "FIGURE_ROWS", 2)
+    folder = tmp_path / "output"
+    assert quick(table, folder) == 0
+    assert "Note: posterior.nc has 7 of the 36 training rows" in capsys.readouterr().out
+    posterior = az.from_netcdf(folder / "posterior.nc")
+    assert posterior["log_likelihood"]["y"].shape == (1, 20, 7)
+    assert posterior.attrs["training_rows"] == 36 and posterior.attrs["exported_rows"] == 7
+    assert "7 of the 36" in posterior.attrs["notes"]
+
+
+def write_large(path, rows):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(rows, 4)).round(3)
+    np.savetxt(path, np.c_[x, x.sum(1) + generator.normal(size=rows)], fmt="%.4f", delimiter=",")
+
+
+@pytest.mark.slow
+def test_a_quarter_of_a_million_rows(tmp_path):
+    write_large(tmp_path / "large.csv", 250_000)
+    code = (
+        "import resource, sys\n"
+        "from pyro_implicit._main.cli import main\n"
+        "status = main()\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10)\n"
+        "sys.exit(status)"
+    )
+    folder = tmp_path / "output"
+    command = ["-c", code, "--data", tmp_path / "large.csv", "--output-dir", folder]
+    root = str(Path(cli.__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, *map(str, [*command, *QUICK])],
+        env={**os.environ, "PYTHONPATH": root, "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert names_in(folder) == sorted(report.FILES)
+    assert float(done.stdout.splitlines()[-1]) < 1500.0  # MiB, of which the imports take 600

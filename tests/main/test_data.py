@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -11,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from pyro_implicit._main import read_csv
 from pyro_implicit._main.data import (
     DataFileError,
     Table,
     load_bundled,
-    load_csv,
     split_table,
 )
+from pyro_implicit._main.read_csv import load_csv
 from pyro_implicit.exceptions import ImplicitError, MissingExtraError
 
 ROWS = "".join(f"{i},{i * i % 7},{0.5 * i}\n" for i in range(12))
@@ -28,12 +31,12 @@ ROWS = "".join(f"{i},{i * i % 7},{0.5 * i}\n" for i in range(12))
     [
         ROWS,
         "a,b,target\n" + ROWS,
-        "\ufeff,b,target\n" + ROWS,
+        "\ufeffa,b,target\n" + ROWS,
         ROWS.replace("\n", "\r\n") + "\r\n\r\n",
         ROWS.replace(",", " , "),
         "a,b,target\n\n" + ROWS.replace("\n", "\n\n"),
     ],
-    ids=["plain", "header", "bom-and-unnamed-column", "windows", "spaces", "blank-lines"],
+    ids=["plain", "header", "bom", "windows", "spaces", "blank-lines"],
 )
 def test_reads(tmp_path, text):
     path = tmp_path / "table.csv"
@@ -158,3 +161,182 @@ def test_values_too_large(column):
     getattr(table, column)[::3] = 1e308
     with pytest.raises(DataFileError, match="too large to standardise"):
         split_table(table, seed=0)
+
+
+# ---- headers of numbers, and index columns
+
+RANDOM = np.random.default_rng(0).normal(size=(30, 3)).round(4)
+FRACTIONS = "".join(f"{a},{b},{c}\n" for a, b, c in RANDOM)
+COUNTS = "".join(f"{i * 7 % 11},{i * 5 % 13},{i * i % 17}\n" for i in range(30))
+
+
+def read(tmp_path, text, header="auto"):
+    path = tmp_path / "table.csv"
+    path.write_text(text)
+    return load_csv(path, header)
+
+
+HEADERS = {
+    "years": "1990,1991,1992\n" + FRACTIONS,
+    "decades": "1990,2000,2010\n" + FRACTIONS,
+    "spaces": " 1990 , 1991 , 1992 \n" + FRACTIONS,
+    "counts": "0,1,2\n" + FRACTIONS,
+    "counts-over-counts": "100,101,102\n" + COUNTS,
+    "downwards": "30,20,10\n" + FRACTIONS,
+}
+
+
+@pytest.mark.parametrize("kind", HEADERS)
+def test_header_of_numbers(tmp_path, kind):
+    table = read(tmp_path, HEADERS[kind])
+    assert len(table.target) == 30
+    (note,) = table.notes
+    assert note.startswith("the first row (") and note.endswith(
+        "was read as a header; say --header no if it is data"
+    )
+    assert len(read(tmp_path, HEADERS[kind], "no").target) == 31
+    asked = read(tmp_path, HEADERS[kind], "yes")
+    assert len(asked.target) == 30 and not asked.notes
+
+
+def test_many_counts_are_a_header(tmp_path):
+    rows = "".join(",".join(str((i * j) % 7) for j in range(3, 9)) + "\n" for i in range(20))
+    assert len(read(tmp_path, "0,1,2,3,4,5\n" + rows).target) == 20
+
+
+FIRST_ROWS = {
+    "of fractions": "0.5,1.5,2.5\n" + FRACTIONS,
+    "of whole numbers among such": "3,1,4\n" + COUNTS,
+    "of equal numbers": "1,1,1\n" + FRACTIONS,
+    "of a table that counts": "".join(f"{i},{i + 1},{i + 2}\n" for i in range(31)),
+}
+
+
+@pytest.mark.parametrize("kind", FIRST_ROWS)
+def test_first_row_of_numbers_that_is_data(tmp_path, kind):
+    assert len(read(tmp_path, FIRST_ROWS[kind]).target) == 31
+
+
+def test_first_row_that_may_be_either_is_told(tmp_path):
+    table = read(tmp_path, "1,2,3\n" + COUNTS)
+    assert len(table.target) == 31
+    assert table.notes == (
+        "the first row (1, 2, 3) was read as data; say --header yes if it is a header",
+    )
+
+
+def test_header_of_text_and_numbers(tmp_path):
+    text = "400,500,moisture\n" + FRACTIONS
+    with pytest.raises(DataFileError, match="'moisture' is not a number; .* say --header yes"):
+        read(tmp_path, text)
+    assert len(read(tmp_path, text, "yes").target) == 30
+    with pytest.raises(DataFileError, match="'a' is not a number$"):
+        read(tmp_path, "a,b,c\n" + FRACTIONS, "no")
+
+
+def indexed(name, numbers, quote=""):
+    rows = FRACTIONS.splitlines()
+    lines = [f"{quote}{i}{quote},{row}" for i, row in zip(numbers, rows, strict=True)]
+    return "\n".join([f"{quote}{name}{quote},a,b,target", *lines])
+
+
+INDICES = {
+    "pandas": indexed("", range(30)),
+    "pandas, a part": indexed("", range(0, 300, 10)),
+    "pandas, read twice": indexed("Unnamed: 0", range(30)),
+    "R": indexed("rownames", range(1, 31), quote='"'),
+    "shuffled": indexed("Index", np.random.default_rng(0).permutation(30)),
+    "id": indexed("row_id", range(5, 35)),
+}
+
+
+@pytest.mark.parametrize("kind", INDICES)
+def test_index_is_left_out(tmp_path, kind):
+    table = read(tmp_path, INDICES[kind])
+    np.testing.assert_array_equal(np.c_[table.features, table.target], RANDOM)
+    (note,) = table.notes
+    assert "numbers the rows and was left out" in note
+
+
+FEATURES = {
+    "other name": indexed("age", [i % 7 for i in range(30)]),
+    "unnamed, not whole": indexed("", [i / 4 for i in range(30)]),
+    "unnamed, repeated": indexed("", [i // 2 for i in range(30)]),
+    "index of prices": indexed("index", [100 + i * i for i in range(30)]),
+}
+
+
+@pytest.mark.parametrize("kind", FEATURES)
+def test_first_column_that_is_no_index(tmp_path, kind):
+    table = read(tmp_path, FEATURES[kind])
+    assert table.features.shape == (30, 3) and not table.notes
+
+
+@pytest.mark.parametrize(
+    "text", [indexed("time", range(30)), indexed("", range(1, 31)).split("\n", 1)[1]]
+)
+def test_column_that_counts_the_rows_is_told(tmp_path, text):
+    table = read(tmp_path, text)
+    assert table.features.shape[1] == 3
+    assert table.notes[0].startswith("the first column counts the rows (")
+
+
+def test_index_and_target_alone(tmp_path):
+    text = ",target\n" + "".join(f"{i},{i * i}\n" for i in range(20))
+    with pytest.raises(DataFileError, match="one column found beside the index"):
+        read(tmp_path, text)
+
+
+# ---- sizes
+
+
+@pytest.mark.parametrize("unit", [1e-320, 1e-300, 1e-200, 1e200, 1e299])
+def test_units_beyond_the_squares_of_doubles(unit):
+    table = _table()
+    other = Table("t", table.features, unit * (table.target - 100.0) / 20.0)
+    split = split_table(other, seed=0)
+    assert float(split.y_train.std(correction=0)) == pytest.approx(1.0, abs=1e-3)
+    assert split.y_scale == pytest.approx(unit, rel=0.5)
+    features = Table("t", unit * table.features / 100.0, table.target)
+    deviations = split_table(features, seed=0).x_train.std(0, correction=0)
+    torch.testing.assert_close(deviations, torch.ones(4))
+
+
+def test_test_row_too_far_away():
+    table = _table()
+    test_row = np.random.default_rng(0).permutation(40)[0]
+    table.features[test_row, 1] = 1e290
+    with pytest.raises(DataFileError, match="feature of a test row is too far"):
+        split_table(table, seed=0)
+
+
+@pytest.mark.parametrize("regular", [True, False])
+def test_file_larger_than_the_memory(tmp_path, monkeypatch, regular):
+    monkeypatch.setattr(read_csv, "CHECK_EVERY", 10)
+    monkeypatch.setattr(read_csv, "free_memory", lambda: 10_000.0)
+    assert len(read(tmp_path, ROWS).target) == 12
+    path = tmp_path / "table.csv"
+    path.write_text("0.25,1.5\n" * 2000)
+    if not regular:
+        path = tmp_path / "pipe"
+        os.mkfifo(path)
+        writer = threading.Thread(target=path.write_text, args=("0.25,1.5\n" * 2000,))
+        writer.start()
+    with pytest.raises(DataFileError, match="too large: the first .* GiB of memory"):
+        load_csv(path)
+    if not regular:
+        writer.join()
+
+
+def test_line_without_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(read_csv, "MAX_LINE", 1000)
+    with pytest.raises(DataFileError, match="a line of more than 1000 characters"):
+        read(tmp_path, ROWS + "1" * 1001 + ",2,3\n")
+    with pytest.raises(DataFileError, match="a line of more than"):
+        load_csv("/dev/zero")
+
+
+@pytest.mark.parametrize(("mark", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "bars")])
+def test_other_separators_are_told(tmp_path, mark, name):
+    with pytest.raises(DataFileError, match=rf"separated by commas \(there are {name}\)"):
+        read(tmp_path, ROWS.replace(",", mark))

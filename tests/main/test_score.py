@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from pyro_implicit._main import score as score_module
 from pyro_implicit._main.data import Split
-from pyro_implicit._main.score import score
+from pyro_implicit._main.score import score, standard_error
 
 
 def linear_model(x, y=None):
@@ -39,7 +40,7 @@ def test_one_draw_is_a_normal_density():
     observed = split.y_test.numpy()
     logs = density.logpdf(observed)
     np.testing.assert_allclose(result.log_likelihood, logs.mean(), rtol=1e-5)
-    np.testing.assert_allclose(result.standard_error, stats.sem(logs, ddof=0), rtol=1e-4)
+    np.testing.assert_allclose(result.standard_error, stats.sem(logs), rtol=1e-5)
     np.testing.assert_allclose(result.rmse, np.sqrt(((mean - observed) ** 2).mean()), rtol=1e-5)
     np.testing.assert_allclose(result.mean, mean, rtol=1e-4, atol=1e-4)
 
@@ -76,3 +77,46 @@ def test_units_of_the_target(scale, shift):
     assert scaled.rmse == pytest.approx(scale * plain.rmse, rel=1e-5)
     assert scaled.log_likelihood == pytest.approx(plain.log_likelihood - np.log(scale), abs=1e-5)
     assert scaled.coverage == plain.coverage
+
+
+@pytest.mark.parametrize("at_a_time", [1, 7, 40])
+def test_rows_at_a_time_change_nothing(monkeypatch, at_a_time):
+    draws, split = make(rows=40, num_draws=30, y_mean=2.0, y_scale=3.0)
+    whole = score(linear_model, draws, split)
+    monkeypatch.setattr(score_module, "OUTCOMES", at_a_time * 30 * score_module.NOISE_DRAWS)
+    parts = score(linear_model, draws, split)
+    for name in ("rmse", "log_likelihood", "standard_error"):
+        assert getattr(parts, name) == pytest.approx(getattr(whole, name), rel=1e-6)
+    np.testing.assert_allclose(parts.mean, whole.mean, rtol=1e-5, atol=1e-5)
+    for name in ("lower", "upper"):  # of random outcomes
+        np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), atol=2.0)
+
+
+def test_outcomes_at_a_time_are_bounded(monkeypatch):
+    sizes, randn = [], torch.randn
+
+    def watched(*shape, **options):
+        sizes.append(int(np.prod(shape)))
+        return randn(*shape, **options)
+
+    draws, split = make(rows=3000, num_draws=100)
+    monkeypatch.setattr(torch, "randn", watched)
+    score(linear_model, draws, split)
+    assert max(sizes) <= score_module.OUTCOMES < sum(sizes)
+
+
+def test_one_row_has_no_standard_error():
+    draws, split = make(rows=1, num_draws=5)
+    result = score(linear_model, draws, split)
+    assert np.isnan(result.standard_error) and np.isfinite(result.log_likelihood)
+    assert standard_error(np.array([1.0, 3.0])) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("unit", [1e-300, 1e-200, 1e200, 1e300])
+def test_units_beyond_the_squares_of_doubles(unit):
+    pyro.set_rng_seed(0)
+    draws, split = make(rows=8, num_draws=20)
+    other = Split("t", split.x_train, split.y_train, split.x_test, unit * split.y_test, 0.0, unit)
+    plain, scaled = score(linear_model, draws, split), score(linear_model, draws, other)
+    assert scaled.rmse == pytest.approx(unit * plain.rmse, rel=1e-6)
+    assert scaled.log_likelihood == pytest.approx(plain.log_likelihood - np.log(unit), rel=1e-6)
