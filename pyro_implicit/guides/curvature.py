@@ -17,24 +17,31 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pyro_implicit.exceptions import NonFiniteError
+from pyro_implicit.guides.lbfgs import maximise
 from pyro_implicit.guides.log_joint import LogJoint
 
 __all__ = ["find_mode", "hessian", "inverse_root", "mean_curvature", "mean_field"]
 
+Density = Callable[[Tensor], Tensor]
+
 _ROWS = 256  # rows of a Jacobian or Hessian computed at once
 
 
-def find_mode(log_joint: LogJoint, start: Tensor) -> tuple[Tensor, Tensor]:
+def find_mode(
+    log_joint: Density, start: Tensor, explain: Callable[[Tensor], str] = lambda u: ""
+) -> tuple[Tensor, Tensor]:
     """
     L-BFGS with restarts, then damped Newton steps with a clamped Hessian.
 
+    :param log_joint: the log-density, NaN outside of its domain.
     :param torch.Tensor start: shape ``(m,)``.
+    :param explain: says of a point what makes the density there what it is, for the message.
     :returns: the mode ``(m,)`` and the negative Hessian there ``(m, m)``.
     :raises NonFiniteError: if the search ends at a point without a finite density or curvature.
     """
     u = start.detach().clone()
     for _ in range(10):
-        gain = _lbfgs(log_joint, u)
+        u, gain = maximise(log_joint, u)
         if not gain > 1e-6:
             break
     curvature = -hessian(log_joint, u)
@@ -50,53 +57,13 @@ def find_mode(log_joint: LogJoint, start: Tensor) -> tuple[Tensor, Tensor]:
     if not (torch.isfinite(found).all() and curvature.any()):
         raise NonFiniteError(
             "the search for the posterior mode ended where the log-density is not finite, or flat "
-            "in every direction: the density may be unbounded, or init_loc_fn may start outside of "
-            "its domain. Use init_from=None, or give another init_loc_fn."
+            f"in every direction{explain(u)}: the density may be unbounded, or init_loc_fn may "
+            "start outside of its domain. Use init_from=None, or give another init_loc_fn."
         )
     return u, curvature
 
 
-def _lbfgs(log_joint: LogJoint, u: Tensor) -> float:
-    """Improves ``u`` in place; returns by how much."""
-    u.requires_grad_(True)
-    optimiser = torch.optim.LBFGS(
-        [u],
-        max_iter=200,
-        history_size=50,
-        tolerance_grad=1e-9,
-        tolerance_change=1e-12,
-        line_search_fn="strong_wolfe",
-    )
-
-    lost = False
-
-    def closure() -> Tensor:
-        nonlocal lost
-        optimiser.zero_grad()
-        loss = -log_joint(u)
-        u.grad = torch.autograd.grad(loss, u)[0]
-        lost = lost or not (torch.isfinite(loss) and torch.isfinite(u.grad).all())
-        return loss.detach()
-
-    with torch.enable_grad():
-        before = u.detach().clone()
-        first = last = float(closure())
-        try:
-            optimiser.step(closure)
-            last = float(closure())
-        except (RuntimeError, IndexError):  # torch's line search stumbles over NaN
-            if not lost:
-                raise
-            last = math.nan
-    u.requires_grad_(False)
-    u.grad = None
-    if not math.isfinite(last):
-        u.copy_(before)
-        return 0.0
-    return first - last
-
-
-def _newton(log_joint: LogJoint, u: Tensor, curvature: Tensor) -> tuple[Tensor, float]:
+def _newton(log_joint: Density, u: Tensor, curvature: Tensor) -> tuple[Tensor, float]:
     """One damped step; returns the new point and the gain."""
     point = u.clone().requires_grad_(True)
     with torch.enable_grad():
@@ -157,7 +124,7 @@ def inverse_root(matrix: Tensor) -> Tensor:
 
 
 def mean_field(
-    log_joint: LogJoint, start: Tensor, num_map_steps: int = 1500, num_steps: int = 4000
+    log_joint: Density, start: Tensor, num_map_steps: int = 1500, num_steps: int = 4000
 ) -> tuple[Tensor, Tensor]:
     """
     A mean-field Gaussian fit: Adam to a maximum, then on the ELBO with one draw a step.
@@ -179,15 +146,28 @@ def mean_field(
 
 
 def _adam(parameters: list[Tensor], loss: Callable[[], Tensor], steps: int, rate: float) -> None:
+    """
+    Adam with a cosine schedule. Where loss or gradient is not finite it goes back to where they
+    last were, and takes shorter steps for a while.
+    """
     optimiser = torch.optim.Adam(parameters, lr=rate)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(steps, 1), rate / 20)
-    for _ in range(steps):
-        for parameter, gradient in zip(
-            parameters, torch.autograd.grad(loss(), parameters), strict=True
-        ):
+    kept, length = [p.detach().clone() for p in parameters], 1.0
+    for step in range(steps):
+        value = loss()
+        gradients = torch.autograd.grad(value, parameters)
+        if not all(bool(torch.isfinite(t).all()) for t in (value, *gradients)):
+            with torch.no_grad():
+                for parameter, good in zip(parameters, kept, strict=True):
+                    parameter.copy_(good)
+            length *= 0.5
+            continue
+        kept = [p.detach().clone() for p in parameters]
+        for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
+        cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
+        optimiser.param_groups[0]["lr"] = length * rate * (0.05 + 0.95 * cosine)
         optimiser.step()
-        schedule.step()
+        length = min(1.0, 1.1 * length)
 
 
 def mean_curvature(
@@ -209,17 +189,36 @@ def mean_curvature(
     :param torch.Tensor scale: standard deviations of the draws, shape ``(m,)``.
     :param bool gauss_newton: the first of the two, where the likelihood has one.
     :returns: shape ``(m, m)``.
+    :raises NonFiniteError: if the density or its curvature is finite at none of many draws.
     """
-    total = torch.zeros(mean.numel(), mean.numel(), dtype=mean.dtype, device=mean.device)
-    for _ in range(num_draws):
-        u = mean + scale * torch.randn_like(mean)
-        residual = _residual(log_joint, u) if gauss_newton else None
-        if residual is None:
-            total += _clamped(-hessian(log_joint, u))
-            continue
-        rows = _residual_jacobian(*residual)
-        total += rows.mT @ rows + _clamped(-hessian(_prior_part(log_joint), u))
-    return total / num_draws
+    total, used = torch.zeros(mean.numel(), mean.numel()).to(mean), 0
+    for _ in range(3 * num_draws):
+        matrix = _curvature_at(log_joint, mean + scale * torch.randn_like(mean), gauss_newton)
+        if matrix is not None:
+            total, used = total + matrix, used + 1
+        if used == num_draws:
+            break
+    if not used:
+        raise NonFiniteError(
+            "the curvature of the log-density is finite at no draw of the mean-field fit"
+            f"{log_joint.explain(mean)}. Use init_from=None, or give another init_loc_fn."
+        )
+    return total / used
+
+
+def _curvature_at(log_joint: LogJoint, u: Tensor, gauss_newton: bool) -> Tensor | None:
+    """The curvature at one draw, None where it is not finite."""
+    with torch.no_grad():
+        if not torch.isfinite(log_joint.value(u)):
+            return None
+    residual = _residual(log_joint, u) if gauss_newton else None
+    if residual is None:
+        matrix, rows = -hessian(log_joint.value, u), u.new_zeros(1, u.numel())
+    else:
+        matrix, rows = -hessian(_prior_part(log_joint), u), _residual_jacobian(*residual)
+    if not (torch.isfinite(matrix).all() and torch.isfinite(rows).all()):
+        return None
+    return rows.mT @ rows + _clamped(matrix)
 
 
 def _clamped(matrix: Tensor) -> Tensor:

@@ -20,9 +20,9 @@ from pyro.infer.autoguide import AutoContinuous, AutoGuide, AutoNormal
 from torch import Tensor
 
 from pyro_implicit.exceptions import ArgumentError
-from pyro_implicit.guides.curvature import find_mode, inverse_root, mean_curvature, mean_field
 from pyro_implicit.guides.log_joint import LogJoint
 from pyro_implicit.guides.site import LatentSite
+from pyro_implicit.guides.start_search import search
 
 __all__ = ["GaussianStart", "gaussian_start"]
 
@@ -71,6 +71,8 @@ def gaussian_start(kind: str | AutoGuide, log_joint: LogJoint, loc: Tensor) -> G
     :raises ArgumentError: for too many latents for a full matrix, or a guide that is no fitted
         Gaussian with the model's sites.
     :raises SiteError: if the density is random.
+    :raises NonFiniteError: if no search finds a Gaussian; see
+        :func:`~pyro_implicit.guides.start_search.search`, which also warns of bad ones.
     """
     if isinstance(kind, AutoGuide):
         return _from_guide(kind, log_joint.sites, loc)
@@ -79,13 +81,7 @@ def gaussian_start(kind: str | AutoGuide, log_joint: LogJoint, loc: Tensor) -> G
             f"init_from={kind!r} needs a {loc.numel()} x {loc.numel()} matrix; it is meant for at "
             f"most {_MAX_FULL} latents. Pass a fitted AutoNormal instead: init_from=autonormal."
         )
-    log_joint.check_deterministic(loc)
-    if kind == "laplace":
-        mode, hessian = find_mode(log_joint, loc)
-        return GaussianStart(mode, inverse_root(hessian))
-    mean, scale = mean_field(log_joint, loc)
-    curvature = mean_curvature(log_joint, mean, scale, gauss_newton=kind == "ggn")
-    return GaussianStart(mean, inverse_root(curvature))
+    return GaussianStart(*search(kind, log_joint, loc))
 
 
 def _from_guide(guide: AutoGuide, sites: Sequence[LatentSite], loc: Tensor) -> GaussianStart:

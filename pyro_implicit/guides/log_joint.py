@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pyro
 import torch
 from pyro import poutine
 from pyro.poutine import Trace
 from torch import Tensor
 
-from pyro_implicit.exceptions import NonFiniteError, SiteError
+from pyro_implicit.exceptions import ImplicitError, SiteError
 from pyro_implicit.guides.site import LatentSite
 
 __all__ = ["LogJoint"]
+
+#: what models raise at latents outside of where they can be evaluated; others are bugs to be seen
+_REFUSALS = (ValueError, ArithmeticError, torch.linalg.LinAlgError)
 
 
 class LogJoint:
@@ -62,19 +68,50 @@ class LogJoint:
         trace, correction = self.trace(u)
         return trace.log_prob_sum() + correction
 
+    def value(self, u: Tensor) -> Tensor:
+        """
+        The same for searches: NaN, without a warning, where the model refuses its latents (a step
+        went too far, and a distribution says under validation that a parameter of it is NaN).
+        """
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Encountered ")  # Pyro's, of NaN and infinity
+                return self(u)
+        except ImplicitError:
+            raise
+        except _REFUSALS:
+            return u.sum() * math.nan
+
+    def explain(self, u: Tensor) -> str:
+        """
+        :param torch.Tensor u: shape ``(m,)``.
+        :returns: for a message: which sites have a log-density that is not finite, or else which
+            has the largest.
+        """
+        try:
+            with torch.no_grad(), pyro.validation_enabled(False):
+                trace, correction = self.trace(u)
+                trace.log_prob_sum()
+        except _REFUSALS as error:
+            return f" (the model says: {str(error).strip().splitlines()[0]})"
+        terms = {
+            f"site {name!r}": float(node["log_prob_sum"])
+            for name, node in trace.nodes.items()
+            if "log_prob_sum" in node
+        }
+        terms["the Jacobian of the supports"] = float(correction)
+        bad = [f"of {what} is {term}" for what, term in terms.items() if not math.isfinite(term)]
+        if bad:
+            return f" (the log-density {', that '.join(bad)})"
+        top = max(terms, key=lambda what: abs(terms[what]))
+        return f" (the largest term is that of {top}, {terms[top]:.3g})"
+
     def check_deterministic(self, u: Tensor) -> None:
         """
         :raises SiteError: if two evaluations at ``u`` differ: the model then draws something.
-        :raises NonFiniteError: if the density is not finite there.
         """
         with torch.no_grad():
             first, second = self(u), self(u)
-        if not torch.isfinite(first):
-            raise NonFiniteError(
-                f"the model's log-density at the start is {first.item()}, so no mode can be sought "
-                "from there. Give an init_loc_fn that starts where the density is positive, and "
-                "look for NaN in the data."
-            )
         if not torch.allclose(first, second):
             raise SiteError(
                 "two evaluations of the model at the same latents differ by "

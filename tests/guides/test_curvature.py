@@ -268,3 +268,36 @@ def test_the_mean_field_fit_of_a_diagonal_gaussian():
     mean, deviation = mean_field(log_density, torch.zeros(2), 500, 1500)  # type: ignore[arg-type]
     torch.testing.assert_close((mean - loc) / scale, torch.zeros(2), rtol=0, atol=0.25)
     torch.testing.assert_close(deviation, scale, rtol=0.2, atol=0)
+
+
+def test_a_mean_field_fit_finds_its_way_through_a_domain_with_holes():
+    loc = torch.tensor([1.0, -0.5])
+
+    def log_density(u):
+        room = 9 - u.square().sum()  # not finite beyond a radius of 3
+        return -50 * (u - loc).square().sum() if room > 0 else u.sum() * torch.nan
+
+    torch.manual_seed(0)
+    mean, deviation = mean_field(log_density, torch.tensor([2.0, 2.2]), 400, 600)
+    torch.testing.assert_close(mean, loc, rtol=0, atol=0.1)
+    assert (deviation < 0.3).all()
+    assert mean_field(lambda u: u.sum() * torch.nan, loc, 3, 3)[0].equal(loc)
+
+
+def half_domain():
+    w = pyro.sample("w", dist.Normal(0 * PRIOR, PRIOR).to_event(1))
+    pyro.sample("y", dist.Normal(0.0, w[0].sqrt()), obs=torch.tensor(1.0).double())
+
+
+@pytest.mark.parametrize("gauss_newton", [True, False])
+def test_draws_outside_of_the_domain_are_left_out_of_the_curvature(gauss_newton):
+    torch.manual_seed(0)
+    mean, scale = torch.tensor([0.5, 0.0, 0.0]).double(), torch.full((M,), 0.5).double()
+    found = mean_curvature(density(half_domain), mean, scale, 12, gauss_newton=gauss_newton)
+    assert torch.isfinite(found).all()
+    torch.testing.assert_close(found[1:, 1:], prior_precision()[1:, 1:])  # of 12 draws, not fewer
+
+
+def test_a_curvature_that_is_nowhere_finite_is_told():
+    with pytest.raises(NonFiniteError, match="finite at no draw .* of site 'y' is nan"):
+        mean_curvature(density(half_domain), -torch.ones(M).double(), 0.1 * torch.ones(M).double())

@@ -22,7 +22,7 @@ from pyro.infer.autoguide import (
 
 from pyro_implicit import HyperNetworkGuide, ResidualGenerator
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, SiteError
-from pyro_implicit.guides import curvature, gaussian_start
+from pyro_implicit.guides import curvature, gaussian_start, start_search
 from pyro_implicit.guides.gaussian_start import GaussianStart
 
 N, NOISE = 12, 0.4
@@ -68,7 +68,7 @@ def assert_first_draws(guide, mean, covariance):
 
 def quick_mean_field(monkeypatch, num_map_steps=1500, num_steps=10):
     fit = partial(curvature.mean_field, num_map_steps=num_map_steps, num_steps=num_steps)
-    monkeypatch.setattr(gaussian_start, "mean_field", fit)
+    monkeypatch.setattr(start_search, "mean_field", fit)
 
 
 @pytest.mark.parametrize("options", [{}, {"generator": ResidualGenerator}])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyro import poutine
 
 from pyro_implicit import HyperNetworkGuide
-from pyro_implicit.exceptions import NonFiniteError, SiteError
+from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.log_joint import LogJoint
 
 X = torch.linspace(-1, 1, 5, dtype=torch.float64)
@@ -71,10 +71,44 @@ def test_a_density_that_draws_something_is_refused():
         hidden.check_deterministic(u[1:])
 
 
-def test_a_density_that_is_not_finite_at_the_start_is_refused():
-    bad = Y.clone()
-    bad[0] = torch.nan
-    with pyro.validation_enabled(False):
-        density = LogJoint(model, log_joint(model, X, Y).sites, (X, bad), {})
-        with pytest.raises(NonFiniteError, match="log-density at the start is nan"):
-            density.check_deterministic(torch.zeros(3, dtype=torch.float64))
+def inside():
+    z = pyro.sample("z", dist.Normal(torch.zeros((), dtype=torch.float64), 1.0))
+    pyro.sample("y", dist.Normal(0.0, (1 - z).sqrt()), obs=torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("validation", [True, False])
+def test_searches_see_nan_outside_of_the_domain(validation):
+    density, u = log_joint(inside), torch.tensor([2.0], dtype=torch.float64, requires_grad=True)
+    with pyro.validation_enabled(validation):
+        value = density.value(u)
+        assert torch.isnan(value)
+        assert torch.autograd.grad(value, u)[0].isnan().all()
+        assert torch.equal(density.value(0 * u), density(0 * u))
+        told = density.explain(u.detach())
+    assert told == " (the log-density of site 'y' is nan)"
+
+
+def test_errors_of_our_own_are_no_matter_of_the_domain():
+    def model():
+        pyro.sample("z", dist.Normal(0.0, 1.0))
+        if len(runs) > 1:
+            raise SiteError("a bug")
+        runs.append(1)
+
+    runs = []
+    density = log_joint(model)
+    runs.append(1)
+    with pytest.raises(SiteError, match="a bug"):
+        density.value(torch.zeros(1))
+
+
+def test_what_makes_the_density_large_and_what_the_model_says():
+    def model():
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+        if z > 1:
+            raise ValueError("too much of z\nand more")
+        pyro.factor("f", 50 * z)
+
+    density = log_joint(model)
+    assert density.explain(torch.ones(1)) == " (the largest term is that of site 'f', 50)"
+    assert density.explain(2 * torch.ones(1)) == " (the model says: too much of z)"

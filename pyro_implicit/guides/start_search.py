@@ -1,0 +1,150 @@
+"""The search for a Gaussian to start from: from where, how often, and whether it is any good."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_implicit.exceptions import NonFiniteError
+from pyro_implicit.guides.curvature import find_mode, inverse_root, mean_curvature, mean_field
+from pyro_implicit.guides.log_joint import LogJoint
+
+__all__ = ["objective", "search", "starting_points"]
+
+_POINTS = 8  # besides the one asked for
+_NARROW = 0.01  # deviation of the reference around a mere point
+_TRIES = {"laplace": 4, "hessian": 2, "ggn": 2}  # the latter two take thousands of steps each
+
+
+@dataclass
+class _Found:
+    """A Gaussian, its evidence lower bound, and that of the mean-field Gaussian beside it."""
+
+    loc: Tensor
+    factor: Tensor
+    bound: float
+    mean_field: float
+
+
+def search(kind: str, log_joint: LogJoint, loc: Tensor) -> tuple[Tensor, Tensor]:
+    """
+    The Gaussian of :func:`~pyro_implicit.guides.gaussian_start`.
+
+    Searches begin at ``loc``. If that fails, or finds a Gaussian whose evidence lower bound (ELBO)
+    is far below that of a narrow one around any starting point, others begin at points drawn
+    uniformly from (-2, 2) in the unconstrained space (by a generator of their own: the global one
+    is left alone), and the best Gaussian is taken.
+
+    :param str kind: ``"laplace"``, ``"hessian"`` or ``"ggn"``.
+    :param LogJoint log_joint: the model's density.
+    :param torch.Tensor loc: where to begin, shape ``(m,)``.
+    :returns: mean ``(m,)`` and a root of the covariance ``(m, m)``.
+    :raises NonFiniteError: if the density is finite at no starting point, naming the site, or no
+        search finds a mode.
+    :raises SiteError: if the density is random.
+
+    Warns if the Gaussian found is still far worse than the starting points or than a mean-field
+    Gaussian in the same place.
+    """
+    points = starting_points(log_joint, loc)
+    log_joint.check_deterministic(points[0])
+    narrow = torch.full_like(loc, _NARROW)
+    floors = [objective(log_joint.value, point, narrow, 4) for point in points]
+    far = 10.0 + loc.numel()  # nats
+    others = sorted(range(1, len(points)), key=lambda index: -floors[index])
+    best, failure = None, None
+    for index in [0, *others][: _TRIES[kind]]:
+        try:
+            found = _fit(kind, log_joint, points[index])
+        except NonFiniteError as error:
+            failure = failure or error
+            continue
+        if best is None or found.bound > best.bound:
+            best = found
+        if best.bound >= max(floors) - far:
+            break
+    if best is None:
+        assert failure is not None
+        raise failure
+    _warn_if_far(kind, best, max(floors), far)
+    return best.loc, best.factor
+
+
+def _fit(kind: str, log_joint: LogJoint, point: Tensor) -> _Found:
+    density = log_joint.value
+    if kind == "laplace":
+        mean, curvature = find_mode(density, point, log_joint.explain)
+        scale = curvature.diagonal().clamp(min=1e-4).rsqrt()
+    else:
+        mean, scale = mean_field(density, point)
+        curvature = mean_curvature(log_joint, mean, scale, gauss_newton=kind == "ggn")
+    factor = inverse_root(curvature)
+    bounds = [objective(density, mean, root) for root in (factor, scale)]
+    return _Found(mean, factor, *bounds)
+
+
+def starting_points(log_joint: LogJoint, loc: Tensor) -> list[Tensor]:
+    """
+    :param LogJoint log_joint: the model's density.
+    :param torch.Tensor loc: shape ``(m,)``.
+    :returns: ``loc`` and points drawn uniformly from (-2, 2), those with a finite density.
+    :raises NonFiniteError: if there is none.
+    """
+    generator = torch.Generator().manual_seed(0)
+    uniform = 4 * torch.rand(_POINTS, loc.numel(), generator=generator) - 2
+    with torch.no_grad():
+        points = [u for u in (loc, *uniform.to(loc)) if torch.isfinite(log_joint.value(u))]
+    if not points:
+        raise NonFiniteError(
+            "the model's log-density is not finite at the start, nor at any of "
+            f"{_POINTS} others{log_joint.explain(loc)}, so no Gaussian can be sought. Look for NaN "
+            "in the data, and for latents that lead out of that site's domain (a scale that "
+            "reaches 0, say); or leave init_from out and give an init_loc_fn."
+        )
+    return points
+
+
+def objective(
+    density: Callable[[Tensor], Tensor], loc: Tensor, factor: Tensor, num_draws: int = 16
+) -> float:
+    """
+    :param density: log-density of one point.
+    :param torch.Tensor loc: mean, shape ``(m,)``.
+    :param torch.Tensor factor: a root of the covariance, ``(m,)`` or ``(m, m)``.
+    :param int num_draws: number of draws, always the same ones.
+    :returns: an estimate of the Gaussian's evidence lower bound; minus infinity where the density
+        of a draw is not finite.
+    """
+    noise = torch.randn(num_draws, loc.numel(), generator=torch.Generator().manual_seed(1))
+    noise = noise.to(loc)
+    wide = factor.double() if factor.device.type != "mps" else factor
+    if factor.dim() == 1:
+        draws, volume = loc + factor * noise, float(wide.log().sum())
+    else:
+        draws, volume = loc + noise @ factor.mT, float(torch.linalg.slogdet(wide).logabsdet)
+    entropy = volume + 0.5 * loc.numel() * (1 + math.log(2 * math.pi))
+    with torch.no_grad():
+        mean = float(torch.stack([density(draw) for draw in draws]).mean())
+    return mean + entropy if math.isfinite(mean) else -math.inf
+
+
+def _warn_if_far(kind: str, found: _Found, floor: float, far: float) -> None:
+    if found.bound >= max(floor, found.mean_field) - far:
+        return
+    if found.mean_field > floor:
+        rival, bound = "a mean-field Gaussian in the same place", found.mean_field
+    else:
+        rival, bound = "a narrow Gaussian around a place where the search began", floor
+    other = "" if kind == "hessian" else "init_from='hessian', "
+    warnings.warn(
+        f"init_from={kind!r} starts with a loss of about {-found.bound:.3g}, and {rival} has "
+        f"{-bound:.3g}: the posterior is far from the Gaussian of its curvature there, and training"
+        f" may never come back. Try {other}a fitted AutoNormal (init_from=autonormal), or leave "
+        "init_from out.",
+        stacklevel=2,
+    )
