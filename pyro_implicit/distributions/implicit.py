@@ -18,8 +18,17 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro.distributions import constraints
+from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
+from pyro_implicit._checks import (
+    check_callable,
+    check_flag,
+    check_instance,
+    check_names,
+    check_shape,
+    check_text,
+)
 from pyro_implicit.exceptions import ArgumentError, DensityError, ShapeError
 from pyro_implicit.nn.generator import Generator
 from pyro_implicit.nn.preconditioner import Preconditioner
@@ -51,7 +60,7 @@ class ImplicitDistribution(dist.TorchDistribution):
     :param base_dist: distribution of ``z`` with event shape ``noise_shape``; standard normal by
         default. A mixture serves posteriors with separated modes, which a continuous map of one
         Gaussian cannot tear apart.
-    :raises ArgumentError: if ``scale`` is a negative number.
+    :raises ArgumentError: if ``scale`` is a negative number, or for arguments of other types.
     :raises ShapeError: if noise, scale or base have a shape that does not fit the generator.
     """
 
@@ -68,6 +77,7 @@ class ImplicitDistribution(dist.TorchDistribution):
         preconditioner: Preconditioner | None = None,
         base_dist: dist.TorchDistribution | None = None,
     ) -> None:
+        _check_parts(generator, noise, preconditioner, base_dist)
         m, shape = generator.output_dim, generator.noise_shape
         check_scale(scale, m, m)
         self.generator, self.scale, self.preconditioner = generator, scale, preconditioner
@@ -106,6 +116,7 @@ class ImplicitDistribution(dist.TorchDistribution):
         :param torch.Tensor noise: ``z``, shape ``(*batch, *noise_shape)``.
         :returns: the distribution of theta given ``z``.
         """
+        check_instance("noise", noise, Tensor, "a tensor (*batch, *noise_shape)")
         return self._copy(noise=noise)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> ImplicitDistribution:
@@ -113,7 +124,7 @@ class ImplicitDistribution(dist.TorchDistribution):
         :param torch.Size batch_shape: the new batch shape.
         :returns: the same distribution with it.
         """
-        batch_shape = torch.Size(batch_shape)
+        batch_shape = check_shape("batch_shape", batch_shape)
         if self.noise is not None:
             return self._copy(noise=self.noise.expand(batch_shape + self.generator.noise_shape))
         return self._copy(base_dist=self.base_dist.expand(batch_shape))
@@ -123,7 +134,7 @@ class ImplicitDistribution(dist.TorchDistribution):
         :param torch.Size sample_shape: leading shape of the draws.
         :returns: draws, shape ``(*sample_shape, *batch_shape, m)``.
         """
-        sample_shape = torch.Size(sample_shape)
+        sample_shape = check_shape("sample_shape", sample_shape)
         z = self.base_dist(sample_shape) if self.noise is None else self.noise
         mean = self.generator(z)
         expected = z.shape[: z.dim() - len(self.generator.noise_shape)] + self.event_shape
@@ -205,13 +216,20 @@ def sample_implicit(
     :param shared_over: a plate that the latent is in and its noise is not: its rows share one
         noise. They are then dependent, so that objectives with an entropy refuse the site.
     :returns: the draw, shape ``(*batch_shape, m)``.
-    :raises ArgumentError: if ``fn`` is of another type or has its noise fixed.
+    :raises ArgumentError: if ``fn`` has its noise fixed, or for arguments of other types.
     """
     if not isinstance(fn, ImplicitDistribution) or fn.noise is not None:
         raise ArgumentError(
             f"site {name!r}: sample_implicit expects an ImplicitDistribution without fixed noise, "
             f"found {fn!r}. Write sample_implicit({name!r}, ImplicitDistribution(generator))."
         )
+    check_text("name", name, "a name for the site")
+    latents = check_names("latents", latents)
+    check_flag("auxiliary", auxiliary)
+    if pack is not None:
+        check_callable("pack", pack, "a function from values and their number to coordinates")
+    if shared_over is not None:
+        check_instance("shared_over", shared_over, pyro.plate, "a plate, or None")
     noise_name = f"{name}_noise"
     noise_infer: Any = {"is_auxiliary": True, "is_implicit_noise": True}
     noise = pyro.sample(noise_name, fn.base_dist, infer=noise_infer)
@@ -220,8 +238,23 @@ def sample_implicit(
     infer["implicit_shared"] = shared_over is not None
     if auxiliary:
         infer["is_auxiliary"] = True
-    with shared_over or nullcontext():
+    with nullcontext() if shared_over is None else shared_over:
         return pyro.sample(name, fn.given(noise), infer=infer)
+
+
+def _check_parts(generator: Any, noise: Any, preconditioner: Any, base: Any) -> None:
+    """Types alone: this runs at every draw."""
+    wrap = "a Generator (any other nn.Module as ModuleGenerator(module, noise_shape, output_dim))"
+    check_instance("generator", generator, Generator, wrap)
+    if noise is not None:
+        check_instance("noise", noise, Tensor, "a tensor (*batch, *noise_shape)")
+        if not noise.is_floating_point():
+            raise ArgumentError(f"noise is of type {noise.dtype}; expected real numbers.")
+    if preconditioner is not None:
+        check_instance("preconditioner", preconditioner, Preconditioner, "a Preconditioner")
+    if base is not None:
+        kind = "a distribution of pyro.distributions"
+        check_instance("base_dist", base, TorchDistributionMixin, kind)
 
 
 def _is_standard_normal(base: dist.TorchDistribution) -> bool:

@@ -15,7 +15,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_implicit._checks import check_choice, check_count, check_flag, check_instance
+from pyro_implicit._checks import check_choice, check_count, check_flag, check_instance, check_shape
 from pyro_implicit.distributions._process_moments import as_like, check_finite
 from pyro_implicit.distributions._process_weights import WeightSpace
 from pyro_implicit.distributions._random_functions import frozen
@@ -126,7 +126,7 @@ class ImplicitProcess(WeightSpace):
         :returns: the same distribution with it.
         :raises ShapeError: if the batch shape does not expand to it.
         """
-        wanted = torch.Size(batch_shape)
+        wanted = check_shape("batch_shape", batch_shape)
         try:
             fits = torch.broadcast_shapes(self.batch_shape, wanted) == wanted
         except RuntimeError:
@@ -150,7 +150,7 @@ class ImplicitProcess(WeightSpace):
         :param torch.Size sample_shape: leading shape of the draws.
         :returns: shape ``(*sample_shape, *batch, N)``.
         """
-        values = self._replicates(torch.Size(sample_shape))
+        values = self._replicates(check_shape("sample_shape", sample_shape))
         if is_zero(self.noise_scale):
             return values
         return values + as_like(self.noise_scale, values) * torch.randn_like(values)
@@ -262,6 +262,8 @@ class ImplicitProcess(WeightSpace):
         :param torch.Tensor inputs: inputs; None for the own ones.
         :returns: whether the noise there is known: it is one for all, or these are the own ones.
         """
+        if inputs is not None:
+            check_instance("inputs", inputs, Tensor, "a tensor (K, ...)")
         noise = self.noise_scale
         if inputs is None or not isinstance(noise, Tensor) or noise.shape[-1:] in ((), (1,)):
             return True

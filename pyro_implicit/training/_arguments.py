@@ -7,38 +7,56 @@ from typing import Any
 from pyro.optim import PyroOptim
 from torch import nn
 
+from pyro_implicit._checks import check_callable, check_choice, check_instance, check_model
 from pyro_implicit.exceptions import ArgumentError
 
-__all__ = ["check_arguments"]
+__all__ = ["check_arguments", "check_modules"]
+
+_GUIDE = (
+    "a module, such as HyperNetworkGuide(model) or one of pyro.infer.autoguide: the parameters of "
+    "a function are not seen"
+)
+_OPTIMIZER = (
+    "a function from parameters to an optimiser of torch, such as partial(torch.optim.Adam, "
+    "lr=3e-3) (those of pyro.optim are for SVI)"
+)
+_SCHEDULER = (
+    "a function from the optimiser to a schedule, such as partial(CosineAnnealingLR, T_max=10_000)"
+)
 
 
 def check_arguments(
-    guide: Any, objective: Any, optimizer: Any, lr_scheduler: Any, interval: str
+    model: Any, guide: Any, objective: Any, optimizer: Any, lr_scheduler: Any, interval: str
 ) -> None:
     """
     :raises ArgumentError: for anything that LightningVI cannot train with.
     """
-    if not isinstance(guide, nn.Module):
-        raise ArgumentError(
-            f"guide is a {type(guide).__name__}; expected a module, such as "
-            "HyperNetworkGuide(model) or one of pyro.infer.autoguide: the parameters of a function "
-            "are not seen."
-        )
+    check_model(model)
+    check_instance("guide", guide, nn.Module, _GUIDE)
     if isinstance(objective, type) or not hasattr(objective, "differentiable_loss"):
         raise ArgumentError(
             f"objective is {objective!r}; expected an instance of an objective, such as "
             "LinearisedELBO(num_particles=8)."
         )
-    if isinstance(optimizer, PyroOptim) or not (optimizer is None or callable(optimizer)):
-        raise ArgumentError(
-            f"optimizer is a {type(optimizer).__name__}; expected a function from parameters to an "
-            "optimiser of torch, such as partial(torch.optim.Adam, lr=3e-3). (Those of pyro.optim "
-            "are for SVI.)"
-        )
-    if not (lr_scheduler is None or callable(lr_scheduler)):
-        raise ArgumentError(
-            f"lr_scheduler is a {type(lr_scheduler).__name__}; expected a function from the "
-            "optimiser to a schedule, such as partial(CosineAnnealingLR, T_max=10_000)."
-        )
-    if interval not in ("step", "epoch"):
-        raise ArgumentError(f"lr_scheduler_interval={interval!r}; expected 'step' or 'epoch'.")
+    if isinstance(optimizer, PyroOptim):
+        raise ArgumentError(f"optimizer is a {type(optimizer).__name__}; expected {_OPTIMIZER}.")
+    if optimizer is not None:
+        check_callable("optimizer", optimizer, _OPTIMIZER)
+    if lr_scheduler is not None:
+        check_callable("lr_scheduler", lr_scheduler, _SCHEDULER)
+    check_choice("lr_scheduler_interval", interval, ("step", "epoch"))
+
+
+def check_modules(modules: Any) -> list[nn.Module]:
+    """
+    :param modules: one module, or several.
+    :returns: them in a list.
+    :raises ArgumentError: for anything else.
+    """
+    if isinstance(modules, nn.Module):
+        return [modules]
+    check_instance("modules", modules, (list, tuple, nn.ModuleList), "a module, or several")
+    return [
+        check_instance(f"modules[{i}]", module, nn.Module, "an nn.Module")
+        for i, module in enumerate(modules)
+    ]

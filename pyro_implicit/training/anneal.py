@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_implicit._checks import check_callable, check_text
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.training._lightning import pytorch
 
@@ -35,6 +36,7 @@ class Anneal(pytorch.Callback):
     """
 
     def __init__(self, target: Any, attribute: str, schedule: Callable[[int], float]) -> None:
+        check_text("attribute", attribute, "the name of an attribute, such as 'kl_weight'")
         value = getattr(target, attribute, None)
         is_tensor = isinstance(value, Tensor) and not isinstance(value, torch.nn.Parameter)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -44,11 +46,8 @@ class Anneal(pytorch.Callback):
                 "tensor of one number that is no parameter, such as objective.kl_weight or a "
                 "buffer of the model."
             )
-        if not callable(schedule):
-            raise ArgumentError(
-                f"schedule is a {type(schedule).__name__}; expected a function of the step, such "
-                "as linear_schedule(0.0, 1.0, 1000)."
-            )
+        expected = "a function of the step, such as linear_schedule(0.0, 1.0, 1000)"
+        check_callable("schedule", schedule, expected)
         self.target, self.attribute, self.schedule = target, attribute, schedule
 
     def on_train_batch_start(

@@ -12,10 +12,10 @@ import torch
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor, nn
 
-from pyro_implicit._checks import check_count
+from pyro_implicit._checks import check_count, check_seed
 from pyro_implicit.exceptions import NonFiniteError, StateError
 from pyro_implicit.infer._gradients import all_finite, names_of_non_finite
-from pyro_implicit.training._arguments import check_arguments
+from pyro_implicit.training._arguments import check_arguments, check_modules
 from pyro_implicit.training._lightning import pytorch
 from pyro_implicit.training.checkpoint_io import AtomicCheckpointIO
 from pyro_implicit.training.checkpoint_state import (
@@ -116,13 +116,14 @@ class LightningVI(pytorch.LightningModule):
         seed: int | None = None,
         example: Any = None,
     ) -> None:
-        check_arguments(guide, objective, optimizer, lr_scheduler, lr_scheduler_interval)
-        check_count("num_val_samples", num_val_samples)
+        check_arguments(model, guide, objective, optimizer, lr_scheduler, lr_scheduler_interval)
+        num_val_samples = check_count("num_val_samples", num_val_samples)
+        seed = None if seed is None else check_seed("seed", seed)
         super().__init__()
         self.model = model
         self.guide = guide
         self.objective = objective
-        self.other_modules = nn.ModuleList([modules] if isinstance(modules, nn.Module) else modules)
+        self.other_modules = nn.ModuleList(check_modules(modules))
         self.num_val_samples = num_val_samples
         self.seed = seed
         self._optimizer = optimizer or partial(torch.optim.Adam, lr=1e-3)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from pyro_implicit._checks import check_seed, shown
 from pyro_implicit.exceptions import ArgumentError, StateError
 from pyro_implicit.training.random_state import RandomStream
 
@@ -33,7 +35,7 @@ class ResumableLoader(DataLoader[Any]):
     :param dataset: with ``__len__`` and ``__getitem__``.
     :param int seed: of all that is random in the loading.
     :param options: those of ``DataLoader``.
-    :raises ArgumentError: for an iterable dataset, a ``generator`` (give ``seed``), or
+    :raises ArgumentError: for an iterable dataset, or none, a ``generator`` (give ``seed``), or
         ``persistent_workers`` (whose random state nobody can restore).
     """
 
@@ -52,6 +54,13 @@ class ResumableLoader(DataLoader[Any]):
             raise ArgumentError(
                 "persistent_workers=True: workers that live on keep a random state that cannot be "
                 "restored. Leave it out."
+            )
+        seed = check_seed("seed", seed)
+        has_items = hasattr(type(dataset), "__getitem__") and hasattr(type(dataset), "__len__")
+        if not has_items or (isinstance(dataset, Tensor) and not dataset.dim()):
+            raise ArgumentError(
+                f"dataset={shown(dataset)}; expected one with __len__ and __getitem__, such as "
+                "TensorDataset(x, y)."
             )
         super().__init__(dataset, *args, **options)
         self.seed = seed

@@ -60,5 +60,5 @@ def test_a_parameter_or_several_numbers_are_refused():
 
 
 def test_a_schedule_is_a_function():
-    with pytest.raises(ArgumentError, match="schedule is a float; expected a function"):
+    with pytest.raises(ArgumentError, match="schedule=.* cannot be called; expected a function"):
         Anneal(LinearisedELBO(), "kl_weight", 1.0)

@@ -1,0 +1,326 @@
+"""
+A valid call of every public name, which the sweep spoils one argument at a time.
+
+**A new public name is one entry here**: its smallest valid arguments, and what uses the result (for
+arguments that are looked at late).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from sklearn.linear_model import LogisticRegression
+from torch import nn
+
+import pyro_implicit as pi
+from pyro_implicit.guides.site import LatentSite
+from pyro_implicit.nn import networks
+
+#: modules beside the package itself whose names are meant for users
+MODULES = (networks,)
+
+ROWS = 6
+X = torch.linspace(-1.0, 1.0, ROWS)[:, None]
+Y = X[:, 0].sin()
+
+
+def model(x, y=None):
+    scale = pyro.sample("scale", dist.LogNormal(-1.0, 0.5))
+    w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with pyro.plate("data", ROWS, subsample_size=len(x)):
+        return pyro.sample("y", dist.Normal(w[..., 0] * x[:, 0] + w[..., 1], scale), obs=y)
+
+
+def flat_model(x, y=None):
+    """The same without a plate, so that any ``max_plate_nesting`` is enough."""
+    scale = pyro.sample("scale", dist.LogNormal(-1.0, 0.5))
+    w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    f = w[..., :1] * x[:, 0] + w[..., 1:]
+    return pyro.sample("y", dist.Normal(f, scale[..., None]).to_event(1), obs=y)
+
+
+def local_model(x, y=None):
+    with pyro.plate("data", ROWS, subsample_size=len(x)):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        return pyro.sample("y", dist.Normal(w * x[:, 0], 0.3), obs=y)
+
+
+class OwnGuide(pi.ImplicitGuide):
+    def _make_generator(self, output_dim: int, sites: list[LatentSite], whitened: bool) -> Any:
+        return pi.ResidualGenerator(output_dim, 2)
+
+
+class OwnGenerator(pi.Generator):
+    def forward(self, z):
+        return z.flatten(-len(self.noise_shape))[..., : self.output_dim]
+
+
+class OwnObjective(pi.ImplicitELBO):
+    def estimate(self, site):
+        return site.distribution.half_log_det()
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(1, 2), nn.Tanh(), nn.Linear(2, 1))
+
+
+@cache
+def guide() -> Any:
+    return pi.HyperNetworkGuide(model, hidden_dims=(3,), scale=0.05).setup(X, Y)
+
+
+def process(**settings: Any) -> Any:
+    settings = {"num_functions": 4, "noise_scale": 0.3, "seed": 0} | settings
+    return pi.ImplicitProcess(pi.RandomNetwork(network()), X, **settings)
+
+
+def draws(count: int = 20) -> dict[str, Any]:
+    return {"scale": torch.rand(count), "w": torch.randn(count, 2)}
+
+
+def _fitted(data: Any) -> Any:
+    return guide()
+
+
+# ---- what uses a result
+
+
+def draw_from_guide(made: Any) -> Any:
+    return made.setup(X, Y).sample(2, X, Y)
+
+
+def train_with(made: Any) -> Any:
+    return made.loss_and_grads(flat_model, guide(), X, Y)
+
+
+def generate(made: Any) -> Any:
+    return made(torch.randn(2, *made.noise_shape))
+
+
+def call_it(made: Any) -> Any:
+    return made(2) if callable(made) else made
+
+
+def draw_functions(made: Any) -> Any:
+    return made(X, 2)
+
+
+def draw_from(made: Any) -> Any:
+    return made.rsample((2,))
+
+
+def iterate(made: Any) -> Any:
+    return list(made)
+
+
+def nothing(made: Any) -> Any:
+    return made
+
+
+@dataclass(frozen=True)
+class Entry:
+    """
+    :param valid: valid arguments by name, made anew for each call. Those before ``*args`` in the
+        signature are passed by position, followed by ``args``.
+    :param use: called with the result.
+    :param target: what is called, if not the public name itself: for an abstract class a subclass.
+    :param args: what is passed for ``*args``.
+    :param passed_on: arguments whose contents go unseen to code of the user's own: a network, a
+        collation. What that raises is its.
+    """
+
+    valid: Callable[[], dict[str, Any]] = dict
+    use: Callable[[Any], Any] = nothing
+    target: Callable[..., Any] | None = None
+    args: tuple[Any, ...] = ()
+    passed_on: tuple[str, ...] = ()
+
+
+def fixed(use: Callable[[Any], Any] = nothing, /, **valid: Any) -> Entry:
+    return Entry(partial(dict, **valid), use)
+
+
+def _guide(**valid: Any) -> Entry:
+    return fixed(draw_from_guide, model=model, **valid)
+
+
+def _local(**valid: Any) -> Entry:
+    return fixed(draw_from_guide, model=local_model, **valid)
+
+
+def _density(**valid: Any) -> Entry:
+    return Entry(lambda: dict(guide=guide(), num_inner=3, num_starts=1, **valid))
+
+
+CLASSES: dict[str, Entry] = {
+    "AdversarialELBO": fixed(train_with, num_critic_steps=1, num_samples=8),
+    "AlphaEnergy": fixed(train_with, num_particles=2),
+    "Anneal": Entry(
+        lambda: dict(target=pi.LinearisedELBO(), attribute="kl_weight", schedule=lambda step: 1.0)
+    ),
+    "Annealed": fixed(lambda made: made(), start=1.0, end=0.1, num_steps=10),
+    "BayesianModule": Entry(
+        lambda: dict(module=network(), prior=dist.Normal(0.0, 1.0)), lambda made: made(X)
+    ),
+    "CMMNN": fixed(generate, group_sizes=[10, 12]),
+    "CMMNNGuide": _guide(),
+    "ConditionalHyperNetworkGuide": _local(hidden_dims=(3,)),
+    "EarlyStopping": fixed(lambda made: made.step(1.0)),
+    "Generator": Entry(lambda: dict(noise_shape=(3,), output_dim=2), generate, OwnGenerator),
+    "HyperNetworkGuide": _guide(hidden_dims=(3,)),
+    "ImplicitDistribution": Entry(lambda: dict(generator=pi.MLPGenerator(2, 2, (3,))), draw_from),
+    "ImplicitELBO": Entry(dict, train_with, OwnObjective),
+    "ImplicitGuide": Entry(lambda: dict(model=model), draw_from_guide, OwnGuide),
+    "ImplicitProcess": Entry(
+        lambda: dict(prior=pi.RandomNetwork(network()), inputs=X, num_functions=3, noise_scale=0.3),
+        lambda made: made.log_prob(made.rsample()),
+        passed_on=("inputs",),
+    ),
+    "KernelDensityRatioELBO": fixed(train_with, num_samples=8),
+    "LanczosELBO": fixed(train_with, num_steps=2),
+    "LightningVI": Entry(
+        lambda: dict(model=model, guide=guide(), objective=pi.LinearisedELBO()),
+        lambda made: made(X, Y),
+    ),
+    "LinearisedELBO": fixed(train_with),
+    "MLPGenerator": fixed(generate, latent_dim=2, output_dim=3, hidden_dims=(4,)),
+    "MMNN": fixed(generate, output_dim=30),
+    "MMNNGuide": _guide(),
+    "MixtureDensityGuide": _local(hidden_dims=(3,)),
+    "ModuleGenerator": Entry(
+        lambda: dict(module=nn.Linear(2, 3), noise_shape=(2,), output_dim=3), generate
+    ),
+    "NeuralSampler": fixed(draw_functions, in_features=1, noise_dim=2, hidden_dims=(3,)),
+    "PosteriorPredictiveLoss": fixed(train_with, num_particles=2),
+    "RandomNetwork": Entry(lambda: dict(module=network()), draw_functions),
+    "ResidualGenerator": fixed(generate, output_dim=3, hidden_dim=2),
+    "ResumableLoader": Entry(lambda: dict(dataset=list(range(4))), iterate, passed_on=("dataset",)),
+    "SemiImplicitELBO": fixed(train_with, num_inner=3),
+    "SingularValueELBO": fixed(train_with),
+    # of public modules
+    "LeNet": fixed(),
+    "NBeats": fixed(lambda made: made(torch.zeros(1, 3)), input_size=3, horizon=2, hidden_dim=4),
+    "WideResNet": fixed(depth=10, widen_factor=1),
+}
+
+FUNCTIONS: dict[str, Entry] = {
+    "c2st": Entry(
+        lambda: dict(draws=draws(), reference=draws(), num_folds=2, classifier=LogisticRegression())
+    ),
+    "entropy_report": _density(num_samples=4, num_steps=2),
+    "geometric_schedule": fixed(call_it, start=1.0, end=0.1, num_steps=10),
+    "khat": Entry(
+        lambda: dict(
+            model=model, guide=guide(), num_samples=100, num_inner=3, num_starts=1, tolerance=100.0
+        ),
+        args=(X, Y),
+    ),
+    "linear_schedule": fixed(call_it, start=1.0, end=0.1, num_steps=10),
+    "log_density": _density(theta=draws(2)),
+    "posterior_draws": Entry(lambda: dict(guide=guide(), num_samples=2), args=(X, Y)),
+    "predict": Entry(lambda: dict(model=model, guide=guide(), num_samples=2), args=(X,)),
+    "process_to_arviz": Entry(lambda: dict(process=process(), value=Y, num_samples=4)),
+    "sample_implicit": Entry(
+        lambda: dict(name="w", fn=pi.ImplicitDistribution(pi.MLPGenerator(2, 2, (3,))))
+    ),
+    "stein_discrepancy": Entry(
+        lambda: dict(model=model, guide=guide(), num_samples=6, num_bootstrap=5), args=(X, Y)
+    ),
+    "to_arviz": Entry(lambda: dict(model=model, guide=guide(), num_samples=4), args=(X, Y)),
+    "vsbc": Entry(
+        lambda: dict(
+            model=model,
+            fit=_fitted,
+            observed=["y"],
+            num_simulations=10,
+            num_draws=3,
+            progress=False,
+        ),
+        args=(X,),
+    ),
+}
+
+#: by the class that defines the method; the receiver is the class's own valid call
+METHODS: dict[str, Entry] = {
+    "EarlyStopping.step": fixed(score=1.0),
+    "ImplicitDistribution.given": fixed(draw_from, noise=torch.zeros(2)),
+    "ImplicitDistribution.expand": fixed(draw_from, batch_shape=(3,)),
+    "ImplicitDistribution.rsample": fixed(sample_shape=(3,)),
+    "ImplicitELBO.differentiable_loss": Entry(
+        lambda: dict(model=model, guide=guide()), args=(X, Y)
+    ),
+    "ImplicitELBO.loss": Entry(lambda: dict(model=model, guide=guide()), args=(X, Y)),
+    "ImplicitELBO.loss_and_grads": Entry(lambda: dict(model=model, guide=guide()), args=(X, Y)),
+    "ImplicitELBO.terms": Entry(lambda: dict(model=model, guide=guide()), args=(X, Y)),
+    "LanczosELBO.differentiable_loss": Entry(lambda: dict(model=model, guide=guide()), args=(X, Y)),
+    "LanczosELBO.loss_and_grads": Entry(lambda: dict(model=model, guide=guide()), args=(X, Y)),
+    "ImplicitGuide.median": Entry(lambda: dict(num_samples=3)),
+    "ImplicitGuide.quantiles": Entry(lambda: dict(quantiles=[0.5], num_samples=3)),
+    "ImplicitGuide.sample": Entry(lambda: dict(num_samples=3)),
+    "ConditionalGuide.sample": Entry(lambda: dict(num_samples=3), args=(X, Y)),
+    "ConditionalGuide.sample_at": Entry(lambda: dict(num_samples=3, context=X)),
+    "ImplicitProcess.condition": fixed(draw_from, value=Y),
+    "ImplicitProcess.expand": fixed(draw_from, batch_shape=(3,)),
+    "ImplicitProcess.has_noise_at": fixed(inputs=X),
+    "ImplicitProcess.log_prob": fixed(value=Y),
+    "ImplicitProcess.rsample": fixed(sample_shape=(3,)),
+    "WeightSpace.alpha_energy": Entry(
+        lambda: dict(value=Y, posterior=process().weight_posterior(Y))
+    ),
+    "WeightSpace.marginals": Entry(lambda: dict(posterior=process().weight_posterior(Y))),
+    "WeightSpace.weight_posterior": fixed(value=Y),
+    "WeightSpace.weighted": fixed(weights=torch.zeros(4)),
+    "NeuralSampler.forward": fixed(inputs=X, num_functions=2),
+    "RandomNetwork.forward": Entry(lambda: dict(inputs=X, num_functions=2), passed_on=("inputs",)),
+}
+
+#: what a method is called on, if not what the valid call of its class makes
+RECEIVERS: dict[str, Callable[[], Any]] = {
+    "ImplicitGuide": guide,
+    "ConditionalGuide": lambda: pi.ConditionalHyperNetworkGuide(
+        local_model, hidden_dims=(3,)
+    ).setup(X, Y),
+    "ImplicitProcess": process,
+    "WeightSpace": process,
+}
+
+#: no user calls them with arguments of their own: Lightning, Pyro, torch or the package does, as it
+#: does whatever begins with ``on_``
+HOOKS = {
+    "CMMNN.forward",
+    "ImplicitDistribution.log_prob",  # refuses whatever it is given
+    "LeNet.forward",
+    "LightningVI.setup",
+    "MLPGenerator.forward",
+    "MMNN.forward",
+    "ModuleGenerator.forward",
+    "NBeats.forward",
+    "ResidualGenerator.forward",
+    "WideResNet.forward",
+    "batch_to_args",
+    "config",
+    "configure_optimizers",
+    "divergence",
+    "estimate",
+    "extra_repr",
+    "from_state_dict",
+    "get_extra_state",
+    "half_log_det",
+    "implicit_prior",
+    "init_to_module",
+    "jacobian",
+    "linearise",
+    "load_state_dict",
+    "pair",
+    "set_extra_state",
+    "state_dict",
+    "training_step",
+    "validation_step",
+    "warm_up",
+}
