@@ -40,7 +40,7 @@ def run_attrs(
 
 
 def _objective_attrs(objective: ELBO | None) -> dict[str, str | int | float]:
-    """Name, weights and all settings of the objective."""
+    """Name, weights and all settings of the objective, and whether it bounds the evidence."""
     if objective is None:
         return {"objective": "not given"}
     if not isinstance(objective, ELBO):
@@ -58,6 +58,8 @@ def _objective_attrs(objective: ELBO | None) -> dict[str, str | int | float]:
     for name in ("kl_weight", "prior_weight"):
         if name in settings:
             attrs[name] = float(settings[name])
+    if "is_bound" in settings:  # netCDF has no flags
+        attrs["is_bound"] = "true" if settings["is_bound"] else "false"
     return attrs
 
 

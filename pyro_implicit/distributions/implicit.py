@@ -29,6 +29,7 @@ from pyro_implicit._checks import (
     check_shape,
     check_text,
 )
+from pyro_implicit.distributions._base_dist import is_standard_normal
 from pyro_implicit.exceptions import ArgumentError, DensityError, ShapeError
 from pyro_implicit.nn.generator import Generator
 from pyro_implicit.nn.preconditioner import Preconditioner
@@ -59,7 +60,9 @@ class ImplicitDistribution(dist.TorchDistribution):
     :param Preconditioner preconditioner: ``c`` and ``L``; none by default.
     :param base_dist: distribution of ``z`` with event shape ``noise_shape``; standard normal by
         default. A mixture serves posteriors with separated modes, which a continuous map of one
-        Gaussian cannot tear apart.
+        Gaussian cannot tear apart; its components stay as they are, and the generator learns where
+        they go. A base with parameters that are learned needs ``rsample``: without it (mixtures of
+        Pyro and torch) draws do not move with the parameters, and objectives refuse the guide.
     :raises ArgumentError: if ``scale`` is a negative number, or for arguments of other types.
     :raises ShapeError: if noise, scale or base have a shape that does not fit the generator.
     """
@@ -158,7 +161,7 @@ class ImplicitDistribution(dist.TorchDistribution):
         :returns: a number, or shape ``batch_shape``.
         """
         if self._standard_base is None:
-            self._standard_base = _is_standard_normal(self.base_dist)
+            self._standard_base = is_standard_normal(self.base_dist)
         if self._standard_base:
             return 0.5 * self.generator.noise_dim * (1 + math.log(2 * math.pi))
         return -self.base_dist.log_prob(self.noise)  # type: ignore[arg-type]
@@ -255,13 +258,6 @@ def _check_parts(generator: Any, noise: Any, preconditioner: Any, base: Any) -> 
     if base is not None:
         kind = "a distribution of pyro.distributions"
         check_instance("base_dist", base, TorchDistributionMixin, kind)
-
-
-def _is_standard_normal(base: dist.TorchDistribution) -> bool:
-    inner = base.base_dist if isinstance(base, dist.Independent) else base
-    if type(inner) is not dist.Normal or inner.loc.requires_grad or inner.scale.requires_grad:
-        return False
-    return bool((inner.loc == 0).all() and (inner.scale == 1).all())
 
 
 def _standard_normal(generator: Generator) -> dist.TorchDistribution:

@@ -61,8 +61,3 @@ class AlphaEnergy(LinearisedELBO):
         settings = super().settings
         del settings["likelihood"]
         return settings | {"alpha": self.alpha}
-
-    @property
-    def is_bound(self) -> bool:
-        """Whether the weights leave a lower bound on the evidence."""
-        return super().is_bound and self.alpha == 0

@@ -108,11 +108,6 @@ class ContrastiveELBO(ImplicitELBO):
             "num_samples": self.num_samples,
         }
 
-    @property
-    def is_bound(self) -> bool:
-        """False: an estimated ratio bounds nothing."""
-        return False
-
     @abstractmethod
     def divergence(self, name: str, q: Tensor, p: Tensor) -> Tensor:
         """

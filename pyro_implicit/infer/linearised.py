@@ -33,7 +33,8 @@ class LinearisedELBO(ImplicitELBO):
 
     For a **linear** generator this is the exact ELBO at every ``sigma``. For a **nonlinear** one it
     is an *objective, not a lower bound*: where the map folds, mass is counted twice, and the value
-    can exceed the log-evidence (by 0.3 to 1.5 nats in small examples). Compare values across noise
+    can exceed the log-evidence (by 0.3 to 1.5 nats in small examples); :attr:`is_bound` is False,
+    as nothing here can prove that a generator is linear. Compare values across noise
     dimensions or ``sigma`` with care, and judge a fit by held-out log-likelihood.
 
     Cost: one Jacobian (or Gram matrix) and one factorisation of size ``min(d, m)`` per draw. For

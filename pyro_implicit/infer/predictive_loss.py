@@ -122,11 +122,6 @@ class PosteriorPredictiveLoss(ImplicitELBO):
         settings = super().settings
         return {name: settings[name] for name in told} | {"form": self.form}
 
-    @property
-    def is_bound(self) -> bool:
-        """False: it has no entropy."""
-        return False
-
     def _likelihood_terms(self, particles: list[Particle]) -> dict[str, Any]:
         if self.form == "per_batch":
             return {"log_predictive": batch_log_predictive(particles, self._vectorised)}

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._checks import check_choice, check_count
+from pyro_implicit.distributions._base_dist import draw, is_one_law, loses_gradients
 from pyro_implicit.distributions.implicit import ImplicitDistribution
-from pyro_implicit.exceptions import DensityError, GuideError
+from pyro_implicit.exceptions import DensityError, GuideError, SiteError
 from pyro_implicit.infer.elbo import ImplicitELBO
-from pyro_implicit.infer.traces import ImplicitSite
+from pyro_implicit.infer.traces import ImplicitSite, lost_gradients
 from pyro_implicit.nn.conditioned import Conditioned
 from pyro_implicit.ops.logdet import is_zero, upcast
 from pyro_implicit.ops.semi_implicit import (
@@ -92,9 +93,9 @@ class SemiImplicitELBO(ImplicitELBO):
         }
 
     @property
-    def is_bound(self) -> bool:
-        """Whether the value is a lower bound on the evidence, in expectation."""
-        return super().is_bound and self.bound == "lower"
+    def bounds_entropy(self) -> bool:  # type: ignore[override]
+        """Whether the estimate is the lower bound."""
+        return self.bound == "lower"
 
     def estimate(self, site: ImplicitSite) -> Tensor:
         """
@@ -122,12 +123,15 @@ class SemiImplicitELBO(ImplicitELBO):
         A lower bound, in expectation, on the log-density of a semi-implicit prior [2].
 
         :raises DensityError: if its scale is 0.
+        :raises SiteError: if its noise has learned parameters and no ``rsample``.
         """
         if is_zero(fn.scale):
             raise DensityError(
                 "the prior is an ImplicitDistribution with scale 0: it has no density, nor a bound "
                 "on one. Use KernelDensityRatioELBO(contrast='prior'), or give it a scale."
             )
+        if not fn.base_dist.has_rsample and loses_gradients(fn.base_dist, fn.base_dist.sample()):
+            raise SiteError(lost_gradients("the prior", fn))
         w = upcast(value if fn.preconditioner is None else fn.preconditioner.inverse(value))
         log_p = self._mean_over_noise(fn, w) - math.log(self.num_inner)
         if fn.preconditioner is not None:
@@ -146,16 +150,17 @@ class SemiImplicitELBO(ImplicitELBO):
 
     def _mean_over_noise(self, fn: ImplicitDistribution, w: Tensor) -> Tensor:
         """The log of the sum over ``K`` new noises, the same for all draws of one law."""
-        noise_shape = fn.generator.noise_shape
-        if isinstance(fn.generator, Conditioned):  # the rows have laws of their own
-            rows = fn.generator.context.shape[:-1]
-            shape = (self.num_inner, *rows, *noise_shape)
-            noise = torch.randn(shape, dtype=fn.noise.dtype, device=w.device)  # type: ignore[union-attr]
-            means = upcast(fn.generator(noise))
+        generator, base = fn.generator, fn.base_dist
+        if isinstance(generator, Conditioned) or not is_one_law(base):  # rows have their own laws
+            rows = base.batch_shape
+            if isinstance(generator, Conditioned):
+                rows = torch.broadcast_shapes(generator.context.shape[:-1], rows)
+            means = upcast(generator(draw(base.expand(rows), (self.num_inner,))))
             means = means.reshape(self.num_inner, *[1] * (w.dim() - 1 - len(rows)), *rows, -1)
             return gaussian_log_density(w, means, _wide(fn.scale)).logsumexp(0)
-        noise = fn.base_dist.sample((self.num_inner,)).reshape(self.num_inner, -1, *noise_shape)
-        means = upcast(fn.generator(noise[:, 0]))  # a plate has only copies of one law
+        noise = draw(base, (self.num_inner,))
+        noise = noise.reshape(self.num_inner, -1, *generator.noise_shape)
+        means = upcast(generator(noise[:, 0]))  # a plate has only copies of one law
         flat = log_densities(w.reshape(-1, w.shape[-1]), means, _wide(fn.scale))
         return flat.logsumexp(-1).reshape(w.shape[:-1])
 

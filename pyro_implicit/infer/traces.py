@@ -17,6 +17,7 @@ from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from pyro.util import check_model_guide_match, check_site_shape
 from torch import Tensor
 
+from pyro_implicit.distributions._base_dist import draw, loses_gradients
 from pyro_implicit.distributions.diagonal_mixture import WeightedDraws
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import DensityError, GuideError, NonFiniteError, SiteError
@@ -28,6 +29,7 @@ __all__ = [
     "ImplicitSite",
     "Particle",
     "draw_particle",
+    "lost_gradients",
     "plate_nesting",
     "sample_nodes",
 ]
@@ -70,7 +72,7 @@ class ImplicitSite:
         :returns: reparameterised draws, shape ``(n, *plates, m)``.
         """
         fn, plates = self.distribution, self.value.shape[1:-1]
-        noise = fn.base_dist.expand(plates).sample((num_draws,))
+        noise = draw(fn.base_dist.expand(plates), (num_draws,))
         return fn.given(noise).rsample()
 
 
@@ -155,10 +157,11 @@ def draw_particle(
     :raises GuideError: if the guide has no implicit site, or one drawn without its noise; if its
         entropy is needed and rows share their noise.
     :raises NonFiniteError: if validation is on and the draws of an implicit site are not finite.
-    :raises SiteError: if an explicit guide site is not reparameterised; if a plate of the guide and
-        the model's minibatch, or its size, disagree; if a log-density has a batch dimension that no
-        plate declares (with vectorised particles also with validation off); if a site of the model
-        is to be enumerated; if the entropy of a latent is needed that the model does not sample.
+    :raises SiteError: if an explicit guide site, or noise with learned parameters, is not
+        reparameterised; if a plate of the guide and the model's minibatch, or its size, disagree;
+        if a log-density has a batch dimension that no plate declares (with vectorised particles
+        also with validation off); if a site of the model is to be enumerated; if the entropy of a
+        latent is needed that the model does not sample.
     """
     tracer = poutine.trace(guide)
     with WeightedDraws() if weighted else nullcontext():
@@ -180,11 +183,12 @@ def draw_particle(
     left_out = set() if needs_prior else particle.implicit_latents()
     if not (needs_prior or needs_guide):
         left_out = {n for n, node in sample_nodes(model_trace).items() if not node["is_observed"]}
+    known = set()  # in the model alone: the guide's site of that name has a density of its own
     for name, node in sample_nodes(model_trace).items():
         if isinstance(node["fn"], ImplicitDistribution) and name not in left_out:
             _set_log_prob(name, node, implicit_prior)
-            left_out = left_out | {name}
-    model_trace.compute_log_prob(lambda name, _: name not in left_out)
+            known.add(name)
+    model_trace.compute_log_prob(lambda name, _: name not in left_out | known)
     explicit = {node["name"] for node in particle.explicit_guide_sites()} - left_out
     if not needs_guide:
         explicit = set()
@@ -193,6 +197,7 @@ def draw_particle(
     _sum_in_float32(guide_trace)
     _check_shapes(particle, max_plate_nesting)
     _check_reparameterised(particle)
+    _check_noise(particle)
     return particle
 
 
@@ -264,6 +269,16 @@ def _set_log_prob(name: str, node: Any, log_prob: Callable[..., Tensor] | None) 
     node["unscaled_log_prob"] = log_prob(node["fn"], node["value"])
     node["log_prob"] = scale_and_mask(node["unscaled_log_prob"], node["scale"], node["mask"])
     node["log_prob_sum"] = node["log_prob"].sum()
+
+
+def lost_gradients(what: str, fn: ImplicitDistribution) -> str:
+    """The message for a base with learned parameters and draws that do not move with them."""
+    return (
+        f"{what} has noise from a {type(fn.base_dist).__name__} with learned parameters and no "
+        "rsample: its draws do not move with them, so that the gradients would be wrong. Keep the "
+        "parameters of base_dist fixed (the generator learns where the modes go), or use a base "
+        "with rsample, such as dist.Normal(loc, scale).to_event(1)."
+    )
 
 
 def _sum_in_float32(trace: Trace) -> None:
@@ -375,3 +390,13 @@ def _check_reparameterised(particle: Particle) -> None:
                 "reparameterised; objectives for implicit guides need gradients through every "
                 "draw. Use a distribution with rsample, or sum a discrete latent out in the model."
             )
+
+
+def _check_noise(particle: Particle) -> None:
+    """Refuses noise whose draws do not move with the parameters that are learned of it."""
+    for name, site in particle.implicit.items():
+        infer: Any = particle.guide.nodes[name]["infer"]
+        node: Any = particle.guide.nodes[infer["implicit_noise"]]
+        weighted = "log_weight" in node["infer"]
+        if not weighted and loses_gradients(site.distribution.base_dist, node["value"]):
+            raise SiteError(lost_gradients(f"implicit site {name!r}", site.distribution))

@@ -109,7 +109,7 @@ def test_svi_trains_an_ordinary_guide_to_the_optimum() -> None:
 def test_settings_tell_alpha_and_no_bound() -> None:
     assert AlphaEnergy(alpha=0.3).settings["alpha"] == 0.3
     assert "likelihood" not in AlphaEnergy().settings
-    assert AlphaEnergy(alpha=0.0).is_bound
+    assert not AlphaEnergy(alpha=0.0).is_bound  # a linearised entropy
     assert not AlphaEnergy(alpha=0.5).is_bound
     assert "alpha=0.5" in repr(AlphaEnergy())
 

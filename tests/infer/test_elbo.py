@@ -21,6 +21,7 @@ from pyro_implicit import (
     LinearisedELBO,
     MLPGenerator,
     ResidualGenerator,
+    SemiImplicitELBO,
     sample_implicit,
 )
 from pyro_implicit.exceptions import ArgumentError, StateError
@@ -196,7 +197,8 @@ def test_settings_are_plain_and_complete() -> None:
     ],
 )
 def test_weights_that_leave_a_bound(options: dict[str, Any], is_bound: bool) -> None:
-    assert LinearisedELBO(**options).is_bound is is_bound
+    assert SemiImplicitELBO(**options).is_bound is is_bound
+    assert not LinearisedELBO(**options).is_bound
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,14 @@ from pyro_implicit import (
     HyperNetworkGuide,
     ImplicitDistribution,
     LinearisedELBO,
+    MLPGenerator,
     ModuleGenerator,
     SemiImplicitELBO,
     sample_implicit,
 )
 from pyro_implicit.exceptions import ArgumentError, DensityError, GuideError
 from pyro_implicit.infer.traces import ImplicitSite
+from pyro_implicit.nn.conditioned import Conditioned
 from pyro_implicit.nn.generator import Generator
 from pyro_implicit.nn.preconditioner import Preconditioner
 
@@ -360,3 +362,91 @@ def test_training_finds_a_correlated_gaussian(proposal: str) -> None:
     draws = guide.sample(20_000)["theta"]
     q = dist.MultivariateNormal(draws.mean(0), draws.mT.cov())
     assert torch.distributions.kl_divergence(q, target).item() < 0.05
+
+
+# ---- priors that are implicit themselves, and guides made of them
+
+
+def _linear_prior(d: int, m: int, sigma: float) -> tuple[ImplicitDistribution, Tensor]:
+    """A prior with a linear generator, and its covariance."""
+    layer = nn.Linear(d, m, bias=False)
+    covariance = layer.weight @ layer.weight.mT + sigma**2 * torch.eye(m)
+    return ImplicitDistribution(ModuleGenerator(layer, (d,), m), scale=sigma), covariance.detach()
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
+@pytest.mark.parametrize("factorized", [False, True])
+def test_a_guide_serves_a_model_with_an_implicit_prior(vectorised: bool, factorized: bool) -> None:
+    fn, covariance = _linear_prior(2, 2, 1.5)
+
+    def model() -> None:
+        w = pyro.sample("w", fn)
+        v = pyro.sample("v", dist.LogNormal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(w.sum(-1) * v, 1.0), obs=torch.tensor(1.0))
+
+    guide = HyperNetworkGuide(model, scale=0.3, factorized=factorized)
+    objective = SemiImplicitELBO(20, vectorize_particles=vectorised, num_inner=2000)
+    values, bounds = [], []
+    bound = objective.implicit_prior
+
+    def spy(prior: Any, value: Tensor) -> Tensor:
+        values.append(value.detach())
+        bounds.append(bound(prior, value))
+        return bounds[-1]
+
+    objective.implicit_prior = spy  # type: ignore[method-assign]
+    terms = objective.terms(model, guide)
+    assert set(terms) == {"log_likelihood", "log_prior", "entropy"}
+    exact = dist.MultivariateNormal(torch.zeros(2), covariance).log_prob(torch.stack(values))
+    torch.testing.assert_close(torch.stack(bounds).detach(), exact, rtol=0, atol=0.3)
+    assert objective.loss_and_grads(model, guide) < math.inf
+
+
+def test_the_log_jacobian_of_a_guide_counts_under_an_implicit_prior() -> None:
+    """The guide's own site has a density although the model's has none."""
+    fn, _ = _linear_prior(2, 2, 0.8)
+    law = ImplicitDistribution(MLPGenerator(2, 2, (3,)), scale=0.3)
+
+    def entropy_with(log_jacobian: float) -> float:
+        def guide() -> None:
+            flat = sample_implicit("flat", law, latents=("w",), auxiliary=True)
+            density = torch.tensor(log_jacobian)
+            pyro.sample("w", dist.Delta(flat, log_density=density, event_dim=1))
+
+        pyro.set_rng_seed(0)
+        return SemiImplicitELBO(5).terms(lambda: pyro.sample("w", fn), guide)["entropy"].item()
+
+    assert entropy_with(2.5) == pytest.approx(entropy_with(0.0) - 2.5)
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_an_implicit_prior_in_a_plate_is_bounded_row_by_row(vectorised: bool) -> None:
+    fn, covariance = _linear_prior(2, 2, 0.8)
+
+    def model(prior: Any) -> None:
+        with pyro.plate("rows", 3):
+            w = pyro.sample("w", prior)
+            pyro.sample("y", dist.Normal(w.sum(-1), 1.0), obs=torch.ones(3))
+
+    guide = HyperNetworkGuide(model, scale=0.3)
+    objective = SemiImplicitELBO(20, vectorize_particles=vectorised, num_inner=1000)
+    exact = dist.MultivariateNormal(torch.zeros(2), covariance)
+    found = []
+    for prior in (fn, exact):
+        pyro.set_rng_seed(0)
+        found.append(objective.terms(model, guide, prior)["log_prior"].item())
+    assert found[0] == pytest.approx(found[1], abs=0.5)
+
+
+def test_a_conditional_prior_is_bounded_row_by_row() -> None:
+    matrix = torch.randn(2, 3)
+    layer = nn.Linear(3, 2, bias=False)
+    layer.weight.data.copy_(matrix)
+    context = torch.tensor([[1.0], [-4.0], [9.0]])
+    generator = Conditioned(ModuleGenerator(layer, (3,), 2), context)
+    fn = ImplicitDistribution(generator, scale=0.8)
+    covariance = matrix[:, :2] @ matrix[:, :2].mT + 0.64 * torch.eye(2)
+    exact = dist.MultivariateNormal(context * matrix[:, 2], covariance)
+    value = exact.sample()
+    bound = SemiImplicitELBO(num_inner=10_000).implicit_prior(fn, value)
+    torch.testing.assert_close(bound, exact.log_prob(value), rtol=0, atol=0.15)
