@@ -2,7 +2,9 @@
 What the contract suite runs over. **A new guide or a new objective is one line in a list here.**
 
 Every guide meets every objective and every model. A model is a :class:`Case`: a plain Pyro model
-with its data, small enough that hundreds of tests stay fast.
+with its data, small enough that hundreds of tests stay fast. Guides that draw inside of the data's
+plate, a law for each row, are in a list of their own, with models all of whose latents are there:
+on these, weights, masks and sizes of plates show.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro import poutine
 from pyro.distributions import constraints
 from torch import Tensor, nn
 
@@ -25,17 +28,21 @@ from pyro_implicit import (
     AlphaEnergy,
     BayesianModule,
     CMMNNGuide,
+    ConditionalHyperNetworkGuide,
     HyperNetworkGuide,
+    ImplicitDistribution,
     ImplicitELBO,
     ImplicitGuide,
     KernelDensityRatioELBO,
     LanczosELBO,
     LinearisedELBO,
+    MLPGenerator,
     MMNNGuide,
     PosteriorPredictiveLoss,
     ResidualGenerator,
     SemiImplicitELBO,
     SingularValueELBO,
+    sample_implicit,
 )
 from pyro_implicit.exceptions import GuideError, SiteError
 
@@ -138,6 +145,72 @@ def _flat_priors(dtype: torch.dtype = torch.float32) -> Callable[..., Any]:
     return model
 
 
+class Rows:
+    """
+    A model with all latents in the plate of the data; of its two observed sites one has a scale and
+    a mask of its own.
+
+    :param dtype: of the data; unused.
+    :param bool positive: whether the latent is.
+    :param int size: number of all rows.
+    :param int shown: number of rows that the model chooses from those it gets; all by default.
+    """
+
+    def __init__(
+        self,
+        dtype: torch.dtype = torch.float32,
+        *,
+        positive: bool = False,
+        size: int = ROWS,
+        shown: int | None = None,
+    ) -> None:
+        self.positive, self.size, self.shown = positive, size, shown
+
+    def plate(self, x: Tensor, y: Any = None, idx: Tensor | None = None) -> Any:
+        shown = self.shown or len(x)
+        return pyro.plate("data", self.size, subsample_size=shown, subsample=idx, dim=-1)
+
+    def __call__(self, x: Tensor, y: Any = None, idx: Tensor | None = None) -> Tensor:
+        law = dist.LogNormal if self.positive else dist.Normal
+        with self.plate(x, y, idx) as rows:
+            if self.shown is not None:
+                x, y = x[rows], y[rows]
+            level = pyro.sample("level", law(x.new_tensor([0.0, 0.5]), 1.0).to_event(1))
+            f = level[..., 0] + level[..., 1] * x[:, 0]
+            with poutine.scale(scale=0.5), poutine.mask(mask=x[:, 0] > -0.5):
+                pyro.sample("also", dist.StudentT(4.0, f, 1.0), obs=x[:, 1])
+            return pyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+
+class HandWritten(nn.Module):
+    """
+    A guide of one's own for :class:`Rows`: ``sample_implicit`` inside of the plate of the data.
+
+    :param Rows model: its model.
+    :param float scale: of the output noise.
+    """
+
+    def __init__(self, model: Rows, *, scale: float = 0.0) -> None:
+        super().__init__()
+        self.generator = MLPGenerator(2, 2, (4,), skip=True)
+        self.model, self.scale = model, scale
+
+    def forward(self, x: Tensor, y: Any = None, idx: Tensor | None = None) -> None:
+        pyro.module("hand_written", self.generator)
+        fn = ImplicitDistribution(self.generator, scale=self.scale)
+        with self.model.plate(x, y, idx):
+            if not self.model.positive:
+                sample_implicit("level", fn)
+                return
+            flat = sample_implicit("flat", fn, latents=("level",), auxiliary=True, pack=_pack)
+            log_density = -flat.sum(-1)
+            pyro.sample("level", dist.Delta(flat.exp(), log_density=log_density, event_dim=1))
+
+
+def _pack(values: dict[str, Tensor], num_draws: int) -> Tensor:
+    return values["level"].log()
+
+
 MODELS: dict[str, Case] = {
     "regression": Case(_regression, {"scale": (), "w": (2,)}),
     "network": Case(
@@ -166,6 +239,18 @@ GUIDES: dict[str, partial[ImplicitGuide]] = {
     "laplace": partial(HyperNetworkGuide, hidden_dims=(8,), init_from="laplace"),
     "matrix": partial(MMNNGuide, noise_shape=(2, 2), hidden_shapes=[(3, 3)]),
     "matrices in branches": partial(CMMNNGuide, noise_shape=(2, 2), learn_scale="scalar"),
+}
+
+#: models with all latents inside of the plate of the data
+ROW_MODELS: dict[str, Case] = {
+    "rows": Case(Rows, {"level": (ROWS, 2)}, local=("level",)),
+    "positive rows": Case(partial(Rows, positive=True), {"level": (ROWS, 2)}, local=("level",)),
+}
+
+#: guides that draw there; each takes the model of such a case, and ``scale``
+ROW_GUIDES: dict[str, Callable[..., Any]] = {
+    "conditional": partial(ConditionalHyperNetworkGuide, hidden_dims=(8,)),
+    "hand-written": HandWritten,
 }
 
 

@@ -1,0 +1,252 @@
+"""
+Small faults of the package, as a plugin of pytest: ``PYRO_IMPLICIT_MUTANT=<name> pytest -p
+tests.contract.mutants tests/contract/test_weights.py`` must fail. See ``test_mutants.py``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pyro_implicit.distributions.diagonal_mixture import WeightedDraws
+from pyro_implicit.guides.conditional_base import ConditionalGuide
+from pyro_implicit.infer import elbo, likelihood, predictive_loss, traces
+from pyro_implicit.infer.elbo import ImplicitELBO
+from pyro_implicit.infer.traces import ImplicitSite, Particle
+
+MUTANTS: dict[str, Callable[[], None]] = {}
+
+
+def mutant(function: Callable[[], None]) -> Callable[[], None]:
+    MUTANTS[function.__name__] = function
+    return function
+
+
+def _without(node: Any, *keys: str) -> Any:
+    """A site as if it had no scale or no mask."""
+    neutral = {"scale": 1.0, "mask": None}
+    changed = dict(node) | {key: neutral[key] for key in keys}
+    value = likelihood.scale_and_mask(
+        changed["unscaled_log_prob"], changed["scale"], changed["mask"]
+    )
+    return changed | {"log_prob": value, "log_prob_sum": value.sum()}
+
+
+def _observed_without(*keys: str) -> None:
+    nodes = likelihood._observed_nodes
+    likelihood._observed_nodes = lambda particle: {
+        name: _without(node, *keys) for name, node in nodes(particle).items()
+    }
+
+
+def _latent_without(*keys: str) -> None:
+    weighted_sum = elbo.weighted_sum
+    elbo.weighted_sum = lambda node, log_weight: weighted_sum(_without(node, *keys), log_weight)
+
+
+def _entropy_without(*keys: str) -> None:
+    def weigh(self: Particle, name: str, per_draw: Any) -> Any:
+        node = dict(self.guide.nodes[name]) | {k: {"scale": 1.0, "mask": None}[k] for k in keys}
+        return traces.scale_and_mask(per_draw, node["scale"], node["mask"]).sum()
+
+    Particle.weigh = weigh  # type: ignore[method-assign]
+
+
+def _jacobian_without(*keys: str) -> None:
+    sites = Particle.explicit_guide_sites
+    Particle.explicit_guide_sites = lambda self: [  # type: ignore[method-assign]
+        _without(node, *keys) if "unscaled_log_prob" in node else node for node in sites(self)
+    ]
+
+
+@mutant
+def likelihood_ignores_scale() -> None:
+    _observed_without("scale")
+
+
+@mutant
+def likelihood_ignores_mask() -> None:
+    _observed_without("mask")
+
+
+@mutant
+def prior_ignores_scale() -> None:
+    _latent_without("scale")
+
+
+@mutant
+def prior_ignores_mask() -> None:
+    _latent_without("mask")
+
+
+@mutant
+def entropy_ignores_scale() -> None:
+    _entropy_without("scale")
+
+
+@mutant
+def entropy_ignores_mask() -> None:
+    _entropy_without("mask")
+
+
+@mutant
+def log_jacobian_ignores_scale() -> None:
+    _jacobian_without("scale")
+
+
+@mutant
+def log_jacobian_ignores_mask() -> None:
+    _jacobian_without("mask")
+
+
+@mutant
+def joint_estimate_ignores_weight() -> None:
+    Particle.weight = lambda self, name: 1.0  # type: ignore[method-assign]
+
+
+@mutant
+def predictive_ignores_mask() -> None:
+    likelihood._masked_log_prob = lambda node: node["unscaled_log_prob"]
+
+
+@mutant
+def predictive_ignores_weight() -> None:
+    log_predictive = likelihood.log_predictive
+
+    def ignoring(particles: Any, vectorised: bool, power: float = 1.0) -> Any:
+        before = likelihood._observed_nodes
+        _observed_without("scale")
+        for particle in particles:
+            for node in particle.model.nodes.values():
+                if node["type"] == "sample" and node["is_observed"]:
+                    node["scale"] = 1.0
+        likelihood._observed_nodes = before
+        return log_predictive(particles, vectorised, power)
+
+    likelihood.log_predictive = elbo.log_predictive = ignoring  # type: ignore[attr-defined]
+
+
+@mutant
+def predictive_is_a_sum_over_draws() -> None:
+    log_predictive = elbo.log_predictive
+
+    def summed(particles: Any, vectorised: bool, power: float = 1.0) -> Any:
+        return log_predictive([*particles, *particles], vectorised, power) + len(particles)
+
+    elbo.log_predictive = summed  # type: ignore[attr-defined]
+
+
+@mutant
+def batch_predictive_ignores_weight() -> None:
+    batch = predictive_loss.batch_log_predictive
+
+    def ignoring(particles: Any, vectorised: bool) -> Any:
+        before = likelihood._observed_nodes
+        _observed_without("scale")
+        try:
+            return batch(particles, vectorised)
+        finally:
+            likelihood._observed_nodes = before
+
+    predictive_loss.batch_log_predictive = ignoring  # type: ignore[attr-defined]
+
+
+@mutant
+def mixtures_are_drawn_without_weights() -> None:
+    WeightedDraws._pyro_sample = lambda self, msg: None
+
+
+@mutant
+def guide_ignores_the_size_of_the_plate() -> None:
+    rows = ConditionalGuide._rows
+
+    def ignoring(self: Any, context: Any, args: Any, kwargs: Any) -> Any:
+        plate, context = rows(self, context, args, kwargs)
+        plate.size = len(context)
+        return plate, context
+
+    ConditionalGuide._rows = ignoring  # type: ignore[method-assign]
+
+
+@mutant
+def both_ignore_the_size_of_the_plate() -> None:
+    draw = traces.draw_particle
+
+    def ignoring(*args: Any, **kwargs: Any) -> Particle:
+        particle = draw(*args, **kwargs)
+        for trace in (particle.model, particle.guide):
+            for node in traces.sample_nodes(trace).values():
+                node["scale"] = 1.0
+                if "unscaled_log_prob" in node:
+                    node.update(_without(node, "scale"))
+        return particle
+
+    elbo.draw_particle = ignoring  # type: ignore[attr-defined]
+
+
+@mutant
+def guide_looks_at_other_rows() -> None:
+    rows = ConditionalGuide._rows
+
+    def first(self: Any, context: Any, args: Any, kwargs: Any) -> Any:
+        plate, chosen = rows(self, context, args, kwargs)
+        return plate, context[: len(chosen)]
+
+    ConditionalGuide._rows = first  # type: ignore[method-assign]
+
+
+@mutant
+def model_chooses_its_rows_anew() -> None:
+    without = traces._without_full_plates
+
+    def free(trace: Any) -> Any:
+        trace = without(trace)
+        for name, node in list(trace.nodes.items()):
+            if node["type"] == "sample" and traces.site_is_subsample(node):
+                trace.remove_node(name)
+        return trace
+
+    traces._without_full_plates = free
+
+
+@mutant
+def particles_share_their_noise() -> None:
+    draw = ImplicitELBO._draw
+
+    def again(self: Any, *args: Any) -> Particle:
+        state = torch.get_rng_state()
+        particle = draw(self, *args)
+        torch.set_rng_state(state)
+        return particle
+
+    ImplicitELBO._draw = again  # type: ignore[method-assign]
+
+
+@mutant
+def rows_share_their_noise() -> None:
+    given = traces.ImplicitDistribution.given
+
+    def shared(self: Any, noise: Any) -> Any:
+        event = len(self.generator.noise_shape)
+        if noise.dim() > event:
+            noise = noise.select(-event - 1, 0).unsqueeze(-event - 1).expand_as(noise)
+        return given(self, noise)
+
+    traces.ImplicitDistribution.given = shared  # type: ignore[method-assign]
+
+
+@mutant
+def fresh_draws_are_not_new() -> None:
+    def stale(self: ImplicitSite, num_draws: int) -> Any:
+        noise = self.distribution.noise[:1]  # type: ignore[index]
+        return self.distribution.given(noise.expand(num_draws, *noise.shape[1:])).rsample()
+
+    ImplicitSite.fresh = stale  # type: ignore[method-assign]
+
+
+_asked = os.environ.get("PYRO_IMPLICIT_MUTANT")
+if _asked:
+    MUTANTS[_asked]()
