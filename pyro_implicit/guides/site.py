@@ -17,6 +17,7 @@ from pyro_implicit.guides.supports import (
     check_support,
     decode_support,
     encode_support,
+    map_support,
     no_bijection,
     plain_support,
 )
@@ -57,7 +58,8 @@ class LatentSite:
         Reads a site off a trace of the model.
 
         :raises SiteError: if the site is local to a subsampled plate and ``allow_subsample`` is
-            false, or if nothing maps the real line on its support.
+            false, or its support differs between the rows of one, or if nothing maps the real line
+            on its support.
         :raises ShapeError: if it has batch dimensions that no plate declares.
         """
         fn, name = node["fn"], node["name"]
@@ -74,11 +76,24 @@ class LatentSite:
                 if not allow_subsample:
                     raise SiteError(_subsample_message(name, frame))
                 shape[frame.dim - fn.event_dim] = frame.full_size
-        return cls(name, torch.Size(shape), fn.event_dim, plain_support(fn.support), frames)
+        support = _of_all_rows(name, plain_support(fn.support), frames, fn.event_dim)
+        return cls(name, torch.Size(shape), fn.event_dim, support, frames)
 
     def transform(self) -> torch.distributions.Transform:
         """The bijection from the unconstrained space to the support."""
         return biject_to(self.support)
+
+    def check_rows(self) -> None:
+        """
+        :raises SiteError: if the support differs between rows, so that a minibatch has another.
+        """
+
+        def check(bound: Any) -> Any:
+            for frame in _frames_of(bound, self.frames, self.event_dim):
+                raise SiteError(_bounds_message(self.name, frame))
+            return bound
+
+        map_support(self.support, check)
 
     @property
     def unconstrained_shape(self) -> torch.Size:
@@ -196,6 +211,47 @@ def _check_batch_dims(name: str, batch_shape: tuple[int, ...], plate_dims: set[i
                 f"{dim}. Did you forget .to_event({-dim})? Write pyro.sample({name!r}, "
                 f"fn.to_event({-dim})) for one multivariate latent, or put it inside a pyro.plate."
             )
+
+
+def _of_all_rows(
+    name: str, support: constraints.Constraint, frames: Sequence[PlateFrame], event_dim: int
+) -> constraints.Constraint:
+    """
+    The support with one bound for all rows of a plate where they share it: the rows of a minibatch
+    are others, and of another number.
+
+    :raises SiteError: if they do not, and only some are known.
+    """
+    merged = False
+
+    def change(bound: Any) -> Any:
+        nonlocal merged
+        for frame in _frames_of(bound, frames, event_dim):
+            one = bound.narrow(frame.dim - event_dim, 0, 1)
+            if torch.equal(bound, one.expand_as(bound)):
+                bound, merged = one, True
+            elif frame.size != frame.full_size:
+                raise SiteError(_bounds_message(name, frame))
+        return bound
+
+    changed = map_support(support, change)
+    return changed if merged else support  # a support without bounds is known by its identity
+
+
+def _frames_of(bound: Any, frames: Sequence[PlateFrame], event_dim: int) -> list[PlateFrame]:
+    """The plates along which a bound has several entries."""
+    if not isinstance(bound, Tensor):
+        return []
+    dims = [(frame, frame.dim - event_dim) for frame in frames]
+    return [frame for frame, dim in dims if bound.dim() >= -dim and bound.shape[dim] > 1]
+
+
+def _bounds_message(name: str, frame: PlateFrame) -> str:
+    return (
+        f"latent site {name!r} has a support that differs between rows of plate {frame.name!r}, "
+        "which shows some of its rows at a time: the guide cannot know that of the others. Draw a "
+        "latent on a fixed support and rescale it in the model."
+    )
 
 
 def _subsample_message(name: str, frame: PlateFrame) -> str:

@@ -10,7 +10,10 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.distributions import constraints
+from pyro.infer.autoguide import init_to_mean, init_to_median
 
+from pyro_implicit import ConditionalHyperNetworkGuide, HyperNetworkGuide, MMNNGuide
+from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.initial import fan_in_scale, init_to_fan_in
 from pyro_implicit.guides.site import LatentSite
 
@@ -85,3 +88,38 @@ def test_scale_leaves_plates_out() -> None:
 
     node = poutine.trace(model).get_trace().nodes["x"]
     assert fan_in_scale(LatentSite.from_trace(node, allow_subsample=False)) == 0.5
+
+
+@pytest.mark.parametrize(
+    "fn", [dist.HalfCauchy(1.0), dist.Pareto(0.5, 0.9), dist.InverseGamma(0.8, 1.0)]
+)
+def test_an_infinite_prior_mean_is_no_start(fn: dist.TorchDistribution) -> None:
+    """Pyro's init_to_mean looks for NaN only."""
+
+    def model(x: torch.Tensor) -> None:
+        with pyro.plate("data", len(x)):
+            scale = pyro.sample("scale", fn)
+            pyro.sample("y", dist.Normal(0.0, scale), obs=x[:, 0])
+
+    x = torch.ones(3, 1)
+    guides = (
+        ConditionalHyperNetworkGuide(model),
+        MMNNGuide(model),
+        HyperNetworkGuide(model, init_loc_fn=init_to_mean),
+    )
+    for guide in guides:
+        scale = guide(x)["scale"]
+        assert scale.isfinite().all() and fn.support.check(scale).all()
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_start_that_is_not_finite_is_refused(value: float) -> None:
+    def start(site: dict) -> torch.Tensor:
+        return torch.tensor(value) if site["name"] == "b" else init_to_median(site)
+
+    def model() -> None:
+        pyro.sample("a", dist.Normal(0.0, 1.0))
+        pyro.sample("b", dist.Normal(0.0, 1.0))
+
+    with pytest.raises(SiteError, match="start for latent site 'b' that is not finite"):
+        HyperNetworkGuide(model, init_loc_fn=start).setup()

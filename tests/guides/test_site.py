@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from pyro import poutine
 from pyro.distributions import constraints
 
+from pyro_implicit import HyperNetworkGuide, LinearisedELBO
 from pyro_implicit.exceptions import ShapeError, SiteError
 from pyro_implicit.guides.site import LatentSite, PlateFrame, pack
 
@@ -163,3 +166,48 @@ def test_packing_values_of_some_rows_is_refused():
     with pytest.raises(SiteError, match="2 prior draws of site 'z' have 6 entries in all; the guide"
                        " has 4 for each.*contrast='adaptive'"):  # fmt: skip
         pack([SITES["plate"]], {"z": torch.rand(2, 3)}, 2)
+
+
+def _bounded(lower, event=()):
+    """A model with a bounded latent in a plate of 5 rows, of which a call shows some."""
+
+    def plate(x, idx):
+        return pyro.plate("data", 5, subsample_size=len(x), subsample=idx, dim=-1)
+
+    def model(x, idx):
+        bound = lower if lower.dim() == 0 else lower[idx]
+        bound = bound.reshape(bound.shape + (1,) * len(event)).expand(bound.shape + event)
+        with plate(x, idx):
+            z = pyro.sample("z", dist.Uniform(bound, 4.0).to_event(len(event)))
+            mean = z.sum(-1) if event else z
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=x)
+
+    return model, plate
+
+
+@pytest.mark.parametrize("event", [(), (2,)])
+@pytest.mark.parametrize("first", [2, 5])
+@pytest.mark.parametrize("vectorize_particles", [False, True])
+def test_a_bound_that_rows_share_serves_any_minibatch(event, first, vectorize_particles):
+    model, plate = _bounded(torch.tensor(1.5), event)
+    guide = HyperNetworkGuide(model, create_plates=plate)
+    guide.setup(torch.ones(first), torch.arange(first))
+    objective = LinearisedELBO(3, vectorize_particles=vectorize_particles)
+    for idx in (torch.arange(5), torch.tensor([4, 1]), torch.tensor([3])):
+        assert math.isfinite(objective.loss(model, guide, torch.ones(len(idx)), idx))
+        assert (guide(torch.ones(len(idx)), idx)["z"] > 1.5).all()
+    assert guide.sample(3)["z"].shape == (3, 5, *event)
+
+
+def test_bounds_of_rows_that_were_not_seen_are_refused():
+    lower = torch.linspace(0.0, 1.0, 5)
+    model, plate = _bounded(lower)
+    message = "'z' has a support that differs between rows of plate 'data', which shows some"
+    with pytest.raises(SiteError, match=message):
+        HyperNetworkGuide(model, create_plates=plate).setup(torch.ones(2), torch.arange(2))
+    guide = HyperNetworkGuide(model, create_plates=plate).setup(torch.ones(5), torch.arange(5))
+    with pytest.raises(SiteError, match=message):
+        guide(torch.ones(2), torch.arange(2))
+    guide = HyperNetworkGuide(model).setup(torch.ones(5), torch.arange(5))
+    assert (guide(torch.ones(5), torch.arange(5))["z"] > lower).all()
+    assert (guide.sample(4)["z"] > lower).all()
