@@ -290,12 +290,12 @@ def test_index_and_target_alone(tmp_path):
 # ---- sizes
 
 
-@pytest.mark.parametrize("unit", [1e-320, 1e-300, 1e-200, 1e200, 1e299])
+@pytest.mark.parametrize("unit", [1e-300, 1e-200, 1e200, 1e297])
 def test_units_beyond_the_squares_of_doubles(unit):
     table = _table()
     other = Table("t", table.features, unit * (table.target - 100.0) / 20.0)
     split = split_table(other, seed=0)
-    assert float(split.y_train.std(correction=0)) == pytest.approx(1.0, abs=1e-3)
+    assert float(split.y_train.std(correction=0)) == pytest.approx(1.0, abs=1e-5)
     assert split.y_scale == pytest.approx(unit, rel=0.5)
     features = Table("t", unit * table.features / 100.0, table.target)
     deviations = split_table(features, seed=0).x_train.std(0, correction=0)
