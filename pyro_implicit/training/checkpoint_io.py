@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import pickle
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
+from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from packaging.version import InvalidVersion, Version
 
+from pyro_implicit._checks import shown
 from pyro_implicit.exceptions import ArgumentError, StateError
+from pyro_implicit.saving import check_archive, save_state, unreadable
 
 __all__ = ["AtomicCheckpointIO"]
 
-_PARTIAL = ".partial"
 #: what every file that Lightning has written holds
 _EXPECTED = ("state_dict", "pytorch-lightning_version")
 
@@ -24,10 +23,10 @@ _EXPECTED = ("state_dict", "pytorch-lightning_version")
 class AtomicCheckpointIO(TorchCheckpointIO):
     """
     How Lightning reads and writes checkpoints in the local file system, made safe against a kill or
-    a power cut at any instant: the file is written under another name (``*.partial``), flushed to
+    a power cut at any instant: the file is written under another name (``.*.partial``), flushed to
     the disk, read back (its structure, without the tensors' contents), and only then takes the
-    place of the old one, in one step. Files are read with ``weights_only=True``, so that none can
-    run code.
+    place of the old one, in one step. Files are compared with their checksums, and read with
+    ``weights_only=True``, so that none can run code.
 
     :class:`~pyro_implicit.LightningVI` takes it in the place of Lightning's default by itself; any
     other Lightning module takes ``Trainer(plugins=[AtomicCheckpointIO()])``. Remote paths (with
@@ -37,8 +36,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     @classmethod
     def replace_default(cls, strategy: Any) -> None:
         """Takes the place of Lightning's default, not of a class that the user chose."""
-        if type(strategy.checkpoint_io) is TorchCheckpointIO:
-            strategy.checkpoint_io = cls()
+        holder, io = strategy, strategy.checkpoint_io
+        while getattr(io, "_checkpoint_io", None) is not None:  # one that wraps another
+            holder, io = io, io._checkpoint_io
+        if type(io) is TorchCheckpointIO:
+            setattr(holder, "checkpoint_io" if holder is strategy else "_checkpoint_io", cls())
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
@@ -55,17 +57,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             return
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(target.name + _PARTIAL)
-        try:
-            with partial.open("wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            _check_readable(partial)
-            os.replace(partial, target)
-        finally:
-            partial.unlink(missing_ok=True)
-        _sync_folder(target.parent)
+        save_state(checkpoint, target)
 
     def load_checkpoint(
         self,
@@ -81,59 +73,50 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         :raises ArgumentError: for ``weights_only=False``.
         :raises FileNotFoundError: if there is no such file.
         """
+        self.check_file(path, weights_only)
+        try:
+            checkpoint = super().load_checkpoint(path, map_location, weights_only=True)
+        except Exception as error:  # the unpickler may raise anything
+            raise unreadable(str(path), error) from error
+        _check_entries(checkpoint, path)
+        return checkpoint
+
+    @staticmethod
+    def check_file(path: Any, weights_only: bool | None = None) -> None:
+        """
+        Compares a file with its checksums.
+
+        :param path: of it, local or remote, or the file, open.
+        :raises StateError: if it is truncated, damaged, or no checkpoint.
+        :raises ArgumentError: for ``weights_only=False``, which nothing here accepts.
+        :raises FileNotFoundError: if there is no such file.
+        """
         if weights_only is False:
             raise ArgumentError(
                 "weights_only=False would let the file run code; what LightningVI saves does not "
                 "need it. Leave it out."
             )
-        try:
-            checkpoint = super().load_checkpoint(path, map_location, weights_only=True)
-        except FileNotFoundError:
-            raise
-        except (
-            OSError,
-            RuntimeError,
-            EOFError,
-            pickle.UnpicklingError,
-            LookupError,
-            ValueError,
-        ) as error:
-            raise StateError(
-                f"{path} cannot be read as a checkpoint: it is truncated or damaged, or not a file "
-                f"of torch.save with tensors and plain values alone ({_first_line(error)})."
-            ) from error
-        missing = [
-            key for key in _EXPECTED if not (isinstance(checkpoint, dict) and key in checkpoint)
-        ]
-        if missing:
-            raise StateError(
-                f"{path} is no checkpoint of Lightning: it lacks {' and '.join(missing)}. (A "
-                "state_dict saved by itself is loaded with guide.load_state_dict.)"
-            )
-        return checkpoint
+        if hasattr(path, "read"):
+            check_archive(path, "the file")
+            return
+        if get_filesystem(path).isdir(str(path)):
+            raise StateError(f"{path} cannot be read as a checkpoint: it is a folder.")
+        with get_filesystem(path).open(str(path), "rb") as file:
+            check_archive(file, str(path))
 
 
-def _check_readable(path: Path) -> None:
-    try:
-        torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except pickle.UnpicklingError as error:
+def _check_entries(checkpoint: Any, path: str | Path) -> None:
+    """Lightning itself trusts these, before any module sees the checkpoint."""
+    missing = [key for key in _EXPECTED if not (isinstance(checkpoint, dict) and key in checkpoint)]
+    if missing:
         raise StateError(
-            "the checkpoint holds something that is neither tensor nor plain value, and could not "
-            f"be read back with weights_only=True: {_first_line(error)} Look at callbacks' "
-            "state_dict and at save_hyperparameters()."
+            f"{path} is no checkpoint of Lightning: it lacks {' and '.join(missing)}. (A "
+            "state_dict saved by itself is loaded with guide.load_state_dict.)"
+        )
+    version = checkpoint["pytorch-lightning_version"]
+    try:
+        Version(version)
+    except (InvalidVersion, TypeError) as error:
+        raise StateError(
+            f"{path} is no checkpoint of Lightning: its version is {shown(version)}."
         ) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    """Lets the new name survive a power cut, where the system allows it."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0]

@@ -1,18 +1,82 @@
-"""What LightningVI adds to a checkpoint, and all checks that come before any of it is loaded."""
+"""What LightningVI adds to a checkpoint, and the checks of that and of the parameters."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
 
-from pyro_implicit.exceptions import StateError
+from pyro_implicit._plain import first_difference, non_finite
+from pyro_implicit.exceptions import NonFiniteError, StateError
 
-__all__ = ["KEY", "VERSION", "check_header", "check_optimizer", "check_tensors", "finish_epoch"]
+__all__ = [
+    "KEY",
+    "VERSION",
+    "check_finite_to_save",
+    "check_header",
+    "check_settings",
+    "check_tensors",
+    "settings_of",
+]
 
 KEY = "pyro_implicit"
 VERSION = 1
+_ENTRIES = {
+    "objective": str,
+    "settings": dict,
+    "objective_state": dict,
+    "optimizers": list,
+    "random": list,
+    "gradients": list,
+}
+#: of Pyro's base class, without an influence on ours
+_NO_SETTINGS = {
+    "max_plate_nesting",
+    "retain_graph",
+    "strict_enumeration_warning",
+    "ignore_jit_warnings",
+    "jit_options",
+    "tail_adaptive_beta",
+    "last_terms",
+}
+
+
+def settings_of(objective: Any) -> dict[str, Any]:
+    """The public numbers, flags and names that an objective was made with."""
+    public = {name: value for name, value in vars(objective).items() if name[0] != "_"}
+    public |= getattr(objective, "_fit", {})  # those of a density ratio
+    plain = (bool, int, float, str, type(None))
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in public.items()
+        if name not in _NO_SETTINGS
+        and all(isinstance(v, plain) for v in (value if isinstance(value, tuple) else [value]))
+    }
+
+
+def check_settings(found: dict[str, Any], objective: Any, changing: Iterable[str]) -> None:
+    """
+    Warns of an objective with other arguments than the one that was saved.
+
+    :param dict found: saved by :func:`settings_of`.
+    :param objective: the objective here.
+    :param changing: names of what a callback changes as training goes on.
+    """
+    ours = settings_of(objective)
+    names = sorted((found.keys() | ours.keys()) - set(changing))
+    other = [
+        f"{name}={found.get(name)!r} (here {ours.get(name)!r})"
+        for name in names
+        if first_difference(found.get(name), ours.get(name))
+    ]
+    if other:
+        warnings.warn(
+            f"the checkpoint was written while training with {type(objective).__name__} and "
+            f"{', '.join(other)}: training goes on with the values here, to another end.",
+            stacklevel=2,
+        )
 
 
 def check_header(checkpoint: dict[str, Any], objective: str) -> dict[str, Any]:
@@ -28,14 +92,21 @@ def check_header(checkpoint: dict[str, Any], objective: str) -> dict[str, Any]:
             f"not a checkpoint of LightningVI: it has no entry {KEY!r}, only "
             f"{sorted(map(str, checkpoint))}. It was saved by another Lightning module."
         )
-    if header.get("version") != VERSION:
+    version = header.get("version")
+    if type(version) is not int or version != VERSION:
         raise StateError(
-            f"the checkpoint has format version {header.get('version')!r}; this release reads "
+            f"the checkpoint has format version {version!r}; this release reads "
             f"version {VERSION}. Go on with the release that wrote it, or start anew."
         )
-    missing = {"objective", "objective_state", "optimizers", "random"} - header.keys()
+    missing = _ENTRIES.keys() - header.keys()
     if missing:
         raise StateError(f"the checkpoint is incomplete: {KEY!r} lacks {sorted(missing)}.")
+    for name, kind in _ENTRIES.items():
+        if not isinstance(header[name], kind):
+            raise StateError(
+                f"{name} in {KEY!r} of the checkpoint is a {type(header[name]).__name__}; expected "
+                f"a {kind.__name__}."
+            )
     if header["objective"] != objective:
         raise StateError(
             f"the checkpoint was written while training with {header['objective']}; this objective "
@@ -44,92 +115,54 @@ def check_header(checkpoint: dict[str, Any], objective: str) -> dict[str, Any]:
     return header
 
 
-def check_tensors(found: Any, expected: dict[str, Any]) -> None:
+def check_tensors(found: Any, expected: dict[str, Any], trained: Iterable[str] = ()) -> None:
     """
     :param found: the ``state_dict`` of a checkpoint.
     :param dict expected: that of the module which is to load it.
+    :param trained: names of parameters, which must be finite.
     :raises StateError: unless names, shapes, dtypes and guides' structure are the same.
     """
     if not isinstance(found, dict):
         raise StateError(
             f"the checkpoint's state_dict is a {type(found).__name__}; expected a dict."
         )
-    absent, foreign = sorted(expected.keys() - found), sorted(found.keys() - expected)
+    absent = sorted(expected.keys() - found)
+    foreign = sorted(map(str, found.keys() - expected))
     if absent or foreign:
         raise StateError(
             f"the checkpoint is of another model or guide: it lacks {absent or 'nothing'} and has "
             f"{foreign or 'nothing'} beside what is expected."
         )
     for name, value in expected.items():
-        ours, theirs = _describe(value), _describe(found[name])
-        if ours != theirs:
-            raise StateError(
-                f"the checkpoint is of another model or guide: {name} is {theirs} there and {ours} "
-                "here."
-            )
+        theirs = found[name]
+        if isinstance(value, Tensor):
+            ours, theirs = _describe(value), _describe(theirs)
+            told = None if ours == theirs else f"{name} is {theirs} there and {ours} here"
+        else:
+            told = first_difference(theirs, value, name)
+        if told:
+            raise StateError(f"the checkpoint is of another model or guide: {told}.")
+    bad = non_finite({name: found[name] for name in trained if name in found})
+    if bad:
+        raise StateError(f"the checkpoint's parameter {bad[0]} is not finite; take an older one.")
 
 
 def _describe(value: Any) -> str:
     return f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else repr(value)
 
 
-def check_optimizer(
-    checkpoint: dict[str, Any],
-    header: dict[str, Any],
-    names: list[str],
-    schedulers: int,
-    parameters: Iterable[nn.Parameter],
-) -> None:
+def check_finite_to_save(module: nn.Module, objective: Any) -> None:
     """
-    :param names: class names of the optimisers that are to load their states.
-    :param int schedulers: number of learning-rate schedules.
-    :param parameters: those that the optimiser is for.
-    :raises StateError: if optimiser or schedules are absent from the checkpoint or of another kind.
+    :raises NonFiniteError: if a parameter, of a critic too, is NaN or infinite: a run that goes on
+        from there is lost, and so is the file that it would replace.
     """
-    if (
-        "optimizer_states" not in checkpoint
-        or "lr_schedulers" not in checkpoint
-        or "loops" not in checkpoint
-    ):
-        raise StateError(
-            "the checkpoint has no optimiser state: it was saved with save_weights_only=True, and "
-            "training cannot go on from it."
+    values = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    for site, critic in getattr(objective, "critics", {}).items():
+        values |= {f"critic of {site}: {name}": p for name, p in critic.named_parameters()}
+    bad = non_finite(values)
+    if bad:
+        raise NonFiniteError(
+            f"no checkpoint is written, and older ones stay: parameter {bad[0]} is not finite"
+            f"{f' (nor are {len(bad) - 1} others)' if len(bad) > 1 else ''}. Go on from the last "
+            "checkpoint with a smaller step size or gradient_clip_val."
         )
-    if header["optimizers"] != names:
-        raise StateError(
-            f"the checkpoint was written with the optimiser {header['optimizers']}; here it is "
-            f"{names}."
-        )
-    if len(checkpoint["lr_schedulers"]) != schedulers:
-        raise StateError(
-            f"the checkpoint has {len(checkpoint['lr_schedulers'])} learning-rate schedules; here "
-            f"there are {schedulers}."
-        )
-    shapes = [parameter.shape for parameter in parameters]
-    for state in checkpoint["optimizer_states"]:
-        count = sum(len(group["params"]) for group in state["param_groups"])
-        if count != len(shapes):
-            raise StateError(
-                f"the checkpoint's optimiser is for {count} parameters; here there are "
-                f"{len(shapes)}."
-            )
-        for index, entry in state["state"].items():
-            for name, value in entry.items():
-                if isinstance(value, Tensor) and value.dim() and value.shape != shapes[index]:
-                    raise StateError(
-                        f"{name} of parameter {index} has shape {tuple(value.shape)} in the "
-                        f"checkpoint's optimiser; the parameter has {tuple(shapes[index])}."
-                    )
-
-
-def finish_epoch(checkpoint: dict[str, Any]) -> None:
-    """
-    Lets a loader that was left at the end of an epoch go on with the next one, also if
-    ``limit_train_batches`` made that end come early.
-    """
-    fit = checkpoint.get("loops", {}).get("fit_loop", {})
-    if not fit.get("epoch_loop.batch_progress", {}).get("is_last_batch"):
-        return
-    for place in fit.get("state_dict", {}).get("combined_loader", []):
-        if set(place) == {"seed", "epoch", "batch"} and place["batch"]:
-            place.update(epoch=place["epoch"] + 1, batch=0)

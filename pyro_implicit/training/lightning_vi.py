@@ -13,20 +13,35 @@ from pyro.infer.util import is_validation_enabled
 from torch import Tensor, nn
 
 from pyro_implicit._checks import check_count, check_seed
+from pyro_implicit._plain import as_state_error, check_like
 from pyro_implicit.exceptions import NonFiniteError, StateError
 from pyro_implicit.infer._gradients import all_finite, names_of_non_finite
 from pyro_implicit.training._arguments import check_arguments, check_modules
 from pyro_implicit.training._lightning import pytorch
+from pyro_implicit.training.anneal import Anneal
 from pyro_implicit.training.checkpoint_io import AtomicCheckpointIO
 from pyro_implicit.training.checkpoint_state import (
     KEY,
     VERSION,
+    check_finite_to_save,
     check_header,
-    check_optimizer,
+    check_settings,
     check_tensors,
-    finish_epoch,
+    settings_of,
+)
+from pyro_implicit.training.checkpoint_training import (
+    check_callbacks,
+    check_loops,
+    check_optimizer,
+    check_scheduler,
 )
 from pyro_implicit.training.log_predictive import log_predictive_density
+from pyro_implicit.training.loop_state import (
+    accumulated_gradients,
+    continue_loops,
+    normalise_loops,
+    restore_gradients,
+)
 from pyro_implicit.training.processes import gather, share_critics
 from pyro_implicit.training.random_state import (
     RandomStream,
@@ -134,6 +149,8 @@ class LightningVI(pytorch.LightningModule):
         self._noise: RandomStream | None = None
         self._header: dict[str, Any] | None = None  # of a checkpoint whose rest is still to load
         self._hooks: list[Any] = []
+        # batches done in the epoch that a resume begins in, gradients accumulated there
+        self._resumed: tuple[int, Any] | None = None
 
     # ---- what a subclass may change
 
@@ -242,9 +259,9 @@ class LightningVI(pytorch.LightningModule):
 
     def setup(self, stage: str) -> None:
         """See Lightning."""
+        AtomicCheckpointIO.replace_default(self.trainer.strategy)
         if stage != "fit":
             return
-        AtomicCheckpointIO.replace_default(self.trainer.strategy)
         self._noise = None
         if self._is_warm:
             return
@@ -264,6 +281,14 @@ class LightningVI(pytorch.LightningModule):
             start = self.trainer.strategy.broadcast(start)
             self._noise = RandomStream(int(start) + self.global_rank)
 
+    def on_train_start(self) -> None:
+        """Lightning's loops go on as if they had come to where they are without a stop."""
+        if self._resumed is not None:
+            done, gradients = self._resumed
+            continue_loops(self.trainer.fit_loop, done)
+            restore_gradients(gradients, self._trained())
+        self._resumed = None
+
     def on_fit_end(self) -> None:
         """See Lightning."""
         for hook in self._hooks:
@@ -273,16 +298,23 @@ class LightningVI(pytorch.LightningModule):
     # ---- checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the objective's state and the random state of all processes."""
+        """
+        Adds the objective's state and the random state of all processes.
+
+        :raises NonFiniteError: if a parameter is NaN or infinite; nothing is written then.
+        """
+        check_finite_to_save(self, self.objective)
         stream = self._stream
         random = {"noise": plain_state(stream.state), "outside": plain_state(stream.outside)}
         state_of = getattr(self.objective, "state_dict", dict)
         checkpoint[KEY] = {
             "version": VERSION,
             "objective": type(self.objective).__name__,
+            "settings": settings_of(self.objective),
             "objective_state": copy.deepcopy(state_of()),
             "optimizers": [type(optimizer).__name__ for optimizer in self.trainer.optimizers],
             "random": gather(random),
+            "gradients": gather(accumulated_gradients(self.trainer, self._trained())),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -292,28 +324,47 @@ class LightningVI(pytorch.LightningModule):
         :raises StateError: if it is not a checkpoint of the same model, guide, objective and
             optimiser in this format; nothing is changed then.
         """
-        header = check_header(checkpoint, type(self.objective).__name__)
-        self._check_modules(checkpoint["state_dict"])
-        random = [{k: state_from_plain(v) for k, v in each.items()} for each in header["random"]]
-        trainer = self._trainer
+        trainer: Any = self._trainer
         fitting = trainer is not None and trainer.state.fn == "fit"
-        if fitting:
-            made = self.configure_optimizers()
-            made = made if isinstance(made, dict) else {"optimizer": made}
-            names = [type(made["optimizer"]).__name__]
-            schedules = int("lr_scheduler" in made)
-            check_optimizer(checkpoint, header, names, schedules, self._trained())
+        with as_state_error("the checkpoint"):
+            header = check_header(checkpoint, type(self.objective).__name__)
+            self._check_modules(checkpoint.get("state_dict"))
+            random = [
+                {k: state_from_plain(v) for k, v in each.items()} for each in header["random"]
+            ]
+            if fitting:
+                self._check_training(checkpoint, header)
+            if trainer is not None and "loops" in checkpoint:
+                check_loops(checkpoint, trainer)
+                check_callbacks(checkpoint, trainer)
         self._header = header
         if self._is_warm:
             self._load_rest()
         if fitting:
-            finish_epoch(checkpoint)
-            self._take_up(random)
+            self._warn_of_settings(header["settings"])
+            accumulate = trainer.accumulate_grad_batches
+            done = normalise_loops(checkpoint["loops"]["fit_loop"], accumulate)
+            self._resumed = done, self._take_up(random, header["gradients"])
+
+    def _check_training(self, checkpoint: dict[str, Any], header: dict[str, Any]) -> None:
+        made = self.configure_optimizers()
+        made = made if isinstance(made, dict) else {"optimizer": made}
+        trained = {name: p for name, p in self.named_parameters() if p.requires_grad}
+        names, parameters = list(trained), list(trained.values())
+        check_optimizer(checkpoint, header["optimizers"], made["optimizer"], parameters, names)
+        check_scheduler(checkpoint, made.get("lr_scheduler", {}).get("scheduler"))
+
+    def _warn_of_settings(self, settings: dict[str, Any]) -> None:
+        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+        ours = [c for c in callbacks if isinstance(c, Anneal) and c.target is self.objective]
+        check_settings(settings, self.objective, [c.attribute for c in ours])
 
     def _check_modules(self, state: Any) -> None:
         if self._is_warm:
-            check_tensors(state, self.state_dict())
+            trained = [name for name, p in self.named_parameters() if p.requires_grad]
+            check_tensors(state, self.state_dict(), trained)
             return
+        check_like(state, {}, "state_dict")
         trial = copy.deepcopy(self.guide)  # not built yet: let a copy try
         own = {k.removeprefix("guide."): v for k, v in state.items() if k.startswith("guide.")}
         try:
@@ -324,15 +375,25 @@ class LightningVI(pytorch.LightningModule):
                 "(If the guide makes its parameters at its first call, call vi.warm_up(batch) "
                 "before.)"
             ) from error
+        others = {k: v for k, v in self.state_dict().items() if not k.startswith("guide.")}
+        trained = [f"guide.{name}" for name, _ in trial.named_parameters()]
+        trained += [name for name, _ in self.named_parameters()]
+        fitting = others | {f"guide.{k}": v for k, v in trial.state_dict().items()}
+        check_tensors(state, fitting, trained)
 
     def _load_rest(self) -> None:
         header, self._header = self._header, None
         load = getattr(self.objective, "load_state_dict", None)
         if load is not None and header is not None:
-            load(header["objective_state"])
+            with as_state_error(f"the state of {type(self.objective).__name__}"):
+                load(header["objective_state"])
 
-    def _take_up(self, random: list[dict[str, Any]]) -> None:
-        """Random streams where they were; new ones for another number of processes."""
+    def _take_up(self, random: list[dict[str, Any]], gradients: list[Any]) -> Any:
+        """
+        Random streams where they were; new ones for another number of processes.
+
+        :returns: gradients that were accumulated already, if any.
+        """
         if len(random) != self.trainer.world_size:
             warnings.warn(
                 f"the checkpoint was written by {len(random)} processes and is taken up by "
@@ -340,11 +401,32 @@ class LightningVI(pytorch.LightningModule):
                 "would have.",
                 stacklevel=2,
             )
-            return
+            return None
         mine = random[self.global_rank]
         self._noise = RandomStream(0)
         self._noise.state = mine["noise"]
         write_random_state(mine["outside"])
+        return gradients[self.global_rank]
+
+    @classmethod
+    def load_from_checkpoint(
+        cls,
+        checkpoint_path: Any,
+        map_location: Any = None,
+        hparams_file: Any = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """
+        See Lightning. The file is checked first, and always read with ``weights_only=True``.
+
+        :raises StateError: if it is truncated, damaged, or no checkpoint.
+        :raises ArgumentError: for ``weights_only=False``.
+        """
+        AtomicCheckpointIO.check_file(checkpoint_path, weights_only)
+        load = super().load_from_checkpoint
+        return load(checkpoint_path, map_location, hparams_file, strict, True, **kwargs)
 
     def _trained(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.parameters() if parameter.requires_grad]

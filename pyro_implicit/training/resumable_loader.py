@@ -14,6 +14,7 @@ from pyro_implicit.training.random_state import RandomStream
 
 __all__ = ["ResumableLoader"]
 
+_PLACE = ("batches", "batch", "epoch")
 _EPOCH_STRIDE = 1_000_003  # seeds of epochs do not meet those of neighbouring seeds
 
 
@@ -88,26 +89,40 @@ class ResumableLoader(DataLoader[Any]):
             if self._given > skip:
                 yield batch
 
-    def state_dict(self) -> dict[str, int]:
-        """The place of the batch last given."""
-        return {"seed": self.seed, "epoch": self._epoch, "batch": self._given}
+    def state_dict(self) -> dict[str, Any]:
+        """The place of the batch last given, and what it is a place in."""
+        place = {"epoch": self._epoch, "batch": self._given, "batches": len(self)}
+        return {"seed": self.seed, **place, **self._data()}
+
+    def _data(self) -> dict[str, Any]:
+        return {"rows": len(self.dataset), "batch_size": self.batch_size}  # type: ignore[arg-type]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """
         The next iteration goes on after that place.
 
-        :raises StateError: if it is not a state of this class, or is of another seed.
+        :raises StateError: if it is not a state of this class, or is of another seed, batch size or
+            number of rows.
         """
-        if not isinstance(state, dict) or set(state) != {"seed", "epoch", "batch"}:
+        here = {"seed": self.seed, **self._data()}
+        if not isinstance(state, dict) or set(state) != {*_PLACE, *here}:
             raise StateError(
-                f"not the place of a ResumableLoader: {state!r}; expected the entries seed, epoch "
-                "and batch."
+                f"not the place of a ResumableLoader: {shown(state)}; expected the entries "
+                f"{', '.join(sorted({*_PLACE, *here}))}."
             )
-        if state["seed"] != self.seed:
-            raise StateError(
-                f"the place was saved with seed={state['seed']}; this loader has seed={self.seed} "
-                "and other batches. Make it with the same seed."
-            )
+        for name in _PLACE:
+            if type(state[name]) is not int or state[name] < 0 or state["batch"] > state["batches"]:
+                raise StateError(
+                    f"not the place of a ResumableLoader: {name} is {shown(state[name])}; expected "
+                    "integers >= 0, and no more batches than the epoch has."
+                )
+        for name, value in here.items():
+            if type(state[name]) is not type(value) or state[name] != value:
+                raise StateError(
+                    f"the place was saved with {name}={shown(state[name])}; this loader has "
+                    f"{name}={value} and other batches. Make it with the same {name}, or begin a "
+                    "new run from the saved parameters."
+                )
         ended = state["batch"] >= len(self)
         self._turn = self._epoch = state["epoch"] + ended
         self._skip = self._given = 0 if ended else state["batch"]

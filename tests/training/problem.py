@@ -61,9 +61,9 @@ def trainer(folder: Path | None = None, **options: Any) -> pl.Trainer:
     if folder is not None:
         callbacks = [*callbacks, ModelCheckpoint(folder, every_n_train_steps=1, save_top_k=-1)]
     options = {"max_epochs": 2, "accelerator": "cpu", "logger": False, "devices": 1} | options
+    options = {"enable_checkpointing": folder is not None} | options
     return pl.Trainer(
         callbacks=callbacks,
-        enable_checkpointing=folder is not None,
         enable_progress_bar=False,
         enable_model_summary=False,
         log_every_n_steps=1,

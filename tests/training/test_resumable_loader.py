@@ -83,21 +83,22 @@ def test_it_goes_on_from_any_place(rows, batches):
     again = loader(rows)
     # the place of the last batch that was given, as Lightning would save it there
     count = batches % (3 * len(whole))
-    reached = {"seed": 0, "epoch": count // len(whole), "batch": count % len(whole) + 1}
-    again.load_state_dict(reached)
+    reached = {"epoch": count // len(whole), "batch": count % len(whole) + 1}
+    again.load_state_dict(again.state_dict() | reached)
     left = epochs(again, 3 - reached["epoch"] - (reached["batch"] == len(again)))
     assert left == epochs(loader(rows), 3)[count + 1 :]
 
 
 def test_the_place_is_that_of_the_batch_last_given():
     made = loader()
-    assert made.state_dict() == {"seed": 0, "epoch": 0, "batch": 0}
+    start = {"seed": 0, "epoch": 0, "batch": 0, "batches": 4, "rows": 10, "batch_size": 3}
+    assert made.state_dict() == start
     batches = iter(made)
     next(batches), next(batches)
-    assert made.state_dict() == {"seed": 0, "epoch": 0, "batch": 2}
+    assert made.state_dict() == start | {"batch": 2}
     list(batches)
     next(iter(made))
-    assert made.state_dict() == {"seed": 0, "epoch": 1, "batch": 1}
+    assert made.state_dict() == start | {"epoch": 1, "batch": 1}
 
 
 @pytest.mark.slow
@@ -105,7 +106,7 @@ def test_with_workers():
     """Their seeds come from the same stream."""
     whole = epochs(loader(num_workers=2), 2)
     again = loader(num_workers=2)
-    again.load_state_dict({"seed": 0, "epoch": 0, "batch": 3})
+    again.load_state_dict(again.state_dict() | {"batch": 3})
     assert epochs(again, 2) == whole[3:]
 
 
@@ -113,8 +114,29 @@ def test_other_states_are_refused():
     with pytest.raises(StateError, match=r"saved with seed=1; this loader has seed=0"):
         loader().load_state_dict(loader(seed=1).state_dict())
     for state in ({}, {"epoch": 0}, None):
-        with pytest.raises(StateError, match="not the place of a ResumableLoader"):
+        with pytest.raises(StateError, match="not the place of a ResumableLoader: .*; expected"):
             loader().load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_size": 4}, "saved with batch_size=4; this loader has batch_size=3"),
+        ({"rows": 11}, "saved with rows=11; this loader has rows=10"),
+        ({"batch": -1}, "batch is -1; expected integers >= 0"),
+        ({"epoch": -1}, "epoch is -1"),
+        ({"epoch": 1.0}, "epoch is 1.0"),
+        ({"batch": True}, "batch is True"),
+        ({"batch": 10**9}, "no more batches than the epoch has"),
+        ({"seed": "0"}, "saved with seed='0'"),
+    ],
+)
+def test_the_place_of_another_loader_is_refused(change, message):
+    made = loader()
+    before = made.state_dict()
+    with pytest.raises(StateError, match=message):
+        made.load_state_dict(before | change)
+    assert made.state_dict() == before
 
 
 class Endless(IterableDataset):

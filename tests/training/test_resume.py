@@ -190,7 +190,7 @@ CHANGES = {
     "missing": (lambda c: c["state_dict"].popitem(), "it lacks .* and has nothing beside"),
     "foreign": (lambda c: c["state_dict"].update(a=1), r"lacks nothing and has \['a'\] beside"),
     "shape": (other_shape, r"is \(7,\) torch.float32 there and"),
-    "structure": (other_structure, "_extra_state is .* there and .* here"),
+    "structure": (other_structure, r"_extra_state.samplers\[0\].scale is 0.5 there and 0.0 here"),
     "weights only": (lambda c: c.pop("optimizer_states"), "saved with save_weights_only=True"),
     "optimiser": (lambda c: c[KEY].update(optimizers=["SGD"]), r"\['SGD'\]; here it is \['Adam'\]"),
     "schedules": (
