@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_implicit.exceptions import ArgumentError, ShapeError
+from pyro_implicit.exceptions import ArgumentError, ShapeError, StateError
 
 __all__ = [
     "check_callable",
@@ -25,6 +25,7 @@ __all__ = [
     "check_number",
     "check_seed",
     "check_shape",
+    "check_state",
     "check_tensor",
     "check_tensors",
     "check_text",
@@ -240,6 +241,21 @@ def check_tensor(
     if value.is_floating_point() and not bool(value.detach().isfinite().all()):
         raise ArgumentError(f"{name} has entries that are NaN or infinite; expected {expected}.")
     return value
+
+
+def check_state(owner: object, state: Any) -> dict[str, Any]:
+    """
+    :param owner: what the state is loaded into.
+    :returns: ``state``.
+    :raises StateError: unless it is a dictionary by name.
+    """
+    if not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
+        kind = owner if isinstance(owner, type) else type(owner)
+        raise StateError(
+            f"not a state of {kind.__name__}: found {shown(state)}; expected what its state_dict() "
+            "returned."
+        )
+    return state
 
 
 def check_model(value: Any, name: str = "model") -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyro_implicit import _checks as checks
-from pyro_implicit.exceptions import ArgumentError, ShapeError
+from pyro_implicit.exceptions import ArgumentError, ShapeError, StateError
 
 NONSENSE = [None, "3", b"3", [], {}, object(), 1j, int, torch.zeros(2), np.zeros(2), len]
 NOT_COUNTS = [*NONSENSE, True, 1.0, np.float64(2), math.nan, math.inf, torch.tensor(2.0)]
@@ -176,3 +176,10 @@ def test_models_and_guides():
         checks.check_guide(int)
     with pytest.raises(ArgumentError, match="^prior=3 cannot be called"):
         checks.check_model(3, "prior")
+
+
+def test_states():
+    assert checks.check_state(checks, {}) == {}
+    for value in [None, [1], {1: 2}, torch.ones(2)]:
+        with pytest.raises(StateError, match="^not a state of Fraction: .*state_dict"):
+            checks.check_state(Fraction(1), value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyro_implicit._checks import check_count
+from pyro_implicit._checks import check_count, check_tensor
 from pyro_implicit.exceptions import MissingExtraError, ShapeError
 
 __all__ = ["calibration_error", "reliability"]
@@ -21,7 +21,9 @@ def reliability(
     :returns: mean confidence and accuracy (NaN in empty bins) and share of the data, by bin.
     :raises ShapeError: for other shapes.
     """
-    check_count("num_bins", num_bins)
+    num_bins = check_count("num_bins", num_bins)
+    check_tensor("probabilities", probabilities, "class probabilities, (N, C)")
+    check_tensor("labels", labels, "true classes, (N,)")
     if probabilities.dim() != 2 or labels.shape != probabilities.shape[:1]:
         raise ShapeError(
             f"probabilities have shape {tuple(probabilities.shape)}, labels {tuple(labels.shape)}; "

@@ -14,6 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_implicit._checks import (
+    check_count,
+    check_instance,
+    check_names,
+    check_number,
+    check_tensor,
+    check_tensors,
+    check_text,
+    shown,
+)
 from pyro_implicit.diagnostics._arviz import plot_loo_pit as _plot_loo_pit
 from pyro_implicit.diagnostics._arviz import plot_predictive_check as _plot_predictive_check
 from pyro_implicit.diagnostics._reliability import calibration_error, reliability
@@ -31,6 +41,9 @@ __all__ = [
     "plot_reliability",
     "plot_singular_values",
 ]
+
+
+_HISTORY = "a list of what objective.terms(model, guide, ...) returned"
 
 
 def plot_predictive_band(
@@ -52,8 +65,9 @@ def plot_predictive_band(
     :raises ArgumentError: for another level.
     :raises ShapeError: for other shapes.
     """
-    if not 0 < level < 1:
-        raise ArgumentError(f"level={level!r}; expected a number between 0 and 1")
+    level = check_number("level", level, above=0, below=1)
+    for name, value in (("x", x), ("means", means), ("predictive", predictive)):
+        check_tensor(name, value)
     if x.dim() != 1 or means.shape[1:] != x.shape or predictive.shape[1:] != x.shape:
         raise ShapeError(
             f"x has shape {tuple(x.shape)}, means {tuple(means.shape)}, predictive "
@@ -92,11 +106,15 @@ def plot_objective_terms(history: Sequence[Mapping[str, Any]], *, ax: Any = None
     :returns: the axes.
     :raises ArgumentError: for an empty history, or one whose entries have different terms.
     """
+    check_instance("history", history, (list, tuple), _HISTORY)
+    for index, terms in enumerate(history):
+        check_instance(f"history[{index}]", terms, Mapping, "a dictionary of terms")
+        for name in check_names(f"history[{index}]", list(terms)):
+            check_number(f"history[{index}][{name!r}]", terms[name])
     names = list(history[0]) if history else []
     if not names or any(list(terms) != names for terms in history):
         raise ArgumentError(
-            "history is empty or its entries have different terms; expected a list of what "
-            "objective.terms(model, guide, ...) returned"
+            f"history is empty or its entries have different terms; expected {_HISTORY}"
         )
     ax = _axes(ax)
     columns = {name: [_number(terms[name]) for terms in history] for name in names}
@@ -118,6 +136,7 @@ def plot_singular_values(report: EntropyReport, *, ax: Any = None) -> Any:
     :param ax: Matplotlib axes; new ones by default.
     :returns: the axes.
     """
+    check_instance("report", report, EntropyReport, "what entropy_report returned")
     ax = _axes(ax)
     values = report.singular_values.sort(-1, descending=True).values
     places = range(1, values.shape[-1] + 1)
@@ -147,11 +166,13 @@ def plot_predictive_entropy(probabilities: Tensor | Mapping[str, Tensor], *, ax:
     :raises ShapeError: for other shapes.
     """
     curves = probabilities if isinstance(probabilities, Mapping) else {"": probabilities}
+    check_tensors("probabilities", curves, "class probabilities, (N, C), or several by label")
+    for table in curves.values():
+        if table.dim() != 2:
+            raise ShapeError(f"probabilities have shape {tuple(table.shape)}; expected (N, C)")
     ax = _axes(ax)
     most = 0.0
     for label, table in curves.items():
-        if table.dim() != 2:
-            raise ShapeError(f"probabilities have shape {tuple(table.shape)}; expected (N, C)")
         entropies = torch.special.entr(table.detach()).sum(-1)
         ax.ecdf(_array(entropies), label=label or None)
         most = max(most, float(torch.tensor(float(table.shape[1])).log()))
@@ -211,11 +232,15 @@ def plot_ranks(
     :param int index: of the entry, counted flat.
     :param ax: Matplotlib axes; new ones by default.
     :returns: the axes.
+    :raises ArgumentError: for an index that it has not.
     :raises SiteError: for another name.
     """
-    name = next(iter(calibration.ranks)) if name is None else name
+    check_instance("calibration", calibration, Calibration, "what vsbc returned")
+    name = next(iter(calibration.ranks)) if name is None else check_text("name", name)
     if name not in calibration.ranks:
         raise SiteError(f"no ranks of {name!r}; there are {sorted(calibration.ranks)}")
+    entries = calibration.ranks[name].numel() // calibration.num_simulations
+    index = check_count("index", index, 0, entries - 1, f" ({name!r} has {entries} entries)")
     ax = _axes(ax)
     n, bins, num_ranks = calibration.num_simulations, calibration.bins, calibration.num_draws + 1
     ranks = calibration.ranks[name].reshape(n, -1)[:, index]
@@ -237,6 +262,7 @@ def plot_predictive_check(data: Any, **options: Any) -> Any:
     :param options: of that function.
     :returns: what that returns.
     """
+    _check_data(data)
     return _plot_predictive_check(data, **options)
 
 
@@ -250,12 +276,28 @@ def plot_loo_pit(data: Any, var_name: str, **options: Any) -> Any:
     :param options: of that function.
     :returns: what that returns.
     """
+    _check_data(data)
+    observed = sorted(data["observed_data"].data_vars)
+    if check_text("var_name", var_name) not in observed:
+        raise SiteError(f"no observed site {var_name!r}; there are {observed}")
     return _plot_loo_pit(data, var_name, **options)
+
+
+def _check_data(data: Any) -> None:
+    """Whether it is what to_arviz returns for a guide and data, of either line of ArviZ."""
+    names = ("observed_data", "posterior_predictive")
+    if not all(hasattr(getattr(data, name, None), "data_vars") for name in names):
+        raise ArgumentError(
+            f"data={shown(data)}; expected what to_arviz returned, with the groups "
+            "'observed_data' and 'posterior_predictive'."
+        )
 
 
 def _axes(ax: Any) -> Any:
     """The axes given, or new ones."""
     if ax is not None:
+        if isinstance(ax, type) or not (hasattr(ax, "plot") and hasattr(ax, "set")):
+            raise ArgumentError(f"ax={shown(ax)}; expected Matplotlib axes, or None for new ones.")
         return ax
     try:
         from matplotlib import pyplot

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from numbers import Real
 
 import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_implicit._checks import check_instance, shown
+from pyro_implicit._checks import check_instance, check_number
 from pyro_implicit.distributions._process_moments import ProcessMoments, as_like, check_finite
 from pyro_implicit.exceptions import ArgumentError, ShapeError
 from pyro_implicit.ops.alpha_energy import normal_alpha_energy
@@ -131,8 +130,7 @@ class WeightSpace(ProcessMoments):
         :raises ArgumentError: for another ``alpha``, without noise, or as :meth:`marginals`.
         :raises ShapeError: as :meth:`marginals`.
         """
-        if not isinstance(alpha, Real) or isinstance(alpha, bool) or not 0 <= alpha <= 1:
-            raise ArgumentError(f"alpha={shown(alpha)}; expected a number from 0 to 1.")
+        alpha = check_number("alpha", alpha, minimum=0, maximum=1)
         self._checked_value(value)
         if self._is_bare:
             raise ArgumentError("an alpha-energy needs noise: give noise_scale or psi.")

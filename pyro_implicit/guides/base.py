@@ -21,6 +21,7 @@ from pyro_implicit._checks import (
     check_instance,
     check_model,
     check_number,
+    check_state,
 )
 from pyro_implicit._params import emit_params
 from pyro_implicit.distributions.implicit import sample_implicit
@@ -393,10 +394,16 @@ class ImplicitGuide(AutoGuide):
 
         :param dict state_dict: what ``guide.state_dict()`` returned, for example read by
             ``torch.load(file, weights_only=True)``.
+        :raises StateError: for anything else.
         """
         guide = cls(lambda: None)
         guide._model = (None,)
-        guide.load_state_dict(state_dict)
+        try:
+            guide.load_state_dict(check_state(cls, state_dict))
+        except RuntimeError as error:
+            if isinstance(error, StateError):
+                raise
+            raise StateError(f"not a state of {cls.__name__}: {error}") from error
         return guide
 
     def __getstate__(self) -> dict[str, Any]:

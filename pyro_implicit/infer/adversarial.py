@@ -19,7 +19,7 @@ from pyro.infer.util import is_validation_enabled
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from pyro_implicit._checks import check_count
+from pyro_implicit._checks import check_count, check_state
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError, StateError
 from pyro_implicit.infer._gradients import all_finite
 from pyro_implicit.infer.contrastive import ContrastiveELBO
@@ -246,7 +246,7 @@ class AdversarialELBO(ContrastiveELBO):
 
         :raises StateError: if its critics are for other sites, or of another shape.
         """
-        if state.get("sites") != self._names:
+        if check_state(self, state).get("sites") != self._names:
             raise StateError(
                 f"the state has critics for sites {state.get('sites')}; this objective for "
                 f"{self._names}. Evaluate objective.loss(model, guide, *args) once before."

@@ -24,6 +24,7 @@ from pyro_implicit._checks import (
     check_guide,
     check_model,
     check_number,
+    check_state,
 )
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import StateError
@@ -201,7 +202,7 @@ class ImplicitELBO(ELBO):
 
         :raises StateError: if it is not a state of such an objective.
         """
-        if state:
+        if check_state(self, state):
             raise StateError(
                 f"{type(self).__name__} has no state to load; found the entries {sorted(state)}, "
                 "which another objective has saved."

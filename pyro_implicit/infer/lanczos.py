@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_implicit._checks import check_choice, check_count, shown
+from pyro_implicit._checks import check_choice, check_count, check_state, shown
 from pyro_implicit.exceptions import ArgumentError, StateError
 from pyro_implicit.infer._turns import Turns
 from pyro_implicit.infer._whitened_site import rest_of_entropy, whitened_jacobian
@@ -219,7 +219,7 @@ class LanczosELBO(ImplicitELBO):
 
         :raises StateError: if it is not a state of such an objective.
         """
-        turns = state.get("turns")
+        turns = check_state(self, state).get("turns")
         fits = set(state) == {"turns"} and isinstance(turns, list)
         if turns is None or not fits or any(type(turn) is not int for turn in turns):
             raise StateError(

@@ -18,7 +18,7 @@ import torch
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
-from pyro_implicit._checks import check_count, check_flag, check_number, shown
+from pyro_implicit._checks import check_count, check_flag, check_number, check_state, shown
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.infer._whitened_site import rest_of_entropy, whitened_jacobian
 from pyro_implicit.infer.elbo import ImplicitELBO
@@ -178,7 +178,7 @@ class SingularValueELBO(ImplicitELBO):
 
         :raises StateError: if it is not a state of such an objective.
         """
-        vectors = state.get("vectors")
+        vectors = check_state(self, state).get("vectors")
         fits = set(state) == {"vectors"} and isinstance(vectors, list)
         if vectors is None or not fits or not all(isinstance(v, Tensor) for v in vectors):
             raise StateError(

@@ -86,8 +86,7 @@ def fit_density_ratio(
             "matrices with a row per draw and equally many columns."
         )
     widths = bandwidths(bandwidth)
-    if not ridge > 0:
-        raise ArgumentError(f"ridge={ridge}; expected a positive number.")
+    ridge = check_number("ridge", ridge, above=0)
     with torch.no_grad():
         top, bottom, middle = (x.double() for x in sets)
         width = middle.new_tensor(widths) * median_distance(torch.cat([top, bottom]), middle)

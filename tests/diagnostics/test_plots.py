@@ -56,10 +56,23 @@ def test_predictive_band():
 
 def test_predictive_band_is_checked():
     x, draws = torch.zeros(3), torch.zeros(5, 3)
-    with pytest.raises(ArgumentError, match="level=1.0; expected a number between 0 and 1"):
+    with pytest.raises(ArgumentError, match="level=1.0; expected a finite number > 0 and < 1"):
         plots.plot_predictive_band(x, draws, draws, level=1.0)
     with pytest.raises(ShapeError, match=r"expected \(N,\), \(S, N\) and \(S', N\)"):
         plots.plot_predictive_band(x, draws.T, draws)
+
+
+@pytest.mark.parametrize("ax", ["abc", 3, pyplot.Axes])
+def test_axes_are_axes(ax):
+    with pytest.raises(ArgumentError, match="^ax=.*; expected Matplotlib axes"):
+        plots.plot_predictive_entropy(torch.eye(2), ax=ax)
+
+
+@pytest.mark.parametrize("data", [None, {"observed_data": 1}, torch.ones(2)])
+def test_data_are_those_of_to_arviz(data):
+    for plot in (plots.plot_predictive_check, lambda data: plots.plot_loo_pit(data, "y")):
+        with pytest.raises(ArgumentError, match="^data=.*; expected what to_arviz returned"):
+            plot(data)
 
 
 def test_objective_terms(guide):
@@ -121,6 +134,8 @@ def test_ranks():
     assert "rank of b" in plots.plot_ranks(calibration, "b", 1).get_xlabel()
     with pytest.raises(SiteError, match=r"no ranks of 'c'; there are \['a', 'b'\]"):
         plots.plot_ranks(calibration, "c")
+    with pytest.raises(ArgumentError, match=r"index=99; .* \('a' has \d+ entries\)"):
+        plots.plot_ranks(calibration, "a", 99)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

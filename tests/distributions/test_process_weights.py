@@ -231,7 +231,7 @@ def test_bad_energies() -> None:
     x, y = inputs(3), torch.zeros(3).double()
     process = ImplicitProcess(linear, x, S, NOISE, seed=0)
     for alpha in (-0.1, 1.1, math.nan, True):
-        with pytest.raises(ArgumentError, match="expected a number from 0 to 1"):
+        with pytest.raises(ArgumentError, match="expected a finite number >= 0 and <= 1"):
             process.alpha_energy(y, posterior(), alpha)
     with pytest.raises(ArgumentError, match="an alpha-energy needs noise"):
         ImplicitProcess(linear, x, S, seed=0).alpha_energy(y, posterior())

@@ -148,3 +148,9 @@ def test_saved_samples_do_not_need_the_support_to_be_known():
     other = HyperNetworkGuide(odd, init_loc_fn=lambda site: torch.tensor(1.0))
     other.setup()  # as the message says
     other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("state", [None, {}, {"a": 1}, [1]], ids=repr)
+def test_what_is_no_state_makes_no_guide(state):
+    with pytest.raises(StateError, match="^not a state of HyperNetworkGuide: "):
+        HyperNetworkGuide.from_state_dict(state)

@@ -15,15 +15,18 @@ from typing import Any
 import pyro
 import pyro.distributions as dist
 import torch
+from matplotlib.figure import Figure
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 import pyro_implicit as pi
+from pyro_implicit.diagnostics import plots
+from pyro_implicit.diagnostics.vsbc import Calibration
 from pyro_implicit.guides.site import LatentSite
 from pyro_implicit.nn import networks
 
 #: modules beside the package itself whose names are meant for users
-MODULES = (networks,)
+MODULES = (networks, plots)
 
 ROWS = 6
 X = torch.linspace(-1.0, 1.0, ROWS)[:, None]
@@ -80,8 +83,44 @@ def process(**settings: Any) -> Any:
     return pi.ImplicitProcess(pi.RandomNetwork(network()), X, **settings)
 
 
+@cache
+def _local_guide() -> Any:
+    return pi.ConditionalHyperNetworkGuide(local_model, hidden_dims=(3,)).setup(X, Y)
+
+
+@cache
+def _trained_critic() -> Any:
+    objective = pi.AdversarialELBO(num_critic_steps=1, num_samples=8)
+    train_with(objective)
+    return objective
+
+
 def draws(count: int = 20) -> dict[str, Any]:
     return {"scale": torch.rand(count), "w": torch.randn(count, 2)}
+
+
+@cache
+def exported() -> Any:
+    return pi.to_arviz(model, guide(), X, Y, num_samples=10)
+
+
+@cache
+def report() -> Any:
+    return pi.entropy_report(guide(), num_samples=4, num_inner=3, num_starts=1, num_steps=2)
+
+
+@cache
+def _axes() -> Any:
+    return Figure().subplots()  # without a window, and not kept by pyplot
+
+
+def axes() -> Any:
+    _axes().clear()
+    return _axes()
+
+
+def ranks() -> Calibration:
+    return Calibration({"w": torch.arange(20).reshape(10, 2) % 4}, 3)
 
 
 def _fitted(data: Any) -> Any:
@@ -223,6 +262,18 @@ FUNCTIONS: dict[str, Entry] = {
     ),
     "linear_schedule": fixed(call_it, start=1.0, end=0.1, num_steps=10),
     "log_density": _density(theta=draws(2)),
+    "plot_loo_pit": Entry(lambda: dict(data=exported(), var_name="y", ax=axes())),
+    "plot_objective_terms": Entry(lambda: dict(history=[{"entropy": 1.0}], ax=axes())),
+    "plot_predictive_band": Entry(
+        lambda: dict(x=Y, means=torch.randn(3, ROWS), predictive=torch.randn(3, ROWS), ax=axes())
+    ),
+    "plot_predictive_check": Entry(lambda: dict(data=exported(), ax=axes())),
+    "plot_predictive_entropy": Entry(lambda: dict(probabilities=torch.eye(2), ax=axes())),
+    "plot_ranks": Entry(lambda: dict(calibration=ranks(), name="w", ax=axes())),
+    "plot_reliability": Entry(
+        lambda: dict(probabilities=torch.eye(2), labels=torch.arange(2), ax=axes())
+    ),
+    "plot_singular_values": Entry(lambda: dict(report=report(), ax=axes())),
     "posterior_draws": Entry(lambda: dict(guide=guide(), num_samples=2), args=(X, Y)),
     "predict": Entry(lambda: dict(model=model, guide=guide(), num_samples=2), args=(X,)),
     "process_to_arviz": Entry(lambda: dict(process=process(), value=Y, num_samples=4)),
@@ -276,16 +327,27 @@ METHODS: dict[str, Entry] = {
     "WeightSpace.marginals": Entry(lambda: dict(posterior=process().weight_posterior(Y))),
     "WeightSpace.weight_posterior": fixed(value=Y),
     "WeightSpace.weighted": fixed(weights=torch.zeros(4)),
+    "AdversarialELBO.load_state_dict": Entry(lambda: dict(state=_trained_critic().state_dict())),
+    "ConditionalGuide.set_extra_state": Entry(lambda: dict(state=_local_guide().get_extra_state())),
+    "ImplicitELBO.load_state_dict": Entry(lambda: dict(state={})),
+    "ImplicitGuide.from_state_dict": Entry(lambda: dict(state_dict=guide().state_dict())),
+    "ImplicitGuide.set_extra_state": Entry(lambda: dict(state=guide().get_extra_state())),
+    "LanczosELBO.load_state_dict": Entry(lambda: dict(state=pi.LanczosELBO().state_dict())),
+    "ResumableLoader.load_state_dict": Entry(
+        lambda: dict(state=pi.ResumableLoader([1, 2]).state_dict())
+    ),
+    "SingularValueELBO.load_state_dict": Entry(
+        lambda: dict(state=pi.SingularValueELBO().state_dict())
+    ),
     "NeuralSampler.forward": fixed(inputs=X, num_functions=2),
     "RandomNetwork.forward": Entry(lambda: dict(inputs=X, num_functions=2), passed_on=("inputs",)),
 }
 
 #: what a method is called on, if not what the valid call of its class makes
 RECEIVERS: dict[str, Callable[[], Any]] = {
+    "AdversarialELBO": _trained_critic,
     "ImplicitGuide": guide,
-    "ConditionalGuide": lambda: pi.ConditionalHyperNetworkGuide(
-        local_model, hidden_dims=(3,)
-    ).setup(X, Y),
+    "ConditionalGuide": _local_guide,
     "ImplicitProcess": process,
     "WeightSpace": process,
 }
@@ -309,16 +371,13 @@ HOOKS = {
     "divergence",
     "estimate",
     "extra_repr",
-    "from_state_dict",
     "get_extra_state",
     "half_log_det",
     "implicit_prior",
     "init_to_module",
     "jacobian",
     "linearise",
-    "load_state_dict",
     "pair",
-    "set_extra_state",
     "state_dict",
     "training_step",
     "validation_step",

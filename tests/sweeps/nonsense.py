@@ -60,7 +60,7 @@ VALUES: dict[str, typing.Callable[[], Any]] = {
 }
 
 #: counts that may be 0
-NON_NEGATIVE = {"batch_dims", "num_iterations", "seed"}
+NON_NEGATIVE = {"batch_dims", "index", "num_iterations", "seed"}
 #: parameters that may be negative
 SIGNED = {"start", "end", "score", "beta", "step"}
 #: tensors that no constructor reads: looking at each entry would wait for the device at every step
