@@ -299,7 +299,7 @@ class ImplicitGuide(AutoGuide):
             flat = sampler.distribution().sample((num_samples,))
             for site, part in zip(sites, flat.split([s.numel for s in sites], -1), strict=True):
                 value = part.reshape(num_samples, *site.unconstrained_shape)
-                draws[site.name] = site.transform()(value)
+                draws[site.name] = site.value(value)
         return draws
 
     def median(self, *args: Any, num_samples: int = 1000, **kwargs: Any) -> dict[str, Tensor]:

@@ -248,7 +248,7 @@ class ConditionalGuide(ImplicitGuide):
                 _seed(seeds, 1, part)
                 flat = fn.sample((num_samples,))
             for site, piece in zip(sites, flat.split([s.numel for s in sites], -1), strict=True):
-                draws[site.name] = site.transform()(site.unpack(piece))
+                draws[site.name] = site.value(site.unpack(piece))
         return draws
 
     # ---- saving

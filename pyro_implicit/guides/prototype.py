@@ -37,7 +37,7 @@ def sample_site(site: LatentSite, unconstrained: Tensor, plates: dict[str, Any])
             unconstrained = pyro.subsample(unconstrained, event_dim=site.unconstrained_event_dim)
         log_density: Tensor | float = 0.0
         if poutine.get_mask() is False:
-            value = site.transform()(unconstrained)
+            value = site.value(unconstrained)
         else:
             value, log_density = site.constrain(unconstrained)
         return pyro.sample(

@@ -17,6 +17,7 @@ from pyro_implicit.guides.supports import (
     check_support,
     decode_support,
     encode_support,
+    keep_inside,
     map_support,
     no_bijection,
     plain_support,
@@ -122,6 +123,12 @@ class LatentSite:
         )
         return flat.reshape(shape)
 
+    def value(self, unconstrained: Tensor) -> Tensor:
+        """
+        :returns: the constrained value, inside of the support also where it rounds to a bound.
+        """
+        return keep_inside(self.support, self.transform()(unconstrained))
+
     def constrain(self, unconstrained: Tensor) -> tuple[Tensor, Tensor]:
         """
         :returns: the constrained value and the log-density correction ``log|du/dvalue|``, one per
@@ -134,7 +141,8 @@ class LatentSite:
         transform = self.transform()
         value = transform(unconstrained)
         log_density = transform.inv.log_abs_det_jacobian(value, unconstrained)
-        return value, sum_rightmost(log_density, log_density.dim() - value.dim() + self.event_dim)
+        log_density = sum_rightmost(log_density, log_density.dim() - value.dim() + self.event_dim)
+        return keep_inside(self.support, value), log_density
 
     def invert(self, value: Tensor) -> Tensor:
         """

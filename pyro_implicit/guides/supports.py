@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from pyro.distributions import constraints
 from torch import Tensor
 from torch.distributions import biject_to
@@ -15,6 +16,7 @@ __all__ = [
     "check_support",
     "decode_support",
     "encode_support",
+    "keep_inside",
     "map_support",
     "no_bijection",
     "plain_support",
@@ -113,6 +115,39 @@ def plain_support(support: constraints.Constraint) -> constraints.Constraint:
         if base is not support.base_constraint:
             return constraints.independent(base, support.reinterpreted_batch_ndims)
     return support
+
+
+def keep_inside(support: constraints.Constraint, value: Tensor) -> Tensor:
+    """
+    Moves what rounding has put on a bound of its support to the next number inside: in float32
+    ``0.1 + exp(-20)`` is 0.1, where a density may be 0, infinite or refused, and which no number of
+    the real line is mapped to.
+
+    :param support: of a half-line or an interval, perhaps independent; others change nothing.
+    :param torch.Tensor value: what its bijection returned.
+    """
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    lower, upper = (getattr(support, f"{side}_bound", None) for side in ("lower", "upper"))
+    if lower is None and upper is None or not value.is_floating_point():
+        return value
+    info = torch.finfo(value.dtype)
+    least = None if lower is None else lower + _gap(lower, info)
+    most = None if upper is None else upper - _gap(upper, info)
+    if isinstance(least, Tensor) or isinstance(most, Tensor):
+        # torch clamps by two tensors or by two numbers
+        bounds = [
+            b if b is None or isinstance(b, Tensor) else value.new_tensor(b) for b in (least, most)
+        ]
+        return value.clamp(*bounds)
+    return value.clamp(least, most)
+
+
+def _gap(bound: Any, info: torch.finfo) -> Any:
+    """No less than the distance to the neighbours of a bound."""
+    if isinstance(bound, Tensor):
+        return (bound.detach().abs() * info.eps).clamp(min=info.tiny)
+    return max(abs(bound) * info.eps, info.tiny)
 
 
 def encode_support(support: constraints.Constraint) -> dict[str, Any]:

@@ -87,7 +87,9 @@ def _aligned(value: Tensor, event_dim: int, nesting: int) -> Tensor:
     ``Predictive(parallel=True)`` leaves them out, for any guide.
     """
     event = value.shape[value.dim() - event_dim :]
-    return value if value.dim() == event_dim else value.reshape(-1, *[1] * nesting, *event)
+    if value.dim() == event_dim or value.dim() - event_dim > nesting:
+        return value
+    return value.reshape(-1, *[1] * nesting, *event)
 
 
 def _regression(dtype: torch.dtype = torch.float32) -> Callable[..., Any]:

@@ -1,17 +1,25 @@
-"""Supports survive being saved as plain values."""
+"""Supports survive being saved as plain values, and rounding does not leave them."""
 
 from __future__ import annotations
 
 import copy
 import io
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pyro import poutine
 from pyro.distributions import constraints
+from pyro.infer.autoguide import init_to_value
 from torch.distributions import biject_to
 
+from pyro_implicit import HyperNetworkGuide, LinearisedELBO
 from pyro_implicit.exceptions import StateError
-from pyro_implicit.guides.supports import decode_support, encode_support
+from pyro_implicit.guides.site import LatentSite
+from pyro_implicit.guides.supports import decode_support, encode_support, keep_inside
 
 SINGLETONS = [
     "real",
@@ -85,3 +93,79 @@ def test_an_unknown_support_cannot_be_decoded():
         decode_support(code, "z")
     with pytest.raises(StateError, match=r"support of site 'z' \(unknown\)"):
         decode_support({}, "z")
+
+
+# ---- values that round to a bound
+
+
+class ShiftedLogNormal(dist.TransformedDistribution):
+    """As users write it: torch takes the image of a shift for the whole line."""
+
+    support = constraints.greater_than(0.1)
+
+    def __init__(self):
+        super().__init__(dist.LogNormal(0.0, 1.0), [dist.transforms.AffineTransform(0.1, 1.0)])
+
+
+FAR = {
+    "shifted": (ShiftedLogNormal, -25.0),
+    "positive": (lambda: dist.LogNormal(0.0, 9.0), -300.0),
+    "gamma": (lambda: dist.Gamma(0.5, 1.0), -120.0),
+    "uniform": (lambda: dist.Uniform(0.1, 0.7), 20.0),
+    "uniforms": (
+        lambda: dist.Uniform(torch.tensor([0.1, 3.0]), torch.tensor([0.7, 9.0])).to_event(1),
+        20.0,
+    ),
+    "pareto": (lambda: dist.Pareto(torch.tensor(0.3), 2.0), -25.0),
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_draws_far_out_stay_inside_of_their_support(name, dtype):
+    make, far = FAR[name]
+    far = far if dtype == torch.float32 else 7 * far
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+
+        def model():
+            pyro.sample("x", make())
+
+        site = LatentSite.from_trace(poutine.trace(model).get_trace().nodes["x"], False)
+        u = torch.full(site.unconstrained_shape, far, requires_grad=True)
+        value, log_density = site.constrain(u)
+        log_prob = make().log_prob(value)  # refused by torch's own check where it is outside
+        gradient = torch.autograd.grad((log_prob - log_density).sum(), u)[0]
+        assert log_prob.isfinite().all() and gradient.isfinite().all()
+        assert torch.equal(site.value(u), value)
+        assert site.transform().inv(value).isfinite().all()
+        start = init_to_value(values={"x": value.detach()})
+        guide = HyperNetworkGuide(model, init_loc_fn=start, init_scale=1e-3)
+        for draw in (LinearisedELBO(2).loss(model, guide), *guide.sample(3)["x"]):
+            assert torch.as_tensor(draw).isfinite().all()
+    finally:
+        torch.set_default_dtype(before)
+
+
+@given(u=st.floats(-15, 15), lower=st.floats(-5, 5), width=st.floats(0.1, 5))
+def test_values_that_are_inside_are_not_moved(u, lower, width):
+    for support in (
+        constraints.greater_than(lower),
+        constraints.less_than(lower),
+        constraints.interval(lower, lower + width),
+        constraints.interval(torch.tensor(lower).double(), lower + width),
+        constraints.independent(constraints.greater_than(torch.tensor([lower]).double()), 1),
+    ):
+        value = biject_to(support)(torch.tensor([u], dtype=torch.float64))
+        assert torch.equal(keep_inside(support, value), value)
+
+
+def test_a_bound_is_moved_by_no_more_than_two_neighbours():
+    for bound in (0.1, -7.0, 0.0, 1e4):
+        at = torch.tensor(bound)
+        low = keep_inside(constraints.greater_than(bound), at)
+        high = keep_inside(constraints.less_than(torch.tensor(bound)), at)
+        assert high < at < low
+        assert max(low - at, at - high) <= max(2 * torch.finfo().eps * abs(bound), 2e-38)
+    assert keep_inside(constraints.real, at) is at
