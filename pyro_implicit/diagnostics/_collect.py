@@ -197,7 +197,7 @@ def _posterior_draw(
         def visit(site: Any, rows: slice = batch.rows) -> None:
             name = site["name"]
             if name in arrays.plan.get("log_likelihood", {}):
-                log_prob = pointwise_log_prob(site)
+                log_prob = pointwise_log_prob(site, wide=True)
                 arrays.put("log_likelihood", name, draw, rows, log_prob)
             elif name not in values:
                 arrays.put("posterior", name, draw, rows, site["value"])

@@ -11,6 +11,7 @@ from torch import Tensor
 from pyro_implicit.exceptions import NonFiniteError, SiteError
 from pyro_implicit.guides.log_joint import LogJoint
 from pyro_implicit.guides.site import LatentSite
+from pyro_implicit.infer._evaluation_mode import evaluation_mode
 
 __all__ = ["LogJoints"]
 
@@ -18,7 +19,7 @@ __all__ = ["LogJoints"]
 class LogJoints:
     """
     ``log p(data, latents) + log|dlatents/du|`` at rows of ``u``, one run of the model for each:
-    nothing is asked of the model but that it runs.
+    nothing is asked of the model but that it runs. Networks are in evaluation mode.
 
     :param model: a Pyro model.
     :param sites: its latent sites, in the order in which ``u`` holds them.
@@ -39,7 +40,7 @@ class LogJoints:
         """
         :raises SiteError: if two evaluations at ``u`` of shape ``(m,)`` differ.
         """
-        with torch.no_grad():
+        with torch.no_grad(), evaluation_mode():
             first, second = self._log_joint(u), self._log_joint(u)
         if not torch.allclose(first, second, equal_nan=True):
             raise SiteError(
@@ -54,7 +55,7 @@ class LogJoints:
         :param torch.Tensor u: shape ``(n, m)``.
         :returns: log-densities, shape ``(n,)``.
         """
-        with torch.no_grad():
+        with torch.no_grad(), evaluation_mode():
             self.check_deterministic(u[0])
             return torch.stack([self._log_joint(row) for row in u])
 
@@ -64,12 +65,13 @@ class LogJoints:
         :returns: gradients with respect to ``u``, shape ``(n, m)``.
         :raises NonFiniteError: if one is not finite.
         """
-        self.check_deterministic(u[0])
         rows = []
-        for row in u:
-            leaf = row.detach().requires_grad_(True)
-            with torch.enable_grad():
-                rows.append(torch.autograd.grad(self._log_joint(leaf), leaf)[0])
+        with evaluation_mode():
+            self.check_deterministic(u[0])
+            for row in u:
+                leaf = row.detach().requires_grad_(True)
+                with torch.enable_grad():
+                    rows.append(torch.autograd.grad(self._log_joint(leaf), leaf)[0])
         scores = torch.stack(rows)
         bad = int((~scores.isfinite().all(-1)).sum())
         if bad:

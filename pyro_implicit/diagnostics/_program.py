@@ -189,11 +189,11 @@ def _value_slot(site: Any, kind: str) -> Slot:
 
 def _log_prob_slot(site: Any, value: Slot) -> Slot:
     """Shape and plates of the pointwise log-probability of an observed site."""
-    log_prob = pointwise_log_prob(site)
+    log_prob = pointwise_log_prob(site, wide=True)
     batch_dim = len(site["fn"].batch_shape)
     kept = [batch_dim + d for d in range(-batch_dim, 0) if d not in reduced_dims(site)]
     plates = tuple(value.plates[position] for position in kept)
-    return Slot(tuple(log_prob.shape), log_prob.dtype, plates, None, value, tuple(kept))
+    return Slot(tuple(log_prob.shape), torch.float64, plates, None, value, tuple(kept))
 
 
 def _drawable(fn: Any) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor
 from pyro_implicit._checks import check_callable, check_tensors
 from pyro_implicit.exceptions import ShapeError, SiteError
 from pyro_implicit.guides.site import LatentSite
+from pyro_implicit.infer._evaluation_mode import evaluation_mode
 from pyro_implicit.infer.draws import posterior_draws
 
 __all__ = ["constrained_draws", "unconstrained_draws"]
@@ -57,7 +58,7 @@ def unconstrained_draws(
     :returns: the model's latent sites, and the flat unconstrained draws, shape ``(n, m)``.
     :raises SiteError: if the model's latents are others than those drawn.
     """
-    with torch.no_grad(), poutine.block():
+    with torch.no_grad(), evaluation_mode(), poutine.block():
         first = {name: value[0] for name, value in draws.items()}
         trace = poutine.trace(poutine.condition(model, data=first)).get_trace(*args, **kwargs)
     sites = []

@@ -23,10 +23,12 @@ from pyro_implicit.diagnostics._labels import Labels, netcdf_names
 from pyro_implicit.diagnostics._program import Program, Site
 from pyro_implicit.diagnostics._rows import RowBatches
 from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.infer._evaluation_mode import evaluation_mode
 
 __all__ = ["to_arviz"]
 
 
+@evaluation_mode()
 def to_arviz(
     model: Callable[..., Any],
     guide: Callable[..., Any] | Sequence[Callable[..., Any]],
@@ -54,7 +56,8 @@ def to_arviz(
 
     **Groups.** ``posterior``: latent sites (constrained) and ``pyro.deterministic`` sites.
     ``log_likelihood``: :math:`\log p(y_n \mid \theta_s)` for each observed site and each datum of
-    its plates; event dimensions are summed, a minibatch scale is not applied, masked data get 0.
+    its plates; event dimensions are summed, a minibatch scale is not applied, masked data get 0. It
+    is in float64, whatever the model: Pareto-smoothed weights overflow in float32.
     ``posterior_predictive`` and ``prior_predictive``: new values of the observed sites, and of
     sites that are neither observed nor in the guide. ``prior``: latent and deterministic sites,
     drawn from the model alone. ``observed_data``: what the model observes when called with these

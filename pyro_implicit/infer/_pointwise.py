@@ -13,6 +13,9 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_factor, site_is_subsample
 from torch import Tensor
 
+from pyro_implicit.infer._evaluation_mode import evaluation_mode
+from pyro_implicit.ops.logdet import upcast
+
 __all__ = [
     "SiteVisitor",
     "Unobserve",
@@ -77,7 +80,8 @@ def run_model(
     """
     Runs the model once, without gradients, with the given sites fixed.
 
-    A fixed site is never drawn, so that ``ImproperUniform`` sites are no obstacle.
+    A fixed site is never drawn, so that ``ImproperUniform`` sites are no obstacle. Networks are
+    evaluated in evaluation mode, see :func:`evaluation_mode`.
 
     :param callable model: a Pyro model.
     :param tuple args: its positional arguments.
@@ -86,7 +90,7 @@ def run_model(
     :param dict values: site name to the value that it takes.
     :param unobserve: names of observed sites to draw.
     """
-    with torch.no_grad(), SiteVisitor(visit):
+    with torch.no_grad(), evaluation_mode(), SiteVisitor(visit):
         with poutine.condition(data=dict(values or {})), Unobserve(unobserve):
             model(*args, **kwargs)
 
@@ -132,17 +136,34 @@ def reduced_dims(site: Any) -> list[int]:
     return [d for d in range(-len(batch_shape), 0) if d not in plates and batch_shape[d] != 1]
 
 
-def pointwise_log_prob(site: Any) -> Tensor:
+def pointwise_log_prob(site: Any, *, wide: bool = False) -> Tensor:
     """
     Log-probability of each datum of a site: event dimensions and batch dimensions outside of
     every plate are summed. A minibatch scale (or ``poutine.scale``) is not applied; a mask is:
     masked data get 0.
 
     :param site: a sample site with a value.
+    :param bool wide: in float64, with every sum taken in it: scores such as those of ArviZ take
+        exponentials of differences of these numbers, and overflow in float32.
     :returns: tensor of the plates' shape (dimensions of size 1 between plates are kept).
     """
-    log_prob = site["fn"].log_prob(site["value"], *site["args"], **site["kwargs"])
+    evaluate = _wide_log_prob if wide else _log_prob
+    log_prob = evaluate(site["fn"], site["value"], *site["args"], **site["kwargs"])
     log_prob = scale_and_mask(log_prob, mask=site["mask"])
     log_prob = log_prob.expand(torch.broadcast_shapes(log_prob.shape, site["fn"].batch_shape))
     dims = reduced_dims(site)
     return log_prob.sum(dims) if dims else log_prob
+
+
+def _log_prob(fn: Any, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The log-probability as the distribution computes it."""
+    return fn.log_prob(value, *args, **kwargs)
+
+
+def _wide_log_prob(fn: Any, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The log-probability in float64, with dims that ``.to_event`` added summed in it."""
+    if isinstance(fn, torch.distributions.Independent):
+        entries = _wide_log_prob(fn.base_dist, value, *args, **kwargs)
+        count = fn.reinterpreted_batch_ndims
+        return entries.flatten(entries.dim() - count).sum(-1) if count else entries
+    return upcast(fn.log_prob(value, *args, **kwargs))

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyro
+import pyro.distributions as dist
 import torch
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_factor, site_is_subsample
 from torch import Tensor
 
+from pyro_implicit.infer._row_coupling import RowsTogether
 from pyro_implicit.infer.rows import take_rows
 
 __all__ = ["PREDICTIVE_PLATE", "UNIT", "Layout", "Plan", "PredictiveRun"]
@@ -58,6 +60,7 @@ class Plan:
     :param sites: names of the sites to keep; None for the default.
     :param Layout layout: of the sites.
     :param int offset: number of the first of the draws that are held now.
+    :param bool whole: whether rows are coupled, so that all are evaluated, and drawn, at once.
     """
 
     draws: dict[str, Tensor]
@@ -66,10 +69,15 @@ class Plan:
     sites: frozenset[str] | None
     layout: Layout = field(default_factory=Layout)
     offset: int = 0
+    whole: bool = False
 
     def seeded(self, first: int, row: int) -> int:
         """A seed for latents of draw ``first`` and the unit of rows from ``row`` on (-1: all)."""
         return _mix(self.seed, first, row // UNIT, -1)
+
+    def own_seed(self, first: int, count: int) -> int:
+        """A seed for what a model draws by itself (dropout), on ``count`` rows."""
+        return _mix(self.seed, first, count, -2)
 
 
 class PredictiveRun(Messenger):
@@ -82,10 +90,21 @@ class PredictiveRun(Messenger):
     :param int first: first draw.
     :param int last: one past the last draw; ``first + 1`` unless vectorised.
     :param bool vectorised: whether the draws are a plate around the model.
+    :param dict given: values of noise that another run drew on one row more.
+    :param int left_out: that row, the first (0) or the last (-1).
     """
 
     def __init__(
-        self, plan: Plan, start: int, stop: int, first: int, last: int, *, vectorised: bool
+        self,
+        plan: Plan,
+        start: int,
+        stop: int,
+        first: int,
+        last: int,
+        *,
+        vectorised: bool,
+        given: dict[str, Tensor] | None = None,
+        left_out: int = 0,
     ) -> None:
         super().__init__()
         self.plan, self.start, self.stop = plan, start, stop
@@ -93,6 +112,15 @@ class PredictiveRun(Messenger):
         self.values: dict[str, Tensor] = {}
         self.shapes: dict[str, torch.Size] = {}
         self.deepest = 0
+        #: the distributions of a small run that is only looked at, and the noise drawn in it
+        self.looked_at = False
+        self.functions: dict[str, Any] = {}
+        self.noise: dict[str, Tensor] = {}
+        self.given, self.left_out = given or {}, left_out
+
+    def __enter__(self) -> Any:
+        torch.manual_seed(self.plan.own_seed(self.first, self._here))
+        return super().__enter__()
 
     @property
     def _here(self) -> int:
@@ -123,6 +151,7 @@ class PredictiveRun(Messenger):
 
     def _latent(self, msg: Any) -> Tensor:
         held, event_dim = self.plan.draws[msg["name"]], msg["fn"].event_dim
+        self._refuse_cut_event(msg["fn"], held)
         value = held[self.first - self.plan.offset : self.last - self.plan.offset]
         if not self.vectorised:
             value = value[0]
@@ -141,12 +170,23 @@ class PredictiveRun(Messenger):
                 value = value.narrow(dim, self.start, self._here)
         return pyro.subsample(value, event_dim=event_dim) if choose else value
 
+    def _refuse_cut_event(self, fn: Any, held: Tensor) -> None:
+        """A latent that is one event of all rows has no value on some of them."""
+        event = held.shape[held.dim() - fn.event_dim :]
+        pairs = zip(event, fn.event_shape, strict=False)
+        if any(size == self.plan.rows != other == self._here for size, other in pairs):
+            raise RowsTogether
+
     def _noisy(self, msg: Any) -> Tensor:
         """A draw of the site in which each unit of rows has its own state of the generator."""
         fn, row_dim = msg["fn"], self.plan.layout.row_dims.get(msg["name"])
-        if row_dim is None:
+        if msg["name"] in self.given:
+            return _without_row(self.given[msg["name"]], fn.shape(), self.left_out)
+        if row_dim is None or self.plan.whole:
             return self._drawn(fn, 0)
-        while row_dim >= -fn.event_dim and isinstance(fn, torch.distributions.Independent):
+        while isinstance(fn, dist.MaskedDistribution) or (
+            row_dim >= -fn.event_dim and isinstance(fn, torch.distributions.Independent)
+        ):
             fn = fn.base_dist  # rows were made event dimensions by .to_event
         if self._here <= UNIT or row_dim >= -fn.event_dim:
             return self._drawn(fn, self.start // UNIT)
@@ -168,6 +208,10 @@ class PredictiveRun(Messenger):
             return
         name, value = msg["name"], msg["value"]
         self.shapes[name] = value.shape
+        if self.looked_at and name not in self.plan.draws:
+            self.functions[name] = msg["fn"]
+            if not msg["infer"].get("_deterministic"):
+                self.noise[name] = value
         if self.plan.sites is not None:
             keep = name in self.plan.sites
         else:
@@ -182,6 +226,14 @@ class PredictiveRun(Messenger):
             return value.expand(count, *value.shape)
         inner = value.shape[value.dim() - len(shape) :]  # without plates that are not around it
         return value.expand(count, *value.shape[1:]).reshape(count, *inner)
+
+
+def _without_row(value: Tensor, shape: torch.Size, left_out: int) -> Tensor:
+    """What a run without the first or the last row has of a value."""
+    for dim in range(-min(value.dim(), len(shape)), 0):
+        if value.shape[dim] == shape[dim] + 1:
+            value = value.narrow(dim, 0 if left_out else 1, shape[dim])
+    return value
 
 
 def _mix(*numbers: int) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 from pyro_implicit._checks import check_count, check_guide
 from pyro_implicit.exceptions import ShapeError, SiteError
 from pyro_implicit.guides.base import ImplicitGuide
+from pyro_implicit.infer._evaluation_mode import evaluation_mode
 from pyro_implicit.infer._pointwise import SiteVisitor, is_auxiliary
 
 __all__ = ["latent_sites", "posterior_draws"]
@@ -26,7 +27,8 @@ def posterior_draws(
     unless it is conditional, never looks at the arguments; any other one (Pyro's autoguides,
     ``AutoGuideList``, a function with ``pyro.sample`` statements) is run once per draw, and no
     trace is kept. Auxiliary sites, such as the joint latent of ``AutoMultivariateNormal``, observed
-    sites and the subsample sites of plates are left out.
+    sites and the subsample sites of plates are left out. Networks of the guide are evaluated in
+    evaluation mode and keep their own (random layers that this silences are named in a warning).
 
     Example::
 
@@ -45,7 +47,7 @@ def posterior_draws(
     check_guide(guide)
     num_samples = check_count("num_samples", num_samples)
     sample = getattr(guide, "sample", None)
-    with torch.no_grad():
+    with torch.no_grad(), evaluation_mode():
         if callable(sample):
             given = (args, kwargs) if isinstance(guide, ImplicitGuide) else ((), {})
             drawn = sample(num_samples, *given[0], **given[1])
@@ -70,7 +72,7 @@ def latent_sites(
         if not site["is_observed"] and not is_auxiliary(site):
             sites[site["name"]] = site
 
-    with torch.no_grad(), SiteVisitor(visit):
+    with torch.no_grad(), evaluation_mode(), SiteVisitor(visit):
         guide(*args, **kwargs)
     return sites
 

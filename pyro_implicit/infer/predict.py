@@ -13,7 +13,9 @@ from pyro_implicit._checks import check_count, check_flag, check_guide, check_mo
 from pyro_implicit.exceptions import ShapeError, SiteError
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.infer._accumulate import Draws, Moments
+from pyro_implicit.infer._evaluation_mode import evaluation_mode
 from pyro_implicit.infer._predictive_run import PREDICTIVE_PLATE, UNIT, Layout, Plan, PredictiveRun
+from pyro_implicit.infer._row_coupling import RowsTogether, check_rows_fit, coupled_sites
 from pyro_implicit.infer.draws import posterior_draws
 from pyro_implicit.infer.rows import NotSliceable
 
@@ -23,6 +25,7 @@ _CHUNK = 64  # draws evaluated at once if parallel
 
 
 @torch.no_grad()
+@evaluation_mode()
 def predict(
     model: Callable[..., Any],
     guide: Callable[..., Any],
@@ -44,14 +47,25 @@ def predict(
     Only the sites asked for are kept, no trace is. Observation noise is drawn by row, so that the
     result does not depend on ``batch_size``.
 
-    Which dimension of a site holds the rows is found by running the model on the first 31 and 32
-    of them (if there are more). A model that only takes all rows at once gets them so.
+    Which dimension of a site holds the rows is found by running the model on the first 32 of them
+    (if there are more), and again without the first and without the last of these. A model that
+    only takes all rows at once gets them so. So does one whose rows belong together, whatever
+    ``batch_size``: rows drawn as one event (a ``MultivariateNormal`` over rows, a Gaussian process,
+    an :class:`~pyro_implicit.ImplicitProcess`), a site for each row (loops over time), or rows that
+    come out otherwise without another one (rows standardised within the model).
+
+    Networks are evaluated in evaluation mode, whatever theirs is, and get theirs back: BatchNorm
+    uses its running statistics and leaves them alone, dropout is off (a warning names it, unless
+    the network was in evaluation mode already). Noise that is to stay, as in Monte Carlo dropout,
+    is written ``F.dropout(x, p, training=True)``; rows then depend on each other's, and are
+    evaluated all at once.
 
     :param model: a Pyro model; arguments for observations are left out, or ignored.
     :param guide: a fitted guide, implicit or not.
     :param args: the model's arguments.
     :param int num_samples: number of draws.
-    :param int batch_size: rows at a time, rounded up to a multiple of 32; all by default.
+    :param int batch_size: rows at a time, rounded up to a multiple of 32; all by default, or where
+        rows belong together.
     :param sites: names of the sites to keep, ``pyro.deterministic`` ones included; by default every
         site that is not a latent of the guide nor deterministic.
     :param bool parallel: evaluate many draws in one vectorised pass, as in
@@ -63,6 +77,7 @@ def predict(
     :returns: by site, draws of shape ``(num_samples, rows, ...)``; with ``moments`` the mean and
         the variance (unbiased; NaN for one draw), stacked in shape ``(2, rows, ...)``.
     :raises ArgumentError: if ``num_samples`` or ``batch_size`` is below 1.
+    :raises OutOfMemoryError: if rows that belong together will not fit into memory at once.
     :raises SiteError: if a site asked for is not in the model.
     """
     check_model(model)
@@ -115,31 +130,67 @@ class _Job:
         rows = self.plan.rows
         if rows <= UNIT:
             if self.parallel:
-                run = self._probe(rows)
-                self.plan.layout = Layout(run.shapes, {}, run.deepest)
+                self._lay_out_all()
             return
         try:
-            fewer, run = self._probe(UNIT - 1), self._probe(UNIT)
+            more = self._probe()
+            fewer, other = self._probe(more, left_out=-1), self._probe(more, left_out=0)
+        except RowsTogether:
+            self.plan.whole = True
+            self._lay_out_all()
+            return
         except Exception:  # a model that only takes all of its rows, unless cutting is asked for
             if batch_size is not None and batch_size < rows:
                 raise
-            run = self._probe(rows)
-            self.plan.layout = Layout(run.shapes, {}, run.deepest)
+            self._lay_out_all()
             return
-        self.plan.layout = Layout.compare(fewer, run)
+        self.plan.layout = Layout.compare(fewer, more)
+        self._join_coupled_rows(more, {-1: fewer, 0: other})
 
-    def _probe(self, stop: int) -> PredictiveRun:
-        args, kwargs = self._cut(0, stop)
-        self._draw_rows(args, kwargs, 0, stop, 0, 1)
-        run = PredictiveRun(self.plan, 0, stop, 0, 1, vectorised=False)
+    def _join_coupled_rows(self, more: PredictiveRun, fewer: dict[int, PredictiveRun]) -> None:
+        """Rows that belong together are evaluated at once, if they fit into memory."""
+        dims = self.plan.layout.row_dims
+        coupled = {
+            name
+            for left_out, run in fewer.items()
+            for name in coupled_sites(run.functions, more.functions, dims, left_out)
+        }
+        if coupled:
+            self.plan.whole = True
+            check_rows_fit(fewer[-1].functions, more.functions, coupled, self.plan.rows / UNIT)
+
+    def _lay_out_all(self) -> None:
+        """The layout from one draw of all rows."""
+        run = PredictiveRun(self.plan, 0, self.plan.rows, 0, 1, vectorised=False)
+        self._draw_rows(self.args, self.kwargs, 0, self.plan.rows, 0, 1)
+        with run:
+            self.model(*self.args, **self.kwargs)
+        self.plan.layout = Layout(run.shapes, {}, run.deepest)
+
+    def _probe(self, more: PredictiveRun | None = None, left_out: int = 0) -> PredictiveRun:
+        """A run of the first rows; or with one left out, and the noise of the run that has it."""
+        start, stop = (0, UNIT) if more is None else (1, UNIT) if left_out == 0 else (0, UNIT - 1)
+        args, kwargs = self._cut(start, stop)
+        latents = self.plan.draws
+        if self.guide is not None and more is not None:
+            self.plan.draws = {name: value[:, start:stop] for name, value in latents.items()}
+        elif more is None:
+            self._draw_rows(args, kwargs, start, stop, 0, 1)
+            latents = self.plan.draws
+        given = None if more is None else more.noise
+        run = PredictiveRun(
+            self.plan, start, stop, 0, 1, vectorised=False, given=given, left_out=left_out
+        )
+        run.looked_at = True
         with run:
             self.model(*args, **kwargs)
+        self.plan.draws = latents
         return run
 
     def run(self, batch_size: int | None) -> dict[str, Tensor]:
         """All draws of all rows."""
         rows = max(self.plan.rows, 1)
-        step = -(-(batch_size or rows) // UNIT) * UNIT
+        step = -(-(batch_size or rows) // UNIT) * UNIT if not self.plan.whole else rows
         pieces: dict[str, list[Tensor]] = {}
         for start in range(0, rows, step):
             found = self._batch(start, min(start + step, self.plan.rows))

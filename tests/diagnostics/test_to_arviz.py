@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import warnings
 
 import numpy as np
 import pyro
@@ -332,6 +333,35 @@ def test_loo_and_summary_work():
     lppd = (torch.logsumexp(torch.tensor(log_likelihood), 0) - math.log(400)).sum().item()
     assert elpd < lppd and abs(elpd - lppd) < 2.0
     assert list(arviz.summary(data, var_names=["scale"], kind="stats").index) == ["scale"]
+
+
+def test_log_likelihoods_are_computed_in_float64_and_loo_is_finite():
+    pyro.set_rng_seed(0)
+    y = torch.randn(50)
+
+    def program(y=None):
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", 50):
+            pyro.sample("y", dist.Normal(a, 0.1), obs=y)
+            pyro.sample("many", dist.Normal(a, 0.1).expand([3000]).to_event(1), obs=big)
+
+    big = torch.linspace(-1, 1, 3000).expand(50, 3000)
+
+    def wide(y):
+        pyro.sample("a", dist.Normal(0.0, 2.0))
+
+    data = to_arviz(program, wide, y, num_samples=200)
+    a = values(data, "posterior", "a")[0]
+    for name in ("y", "many"):
+        assert values(data, "log_likelihood", name).dtype == np.float64
+    entries = dist.Normal(torch.tensor(a)[:, None], 0.1).log_prob(big[0])  # what the model has
+    found = values(data, "log_likelihood", "many")[0, :, 0]
+    np.testing.assert_allclose(found, entries.double().sum(-1), rtol=1e-14)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pareto k, rightly
+        loo = arviz.loo(data, var_name="y")
+    elpd = loo.elpd if hasattr(loo, "elpd") else loo.elpd_loo
+    assert math.isfinite(elpd)
 
 
 @only_0x

@@ -72,7 +72,7 @@ def test_loo_of_a_selected_restart_and_netcdf(tmp_path):
 
 
 def test_the_size_counts_every_restart():
-    needed = 5 * 7 * 4
+    needed = 5 * 7 * 8  # float64
     options = {"num_samples": 5, "groups": ("log_likelihood",), "max_bytes": needed}
     to_arviz(model, [point(1)], X, Y, **options)
     with pytest.raises(ArgumentError, match="more than the limit max_bytes"):

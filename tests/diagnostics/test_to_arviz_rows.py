@@ -164,7 +164,7 @@ def test_size_is_checked_before_anything_is_made():
     with pytest.raises(ArgumentError, match="more than the limit max_bytes=.*smaller num_samples"):
         to_arviz(model, guide, X, Y, num_samples=10**9)
     assert guide.runs == 1
-    needed = 5 * 11 * 3 * 4
+    needed = 5 * 11 * 3 * 8  # float64
     for limit, fits in ((needed, True), (needed - 1, False)):
         options = {"num_samples": 5, "groups": ("log_likelihood",), "max_bytes": limit}
         if fits:

@@ -1,0 +1,79 @@
+"""Networks in evaluation mode while a model is looked at, and as they were after it."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+__all__ = ["evaluation_mode"]
+
+_state = threading.local()
+
+
+@contextmanager
+def evaluation_mode() -> Iterator[None]:
+    """
+    Every ``torch.nn.Module`` that is called within is in evaluation mode, with all its parts, and
+    gets its own mode back: a prediction must not move the running statistics of a BatchNorm, nor
+    depend on which rows are evaluated together. However the model holds its networks, none is
+    missed, because calls are what is watched.
+
+    A layer that would have drawn random numbers is named in a warning: those of a dropout that is
+    meant to stay on (as in Monte Carlo dropout) belong to ``F.dropout(x, p, training=True)``, which
+    has no mode.
+
+    Contexts within each other are one. Other threads are left alone.
+
+    :warns UserWarning: for random layers that were in training mode.
+    """
+    if getattr(_state, "entered", False):
+        yield
+        return
+    switched: list[nn.Module] = []
+    silenced: dict[str, None] = {}
+    thread = threading.get_ident()
+
+    def before(module: nn.Module, _: Any) -> None:
+        if not module.training or threading.get_ident() != thread:
+            return
+        for name, part in module.named_modules():
+            if part.training:
+                part.training = False  # not .eval(), which a class may override
+                switched.append(part)
+                if _is_random(part):
+                    silenced[f"{name or 'itself'} of {type(module).__name__}"] = None
+
+    hook = register_module_forward_pre_hook(before)
+    _state.entered = True
+    try:
+        yield
+    finally:
+        _state.entered = False
+        hook.remove()
+        for module in switched:
+            module.training = True
+    if silenced:
+        warnings.warn(
+            f"random layers in training mode were evaluated without their randomness: "
+            f"{', '.join(silenced)}. Call .eval() on the network beforehand to say so; for noise "
+            "that is to stay (Monte Carlo dropout) write F.dropout(x, p, training=True).",
+            stacklevel=4,
+        )
+
+
+def _is_random(module: nn.Module) -> bool:
+    """Whether a layer draws random numbers in training mode."""
+    if isinstance(module, nn.RReLU):
+        return True
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    if isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
+        return float(module.dropout) > 0
+    return False

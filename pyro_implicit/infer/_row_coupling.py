@@ -1,0 +1,123 @@
+"""Which sites of a model cannot be evaluated on some rows at a time, from two small runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from pyro_implicit._memory import check_fits
+
+__all__ = ["RowsTogether", "check_rows_fit", "coupled_sites", "drawn_jointly", "without_events"]
+
+
+class RowsTogether(Exception):  # noqa: N818 (a signal within one call, never shown)
+    """A latent of all rows is one event, which cannot be cut."""
+
+
+def without_events(fn: Any) -> Any:
+    """
+    :param fn: a distribution.
+    :returns: it without what only declares independent dims to be an event, or masks a density.
+    """
+    kinds = (torch.distributions.Independent, dist.MaskedDistribution)
+    while isinstance(fn, kinds):
+        fn = fn.base_dist
+    return fn
+
+
+def drawn_jointly(fn: Any, row_dim: int | None) -> bool:
+    """
+    :param fn: a distribution.
+    :param int row_dim: negative dimension of the rows in a value, if it has rows.
+    :returns: whether rows are within one event, such as those of a Gaussian process.
+    """
+    base = without_events(fn)
+    if row_dim is None or isinstance(base, dist.Delta):  # pyro.deterministic draws nothing
+        return False
+    return row_dim >= -base.event_dim
+
+
+def coupled_sites(
+    fewer: Mapping[str, Any], more: Mapping[str, Any], row_dims: Mapping[str, int], left_out: int
+) -> list[str]:
+    """
+    Sites whose rows depend on other rows: those drawn in one event, those that only exist for some
+    rows (loops over time), and those whose distribution at a row is another one once a row is left
+    out. The latter are models that standardise or smooth over rows, and networks with random
+    layers.
+
+    :param dict fewer: distributions of the sites in a run without one row.
+    :param dict more: in the run with it, of the same latents.
+    :param dict row_dims: dimension of the rows in values of the sites.
+    :param int left_out: that row, the first or the last.
+    :returns: their names.
+    """
+    found = [name for name in more if name not in fewer]
+    found += [name for name in fewer if name not in more]
+    for name in more.keys() & fewer.keys():
+        if drawn_jointly(more[name], row_dims.get(name)):
+            found.append(name)
+        elif any(not _same(a, b, left_out) for a, b in _pairs(fewer[name], more[name])):
+            found.append(name)
+    return sorted(found)
+
+
+def check_rows_fit(
+    fewer: Mapping[str, Any], more: Mapping[str, Any], sites: Iterable[str], times: float
+) -> None:
+    """
+    :param dict fewer: distributions of the sites in a run without one row.
+    :param dict more: in the run with it.
+    :param sites: names of those of which all rows are needed at once.
+    :param float times: how many times the rows of that run are all rows.
+    :raises OutOfMemoryError: if a tensor of a distribution of all rows will not fit into memory.
+    """
+    for name in set(sites) & more.keys() & fewer.keys():
+        for small, large in _pairs(fewer[name], more[name]):
+            grown = sum(a != b for a, b in zip(small.shape, large.shape, strict=True))
+            check_fits(
+                math.ceil(large.numel() * times**grown),
+                large.dtype,
+                large.device,
+                f"the distribution of site {name!r}, whose rows cannot be drawn apart,",
+                "Pass fewer rows; batch_size cannot help, since rows of different batches would "
+                "be drawn independently.",
+            )
+
+
+def _pairs(fewer: Any, more: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """The tensors of two distributions that are alike but for the number of rows."""
+    small, large = dict(_tensors(fewer)), dict(_tensors(more))
+    for path in small.keys() & large.keys():
+        if small[path].dim() == large[path].dim():
+            yield small[path], large[path]
+
+
+def _tensors(fn: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors that a distribution holds, and those of the ones it is made from."""
+    for name, value in vars(fn).items():
+        if isinstance(value, Tensor):
+            yield f"{path}.{name}", value
+        elif isinstance(value, torch.distributions.Distribution):
+            yield from _tensors(value, f"{path}.{name}")
+
+
+def _same(fewer: Tensor, more: Tensor, left_out: int) -> bool:
+    """Whether the rows of both are equal up to rounding."""
+    changed = [d for d in range(more.dim()) if fewer.shape[d] != more.shape[d]]
+    if len(changed) > 1:
+        return True  # pairs of rows: told by the event, if they belong to one
+    if changed:
+        more = more.narrow(changed[0], 0 if left_out else 1, fewer.shape[changed[0]])
+    if fewer.shape != more.shape:
+        return True
+    if not more.is_floating_point():
+        return torch.equal(fewer, more)
+    largest = more[more.isfinite()].abs().max().item() if bool(more.isfinite().any()) else 0.0
+    tolerance = torch.finfo(more.dtype).eps ** 0.5 * largest
+    return torch.allclose(fewer, more, rtol=0.0, atol=tolerance, equal_nan=True)
