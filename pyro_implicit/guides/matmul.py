@@ -83,7 +83,9 @@ class MMNNGuide(_MatMulGuide):
 
     :param model: a Pyro model whose latents are continuous.
     :param noise_shape: rows and columns of the noise; by default about one noise entry for ten
-        latents, at most 130 x 130.
+        latents, at most 130 x 130, and for up to 256 latents one for each, whatever the budget.
+        With fewer entries than latents the directions left out have the deviation of the output
+        noise alone, ``scale``: learn it with ``learn_scale="scalar"``.
     :param hidden_shapes: shapes of the hidden layers; by default one that the budget allows.
     :param output_shape: by default nearly square; spare entries are cut off. Not with
         ``factorized=True``.

@@ -21,6 +21,7 @@ from pyro_implicit._checks import check_counts, check_number
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.nn.generator import Generator
 from pyro_implicit.nn.matmul_layout import (
+    FULL_NOISE,
     Shape,
     check_budget,
     check_pair,
@@ -30,6 +31,7 @@ from pyro_implicit.nn.matmul_layout import (
     plan_branches,
     plan_mmnn,
     split_columns,
+    trunk_columns,
 )
 from pyro_implicit.ops.activations import Activation, get_activation
 from pyro_implicit.ops.linearisation import Linearisation
@@ -164,7 +166,7 @@ class MMNN(Generator):
 
     :param int output_dim: latents ``m``.
     :param noise_shape: rows and columns of the noise; by default about one noise entry for ten
-        latents.
+        latents, and for up to 256 latents one for each, whatever the budget.
     :param hidden_shapes: shapes of the hidden layers; by default one square layer that the budget
         allows. ``MMNN(44426, noise_shape=(65, 65), hidden_shapes=[(250, 250)],
         output_shape=(350, 127))`` is the network of [2] for LeNet.
@@ -239,7 +241,8 @@ class CMMNN(Generator):
 
     :param group_sizes: number of latents of each group; the output is their concatenation.
     :param noise_shape: rows and columns of the noise; by default about one noise entry for ten
-        latents (fewer with a budget below 2), at most 130 x 130.
+        latents (fewer with a budget below 2), at most 130 x 130, and for up to 256 latents one for
+        each, whatever the budget.
     :param trunk_shapes: shapes of the trunk's layers; the last one is split. By default one layer
         with as many rows as the noise and two columns for each of its columns or more.
     :param float budget: variational parameters per latent, greater than 1. Small groups exceed it:
@@ -264,9 +267,10 @@ class CMMNN(Generator):
         budget = check_budget(budget)
         init_scale = check_number("init_scale", init_scale, above=0)
         total = sum(sizes)
-        side = noise_side(max(int(total * min(budget - 1, 1)), 1))  # or the trunk takes it all
+        # or the trunk takes it all
+        side = noise_side(total, max(int(total * min(budget - 1, 1)), 1))
         first = (side, side) if noise_shape is None else check_pair("noise_shape", noise_shape)
-        trunk = [(first[0], max(2 * first[1], 2 * len(sizes)))]
+        trunk = [(first[0], trunk_columns(first, sizes))]
         if trunk_shapes is not None:
             trunk = check_pairs("trunk_shapes", trunk_shapes) or trunk
         if trunk[-1][1] < len(sizes):
@@ -281,9 +285,10 @@ class CMMNN(Generator):
         self.trunk = _MatMulChain([first, *trunk], activation, linear_end=False)
         self.widths = split_columns(trunk[-1][1], sizes)
         rest = budget * total - count_parameters(self.trunk.shapes)
+        full = total <= min(FULL_NOISE, self.noise_dim)
         self.branches = nn.ModuleList(
             _MatMulChain(shapes, activation, linear_end=True, gain=self.init_scale)
-            for shapes in plan_branches(trunk[-1][0], self.widths, sizes, rest)
+            for shapes in plan_branches(trunk[-1][0], self.widths, sizes, rest, full)
         )
         hidden = self.trunk.normalise(_example_noise(first))
         for branch, part in zip(self.branches, hidden.split(self.widths, -1), strict=True):

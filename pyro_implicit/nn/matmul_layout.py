@@ -28,6 +28,7 @@ __all__ = [
     "plan_branches",
     "plan_mmnn",
     "split_columns",
+    "trunk_columns",
 ]
 
 Shape = tuple[int, int]
@@ -38,6 +39,9 @@ LATENTS_PER_NOISE = 10
 MAX_NOISE_SIDE = 130
 #: hidden rows and columns that even a small branch has, beyond its share of the budget if need be
 MIN_BRANCH = 8
+#: up to here noise entries are as many as latents, and no layer loses any, whatever the budget: a
+#: direction left out costs about log(1/sigma) nats, and a posterior that is far too narrow
+FULL_NOISE = 256
 
 
 def check_budget(budget: Any) -> float:
@@ -82,10 +86,18 @@ def count_parameters(shapes: Sequence[Shape]) -> int:
     )
 
 
-def noise_side(output_dim: int) -> int:
-    """Side of the square noise of an automatic layout; full noise for fewer than 64 latents."""
-    least = min(8, math.isqrt(output_dim))
-    return min(max(math.isqrt(output_dim // LATENTS_PER_NOISE), least), MAX_NOISE_SIDE)
+def noise_side(output_dim: int, room: int | None = None) -> int:
+    """
+    Side of the square noise of an automatic layout; full noise for up to 256 latents.
+
+    :param int output_dim: latents.
+    :param int room: as if there were only so many of them (more than 256).
+    """
+    if output_dim <= FULL_NOISE:
+        return math.isqrt(output_dim - 1) + 1
+    room = output_dim if room is None else room
+    least = min(8, math.isqrt(room))
+    return min(max(math.isqrt(room // LATENTS_PER_NOISE), least), MAX_NOISE_SIDE)
 
 
 def hidden_size(first: Shape, last: Shape, parameters: float) -> int:
@@ -115,7 +127,7 @@ def plan_mmnn(
     :param float budget: variational parameters per latent that an automatic hidden layer may use.
         Its biases alone cost one per latent.
     :param noise_shape: by default about one noise entry for ten latents, and no side longer than
-        the hidden layer's, through which the noise must pass.
+        the hidden layer's, through which the noise must pass; for up to 256 latents one each.
     :param hidden_shapes: by default one square layer as large as the budget allows, and large
         enough, beyond the budget if need be, to pass on all entries of a given noise.
     :param output_shape: by default nearly square; entries beyond ``output_dim`` are cut off.
@@ -140,10 +152,12 @@ def plan_mmnn(
         return [noise_shape or (wish, wish), *hidden_shapes, last]
     first = noise_shape or (wish, wish)
     hidden = hidden_size(first, last, budget * output_dim)
+    if output_dim <= min(FULL_NOISE, first[0] * first[1]):
+        hidden = max(hidden, *first, *last)
     if noise_shape is None:
         side = min(wish, hidden)
         first = (side, side)
-        hidden = hidden_size(first, last, budget * output_dim)
+        hidden = max(hidden, hidden_size(first, last, budget * output_dim))
     passed_on = min(first[0] * first[1], output_dim)
     hidden = max(hidden, math.isqrt(passed_on - 1) + 1)
     return [first, (hidden, hidden), last]
@@ -160,8 +174,28 @@ def split_columns(columns: int, sizes: Sequence[int]) -> list[int]:
     return widths
 
 
+def trunk_columns(first: Shape, sizes: Sequence[int]) -> int:
+    """
+    Columns of an automatic trunk with as many rows as its noise: two for each of the noise or more,
+    and for up to 256 latents as many as each group needs to have an entry for each latent.
+
+    :param first: shape of the noise.
+    :param sizes: latents of each group.
+    """
+    columns = 2 * max(first[1], len(sizes))
+    if sum(sizes) > min(FULL_NOISE, first[0] * first[1]):
+        return columns
+    while any(first[0] * w < n for w, n in zip(split_columns(columns, sizes), sizes, strict=True)):
+        columns += 1
+    return columns
+
+
 def plan_branches(
-    rows: int, widths: Sequence[int], sizes: Sequence[int], parameters: float
+    rows: int,
+    widths: Sequence[int],
+    sizes: Sequence[int],
+    parameters: float,
+    full: bool = False,
 ) -> list[list[Shape]]:
     """
     Shapes of one small generator for each group, with a hidden layer as large as its share allows.
@@ -171,6 +205,8 @@ def plan_branches(
     :param sizes: latents of each group.
     :param float parameters: for all of them together, by size; what small groups need beyond their
         share, or leave, is the larger ones' loss or gain.
+    :param bool full: no branch may lose a direction that it needs for its latents, whatever that
+        costs.
     """
     shapes: list[list[Shape]] = [[] for _ in sizes]
     left = sum(sizes)
@@ -178,6 +214,8 @@ def plan_branches(
         first, last = (rows, widths[index]), near_square(sizes[index])
         hidden = hidden_size(first, last, parameters * sizes[index] / left)
         hidden = max(hidden, min(last[0], MIN_BRANCH))
+        if full:
+            hidden = max(hidden, rows, widths[index], *last)
         shapes[index] = [first, (hidden, hidden), last]
         parameters -= count_parameters(shapes[index])
         left -= sizes[index]

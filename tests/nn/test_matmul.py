@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -308,3 +308,48 @@ def test_empty_groups_are_refused(sizes: list[int]) -> None:
 def test_a_trunk_with_fewer_columns_than_groups_is_refused() -> None:
     with pytest.raises(ArgumentError, match="ends in 2 columns for 3 groups"):
         CMMNN([1, 2, 3], trunk_shapes=[(9, 2)])
+
+
+# ---- no direction is lost where there are few latents
+
+
+def _rank(generator: Generator) -> int:
+    """Of the Jacobian at a draw, in float64."""
+    generator = generator.double()
+    with torch.no_grad():
+        jacobian = generator.jacobian(torch.randn(generator.noise_shape).double())
+    values = torch.linalg.svdvals(jacobian)
+    return int((values > 1e-9 * values[0]).sum())
+
+
+@settings(max_examples=25)
+@given(size=st.integers(1, 256), budget=st.sampled_from([1.1, 2.0, 5.0]))
+def test_up_to_256_latents_draws_fill_the_space(size: int, budget: float) -> None:
+    torch.manual_seed(size)
+    generator = MMNN(size, budget=budget)
+    assert size <= generator.noise_dim
+    assert _rank(generator) == size
+
+
+@settings(max_examples=25)
+@given(
+    sizes=st.lists(st.integers(1, 60), min_size=1, max_size=12).filter(lambda s: sum(s) <= 256),
+    budget=st.sampled_from([1.1, 2.0, 5.0]),
+)
+def test_up_to_256_latents_in_groups_fill_the_space(sizes: list[int], budget: float) -> None:
+    torch.manual_seed(sum(sizes))
+    generator = CMMNN(sizes, budget=budget)
+    assert sum(sizes) <= generator.noise_dim
+    assert _rank(generator) == sum(sizes)
+
+
+@pytest.mark.parametrize("options", [{"noise_shape": (1, 5)}, {"output_shape": (1, 5)}])
+def test_shapes_that_are_given_lose_no_direction_either(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    assert _rank(MMNN(5, **options)) == 5
+
+
+def test_less_noise_than_latents_is_had_on_request() -> None:
+    assert MMNN(5, noise_shape=(1, 2)).noise_dim == 2
+    assert CMMNN([3, 2], noise_shape=(1, 2)).noise_dim == 2
+    assert MMNN(257).noise_dim < 257
