@@ -231,8 +231,8 @@ def test_few_latents_keep_the_width_of_their_posterior(kind: Guide) -> None:
 
     guide = kind(model, init_loc_fn=lambda site: torch.zeros(5)).setup()
     elbo = LinearisedELBO(8, vectorize_particles=True)
-    svi = SVI(model, guide, pyro.optim.ClippedAdam({"lr": 0.03, "lrd": 0.985}), elbo)
-    for _ in range(200):
+    svi = SVI(model, guide, pyro.optim.ClippedAdam({"lr": 0.03, "lrd": 0.99}), elbo)
+    for _ in range(300):
         svi.step()
     covariance = guide.sample(5000)["w"].mT.cov()
     volume = 0.5 * (torch.logdet(covariance) + torch.logdet(precision)) / 5
