@@ -31,6 +31,7 @@ from pyro_implicit._checks import (
 )
 from pyro_implicit.distributions._base_dist import is_standard_normal
 from pyro_implicit.exceptions import ArgumentError, DensityError, ShapeError
+from pyro_implicit.nn._noise_alone import check_function_of_noise, refuse_batch_statistics
 from pyro_implicit.nn.generator import Generator
 from pyro_implicit.nn.preconditioner import Preconditioner
 from pyro_implicit.ops.logdet import check_scale, is_zero
@@ -136,8 +137,10 @@ class ImplicitDistribution(dist.TorchDistribution):
         """
         :param torch.Size sample_shape: leading shape of the draws.
         :returns: draws, shape ``(*sample_shape, *batch_shape, m)``.
+        :raises LayerError: if the generator normalises by the draws that are made together.
         """
         sample_shape = check_shape("sample_shape", sample_shape)
+        refuse_batch_statistics(self.generator)
         z = self.base_dist(sample_shape) if self.noise is None else self.noise
         mean = self.generator(z)
         expected = z.shape[: z.dim() - len(self.generator.noise_shape)] + self.event_shape
@@ -173,9 +176,11 @@ class ImplicitDistribution(dist.TorchDistribution):
         :returns: shape ``batch_shape``.
         :raises ArgumentError: if no noise is fixed, or if ``scale=0`` and the generator has fewer
             noise dimensions than outputs.
+        :raises LayerError: if the generator is random or its draws depend on each other.
         """
         if self.noise is None:
             raise ArgumentError("no noise is fixed: write distribution.given(z).half_log_det().")
+        check_function_of_noise(self.generator, self.noise)
         value = self.generator.half_log_det(self.noise, self.scale)
         if self.preconditioner is None:
             return value

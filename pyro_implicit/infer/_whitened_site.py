@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pyro_implicit.infer.linearised import entropy_constant
 from pyro_implicit.infer.traces import ImplicitSite
+from pyro_implicit.nn._noise_alone import check_function_of_noise
 from pyro_implicit.ops.whitened import WhitenedJacobian
 
 __all__ = ["rest_of_entropy", "whitened_jacobian"]
@@ -16,8 +17,11 @@ def whitened_jacobian(site: ImplicitSite) -> WhitenedJacobian:
     """
     The Jacobian of a site's generator at its noise, in units of the output noise; differentiable
     with respect to generator and scale if gradients are enabled.
+
+    :raises LayerError: if the generator is random or its draws depend on each other.
     """
     fn, noise = site.distribution, site.distribution.noise
+    check_function_of_noise(fn.generator, site.value)
     with torch.autocast(site.value.device.type, enabled=False):
         return WhitenedJacobian(fn.generator.linearise(noise), fn.scale)  # type: ignore[arg-type]
 

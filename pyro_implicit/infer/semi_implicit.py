@@ -23,6 +23,7 @@ from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import DensityError, GuideError, SiteError
 from pyro_implicit.infer.elbo import ImplicitELBO
 from pyro_implicit.infer.traces import ImplicitSite, lost_gradients
+from pyro_implicit.nn._noise_alone import check_function_of_noise
 from pyro_implicit.nn.conditioned import Conditioned
 from pyro_implicit.ops.logdet import is_zero, upcast
 from pyro_implicit.ops.semi_implicit import (
@@ -104,6 +105,7 @@ class SemiImplicitELBO(ImplicitELBO):
             ``site.distribution.batch_shape``.
         :raises GuideError: if the site's scale is 0, or with ``proposal="gauss-newton"`` if its
             noise is not standard normal or its guide conditional.
+        :raises LayerError: if the generator is random or its draws depend on each other.
         """
         fn = site.distribution
         if is_zero(fn.scale):
@@ -111,6 +113,7 @@ class SemiImplicitELBO(ImplicitELBO):
                 f"implicit site {site.name!r} has scale 0: given its noise it has no density to "
                 "average. Use scale=0.05, learn_scale='scalar', or another objective."
             )
+        check_function_of_noise(fn.generator, fn.noise)  # type: ignore[arg-type]
         log_q = self._by_prior if self.proposal == "prior" else self._by_inversion
         with torch.autocast(site.value.device.type, enabled=False):
             value = log_q(site.name, fn, site.value)
@@ -130,6 +133,7 @@ class SemiImplicitELBO(ImplicitELBO):
                 "the prior is an ImplicitDistribution with scale 0: it has no density, nor a bound "
                 "on one. Use KernelDensityRatioELBO(contrast='prior'), or give it a scale."
             )
+        check_function_of_noise(fn.generator, value)
         if not fn.base_dist.has_rsample and loses_gradients(fn.base_dist, fn.base_dist.sample()):
             raise SiteError(lost_gradients("the prior", fn))
         w = upcast(value if fn.preconditioner is None else fn.preconditioner.inverse(value))
@@ -145,7 +149,7 @@ class SemiImplicitELBO(ImplicitELBO):
         others = self._mean_over_noise(fn, w)
         if self.bound == "upper":
             return others - math.log(self.num_inner)
-        own = gaussian_log_density(w, upcast(fn.generator(fn.noise)), _wide(fn.scale))
+        own = gaussian_log_density(w, upcast(fn.generator(fn.noise)), _wide(fn.scale))  # type: ignore[arg-type]
         return torch.logaddexp(own, others) - math.log(self.num_inner + 1)
 
     def _mean_over_noise(self, fn: ImplicitDistribution, w: Tensor) -> Tensor:

@@ -47,6 +47,7 @@ class Conditioned(Generator):
         return self.inner.full_rank and self.noise_dim >= self.output_dim
 
     def _inputs(self, z: Tensor) -> Tensor:
+        self.check_noise(z)
         batch = torch.broadcast_shapes(z.shape[:-1], self.context.shape[:-1])
         parts = [z.expand(*batch, -1), self.context.to(z.dtype).expand(*batch, -1)]
         return torch.cat(parts, -1)

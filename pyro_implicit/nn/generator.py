@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pyro_implicit._checks import check_count, check_counts, check_instance
 from pyro_implicit.exceptions import ArgumentError, ShapeError
+from pyro_implicit.nn._modes import evaluated
 from pyro_implicit.ops.jacobian import function_jacobian, is_stochman, stochman_jacobian
 from pyro_implicit.ops.linearisation import FunctionLinearisation, Linearisation
 from pyro_implicit.ops.logdet import half_log_det
@@ -51,6 +52,26 @@ class Generator(nn.Module, ABC):
     def noise_dim(self) -> int:
         """Number ``d`` of noise entries."""
         return self.noise_shape.numel()
+
+    def __call__(self, z: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """
+        :meth:`forward`, after a look at the noise.
+
+        :raises ShapeError: for noise of another shape.
+        """
+        self.check_noise(z)
+        return super().__call__(z, *args, **kwargs)
+
+    def check_noise(self, z: Tensor) -> None:
+        """
+        :raises ShapeError: if ``z`` does not end in ``noise_shape``.
+        """
+        shape = self.noise_shape
+        if z.dim() < len(shape) or z.shape[z.dim() - len(shape) :] != shape:
+            raise ShapeError(
+                f"{type(self).__name__} takes noise of shape (..., {', '.join(map(str, shape))}); "
+                f"found {tuple(z.shape)}."
+            )
 
     @abstractmethod
     def forward(self, z: Tensor) -> Tensor:
@@ -111,10 +132,17 @@ class ModuleGenerator(Generator):
         """
         See :meth:`Generator.forward`.
 
-        :raises ShapeError: if the module returns another shape than ``(n, output_dim)``.
+        :raises ShapeError: if the module takes noise of another shape, or returns another shape
+            than ``(n, output_dim)``.
         """
         batch = z.shape[: z.dim() - len(self.noise_shape)]
-        out = self.module(z.reshape(-1, *self.noise_shape))
+        try:
+            out = self.module(z.reshape(-1, *self.noise_shape))
+        except RuntimeError as error:
+            width = _first_width(self.module)
+            if width in (None, self.noise_shape[-1]):
+                raise
+            raise ShapeError(self._takes(width)) from error
         if out.shape != (batch.numel(), self.output_dim):
             raise ShapeError(
                 f"the generator {type(self.module).__name__} returned shape {tuple(out.shape)} for "
@@ -123,8 +151,18 @@ class ModuleGenerator(Generator):
             )
         return out.reshape(*batch, self.output_dim)
 
+    def _takes(self, width: int | None) -> str:
+        """The message for a module that takes ``width`` numbers for each noise."""
+        takes = "another shape" if width is None else f"(n, {width}), its first linear layer says"
+        return (
+            f"the module {type(self.module).__name__} takes {takes}; it was given noises of shape "
+            f"{('n', *self.noise_shape)} (with the context at the end, if the guide is conditional)"
+            ". Write latent_dim (or noise_shape) to fit it."
+        ).replace("'n'", "n")
+
     def jacobian(self, z: Tensor) -> Tensor:
         """See :meth:`Generator.jacobian`."""
+        self.check_noise(z)
         if is_stochman(self.module):
             return stochman_jacobian(self.module, z, self.output_dim, len(self.noise_shape))
         return super().jacobian(z)
@@ -161,10 +199,16 @@ def as_generator(generator: Any, output_dim: int, latent_dim: int | None = None)
     return generator
 
 
+def _first_width(module: nn.Module) -> int | None:
+    """Inputs of its first linear layer, if it has one."""
+    layers = (layer for layer in module.modules() if isinstance(layer, nn.Linear))
+    return next((layer.in_features for layer in layers), None)
+
+
 def _first_in_features(module: nn.Module) -> int:
-    for layer in module.modules():
-        if isinstance(layer, nn.Linear):
-            return layer.in_features
+    width = _first_width(module)
+    if width is not None:
+        return width
     raise ArgumentError(
         f"cannot tell the noise dimension of {type(module).__name__}: write latent_dim=..., or "
         "wrap it as ModuleGenerator(module, noise_shape, output_dim)."
@@ -172,9 +216,20 @@ def _first_in_features(module: nn.Module) -> int:
 
 
 def _checked_module(module: nn.Module, latent_dim: int, output_dim: int) -> ModuleGenerator:
-    """Wraps ``module`` and draws once, so that a wrong size is told here and not in a step."""
+    """
+    Wraps ``module`` and draws once, so that a wrong size is told here and not in a step; in
+    evaluation mode, so that the draw leaves no trace in it.
+    """
     wrapped = ModuleGenerator(module, (latent_dim,), output_dim)
     example = next(iter(module.parameters()), torch.zeros(()))
-    with torch.no_grad():
-        wrapped(torch.zeros(2, latent_dim, dtype=example.dtype, device=example.device))
+    with torch.no_grad(), evaluated(module):
+        try:
+            wrapped(torch.zeros(2, latent_dim, dtype=example.dtype, device=example.device))
+        except (RuntimeError, IndexError) as error:
+            raise ShapeError(
+                f"the generator {type(module).__name__} fails on noises of shape (2, {latent_dim}) "
+                f"(with the context at the end, if the guide is conditional): {error} It must take "
+                "(n, latent_dim): write another latent_dim, or wrap it as ModuleGenerator(module, "
+                "noise_shape, output_dim)."
+            ) from error
     return wrapped

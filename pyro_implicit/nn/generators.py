@@ -142,11 +142,13 @@ class MLPGenerator(Generator):
 
     def jacobian(self, z: Tensor) -> Tensor:
         """See :meth:`Generator.jacobian`."""
+        self.check_noise(z)
         jac, skip = self.weight_out.to(z.dtype) @ self._hidden_jacobian(z), self.skip
         return jac if skip is None else jac + skip.to(z.dtype)
 
     def linearise(self, z: Tensor) -> Linearisation:
         """See :meth:`Generator.linearise`; one pass, structured products."""
+        self.check_noise(z)
         hidden, slopes = z, []
         for weight, bias in zip(self.weights, self.biases, strict=True):
             pre = F.linear(hidden, weight, bias)
@@ -158,6 +160,7 @@ class MLPGenerator(Generator):
 
     def half_log_det(self, z: Tensor, scale: float | Tensor = 0.0) -> Tensor:
         """See :meth:`Generator.half_log_det`."""
+        self.check_noise(z)
         m, d = self.output_dim, self.noise_dim
         with torch.autocast(z.device.type, enabled=False):
             wide = upcast(z)
@@ -237,16 +240,19 @@ class ResidualGenerator(Generator):
 
     def jacobian(self, z: Tensor) -> Tensor:
         """See :meth:`Generator.jacobian`."""
+        self.check_noise(z)
         inner = self._slopes(z)[..., None] * self.weight_in.to(z.dtype)
         return self.weight_out.to(z.dtype) @ inner + torch.diag(self.log_diagonal.to(z.dtype).exp())
 
     def linearise(self, z: Tensor) -> Linearisation:
         """See :meth:`Generator.linearise`; one pass, structured products."""
+        self.check_noise(z)
         weights = [self.weight_in, self.weight_out]
         return DenseLinearisation(self(z), weights, [self._slopes(z)], self.log_diagonal.exp())
 
     def half_log_det(self, z: Tensor, scale: float | Tensor = 0.0) -> Tensor:
         """See :meth:`Generator.half_log_det`."""
+        self.check_noise(z)
         with torch.autocast(z.device.type, enabled=False):
             wide = upcast(z)
             inner = self._slopes(wide)[..., None] * upcast(self.weight_in)

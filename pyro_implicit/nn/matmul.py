@@ -209,6 +209,7 @@ class MMNN(Generator):
 
     def linearise(self, z: Tensor) -> Linearisation:
         """See :meth:`Generator.linearise`; one pass, structured products."""
+        self.check_noise(z)
         out, layers = self.chain.run(z)
         value = out.flatten(-2)[..., : self.output_dim]
         branch = (slice(None), layers, out.shape[-2:], self.output_dim)
@@ -300,6 +301,7 @@ class CMMNN(Generator):
 
     def linearise(self, z: Tensor) -> Linearisation:
         """See :meth:`Generator.linearise`; one pass, structured products."""
+        self.check_noise(z)
         value, trunk, branches = self._run(z)
         return _MatMulLinearisation(value, self.noise_shape, trunk, branches)
 
