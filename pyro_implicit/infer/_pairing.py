@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 from pyro.poutine.util import site_is_subsample
 
-from pyro_implicit.exceptions import SiteError
+from pyro_implicit.exceptions import GuideError, SiteError
 
-__all__ = ["check_not_enumerated", "check_sampled_by_model"]
+__all__ = ["check_latents", "check_not_enumerated"]
+
+Nodes = Mapping[str, Any]
 
 
-def check_not_enumerated(model_nodes: Mapping[str, Any], guide_names: Iterable[str]) -> None:
+def check_not_enumerated(model_nodes: Nodes, guide_names: Iterable[str]) -> None:
     """
     A site that Pyro would enumerate is drawn from its prior by a plain run of the model.
 
@@ -34,15 +37,24 @@ def check_not_enumerated(model_nodes: Mapping[str, Any], guide_names: Iterable[s
         )
 
 
-def check_sampled_by_model(model_nodes: Mapping[str, Any], guide_nodes: Mapping[str, Any]) -> None:
+def check_latents(model_nodes: Nodes, guide_nodes: Nodes) -> None:
     """
-    A latent of the guide that the model skips has an entropy and no prior.
+    What an objective with an entropy needs: every latent of the guide has it once, and a prior.
 
     :param model_nodes: the model's sample sites by name.
     :param guide_nodes: those of the guide. The latents that are made from an implicit site count
         where they have a site of their own or are told by ``infer["implicit_latents"]``.
-    :raises SiteError: naming it, unless it is marked as auxiliary.
+    :raises GuideError: if the rows of an implicit site share their noise.
+    :raises SiteError: if the model skips or observes a latent that is not marked as auxiliary, or
+        if a plate around it has another number of all rows there than in the guide.
     """
+    _check_sampled_by_model(model_nodes, guide_nodes)
+    _check_independent(guide_nodes)
+    _check_same_size(model_nodes, guide_nodes)
+
+
+def _check_sampled_by_model(model_nodes: Nodes, guide_nodes: Nodes) -> None:
+    """Refuses latents with an entropy and no prior."""
     for name, node in guide_nodes.items():
         if node["is_observed"] or site_is_subsample(node):
             continue
@@ -59,3 +71,33 @@ def check_sampled_by_model(model_nodes: Mapping[str, Any], guide_nodes: Mapping[
                 f"without it (poutine.block(model, hide=[{latent!r}])), or mark an auxiliary "
                 "variable of the guide's own, infer={'is_auxiliary': True}."
             )
+
+
+def _check_independent(guide_nodes: Nodes) -> None:
+    """Refuses rows that share their noise: the sum of their entropies is not their entropy."""
+    for name, node in guide_nodes.items():
+        if node["infer"].get("implicit_shared"):
+            raise GuideError(
+                f"the rows of implicit site {name!r} share one noise, so they are dependent and "
+                "this objective cannot tell their entropy. Write shared_noise=False, or train with "
+                "PosteriorPredictiveLoss, which needs none."
+            )
+
+
+def _check_same_size(model_nodes: Nodes, guide_nodes: Nodes) -> None:
+    """Refuses latents whose entropy would count more or less often than their prior."""
+    made = [node["infer"].get("implicit_latents", ()) for node in guide_nodes.values()]
+    for latent in dict.fromkeys(chain.from_iterable(made)):
+        if latent not in guide_nodes:
+            continue
+        mine = {f.name: f.full_size for f in guide_nodes[latent]["cond_indep_stack"]}
+        for frame in model_nodes[latent]["cond_indep_stack"]:
+            size = mine.get(frame.name, frame.full_size)
+            if size != frame.full_size:
+                raise SiteError(
+                    f"latent site {latent!r} is in plate {frame.name!r}, which has "
+                    f"{frame.full_size} rows in all in the model and {size} in the guide: its "
+                    "entropy would have another weight than its prior. Give the model's plate the "
+                    "number of all data, pyro.plate(name, num_data, subsample_size=len(x)), or the "
+                    "guide create_plates (a function of the model's arguments that returns it)."
+                )

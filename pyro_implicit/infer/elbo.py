@@ -32,10 +32,10 @@ from pyro_implicit.infer._checks import check_finite
 from pyro_implicit.infer._gradients import OwnGradients
 from pyro_implicit.infer._particles import first_draws, joined_sites
 from pyro_implicit.infer._shared_rows import SharedRows
+from pyro_implicit.infer._sums import explicit_entropy, latent_log_prob, sum_of
 from pyro_implicit.infer.likelihood import (
     expected_log_likelihood,
     log_predictive,
-    weighted_sum,
 )
 from pyro_implicit.infer.prior import Prior
 from pyro_implicit.infer.traces import (
@@ -44,7 +44,6 @@ from pyro_implicit.infer.traces import (
     Particle,
     draw_particle,
     plate_nesting,
-    sample_nodes,
 )
 
 __all__ = ["ImplicitELBO"]
@@ -346,10 +345,10 @@ class ImplicitELBO(ELBO):
         mean = 1.0 / self.num_particles
         terms = self._likelihood_terms(particles)
         if self.replaces is not None or self.prior_weight:
-            log_prior = mean * _sum(_latent_log_prob(p, replaced) for p in particles)
+            log_prior = mean * sum_of(latent_log_prob(p, replaced) for p in particles)
             terms["log_prior"] = self.kl_weight * self.prior_weight * log_prior
         if self.replaces is not None:
-            entropy = mean * _sum(_explicit_entropy(p, replaced) for p in particles)
+            entropy = mean * sum_of(explicit_entropy(p, replaced) for p in particles)
             if not replaced:
                 entropy = entropy + self._implicit_entropy(particles, first)
             terms["entropy"] = self.kl_weight * entropy
@@ -379,7 +378,7 @@ class ImplicitELBO(ELBO):
         """The sum over sites of the hook's numbers, each under its site's scale and mask."""
         first = particles[0]
         sites = first.implicit.values() if self._vectorised else joined_sites(particles)
-        return _sum(first.weight(site.name) * self.estimate(site) for site in sites)
+        return sum_of(first.weight(site.name) * self.estimate(site) for site in sites)
 
     @property
     def _vectorised(self) -> bool:
@@ -389,27 +388,3 @@ class ImplicitELBO(ELBO):
         if not self._power:
             return {"log_likelihood": expected_log_likelihood(particles, self.num_particles)}
         return {"log_predictive": log_predictive(particles, self._vectorised, self._power)}
-
-
-def _latent_log_prob(particle: Particle, replaced: set[str]) -> Any:
-    return _sum(
-        weighted_sum(node, particle.log_weight())
-        for name, node in sample_nodes(particle.model).items()
-        if not node["is_observed"] and name not in replaced
-    )
-
-
-def _explicit_entropy(particle: Particle, replaced: set[str]) -> Any:
-    """``-log q`` of the sites that have one; for implicit latents that is the log-Jacobian."""
-    return -_sum(
-        node["log_prob_sum"]
-        for node in particle.explicit_guide_sites()
-        if node["name"] not in replaced
-    )
-
-
-def _sum(values: Any) -> Any:
-    total: Any = 0.0
-    for value in values:
-        total = total + value
-    return total

@@ -22,7 +22,7 @@ from pyro_implicit.distributions.diagonal_mixture import WeightedDraws
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import DensityError, GuideError, NonFiniteError, SiteError
 from pyro_implicit.infer._batch_dims import PARTICLE_PLATE, check_batch_dims, is_vectorised
-from pyro_implicit.infer._pairing import check_not_enumerated, check_sampled_by_model
+from pyro_implicit.infer._pairing import check_latents, check_not_enumerated
 
 __all__ = [
     "PARTICLE_PLATE",
@@ -172,9 +172,7 @@ def draw_particle(
     model_trace = _replayed(model, guide_trace, args, kwargs)
     check_not_enumerated(sample_nodes(model_trace), guide_trace.nodes)
     if needs_guide:
-        check_sampled_by_model(sample_nodes(model_trace), sample_nodes(guide_trace))
-        _check_independent(guide_trace, implicit)
-        _check_same_size(model_trace, guide_trace, implicit)
+        check_latents(sample_nodes(model_trace), sample_nodes(guide_trace))
     if is_validation_enabled():
         check_model_guide_match(model_trace, guide_trace, max_plate_nesting)
     guide_trace = prune_subsample_sites(guide_trace)
@@ -321,38 +319,6 @@ def _check_draws(implicit: dict[str, ImplicitSite]) -> None:
                 "finite: its generator has diverged. Use a lower learning rate, clip gradients "
                 "(pyro.optim.ClippedAdam), or start with init_from='laplace' or 'ggn'."
             )
-
-
-def _check_independent(guide_trace: Trace, implicit: dict[str, ImplicitSite]) -> None:
-    """Refuses rows that share their noise: the sum of their entropies is not their entropy."""
-    for name in implicit:
-        infer: Any = guide_trace.nodes[name]["infer"]
-        if infer.get("implicit_shared"):
-            raise GuideError(
-                f"the rows of implicit site {name!r} share one noise, so they are dependent and "
-                "this objective cannot tell their entropy. Write shared_noise=False, or train with "
-                "PosteriorPredictiveLoss, which needs none."
-            )
-
-
-def _check_same_size(
-    model_trace: Trace, guide_trace: Trace, implicit: dict[str, ImplicitSite]
-) -> None:
-    """Refuses latents whose entropy would count more or less often than their prior."""
-    for latent in {latent for site in implicit.values() for latent in site.latents}:
-        if latent not in model_trace.nodes or latent not in guide_trace.nodes:
-            continue  # reported by Pyro's own check
-        mine = {f.name: f.full_size for f in guide_trace.nodes[latent]["cond_indep_stack"]}
-        for frame in model_trace.nodes[latent]["cond_indep_stack"]:
-            size = mine.get(frame.name, frame.full_size)
-            if size != frame.full_size:
-                raise SiteError(
-                    f"latent site {latent!r} is in plate {frame.name!r}, which has "
-                    f"{frame.full_size} rows in all in the model and {size} in the guide: its "
-                    "entropy would have another weight than its prior. Give the model's plate the "
-                    "number of all data, pyro.plate(name, num_data, subsample_size=len(x)), or the "
-                    "guide create_plates (a function of the model's arguments that returns it)."
-                )
 
 
 def _without_full_plates(guide_trace: Trace) -> Trace:
