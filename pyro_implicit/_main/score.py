@@ -15,7 +15,8 @@ from .data import Split
 
 COVERAGE = 0.9
 NOISE_DRAWS = 20  # of the observation noise, for each draw of the parameters
-OUTCOMES = 2**22  # predicted at a time, 32 MiB
+MEANS = 2**23  # of rows and draws, made at a time, 64 MiB; each draw is one run of the model
+OUTCOMES = 2**22  # of rows, draws and noise, made at a time, 32 MiB
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,10 @@ def score(model: Callable[..., Tensor], draws: dict[str, Tensor], split: Split) 
     noise = draws["sigma"].double().reshape(-1, 1)  # [S, 1]
     standardised = (split.y_test - split.y_mean) / split.y_scale
     parts = []
-    for rows in torch.arange(len(split.x_test)).split(
-        max(1, OUTCOMES // (len(noise) * NOISE_DRAWS))
-    ):
-        parts.append(_predictions(model, draws, noise, split.x_test[rows], standardised[rows]))
+    for rows in _cut(len(split.x_test), MEANS // len(noise)):
+        means = _means(model, draws, split.x_test[rows])
+        for few in _cut(means.shape[-1], OUTCOMES // (len(noise) * NOISE_DRAWS)):
+            parts.append(_predictions(means[:, few], noise, standardised[rows][few]))
     log_densities, mean, lower, upper = (np.concatenate(each) for each in zip(*parts, strict=True))
     per_row = log_densities - math.log(split.y_scale)
     observed = standardised.numpy()
@@ -78,17 +79,19 @@ def standard_error(values: np.ndarray) -> float:
     return float(values.std(ddof=1)) / math.sqrt(len(values))
 
 
-def _predictions(
-    model: Callable[..., Tensor],
-    draws: dict[str, Tensor],
-    noise: Tensor,
-    x: Tensor,
-    y: Tensor,
-) -> tuple[np.ndarray, ...]:
-    """Log-density of each row, and mean and band of its prediction, all standardised, [rows]."""
+def _cut(length: int, at_a_time: int) -> tuple[Tensor, ...]:
+    return torch.arange(length).split(max(1, at_a_time))
+
+
+def _means(model: Callable[..., Tensor], draws: dict[str, Tensor], x: Tensor) -> Tensor:
+    """The network's output for each draw and row, [S, rows]."""
     with torch.no_grad():
         predictive = Predictive(model, posterior_samples=draws, return_sites=("mean",))
-        means = predictive(x)["mean"].double().reshape(-1, len(x))  # [S, rows]
+        return predictive(x)["mean"].double().reshape(-1, len(x))
+
+
+def _predictions(means: Tensor, noise: Tensor, y: Tensor) -> tuple[np.ndarray, ...]:
+    """Log-density of each row, and mean and band of its prediction, all standardised, [rows]."""
     densities = torch.distributions.Normal(means, noise).log_prob(y)
     log_density = densities.logsumexp(0) - math.log(len(densities))
     outcomes = means + noise * torch.randn(NOISE_DRAWS, *means.shape, dtype=torch.float64)

@@ -83,6 +83,7 @@ def test_units_of_the_target(scale, shift):
 def test_rows_at_a_time_change_nothing(monkeypatch, at_a_time):
     draws, split = make(rows=40, num_draws=30, y_mean=2.0, y_scale=3.0)
     whole = score(linear_model, draws, split)
+    monkeypatch.setattr(score_module, "MEANS", 2 * at_a_time * 30)
     monkeypatch.setattr(score_module, "OUTCOMES", at_a_time * 30 * score_module.NOISE_DRAWS)
     parts = score(linear_model, draws, split)
     for name in ("rmse", "log_likelihood", "standard_error"):
