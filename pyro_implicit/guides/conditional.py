@@ -55,7 +55,8 @@ class ConditionalHyperNetworkGuide(ConditionalGuide, HyperNetworkGuide):
     :param generator: instead of the perceptron: a module (or a callable that makes one from the
         number of outputs) from noise and context, side by side, to all latents of one row. Then
         ``latent_dim`` is needed, unless it is a :class:`~pyro_implicit.Generator`.
-    :param float init_scale: standard deviation of the first draws in the unconstrained space.
+    :param float init_scale: standard deviation of the first draws in the unconstrained space, over
+        noise and a context of unit size; see :class:`~pyro_implicit.HyperNetworkGuide`.
     :param options: ``init_loc_fn``, ``scale``, ``learn_scale``, ``factorized`` and
         ``create_plates``, see :class:`~pyro_implicit.ImplicitGuide`. The output noise (0.01 by
         default where there is less noise than latents) serves the entropy: write ``scale=0.0`` for

@@ -15,6 +15,7 @@ from pyro_implicit.guides.parts import check_factorized
 from pyro_implicit.guides.site import LatentSite
 from pyro_implicit.nn.generator import Generator, as_generator
 from pyro_implicit.nn.generators import MLPGenerator, ResidualGenerator
+from pyro_implicit.nn.rescaled import rescaled
 from pyro_implicit.ops.activations import get_activation
 
 __all__ = ["HyperNetworkGuide"]
@@ -49,9 +50,11 @@ class HyperNetworkGuide(ImplicitGuide):
     :param generator: instead of the perceptron: a :class:`~pyro_implicit.Generator` or any
         ``nn.Module``, or a callable that makes one from the number of outputs, such as the class
         :class:`~pyro_implicit.ResidualGenerator`.
-    :param float init_scale: standard deviation of the first draws in the unconstrained space, for
-        the generators made here and for the bare class :class:`~pyro_implicit.ResidualGenerator`;
-        with ``init_from`` it is that of the Gaussian started from.
+    :param float init_scale: standard deviation of the first draws in the unconstrained space; with
+        ``init_from`` it is that of the Gaussian started from. By default 0.1 for the generators
+        made here and for the bare class :class:`~pyro_implicit.ResidualGenerator`, while any other
+        generator of one's own stays as it is; if a number is given, its outputs are measured once,
+        centred and multiplied by constants (saved with the guide) so that they have it.
     :param options: ``init_loc_fn``, ``init_from``, ``scale``, ``learn_scale``, ``factorized`` and
         ``create_plates``, see :class:`~pyro_implicit.ImplicitGuide`.
     :raises ArgumentError: for bad values, or ``generator`` together with options that it replaces.
@@ -65,7 +68,7 @@ class HyperNetworkGuide(ImplicitGuide):
         hidden_dims: Sequence[int] | None = None,
         activation: str = "silu",
         generator: Any = None,
-        init_scale: float = 0.1,
+        init_scale: float | None = None,
         **options: Any,
     ) -> None:
         check_factorized(options.get("factorized", False))
@@ -82,7 +85,8 @@ class HyperNetworkGuide(ImplicitGuide):
             latent_dim = check_count("latent_dim", latent_dim)
         if hidden_dims is not None:
             hidden_dims = check_counts("hidden_dims", hidden_dims, empty=False)
-        init_scale = check_number("init_scale", init_scale, above=0)
+        if init_scale is not None:
+            init_scale = check_number("init_scale", init_scale, above=0)
         get_activation(activation)
         super().__init__(model, **options)
         self._latent_dim = latent_dim
@@ -111,12 +115,12 @@ class HyperNetworkGuide(ImplicitGuide):
     def _make_generator(
         self, output_dim: int, sites: list[LatentSite], whitened: bool
     ) -> Generator:
-        init_scale = 1.0 if whitened else self._init_scale
+        init_scale = 1.0 if whitened else self._init_scale or 0.1
         if self._generator[0] is ResidualGenerator:
             return ResidualGenerator(output_dim, init_scale=init_scale)
         own = self._own_generator(output_dim)
         if own is not None:
-            return own
+            return own if self._init_scale is None else rescaled(own, init_scale)
         small = output_dim <= _SMALL
         if whitened and not small and self._latent_dim is None and self._hidden_dims is None:
             return ResidualGenerator(output_dim)

@@ -13,6 +13,7 @@ from pyro_implicit.nn.generator import Generator
 from pyro_implicit.nn.generators import MLPGenerator, ResidualGenerator
 from pyro_implicit.nn.matmul import CMMNN, MMNN
 from pyro_implicit.nn.preconditioner import Preconditioner
+from pyro_implicit.nn.rescaled import Rescaled
 
 __all__ = ["sampler_from_state", "sampler_state"]
 
@@ -26,10 +27,12 @@ _GENERATORS: dict[str, type[Generator]] = {
 
 def sampler_state(sampler: Sampler) -> dict[str, Any]:
     """The structure of ``sampler`` as strings, numbers and lists."""
-    learned = sampler.log_scale
+    learned, generator = sampler.log_scale, sampler.generator
+    inner = generator.inner if isinstance(generator, Rescaled) else generator
     return {
-        "generator": sampler.generator.config(),
-        "generator_type": type(sampler.generator).__name__,
+        "generator": inner.config(),
+        "generator_type": type(inner).__name__,
+        "rescaled": inner is not generator,
         "output_dim": sampler.generator.output_dim,
         "preconditioner": sampler.preconditioner.kind,
         "scale": sampler.fixed_scale,
@@ -61,6 +64,8 @@ def sampler_from_state(
             "is not stored by value: make the guide with the same generator=... and call "
             "guide.load_state_dict(state) again."
         )
+    if state["rescaled"]:
+        made = Rescaled(made, torch.ones(m), torch.zeros(m))
     shapes: dict[str, tuple[int, ...] | None] = {"none": None, "diagonal": (m,), "full": (m, m)}
     shape = shapes[state["preconditioner"]]
     factor = None if shape is None else (torch.eye(m) if len(shape) == 2 else torch.ones(m))

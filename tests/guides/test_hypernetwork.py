@@ -9,9 +9,14 @@ import torch
 from torch import nn
 
 from pyro_implicit import (
+    CMMNN,
+    MMNN,
+    CMMNNGuide,
     HyperNetworkGuide,
     LinearisedELBO,
+    MixtureDensityGuide,
     MLPGenerator,
+    MMNNGuide,
     ModuleGenerator,
     ResidualGenerator,
 )
@@ -173,3 +178,65 @@ def test_residual_generator_by_class_starts_at_init_scale() -> None:
 
     guide = HyperNetworkGuide(model, generator=ResidualGenerator, init_scale=0.02).setup()
     assert guide.sample(2000)["w"].std(0).mean().item() == pytest.approx(0.02, rel=0.1)
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize("init_from", [None, "laplace"])
+def test_init_scale_is_that_of_the_first_draws_of_any_generator(name, init_from):
+    def normal():
+        pyro.sample("w", dist.Normal(torch.zeros(3), torch.tensor([1.0, 2.0, 3.0])).to_event(1))
+
+    options = {"init_loc_fn": lambda site: torch.full((3,), 2.0), "scale": 1e-4}
+    guide = HyperNetworkGuide(
+        normal, generator=GENERATORS[name], init_scale=0.2, init_from=init_from, **options
+    ).setup()
+    draws = guide.sample(4000)["w"]
+    expected = torch.tensor([0.2] * 3 if init_from is None else [1.0, 2.0, 3.0])
+    torch.testing.assert_close(draws.std(0), expected, rtol=0.1, atol=0)
+    centre = torch.full((3,), 2.0) if init_from is None else torch.zeros(3)
+    assert ((draws.mean(0) - centre).abs() < 0.1 * expected).all()
+    bare = HyperNetworkGuide(normal, generator=GENERATORS["a generator"]).setup()
+    assert generator_of(bare) is GENERATORS["a generator"]  # left as it is unless asked for
+
+
+def test_a_rescaled_generator_is_saved_and_trained():
+    option = lambda n: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, n))  # noqa: E731
+    guide = HyperNetworkGuide(make(2), generator=option, init_scale=0.3, scale=0.1).setup()
+    again = HyperNetworkGuide(make(2), generator=option, scale=0.1)
+    again.load_state_dict(guide.state_dict())
+    packaged = HyperNetworkGuide(make(2), generator=MLPGenerator(2, 3, (4,)), init_scale=0.3)
+    pairs = [
+        (guide, again),
+        (packaged.setup(), HyperNetworkGuide.from_state_dict(packaged.state_dict())),
+    ]
+    for one, other in pairs:
+        draws = []
+        for each in (one, other):
+            torch.manual_seed(0)
+            draws.append(each.sample(5)["w"])
+        assert torch.equal(*draws)
+    loss = LinearisedELBO(2, vectorize_particles=True).differentiable_loss(guide.model, guide)
+    gradients = torch.autograd.grad(loss, list(guide.parameters()))
+    assert all(g.isfinite().all() and g.abs().max() > 0 for g in gradients)
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("inf"), float("nan"), "3", True])
+@pytest.mark.parametrize("kind", [HyperNetworkGuide, MMNNGuide, CMMNNGuide, MixtureDensityGuide])
+def test_an_init_scale_that_is_none_is_refused_by_every_guide(kind, value):
+    with pytest.raises(ArgumentError, match="init_scale=.*; expected a finite number > 0"):
+        kind(make(2), init_scale=value)
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("inf"), float("nan"), "3", True])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda init_scale: MLPGenerator(2, 3, init_scale=init_scale),
+        lambda init_scale: ResidualGenerator(3, init_scale=init_scale),
+        lambda init_scale: MMNN(3, init_scale=init_scale),
+        lambda init_scale: CMMNN([3], init_scale=init_scale),
+    ],
+)
+def test_an_init_scale_that_is_none_is_refused_by_every_generator(kind, value):
+    with pytest.raises(ArgumentError, match="init_scale=.*; expected a finite number > 0"):
+        kind(value)
