@@ -126,7 +126,9 @@ def _datum_key(node: Any) -> Any:
     frames = [f for f in node["cond_indep_stack"] if f.name != PARTICLE_PLATE]
     turns = sorted((f.name, None if f.vectorized else f.counter) for f in frames)
     scale = node["scale"]
-    return tuple(turns), id(scale) if isinstance(scale, Tensor) else scale
+    if isinstance(scale, Tensor):  # by value: every site under one handler gets a tensor of its own
+        scale = scale.item() if scale.numel() == 1 else (*scale.shape, *scale.flatten().tolist())
+    return tuple(turns), scale
 
 
 def _masked_log_prob(node: Any) -> Tensor:

@@ -6,6 +6,7 @@ tests.contract.mutants tests/contract/test_weights.py`` must fail. See ``test_mu
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 
 from pyro_implicit.distributions.diagonal_mixture import WeightedDraws
 from pyro_implicit.guides.conditional_base import ConditionalGuide
-from pyro_implicit.infer import elbo, likelihood, predictive_loss, traces
+from pyro_implicit.infer import likelihood, traces
 from pyro_implicit.infer.elbo import ImplicitELBO
 from pyro_implicit.infer.traces import ImplicitSite, Particle
 
@@ -43,9 +44,22 @@ def _observed_without(*keys: str) -> None:
     }
 
 
+def _replace(function: Any, other: Any) -> None:
+    """In every module of the package that knows the function."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("pyro_implicit."):
+            for key, value in list(vars(module).items()):
+                if value is function:
+                    setattr(module, key, other)
+
+
 def _latent_without(*keys: str) -> None:
-    weighted_sum = elbo.weighted_sum
-    elbo.weighted_sum = lambda node, log_weight: weighted_sum(_without(node, *keys), log_weight)
+    weighted_sum = likelihood.weighted_sum
+
+    def ignoring(node: Any, log_weight: Any) -> Any:
+        return weighted_sum(node if node["is_observed"] else _without(node, *keys), log_weight)
+
+    _replace(weighted_sum, ignoring)
 
 
 def _entropy_without(*keys: str) -> None:
@@ -115,7 +129,7 @@ def predictive_ignores_mask() -> None:
 
 @mutant
 def predictive_ignores_weight() -> None:
-    log_predictive = elbo.log_predictive
+    log_predictive = likelihood.log_predictive
 
     def ignoring(particles: Any, *options: Any) -> Any:
         for particle in particles:
@@ -123,7 +137,7 @@ def predictive_ignores_weight() -> None:
                 node["scale"] = 1.0
         return log_predictive(particles, *options)
 
-    elbo.log_predictive = ignoring  # type: ignore[attr-defined]
+    _replace(log_predictive, ignoring)
 
 
 @mutant
@@ -133,7 +147,7 @@ def predictive_is_a_sum_over_draws() -> None:
 
 @mutant
 def batch_predictive_ignores_weight() -> None:
-    batch = predictive_loss.batch_log_predictive
+    batch = likelihood.batch_log_predictive
 
     def ignoring(particles: Any, vectorised: bool) -> Any:
         before = likelihood._observed_nodes
@@ -143,7 +157,7 @@ def batch_predictive_ignores_weight() -> None:
         finally:
             likelihood._observed_nodes = before
 
-    predictive_loss.batch_log_predictive = ignoring  # type: ignore[attr-defined]
+    _replace(batch, ignoring)
 
 
 @mutant
@@ -176,7 +190,7 @@ def both_ignore_the_size_of_the_plate() -> None:
                     node.update(_without(node, "scale"))
         return particle
 
-    elbo.draw_particle = ignoring  # type: ignore[attr-defined]
+    _replace(draw, ignoring)
 
 
 @mutant

@@ -111,6 +111,24 @@ def test_a_scale_of_its_own_makes_a_datum_of_its_own(
 
 
 @pytest.mark.parametrize("vectorised", [False, True])
+@pytest.mark.parametrize("scale", [torch.tensor(0.3), torch.linspace(0.1, 2.0, ROWS)])
+def test_a_tensor_as_scale_leaves_a_datum_whole(
+    scale: Tensor, vectorised: bool, mixed: SimpleNamespace, log_mean: Callable[..., float]
+) -> None:
+    def model() -> None:
+        mean = (_weights() * mixed.x).sum(-1)
+        with pyro.plate("data", ROWS), poutine.scale(scale=scale):
+            pyro.sample("y", dist.Normal(mean, 0.5), obs=mixed.y)
+            pyro.sample("v", dist.Normal(mean, 2.0), obs=mixed.y)
+
+    w = torch.randn(COUNT, 3)
+    mean = w @ mixed.x.mT
+    both = sum(dist.Normal(mean, s).log_prob(mixed.y) for s in (0.5, 2.0))
+    expected = (scale * _lme(both)).sum()
+    assert log_mean(model, w, vectorised) == pytest.approx(expected.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
 def test_a_minibatch_is_scaled_after_the_mean(
     vectorised: bool, mixed: SimpleNamespace, log_mean: Callable[..., float]
 ) -> None:

@@ -87,10 +87,16 @@ def draw_nonsense(seed: int) -> CaseSpec:
     """A case with a model that cannot be meant so; the guide is one of ours for all latents."""
     r = random.Random(~seed)
     spec = draw_case(seed)
-    while spec.guide not in ("HyperNetworkGuide", "MMNNGuide", "ConditionalHyperNetworkGuide"):
+    nonsense = r.choice(NONSENSE)
+    guides = ["HyperNetworkGuide", "MMNNGuide", "ConditionalHyperNetworkGuide"]
+    if nonsense == "squared":
+        guides.pop()  # it knows latents of the rows alone
+    while spec.guide not in guides or not any("data" in s.plates for s in spec.model.observed):
         spec = draw_case(r.randrange(2**31))
     spec.guide_options.pop("init_from", None)
-    spec.model = replace(spec.model, nonsense=r.choice(NONSENSE))
+    spec.model = replace(spec.model, nonsense=nonsense)
+    if nonsense == "squared":
+        spec.objective_options |= {"num_particles": 3, "vectorize_particles": True}
     return spec
 
 
@@ -101,6 +107,7 @@ TOLD = {
     "undeclared": "no plate declares dimension -1|'wrong' is in no plate",
     "unmappable": "latent site 'wrong'",
     "no latent": "no latent site to infer",
+    "squared": "no plate",
 }
 
 
@@ -110,6 +117,9 @@ def refusals(spec: CaseSpec) -> Iterator[str]:
     prior = objective.get("contrast") == "prior"
     if spec.guide == "CMMNNGuide" and options.get("factorized"):
         yield "shares a trunk"
+    whole = options.get("init_from") == "AutoMultivariateNormal"
+    if whole and model.local and model.subsampled:
+        yield "it was fitted to other shapes"
     if prior and objective.get("prior_weight", 1.0) != 1:
         yield "the prior has no term of its own"
     if prior and model.improper:

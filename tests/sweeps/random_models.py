@@ -84,7 +84,7 @@ LIKELIHOODS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Tensor], Tensor]
     ),
 }
 #: mistakes that no guide nor objective may take in silence
-NONSENSE = ("discrete", "enumerated", "undeclared", "unmappable", "no latent")
+NONSENSE = ("discrete", "enumerated", "undeclared", "unmappable", "no latent", "squared")
 UNDRAWABLE = frozenset({"ImproperReal", "ImproperPositive", "ImproperAbove"})
 
 
@@ -364,12 +364,14 @@ def build_model(spec: ModelSpec) -> Problem:
                 stack.enter_context(weighted(latent.weight, latent.plates, count, x))
                 value = pyro.sample(latent.name, prior(latent, location))
             parts.append((summary(latent, value), latent.plates))
-        _nonsense(spec.nonsense, x)
+        wrong = _nonsense(spec.nonsense, x)
         for number, site in enumerate(spec.observed):
             location = x.new_zeros(()) + sum(
                 (0.5 + 0.2 * i + 0.1 * number) * _reduced(v, h, site.plates)
                 for i, (v, h) in enumerate(parts)
             )
+            if "data" in site.plates:
+                location = location + wrong
             _observe(spec, site, made, counts, location, x, y)
 
     x, y = data(spec)
@@ -383,8 +385,8 @@ def build_model(spec: ModelSpec) -> Problem:
     return Problem(spec, model, args, plates)
 
 
-def _nonsense(kind: str, x: Tensor) -> None:
-    """A sample statement that cannot be meant so."""
+def _nonsense(kind: str, x: Tensor) -> Tensor:
+    """A sample statement that cannot be meant so, and what it adds to every row."""
     if kind == "discrete":
         pyro.sample("wrong", dist.Poisson(x.new_tensor(2.0)))
     elif kind == "enumerated":
@@ -394,6 +396,10 @@ def _nonsense(kind: str, x: Tensor) -> None:
         pyro.sample("wrong", dist.Normal(x.new_zeros(3), 1.0))
     elif kind == "unmappable":
         pyro.sample("wrong", dist.ProjectedNormal(x.new_ones(3)))
+    elif kind == "squared":  # right for one draw; for several a second dimension of draws
+        w = pyro.sample("wrong", dist.Normal(x.new_zeros(2), 1.0).to_event(1))
+        return (x @ w.unsqueeze(-1)).squeeze(-1)
+    return x.new_zeros(())
 
 
 def _observe(

@@ -69,8 +69,11 @@ class _Case:
             self.bare_guide(*problem.args)
         self.model, self.guide = problem.model, self.bare_guide
         if spec.model.overall is not None:
-            self.model = poutine.scale(self.model, scale=spec.model.overall)
-            self.guide = poutine.scale(self.guide, scale=spec.model.overall)
+            scale: Any = spec.model.overall
+            if spec.seed % 2:
+                scale = torch.tensor(scale)
+            self.model = poutine.scale(self.model, scale=scale)
+            self.guide = poutine.scale(self.guide, scale=scale)
         self.stage = "objective"
         self.sizes = self.site_sizes()
         self.objective = make_objective(spec, self.sizes)
