@@ -15,7 +15,14 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_implicit._checks import check_choice, check_count, check_flag, check_instance, check_shape
+from pyro_implicit._checks import (
+    check_choice,
+    check_count,
+    check_flag,
+    check_instance,
+    check_shape,
+    check_tensor,
+)
 from pyro_implicit.distributions._process_moments import as_like, check_finite
 from pyro_implicit.distributions._process_weights import WeightSpace
 from pyro_implicit.distributions._random_functions import frozen
@@ -263,7 +270,7 @@ class ImplicitProcess(WeightSpace):
         :returns: whether the noise there is known: it is one for all, or these are the own ones.
         """
         if inputs is not None:
-            check_instance("inputs", inputs, Tensor, "a tensor (K, ...)")
+            check_tensor("inputs", inputs, "a tensor (K, ...)")
         noise = self.noise_scale
         if inputs is None or not isinstance(noise, Tensor) or noise.shape[-1:] in ((), (1,)):
             return True
