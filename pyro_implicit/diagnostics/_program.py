@@ -20,6 +20,7 @@ from pyro_implicit.infer._pointwise import (
     reduced_dims,
     run_model,
 )
+from pyro_implicit.infer._row_coupling import coupled_sites, drawn_jointly
 from pyro_implicit.infer.draws import latent_sites
 
 __all__ = ["Program", "Site", "Slot"]
@@ -116,19 +117,23 @@ class Program:
         """The sites, with the shapes that they have on all rows."""
         size = self.batches.batch_size
         if size is None:
-            sites, self.subsamples = self._sites_on(next(iter(self.batches)), draw)
+            sites, self.subsamples, _ = self._sites_on(next(iter(self.batches)), draw)
             return sites
-        sites, _ = self._sites_on(self.batches.cut(0, size), draw)
+        sites, _, functions = self._sites_on(self.batches.cut(0, size), draw)
         other_size = size - 1 if size > 1 else 2
-        others, _ = self._sites_on(self.batches.cut(0, other_size), draw)
+        others, _, other_functions = self._sites_on(self.batches.cut(0, other_size), draw)
         rows = self.batches.num_rows
-        return {name: _on_all_rows(site, others.get(name), rows) for name, site in sites.items()}
+        result = {name: _on_all_rows(site, others.get(name), rows) for name, site in sites.items()}
+        more, fewer = functions, other_functions
+        _refuse_coupled(result, *((more, fewer) if size < other_size else (fewer, more)))
+        return result
 
     def _sites_on(
         self, batch: Batch, draw: dict[str, Tensor]
-    ) -> tuple[dict[str, Site], dict[str, Tensor]]:
-        """The sites of one run, and the minibatch indices drawn in it."""
+    ) -> tuple[dict[str, Site], dict[str, Tensor], dict[str, Any]]:
+        """The sites of one run, the minibatch indices drawn in it, and the distributions."""
         sites: dict[str, Site] = {}
+        functions: dict[str, Any] = {}
         subsamples: dict[str, Tensor] = {}
         observed: list[Tensor] = []
 
@@ -137,12 +142,14 @@ class Program:
                 subsamples[site["name"]] = site["value"]
             elif not is_auxiliary(site):
                 sites[site["name"]] = described = _describe(site, draw)
+                if described.kind != "latent":
+                    functions[described.name] = site["fn"]
                 if described.kind == "observed":
                     observed.append(site["value"])
 
         run_model(self.model, batch.args, batch.kwargs, visit, values=draw)
         self.observed = self.observed or observed
-        return sites, subsamples
+        return sites, subsamples, functions
 
 
 @contextmanager
@@ -213,6 +220,21 @@ def _refuse_local(guide_sites: dict[str, Any], num_rows: int) -> None:
                 f"batch_size was given, but the latent site {name!r} has a value for each of the "
                 f"{num_rows} rows; leave batch_size out"
             )
+
+
+def _refuse_coupled(sites: dict[str, Site], fewer: dict[str, Any], more: dict[str, Any]) -> None:
+    """Rows that depend on each other, or are drawn as one event, cannot be taken in batches."""
+    row_dims = {name: s.value.row_dim for name, s in sites.items() if s.value.row_dim is not None}
+    if any(site.kind == "free" for site in sites.values()):  # drawn anew in each of the two runs
+        found = [name for name in more if drawn_jointly(more[name], row_dims.get(name))]
+    else:
+        found = coupled_sites(fewer, more, row_dims, left_out=-1)
+    if found:
+        raise ArgumentError(
+            f"batch_size was given, but the rows of site {found[0]!r} depend on each other: they "
+            "are one event, or come out otherwise without another row (rows standardised within "
+            "the model, random numbers of its own). Leave batch_size out"
+        )
 
 
 def _on_all_rows(site: Site, other: Site | None, num_rows: int) -> Site:

@@ -78,6 +78,7 @@ def predict(
         the variance (unbiased; NaN for one draw), stacked in shape ``(2, rows, ...)``.
     :raises ArgumentError: if ``num_samples`` or ``batch_size`` is below 1.
     :raises OutOfMemoryError: if rows that belong together will not fit into memory at once.
+    :raises ShapeError: if there are no rows.
     :raises SiteError: if a site asked for is not in the model.
     """
     check_model(model)
@@ -106,7 +107,12 @@ def predict(
 
 def _number_of_rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.dim()]
-    return tensors[0].shape[0] if tensors else 0
+    if tensors and not len(tensors[0]):
+        raise ShapeError(
+            f"the first tensor argument, of shape {tuple(tensors[0].shape)}, has no rows; expected "
+            "one at least."
+        )
+    return len(tensors[0]) if tensors else 0
 
 
 class _Job:

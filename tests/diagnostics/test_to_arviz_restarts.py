@@ -52,6 +52,46 @@ def test_each_restart_has_its_own_numbers(batch_size):
         assert "restart" not in data[group].dims
 
 
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_joint_sites_and_masks_of_each_restart_by_hand(batch_size):
+    covariance = torch.tensor([[1.0, 0.9], [0.9, 1.0]])
+    mask = X[:, 0] > -0.5
+
+    def program(x, y=None, keep=None):
+        w = pyro.sample("w", dist.MultivariateNormal(torch.zeros(2), covariance))
+        s = pyro.sample("s", dist.LogNormal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            with pyro.poutine.mask(mask=keep):
+                pyro.sample("y", dist.Normal(x @ w, s), obs=y)
+            pyro.sample(
+                "z", dist.Normal((x @ w)[:, None], s).expand([len(x), 2]).to_event(1), obs=x
+            )
+
+    def restart(loc):
+        def guide(x, y=None, keep=None):
+            pyro.sample("w", dist.MultivariateNormal(torch.full((2,), loc), 0.01 * covariance))
+            pyro.sample("s", dist.Delta(torch.tensor(1.0 + loc)))
+
+        return guide
+
+    pyro.set_rng_seed(0)
+    data = to_arviz(
+        program, [restart(0.0), restart(2.0)], X, Y, mask, num_samples=300, batch_size=batch_size
+    )
+    w, s = (torch.tensor(data["posterior"][name].values[0]) for name in ("w", "s"))
+    assert w.shape == (300, 2, 2)
+    for r, loc in enumerate((0.0, 2.0)):
+        assert bool((s[:, r] == 1 + loc).all())
+        np.testing.assert_allclose(w[:, r].mean(0), loc, atol=0.03)
+        assert np.corrcoef(w[:, r].T)[0, 1] == pytest.approx(0.9, abs=0.03)
+    normal = dist.Normal(torch.einsum("nd,srd->srn", X, w).double(), s[..., None].double())
+    found = torch.tensor(data["log_likelihood"]["y"].values[0])
+    torch.testing.assert_close(found, normal.log_prob(Y) * mask, rtol=1e-5, atol=1e-5)
+    both = sum(normal.log_prob(X[:, d]) for d in range(2))
+    found = torch.tensor(data["log_likelihood"]["z"].values[0])
+    torch.testing.assert_close(found, both, rtol=1e-5, atol=1e-5)
+
+
 def test_one_guide_in_a_list_is_one_restart():
     data = to_arviz(model, (point(1),), X, Y, num_samples=2)
     assert data["posterior"]["w"].shape == (1, 2, 1, 2)

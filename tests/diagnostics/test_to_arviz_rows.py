@@ -9,6 +9,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro import poutine
 from pyro.infer.autoguide import AutoNormal
 
 from pyro_implicit.diagnostics.to_arviz import to_arviz
@@ -138,9 +139,31 @@ def one_site_per_row(x):
         pyro.sample("y", dist.Normal(loc, 1.0), obs=x)
 
 
+def field(x):
+    """Joint noise that is in no guide."""
+    scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))
+    cov = torch.eye(len(x)) + scale
+    pyro.sample("field", dist.MultivariateNormal(torch.zeros(len(x)), cov))
+
+
+def standardised(x):
+    loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(loc, x.std()), obs=x)
+
+
+def smoothed(x):
+    loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(loc + x - x.mean(), 1.0), obs=x)
+
+
 @pytest.mark.parametrize(
     ("program", "message"),
     [
+        (field, "the rows of site 'field' depend on each other"),
+        (standardised, "the rows of site 'y' depend on each other"),
+        (smoothed, "the rows of site 'y' depend on each other"),
         (local_latents, "the latent site 'z' has a value for each of the 11 rows"),
         (process, "the log-probability of the observed site 'y' keeps its shape"),
         (all_pairs, r"site 'kernel' has shape \(3, 3\) .* and \(2, 2\) on another"),
@@ -149,7 +172,7 @@ def one_site_per_row(x):
     ],
 )
 def test_what_cannot_be_cut_is_refused(program, message):
-    guide = AutoNormal(program)
+    guide = AutoNormal(poutine.block(program, hide=["field"]))
     with pytest.raises(ArgumentError, match=message):
         to_arviz(program, guide, Y, num_samples=1, batch_size=3)
     assert to_arviz(program, guide, Y, num_samples=1) is not None

@@ -16,7 +16,7 @@ from pyro.poutine import Trace
 from scipy import stats
 
 from pyro_implicit import BayesianModule, HyperNetworkGuide, predict
-from pyro_implicit.exceptions import ArgumentError, SiteError
+from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
 
 ROWS = 75
 X = torch.linspace(-1, 1, 2 * ROWS).sin().reshape(ROWS, 2)
@@ -398,3 +398,5 @@ def test_what_cannot_be_predicted():
         SiteError, match=r"sites \['g'\] are not in the model; it has \['f', 'w', 'y'\]"
     ):
         predict(model, guide, X, num_samples=2, sites=["f", "g"])
+    with pytest.raises(ShapeError, match=r"of shape \(0, 2\), has no rows"):
+        predict(model, guide, X[:0], num_samples=2)
