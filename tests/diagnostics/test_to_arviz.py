@@ -290,7 +290,7 @@ def test_guide_function_and_absent_objective_in_the_attributes():
 
 
 def test_objective_must_be_one():
-    with pytest.raises(ArgumentError, match="objective is 'elbo'; expected the pyro.infer.ELBO"):
+    with pytest.raises(ArgumentError, match="objective is 'elbo'; expected the objective, or None"):
         to_arviz(model, guide, X, Y, num_samples=1, objective="elbo")
 
 

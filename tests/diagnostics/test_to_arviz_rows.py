@@ -94,7 +94,7 @@ def test_unguided_sites_without_rows_are_held_over_the_batches():
 
 @pytest.mark.parametrize("batch_size", [0, -3, True, 2.5])
 def test_batch_size_is_checked(batch_size):
-    with pytest.raises(ArgumentError, match="batch_size is .*; expected None or an integer >= 1"):
+    with pytest.raises(ArgumentError, match="batch_size=.*; expected an integer >= 1"):
         to_arviz(model, AutoNormal(model), X, Y, batch_size=batch_size)
 
 
@@ -200,7 +200,7 @@ def test_size_is_checked_before_anything_is_made():
 
 @pytest.mark.parametrize("max_bytes", [0, -1, True])
 def test_max_bytes_is_checked(max_bytes):
-    with pytest.raises(ArgumentError, match="max_bytes is .*; expected None or a positive number"):
+    with pytest.raises(ArgumentError, match="max_bytes=.*; expected a finite number > 0, or None"):
         to_arviz(model, AutoNormal(model), X, Y, num_samples=1, max_bytes=max_bytes)
 
 

@@ -132,7 +132,7 @@ def test_no_trace_is_kept():
 
 @pytest.mark.parametrize("num_samples", [0, -1, True, 2.0, None])
 def test_num_samples_is_checked(num_samples):
-    with pytest.raises(ArgumentError, match="num_samples is .*; expected an integer >= 1"):
+    with pytest.raises(ArgumentError, match="num_samples=.*; expected an integer >= 1"):
         posterior_draws(function_guide, num_samples, X)
 
 

@@ -390,9 +390,9 @@ def test_a_model_without_arguments():
 def test_what_cannot_be_predicted():
     model = make(LIKELIHOODS["Normal"])
     guide = fitted(model, X)
-    with pytest.raises(ArgumentError, match="num_samples=0; expected at least 1"):
+    with pytest.raises(ArgumentError, match="num_samples=0; expected an integer >= 1"):
         predict(model, guide, X, num_samples=0)
-    with pytest.raises(ArgumentError, match="batch_size=-1; expected at least 1"):
+    with pytest.raises(ArgumentError, match="batch_size=-1; expected an integer >= 1"):
         predict(model, guide, X, num_samples=2, batch_size=-1)
     with pytest.raises(
         SiteError, match=r"sites \['g'\] are not in the model; it has \['f', 'w', 'y'\]"
