@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from pyro_implicit._checks import (
     check_state,
 )
 from pyro_implicit._params import emit_params
+from pyro_implicit._plain import as_state_error
 from pyro_implicit.distributions.implicit import sample_implicit
 from pyro_implicit.exceptions import SiteError, StateError
 from pyro_implicit.guides.gaussian_start import GaussianStart, gaussian_start
@@ -36,6 +37,13 @@ from pyro_implicit.guides.prototype import (
     unconstrained_start,
 )
 from pyro_implicit.guides.sampler import Sampler, check_scale_arguments
+from pyro_implicit.guides.saved_state import (
+    check_fits,
+    check_justified,
+    check_same,
+    check_sizes,
+    check_structure,
+)
 from pyro_implicit.guides.site import LatentSite, pack
 from pyro_implicit.guides.state import sampler_from_state, sampler_state
 from pyro_implicit.nn.preconditioner import Preconditioner
@@ -363,8 +371,13 @@ class ImplicitGuide(AutoGuide):
                 f"not a state of {type(self).__name__} that this version can read: found version "
                 f"{found!r}, expected {_STATE_VERSION}."
             )
+        with as_state_error(f"the state of {type(self).__name__}"):
+            self._set_extra_state(state)
+
+    def _set_extra_state(self, state: dict[str, Any]) -> None:
         if state["sites"] is None:
             return
+        check_structure(state)
         if state["guide"] != type(self).__name__:
             raise StateError(
                 f"the state was saved by a {state['guide']}; this guide is a {type(self).__name__}."
@@ -373,11 +386,50 @@ class ImplicitGuide(AutoGuide):
         if self._sites is None:
             sites = [LatentSite.from_state(site) for site in state["sites"]]
             samplers = [self._sampler_from_state(s) for s in state["samplers"]]
-            self._build(sites, [(name, size) for name, size in state["parts"]], samplers)
+            parts = [(name, size) for name, size in state["parts"]]
+            check_sizes(sites, parts, state["samplers"])
+            self._build(sites, parts, samplers)
         elif names != [site.name for site in self._sites]:
             raise StateError(
                 f"the state has sites {names}; this guide has {[s.name for s in self._sites]}."
             )
+        else:
+            check_same(state, self.get_extra_state(), type(self).__name__)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """
+        See ``torch.nn.Module``. A guide that is not built is built; one that is must be of the same
+        structure.
+
+        :raises StateError: if the state is damaged or of another guide, naming what differs.
+        """
+        was_built = self._sites is not None
+        try:
+            return super().load_state_dict(state_dict, strict, assign)
+        except RuntimeError as error:
+            if not was_built:
+                self._sites, self._parts = None, []
+                self._modules.pop("_samplers", None)
+            if isinstance(error, StateError):
+                raise
+            raise StateError(f"not a state of {type(self).__name__}: {error}") from error
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        """Checks, before anything is loaded, that tensors and their description agree."""
+        mine = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
+        state = mine.get("_extra_state")
+        tensors = {name: value for name, value in mine.items() if isinstance(value, Tensor)}
+        with as_state_error(f"the state of {type(self).__name__}"):
+            if self._sites is not None:
+                if state is not None:
+                    self.set_extra_state(state)  # compares
+                check_fits(tensors, self, type(self).__name__, partly=True)
+            elif isinstance(state, dict) and state.get("guide") == type(self).__name__:
+                check_structure(state)
+                check_justified(self, state, tensors)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _sampler_state(self, sampler: Any) -> dict[str, Any]:
         """The structure of one sampler as plain values."""
@@ -393,17 +445,12 @@ class ImplicitGuide(AutoGuide):
         A guide that draws what the saved one drew, made without any model.
 
         :param dict state_dict: what ``guide.state_dict()`` returned, for example read by
-            ``torch.load(file, weights_only=True)``.
-        :raises StateError: for anything else.
+            :func:`~pyro_implicit.saving.load_state`.
+        :raises StateError: if it is damaged, or a part of it cannot be stored by value.
         """
         guide = cls(lambda: None)
         guide._model = (None,)
-        try:
-            guide.load_state_dict(check_state(cls, state_dict))
-        except RuntimeError as error:
-            if isinstance(error, StateError):
-                raise
-            raise StateError(f"not a state of {cls.__name__}: {error}") from error
+        guide.load_state_dict(check_state(cls, state_dict))
         return guide
 
     def __getstate__(self) -> dict[str, Any]:

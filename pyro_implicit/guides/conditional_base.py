@@ -13,7 +13,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
-from pyro_implicit._checks import check_count, check_counts, check_flag, check_instance
+from pyro_implicit._checks import check_count, check_counts, check_flag, check_instance, shown
 from pyro_implicit._memory import check_fits
 from pyro_implicit._params import emit_params
 from pyro_implicit.distributions.implicit import ImplicitDistribution, sample_implicit
@@ -79,10 +79,10 @@ class ConditionalGuide(ImplicitGuide):
 
     def _check_context(self, context: Any) -> None:
         check_instance("the context", context, Tensor, "a tensor with one row per datum")
-        shown = context.shape[-1] if context.dim() == 2 else tuple(context.shape)
+        found = context.shape[-1] if context.dim() == 2 else tuple(context.shape)
         if context.dim() != 2 or self._context_dim not in (None, context.shape[-1]):
             raise ShapeError(
-                f"the context has {shown} entries per row; the guide was built with "
+                f"the context has {found} entries per row; the guide was built with "
                 f"{self._context_dim}."
             )
 
@@ -264,15 +264,22 @@ class ConditionalGuide(ImplicitGuide):
 
         :raises StateError: also if it was conditioned on something of another size.
         """
+        saved = isinstance(state, dict) and state.get("sites") is not None
+        if saved:
+            dim, shared = state.get("context_dim"), state.get("shared_noise")
+            if type(dim) is not int or dim < 0 or type(shared) is not bool:
+                raise StateError(
+                    f"the state has context_dim={shown(dim)} and shared_noise={shown(shared)}; "
+                    "expected a number of entries, and True or False."
+                )
+            if self._sites is not None and self._context_dim != dim:
+                raise StateError(
+                    f"the state has a context of {dim} entries per row; this guide "
+                    f"was built with {self._context_dim}."
+                )
         super().set_extra_state(state)
-        if state["sites"] is None:
-            return
-        if self._context_dim not in (None, state["context_dim"]):
-            raise StateError(
-                f"the state has a context of {state['context_dim']} entries per row; this guide "
-                f"was built with {self._context_dim}."
-            )
-        self._context_dim, self.shared_noise = state["context_dim"], state["shared_noise"]
+        if saved:
+            self._context_dim, self.shared_noise = dim, shared
 
     def __getstate__(self) -> dict[str, Any]:
         # often a lambda, which cannot be pickled
