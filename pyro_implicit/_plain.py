@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._checks import shown
-from pyro_implicit.exceptions import ImplicitError, StateError
+from pyro_implicit.exceptions import StateError
 
 __all__ = ["as_state_error", "check_like", "first_difference", "non_finite"]
 
@@ -22,11 +22,11 @@ def as_state_error(what: str) -> Iterator[None]:
     For reading what a file said, which may be anything.
 
     :param str what: what is read, for the message.
-    :raises StateError: for whatever the block raises and is not one of our errors.
+    :raises StateError: for whatever the block raises.
     """
     try:
         yield
-    except (ImplicitError, Warning):
+    except (StateError, Warning):
         raise
     except Exception as error:
         line = (str(error).strip() or "no message").splitlines()[0]

@@ -86,5 +86,7 @@ def test_what_reading_raises_becomes_a_state_error():
     with pytest.raises(StateError, match=r"the file cannot be taken up: .*KeyError: 'a'"):
         with as_state_error("the file"):
             {}["a"]
-    with pytest.raises(ShapeError, match="ours"), as_state_error("the file"):
+    with pytest.raises(StateError, match="ShapeError: ours"), as_state_error("the file"):
         raise ShapeError("ours")
+    with pytest.raises(StateError, match="^as it was$"), as_state_error("the file"):
+        raise StateError("as it was")

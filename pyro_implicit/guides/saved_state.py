@@ -75,6 +75,10 @@ def check_sizes(sites: list[Any], parts: list[tuple[str, int]], samplers: list[A
                 f"samplers[{i}] of the state has {sampler['output_dim']} outputs for sites of "
                 f"{numel} entries."
             )
+        for site in group:
+            value = site.transform()(torch.zeros(site.unconstrained_shape))
+            if value.shape != site.shape or not value.isfinite().all():
+                raise StateError(f"the support of site {site.name!r} of the state is none: {site}.")
 
 
 def check_same(found: dict[str, Any], own: dict[str, Any], guide: str) -> None:
@@ -98,7 +102,7 @@ def _function(state: dict[str, Any]) -> dict[str, Any]:
     for sampler in state["samplers"]:
         del sampler["dtype"]
         if sampler.get("learn_scale"):
-            del sampler["scale"]
+            sampler["scale"] = "learned"
         for options in (sampler, sampler.get("generator")):
             for name in _START_ONLY:
                 (options or {}).pop(name, None)
