@@ -137,7 +137,7 @@ def refusals(spec: CaseSpec) -> Iterator[str]:
         yield "a scale or mask that differs between its entries"
     if objective.get("proposal") == "gauss-newton":
         yield "which proposal='gauss-newton' does not know"
-    if objective.get("rule", "gauss") != "gauss" and spec.guide == "HyperNetworkGuide":
+    if objective.get("rule", "gauss") != "gauss" and "scale" not in options:
         yield "has no output noise"
     if spec.guide == "MixtureDensityGuide" and spec.objective == "AlphaEnergy":
         yield "is not reparameterised"
