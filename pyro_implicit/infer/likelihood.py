@@ -87,7 +87,7 @@ def _log_prob_by_draw(particle: Particle, vectorised: bool) -> Any:
     terms = [node["log_prob"] for node in nodes]
     if terms and isinstance(log_weight, Tensor):
         terms.append(_of_rows(log_weight, terms[0], next(iter(nodes))["name"]))
-    return sum(((t.flatten(1).sum(1) if vectorised else t.sum()) for t in terms), 0.0)
+    return sum(((t.reshape(len(t), -1).sum(1) if vectorised else t.sum()) for t in terms), 0.0)
 
 
 def weighted_sum(node: Any, log_weight: Any) -> Any:

@@ -266,3 +266,24 @@ def test_others_still_need_an_implicit_site() -> None:
     with pytest.raises(ValueError, match="no implicit site"):
         LinearisedELBO().loss(model, guide)
     assert math.isfinite(PosteriorPredictiveLoss(2).loss(model, guide))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_data_outside_of_every_plate_are_one_datum_by_vectorised_draws_too(form: str) -> None:
+    def whole() -> None:
+        loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(loc.unsqueeze(-1) + torch.zeros(3), 1.0).to_event(1), obs=y)
+
+    y = torch.tensor([0.3, -1.0, 2.0])
+    values = []
+
+    def guide() -> None:
+        loc = pyro.sample("loc", dist.Normal(torch.tensor(0.2), 0.5))
+        values.append(loc.detach())
+
+    loss = PosteriorPredictiveLoss(
+        4, form=form, vectorize_particles=True, max_plate_nesting=0
+    ).loss(whole, guide)
+    each = dist.Normal(values[-1][:, None], 1.0).log_prob(y).sum(-1)
+    expected = each.mean() if form == "expected" else each.logsumexp(0) - math.log(4)
+    assert loss == pytest.approx(-float(expected), rel=1e-5)

@@ -117,6 +117,8 @@ def refusals(spec: CaseSpec) -> Iterator[str]:
     prior = objective.get("contrast") == "prior"
     if spec.guide == "CMMNNGuide" and options.get("factorized"):
         yield "shares a trunk"
+    if options.get("trunk_shapes") and len(model.latents) > 3:
+        yield "columns for 4 groups"
     whole = options.get("init_from") == "AutoMultivariateNormal"
     if whole and model.local and model.subsampled:
         yield "it was fitted to other shapes"
