@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from pyro.infer import Predictive
 from torch import Tensor
+
+from pyro_implicit.infer._pointwise import run_model
 
 from .data import Split
 
 COVERAGE = 0.9
 NOISE_DRAWS = 20  # of the observation noise, for each draw of the parameters
 MEANS = 2**23  # of rows and draws, made at a time, 64 MiB; each draw is one run of the model
-OUTCOMES = 2**22  # of rows, draws and noise, made at a time, 32 MiB
+# of rows, draws and noise, made at a time: 64 MiB. Below 32 MiB glibc keeps what is freed for
+# itself, and over a large table what it kept grew to 1.4 GiB
+OUTCOMES = 2**23
 
 
 @dataclass(frozen=True)
@@ -84,10 +88,16 @@ def _cut(length: int, at_a_time: int) -> tuple[Tensor, ...]:
 
 
 def _means(model: Callable[..., Tensor], draws: dict[str, Tensor], x: Tensor) -> Tensor:
-    """The network's output for each draw and row, [S, rows]."""
-    with torch.no_grad():
-        predictive = Predictive(model, posterior_samples=draws, return_sites=("mean",))
-        return predictive(x)["mean"].double().reshape(-1, len(x))
+    """The network's output for each draw and row, [S, rows]; no trace is kept (or made)."""
+    means = torch.empty(len(draws["sigma"]), len(x), dtype=torch.float64)
+    for s, row in enumerate(means):
+
+        def visit(site: Any, row: Tensor = row) -> None:
+            if site["name"] == "mean":
+                row.copy_(site["value"])
+
+        run_model(model, (x,), {}, visit, values={name: value[s] for name, value in draws.items()})
+    return means
 
 
 def _predictions(means: Tensor, noise: Tensor, y: Tensor) -> tuple[np.ndarray, ...]:

@@ -90,7 +90,7 @@ def test_rows_at_a_time_change_nothing(monkeypatch, at_a_time):
         assert getattr(parts, name) == pytest.approx(getattr(whole, name), rel=1e-6)
     np.testing.assert_allclose(parts.mean, whole.mean, rtol=1e-5, atol=1e-5)
     for name in ("lower", "upper"):  # of random outcomes
-        np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), atol=2.0)
+        np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), atol=3.0)
 
 
 def test_outcomes_at_a_time_are_bounded(monkeypatch):
@@ -100,7 +100,7 @@ def test_outcomes_at_a_time_are_bounded(monkeypatch):
         sizes.append(int(np.prod(shape)))
         return randn(*shape, **options)
 
-    draws, split = make(rows=3000, num_draws=100)
+    draws, split = make(rows=6000, num_draws=100)
     monkeypatch.setattr(torch, "randn", watched)
     score(linear_model, draws, split)
     assert max(sizes) <= score_module.OUTCOMES < sum(sizes)
