@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from packaging.version import InvalidVersion, Version
@@ -61,12 +62,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def load_checkpoint(
         self,
-        path: str | Path,
+        path: Any,
         map_location: Callable[..., Any] | None = lambda storage, _: storage,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
         """
-        :param path: a file written by Lightning.
+        :param path: of a file written by Lightning, or the file, open; then it is at its beginning
+            afterwards.
         :param map_location: as for ``torch.load``.
         :param bool weights_only: True or None, which is the same here.
         :raises StateError: if it is truncated, damaged, or no checkpoint.
@@ -74,11 +76,17 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         :raises FileNotFoundError: if there is no such file.
         """
         self.check_file(path, weights_only)
+        is_open = hasattr(path, "read")
+        name = "the file" if is_open else str(path)
         try:
-            checkpoint = super().load_checkpoint(path, map_location, weights_only=True)
+            if is_open:
+                checkpoint = torch.load(path, map_location, weights_only=True)
+                path.seek(0)
+            else:
+                checkpoint = super().load_checkpoint(path, map_location, weights_only=True)
         except Exception as error:  # the unpickler may raise anything
-            raise unreadable(str(path), error) from error
-        _check_entries(checkpoint, path)
+            raise unreadable(name, error) from error
+        _check_entries(checkpoint, name)
         return checkpoint
 
     @staticmethod
@@ -105,7 +113,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             check_archive(file, str(path))
 
 
-def _check_entries(checkpoint: Any, path: str | Path) -> None:
+def _check_entries(checkpoint: Any, path: str) -> None:
     """Lightning itself trusts these, before any module sees the checkpoint."""
     missing = [key for key in _EXPECTED if not (isinstance(checkpoint, dict) and key in checkpoint)]
     if missing:

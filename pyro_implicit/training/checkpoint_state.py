@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pyro_implicit._plain import first_difference, non_finite
+from pyro_implicit._plain import check_like, first_difference, non_finite
 from pyro_implicit.exceptions import NonFiniteError, StateError
 
 __all__ = [
@@ -107,6 +107,13 @@ def check_header(checkpoint: dict[str, Any], objective: str) -> dict[str, Any]:
                 f"{name} in {KEY!r} of the checkpoint is a {type(header[name]).__name__}; expected "
                 f"a {kind.__name__}."
             )
+    for each in header["random"]:
+        check_like(each, {"noise": {}, "outside": {}}, "random")
+    if not 0 < len(header["random"]) == len(header["gradients"]):
+        raise StateError(
+            f"the checkpoint has random states of {len(header['random'])} processes and gradients "
+            f"of {len(header['gradients'])}; expected one of each at least."
+        )
     if header["objective"] != objective:
         raise StateError(
             f"the checkpoint was written while training with {header['objective']}; this objective "

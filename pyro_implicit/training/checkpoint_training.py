@@ -176,9 +176,17 @@ def check_scheduler(checkpoint: dict[str, Any], scheduler: Any) -> None:
             f"the checkpoint has {len(states)} learning-rate schedules; here there are {count}."
         )
     if scheduler is not None:
-        check_like(states[0], scheduler.state_dict(), "lr_schedulers[0]", False)
+        fresh = scheduler.state_dict()
+        check_like(states[0], fresh, "lr_schedulers[0]", False)
+        absent = [
+            k for k, v in fresh.items() if states[0][k] is None and isinstance(v, (int, float))
+        ]
+        if absent:
+            raise StateError(
+                f"{absent[0]} of the checkpoint's schedule is None; expected a number."
+            )
         bad = non_finite(states[0])
-        if bad and not non_finite(scheduler.state_dict()):
+        if bad and not non_finite(fresh):
             raise StateError(f"{bad[0]} of the checkpoint's schedule is {states[0][bad[0]]}.")
         scheduler.load_state_dict(copy.deepcopy(states[0]))
 

@@ -38,6 +38,7 @@ from pyro_implicit.training.checkpoint_training import (
 from pyro_implicit.training.log_predictive import log_predictive_density
 from pyro_implicit.training.loop_state import (
     accumulated_gradients,
+    check_gradients,
     continue_loops,
     normalise_loops,
     restore_gradients,
@@ -334,6 +335,7 @@ class LightningVI(pytorch.LightningModule):
             ]
             if fitting:
                 self._check_training(checkpoint, header)
+                check_gradients(header["gradients"], self._trained())
             if trainer is not None and "loops" in checkpoint:
                 check_loops(checkpoint, trainer)
                 check_callbacks(checkpoint, trainer)
@@ -424,7 +426,7 @@ class LightningVI(pytorch.LightningModule):
         :raises StateError: if it is truncated, damaged, or no checkpoint.
         :raises ArgumentError: for ``weights_only=False``.
         """
-        AtomicCheckpointIO.check_file(checkpoint_path, weights_only)
+        AtomicCheckpointIO().load_checkpoint(checkpoint_path, weights_only=weights_only)
         load = super().load_from_checkpoint
         return load(checkpoint_path, map_location, hparams_file, strict, True, **kwargs)
 

@@ -13,8 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from lightning.pytorch.loops.loop import _Loop
 from torch import nn
+
+from pyro_implicit._plain import check_like
 
 __all__ = ["accumulated_gradients", "continue_loops", "normalise_loops", "restore_gradients"]
 
@@ -88,10 +91,25 @@ def accumulated_gradients(trainer: Any, parameters: Sequence[nn.Parameter]) -> l
     return [None if p.grad is None else p.grad.detach().clone() for p in parameters]
 
 
+def check_gradients(gradients: list[Any], parameters: Sequence[nn.Parameter]) -> None:
+    """
+    :param gradients: what :func:`accumulated_gradients` returned in each process.
+    :raises StateError: if they are not those of the parameters.
+    """
+    for each in gradients:
+        if each is not None:
+            given = [
+                p for p, gradient in zip(parameters, each, strict=True) if gradient is not None
+            ]
+            expected = [torch.empty_like(p, device="meta") for p in given]
+            check_like([g for g in each if g is not None], expected, "gradients")
+
+
 def restore_gradients(gradients: list[Any] | None, parameters: Sequence[nn.Parameter]) -> None:
     """Puts back what :func:`accumulated_gradients` returned."""
-    for parameter, gradient in zip(parameters, gradients or (), strict=False):
-        parameter.grad = None if gradient is None else gradient.to(parameter)
+    if gradients is not None:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = None if gradient is None else gradient.to(parameter)
 
 
 def _set_epochs(count: dict[str, int], done: int, ended: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from types import TracebackType
 from typing import Any
 
@@ -64,12 +65,22 @@ def state_from_plain(plain: Any) -> State:
         }
         if "cuda" in plain:
             state["cuda"] = plain["cuda"].cpu()
+        _try_out(state)
         return state
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except Exception as error:  # the generators raise what they like
         raise StateError(
             f"the saved random state is not readable ({error!r}); expected the entries torch, "
             "numpy and random, as LightningVI writes them."
         ) from error
+
+
+def _try_out(state: State) -> None:
+    """On generators of its own, before the global ones are touched."""
+    torch.Generator().set_state(state["torch"])
+    np.random.RandomState().set_state(state["numpy"])
+    random.Random().setstate(state["random"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.Generator("cuda").set_state(state["cuda"])
 
 
 class RandomStream:

@@ -112,7 +112,8 @@ def test_another_number_of_processes_is_warned_of(runs, tmp_path):
     folder, whole = runs("linearised")
 
     def two(content):
-        content[KEY]["random"] = content[KEY]["random"] * 2
+        for name in ("random", "gradients"):
+            content[KEY][name] = content[KEY][name] * 2
 
     with pytest.warns(UserWarning, match="written by 2 processes and is taken up by 1"):
         again = run(tmp_path / "again", ckpt_path=changed(folder, tmp_path, two))
