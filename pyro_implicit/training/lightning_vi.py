@@ -84,13 +84,15 @@ class LightningVI(pytorch.LightningModule):
     changes a fit. It is saved, as is the global random state of each process.
 
     **Resume.** Checkpoints hold parameters, optimiser, schedules, the objective's own state (a
-    critic with its optimiser) and random states; they are written whole or not at all, and read
-    with ``weights_only=True`` (:class:`~pyro_implicit.training.checkpoint_io.AtomicCheckpointIO`,
-    which takes the place of Lightning's default here). With a
-    :class:`~pyro_implicit.ResumableLoader` a run that goes on from any of them ends, on the CPU, in
-    the same bits as one that was never stopped; with a plain ``DataLoader`` that holds for
-    checkpoints made at the end of an epoch. (A validation that was due at the very step of the
-    checkpoint is not run again.) All is checked before anything is loaded.
+    critic with its optimiser), accumulated gradients and random states; they are written whole or
+    not at all, never with a parameter that is not finite, and read only if no bit has changed, with
+    ``weights_only=True`` (:class:`~pyro_implicit.training.checkpoint_io.AtomicCheckpointIO`, which
+    takes the place of Lightning's default here). With a :class:`~pyro_implicit.ResumableLoader` a
+    run that goes on from any of them, made after a step, a validation or an epoch, ends, on the
+    CPU, in the same bits as one that was never stopped; with a plain ``DataLoader`` that holds for
+    checkpoints made at the end of an epoch. A validation that was due at the very step of the
+    checkpoint is not run again, so that a schedule by a monitored value misses that one. All is
+    checked before anything is loaded; other arguments of the objective are warned of.
 
     **A critic** (:class:`~pyro_implicit.AdversarialELBO`) is trained by its own optimiser once per
     training step, never in validation; several processes average its gradients.

@@ -31,11 +31,11 @@ def saved(tmp_path_factory):
     return next(folder.glob("*step=3.ckpt"))
 
 
-def resume(path, objective=None, max_steps=4):
+def resume(path, objective=None, folder=None):
     vi = fit_module(lr_scheduler=COSINE)
     if objective is not None:
         vi.objective = objective
-    trainer(max_steps=max_steps).fit(vi, loader(), ckpt_path=path)
+    trainer(folder, max_steps=4).fit(vi, loader(), ckpt_path=path)
     return vi
 
 
@@ -131,9 +131,9 @@ def test_a_checkpoint_with_a_parameter_that_is_not_finite_is_never_written(tmp_p
 # ---- changed by hand
 
 
-def test_another_setting_of_the_objective_is_warned_of(saved):
+def test_another_setting_of_the_objective_is_warned_of(saved, tmp_path):
     with pytest.warns(UserWarning, match=r"LinearisedELBO and .*num_particles=2 \(here 3\)"):
-        resume(saved, LinearisedELBO(3))
+        resume(saved, LinearisedELBO(3), tmp_path)
 
 
 def entries(value, path=()):
