@@ -64,9 +64,13 @@ class Generator(nn.Module, ABC):
 
     def check_noise(self, z: Tensor) -> None:
         """
+        :raises ArgumentError: if ``z`` is no tensor of real numbers.
         :raises ShapeError: if ``z`` does not end in ``noise_shape``.
         """
         shape = self.noise_shape
+        check_instance("the noise", z, Tensor, "a tensor (..., *noise_shape)")
+        if not z.is_floating_point():
+            raise ArgumentError(f"the noise is of type {z.dtype}; expected real numbers.")
         if z.dim() < len(shape) or z.shape[z.dim() - len(shape) :] != shape:
             raise ShapeError(
                 f"{type(self).__name__} takes noise of shape (..., {', '.join(map(str, shape))}); "

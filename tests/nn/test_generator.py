@@ -44,7 +44,9 @@ def test_forward_is_all_that_a_generator_needs() -> None:
 
 @pytest.mark.parametrize(("shape", "m"), [((2,), 0), ((0,), 2), ((2, 0), 2), ((2,), -1)])
 def test_a_generator_has_noise_and_outputs(shape: tuple[int, ...], m: int) -> None:
-    with pytest.raises(ArgumentError, match="at least one noise dimension and one output"):
+    with pytest.raises(
+        ArgumentError, match=r"^(noise_shape\[[01]\]|output_dim)=(0|-1); expected an integer >= 1"
+    ):
         ModuleGenerator(nn.Linear(2, 2), shape, m)
 
 
@@ -155,3 +157,9 @@ def test_as_generator_refuses_another_number_of_outputs() -> None:
 
 def test_as_generator_tries_the_module_in_its_own_dtype() -> None:
     assert as_generator(nn.Linear(2, 3).double(), 3).output_dim == 3
+
+
+@pytest.mark.parametrize("noise", [None, [0.0, 0.0], torch.zeros(1, 2, dtype=torch.long)], ids=str)
+def test_noise_is_a_tensor_of_real_numbers(noise) -> None:
+    with pytest.raises(ArgumentError, match="^the noise is .*; expected"):
+        MLPGenerator(2, 3)(noise)

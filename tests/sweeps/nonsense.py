@@ -64,7 +64,7 @@ NON_NEGATIVE = {"batch_dims", "index", "num_iterations", "seed"}
 #: parameters that may be negative
 SIGNED = {"start", "end", "score", "beta", "step"}
 #: tensors that no constructor reads: looking at each entry would wait for the device at every step
-UNREAD = {"noise", "scale"}
+UNREAD = {"noise", "scale", "z"}
 #: parameters that may be any text
 FREE_TEXT = {"function_name", "latents", "name", "value_name"}
 #: what the annotation leaves open
