@@ -13,7 +13,6 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_implicit._checks import check_names
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.nn._prior_shapes import fit_to_parameter, map_tensors
 
@@ -120,7 +119,6 @@ def _match(
         _check_rule("prior", prior)
         return dict.fromkeys(parameters, prior)
     rules: dict[str, Rule | None] = {}
-    check_names("prior", list(prior))
     for key in sorted(prior, key=lambda key: key not in parameters):
         if prior[key] is not None:
             _check_rule(f"prior[{key!r}]", prior[key])

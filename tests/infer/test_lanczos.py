@@ -588,8 +588,8 @@ def test_counts_are_checked(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("rule", "gauss, radau, average"), ("probes", "orthogonal, rademacher")],
+    [("rule", "'gauss', 'radau' or 'average'"), ("probes", "'orthogonal' or 'rademacher'")],
 )
 def test_names_are_checked(name: str, message: str) -> None:
-    with pytest.raises(ArgumentError, match=f"{name}='other'; expected one of {message}"):
+    with pytest.raises(ArgumentError, match=rf"{name}='other'; expected {message}\."):
         LanczosELBO(**{name: "other"})

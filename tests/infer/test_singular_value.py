@@ -523,5 +523,7 @@ def test_iterations_are_checked(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [-0.1, 1.0, math.nan])
 def test_tolerance_is_checked(value: float) -> None:
-    with pytest.raises(ArgumentError, match=rf"tolerance={value!r}; expected a number in \[0, 1\)"):
+    with pytest.raises(
+        ArgumentError, match=rf"tolerance={value!r}; expected a finite number >= 0 and < 1"
+    ):
         SingularValueELBO(tolerance=value)
