@@ -243,13 +243,13 @@ def check_tensor(
     return value
 
 
-def check_state(owner: object, state: Any) -> dict[str, Any]:
+def check_state(owner: object, state: Any) -> Mapping[str, Any]:
     """
     :param owner: what the state is loaded into.
     :returns: ``state``.
     :raises StateError: unless it is a dictionary by name.
     """
-    if not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
+    if not isinstance(state, Mapping) or not all(isinstance(key, str) for key in state):
         kind = owner if isinstance(owner, type) else type(owner)
         raise StateError(
             f"not a state of {kind.__name__}: found {shown(state)}; expected what its state_dict() "

@@ -18,6 +18,7 @@ from pyro_implicit._checks import (
     check_callable,
     check_choice,
     check_count,
+    check_flag,
     check_instance,
     check_model,
     check_number,
@@ -405,6 +406,9 @@ class ImplicitGuide(AutoGuide):
 
         :raises StateError: if the state is damaged or of another guide, naming what differs.
         """
+        check_state(self, state_dict)
+        check_flag("strict", strict)
+        check_flag("assign", assign)
         was_built = self._sites is not None
         try:
             return super().load_state_dict(state_dict, strict, assign)

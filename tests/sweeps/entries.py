@@ -332,6 +332,7 @@ METHODS: dict[str, Entry] = {
     "ConditionalGuide.set_extra_state": Entry(lambda: dict(state=_local_guide().get_extra_state())),
     "ImplicitELBO.load_state_dict": Entry(lambda: dict(state={})),
     "ImplicitGuide.from_state_dict": Entry(lambda: dict(state_dict=guide().state_dict())),
+    "ImplicitGuide.load_state_dict": Entry(lambda: dict(state_dict=guide().state_dict())),
     "ImplicitGuide.set_extra_state": Entry(lambda: dict(state=guide().get_extra_state())),
     "LanczosELBO.load_state_dict": Entry(lambda: dict(state=pi.LanczosELBO().state_dict())),
     "ResumableLoader.load_state_dict": Entry(
