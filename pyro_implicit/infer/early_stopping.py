@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_implicit._checks import check_choice, check_count, check_instance, check_number
+from pyro_implicit._plain import first_difference
 from pyro_implicit.exceptions import NonFiniteError, StateError
 
 __all__ = ["EarlyStopping"]
@@ -148,3 +149,6 @@ def _check_fits(where: str, saved: dict[str, Any], now: dict[str, Any]) -> None:
                 f"{name!r} of {where} has shape {tuple(now[name].shape)}; expected that of "
                 f"its best state, {tuple(value.shape)}."
             )
+        told = None if isinstance(value, Tensor) else first_difference(now[name], value, name)
+        if told:
+            raise StateError(f"{where} has another structure than its best state: {told}.")

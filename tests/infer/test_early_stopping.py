@@ -143,3 +143,17 @@ def test_nothing_is_restored_if_something_does_not_fit() -> None:
 def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         EarlyStopping(**options)
+
+
+def test_a_guide_of_another_structure_changes_nothing():
+    def make(scale):
+        prior = dist.Normal(0.0, 1.0)
+        return HyperNetworkGuide(lambda: pyro.sample("w", prior), scale=scale).setup()
+
+    stopping, other = EarlyStopping(), make(0.5)
+    stopping.step(1.0, make(0.1))
+    pyro.param("p", torch.zeros(()))
+    stopping._state.params["p"] = torch.ones(())
+    with pytest.raises(StateError, match=r"another structure than its best state: .*scale is 0.5"):
+        stopping.restore(other)
+    assert pyro.param("p") == 0.0

@@ -128,3 +128,31 @@ def test_it_replaces_the_default_and_nothing_else():
     strategy.checkpoint_io = own = Own()
     AtomicCheckpointIO.replace_default(strategy)
     assert strategy.checkpoint_io is own
+
+
+def test_a_planted_link_is_not_followed(tmp_path):
+    victim, path = tmp_path / "victim", tmp_path / "last.ckpt"
+    victim.write_text("precious")
+    path.with_name("last.ckpt.partial").symlink_to(victim)
+    AtomicCheckpointIO().save_checkpoint(checkpoint(), path)
+    assert victim.read_text() == "precious"
+    assert read(path) == 1.0
+
+
+def test_inside_of_a_class_that_wraps_another():
+    class Wrapping:
+        _checkpoint_io = TorchCheckpointIO()
+
+    class Strategy:
+        checkpoint_io = Wrapping()
+
+    AtomicCheckpointIO.replace_default(Strategy())
+    assert type(Strategy.checkpoint_io._checkpoint_io) is AtomicCheckpointIO
+
+
+@pytest.mark.parametrize("version", [None, "text", 2.0])
+def test_a_version_that_is_none(tmp_path, version):
+    path = tmp_path / "last.ckpt"
+    torch.save(checkpoint() | {"pytorch-lightning_version": version}, path)
+    with pytest.raises(StateError, match="its version is"):
+        AtomicCheckpointIO().load_checkpoint(path)
