@@ -94,6 +94,7 @@ def draw_nonsense(seed: int) -> CaseSpec:
     while spec.guide not in guides or not any("data" in s.plates for s in spec.model.observed):
         spec = draw_case(r.randrange(2**31))
     spec.guide_options.pop("init_from", None)
+    spec.objective_options.pop("contrast", None)  # so that nothing but the nonsense is refused
     spec.model = replace(spec.model, nonsense=nonsense)
     if nonsense == "squared":
         spec.objective_options |= {"num_particles": 3, "vectorize_particles": True}
