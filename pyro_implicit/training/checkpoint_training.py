@@ -102,13 +102,21 @@ def check_optimizer(
             f"the checkpoint's optimiser is for {count} parameters; here there are "
             f"{len(parameters)}."
         )
-    check_like(state["param_groups"], optimizer.state_dict()["param_groups"], "param_groups")
-    for group in state["param_groups"]:
-        bad = non_finite(group)
-        if bad:
-            raise StateError(f"{bad[0]} of the checkpoint's optimiser is {shown(group[bad[0]])}.")
+    _check_groups(state["param_groups"], optimizer.state_dict()["param_groups"])
     _check_moments(state["state"], _moments(optimizer, parameters), parameters, names)
     optimizer.load_state_dict(copy.deepcopy(state))
+
+
+def _check_groups(found: list[Any], expected: list[Any]) -> None:
+    check_like(found, expected, "param_groups")
+    for ours, theirs in zip(expected, found, strict=True):
+        bad = non_finite(theirs)
+        for name, value in ours.items():
+            is_pair = isinstance(value, (list, tuple)) and len(theirs[name]) == len(value)
+            # an option that is None by default may be a number or a flag
+            is_plain = not isinstance(theirs[name], (Tensor, dict, list, tuple))
+            if name in bad or not (is_pair or is_plain or isinstance(value, Tensor)):
+                raise StateError(f"{name} of the checkpoint's optimiser is {shown(theirs[name])}.")
 
 
 def _check_moments(

@@ -180,7 +180,17 @@ def fewer_parameters(content):
     content["optimizer_states"][0]["param_groups"][0]["params"].pop()
 
 
+def option(name, value):
+    return lambda content: content["optimizer_states"][0]["param_groups"][0].update({name: value})
+
+
 CHANGES = {
+    "learning rate": (option("lr", float("nan")), "lr of the checkpoint's optimiser is nan"),
+    "pair": (option("betas", ()), r"betas of the checkpoint's optimiser is \(\)"),
+    "flag": (
+        option("foreach", torch.zeros(2)),
+        "foreach of the .* is a tensor",
+    ),
     "no entry of ours": (lambda c: c.pop(KEY), "not a checkpoint of LightningVI"),
     "older": (lambda c: c[KEY].update(version=0), "format version 0; this release reads version 1"),
     "incomplete": (lambda c: c[KEY].pop("random"), r"incomplete.*lacks \['random'\]"),
