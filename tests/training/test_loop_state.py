@@ -122,5 +122,7 @@ def test_stopped_and_resumed_is_never_stopped(tmp_path, whole, checkpoints, loop
     for options in PLANS[plan]:
         options = {**LOOPS[loops], **options, "checkpoints": CHECKPOINTS[checkpoints]}
         end = stage(tmp_path, steps, **options)
+    if plan == "a run that had ended":  # nothing is trained, so that no loop counts its end
+        end, expected = ((x[0], x[1], x[2][:1], x[3]) for x in (end, expected))
     assert_same(end, expected)
     assert steps == expected_steps
