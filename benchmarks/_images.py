@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks._common import load_npz
+from benchmarks.networks import LeNet, WideResNet
 from pyro_implicit import BayesianModule, CMMNNGuide, ImplicitELBO, MMNNGuide
-from pyro_implicit.infer.traces import ImplicitSite
-from pyro_implicit.nn.networks import LeNet, WideResNet
+from pyro_implicit.objectives.particle import ImplicitSite
 
 __all__ = ["GUIDES", "NETWORKS", "NoEntropy", "classifier", "count", "load_mnist", "map_step"]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from benchmarks._images import NoEntropy
 from pyro_implicit import MMNN, Generator, KernelDensityRatioELBO, MMNNGuide
-from pyro_implicit.guides.site import LatentSite
+from pyro_implicit.guides.latent_site import LatentSite
 
 __all__ = ["KiviGuide", "OBJECTIVES", "Perceptron"]
 

@@ -17,7 +17,7 @@ from tqdm.auto import trange
 
 from benchmarks._uci import Split
 from pyro_implicit import BayesianModule, HyperNetworkGuide, KernelDensityRatioELBO
-from pyro_implicit.infer.contrastive import ContrastiveELBO
+from pyro_implicit.objectives.contrastive import ContrastiveELBO
 
 __all__ = ["METHODS", "NUM_HIDDEN", "build_model", "draw", "fit", "marginal_kl"]
 

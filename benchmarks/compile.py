@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from benchmarks._common import format_table, parse, parser, positive, write_record
 from benchmarks._images import GUIDES, NETWORKS, classifier, count
-from pyro_implicit.nn.generator import Generator
+from pyro_implicit.generators.base import Generator
 
 
 def _generator(network: str, guide: str) -> Generator:

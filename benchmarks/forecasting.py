@@ -49,6 +49,7 @@ from benchmarks._common import (
     write_record,
 )
 from benchmarks._predictive import loss
+from benchmarks.networks import NBeats
 from pyro_implicit import (
     Annealed,
     BayesianModule,
@@ -57,7 +58,6 @@ from pyro_implicit import (
     HyperNetworkGuide,
     predict,
 )
-from pyro_implicit.nn.networks import NBeats
 
 SETTINGS: dict[str, Any] = {
     "batch_size": 128,

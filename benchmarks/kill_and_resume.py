@@ -58,7 +58,7 @@ from pyro_implicit import (
     linear_schedule,
 )
 from pyro_implicit._files import atomic_path
-from pyro_implicit.training.checkpoint_io import AtomicCheckpointIO
+from pyro_implicit.training.lightning.checkpoint_io import AtomicCheckpointIO
 
 SETTINGS: dict[str, Any] = {"rows": 60, "batch_size": 8, "hidden": 8, "checkpoint_every": 2}
 OBJECTIVES: dict[str, Any] = {

@@ -38,9 +38,9 @@ from benchmarks._common import (
     write_record,
 )
 from pyro_implicit import BayesianModule, HyperNetworkGuide, LinearisedELBO
-from pyro_implicit.infer.lanczos import LanczosELBO
-from pyro_implicit.nn.generator import Generator
-from pyro_implicit.nn.matmul import MMNN
+from pyro_implicit.generators.base import Generator
+from pyro_implicit.generators.mmnn import MMNN
+from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.ops.lanczos import (
     GradientPairs,
     draw_probes,

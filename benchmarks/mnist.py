@@ -42,8 +42,8 @@ from benchmarks._common import (
     write_record,
 )
 from benchmarks._images import GUIDES, NoEntropy, classifier, load_mnist, map_step
+from benchmarks.networks import LeNet
 from pyro_implicit import LanczosELBO, SingularValueELBO, predict
-from pyro_implicit.nn.networks import LeNet
 
 SETTINGS: dict[str, Any] = {
     "batch_size": 256,

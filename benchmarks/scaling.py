@@ -29,8 +29,8 @@ from tqdm.auto import tqdm
 
 from benchmarks._common import fixed_seed, format_table, parse, parser, positive, write_record
 from benchmarks._images import NETWORKS, classifier, count, map_step
+from benchmarks.networks import WideResNet
 from pyro_implicit import CMMNNGuide, LanczosELBO
-from pyro_implicit.nn.networks import WideResNet
 
 _COLOUR = (3, 32, 32)
 POINTS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {

@@ -3,45 +3,45 @@
 from typing import TYPE_CHECKING, Any
 
 from pyro_implicit._main import early as _early  # noqa: F401, first: it answers Ctrl-C
+from pyro_implicit.arviz.process_to_arviz import process_to_arviz
+from pyro_implicit.arviz.to_arviz import to_arviz
+from pyro_implicit.bayesian.module import BayesianModule
 from pyro_implicit.diagnostics.c2st import c2st
 from pyro_implicit.diagnostics.entropy_report import entropy_report
 from pyro_implicit.diagnostics.khat import khat
 from pyro_implicit.diagnostics.log_density import log_density
-from pyro_implicit.diagnostics.process_to_arviz import process_to_arviz
 from pyro_implicit.diagnostics.stein_discrepancy import stein_discrepancy
-from pyro_implicit.diagnostics.to_arviz import to_arviz
 from pyro_implicit.diagnostics.vsbc import vsbc
 from pyro_implicit.distributions.implicit import ImplicitDistribution, sample_implicit
-from pyro_implicit.distributions.process import ImplicitProcess
+from pyro_implicit.generators.base import Generator, ModuleGenerator
+from pyro_implicit.generators.mlp import MLPGenerator, ResidualGenerator
+from pyro_implicit.generators.mmnn import CMMNN, MMNN
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional import ConditionalHyperNetworkGuide
 from pyro_implicit.guides.hypernetwork import HyperNetworkGuide
 from pyro_implicit.guides.matmul import CMMNNGuide, MMNNGuide
 from pyro_implicit.guides.mixture_density import MixtureDensityGuide
-from pyro_implicit.infer.adversarial import AdversarialELBO
-from pyro_implicit.infer.alpha_energy import AlphaEnergy
-from pyro_implicit.infer.draws import posterior_draws
-from pyro_implicit.infer.early_stopping import EarlyStopping
-from pyro_implicit.infer.elbo import ImplicitELBO
-from pyro_implicit.infer.kernel_ratio import KernelDensityRatioELBO
-from pyro_implicit.infer.lanczos import LanczosELBO
-from pyro_implicit.infer.linearised import LinearisedELBO
-from pyro_implicit.infer.predict import predict
-from pyro_implicit.infer.predictive_loss import PosteriorPredictiveLoss
-from pyro_implicit.infer.semi_implicit import SemiImplicitELBO
-from pyro_implicit.infer.singular_value import SingularValueELBO
-from pyro_implicit.nn.annealed import Annealed
-from pyro_implicit.nn.bayesian import BayesianModule
-from pyro_implicit.nn.generator import Generator, ModuleGenerator
-from pyro_implicit.nn.generators import MLPGenerator, ResidualGenerator
-from pyro_implicit.nn.matmul import CMMNN, MMNN
-from pyro_implicit.nn.random_functions import NeuralSampler, RandomNetwork
-from pyro_implicit.nn.schedules import geometric_schedule, linear_schedule
+from pyro_implicit.inference.posterior_draws import posterior_draws
+from pyro_implicit.inference.predict import predict
+from pyro_implicit.objectives.adversarial import AdversarialELBO
+from pyro_implicit.objectives.alpha_energy import AlphaEnergy
+from pyro_implicit.objectives.base import ImplicitELBO
+from pyro_implicit.objectives.kernel_ratio import KernelDensityRatioELBO
+from pyro_implicit.objectives.lanczos import LanczosELBO
+from pyro_implicit.objectives.linearised import LinearisedELBO
+from pyro_implicit.objectives.predictive_loss import PosteriorPredictiveLoss
+from pyro_implicit.objectives.semi_implicit import SemiImplicitELBO
+from pyro_implicit.objectives.singular_value import SingularValueELBO
+from pyro_implicit.processes.implicit_process import ImplicitProcess
+from pyro_implicit.processes.random_functions import NeuralSampler, RandomNetwork
+from pyro_implicit.training.annealed import Annealed
+from pyro_implicit.training.early_stopping import EarlyStopping
 from pyro_implicit.training.resumable_loader import ResumableLoader
+from pyro_implicit.training.schedules import geometric_schedule, linear_schedule
 
 if TYPE_CHECKING:
-    from pyro_implicit.training.anneal import Anneal as Anneal
-    from pyro_implicit.training.lightning_vi import LightningVI as LightningVI
+    from pyro_implicit.training.lightning.anneal import Anneal as Anneal
+    from pyro_implicit.training.lightning.lightning_vi import LightningVI as LightningVI
 
 __all__ = [
     "AdversarialELBO",
@@ -91,8 +91,8 @@ __all__ = [
 # Subclasses of Lightning's classes: importable from here like all others, and imported only then.
 # Not in __all__, so that a star import does not need Lightning.
 _NEED_LIGHTNING = {
-    "Anneal": "pyro_implicit.training.anneal",
-    "LightningVI": "pyro_implicit.training.lightning_vi",
+    "Anneal": "pyro_implicit.training.lightning.anneal",
+    "LightningVI": "pyro_implicit.training.lightning.lightning_vi",
 }
 
 

@@ -9,7 +9,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_implicit.nn.bayesian import BayesianModule
+from pyro_implicit.bayesian.module import BayesianModule
 
 HIDDEN_UNITS = 50
 

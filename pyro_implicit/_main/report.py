@@ -78,7 +78,7 @@ def export_bytes(split: Split) -> int:
 
 def export(model: Any, fit: Fit, split: Split) -> Any:
     """The implicit fit for ArviZ, on at most ``EXPORT_ROWS`` of the standardised training rows."""
-    from pyro_implicit.diagnostics.to_arviz import to_arviz
+    from pyro_implicit.arviz.to_arviz import to_arviz
 
     with warnings.catch_warnings():
         # What ArviZ 0.23 announces about its successor does not concern who runs this.

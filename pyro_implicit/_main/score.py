@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_implicit.infer._pointwise import run_model
+from pyro_implicit.handlers.pointwise import run_model
 
 from .data import Split
 

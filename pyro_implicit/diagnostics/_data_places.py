@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_implicit.infer._pointwise import run_model
+from pyro_implicit.handlers.pointwise import run_model
 
 __all__ = ["DataPlaces", "find_places"]
 

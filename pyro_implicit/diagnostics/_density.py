@@ -13,8 +13,8 @@ from torch import Tensor
 from pyro_implicit.exceptions import DensityError, GuideError, ShapeError, SiteError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
+from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.sampler import Sampler
-from pyro_implicit.guides.site import LatentSite
 from pyro_implicit.ops.inversion import (
     DensityEstimate,
     Map,

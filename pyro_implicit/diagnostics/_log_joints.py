@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.exceptions import NonFiniteError, SiteError
-from pyro_implicit.guides.log_joint import LogJoint
-from pyro_implicit.guides.site import LatentSite
-from pyro_implicit.infer._evaluation_mode import evaluation_mode
+from pyro_implicit.guides.initialization.log_joint import LogJoint
+from pyro_implicit.guides.latent_site import LatentSite
+from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 
 __all__ = ["LogJoints"]
 

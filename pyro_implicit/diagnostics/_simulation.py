@@ -19,7 +19,7 @@ from pyro_implicit.diagnostics._unconstrained import constrained_draws
 from pyro_implicit.exceptions import ArgumentError, SiteError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
-from pyro_implicit.infer._pointwise import is_auxiliary, is_delta, run_model
+from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, run_model
 
 __all__ = ["Quantity", "Simulation", "isolated", "simulate"]
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from pyro_implicit._checks import check_callable, check_tensors
 from pyro_implicit.exceptions import ShapeError, SiteError
-from pyro_implicit.guides.site import LatentSite
-from pyro_implicit.infer._evaluation_mode import evaluation_mode
-from pyro_implicit.infer.draws import posterior_draws
+from pyro_implicit.guides.latent_site import LatentSite
+from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.inference.posterior_draws import posterior_draws
 
 __all__ = ["constrained_draws", "unconstrained_draws"]
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_model, check_number
-from pyro_implicit.diagnostics._arviz import psis_khat
+from pyro_implicit.arviz.compatibility import psis_khat
 from pyro_implicit.diagnostics._density import GuideDensity, check_implicit_guide
 from pyro_implicit.diagnostics._log_joints import LogJoints
 from pyro_implicit.exceptions import DensityError, NonFiniteError

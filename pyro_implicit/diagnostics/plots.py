@@ -24,8 +24,8 @@ from pyro_implicit._checks import (
     check_text,
     shown,
 )
-from pyro_implicit.diagnostics._arviz import plot_loo_pit as _plot_loo_pit
-from pyro_implicit.diagnostics._arviz import plot_predictive_check as _plot_predictive_check
+from pyro_implicit.arviz.compatibility import plot_loo_pit as _plot_loo_pit
+from pyro_implicit.arviz.compatibility import plot_predictive_check as _plot_predictive_check
 from pyro_implicit.diagnostics._reliability import calibration_error, reliability
 from pyro_implicit.diagnostics.entropy_report import EntropyReport
 from pyro_implicit.diagnostics.vsbc import Calibration

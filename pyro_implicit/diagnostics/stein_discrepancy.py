@@ -20,7 +20,7 @@ from torch import Tensor
 from pyro_implicit._checks import check_count, check_model, check_number
 from pyro_implicit.diagnostics._log_joints import LogJoints
 from pyro_implicit.diagnostics._unconstrained import constrained_draws, unconstrained_draws
-from pyro_implicit.infer._evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.ops.kernels import median_distance
 from pyro_implicit.ops.logdet import upcast
 from pyro_implicit.ops.stein import bootstrap_null, stein_matrix, stein_u_statistic

@@ -40,7 +40,7 @@ from pyro_implicit.diagnostics._uniformity import (
     uniformity_p_values,
 )
 from pyro_implicit.exceptions import ArgumentError, SiteError
-from pyro_implicit.infer._pointwise import is_auxiliary, is_delta, run_model
+from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, run_model
 
 __all__ = ["Calibration", "vsbc"]
 

@@ -31,9 +31,9 @@ from pyro_implicit._checks import (
 )
 from pyro_implicit.distributions._base_dist import is_standard_normal
 from pyro_implicit.exceptions import ArgumentError, DensityError, ShapeError
-from pyro_implicit.nn._noise_alone import check_function_of_noise, refuse_batch_statistics
-from pyro_implicit.nn.generator import Generator
-from pyro_implicit.nn.preconditioner import Preconditioner
+from pyro_implicit.generators.base import Generator
+from pyro_implicit.generators.noise_alone import check_function_of_noise, refuse_batch_statistics
+from pyro_implicit.generators.preconditioner import Preconditioner
 from pyro_implicit.ops.logdet import check_scale, is_zero
 
 __all__ = ["ImplicitDistribution", "sample_implicit"]

@@ -28,15 +28,17 @@ from pyro_implicit._params import emit_params
 from pyro_implicit._plain import as_state_error
 from pyro_implicit.distributions.implicit import sample_implicit
 from pyro_implicit.exceptions import SiteError, StateError
-from pyro_implicit.guides.gaussian_start import GaussianStart, gaussian_start
-from pyro_implicit.guides.log_joint import LogJoint
-from pyro_implicit.guides.parts import Factorized, check_factorized, divide, parts_of
-from pyro_implicit.guides.prototype import (
+from pyro_implicit.generators.preconditioner import Preconditioner
+from pyro_implicit.guides.initialization.gaussian_start import GaussianStart, gaussian_start
+from pyro_implicit.guides.initialization.log_joint import LogJoint
+from pyro_implicit.guides.initialization.prototype import (
     check_all_rows,
     forgiving,
     sample_site,
     unconstrained_start,
 )
+from pyro_implicit.guides.latent_site import LatentSite, pack
+from pyro_implicit.guides.parts import Factorized, check_factorized, divide, parts_of
 from pyro_implicit.guides.sampler import Sampler, check_scale_arguments
 from pyro_implicit.guides.saved_state import (
     check_fits,
@@ -45,9 +47,7 @@ from pyro_implicit.guides.saved_state import (
     check_sizes,
     check_structure,
 )
-from pyro_implicit.guides.site import LatentSite, pack
-from pyro_implicit.guides.state import sampler_from_state, sampler_state
-from pyro_implicit.nn.preconditioner import Preconditioner
+from pyro_implicit.guides.serialization import sampler_from_state, sampler_state
 
 __all__ = ["ImplicitGuide"]
 
@@ -78,7 +78,7 @@ class ImplicitGuide(AutoGuide):
         zero.
     :param init_from: None, ``"laplace"``, ``"hessian"``, ``"ggn"`` or a fitted Gaussian autoguide:
         start as that Gaussian, preconditioned by it, see
-        :func:`~pyro_implicit.guides.gaussian_start`.
+        :func:`~pyro_implicit.guides.initialization.gaussian_start`.
     :param float scale: standard deviation of the output noise, in the generator's coordinates. By
         default 0 for a generator of full rank and 0.01 for any other.
     :param learn_scale: False, ``"scalar"`` (one learned sigma) or ``"diagonal"`` (one per latent).

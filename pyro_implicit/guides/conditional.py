@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from pyro_implicit.generators.base import Generator, as_generator
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.hypernetwork import HyperNetworkGuide
-from pyro_implicit.guides.site import LatentSite
-from pyro_implicit.nn.generator import Generator, as_generator
+from pyro_implicit.guides.latent_site import LatentSite
 
 __all__ = ["ConditionalHyperNetworkGuide"]
 

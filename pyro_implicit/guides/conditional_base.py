@@ -20,9 +20,9 @@ from pyro_implicit.distributions.implicit import ImplicitDistribution, sample_im
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError, StateError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.context import check_context, read_context
-from pyro_implicit.guides.initial import init_to_fan_in
+from pyro_implicit.guides.initialization.initial import init_to_fan_in
+from pyro_implicit.guides.latent_site import LatentSite, PlateFrame, pack
 from pyro_implicit.guides.row_site import read_row_site
-from pyro_implicit.guides.site import LatentSite, PlateFrame, pack
 
 __all__ = ["ConditionalGuide"]
 

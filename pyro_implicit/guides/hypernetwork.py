@@ -10,12 +10,12 @@ from torch import nn
 
 from pyro_implicit._checks import check_callable, check_count, check_counts, check_number
 from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.generators.base import Generator, as_generator
+from pyro_implicit.generators.mlp import MLPGenerator, ResidualGenerator
+from pyro_implicit.generators.rescaled import rescaled
 from pyro_implicit.guides.base import ImplicitGuide
+from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.parts import check_factorized
-from pyro_implicit.guides.site import LatentSite
-from pyro_implicit.nn.generator import Generator, as_generator
-from pyro_implicit.nn.generators import MLPGenerator, ResidualGenerator
-from pyro_implicit.nn.rescaled import rescaled
 from pyro_implicit.ops.activations import get_activation
 
 __all__ = ["HyperNetworkGuide"]

@@ -16,14 +16,14 @@ import torch
 
 from pyro_implicit._checks import check_count, check_number
 from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.generators.base import Generator
+from pyro_implicit.generators.layout import Shape, check_budget, check_pair, check_pairs
+from pyro_implicit.generators.mmnn import CMMNN, MMNN
 from pyro_implicit.guides.base import ImplicitGuide
-from pyro_implicit.guides.gaussian_start import GaussianStart
-from pyro_implicit.guides.initial import fan_in_scale, init_to_fan_in
+from pyro_implicit.guides.initialization.gaussian_start import GaussianStart
+from pyro_implicit.guides.initialization.initial import fan_in_scale, init_to_fan_in
+from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.parts import check_factorized
-from pyro_implicit.guides.site import LatentSite
-from pyro_implicit.nn.generator import Generator
-from pyro_implicit.nn.matmul import CMMNN, MMNN
-from pyro_implicit.nn.matmul_layout import Shape, check_budget, check_pair, check_pairs
 from pyro_implicit.ops.activations import get_activation
 
 __all__ = ["CMMNNGuide", "MMNNGuide"]
@@ -93,7 +93,7 @@ class MMNNGuide(_MatMulGuide):
     :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`.
     :param float init_scale: size of the first draws' noise, relative to the weights.
     :param init_loc_fn: by default a fresh initialisation of the weights, see
-        :func:`~pyro_implicit.guides.initial.init_to_fan_in`; ``net.init_to_module`` starts at the
+        :func:`~pyro_implicit.guides.initialization.initial.init_to_fan_in`; ``net.init_to_module`` starts at the
         values of the wrapped module.
     :param options: ``init_from``, ``scale``, ``learn_scale``, ``factorized``, ``create_plates``:
         see :class:`~pyro_implicit.ImplicitGuide`.

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from pyro_implicit.distributions.mixture_density import MixtureDensityNetwork
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.conditional_base import ConditionalGuide
-from pyro_implicit.guides.gaussian_start import GaussianStart
-from pyro_implicit.guides.site import LatentSite
-from pyro_implicit.nn.mixture_density import MixtureDensityNetwork
+from pyro_implicit.guides.initialization.gaussian_start import GaussianStart
+from pyro_implicit.guides.latent_site import LatentSite
 
 __all__ = ["MixtureDensityGuide"]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.guides.site import LatentSite, PlateFrame
+from pyro_implicit.guides.latent_site import LatentSite, PlateFrame
 from pyro_implicit.guides.supports import check_support, map_support
 
 __all__ = ["read_row_site"]

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from pyro_implicit._checks import check_choice, check_number
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import ArgumentError
-from pyro_implicit.nn.conditioned import Conditioned
-from pyro_implicit.nn.generator import Generator
-from pyro_implicit.nn.preconditioner import Preconditioner
+from pyro_implicit.generators.base import Generator
+from pyro_implicit.generators.conditioned import Conditioned
+from pyro_implicit.generators.preconditioner import Preconditioner
 
 __all__ = ["Sampler", "check_scale_arguments"]
 

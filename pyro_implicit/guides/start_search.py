@@ -11,8 +11,13 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.exceptions import NonFiniteError
-from pyro_implicit.guides.curvature import find_mode, inverse_root, mean_curvature, mean_field
-from pyro_implicit.guides.log_joint import LogJoint
+from pyro_implicit.guides.initialization.curvature import (
+    find_mode,
+    inverse_root,
+    mean_curvature,
+    mean_field,
+)
+from pyro_implicit.guides.initialization.log_joint import LogJoint
 
 __all__ = ["objective", "search", "starting_points"]
 
@@ -33,7 +38,7 @@ class _Found:
 
 def search(kind: str, log_joint: LogJoint, loc: Tensor) -> tuple[Tensor, Tensor]:
     """
-    The Gaussian of :func:`~pyro_implicit.guides.gaussian_start`.
+    The Gaussian of :func:`~pyro_implicit.guides.initialization.gaussian_start`.
 
     Searches begin at ``loc``. If that fails, or finds a Gaussian whose evidence lower bound (ELBO)
     is far below that of a narrow one around any starting point, others begin at points drawn

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from pyro_implicit._checks import check_seed, shown
+from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import ArgumentError, StateError
-from pyro_implicit.training.random_state import RandomStream
 
 __all__ = ["ResumableLoader"]
 

@@ -15,9 +15,10 @@ import torch
 
 from pyro_implicit.distributions.diagonal_mixture import WeightedDraws
 from pyro_implicit.guides.conditional_base import ConditionalGuide
-from pyro_implicit.infer import likelihood, traces
-from pyro_implicit.infer.elbo import ImplicitELBO
-from pyro_implicit.infer.traces import ImplicitSite, Particle
+from pyro_implicit.objectives import likelihood
+from pyro_implicit.objectives import particle as traces
+from pyro_implicit.objectives.base import ImplicitELBO
+from pyro_implicit.objectives.particle import ImplicitSite, Particle
 
 MUTANTS: dict[str, Callable[[], None]] = {}
 

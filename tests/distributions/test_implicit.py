@@ -31,7 +31,7 @@ from pyro_implicit import (
     sample_implicit,
 )
 from pyro_implicit.exceptions import ArgumentError, DensityError, GuideError, ShapeError
-from pyro_implicit.nn.preconditioner import Preconditioner
+from pyro_implicit.generators.preconditioner import Preconditioner
 
 
 class Affine(Generator):

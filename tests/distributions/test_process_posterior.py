@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pyro_implicit import ImplicitProcess
-from pyro_implicit.distributions._random_functions import frozen
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError
+from pyro_implicit.processes.function_draws import frozen
 
 
 def features(x: Tensor, num_functions: int) -> Tensor:

@@ -24,7 +24,7 @@ import torch
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal
 
-from pyro_implicit.diagnostics import _arviz
+from pyro_implicit.arviz import compatibility as _arviz
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "arviz_adapter.py"
@@ -84,7 +84,7 @@ def saved(tmp_path_factory):
 
 def exported_module():
     """The module ``to_arviz``, whatever the package makes of its name."""
-    return importlib.import_module("pyro_implicit.diagnostics.to_arviz")
+    return importlib.import_module("pyro_implicit.arviz.to_arviz")
 
 
 def check_report(report, arrays, saved_arrays):
@@ -184,7 +184,7 @@ def test_the_adapter_is_imported_without_arviz_or_torch():
 
 def test_importing_the_package_does_not_import_arviz():
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import pyro_implicit.diagnostics.to_arviz; "
+        "import sys; sys.path.insert(0, sys.argv[1]); import pyro_implicit.arviz.to_arviz; "
         "sys.exit('arviz' in sys.modules)"
     )
     root = str(HERE.parents[1])

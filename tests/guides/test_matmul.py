@@ -14,6 +14,7 @@ from pyro import poutine
 from pyro.infer import SVI, Predictive
 from torch import Tensor, nn
 
+from benchmarks.networks import LeNet, WideResNet
 from pyro_implicit import (
     CMMNN,
     MMNN,
@@ -24,7 +25,6 @@ from pyro_implicit import (
     predict,
 )
 from pyro_implicit.exceptions import ArgumentError
-from pyro_implicit.nn.networks import LeNet, WideResNet
 
 Guide = type[MMNNGuide] | type[CMMNNGuide]
 both = pytest.mark.parametrize("kind", [MMNNGuide, CMMNNGuide])

@@ -9,8 +9,8 @@ import torch
 
 from pyro_implicit import MLPGenerator, ResidualGenerator
 from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.generators.preconditioner import Preconditioner
 from pyro_implicit.guides.sampler import Sampler, check_scale_arguments
-from pyro_implicit.nn.preconditioner import Preconditioner
 
 
 def sampler(scale=0.1, learn_scale=False, dtype=torch.float32):

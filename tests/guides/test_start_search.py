@@ -15,7 +15,7 @@ from torch import Tensor
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO
 from pyro_implicit.exceptions import NonFiniteError
 from pyro_implicit.guides import start_search
-from pyro_implicit.guides.log_joint import LogJoint
+from pyro_implicit.guides.initialization.log_joint import LogJoint
 from pyro_implicit.guides.start_search import objective, search, starting_points
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pyro_implicit.exceptions import ArgumentError
-from pyro_implicit.nn.generators import MLPGenerator
+from pyro_implicit.generators.mlp import MLPGenerator
 from pyro_implicit.ops.lanczos import (
     PROBES,
     draw_probes,

@@ -22,7 +22,7 @@ from torch import nn
 import pyro_implicit as pi
 from pyro_implicit.diagnostics import plots
 from pyro_implicit.diagnostics.vsbc import Calibration
-from pyro_implicit.guides.site import LatentSite
+from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.nn import networks
 
 #: modules beside the package itself whose names are meant for users

@@ -17,9 +17,9 @@ from lightning.pytorch.callbacks import Callback
 
 from pyro_implicit import LightningVI, LinearisedELBO
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, StateError
-from pyro_implicit.training.checkpoint_io import AtomicCheckpointIO
-from tests.training.problem import data, fit_module, flat, loader, trainer
-from tests.training.test_resume import COSINE
+from pyro_implicit.training.lightning.checkpoint_io import AtomicCheckpointIO
+from tests.training.lightning.problem import data, fit_module, flat, loader, trainer
+from tests.training.lightning.test_resume import COSINE
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ pytest.importorskip("lightning", reason="needs the extra 'lightning'")
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from tests.training.problem import data, fit_module, flat, loader, trainer
+from tests.training.lightning.problem import data, fit_module, flat, loader, trainer
 
 COSINE = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=15)
 EPOCHS = {"max_epochs": 3}  # of five steps

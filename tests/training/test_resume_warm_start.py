@@ -10,8 +10,8 @@ import torch
 pytest.importorskip("lightning", reason="needs the extra 'lightning'")
 
 from pyro_implicit import SingularValueELBO
-from tests.training.problem import OBJECTIVES
-from tests.training.test_resume import assert_same, checkpoint, run
+from tests.training.lightning.problem import OBJECTIVES
+from tests.training.lightning.test_resume import assert_same, checkpoint, run
 
 
 @pytest.mark.filterwarnings("ignore:implicit site")

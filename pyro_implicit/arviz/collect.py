@@ -1,0 +1,235 @@
+"""Fill the groups: one draw and one row batch at a time, into arrays allocated once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyro_implicit.arviz.program import Program, Slot
+from pyro_implicit.exceptions import ShapeError
+from pyro_implicit.handlers.pointwise import pointwise_log_prob
+from pyro_implicit.inference.posterior_draws import posterior_draws
+
+__all__ = ["GUIDE_GROUPS", "Plan", "collect", "make_plan", "nbytes", "to_numpy"]
+
+#: group -> variable -> what it looks like (without the sample dimensions)
+Plan = dict[str, dict[str, Slot]]
+
+#: the groups that follow from draws of a guide, and so differ from restart to restart
+GUIDE_GROUPS = ("posterior", "posterior_predictive", "log_likelihood")
+
+#: which draw, and of which restart if there are several
+Index = tuple[int, ...]
+
+
+def make_plan(program: Program, groups: tuple[str, ...]) -> Plan:
+    """
+    :param Program program: the model.
+    :param tuple groups: names of groups, without ``constant_data``.
+    :returns: the variables of each group; empty groups are left out.
+    """
+    parameters = {n: s.value for n, s in program.of_kind("latent", "deterministic").items()}
+    predicted = {n: s.value for n, s in program.of_kind("observed", "free").items()}
+    observed = program.of_kind("observed")
+    everything: Plan = {
+        "posterior": parameters,
+        "posterior_predictive": predicted,
+        "log_likelihood": {n: s.log_prob for n, s in observed.items() if s.log_prob},
+        "prior": parameters,
+        "prior_predictive": predicted,
+        "observed_data": {n: s.value for n, s in observed.items()},
+    }
+    return {group: everything[group] for group in groups if everything.get(group)}
+
+
+def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    """
+    :param torch.dtype dtype: of a tensor.
+    :returns: the same in NumPy; half precision, which netCDF lacks, becomes single.
+    """
+    if dtype in (torch.float16, torch.bfloat16):
+        dtype = torch.float32
+    return torch.empty(0, dtype=dtype).numpy().dtype
+
+
+def to_numpy(value: Tensor) -> np.ndarray:
+    """
+    :param Tensor value: a tensor on any device.
+    :returns: a copy as an array of :func:`numpy_dtype`.
+    """
+    value = value.detach().cpu()
+    if value.dtype == torch.bfloat16:
+        value = value.float()
+    return np.array(value.numpy(), dtype=numpy_dtype(value.dtype))
+
+
+def nbytes(slots: Mapping[str, Slot], num_samples: int) -> int:
+    """
+    :param dict slots: the variables of one group.
+    :param int num_samples: how many draws.
+    :returns: the size of their arrays.
+    """
+    sizes = [math.prod(s.shape) * numpy_dtype(s.dtype).itemsize for s in slots.values()]
+    return num_samples * sum(sizes)
+
+
+class _Arrays:
+    """
+    The arrays of all groups, ``(num_samples, *shape)`` each; those of :data:`GUIDE_GROUPS`
+    ``(num_samples, num_restarts, *shape)`` if there are restarts.
+    """
+
+    def __init__(self, plan: Plan, num_samples: int, num_restarts: int | None = None) -> None:
+        self.plan = plan
+        by_restart = (num_samples,) if num_restarts is None else (num_samples, num_restarts)
+        lead = {group: by_restart if group in GUIDE_GROUPS else (num_samples,) for group in plan}
+        self.groups = {
+            group: {
+                name: np.empty((*lead[group], *slot.shape), numpy_dtype(slot.dtype))
+                for name, slot in slots.items()
+            }
+            for group, slots in plan.items()
+        }
+
+    def put(self, group: str, name: str, draw: Index, rows: slice, value: Tensor) -> None:
+        """Writes the value of one draw on some rows; ignores what was not asked for."""
+        slot = self.plan.get(group, {}).get(name)
+        if slot is None:
+            return
+        index: tuple[Any, ...] = (*draw, ...)
+        if slot.row_dim is not None:
+            index += (rows,) + (slice(None),) * (-1 - slot.row_dim)
+        self.groups[group][name][index] = to_numpy(value)
+
+
+def collect(
+    programs: Sequence[Program],
+    guides: Sequence[Callable[..., Any]],
+    plan: Plan,
+    num_samples: int,
+    restarts: bool = False,
+) -> dict[str, dict[str, np.ndarray]]:
+    """
+    :param programs: the model with each guide.
+    :param guides: the guides.
+    :param dict plan: from :func:`make_plan`.
+    :param int num_samples: how many draws.
+    :param bool restarts: whether the guides become a dimension after that of the draws.
+    :returns: group to variable to array: ``(1, num_samples, *shape)``, with ``restarts``
+        ``(1, num_samples, num_guides, *shape)`` in :data:`GUIDE_GROUPS`, or the bare data.
+    """
+    sampled = {group: slots for group, slots in plan.items() if group != "observed_data"}
+    arrays = _Arrays(sampled, num_samples, len(guides) if restarts else None)
+    if sampled.keys() & set(GUIDE_GROUPS):
+        for r, (program, guide) in enumerate(zip(programs, guides, strict=True)):
+            _guide_draws(program, guide, arrays, num_samples, (r,) if restarts else ())
+    if sampled.keys() & {"prior", "prior_predictive"}:
+        for s in range(num_samples):
+            _predictive_draw(programs[0], arrays, (s,), {}, "prior_predictive", "prior")
+    result = {
+        group: {name: array[None] for name, array in variables.items()}
+        for group, variables in arrays.groups.items()
+    }
+    if "observed_data" in plan:
+        result["observed_data"] = observed_data(programs[0], plan["observed_data"])
+    return {group: result[group] for group in plan}
+
+
+def _guide_draws(
+    program: Program,
+    guide: Callable[..., Any],
+    arrays: _Arrays,
+    num_samples: int,
+    restart: Index,
+) -> None:
+    """All groups that follow from draws of one guide."""
+    draws = posterior_draws(guide, num_samples, *program.batches.args, **program.batches.kwargs)
+    _check_shapes(program, draws)
+    for s in range(num_samples):
+        values = {name: draw[s] for name, draw in draws.items()}
+        _posterior_draw(program, arrays, (s, *restart), values)
+        _predictive_draw(program, arrays, (s, *restart), values, "posterior_predictive", None)
+
+
+def _check_shapes(program: Program, draws: Mapping[str, Tensor]) -> None:
+    """A guide that draws without the arguments may know another number of local latents."""
+    for name, value in program.draw.items():
+        found = tuple(draws[name].shape[1:])
+        if found != tuple(value.shape):
+            raise ShapeError(
+                f"guide.sample draws site {name!r} with shape {found}, but with these arguments "
+                f"the site has shape {tuple(value.shape)}; pass all rows, not a minibatch"
+            )
+
+
+def observed_data(program: Program, slots: Mapping[str, Slot]) -> dict[str, np.ndarray]:
+    """
+    :param Program program: the model.
+    :param dict slots: the observed sites.
+    :returns: what they observe.
+    """
+    arrays = _Arrays({"observed_data": dict(slots)}, 1)
+    for batch in program.batches:
+
+        def visit(site: Any, rows: slice = batch.rows) -> None:
+            arrays.put("observed_data", site["name"], (0,), rows, site["value"])
+
+        program.run(batch, program.draw, visit)
+    return {name: array[0] for name, array in arrays.groups["observed_data"].items()}
+
+
+def _posterior_draw(
+    program: Program, arrays: _Arrays, draw: Index, values: Mapping[str, Tensor]
+) -> None:
+    """Latent and deterministic sites, and the log-likelihood, at one draw."""
+    wanted = arrays.plan.get("posterior", {})
+    for name in wanted.keys() & values.keys():
+        arrays.put("posterior", name, draw, slice(None), values[name])
+    if wanted.keys() <= values.keys() and "log_likelihood" not in arrays.plan:
+        return
+    for batch in program.batches:
+
+        def visit(site: Any, rows: slice = batch.rows) -> None:
+            name = site["name"]
+            if name in arrays.plan.get("log_likelihood", {}):
+                log_prob = pointwise_log_prob(site, wide=True)
+                arrays.put("log_likelihood", name, draw, rows, log_prob)
+            elif name not in values:
+                arrays.put("posterior", name, draw, rows, site["value"])
+
+        program.run(batch, values, visit)
+
+
+def _predictive_draw(
+    program: Program,
+    arrays: _Arrays,
+    draw: Index,
+    values: Mapping[str, Tensor],
+    predictive: str,
+    parameters: str | None,
+) -> None:
+    """
+    One forward run: observed sites are drawn, and so is every latent site without a value. What
+    does not follow the rows is drawn in the first row batch and held for the others.
+    """
+    if predictive not in arrays.plan and parameters not in arrays.plan:
+        return
+    held = dict(values)
+    for batch in program.batches:
+
+        def visit(site: Any, rows: slice = batch.rows) -> None:
+            info = program.sites.get(site["name"])
+            if info is None:
+                return
+            if info.value.row_dim is None and info.kind in ("latent", "free"):
+                held[info.name] = site["value"]
+            arrays.put(predictive, info.name, draw, rows, site["value"])
+            if parameters is not None:
+                arrays.put(parameters, info.name, draw, rows, site["value"])
+
+        program.run(batch, dict(held), visit, predictive=True)

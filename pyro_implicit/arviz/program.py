@@ -1,0 +1,276 @@
+"""What the sites of a model are, found out by one or two runs, and how to run it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+
+from pyro_implicit.arviz.rows import Batch, RowBatches
+from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.handlers.pointwise import (
+    is_auxiliary,
+    is_delta,
+    pointwise_log_prob,
+    reduced_dims,
+    run_model,
+)
+from pyro_implicit.handlers.row_coupling import coupled_sites, drawn_jointly
+from pyro_implicit.inference.posterior_draws import latent_sites
+
+__all__ = ["Program", "Site", "Slot"]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """
+    What one variable of one group looks like.
+
+    ``plates`` names the plate of each dimension (or ``None``); ``row_dim`` is the (negative)
+    dimension that follows the row batches. A log-likelihood has its dimensions from those of the
+    observed value, ``of``, at the positions ``kept``.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    plates: tuple[str | None, ...]
+    row_dim: int | None = None
+    of: Slot | None = None
+    kept: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Site:
+    """A sample site: ``kind`` is latent, deterministic, observed, or free (in no guide)."""
+
+    name: str
+    kind: str
+    value: Slot
+    log_prob: Slot | None
+    drawable: bool
+
+
+class Program:
+    """
+    A model with the arguments of one call.
+
+    The sites are told apart by a run with all latents fixed to one draw of the guide. With row
+    batches a second run, on one row less, shows which dimensions follow the rows.
+
+    :param callable model: a Pyro model.
+    :param callable guide: a guide for it.
+    :param RowBatches batches: the arguments.
+    """
+
+    def __init__(
+        self, model: Callable[..., Any], guide: Callable[..., Any], batches: RowBatches
+    ) -> None:
+        self.model = model
+        self.batches = batches
+        guide_sites = latent_sites(guide, batches.args, batches.kwargs)
+        if batches.batch_size is not None:
+            _refuse_local(guide_sites, batches.num_rows)
+        #: one draw of the guide, and the minibatch indices of the model's own choice
+        self.draw: dict[str, Tensor] = {n: site["value"] for n, site in guide_sites.items()}
+        self.subsamples: dict[str, Tensor] = {}
+        #: what was observed, and on which rows, when the sites were found out
+        self.observed: list[Tensor] = []
+        self.first_rows = slice(0, batches.batch_size)
+        with _own_randomness():
+            self.sites = self._inspect(self.draw)
+
+    def of_kind(self, *kinds: str) -> dict[str, Site]:
+        """
+        :param kinds: some of latent, deterministic, observed, free.
+        :returns: the sites of these kinds, in the order of the model.
+        """
+        return {name: site for name, site in self.sites.items() if site.kind in kinds}
+
+    def run(
+        self,
+        batch: Batch,
+        values: Mapping[str, Tensor],
+        visit: Callable[[Any], None],
+        *,
+        predictive: bool = False,
+    ) -> None:
+        """
+        Runs the model on a batch; minibatch indices that the model chose itself stay as they were.
+
+        :param Batch batch: the rows.
+        :param dict values: values of latent sites.
+        :param callable visit: called with each site.
+        :param bool predictive: draw the observed sites instead of taking their values.
+        """
+        unobserve = self.of_kind("observed") if predictive else ()
+        fixed = {**self.subsamples, **values}
+        run_model(
+            self.model, batch.args, batch.kwargs, visit, values=fixed, unobserve=tuple(unobserve)
+        )
+
+    def _inspect(self, draw: dict[str, Tensor]) -> dict[str, Site]:
+        """The sites, with the shapes that they have on all rows."""
+        size = self.batches.batch_size
+        if size is None:
+            sites, self.subsamples, _ = self._sites_on(next(iter(self.batches)), draw)
+            return sites
+        sites, _, functions = self._sites_on(self.batches.cut(0, size), draw)
+        other_size = size - 1 if size > 1 else 2
+        others, _, other_functions = self._sites_on(self.batches.cut(0, other_size), draw)
+        rows = self.batches.num_rows
+        result = {name: _on_all_rows(site, others.get(name), rows) for name, site in sites.items()}
+        more, fewer = functions, other_functions
+        _refuse_coupled(result, *((more, fewer) if size < other_size else (fewer, more)))
+        return result
+
+    def _sites_on(
+        self, batch: Batch, draw: dict[str, Tensor]
+    ) -> tuple[dict[str, Site], dict[str, Tensor], dict[str, Any]]:
+        """The sites of one run, the minibatch indices drawn in it, and the distributions."""
+        sites: dict[str, Site] = {}
+        functions: dict[str, Any] = {}
+        subsamples: dict[str, Tensor] = {}
+        observed: list[Tensor] = []
+
+        def visit(site: Any) -> None:
+            if site_is_subsample(site):
+                subsamples[site["name"]] = site["value"]
+            elif not is_auxiliary(site):
+                sites[site["name"]] = described = _describe(site, draw)
+                if described.kind != "latent":
+                    functions[described.name] = site["fn"]
+                if described.kind == "observed":
+                    observed.append(site["value"])
+
+        run_model(self.model, batch.args, batch.kwargs, visit, values=draw)
+        self.observed = self.observed or observed
+        return sites, subsamples, functions
+
+
+@contextmanager
+def _own_randomness() -> Iterator[None]:
+    """Random numbers used inside do not shift those that are drawn afterwards."""
+    seed = int(torch.randint(2**62, ()))
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        yield
+
+
+def _describe(site: Any, draw: dict[str, Tensor]) -> Site:
+    """A site of a run in our own words."""
+    name = site["name"]
+    if name in draw:
+        kind = "latent"
+    elif not site["is_observed"]:
+        kind = "free"
+    else:
+        kind = "deterministic" if is_delta(site) else "observed"
+    value = _value_slot(site, kind)
+    log_prob = _log_prob_slot(site, value) if kind == "observed" else None
+    return Site(name, kind, value, log_prob, kind != "latent" or _drawable(site["fn"]))
+
+
+def _value_slot(site: Any, kind: str) -> Slot:
+    """Shape and plates of the value."""
+    value, event_dim = site["value"], site["fn"].event_dim
+    shape = tuple(value.shape)
+    if kind == "observed":  # data may be smaller than what the plates say
+        event_shape = shape[len(shape) - event_dim :]
+        shape = tuple(torch.broadcast_shapes(shape, site["fn"].batch_shape + event_shape))
+    if kind == "deterministic" and event_dim == len(shape):
+        event_dim = 0  # pyro.deterministic calls every dimension an event dimension
+    plates: list[str | None] = [None] * len(shape)
+    for frame in site["cond_indep_stack"]:
+        if frame.vectorized:
+            position = len(shape) - event_dim + frame.dim
+            if position >= 0 and shape[position] == frame.size:
+                plates[position] = frame.name
+    return Slot(shape, value.dtype, tuple(plates))
+
+
+def _log_prob_slot(site: Any, value: Slot) -> Slot:
+    """Shape and plates of the pointwise log-probability of an observed site."""
+    log_prob = pointwise_log_prob(site, wide=True)
+    batch_dim = len(site["fn"].batch_shape)
+    kept = [batch_dim + d for d in range(-batch_dim, 0) if d not in reduced_dims(site)]
+    plates = tuple(value.plates[position] for position in kept)
+    return Slot(tuple(log_prob.shape), torch.float64, plates, None, value, tuple(kept))
+
+
+def _drawable(fn: Any) -> bool:
+    """Whether a distribution can be sampled; an ``ImproperUniform`` cannot."""
+    try:
+        fn.sample()
+    except NotImplementedError:
+        return False
+    return True
+
+
+def _refuse_local(guide_sites: dict[str, Any], num_rows: int) -> None:
+    """A latent of its own for each row cannot be cut into row batches."""
+    for name, site in guide_sites.items():
+        if any(frame.vectorized and frame.size == num_rows for frame in site["cond_indep_stack"]):
+            raise ArgumentError(
+                f"batch_size was given, but the latent site {name!r} has a value for each of the "
+                f"{num_rows} rows; leave batch_size out"
+            )
+
+
+def _refuse_coupled(sites: dict[str, Site], fewer: dict[str, Any], more: dict[str, Any]) -> None:
+    """Rows that depend on each other, or are drawn as one event, cannot be taken in batches."""
+    row_dims = {name: s.value.row_dim for name, s in sites.items() if s.value.row_dim is not None}
+    if any(site.kind == "free" for site in sites.values()):  # drawn anew in each of the two runs
+        found = [name for name in more if drawn_jointly(more[name], row_dims.get(name))]
+    else:
+        found = coupled_sites(fewer, more, row_dims, left_out=-1)
+    if found:
+        raise ArgumentError(
+            f"batch_size was given, but the rows of site {found[0]!r} depend on each other: they "
+            "are one event, or come out otherwise without another row (rows standardised within "
+            "the model, random numbers of its own). Leave batch_size out"
+        )
+
+
+def _on_all_rows(site: Site, other: Site | None, num_rows: int) -> Site:
+    """A site with the shapes on all rows, from two runs on different numbers of them."""
+    if other is None:
+        raise ArgumentError(
+            f"batch_size was given, but site {site.name!r} is absent from a run on fewer rows; "
+            "leave batch_size out"
+        )
+    value = _grown(site.name, site.value, other.value, num_rows)
+    if site.log_prob is None or other.log_prob is None:
+        return replace(site, value=value)
+    log_prob = _grown(site.name, site.log_prob, other.log_prob, num_rows)
+    if log_prob.row_dim is None:
+        raise ArgumentError(
+            f"batch_size was given, but the log-probability of the observed site {site.name!r} "
+            f"keeps its shape {site.log_prob.shape} on fewer rows; expected the rows to be in a "
+            "plate whose size comes from the arguments, such as "
+            "pyro.plate('data', num_data, subsample_size=len(x)). Or leave batch_size out"
+        )
+    return replace(site, value=value, log_prob=replace(log_prob, of=value))
+
+
+def _grown(name: str, slot: Slot, other: Slot, num_rows: int) -> Slot:
+    """A slot on all rows; its row dimension is the one in which two runs differ."""
+    ndim = len(slot.shape)
+    same_ndim = ndim == len(other.shape)
+    dims = [d for d in range(-ndim, 0) if same_ndim and slot.shape[d] != other.shape[d]]
+    if not same_ndim or len(dims) > 1:
+        raise ArgumentError(
+            f"batch_size was given, but site {name!r} has shape {slot.shape} on one number of rows "
+            f"and {other.shape} on another; expected at most one dimension to follow the rows. "
+            "Leave batch_size out"
+        )
+    if not dims:
+        return slot
+    shape = list(slot.shape)
+    shape[dims[0]] = num_rows
+    return replace(slot, shape=tuple(shape), row_dim=dims[0])

@@ -1,0 +1,181 @@
+"""A fitted guide and its model as what ArviZ works with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pyro.infer import ELBO
+
+from pyro_implicit._checks import check_count, check_guide, check_instance, check_model
+from pyro_implicit.arviz.attrs import run_attrs
+from pyro_implicit.arviz.collect import (
+    GUIDE_GROUPS,
+    Plan,
+    collect,
+    make_plan,
+    to_numpy,
+)
+from pyro_implicit.arviz.compatibility import make_inference_data
+from pyro_implicit.arviz.constants import constant_data, constant_slots
+from pyro_implicit.arviz.groups import GROUPS, check_size, choose_groups
+from pyro_implicit.arviz.labels import Labels, netcdf_names
+from pyro_implicit.arviz.program import Program, Site
+from pyro_implicit.arviz.rows import RowBatches
+from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+
+__all__ = ["to_arviz"]
+
+
+@evaluation_mode()
+def to_arviz(
+    model: Callable[..., Any],
+    guide: Callable[..., Any] | Sequence[Callable[..., Any]],
+    *args: Any,
+    num_samples: int = 1000,
+    groups: Sequence[str] | None = None,
+    batch_size: int | None = None,
+    objective: ELBO | None = None,
+    coords: Mapping[str, Sequence[Any]] | None = None,
+    dims: Mapping[str, Sequence[str]] | None = None,
+    max_bytes: float | None = 4 * 2**30,
+    **kwargs: Any,
+) -> Any:
+    r"""
+    Draws from a fitted guide, and all that follows from them, for ArviZ.
+
+    Draws are independent, so they are stored as one chain, ``chain=1, draw=num_samples``: R-hat and
+    effective sample sizes mean nothing here; ``az.loo``, posterior-predictive and LOO-PIT plots do.
+
+    **Restarts.** Guides trained independently, given as a list or tuple, become a dimension
+    ``restart`` of ``posterior``, ``posterior_predictive`` and ``log_likelihood``, after ``draw``.
+    They are not chains of one sampler: to pool them as if they were would give each the same
+    weight, whatever it has found. Compare them, or take one: ``data.sel(restart=0)`` is what
+    ``az.loo`` wants, since it takes every dimension but ``chain`` and ``draw`` for data.
+
+    **Groups.** ``posterior``: latent sites (constrained) and ``pyro.deterministic`` sites.
+    ``log_likelihood``: :math:`\log p(y_n \mid \theta_s)` for each observed site and each datum of
+    its plates; event dimensions are summed, a minibatch scale is not applied, masked data get 0. It
+    is in float64, whatever the model: Pareto-smoothed weights overflow in float32.
+    ``posterior_predictive`` and ``prior_predictive``: new values of the observed sites, and of
+    sites that are neither observed nor in the guide. ``prior``: latent and deterministic sites,
+    drawn from the model alone. ``observed_data``: what the model observes when called with these
+    arguments. ``constant_data``: the tensor arguments that are not observed, by their names in the
+    model's signature. ``pyro.factor`` terms are in no group.
+
+    The model is run once per draw for each kind of run (given the data, predictive, prior), without
+    assuming that it vectorises and without :class:`~pyro.infer.Predictive`; no trace is kept.
+    Latents are fixed to the draws, so an ``ImproperUniform`` only hinders the prior groups: they
+    are then left out, and the attribute ``prior_omitted`` says why. If the model picks a minibatch
+    by itself, the same one is used for every draw.
+
+    **Dimensions.** A dimension that belongs to a plate has its name and the labels 0, 1, ...
+    (``_dim`` is appended if a variable has that name); the others are ``{site}_dim_{i}``. A slash
+    in a name becomes a dot.
+
+    **Attributes.** Versions, guide, objective, its settings and weights, and the seed
+    (``torch.initial_seed()``, set by :func:`pyro.set_rng_seed`). Read them, in both lines of ArviZ
+    and after a netCDF round trip, as ``data.attrs["seed"]`` or ``data["posterior"].attrs["seed"]``.
+
+    Example::
+
+        data = to_arviz(model, guide, x, y, objective=LinearisedELBO(num_particles=8))
+        az.loo(data)
+        data.to_netcdf("posterior.nc")
+        both = to_arviz(model, [guide, other_guide], x, y)
+        both["posterior"]["sigma"].mean("draw")  # one number per restart
+
+    :param callable model: a Pyro model.
+    :param guide: a guide for it: one of this package, any autoguide, or a function; or a list or
+        tuple of guides that draw the same sites, see above.
+    :param args: arguments of the model and guide, observations included. For arguments whose names
+        are taken below, use ``functools.partial(model, ...)``.
+    :param int num_samples: draws of the guide, and of the prior.
+    :param groups: names of the groups to make; by default all that can be made.
+    :param int batch_size: run the model on so many rows at a time, of every tensor argument whose
+        first size is that of the first tensor argument; the memory for a run is then bounded. No
+        number changes but the random ones of the predictive groups.
+    :param ELBO objective: the objective that the guide was fitted with, recorded in the attributes.
+    :param dict coords: labels by name of dimension.
+    :param dict dims: names of dimensions by variable: of all, or of those without a plate.
+    :param float max_bytes: refuse to make more than this, 4 GiB by default, or more than is free;
+        ``None``: no limit.
+    :param kwargs: keyword arguments of the model and guide.
+    :returns: ``arviz.InferenceData`` with ArviZ 0.x, ``xarray.DataTree`` with ArviZ >= 1; variables
+        have shape ``(1, num_samples, *shape)``, or ``(1, num_samples, num_guides, *shape)``; those
+        of the data groups have no sample dimensions.
+    :raises ArgumentError: for bad values, groups that cannot be made, or too large ones; for guides
+        in a list that draw different sites.
+    :raises SiteError: for a log-likelihood that depends on a site outside of the guide, or a prior
+        that was asked for and cannot be drawn.
+    :raises ShapeError: if the guide draws other shapes than these arguments need.
+    """
+    num_samples = check_count("num_samples", num_samples)
+    check_model(model)
+    batch_size = None if batch_size is None else check_count("batch_size", batch_size)
+    check_instance("objective", objective, (ELBO, type(None)), "the objective, or None")
+    for name, given in (("coords", coords), ("dims", dims)):
+        check_instance(name, given, (Mapping, type(None)), "a dictionary by name, or None")
+    restarts = isinstance(guide, (list, tuple))
+    guides = _checked_guides(guide)
+    programs = [Program(model, one, RowBatches(args, kwargs, batch_size)) for one in guides]
+    program = programs[0]
+    _check_same_sites(programs)
+    constants = constant_data(program)
+    chosen, notes = choose_groups(program, groups, bool(constants))
+    attrs = run_attrs(guides[0], objective, notes)
+    num_restarts = len(guides) if restarts else None
+    if num_restarts is not None:
+        attrs["num_restarts"] = num_restarts
+    plan = make_plan(program, chosen)
+    check_size(plan, num_samples, max_bytes, len(guides))
+
+    all_slots: Plan = dict(plan)
+    if "constant_data" in chosen:
+        all_slots["constant_data"] = constant_slots(program, constants)
+    labels = Labels(all_slots, dims, coords, num_restarts, GUIDE_GROUPS)
+    renamed = netcdf_names({name for slots in all_slots.values() for name in slots})
+
+    arrays = collect(programs, guides, plan, num_samples, restarts)
+    if "constant_data" in chosen:
+        arrays["constant_data"] = {name: to_numpy(value) for name, value in constants.items()}
+    return make_inference_data(
+        {g: {renamed[n]: a for n, a in arrays[g].items()} for g in GROUPS if g in arrays},
+        labels.coords,
+        {g: {renamed[n]: names for n, names in ds.items()} for g, ds in labels.dims.items()},
+        attrs,
+    )
+
+
+def _checked_guides(guide: Any) -> list[Callable[..., Any]]:
+    """The guides, in a list of their own."""
+    guides = list(guide) if isinstance(guide, (list, tuple)) else [guide]
+    if not guides:
+        raise ArgumentError(
+            "guide is an empty list; expected a guide, or a list of guides that were trained "
+            "independently"
+        )
+    return [check_guide(one) for one in guides]
+
+
+def _check_same_sites(programs: Sequence[Program]) -> None:
+    """Restarts are stacked: they must have the same sites, of the same shapes."""
+    first = programs[0].sites
+    for number, program in enumerate(programs[1:], 1):
+        found = program.sites
+        differing = sorted(
+            name
+            for name in first.keys() | found.keys()
+            if name not in first or name not in found or not _alike(first[name], found[name])
+        )
+        if differing:
+            raise ArgumentError(
+                f"guide {number} differs from guide 0 in sites {differing}; expected restarts of "
+                "one guide: the same sites with the same shapes. Export them one by one"
+            )
+
+
+def _alike(site: Site, other: Site) -> bool:
+    same_value = (site.value.shape, site.value.dtype) == (other.value.shape, other.value.dtype)
+    return site.kind == other.kind and same_value

@@ -1,0 +1,269 @@
+r"""
+Generators: networks that make draws of many latents at once out of noise.
+
+References
+
+[1] `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
+    W. Boomsma, J. Frellsen, NeurIPS 2023.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pyro_implicit._checks import check_count, check_counts, check_flag, check_number
+from pyro_implicit.generators.base import Generator
+from pyro_implicit.ops.activations import get_activation
+from pyro_implicit.ops.jacobian import mlp_chain
+from pyro_implicit.ops.linearisation import DenseLinearisation, Linearisation
+from pyro_implicit.ops.logdet import (
+    check_scale,
+    half_log_det,
+    half_log_det_gram,
+    is_zero,
+    low_rank_half_log_det,
+    upcast,
+)
+
+__all__ = ["MLPGenerator", "ResidualGenerator"]
+
+
+class MLPGenerator(Generator):
+    r"""
+    A multilayer perceptron :math:`g(z) = W_{k+1} h(z) + b \; (+ A z)` with hidden features ``h``.
+
+    With ``skip`` a linear map ``A``, which starts as a multiple of the identity, is added: the
+    first draws are then Gaussian and fill the space, and the network learns what is not Gaussian.
+    Without it the rank of the Jacobian is at most the smallest hidden width.
+
+    Log-determinants use a hand-written chain rule. Without ``skip`` and with ``d <= m`` the
+    Jacobian is never formed: with the hidden part ``B`` of shape ``(h, d)``, the Gram matrix is
+    :math:`B^\top (W^\top W) B`, and :math:`W^\top W` is shared by all draws. Value and gradient of
+    ``100 -> 100 -> 751`` for 5 draws took 3.4 ms so, 8.5 ms with the Jacobian formed, and 142 ms by
+    the ``m x m`` determinant (one CPU thread).
+
+    :param int latent_dim: noise dimensions ``d``.
+    :param int output_dim: outputs ``m``.
+    :param hidden_dims: hidden widths, at least one.
+    :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`.
+    :param bool skip: add the linear map.
+    :param float init_scale: standard deviation of each output at the start (positive).
+    :raises ArgumentError: for an empty ``hidden_dims``, a width below 1, an unknown activation or a
+        scale that is not positive.
+    """
+
+    def __init__(
+        self,
+        latent_dim: int,
+        output_dim: int,
+        hidden_dims: Sequence[int] = (100,),
+        *,
+        activation: str = "tanh",
+        skip: bool = False,
+        init_scale: float = 1.0,
+    ) -> None:
+        latent_dim = check_count("latent_dim", latent_dim)
+        super().__init__((latent_dim,), output_dim)
+        output_dim = self.output_dim
+        init_scale = check_number("init_scale", init_scale, above=0)
+        check_flag("skip", skip)
+        self.hidden_dims = check_counts("hidden_dims", hidden_dims, empty=False)
+        self.activation = activation
+        self._activation = get_activation(activation)
+        self.full_rank = skip and latent_dim >= output_dim
+        sizes = (latent_dim, *self.hidden_dims)
+        self.weights = nn.ParameterList(
+            torch.randn(n, k) / math.sqrt(k) for k, n in zip(sizes[:-1], sizes[1:], strict=True)
+        )
+        # With small biases tanh features are nearly odd and slow to skew the Gaussian of the map.
+        spread = 1.0 if skip else 0.1
+        self.biases = nn.ParameterList(spread * torch.randn(n) for n in self.hidden_dims)
+        self.weight_out = nn.Parameter(torch.randn(output_dim, sizes[-1]) / math.sqrt(sizes[-1]))
+        self.bias_out = nn.Parameter(torch.zeros(output_dim))
+        self.skip_diagonal: nn.Parameter | None = None
+        self.skip_dense: nn.Parameter | None = None
+        if skip:
+            self.skip_diagonal = nn.Parameter(torch.full((min(sizes[0], output_dim),), init_scale))
+            self.skip_dense = nn.Parameter(torch.zeros(output_dim, latent_dim))
+        self._rescale_output(0.05 * init_scale if skip else init_scale)
+
+    @property
+    def skip(self) -> Tensor | None:
+        """
+        The linear map ``A``, shape ``(m, d)``, or None. Its diagonal is a parameter; the rest is
+        stored times the root of ``d``, so that an optimiser's steps along all of its ``d`` columns
+        together are no larger than those of the other parameters.
+        """
+        if self.skip_diagonal is None or self.skip_dense is None:
+            return None
+        rest = self.skip_dense / math.sqrt(self.noise_dim)
+        diagonal = torch.diag(self.skip_diagonal)
+        rows, columns = rest.shape
+        size = len(diagonal)
+        return rest + F.pad(diagonal, (0, columns - size, 0, rows - size))
+
+    @torch.no_grad()
+    def _rescale_output(self, target: float) -> None:
+        """Centres and scales the network's part so that its outputs have that deviation."""
+        out = self._hidden(torch.randn(512, self.noise_dim)) @ self.weight_out.mT
+        spread = out.std(0).clamp(min=1e-6)
+        self.weight_out.mul_((target / spread)[:, None])
+        self.bias_out.copy_(-target * out.mean(0) / spread)
+
+    def _hidden(self, z: Tensor) -> Tensor:
+        for weight, bias in zip(self.weights, self.biases, strict=True):
+            z = self._activation[0](F.linear(z, weight, bias))
+        return z
+
+    def forward(self, z: Tensor) -> Tensor:
+        """See :meth:`Generator.forward`."""
+        hidden, skip = self._hidden(z), self.skip
+        if torch.is_autocast_enabled(
+            z.device.type
+        ):  # the bias locates the draws: in full precision
+            out = F.linear(hidden, self.weight_out) + self.bias_out
+        else:
+            out = F.linear(hidden, self.weight_out, self.bias_out)
+        return out if skip is None else out + F.linear(z, skip)
+
+    def _hidden_jacobian(self, z: Tensor) -> Tensor:
+        return mlp_chain(
+            [w.to(z.dtype) for w in self.weights],
+            [b.to(z.dtype) for b in self.biases],
+            self._activation,
+            z,
+        )
+
+    def jacobian(self, z: Tensor) -> Tensor:
+        """See :meth:`Generator.jacobian`."""
+        self.check_noise(z)
+        jac, skip = self.weight_out.to(z.dtype) @ self._hidden_jacobian(z), self.skip
+        return jac if skip is None else jac + skip.to(z.dtype)
+
+    def linearise(self, z: Tensor) -> Linearisation:
+        """See :meth:`Generator.linearise`; one pass, structured products."""
+        self.check_noise(z)
+        hidden, slopes = z, []
+        for weight, bias in zip(self.weights, self.biases, strict=True):
+            pre = F.linear(hidden, weight, bias)
+            slopes.append(self._activation[1](pre))
+            hidden = self._activation[0](pre)
+        out, skip = F.linear(hidden, self.weight_out, self.bias_out), self.skip
+        value = out if skip is None else out + F.linear(z, skip)
+        return DenseLinearisation(value, [*self.weights, self.weight_out], slopes, skip)
+
+    def half_log_det(self, z: Tensor, scale: float | Tensor = 0.0) -> Tensor:
+        """See :meth:`Generator.half_log_det`."""
+        self.check_noise(z)
+        m, d = self.output_dim, self.noise_dim
+        with torch.autocast(z.device.type, enabled=False):
+            wide = upcast(z)
+            if self.skip_dense is not None or d > m or is_zero(scale):
+                return half_log_det(self.jacobian(wide), scale).to(z.dtype)
+            check_scale(scale, m, d)
+            inner = self._hidden_jacobian(wide)
+            sigma = torch.as_tensor(scale, dtype=wide.dtype, device=z.device)
+            weight = upcast(self.weight_out) / (sigma[:, None] if sigma.dim() else sigma)
+            gram = inner.mT @ (weight.mT @ weight) @ inner
+            return half_log_det_gram(gram, sigma, m).to(z.dtype)
+
+    def config(self) -> dict[str, Any]:
+        """See :meth:`Generator.config`."""
+        return {
+            "type": "MLPGenerator",
+            "latent_dim": self.noise_dim,
+            "output_dim": self.output_dim,
+            "hidden_dims": list(self.hidden_dims),
+            "activation": self.activation,
+            "skip": self.skip_dense is not None,
+        }
+
+
+class ResidualGenerator(Generator):
+    r"""
+    A full-rank generator with a cheap exact determinant,
+    :math:`g(z) = a + s \odot z + W_2\, \phi(W_1 z + b)`, with as many noise dimensions as outputs.
+
+    Its Jacobian is a diagonal plus a matrix of rank ``h``, so
+    :math:`\log|\det J| = \sum \log s_i + \log|\det(I_h + D W_1 \mathrm{diag}(1/s) W_2)|` with ``D``
+    the slopes of :math:`\phi`: an ``h x h`` determinant and :math:`O(m h)` memory. No output noise
+    is needed.
+
+    :param int output_dim: outputs and noise dimensions ``m``.
+    :param int hidden_dim: width ``h``.
+    :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`.
+    :param float init_scale: standard deviation of each output at the start (positive); the
+        network's part has a twentieth of it.
+    :raises ArgumentError: for a width below 1, an unknown activation or a scale that is not
+        positive.
+    """
+
+    full_rank = True
+
+    def __init__(
+        self,
+        output_dim: int,
+        hidden_dim: int = 50,
+        *,
+        activation: str = "elu",
+        init_scale: float = 1.0,
+    ) -> None:
+        output_dim = check_count("output_dim", output_dim)
+        super().__init__((output_dim,), output_dim)
+        init_scale = check_number("init_scale", init_scale, above=0)
+        self.hidden_dim = hidden_dim = check_count("hidden_dim", hidden_dim)
+        self.activation = activation
+        self._activation = get_activation(activation)
+        self.shift = nn.Parameter(torch.zeros(output_dim))
+        self.log_diagonal = nn.Parameter(torch.full((output_dim,), math.log(init_scale)))
+        self.weight_in = nn.Parameter(torch.randn(hidden_dim, output_dim) / math.sqrt(output_dim))
+        self.bias_in = nn.Parameter(torch.zeros(hidden_dim))
+        self.weight_out = nn.Parameter(
+            0.05 * init_scale * torch.randn(output_dim, hidden_dim) / math.sqrt(hidden_dim)
+        )
+
+    def forward(self, z: Tensor) -> Tensor:
+        """See :meth:`Generator.forward`."""
+        hidden = self._activation[0](F.linear(z, self.weight_in, self.bias_in))
+        return self.shift + self.log_diagonal.exp() * z + F.linear(hidden, self.weight_out)
+
+    def _slopes(self, z: Tensor) -> Tensor:
+        return self._activation[1](
+            F.linear(z, self.weight_in.to(z.dtype), self.bias_in.to(z.dtype))
+        )
+
+    def jacobian(self, z: Tensor) -> Tensor:
+        """See :meth:`Generator.jacobian`."""
+        self.check_noise(z)
+        inner = self._slopes(z)[..., None] * self.weight_in.to(z.dtype)
+        return self.weight_out.to(z.dtype) @ inner + torch.diag(self.log_diagonal.to(z.dtype).exp())
+
+    def linearise(self, z: Tensor) -> Linearisation:
+        """See :meth:`Generator.linearise`; one pass, structured products."""
+        self.check_noise(z)
+        weights = [self.weight_in, self.weight_out]
+        return DenseLinearisation(self(z), weights, [self._slopes(z)], self.log_diagonal.exp())
+
+    def half_log_det(self, z: Tensor, scale: float | Tensor = 0.0) -> Tensor:
+        """See :meth:`Generator.half_log_det`."""
+        self.check_noise(z)
+        with torch.autocast(z.device.type, enabled=False):
+            wide = upcast(z)
+            inner = self._slopes(wide)[..., None] * upcast(self.weight_in)
+            diagonal = upcast(self.log_diagonal).exp()
+            return low_rank_half_log_det(diagonal, self.weight_out, inner, scale).to(z.dtype)
+
+    def config(self) -> dict[str, Any]:
+        """See :meth:`Generator.config`."""
+        return {
+            "type": "ResidualGenerator",
+            "output_dim": self.output_dim,
+            "hidden_dim": self.hidden_dim,
+            "activation": self.activation,
+        }

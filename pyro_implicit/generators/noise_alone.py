@@ -1,0 +1,92 @@
+"""Refuses generators whose draws depend on more than their own noise."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from pyro_implicit.exceptions import LayerError
+from pyro_implicit.generators.base import Generator
+
+__all__ = ["check_function_of_noise", "refuse_batch_statistics"]
+
+#: generators that were tried, with the mode (training or not) that they were in
+_TRIED: WeakKeyDictionary[nn.Module, set[bool]] = WeakKeyDictionary()
+
+
+def refuse_batch_statistics(generator: Generator) -> None:
+    """
+    :raises LayerError: if a layer would normalise by the draws that happen to be made together;
+        names it.
+    """
+    for name, layer in generator.named_modules():
+        if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
+            raise LayerError(
+                f"layer '{name}' ({type(layer).__name__}) of the generator normalises by the draws "
+                "that are made together, so that no draw has a law of its own. Three ways out: (1) "
+                "build the generator without it (its noise is normalised already); (2) use "
+                "nn.LayerNorm or nn.GroupNorm, which look at one draw; (3) call .eval() on the "
+                "guide, to use running statistics if the layer has any."
+            )
+
+
+def check_function_of_noise(generator: Generator, like: Tensor) -> None:
+    """
+    For estimates that evaluate a generator at the noise of a draw again, or differentiate it there.
+    Layers are looked at in each call, and each generator is tried once in each mode: at the same
+    noise twice, and at one of two noises alone. Draws no random number.
+
+    :param Generator generator: the generator.
+    :param torch.Tensor like: a noise, for dtype and device.
+    :raises LayerError: if it has a random layer (named, if it is one of torch's), or if one draw
+        depends on the others.
+    """
+    for name, layer in generator.named_modules():
+        if layer.training and _is_random(layer):
+            raise LayerError(_random(f"layer '{name}' ({type(layer).__name__})"))
+    origin = generator.origin
+    if torch.compiler.is_compiling() or generator.training in _TRIED.get(origin, ()):
+        return
+    _try(origin, like)
+    _TRIED.setdefault(origin, set()).add(generator.training)
+
+
+def _is_random(layer: nn.Module) -> bool:
+    if isinstance(layer, _DropoutNd):
+        return layer.p > 0
+    if isinstance(layer, (nn.RNNBase, nn.MultiheadAttention)):
+        return layer.dropout > 0
+    return isinstance(layer, nn.RReLU) and layer.lower < layer.upper
+
+
+def _random(what: str) -> str:
+    return (
+        f"{what} of the generator is random: at the noise of a draw it gives another draw, so that "
+        "this objective would take the derivative of one and the value of the other. Three ways "
+        "out: (1) build the generator without it (its noise is the randomness that a guide needs); "
+        "(2) call .eval() on the guide; (3) use an objective that needs draws alone, such as "
+        "KernelDensityRatioELBO, for which it is one more source of noise."
+    )
+
+
+@torch.no_grad()
+def _try(origin: Generator, like: Tensor) -> None:
+    pair = torch.ones(2, *origin.noise_shape, dtype=like.dtype, device=like.device)
+    pair = pair * pair.new_tensor([0.3, -0.7]).reshape(2, *[1] * len(origin.noise_shape))
+    first, second, alone = origin(pair), origin(pair), origin(pair[:1])
+    if not bool(first.isfinite().all()):
+        return  # a lost generator: the objective names the site
+    kind = type(getattr(origin, "module", origin)).__name__
+    tolerance = torch.finfo(first.dtype).eps ** 0.5 * (1 + first.abs().max().item())
+    if not torch.allclose(first, second, rtol=0, atol=tolerance, equal_nan=True):
+        raise LayerError(_random(f"something in the {kind}"))
+    if not torch.allclose(first[:1], alone, rtol=0, atol=tolerance, equal_nan=True):
+        raise LayerError(
+            f"the generator {kind} gives another draw for a noise if there are others beside it: "
+            "its draws depend on each other, and none has a law or a Jacobian of its own. Build it "
+            "of layers that treat each row by itself."
+        )

@@ -1,0 +1,305 @@
+r"""
+Mode, mean-field fit and curvature of a log-density, for Gaussian starts.
+
+The generalised Gauss-Newton matrix of a likelihood with parameters :math:`f(u)` is
+:math:`J^\top F J` with ``F`` its Fisher information: the Hessian without the second derivatives of
+the network. It is written here as :math:`R^\top R` with ``R`` the Jacobian of a residual.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+
+from pyro_implicit.exceptions import NonFiniteError
+from pyro_implicit.guides.initialization.log_joint import LogJoint
+from pyro_implicit.guides.lbfgs import maximise
+
+__all__ = ["find_mode", "hessian", "inverse_root", "mean_curvature", "mean_field"]
+
+Density = Callable[[Tensor], Tensor]
+
+_ROWS = 256  # rows of a Jacobian or Hessian computed at once
+
+
+def find_mode(
+    log_joint: Density, start: Tensor, explain: Callable[[Tensor], str] = lambda u: ""
+) -> tuple[Tensor, Tensor]:
+    """
+    L-BFGS with restarts, then damped Newton steps with a clamped Hessian.
+
+    :param log_joint: the log-density, NaN outside of its domain.
+    :param torch.Tensor start: shape ``(m,)``.
+    :param explain: says of a point what makes the density there what it is, for the message.
+    :returns: the mode ``(m,)`` and the negative Hessian there ``(m, m)``.
+    :raises NonFiniteError: if the search ends at a point without a finite density or curvature.
+    """
+    u = start.detach().clone()
+    for _ in range(10):
+        u, gain = maximise(log_joint, u)
+        if not gain > 1e-6:
+            break
+    curvature = -hessian(log_joint, u)
+    for _ in range(20):
+        if not torch.isfinite(curvature).all():
+            break
+        u, gain = _newton(log_joint, u, curvature)
+        curvature = -hessian(log_joint, u)
+        if not gain > 1e-6:
+            break
+    with torch.no_grad():
+        found = torch.cat([log_joint(u).reshape(1), u, curvature.reshape(-1)])
+    if not (torch.isfinite(found).all() and curvature.any()):
+        raise NonFiniteError(
+            "the search for the posterior mode ended where the log-density is not finite, or flat "
+            f"in every direction{explain(u)}: the density may be unbounded, or init_loc_fn may "
+            "start outside of its domain. Use init_from=None, or give another init_loc_fn."
+        )
+    return u, curvature
+
+
+def _newton(log_joint: Density, u: Tensor, curvature: Tensor) -> tuple[Tensor, float]:
+    """One damped step; returns the new point and the gain."""
+    point = u.clone().requires_grad_(True)
+    with torch.enable_grad():
+        value = log_joint(point)
+        (gradient,) = torch.autograd.grad(value, point)
+    root = inverse_root(curvature)
+    step = root @ (root.mT @ gradient)
+    with torch.no_grad():
+        for power in range(10):
+            candidate = u + step * 0.5**power
+            gain = float(log_joint(candidate) - value)
+            if gain > 0:
+                return candidate, gain
+    return u, 0.0
+
+
+def hessian(function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
+    """
+    :param function: from ``(m,)`` to a scalar.
+    :param torch.Tensor u: shape ``(m,)``.
+    :returns: symmetric matrix ``(m, m)``.
+    """
+    with torch.enable_grad():
+        point = u.detach().clone().requires_grad_(True)
+        (gradient,) = torch.autograd.grad(function(point), point, create_graph=True)
+        matrix = _jacobian_rows(gradient, point)
+    return 0.5 * (matrix + matrix.mT)
+
+
+def _jacobian_rows(outputs: Tensor, inputs: Tensor) -> Tensor:
+    """The Jacobian of a vector, ``(n, m)``, in blocks of rows."""
+    if not outputs.requires_grad:
+        return inputs.new_zeros(outputs.numel(), inputs.numel())
+    n = outputs.numel()
+    blocks = []
+    for first in range(0, n, _ROWS):
+        last = min(first + _ROWS, n)
+        seeds = torch.zeros(last - first, n, dtype=outputs.dtype, device=outputs.device)
+        seeds[torch.arange(last - first), torch.arange(first, last)] = 1
+        (rows,) = torch.autograd.grad(
+            outputs, inputs, seeds, retain_graph=True, is_grads_batched=True, allow_unused=True
+        )
+        blocks.append(inputs.new_zeros(last - first, inputs.numel()) if rows is None else rows)
+    return torch.cat(blocks)
+
+
+def inverse_root(matrix: Tensor) -> Tensor:
+    """
+    A symmetric ``L`` with ``L L'`` the inverse of ``matrix``, its eigenvalues taken absolute and
+    clamped from below to ``1e-8`` of the largest.
+
+    :param torch.Tensor matrix: symmetric, shape ``(m, m)``.
+    """
+    values, vectors = torch.linalg.eigh(matrix.double())
+    values = values.abs()
+    values = values.clamp(min=float(values.max()) * 1e-8 + 1e-300)
+    return ((vectors * values.rsqrt()) @ vectors.mT).to(matrix.dtype)
+
+
+def mean_field(
+    log_joint: Density, start: Tensor, num_map_steps: int = 1500, num_steps: int = 4000
+) -> tuple[Tensor, Tensor]:
+    """
+    A mean-field Gaussian fit: Adam to a maximum, then on the ELBO with one draw a step.
+
+    :param torch.Tensor start: shape ``(m,)``.
+    :returns: mean and standard deviations, shapes ``(m,)``.
+    """
+    mean = start.detach().clone().requires_grad_(True)
+    log_scale = torch.full_like(mean, -4.0).detach().requires_grad_(True)
+    with torch.enable_grad():
+        _adam([mean], lambda: -log_joint(mean), num_map_steps, 1e-2)
+
+        def loss() -> Tensor:
+            draw = mean + log_scale.exp() * torch.randn_like(mean)
+            return -log_joint(draw) - log_scale.sum()
+
+        _adam([mean, log_scale], loss, num_steps, 5e-3)
+    return mean.detach(), log_scale.detach().exp()
+
+
+def _adam(parameters: list[Tensor], loss: Callable[[], Tensor], steps: int, rate: float) -> None:
+    """
+    Adam with a cosine schedule. Where loss or gradient is not finite it goes back to where they
+    last were, and takes shorter steps for a while.
+    """
+    optimiser = torch.optim.Adam(parameters, lr=rate)
+    kept, length = [p.detach().clone() for p in parameters], 1.0
+    for step in range(steps):
+        value = loss()
+        gradients = torch.autograd.grad(value, parameters)
+        if not all(bool(torch.isfinite(t).all()) for t in (value, *gradients)):
+            with torch.no_grad():
+                for parameter, good in zip(parameters, kept, strict=True):
+                    parameter.copy_(good)
+            length *= 0.5
+            continue
+        kept = [p.detach().clone() for p in parameters]
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
+        optimiser.param_groups[0]["lr"] = length * rate * (0.05 + 0.95 * cosine)
+        optimiser.step()
+        length = min(1.0, 1.1 * length)
+
+
+def mean_curvature(
+    log_joint: LogJoint,
+    mean: Tensor,
+    scale: Tensor,
+    num_draws: int = 12,
+    *,
+    gauss_newton: bool = True,
+) -> Tensor:
+    """
+    Curvature averaged over draws: Gauss-Newton of the likelihood plus the prior's, or the Hessian
+    of both, its eigenvalues clamped at 0 draw by draw.
+
+    The second is larger in directions that only the network's second derivatives see: a Gaussian of
+    that width stays where the network is nearly linear.
+
+    :param torch.Tensor mean: shape ``(m,)``.
+    :param torch.Tensor scale: standard deviations of the draws, shape ``(m,)``.
+    :param bool gauss_newton: the first of the two, where the likelihood has one.
+    :returns: shape ``(m, m)``.
+    :raises NonFiniteError: if the density or its curvature is finite at none of many draws.
+    """
+    total, used = torch.zeros(mean.numel(), mean.numel()).to(mean), 0
+    for _ in range(3 * num_draws):
+        matrix = _curvature_at(log_joint, mean + scale * torch.randn_like(mean), gauss_newton)
+        if matrix is not None:
+            total, used = total + matrix, used + 1
+        if used == num_draws:
+            break
+    if not used:
+        raise NonFiniteError(
+            "the curvature of the log-density is finite at no draw of the mean-field fit"
+            f"{log_joint.explain(mean)}. Use init_from=None, or give another init_loc_fn."
+        )
+    return total / used
+
+
+def _curvature_at(log_joint: LogJoint, u: Tensor, gauss_newton: bool) -> Tensor | None:
+    """The curvature at one draw, None where it is not finite."""
+    with torch.no_grad():
+        if not torch.isfinite(log_joint.value(u)):
+            return None
+    residual = _residual(log_joint, u) if gauss_newton else None
+    if residual is None:
+        matrix, rows = -hessian(log_joint.value, u), u.new_zeros(1, u.numel())
+    else:
+        matrix, rows = -hessian(_prior_part(log_joint), u), _residual_jacobian(*residual)
+    if not (torch.isfinite(matrix).all() and torch.isfinite(rows).all()):
+        return None
+    return rows.mT @ rows + _clamped(matrix)
+
+
+def _clamped(matrix: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(matrix)
+    return (vectors * values.clamp(min=0.0)) @ vectors.mT
+
+
+def _prior_part(log_joint: LogJoint) -> Callable[[Tensor], Tensor]:
+    def prior(u: Tensor) -> Tensor:
+        trace, correction = log_joint.trace(u)
+        names = {site.name for site in log_joint.sites}
+        return trace.log_prob_sum(lambda name, _: name in names) + correction
+
+    return prior
+
+
+def _residual(log_joint: LogJoint, u: Tensor) -> tuple[Tensor, Tensor] | None:
+    """``(r, u)`` with the likelihood's curvature ``(dr/du)'(dr/du)``, or None if none is known."""
+    with torch.enable_grad():
+        point = u.detach().clone().requires_grad_(True)
+        trace, _ = log_joint.trace(point)
+        names = {site.name for site in log_joint.sites}
+        parts = []
+        for name, node in trace.nodes.items():
+            if (
+                node["type"] != "sample"
+                or name in names
+                or site_is_subsample(node)
+                or (node["infer"] or {}).get("_deterministic")
+            ):
+                continue
+            part = _site_residual(node)
+            if part is None:
+                return None
+            parts.extend(part)
+    return (torch.cat(parts), point) if parts else None
+
+
+def _site_residual(node: Any) -> list[Tensor] | None:
+    fn = node["fn"]
+    while type(fn).__name__ in ("Independent", "ExpandedDistribution"):
+        fn = fn.base_dist
+    kind = type(fn).__name__
+    scale = torch.as_tensor(node["scale"])
+    if node["mask"] is not None or scale.dim() or kind not in _RESIDUALS:
+        return None
+    return [(scale.sqrt().to(part) * part).reshape(-1) for part in _RESIDUALS[kind](fn)]
+
+
+def _normal(fn: Any) -> list[Tensor]:
+    precision = 1 / fn.scale.detach()
+    return [fn.loc * precision, math.sqrt(2) * fn.scale * precision]
+
+
+def _bernoulli(fn: Any) -> list[Tensor]:
+    p = fn.probs.detach()
+    return [fn.logits * (p * (1 - p)).sqrt()]
+
+
+def _categorical(fn: Any) -> list[Tensor]:
+    p = fn.probs.detach()
+    return [(fn.logits - (p * fn.logits).sum(-1, keepdim=True)) * p.sqrt()]
+
+
+def _poisson(fn: Any) -> list[Tensor]:
+    return [fn.rate / fn.rate.detach().sqrt()]
+
+
+_RESIDUALS: dict[str, Callable[[Any], list[Tensor]]] = {
+    "Bernoulli": _bernoulli,
+    "Categorical": _categorical,
+    "Normal": _normal,
+    "Poisson": _poisson,
+}
+
+
+def _residual_jacobian(residual: Tensor, point: Tensor) -> Tensor:
+    """Jacobian of the residual, by rows or by columns, whichever are fewer."""
+    if residual.numel() <= point.numel() or not residual.requires_grad:
+        return _jacobian_rows(residual, point)
+    # J w for unit vectors w as the derivative of v -> <J' v, w>: two backward passes
+    seed = torch.zeros_like(residual, requires_grad=True)
+    (pulled,) = torch.autograd.grad(residual, point, seed, create_graph=True)
+    return _jacobian_rows(pulled, seed).mT

@@ -1,0 +1,137 @@
+r"""
+Gaussian approximations that a guide starts from and is preconditioned by.
+
+A posterior whose scales differ by orders of magnitude defeats a neural sampler in its own
+coordinates. With :math:`u = c + L\,g(z)`, ``c`` and ``L L'`` the mean and covariance of a Gaussian
+approximation and ``g`` near the identity at the start, the sampler begins as that Gaussian and
+learns the rest. On seven reference posteriors this brought the worst error of a standard deviation
+from 67% to a few percent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+from pyro.infer.autoguide import AutoContinuous, AutoGuide, AutoNormal
+from torch import Tensor
+
+from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.guides.initialization.log_joint import LogJoint
+from pyro_implicit.guides.latent_site import LatentSite
+from pyro_implicit.guides.start_search import search
+
+__all__ = ["GaussianStart", "gaussian_start"]
+
+#: a full matrix of this size takes 0.5 GB in float64
+_MAX_FULL = 8192
+
+
+@dataclass(frozen=True)
+class GaussianStart:
+    """
+    :param torch.Tensor loc: mean, shape ``(m,)``.
+    :param torch.Tensor factor: a root of the covariance, shape ``(m,)`` or ``(m, m)``; None if only
+        the location is known.
+    """
+
+    loc: Tensor
+    factor: Tensor | None = None
+
+    def split(self, sizes: Sequence[int]) -> list[GaussianStart]:
+        """The marginals of consecutive blocks of those sizes."""
+        locs = self.loc.split(list(sizes))
+        if self.factor is None:
+            return [GaussianStart(loc) for loc in locs]
+        rows = self.factor.split(list(sizes))
+        if self.factor.dim() == 2:
+            rows = tuple(torch.linalg.cholesky(row @ row.mT) for row in rows)
+        return [GaussianStart(loc, row) for loc, row in zip(locs, rows, strict=True)]
+
+
+def gaussian_start(kind: str | AutoGuide, log_joint: LogJoint, loc: Tensor) -> GaussianStart:
+    """
+    :param kind: one of
+
+        - ``"laplace"``, for small models: the mode (L-BFGS, then Newton steps) and the inverse
+          Hessian there;
+        - ``"hessian"``, for networks: a mean-field fit and the Hessian averaged over 12 of its
+          draws, eigenvalues clamped at 0;
+        - ``"ggn"``: the same with the generalised Gauss-Newton curvature (where the likelihood has
+          one). Cheaper, but so flat in the directions that it does not see that the start may lie
+          outside of where the network is nearly linear (see benchmarks/RESULTS.md);
+        - a fitted ``AutoNormal``, ``AutoDiagonalNormal``, ``AutoLowRankMultivariateNormal`` or
+          ``AutoMultivariateNormal`` (which ``AutoLaplaceApproximation.laplace_approximation``
+          returns).
+    :param LogJoint log_joint: the model's density.
+    :param torch.Tensor loc: where to begin, shape ``(m,)``.
+    :raises ArgumentError: for too many latents for a full matrix, or a guide that is no fitted
+        Gaussian with the model's sites.
+    :raises SiteError: if the density is random.
+    :raises NonFiniteError: if no search finds a Gaussian; see
+        :func:`~pyro_implicit.guides.start_search.search`, which also warns of bad ones.
+    """
+    if isinstance(kind, AutoGuide):
+        return _from_guide(kind, log_joint.sites, loc)
+    if loc.numel() > _MAX_FULL:
+        raise ArgumentError(
+            f"init_from={kind!r} needs a {loc.numel()} x {loc.numel()} matrix; it is meant for at "
+            f"most {_MAX_FULL} latents. Pass a fitted AutoNormal instead: init_from=autonormal."
+        )
+    return GaussianStart(*search(kind, log_joint, loc))
+
+
+def _from_guide(guide: AutoGuide, sites: Sequence[LatentSite], loc: Tensor) -> GaussianStart:
+    if guide.prototype_trace is None:
+        raise ArgumentError(
+            f"init_from is a {type(guide).__name__} that has not been fitted: train it with SVI "
+            "first."
+        )
+    names = [name for name, _ in guide.prototype_trace.iter_stochastic_nodes()]
+    if set(names) != {site.name for site in sites}:
+        raise ArgumentError(
+            f"init_from has sites {names}; this guide has {[site.name for site in sites]}."
+        )
+    with torch.no_grad():
+        if isinstance(guide, AutoNormal):
+            locs = [attrgetter(s.name)(guide.locs).reshape(-1) for s in sites]
+            scales = [attrgetter(s.name)(guide.scales).reshape(-1) for s in sites]
+            start = GaussianStart(torch.cat(locs), torch.cat(scales))
+        elif isinstance(guide, AutoContinuous):
+            start = _from_posterior(guide, guide.get_posterior(), sites, loc.device)
+        else:
+            raise _not_gaussian(guide)
+    if start.loc.shape != loc.shape:
+        raise ArgumentError(
+            f"init_from has {start.loc.numel()} latent entries; this guide has {loc.numel()}: it "
+            "was fitted to other shapes."
+        )
+    assert start.factor is not None
+    return GaussianStart(start.loc.to(loc), start.factor.to(loc))
+
+
+def _from_posterior(
+    guide: AutoContinuous, posterior: Any, sites: Sequence[LatentSite], device: torch.device
+) -> GaussianStart:
+    """Mean and covariance root of an ``AutoContinuous`` guide, in the order of ``sites``."""
+    positions = torch.arange(guide.latent_dim, device=device)
+    blocks = {node["name"]: part.reshape(-1) for node, part in guide._unpack_latent(positions)}
+    order = torch.cat([blocks[site.name] for site in sites])
+    base = getattr(posterior, "base_dist", posterior)
+    if type(base).__name__ == "Normal":
+        return GaussianStart(base.loc[order], base.scale[order])
+    root = getattr(posterior, "scale_tril", None)
+    if root is None:
+        raise _not_gaussian(guide)
+    return GaussianStart(posterior.mean[order], root[order])  # a root, if no longer triangular
+
+
+def _not_gaussian(guide: AutoGuide) -> ArgumentError:
+    return ArgumentError(
+        f"init_from is a {type(guide).__name__}; expected a Gaussian: AutoNormal, "
+        "AutoDiagonalNormal, AutoLowRankMultivariateNormal, AutoMultivariateNormal, or what "
+        "AutoLaplaceApproximation.laplace_approximation(...) returns."
+    )

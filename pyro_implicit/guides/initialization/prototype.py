@@ -1,0 +1,107 @@
+"""From the first run of a model to the sites of a guide: where each starts, how each is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.infer.autoguide import AutoGuide, init_to_mean
+from pyro.ops.tensor_utils import periodic_repeat
+from torch import Tensor
+from torch.distributions import transform_to
+
+from pyro_implicit.exceptions import SiteError
+from pyro_implicit.guides.initialization.initial import init_to_finite_mean
+from pyro_implicit.guides.latent_site import LatentSite
+from pyro_implicit.guides.supports import check_support, plain_support
+
+__all__ = ["check_all_rows", "forgiving", "sample_site", "unconstrained_start"]
+
+
+def sample_site(site: LatentSite, unconstrained: Tensor, plates: dict[str, Any]) -> Tensor:
+    """
+    One Delta site of the model, inside of its plates and cut to their rows.
+
+    :raises SiteError: if it is to be cut, and its support differs between rows.
+    """
+    with ExitStack() as stack:
+        for frame in site.frames:
+            stack.enter_context(plates[frame.name])
+        if any(plates[f.name].size != plates[f.name].subsample_size for f in site.frames):
+            site.check_rows()
+            unconstrained = pyro.subsample(unconstrained, event_dim=site.unconstrained_event_dim)
+        log_density: Tensor | float = 0.0
+        if poutine.get_mask() is False:
+            value = site.value(unconstrained)
+        else:
+            value, log_density = site.constrain(unconstrained)
+        return pyro.sample(
+            site.name, dist.Delta(value, log_density=log_density, event_dim=site.event_dim)
+        )
+
+
+def check_all_rows(sites: Sequence[LatentSite], init_from: str | AutoGuide) -> None:
+    """
+    :raises SiteError: if a search for a start would see only some of a site's rows.
+    """
+    for site in sites:
+        for frame in site.frames:
+            if isinstance(init_from, str) and frame.size != frame.full_size:
+                raise SiteError(
+                    f"init_from={init_from!r} needs all data at once, but site {site.name!r} is in "
+                    f"plate {frame.name!r}, which shows {frame.size} of its {frame.full_size} "
+                    "rows. Call guide.setup(...) with the whole data first, or leave init_from out."
+                )
+
+
+def unconstrained_start(site: LatentSite, value: Tensor) -> Tensor:
+    """The flat unconstrained start of a site, rows that the first batch lacks by repetition."""
+    for frame in site.frames:
+        if frame.size != frame.full_size:
+            dim = frame.dim - site.event_dim
+            value = periodic_repeat(value, frame.full_size, dim).contiguous()
+    return site.invert(value.detach())
+
+
+def forgiving(init_loc_fn: Callable[[dict[str, Any]], Tensor]) -> Callable[..., Tensor]:
+    """
+    ``init_loc_fn`` that refuses discrete sites, and serves those that cannot be drawn from and
+    those whose mean is infinite, where Pyro's ``init_to_mean`` looks for NaN only.
+
+    :raises SiteError: when it is called, if a start is not finite.
+    """
+    if init_loc_fn is init_to_mean:
+        init_loc_fn = init_to_finite_mean
+
+    def init(site: dict[str, Any]) -> Tensor:
+        fn = site["fn"]
+        try:
+            if fn.support.is_discrete:
+                check_support(site["name"], fn)
+            # even if unmappable: an enclosed reparam may remove the site
+            return _finite(site["name"], init_loc_fn(site))
+        except NotImplementedError:
+            check_support(site["name"], fn)
+            transform = transform_to(plain_support(fn.support))
+            shape = transform.inverse_shape(fn.batch_shape + fn.event_shape)
+            return transform(torch.zeros(shape))
+
+    return init
+
+
+def _finite(name: str, value: Tensor) -> Tensor:
+    """
+    :raises SiteError: if it is not.
+    """
+    if not bool(torch.as_tensor(value).isfinite().all()):
+        raise SiteError(
+            f"init_loc_fn returned a start for latent site {name!r} that is not finite. Use "
+            "init_to_median (the default of most guides) or init_to_sample from "
+            "pyro.infer.autoguide, or a function that returns a finite value in the support."
+        )
+    return value

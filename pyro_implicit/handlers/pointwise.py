@@ -1,0 +1,169 @@
+"""Run a Pyro program once and look at its sites as they pass; no trace is ever built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.distributions.util import scale_and_mask
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import site_is_factor, site_is_subsample
+from torch import Tensor
+
+from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.ops.logdet import upcast
+
+__all__ = [
+    "SiteVisitor",
+    "Unobserve",
+    "base_distribution",
+    "is_auxiliary",
+    "is_delta",
+    "pointwise_log_prob",
+    "reduced_dims",
+    "run_model",
+]
+
+
+class SiteVisitor(Messenger):
+    """
+    Shows every sample site to a function once its value is known, and keeps nothing.
+
+    :class:`~pyro.poutine.Trace` objects hold each value and distribution of a run alive; over
+    thousands of draws that is how memory runs out. Sites that ask not to be traced are passed over.
+
+    :param visit: called with the message (the site) of each sample statement.
+    """
+
+    def __init__(self, visit: Callable[[Any], None]) -> None:
+        super().__init__()
+        self.visit = visit
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if not (msg["infer"] or {}).get("_do_not_trace"):
+            self.visit(msg)
+
+
+class Unobserve(Messenger):
+    """
+    Draws the named observed sites instead of taking their values.
+
+    Unlike :func:`pyro.poutine.uncondition` it leaves ``pyro.deterministic`` and ``pyro.factor``
+    sites alone: inside a plate the former would come back with one dimension too many.
+
+    :param names: the sites to draw.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__()
+        self.names = frozenset(names)
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["name"] in self.names and msg["is_observed"]:
+            msg["is_observed"] = False
+            msg["value"] = None
+            msg["done"] = False
+
+
+def run_model(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    visit: Callable[[Any], None],
+    *,
+    values: Mapping[str, Tensor] | None = None,
+    unobserve: Collection[str] = (),
+) -> None:
+    """
+    Runs the model once, without gradients, with the given sites fixed.
+
+    A fixed site is never drawn, so that ``ImproperUniform`` sites are no obstacle. Networks are
+    evaluated in evaluation mode, see :func:`evaluation_mode`.
+
+    :param callable model: a Pyro model.
+    :param tuple args: its positional arguments.
+    :param dict kwargs: its keyword arguments.
+    :param callable visit: called with each sample site, see :class:`SiteVisitor`.
+    :param dict values: site name to the value that it takes.
+    :param unobserve: names of observed sites to draw.
+    """
+    with torch.no_grad(), evaluation_mode(), SiteVisitor(visit):
+        with poutine.condition(data=dict(values or {})), Unobserve(unobserve):
+            model(*args, **kwargs)
+
+
+def base_distribution(fn: Any) -> Any:
+    """
+    :param fn: a distribution, perhaps masked, expanded, transformed or with reinterpreted dims.
+    :returns: the distribution at the bottom.
+    """
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return fn
+
+
+def is_auxiliary(site: Any) -> bool:
+    """
+    :param site: a sample site.
+    :returns: whether it is neither data nor a latent of the model: ``pyro.factor``, the indices of
+        a subsampled plate, the joint latent of an autoguide.
+    """
+    special = site_is_factor(site) or site_is_subsample(site)
+    return special or bool(site["infer"].get("is_auxiliary"))
+
+
+def is_delta(site: Any) -> bool:
+    """
+    :param site: a sample site.
+    :returns: whether its distribution is a point mass: ``pyro.deterministic``, or a site that
+        a reparameterisation has made a function of others.
+    """
+    return isinstance(base_distribution(site["fn"]), dist.Delta)
+
+
+def reduced_dims(site: Any) -> list[int]:
+    """
+    Batch dimensions of a site that belong to no plate and are not of size 1.
+
+    :param site: a sample site.
+    :returns: negative positions in ``site["fn"].batch_shape``.
+    """
+    plates = {frame.dim for frame in site["cond_indep_stack"] if frame.vectorized}
+    batch_shape = site["fn"].batch_shape
+    return [d for d in range(-len(batch_shape), 0) if d not in plates and batch_shape[d] != 1]
+
+
+def pointwise_log_prob(site: Any, *, wide: bool = False) -> Tensor:
+    """
+    Log-probability of each datum of a site: event dimensions and batch dimensions outside of
+    every plate are summed. A minibatch scale (or ``poutine.scale``) is not applied; a mask is:
+    masked data get 0.
+
+    :param site: a sample site with a value.
+    :param bool wide: in float64, with every sum taken in it: scores such as those of ArviZ take
+        exponentials of differences of these numbers, and overflow in float32.
+    :returns: tensor of the plates' shape (dimensions of size 1 between plates are kept).
+    """
+    evaluate = _wide_log_prob if wide else _log_prob
+    log_prob = evaluate(site["fn"], site["value"], *site["args"], **site["kwargs"])
+    log_prob = scale_and_mask(log_prob, mask=site["mask"])
+    log_prob = log_prob.expand(torch.broadcast_shapes(log_prob.shape, site["fn"].batch_shape))
+    dims = reduced_dims(site)
+    return log_prob.sum(dims) if dims else log_prob
+
+
+def _log_prob(fn: Any, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The log-probability as the distribution computes it."""
+    return fn.log_prob(value, *args, **kwargs)
+
+
+def _wide_log_prob(fn: Any, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The log-probability in float64, with dims that ``.to_event`` added summed in it."""
+    if isinstance(fn, torch.distributions.Independent):
+        entries = _wide_log_prob(fn.base_dist, value, *args, **kwargs)
+        count = fn.reinterpreted_batch_ndims
+        return entries.flatten(entries.dim() - count).sum(-1) if count else entries
+    return upcast(fn.log_prob(value, *args, **kwargs))

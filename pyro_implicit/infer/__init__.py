@@ -1,1 +1,0 @@
-"""Objectives for implicit guides, and prediction with them."""

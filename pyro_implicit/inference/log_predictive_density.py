@@ -1,0 +1,86 @@
+"""The score of a fit on data that it has not seen: the log of the mean predictive density."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_implicit._checks import check_count
+from pyro_implicit._random import RandomStream
+from pyro_implicit.exceptions import SiteError
+from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, pointwise_log_prob, run_model
+from pyro_implicit.inference.posterior_draws import latent_sites
+
+__all__ = ["log_predictive_density"]
+
+
+def log_predictive_density(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    num_samples: int,
+    seed: int,
+) -> Tensor:
+    r"""
+    :math:`\log \tfrac1S \sum_s p(y_i \mid \theta_s)` for each datum ``i`` of a batch, without any
+    minibatch scale. Observed sites in the same plates are one datum.
+
+    Draws are made one after the other, and of each only its densities are kept. In expectation the
+    value rises with ``num_samples``: compare at the same number.
+
+    :param model: a model whose arguments include the observations.
+    :param guide: any guide; called with the same arguments.
+    :param tuple args: the arguments of both.
+    :param dict kwargs: their keyword arguments.
+    :param int num_samples: draws ``S``.
+    :param int seed: of the draws; batches of the same seed have the same ones. Random numbers
+        outside go on as if nothing had been drawn.
+    :returns: shape ``(number of data,)``.
+    :raises ArgumentError: if ``num_samples`` is no positive integer.
+    :raises SiteError: if the model observes nothing with these arguments.
+    """
+    check_count("num_samples", num_samples)
+    total: Tensor | None = None
+    for index in range(num_samples):
+        with RandomStream(seed + index):
+            one = _log_densities(model, guide, args, kwargs)
+        total = one if total is None else torch.logaddexp(total, one)
+    assert total is not None
+    return total - math.log(num_samples)
+
+
+def _log_densities(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Tensor:
+    """Of all data under one draw."""
+    latents = {name: site["value"] for name, site in latent_sites(guide, args, kwargs).items()}
+    data: dict[Any, Tensor] = {}
+
+    def visit(site: Any) -> None:
+        observed = site["is_observed"] and site["name"] not in latents
+        if not observed or is_auxiliary(site) or is_delta(site):
+            return
+        frames = sorted(
+            (f.name, None if f.vectorized else f.counter) for f in site["cond_indep_stack"]
+        )
+        value = pointwise_log_prob(site)
+        value = value.to(torch.promote_types(value.dtype, torch.float32))
+        key = tuple(frames)
+        data[key] = data[key] + value if key in data else value
+
+    run_model(model, args, kwargs, visit, values=latents)
+    if not data:
+        raise SiteError(
+            "the model observes nothing with these arguments, so there is no predictive density: "
+            "a validation batch needs the observations too, as a training batch does."
+        )
+    return torch.cat([value.reshape(-1) for value in data.values()])

@@ -1,0 +1,114 @@
+"""Draws from any guide, as a dictionary of stacked tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_implicit._checks import check_count, check_guide
+from pyro_implicit.exceptions import ShapeError, SiteError
+from pyro_implicit.guides.base import ImplicitGuide
+from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.pointwise import SiteVisitor, is_auxiliary
+
+__all__ = ["latent_sites", "posterior_draws"]
+
+
+def posterior_draws(
+    guide: Callable[..., Any], num_samples: int, *args: Any, **kwargs: Any
+) -> dict[str, Tensor]:
+    r"""
+    Draws of a guide's latent sites, in the constrained space, without gradients.
+
+    A guide with a method ``sample`` (those of this package) is asked for all draws at once and,
+    unless it is conditional, never looks at the arguments; any other one (Pyro's autoguides,
+    ``AutoGuideList``, a function with ``pyro.sample`` statements) is run once per draw, and no
+    trace is kept. Auxiliary sites, such as the joint latent of ``AutoMultivariateNormal``, observed
+    sites and the subsample sites of plates are left out. Networks of the guide are evaluated in
+    evaluation mode and keep their own (random layers that this silences are named in a warning).
+
+    Example::
+
+        draws = posterior_draws(guide, 1000, x, y)
+        draws["sigma"].mean(0)
+
+    :param callable guide: a guide, fitted or not.
+    :param int num_samples: how many draws, at least 1.
+    :param args: arguments of the guide (those of its model).
+    :param kwargs: keyword arguments of the guide.
+    :returns: ``{site: tensor}``, each of shape ``(num_samples, *shape of the site)``.
+    :raises ArgumentError: if ``num_samples`` is not a positive integer, or ``guide`` no guide.
+    :raises SiteError: if the guide has no latent site, or not the same ones in each run.
+    :raises ShapeError: if a site changes its shape from run to run.
+    """
+    check_guide(guide)
+    num_samples = check_count("num_samples", num_samples)
+    sample = getattr(guide, "sample", None)
+    with torch.no_grad(), evaluation_mode():
+        if callable(sample):
+            given = (args, kwargs) if isinstance(guide, ImplicitGuide) else ((), {})
+            drawn = sample(num_samples, *given[0], **given[1])
+            return {name: value.detach() for name, value in drawn.items()}
+        return _looped(guide, num_samples, args, kwargs)
+
+
+def latent_sites(
+    guide: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """
+    Runs a guide once, without gradients.
+
+    :param callable guide: a guide.
+    :param tuple args: its positional arguments.
+    :param dict kwargs: its keyword arguments.
+    :returns: the latent sites (messages, as in a trace) by name.
+    """
+    sites: dict[str, Any] = {}
+
+    def visit(site: Any) -> None:
+        if not site["is_observed"] and not is_auxiliary(site):
+            sites[site["name"]] = site
+
+    with torch.no_grad(), evaluation_mode(), SiteVisitor(visit):
+        guide(*args, **kwargs)
+    return sites
+
+
+def _looped(
+    guide: Callable[..., Any], num_samples: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Tensor]:
+    """One run of the guide per draw, written into tensors made after the first."""
+    draws: dict[str, Tensor] = {}
+    for s in range(num_samples):
+        values = {n: site["value"] for n, site in latent_sites(guide, args, kwargs).items()}
+        if s == 0:
+            draws = {n: v.new_empty((num_samples, *v.shape)) for n, v in values.items()}
+        _check_same(draws, values)
+        for name, value in values.items():
+            draws[name][s] = value
+    return draws
+
+
+def _check_same(draws: dict[str, Tensor], values: dict[str, Tensor]) -> None:
+    """Every run must fit the first."""
+    if not values:
+        raise SiteError(
+            "the guide has no latent sample site (observed and auxiliary ones do not count); "
+            "expected a guide that samples at least one of the model's latents"
+        )
+    if draws.keys() != values.keys():
+        changed = sorted(draws.keys() ^ values.keys())
+        raise SiteError(
+            f"sites {changed} appear in some runs of the guide and not in others; draws can only "
+            "be stacked when each run has the same latent sites"
+        )
+    for name, value in values.items():
+        if draws[name].shape[1:] != value.shape:
+            raise ShapeError(
+                f"site {name!r} had shape {tuple(draws[name].shape[1:])} in the first run of the "
+                f"guide and {tuple(value.shape)} in a later one; draws can only be stacked when "
+                "the shape stays the same"
+            )

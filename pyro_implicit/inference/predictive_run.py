@@ -1,0 +1,245 @@
+"""One evaluation of a model for predictions: latents from draws, noise by row, no trace."""
+
+# Shape legend: S draws evaluated together, N rows of this batch.
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import site_is_factor, site_is_subsample
+from torch import Tensor
+
+from pyro_implicit.handlers.row_coupling import RowsTogether
+from pyro_implicit.handlers.rows import take_rows
+
+__all__ = ["PREDICTIVE_PLATE", "UNIT", "Layout", "Plan", "PredictiveRun"]
+
+UNIT = 32  # rows that share one state of the random generator
+PREDICTIVE_PLATE = "_num_predictive_samples"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """
+    What runs on a single draw and few rows tell about the sites.
+
+    :param dict shapes: shape of one draw of each site.
+    :param dict row_dims: negative dimension of the rows in a value of each site that has rows.
+    :param int nesting: number of the model's plate dimensions.
+    """
+
+    shapes: dict[str, torch.Size] = field(default_factory=dict)
+    row_dims: dict[str, int] = field(default_factory=dict)
+    nesting: int = 0
+
+    @classmethod
+    def compare(cls, fewer: PredictiveRun, more: PredictiveRun) -> Layout:
+        """The row dimension is the first that differs between runs on fewer and on more rows."""
+        row_dims = {}
+        for name, shape in more.shapes.items():
+            other = fewer.shapes.get(name, shape)
+            pairs = list(zip(shape, other, strict=False))
+            changed = [dim for dim, (a, b) in enumerate(pairs) if a != b]
+            if changed and len(shape) == len(other):
+                row_dims[name] = changed[0] - len(shape)
+        return cls(more.shapes, row_dims, more.deepest)
+
+
+@dataclass
+class Plan:
+    """
+    What all evaluations of one prediction share.
+
+    :param dict draws: draws of the guide by site.
+    :param int rows: number of rows, 0 if no argument is a tensor.
+    :param int seed: of all noise.
+    :param sites: names of the sites to keep; None for the default.
+    :param Layout layout: of the sites.
+    :param int offset: number of the first of the draws that are held now.
+    :param bool whole: whether rows are coupled, so that all are evaluated, and drawn, at once.
+    """
+
+    draws: dict[str, Tensor]
+    rows: int
+    seed: int
+    sites: frozenset[str] | None
+    layout: Layout = field(default_factory=Layout)
+    offset: int = 0
+    whole: bool = False
+
+    def seeded(self, first: int, row: int) -> int:
+        """A seed for latents of draw ``first`` and the unit of rows from ``row`` on (-1: all)."""
+        return _mix(self.seed, first, row // UNIT, -1)
+
+    def own_seed(self, first: int, count: int) -> int:
+        """A seed for what a model draws by itself (dropout), on ``count`` rows."""
+        return _mix(self.seed, first, count, -2)
+
+
+class PredictiveRun(Messenger):
+    """
+    Sets latents to draws, draws noise by row, and keeps the values that are asked for.
+
+    :param Plan plan: what to predict.
+    :param int start: first row.
+    :param int stop: one past the last row.
+    :param int first: first draw.
+    :param int last: one past the last draw; ``first + 1`` unless vectorised.
+    :param bool vectorised: whether the draws are a plate around the model.
+    :param dict given: values of noise that another run drew on one row more.
+    :param int left_out: that row, the first (0) or the last (-1).
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        start: int,
+        stop: int,
+        first: int,
+        last: int,
+        *,
+        vectorised: bool,
+        given: dict[str, Tensor] | None = None,
+        left_out: int = 0,
+    ) -> None:
+        super().__init__()
+        self.plan, self.start, self.stop = plan, start, stop
+        self.first, self.last, self.vectorised = first, last, vectorised
+        self.values: dict[str, Tensor] = {}
+        self.shapes: dict[str, torch.Size] = {}
+        self.deepest = 0
+        #: the distributions of a small run that is only looked at, and the noise drawn in it
+        self.looked_at = False
+        self.functions: dict[str, Any] = {}
+        self.noise: dict[str, Tensor] = {}
+        self.given, self.left_out = given or {}, left_out
+
+    def __enter__(self) -> Any:
+        torch.manual_seed(self.plan.own_seed(self.first, self._here))
+        return super().__enter__()
+
+    @property
+    def _here(self) -> int:
+        return self.stop - self.start
+
+    def _pyro_sample(self, msg: Any) -> None:
+        name = msg["name"]
+        if site_is_subsample(msg):
+            self._choose_rows(msg)
+        elif name in self.plan.draws:
+            msg["value"], msg["done"] = self._latent(msg), True
+        elif not (site_is_factor(msg) or msg["infer"].get("_deterministic")):
+            msg["is_observed"] = False
+            msg["value"], msg["done"] = self._noisy(msg), True
+
+    def _choose_rows(self, msg: Any) -> None:
+        """
+        A plate that would draw its rows at random shows those of this batch, if it has them all, or
+        any if it has fewer than the batch (the plate of a smaller training set).
+        """
+        fn, here = msg["fn"], self._here
+        if msg["value"] is not None or fn.subsample_size != here:
+            return
+        if fn.size == self.plan.rows:
+            msg["value"] = torch.arange(self.start, self.stop, device=fn.device)
+        elif fn.size < here:
+            msg["value"] = torch.arange(here, device=fn.device)
+
+    def _latent(self, msg: Any) -> Tensor:
+        held, event_dim = self.plan.draws[msg["name"]], msg["fn"].event_dim
+        self._refuse_cut_event(msg["fn"], held)
+        value = held[self.first - self.plan.offset : self.last - self.plan.offset]
+        if not self.vectorised:
+            value = value[0]
+        else:
+            missing = self.plan.layout.nesting + event_dim - (value.dim() - 1)
+            value = value.reshape(value.shape[:1] + (1,) * missing + value.shape[1:])
+        choose = False
+        for frame in msg["cond_indep_stack"]:
+            if not frame.vectorized or frame.name == PREDICTIVE_PLATE:
+                continue
+            dim = frame.dim - event_dim
+            size = value.shape[dim] if -value.dim() <= dim else 1
+            if size == frame.full_size != frame.size:
+                choose = True
+            elif size == self.plan.rows != frame.size == self._here:
+                value = value.narrow(dim, self.start, self._here)
+        return pyro.subsample(value, event_dim=event_dim) if choose else value
+
+    def _refuse_cut_event(self, fn: Any, held: Tensor) -> None:
+        """A latent that is one event of all rows has no value on some of them."""
+        event = held.shape[held.dim() - fn.event_dim :]
+        pairs = zip(event, fn.event_shape, strict=False)
+        if any(size == self.plan.rows != other == self._here for size, other in pairs):
+            raise RowsTogether
+
+    def _noisy(self, msg: Any) -> Tensor:
+        """A draw of the site in which each unit of rows has its own state of the generator."""
+        fn, row_dim = msg["fn"], self.plan.layout.row_dims.get(msg["name"])
+        if msg["name"] in self.given:
+            return _without_row(self.given[msg["name"]], fn.shape(), self.left_out)
+        if row_dim is None or self.plan.whole:
+            return self._drawn(fn, 0)
+        while isinstance(fn, dist.MaskedDistribution) or (
+            row_dim >= -fn.event_dim and isinstance(fn, torch.distributions.Independent)
+        ):
+            fn = fn.base_dist  # rows were made event dimensions by .to_event
+        if self._here <= UNIT or row_dim >= -fn.event_dim:
+            return self._drawn(fn, self.start // UNIT)
+        parts = []
+        for offset in range(0, self._here, UNIT):
+            end = min(offset + UNIT, self._here)
+            rows = take_rows(fn, row_dim + fn.event_dim, offset, end)
+            parts.append(self._drawn(rows, (self.start + offset) // UNIT))
+        return torch.cat(parts, row_dim)
+
+    def _drawn(self, fn: Any, unit: int) -> Tensor:
+        torch.manual_seed(_mix(self.plan.seed, self.first, unit, len(self.shapes)))
+        return fn()
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        dims = [-frame.dim for frame in msg["cond_indep_stack"] if frame.vectorized]
+        self.deepest = max([self.deepest, *dims])
+        if site_is_subsample(msg) or site_is_factor(msg):
+            return
+        name, value = msg["name"], msg["value"]
+        self.shapes[name] = value.shape
+        if self.looked_at and name not in self.plan.draws:
+            self.functions[name] = msg["fn"]
+            if not msg["infer"].get("_deterministic"):
+                self.noise[name] = value
+        if self.plan.sites is not None:
+            keep = name in self.plan.sites
+        else:
+            keep = name not in self.plan.draws and not msg["infer"].get("_deterministic")
+        if keep:
+            self.values[name] = self._in_front(name, value) if self.vectorised else value[None]
+
+    def _in_front(self, name: str, value: Tensor) -> Tensor:
+        """A vectorised value as ``(S, *shape of one draw)``."""
+        count, shape = self.last - self.first, self.plan.layout.shapes[name]
+        if value.dim() <= len(shape):  # does not depend on the draws
+            return value.expand(count, *value.shape)
+        inner = value.shape[value.dim() - len(shape) :]  # without plates that are not around it
+        return value.expand(count, *value.shape[1:]).reshape(count, *inner)
+
+
+def _without_row(value: Tensor, shape: torch.Size, left_out: int) -> Tensor:
+    """What a run without the first or the last row has of a value."""
+    for dim in range(-min(value.dim(), len(shape)), 0):
+        if value.shape[dim] == shape[dim] + 1:
+            value = value.narrow(dim, 0 if left_out else 1, shape[dim])
+    return value
+
+
+def _mix(*numbers: int) -> int:
+    """One seed from several numbers."""
+    state = 0x9E3779B97F4A7C15
+    for number in numbers:
+        state = (state ^ (number % 2**64)) * 0xBF58476D1CE4E5B9 % 2**64
+        state ^= state >> 31
+    return state % 2**63

@@ -1,1 +1,0 @@
-"""Networks that make parameters, and networks that take them."""

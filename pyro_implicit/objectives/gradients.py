@@ -1,0 +1,172 @@
+"""Gradients of one loss: all of them and finite, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import pyro
+import torch
+from torch import Tensor, nn
+
+from pyro_implicit.exceptions import NonFiniteError
+from pyro_implicit.handlers.pointwise import base_distribution
+from pyro_implicit.objectives.particle import Particle, sample_nodes
+
+__all__ = ["OwnGradients", "all_finite", "names_of_non_finite"]
+
+_NAMED = 3  # parameters that a message tells by name
+
+
+class OwnGradients:
+    """
+    Collects the gradients of several backward passes apart from those that the parameters have
+    already, and adds them at the end. If anything fails before, each parameter has the gradient
+    that it came with::
+
+        with OwnGradients() as gradients:
+            for loss in losses:
+                gradients.backward(loss)
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[int, tuple[Tensor, Tensor | None]] = {}
+
+    def __enter__(self) -> OwnGradients:
+        return self
+
+    def __exit__(self, kind: type | None, *_: Any) -> None:
+        # first all assignments that cannot fail, so that an error of the sums loses nothing
+        sums = []
+        for leaf, before in self._before.values():
+            if kind is not None:
+                leaf.grad = before
+            elif leaf.grad is None:
+                leaf.grad = before
+            elif before is not None:
+                sums.append((leaf, before, leaf.grad))
+        with torch.no_grad():
+            for leaf, before, grad in sums:
+                leaf.grad = before + grad if before.is_sparse else before.add_(grad)
+        self._before.clear()
+
+    def backward(self, loss: Tensor, retain_graph: bool | None = None) -> None:
+        """
+        :param torch.Tensor loss: shape ``()``, with a graph.
+        :param bool retain_graph: as in ``Tensor.backward``.
+        """
+        for leaf in _leaves(loss):
+            if id(leaf) not in self._before:
+                self._before[id(leaf)] = leaf, leaf.grad
+                leaf.grad = None
+        loss.backward(retain_graph=retain_graph)
+
+    def check_finite(self, loss: float, particles: Sequence[Particle], *programs: Any) -> None:
+        """
+        :param float loss: the loss, for the message.
+        :param particles: those of the latest backward pass.
+        :param programs: model and guide, asked for the names of parameters.
+        :raises NonFiniteError: naming parameters, and sites where they are to blame, if a gradient
+            is not finite.
+        """
+        leaves = [leaf for leaf, _ in self._before.values() if leaf.grad is not None]
+        if all_finite([leaf.grad for leaf in leaves if leaf.grad is not None]):
+            return
+        names = names_of_non_finite(leaves, _names(programs))
+        if not names:
+            return  # finite, with a norm that is not
+        sites = list(dict.fromkeys(chain.from_iterable(map(_sites_to_blame, particles))))
+        blame = (
+            f"So are those of the log-density of site {', '.join(sites)} by itself. "
+            if sites
+            else "Those of each log-density by itself are finite: look at what the model or the "
+            "generator computes. "
+        )
+        raise NonFiniteError(
+            f"the loss is finite ({loss:.6g}), and gradients are not: those of {names}. {blame}"
+            "No parameter was changed and no gradient is kept. Common causes: a square root, norm "
+            "or logarithm at 0, also on the side that torch.where leaves out; "
+            "torch.autograd.set_detect_anomaly(True) shows the line."
+        )
+
+
+def all_finite(gradients: Sequence[Tensor]) -> bool:
+    """
+    One pass that waits for the device once.
+
+    :param gradients: any number of tensors.
+    :returns: True if all entries are finite; False if not, or if a norm overflows.
+    """
+    dense = [g._values() if g.is_sparse else g for g in gradients]
+    if not dense:
+        return True
+    norms = torch._foreach_norm(dense)
+    return bool(torch.stack([norm.to(norms[0]) for norm in norms]).sum().isfinite())
+
+
+def names_of_non_finite(leaves: Iterable[Tensor], names: dict[int, str]) -> str:
+    """
+    :param leaves: tensors with gradients.
+    :param names: names by ``id``.
+    :returns: those whose gradient is not finite, for a message; empty if there is none.
+    """
+    bad = []
+    for leaf in leaves:
+        grad = leaf.grad
+        if grad is not None and not (grad._values() if grad.is_sparse else grad).isfinite().all():
+            bad.append(names.get(id(leaf), f"a tensor of shape {tuple(leaf.shape)}"))
+    rest = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+    return ", ".join(map(repr, bad[:_NAMED])) + rest
+
+
+def _leaves(loss: Tensor) -> Iterator[Tensor]:
+    """The tensors that a backward pass adds gradients to."""
+    if loss.grad_fn is None:
+        yield loss
+        return
+    seen, stack = {loss.grad_fn}, [loss.grad_fn]
+    while stack:
+        node = stack.pop()
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            yield leaf
+        for function, _ in node.next_functions:
+            if function is not None and function not in seen:
+                seen.add(function)
+                stack.append(function)
+
+
+def _names(programs: Iterable[Any]) -> dict[int, str]:
+    found = {id(value): name for name, value in pyro.get_param_store().named_parameters()}
+    for program in programs:
+        if isinstance(program, nn.Module):
+            found.update((id(value), name) for name, value in program.named_parameters())
+    return found
+
+
+def _sites_to_blame(particle: Particle) -> list[str]:
+    return [
+        f"{name!r} of the {side}"
+        for side, trace in (("model", particle.model), ("guide", particle.guide))
+        for name, node in sample_nodes(trace).items()
+        if "log_prob" in node and not _has_finite_gradients(node)
+    ]
+
+
+@torch.enable_grad()
+def _has_finite_gradients(node: Any) -> bool:
+    """Of a log-density in the site's value and in the parameters of its distribution."""
+    fn, base, inputs = node["fn"], base_distribution(node["fn"]), []
+    value = node["value"]
+    if isinstance(value, Tensor) and value.is_floating_point():
+        value = value.detach().clone().requires_grad_()
+        inputs.append(value)
+    parameters = [vars(base).get(name) for name in getattr(base, "arg_constraints", {})]
+    inputs += [p for p in parameters if isinstance(p, Tensor) and p.requires_grad]
+    try:
+        log_prob = fn.log_prob(value).sum()
+        gradients = torch.autograd.grad(log_prob, inputs, allow_unused=True)
+    except (RuntimeError, NotImplementedError):  # a graph that is gone, an implicit prior
+        return True
+    return all_finite([g for g in gradients if g is not None])

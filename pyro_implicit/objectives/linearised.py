@@ -1,0 +1,73 @@
+r"""
+The linearised-entropy objective of LIVI.
+
+References
+
+[1] `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
+    W. Boomsma, J. Frellsen, NeurIPS 2023. Eq. 14 to 16.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from pyro_implicit.exceptions import GuideError
+from pyro_implicit.objectives.base import ImplicitELBO
+from pyro_implicit.objectives.particle import ImplicitSite
+
+__all__ = ["LinearisedELBO", "entropy_constant"]
+
+
+class LinearisedELBO(ImplicitELBO):
+    r"""
+    The objective :math:`\mathcal L'` (Eq. 15 of [1]): the entropy of the guide by linearising its
+    generator ``g`` at each draw,
+
+    .. math::  \mathbb H[q] \approx \tfrac m2 (1 + \log 2\pi)
+        + \tfrac12\, \mathbb E_z \log\det(J(z) J(z)^\top + \sigma^2 I_m),
+
+    with ``J`` the Jacobian of ``g``, computed exactly, on the smaller side, by the fastest route
+    that the generator knows (see :class:`~pyro_implicit.Generator`).
+
+    For a **linear** generator this is the exact ELBO at every ``sigma``. For a **nonlinear** one it
+    is an *objective, not a lower bound*: where the map folds, mass is counted twice, and the value
+    can exceed the log-evidence (by 0.3 to 1.5 nats in small examples); :attr:`is_bound` is False,
+    as nothing here can prove that a generator is linear. Compare values across noise
+    dimensions or ``sigma`` with care, and judge a fit by held-out log-likelihood.
+
+    Cost: one Jacobian (or Gram matrix) and one factorisation of size ``min(d, m)`` per draw. For
+    guides over more than some thousands of latents use a cheaper estimate of the determinant.
+
+    Arguments as for :class:`~pyro_implicit.ImplicitELBO`.
+    """
+
+    def estimate(self, site: ImplicitSite) -> Tensor:
+        r"""
+        :param ImplicitSite site: an implicit site with its draws.
+        :returns: linearised entropy at each draw, shape ``site.distribution.batch_shape``.
+        :raises GuideError: for noise that is not standard normal and has more dimensions than the
+            site.
+        """
+        return site.distribution.half_log_det() + entropy_constant(site)
+
+
+def entropy_constant(site: ImplicitSite) -> Tensor | float:
+    r"""
+    What the entropy has beside the log-determinant: :math:`\tfrac m2 (1 + \log 2\pi)` for standard
+    normal noise. For any other noise with ``d <= m`` it is the entropy of the noise plus
+    :math:`\tfrac{m-d}2 (1 + \log 2\pi)`, which is exact as ``sigma`` goes to 0.
+
+    :raises GuideError: for any other noise with ``d > m``.
+    """
+    fn = site.distribution
+    rest = fn.event_shape[-1] - fn.generator.noise_dim
+    entropy = fn.base_entropy()
+    if isinstance(entropy, Tensor) and rest < 0:
+        raise GuideError(
+            f"implicit site {site.name!r} has {fn.generator.noise_dim} noise dimensions for "
+            f"{fn.event_shape[-1]} outputs and noise that is not standard normal: its linearised "
+            "entropy has no closed form. Use at most as many noise dimensions as outputs."
+        )
+    return entropy + 0.5 * rest * (1 + math.log(2 * math.pi))

@@ -1,0 +1,368 @@
+"""Paired traces of guide and model, read for an objective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.distributions.util import scale_and_mask
+from pyro.infer.util import is_validation_enabled
+from pyro.poutine import Trace
+from pyro.poutine.util import prune_subsample_sites, site_is_subsample
+from pyro.util import check_model_guide_match, check_site_shape
+from torch import Tensor
+
+from pyro_implicit.distributions._base_dist import draw, loses_gradients
+from pyro_implicit.distributions.diagonal_mixture import WeightedDraws
+from pyro_implicit.distributions.implicit import ImplicitDistribution
+from pyro_implicit.exceptions import DensityError, GuideError, NonFiniteError, SiteError
+from pyro_implicit.objectives.batch_dims import PARTICLE_PLATE, check_batch_dims, is_vectorised
+from pyro_implicit.objectives.pairing import check_latents, check_not_enumerated
+
+__all__ = [
+    "PARTICLE_PLATE",
+    "ImplicitSite",
+    "Particle",
+    "draw_particle",
+    "lost_gradients",
+    "plate_nesting",
+    "sample_nodes",
+]
+
+
+def sample_nodes(trace: Trace) -> dict[str, Any]:
+    """The sample sites of a trace by name."""
+    return {name: node for name, node in trace.nodes.items() if node["type"] == "sample"}
+
+
+@dataclass(frozen=True)
+class ImplicitSite:
+    """
+    One implicit site of a guide, with its draws: all that the hook of an objective sees.
+
+    :param str name: its name.
+    :param ImplicitDistribution distribution: its law given the noise; ``distribution.noise`` has
+        shape ``(*batch, *noise_shape)``.
+    :param torch.Tensor value: its draws, shape ``(*batch, m)``. With vectorised particles ``batch``
+        begins with the particles; with looped particles only if the objective is joint.
+    :param latents: the model's sites made from it.
+    :param pack: maps values of these to the coordinates of ``value``; None if they are the same.
+    :param prior: for an objective that replaces the KL term: a function from a number ``n`` to
+        draws of the model's prior in the coordinates of ``value``, shape ``(n, *plates, m)``.
+    """
+
+    name: str
+    distribution: ImplicitDistribution
+    value: Tensor
+    latents: tuple[str, ...]
+    pack: Callable[[dict[str, Tensor], int], Tensor] | None = None
+    prior: Callable[[int], Tensor] | None = None
+
+    def fresh(self, num_draws: int) -> Tensor:
+        """
+        New draws of a site whose first batch dimension is the particles: the plates it is in are
+        kept, each draw has its own noise.
+
+        :param int num_draws: their number ``n``.
+        :returns: reparameterised draws, shape ``(n, *plates, m)``.
+        """
+        fn, plates = self.distribution, self.value.shape[1:-1]
+        noise = draw(fn.base_dist.expand(plates), (num_draws,))
+        return fn.given(noise).rsample()
+
+
+@dataclass(frozen=True)
+class Particle:
+    """
+    One pass of the guide and of the model against it: one draw, or all of them if vectorised.
+
+    :param Trace model: the model's trace, log-probabilities computed.
+    :param Trace guide: the guide's, log-probabilities computed for its explicit sites.
+    :param implicit: the guide's implicit sites by name.
+    """
+
+    model: Trace
+    guide: Trace
+    implicit: dict[str, ImplicitSite]
+
+    def log_weight(self) -> Any:
+        """Of the draws (0 in value), by row, if mixtures in the guide were drawn with weights."""
+        nodes = sample_nodes(self.guide).values()
+        return sum((node["infer"].get("log_weight", 0.0) for node in nodes), 0.0)
+
+    def weight(self, name: str) -> Any:
+        """
+        The one number that a term of all entries of a site together is multiplied by.
+
+        :raises SiteError: if scale or mask differ between entries.
+        """
+        node = self.guide.nodes[name]
+        scale, mask = node["scale"], node["mask"]
+        sizes = [x.numel() for x in (scale, mask) if isinstance(x, Tensor)]
+        if any(size > 1 for size in sizes):
+            raise SiteError(
+                f"implicit site {name!r} has a scale or mask that differs between its entries; "
+                "this objective sees them together. Use one number, or LinearisedELBO."
+            )
+        return scale if mask is None else scale * mask
+
+    def explicit_guide_sites(self) -> list[Any]:
+        """The guide's sites that have a density: neither implicit nor the noise of such a site."""
+        return [
+            node
+            for name, node in sample_nodes(self.guide).items()
+            if name not in self.implicit and not node["infer"].get("is_implicit_noise")
+        ]
+
+    def implicit_latents(self) -> set[str]:
+        """Names of the model's sites that come from implicit sites."""
+        return {latent for site in self.implicit.values() for latent in site.latents}
+
+    def weigh(self, name: str, per_draw: Tensor) -> Tensor:
+        """The sum of ``per_draw`` (shape ``batch``) under a site's scale and mask."""
+        node = self.guide.nodes[name]
+        return scale_and_mask(per_draw, node["scale"], node["mask"]).sum()
+
+
+def draw_particle(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    max_plate_nesting: float,
+    needs_prior: bool = True,
+    implicit_prior: Callable[[ImplicitDistribution, Tensor], Tensor] | None = None,
+    allow_explicit: bool = False,
+    needs_guide: bool = True,
+    weighted: bool = False,
+) -> Particle:
+    """
+    Runs the guide, then the model with its draws.
+
+    :param bool needs_prior: whether the prior's density at the implicit latents is computed, and
+        the log-Jacobian of their constraints.
+    :param implicit_prior: log-density, or a bound on it, for latents whose prior is itself an
+        :class:`~pyro_implicit.ImplicitDistribution`.
+    :param bool allow_explicit: whether a guide without an implicit site is accepted.
+    :param bool needs_guide: whether the guide's density or entropy is of any use; if not, and if
+        the prior is not needed either, no density of any latent is computed.
+    :param bool weighted: whether mixtures of the guide are drawn with weights that carry the
+        gradient of their components; see :meth:`Particle.log_weight`.
+    :raises DensityError: if it is needed and the prior of a latent has none.
+    :raises GuideError: if the guide has no implicit site, or one drawn without its noise; if its
+        entropy is needed and rows share their noise.
+    :raises NonFiniteError: if validation is on and the draws of an implicit site are not finite.
+    :raises SiteError: if an explicit guide site, or noise with learned parameters, is not
+        reparameterised; if a plate of the guide and the model's minibatch, or its size, disagree;
+        if a log-density has a batch dimension that no plate declares (with vectorised particles
+        also with validation off); if a site of the model is to be enumerated; if the entropy of a
+        latent is needed that the model does not sample.
+    """
+    tracer = poutine.trace(guide)
+    with WeightedDraws() if weighted else nullcontext():
+        guide_trace = tracer.get_trace(*args, **kwargs)
+    implicit = _implicit_sites(guide_trace, allow_explicit)
+    if is_validation_enabled():
+        _check_draws(implicit)
+    model_trace = _replayed(model, guide_trace, args, kwargs)
+    check_not_enumerated(sample_nodes(model_trace), guide_trace.nodes)
+    if needs_guide:
+        check_latents(sample_nodes(model_trace), sample_nodes(guide_trace))
+    if is_validation_enabled():
+        check_model_guide_match(model_trace, guide_trace, max_plate_nesting)
+    guide_trace = prune_subsample_sites(guide_trace)
+    model_trace = prune_subsample_sites(model_trace)
+    particle = Particle(model_trace, guide_trace, implicit)
+    left_out = set() if needs_prior else particle.implicit_latents()
+    if not (needs_prior or needs_guide):
+        left_out = {n for n, node in sample_nodes(model_trace).items() if not node["is_observed"]}
+    known = set()  # in the model alone: the guide's site of that name has a density of its own
+    for name, node in sample_nodes(model_trace).items():
+        if isinstance(node["fn"], ImplicitDistribution) and name not in left_out:
+            _set_log_prob(name, node, implicit_prior)
+            known.add(name)
+    model_trace.compute_log_prob(lambda name, _: name not in left_out | known)
+    explicit = {node["name"] for node in particle.explicit_guide_sites()} - left_out
+    if not needs_guide:
+        explicit = set()
+    guide_trace.compute_log_prob(lambda name, _: name in explicit)
+    _sum_in_float32(model_trace)
+    _sum_in_float32(guide_trace)
+    _check_shapes(particle, max_plate_nesting)
+    _check_reparameterised(particle)
+    _check_noise(particle)
+    return particle
+
+
+def plate_nesting(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> int:
+    """The number of plate dimensions of model and guide, by one run of both."""
+    with poutine.block(), pyro.validation_enabled(False):
+        guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
+        model_trace = _replayed(model, guide_trace, args, kwargs)
+    dims = [
+        frame.dim
+        for trace in (guide_trace, model_trace)
+        for node in sample_nodes(trace).values()
+        for frame in node["cond_indep_stack"]
+        if frame.vectorized
+    ]
+    return -min(dims) if dims else 0
+
+
+def _replayed(
+    model: Callable[..., Any], guide_trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Trace:
+    """The model's trace with the guide's draws, in rows of its own choice."""
+    tracer = poutine.trace(poutine.replay(model, trace=_without_full_plates(guide_trace)))
+    try:
+        tracer(*args, **kwargs)
+    except Exception:  # most models fail by themselves on the wrong rows; say why
+        _check_plates(tracer.trace, guide_trace)
+        raise
+    _check_plates(tracer.trace, guide_trace)
+    return tracer.trace
+
+
+def _implicit_sites(guide_trace: Trace, allow_explicit: bool) -> dict[str, ImplicitSite]:
+    sites = {}
+    for name, node in sample_nodes(guide_trace).items():
+        if not isinstance(node["fn"], ImplicitDistribution):
+            continue
+        if node["infer"].get("implicit_noise") not in guide_trace.nodes:
+            raise GuideError(
+                f"implicit site {name!r} was drawn without a site for its noise. Write "
+                f"sample_implicit({name!r}, ImplicitDistribution(...)) in place of pyro.sample."
+            )
+        latents = tuple(node["infer"]["implicit_latents"])
+        pack = node["infer"].get("implicit_pack")
+        sites[name] = ImplicitSite(name, node["fn"], node["value"], latents, pack)
+    if not sites and not allow_explicit:
+        raise GuideError(
+            "the guide has no implicit site, so this objective has nothing to estimate. Train an "
+            "ordinary guide with Trace_ELBO(), or use HyperNetworkGuide(model)."
+        )
+    return sites
+
+
+def _set_log_prob(name: str, node: Any, log_prob: Callable[..., Tensor] | None) -> None:
+    """
+    :raises DensityError: without a function to compute it.
+    """
+    if log_prob is None:
+        raise DensityError(
+            f"the prior of site {name!r} is itself implicit: it has no density for this objective "
+            "to evaluate. Use one that compares draws, KernelDensityRatioELBO(contrast='prior') or "
+            "AdversarialELBO(contrast='prior'), or SemiImplicitELBO if the prior's scale is not 0."
+        )
+    node["unscaled_log_prob"] = log_prob(node["fn"], node["value"])
+    node["log_prob"] = scale_and_mask(node["unscaled_log_prob"], node["scale"], node["mask"])
+    node["log_prob_sum"] = node["log_prob"].sum()
+
+
+def lost_gradients(what: str, fn: ImplicitDistribution) -> str:
+    """The message for a base with learned parameters and draws that do not move with them."""
+    return (
+        f"{what} has noise from a {type(fn.base_dist).__name__} with learned parameters and no "
+        "rsample: its draws do not move with them, so that the gradients would be wrong. Keep the "
+        "parameters of base_dist fixed (the generator learns where the modes go), or use a base "
+        "with rsample, such as dist.Normal(loc, scale).to_event(1)."
+    )
+
+
+def _sum_in_float32(trace: Trace) -> None:
+    """
+    Scales and sums log-densities that came in half precision (under autocast) in float32: a sum of
+    thousands keeps three digits in bfloat16.
+    """
+    for node in sample_nodes(trace).values():
+        if "log_prob" not in node or node["log_prob"].dtype not in (torch.float16, torch.bfloat16):
+            continue
+        node["unscaled_log_prob"] = node["unscaled_log_prob"].float()
+        node["log_prob"] = scale_and_mask(node["unscaled_log_prob"], node["scale"], node["mask"])
+        node["log_prob_sum"] = node["log_prob"].sum()
+
+
+def _check_shapes(particle: Particle, max_plate_nesting: float) -> None:
+    """
+    Ours costs nothing and spares vectorised particles a wrong value, so that there it does not ask
+    whether validation is on, and comes first: Pyro's does not know what the user should write.
+    """
+    sides = {name: sample_nodes(getattr(particle, name)).values() for name in ("model", "guide")}
+    if is_vectorised(sides["model"]):
+        for side, nodes in sides.items():
+            check_batch_dims(side, nodes)
+    if not is_validation_enabled():
+        return
+    for node in sides["model"]:
+        if "log_prob" in node:
+            check_site_shape(node, max_plate_nesting)  # type: ignore[arg-type]
+    for side, nodes in sides.items():
+        check_batch_dims(side, nodes)
+
+
+def _check_draws(implicit: dict[str, ImplicitSite]) -> None:
+    """Blames the guide, before a distribution of the model is made from such a draw and blamed."""
+    for name, site in implicit.items():
+        if not site.value.isfinite().all():
+            raise NonFiniteError(
+                f"the draws of implicit site {name!r} (for {', '.join(site.latents)}) are not "
+                "finite: its generator has diverged. Use a lower learning rate, clip gradients "
+                "(pyro.optim.ClippedAdam), or start with init_from='laplace' or 'ggn'."
+            )
+
+
+def _without_full_plates(guide_trace: Trace) -> Trace:
+    """A copy that leaves the model free to choose its rows where the guide shows them all."""
+    trace = guide_trace.copy()
+    for name, node in sample_nodes(guide_trace).items():
+        if site_is_subsample(node):
+            fn = node["fn"]
+            if fn.subsample_size is None or fn.subsample_size == fn.size:
+                trace.remove_node(name)
+    return trace
+
+
+def _check_plates(model_trace: Trace, guide_trace: Trace) -> None:
+    """Refuses a guide plate that shows all rows where the model chose a few."""
+    guide_nodes = sample_nodes(guide_trace)
+    for name, node in sample_nodes(model_trace).items():
+        if not site_is_subsample(node) or name not in guide_nodes:
+            continue
+        mine, theirs = len(guide_nodes[name]["value"]), len(node["value"])
+        if mine != theirs:
+            raise SiteError(
+                f"plate {name!r} has {theirs} rows in the model and {mine} in the guide, which has "
+                "local latents there. Pass create_plates to the guide (a function of the model's "
+                "arguments that returns the model's plate), so that both use the same rows."
+            )
+
+
+def _check_reparameterised(particle: Particle) -> None:
+    for node in particle.explicit_guide_sites():
+        reparameterised = getattr(node["fn"], "has_rsample", False)
+        if not (reparameterised or "log_weight" in node["infer"]):
+            raise SiteError(
+                f"guide site {node['name']!r} ({type(node['fn']).__name__}) is not "
+                "reparameterised; objectives for implicit guides need gradients through every "
+                "draw. Use a distribution with rsample, or sum a discrete latent out in the model."
+            )
+
+
+def _check_noise(particle: Particle) -> None:
+    """Refuses noise whose draws do not move with the parameters that are learned of it."""
+    for name, site in particle.implicit.items():
+        infer: Any = particle.guide.nodes[name]["infer"]
+        node: Any = particle.guide.nodes[infer["implicit_noise"]]
+        weighted = "log_weight" in node["infer"]
+        if not weighted and loses_gradients(site.distribution.base_dist, node["value"]):
+            raise SiteError(lost_gradients(f"implicit site {name!r}", site.distribution))

@@ -1,0 +1,66 @@
+"""How an implicit process draws functions: from Bayesian networks, and the same ones again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pyro
+import torch
+from pyro import poutine
+from pyro.util import get_rng_state, set_rng_seed, set_rng_state
+from torch import Tensor
+
+from pyro_implicit.bayesian.module import BayesianModule
+from pyro_implicit.exceptions import ShapeError
+from pyro_implicit.processes.random_functions import outputs_in_front
+
+__all__ = ["frozen", "network_functions"]
+
+
+def network_functions(prior: BayesianModule, inputs: Tensor, num_functions: int) -> Tensor:
+    """Outputs of a Bayesian network with as many draws of its parameters, ``(S, [K,] N)``."""
+    with poutine.block(), pyro.plate("_functions", num_functions, dim=-2):
+        values = prior(inputs)
+    if num_functions == 1:
+        values = values[None]
+    if values.dim() == 2:
+        return values
+    if values.dim() != 3:
+        raise ShapeError(
+            f"the network returned shape {tuple(values.shape[1:])} for {len(inputs)} inputs; "
+            "expected (N,), (N, 1) or (N, K)."
+        )
+    return outputs_in_front(values)
+
+
+@contextmanager
+def frozen(seed: int | None) -> Iterator[None]:
+    """With a seed, the random numbers that follow from it; those of the caller go on after it."""
+    if seed is None:
+        yield
+        return
+    on_gpu = torch.cuda.is_initialized()
+    devices = range(torch.cuda.device_count()) if on_gpu else ()
+    state = get_rng_state()
+    with torch.random.fork_rng(devices=devices):
+        _seed(seed, on_gpu)
+        try:
+            yield
+        finally:
+            set_rng_state(state)
+
+
+def _seed(seed: int, on_gpu: bool) -> None:
+    """
+    As ``pyro.set_rng_seed`` does. Without a GPU in use it would queue the seed for all devices with
+    a traceback each, a millisecond or two that a training step notices.
+    """
+    if on_gpu:
+        set_rng_seed(seed)
+        return
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)

@@ -1,0 +1,436 @@
+"""A LightningModule over any model, guide and objective."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from pyro.infer.util import is_validation_enabled
+from torch import Tensor, nn
+
+from pyro_implicit._checks import check_count, check_seed
+from pyro_implicit._plain import as_state_error, check_like
+from pyro_implicit._random import (
+    RandomStream,
+    plain_state,
+    state_from_plain,
+    write_random_state,
+)
+from pyro_implicit.exceptions import NonFiniteError, StateError
+from pyro_implicit.inference.log_predictive_density import log_predictive_density
+from pyro_implicit.objectives.gradients import all_finite, names_of_non_finite
+from pyro_implicit.training.checkpoint_training import (
+    check_callbacks,
+    check_loops,
+    check_optimizer,
+    check_scheduler,
+)
+from pyro_implicit.training.lightning.anneal import Anneal
+from pyro_implicit.training.lightning.arguments import check_arguments, check_modules
+from pyro_implicit.training.lightning.checkpoint_io import AtomicCheckpointIO
+from pyro_implicit.training.lightning.checkpoint_state import (
+    KEY,
+    VERSION,
+    check_finite_to_save,
+    check_header,
+    check_settings,
+    check_tensors,
+    settings_of,
+)
+from pyro_implicit.training.lightning.optional import pytorch
+from pyro_implicit.training.lightning.processes import gather, share_critics
+from pyro_implicit.training.lightning.warm_up import evaluate_once, first_batch
+from pyro_implicit.training.loop_state import (
+    accumulated_gradients,
+    check_gradients,
+    continue_loops,
+    normalise_loops,
+    restore_gradients,
+)
+
+__all__ = ["LightningVI"]
+
+_VALIDATION_SEED = 0
+
+
+class LightningVI(pytorch.LightningModule):
+    """
+    Fits a guide to a model with Lightning: progress bar, loggers, early stopping, checkpoints,
+    resume, gradient clipping, mixed precision and several devices are the Trainer's::
+
+        vi = LightningVI(model, guide, objective, optimizer=partial(torch.optim.Adam, lr=3e-3))
+        checkpoints = ModelCheckpoint("run", every_n_train_steps=500, save_last=True)
+        trainer = Trainer(max_steps=100_000, gradient_clip_val=10.0, callbacks=[checkpoints])
+        trainer.fit(vi, ResumableLoader(data, batch_size=256, shuffle=True), ckpt_path="last")
+
+    (For a bare loop use ``SVI`` or ``objective(model, guide)``.)
+
+    **Batches.** Those of any ``DataLoader``: a tuple or list is taken as the model's arguments, a
+    dict as its keyword arguments, anything else as its one argument; override
+    :meth:`batch_to_args` for other ones. Before the optimiser is made, the first batch is run
+    through guide, model and objective, so that what is made lazily exists.
+
+    **Scale.** The model's plate scales a minibatch: ``plate("data", N, subsample_size=len(x))``
+    with ``N`` the size of the *whole* data set, in one process or in many. DDP averages gradients,
+    so that ``k`` processes with batches of ``b`` give the gradient of one batch of ``k b``; nothing
+    is to be multiplied or divided.
+
+    **Random numbers.** The loss draws from a stream of its own, seeded with ``seed + rank``:
+    processes have equal parameters and different noise, and neither validation nor a callback
+    changes a fit. It is saved, as is the global random state of each process.
+
+    **Resume.** Checkpoints hold parameters, optimiser, schedules, the objective's own state (a
+    critic with its optimiser), accumulated gradients and random states; they are written whole or
+    not at all, never with a parameter that is not finite, and read only if no bit has changed, with
+    ``weights_only=True`` (:class:`~pyro_implicit.training.lightning.checkpoint_io.AtomicCheckpointIO`, which
+    takes the place of Lightning's default here). With a :class:`~pyro_implicit.ResumableLoader` a
+    run that goes on from any of them, made after a step, a validation or an epoch, ends, on the
+    CPU, in the same bits as one that was never stopped; with a plain ``DataLoader`` that holds for
+    checkpoints made at the end of an epoch. A validation that was due at the very step of the
+    checkpoint is not run again, so that a schedule by a monitored value misses that one. All is
+    checked before anything is loaded; other arguments of the objective are warned of.
+
+    **A critic** (:class:`~pyro_implicit.AdversarialELBO`) is trained by its own optimiser once per
+    training step, never in validation; several processes average its gradients.
+
+    **Logs.** ``train_loss`` and the objective's terms at each step; with validation data
+    ``val_log_predictive``, the mean over data of the log predictive density: monitor it
+    (``EarlyStopping("val_log_predictive", mode="max")``), always with the same draws.
+
+    All particles' graphs are alive at once, unlike in ``SVI`` with looped particles.
+
+    :param model: a Pyro model: a function, or better a module (``PyroModule``), whose parameters
+        and buffers are then trained, moved and saved along.
+    :param guide: a guide that is a module.
+    :param objective: an objective with ``differentiable_loss``, of this package or of Pyro.
+    :param optimizer: from parameters to a ``torch.optim.Optimizer``; by default Adam at 1e-3.
+    :param lr_scheduler: from the optimiser to a schedule of ``torch.optim.lr_scheduler``, stepped
+        after each training step, or as ``lr_scheduler_interval`` says (``"step"``, ``"epoch"``).
+    :param modules: further modules that the model uses, such as the
+        :class:`~pyro_implicit.BayesianModule` of a model that is a function.
+    :param int num_val_samples: draws for validation.
+    :param int seed: of the training noise; by default a number drawn when training starts, the same
+        in all processes.
+    :param example: a batch for the warm-up, where it cannot be read from the training loader.
+    :raises ArgumentError: for a guide that is no module, something else than a function for the
+        optimiser, or other values outside of these.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        guide: nn.Module,
+        objective: Any,
+        *,
+        optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
+        lr_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
+        lr_scheduler_interval: str = "step",
+        modules: nn.Module | Sequence[nn.Module] = (),
+        num_val_samples: int = 32,
+        seed: int | None = None,
+        example: Any = None,
+    ) -> None:
+        check_arguments(model, guide, objective, optimizer, lr_scheduler, lr_scheduler_interval)
+        num_val_samples = check_count("num_val_samples", num_val_samples)
+        seed = None if seed is None else check_seed("seed", seed)
+        super().__init__()
+        self.model = model
+        self.guide = guide
+        self.objective = objective
+        self.other_modules = nn.ModuleList(check_modules(modules))
+        self.num_val_samples = num_val_samples
+        self.seed = seed
+        self._optimizer = optimizer or partial(torch.optim.Adam, lr=1e-3)
+        self._lr_scheduler = lr_scheduler
+        self._lr_scheduler_interval = lr_scheduler_interval
+        self._example = [example]  # in a list: it is no part of the module
+        self._is_warm = False
+        self._noise: RandomStream | None = None
+        self._header: dict[str, Any] | None = None  # of a checkpoint whose rest is still to load
+        self._hooks: list[Any] = []
+        # batches done in the epoch that a resume begins in, gradients accumulated there
+        self._resumed: tuple[int, Any] | None = None
+
+    # ---- what a subclass may change
+
+    def batch_to_args(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """
+        :param batch: what the loader gives, on the right device.
+        :returns: arguments and keyword arguments of model and guide.
+        """
+        if isinstance(batch, dict):
+            return (), dict(batch)
+        return (tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)), {}
+
+    def configure_optimizers(self) -> Any:
+        """
+        See Lightning.
+
+        :raises StateError: if there is nothing to train.
+        """
+        parameters = self._trained()
+        if not parameters:
+            raise StateError(
+                "there is no parameter to train: the guide is not built yet. Call "
+                "vi.warm_up(batch), or train with Trainer.fit, which does."
+            )
+        optimizer = self._optimizer(parameters)
+        if self._lr_scheduler is None:
+            return optimizer
+        schedule = {
+            "scheduler": self._lr_scheduler(optimizer),
+            "interval": self._lr_scheduler_interval,
+            "monitor": "val_log_predictive",
+        }
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+    # ---- training and validation
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The loss, to be differentiated; arguments of the model."""
+        return self.objective.differentiable_loss(self.model, self.guide, *args, **kwargs)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """See Lightning."""
+        args, kwargs = self.batch_to_args(batch)
+        with self._stream:
+            loss: Tensor = self(*args, **kwargs)
+        now: Any = {"on_step": True, "on_epoch": False, "batch_size": 1}
+        self.log("train_loss", loss.detach(), prog_bar=True, **now)
+        terms = getattr(self.objective, "last_terms", {})
+        self.log_dict({f"train_{name}": value for name, value in terms.items()}, **now)
+        return loss
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """
+        Stops at gradients that are not finite, with Pyro's validation on (its default). Under a
+        gradient scaler, which leaves such steps out by itself, they are left to it.
+
+        :raises NonFiniteError: naming parameters; none has changed then, and no gradient is kept.
+        """
+        scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
+        if scaled or not is_validation_enabled():
+            return
+        trained = [p for p in self.parameters() if p.grad is not None]
+        if all_finite([p.grad for p in trained if p.grad is not None]):
+            return
+        names = names_of_non_finite(trained, {id(p): name for name, p in self.named_parameters()})
+        if not names:
+            return
+        for parameter in trained:
+            parameter.grad = None
+        raise NonFiniteError(
+            f"gradients are not finite, those of {names}, in training step "
+            f"{self.trainer.global_step}. No parameter was changed and no gradient is kept. Common "
+            "causes: a square root, norm or logarithm at 0, also on the side that torch.where "
+            "leaves out; Trainer(detect_anomaly=True) shows the line."
+        )
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """See Lightning."""
+        args, kwargs = self.batch_to_args(batch)
+        draws = {"num_samples": self.num_val_samples, "seed": _VALIDATION_SEED}
+        values = log_predictive_density(self.model, self.guide, args, kwargs, **draws)
+        name, mean = "val_log_predictive", values.mean()
+        self.log(name, mean, on_epoch=True, prog_bar=True, batch_size=len(values), sync_dist=True)
+
+    # ---- setting up
+
+    @property
+    def _stream(self) -> RandomStream:
+        if self._noise is None:
+            raise StateError("training noise is set up by Trainer.fit; call that.")
+        return self._noise
+
+    def warm_up(self, batch: Any) -> None:
+        """
+        Evaluates the objective once, without gradients, so that all lazily made parameters exist;
+        ``Trainer.fit`` does it by itself.
+
+        :param batch: as the loader gives it.
+        :raises SiteError: if model or guide have parameters that are no part of this module.
+        """
+        args, kwargs = self.batch_to_args(batch)
+        evaluate_once(self, args, kwargs, self.parameters)
+        self._is_warm = True
+        if self._header is not None:
+            self._load_rest()
+
+    def setup(self, stage: str) -> None:
+        """See Lightning."""
+        AtomicCheckpointIO.replace_default(self.trainer.strategy)
+        if stage != "fit":
+            return
+        self._noise = None
+        if self._is_warm:
+            return
+        strategy, precision = self.trainer.strategy, self.trainer.precision_plugin
+        precision.convert_module(self)
+        self.to(strategy.root_device)
+        batch = self._example[0]
+        batch = first_batch(self.trainer) if batch is None else batch
+        batch = precision.convert_input(batch)
+        self.warm_up(self.transfer_batch_to_device(batch, strategy.root_device, 0))
+
+    def on_fit_start(self) -> None:
+        """Critics are shared between processes, and the noise of each begins."""
+        self._hooks = share_critics(self.objective)
+        if self._noise is None:
+            start = torch.randint(2**31, ()).item() if self.seed is None else self.seed
+            start = self.trainer.strategy.broadcast(start)
+            self._noise = RandomStream(int(start) + self.global_rank)
+
+    def on_train_start(self) -> None:
+        """Lightning's loops go on as if they had come to where they are without a stop."""
+        if self._resumed is not None:
+            done, gradients = self._resumed
+            continue_loops(self.trainer.fit_loop, done)
+            restore_gradients(gradients, self._trained())
+        self._resumed = None
+
+    def on_fit_end(self) -> None:
+        """See Lightning."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    # ---- checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """
+        Adds the objective's state and the random state of all processes.
+
+        :raises NonFiniteError: if a parameter is NaN or infinite; nothing is written then.
+        """
+        check_finite_to_save(self, self.objective)
+        stream = self._stream
+        random = {"noise": plain_state(stream.state), "outside": plain_state(stream.outside)}
+        state_of = getattr(self.objective, "state_dict", dict)
+        checkpoint[KEY] = {
+            "version": VERSION,
+            "objective": type(self.objective).__name__,
+            "settings": settings_of(self.objective),
+            "objective_state": copy.deepcopy(state_of()),
+            "optimizers": [type(optimizer).__name__ for optimizer in self.trainer.optimizers],
+            "random": gather(random),
+            "gradients": gather(accumulated_gradients(self.trainer, self._trained())),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """
+        Checks all of the checkpoint, then loads what Lightning does not.
+
+        :raises StateError: if it is not a checkpoint of the same model, guide, objective and
+            optimiser in this format; nothing is changed then.
+        """
+        trainer: Any = self._trainer
+        fitting = trainer is not None and trainer.state.fn == "fit"
+        with as_state_error("the checkpoint"):
+            header = check_header(checkpoint, type(self.objective).__name__)
+            self._check_modules(checkpoint.get("state_dict"))
+            random = [
+                {k: state_from_plain(v) for k, v in each.items()} for each in header["random"]
+            ]
+            if fitting:
+                self._check_training(checkpoint, header)
+                check_gradients(header["gradients"], self._trained())
+            if trainer is not None and "loops" in checkpoint:
+                check_loops(checkpoint, trainer)
+                check_callbacks(checkpoint, trainer)
+        self._header = header
+        if self._is_warm:
+            self._load_rest()
+        if fitting:
+            self._warn_of_settings(header["settings"])
+            accumulate = trainer.accumulate_grad_batches
+            done = normalise_loops(checkpoint["loops"]["fit_loop"], accumulate)
+            self._resumed = done, self._take_up(random, header["gradients"])
+
+    def _check_training(self, checkpoint: dict[str, Any], header: dict[str, Any]) -> None:
+        made = self.configure_optimizers()
+        made = made if isinstance(made, dict) else {"optimizer": made}
+        trained = {name: p for name, p in self.named_parameters() if p.requires_grad}
+        names, parameters = list(trained), list(trained.values())
+        check_optimizer(checkpoint, header["optimizers"], made["optimizer"], parameters, names)
+        check_scheduler(checkpoint, made.get("lr_scheduler", {}).get("scheduler"))
+
+    def _warn_of_settings(self, settings: dict[str, Any]) -> None:
+        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+        ours = [c for c in callbacks if isinstance(c, Anneal) and c.target is self.objective]
+        check_settings(settings, self.objective, [c.attribute for c in ours])
+
+    def _check_modules(self, state: Any) -> None:
+        if self._is_warm:
+            trained = [name for name, p in self.named_parameters() if p.requires_grad]
+            check_tensors(state, self.state_dict(), trained)
+            return
+        check_like(state, {}, "state_dict")
+        trial = copy.deepcopy(self.guide)  # not built yet: let a copy try
+        own = {k.removeprefix("guide."): v for k, v in state.items() if k.startswith("guide.")}
+        try:
+            trial.load_state_dict(own)
+        except RuntimeError as error:
+            raise StateError(
+                f"the checkpoint does not fit the guide, a {type(self.guide).__name__}: {error} "
+                "(If the guide makes its parameters at its first call, call vi.warm_up(batch) "
+                "before.)"
+            ) from error
+        others = {k: v for k, v in self.state_dict().items() if not k.startswith("guide.")}
+        trained = [f"guide.{name}" for name, _ in trial.named_parameters()]
+        trained += [name for name, _ in self.named_parameters()]
+        fitting = others | {f"guide.{k}": v for k, v in trial.state_dict().items()}
+        check_tensors(state, fitting, trained)
+
+    def _load_rest(self) -> None:
+        header, self._header = self._header, None
+        load = getattr(self.objective, "load_state_dict", None)
+        if load is not None and header is not None:
+            with as_state_error(f"the state of {type(self.objective).__name__}"):
+                load(header["objective_state"])
+
+    def _take_up(self, random: list[dict[str, Any]], gradients: list[Any]) -> Any:
+        """
+        Random streams where they were; new ones for another number of processes.
+
+        :returns: gradients that were accumulated already, if any.
+        """
+        if len(random) != self.trainer.world_size:
+            warnings.warn(
+                f"the checkpoint was written by {len(random)} processes and is taken up by "
+                f"{self.trainer.world_size}: training goes on with new noise, not exactly as it "
+                "would have.",
+                stacklevel=2,
+            )
+            return None
+        mine = random[self.global_rank]
+        self._noise = RandomStream(0)
+        self._noise.state = mine["noise"]
+        write_random_state(mine["outside"])
+        return gradients[self.global_rank]
+
+    @classmethod
+    def load_from_checkpoint(
+        cls,
+        checkpoint_path: Any,
+        map_location: Any = None,
+        hparams_file: Any = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """
+        See Lightning. The file is checked first, and always read with ``weights_only=True``.
+
+        :raises StateError: if it is truncated, damaged, or no checkpoint.
+        :raises ArgumentError: for ``weights_only=False``.
+        """
+        AtomicCheckpointIO().load_checkpoint(checkpoint_path, weights_only=weights_only)
+        load = super().load_from_checkpoint
+        return load(checkpoint_path, map_location, hparams_file, strict, True, **kwargs)
+
+    def _trained(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]

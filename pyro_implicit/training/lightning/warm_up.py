@@ -1,0 +1,71 @@
+"""One batch before the optimiser is made, so that every parameter exists and is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from pyro import poutine
+from torch import nn
+
+from pyro_implicit._random import read_random_state, write_random_state
+from pyro_implicit.exceptions import ArgumentError, SiteError
+
+__all__ = ["evaluate_once", "first_batch"]
+
+
+@torch.no_grad()
+def evaluate_once(
+    loss: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    parameters: Callable[[], Iterable[nn.Parameter]],
+) -> None:
+    """
+    Runs the loss once, without gradients: guides are built, and critics.
+
+    :param loss: a function of the batch that makes ``pyro.param`` statements.
+    :param parameters: tells, afterwards, what will be trained.
+    :raises SiteError: if there are parameters beside those; they would silently stay as they are.
+    """
+    trace = poutine.trace(loss, param_only=True).get_trace(*args, **kwargs)
+    values = {name: node["value"] for name, node in trace.nodes.items() if node["type"] == "param"}
+    known = {id(parameter) for parameter in parameters()}
+    missing = [name for name, value in values.items() if id(value.unconstrained()) not in known]  # type: ignore[union-attr]
+    if missing:
+        raise SiteError(
+            f"the model or the guide has parameters that are not part of LightningVI, so that they "
+            f"would be neither trained nor saved: {', '.join(missing)}. If they belong to a module "
+            "that the model uses, write LightningVI(..., modules=[net]); if they are pyro.param "
+            "statements, make the model a PyroModule with PyroParam attributes."
+        )
+
+
+def first_batch(trainer: Any) -> Any:
+    """
+    The first batch that the trainer would train on; loader and random state stay as they were.
+
+    :raises ArgumentError: if the loader is none that a batch can be taken from beforehand.
+    """
+    source = trainer.fit_loop._data_source  # there is no public way to it before the loop starts
+    loader: Any = source.dataloader() if source.is_defined() else None
+    random = read_random_state()
+    place = loader.state_dict() if hasattr(loader, "state_dict") else None
+    try:
+        if not _can_be_read_twice(loader):
+            raise ArgumentError(
+                "a warm-up batch is needed before the optimiser is made, and the training data "
+                f"are a {type(loader).__name__}, not one loader that can be read twice. Give one "
+                "batch: LightningVI(..., example=batch)."
+            )
+        return next(iter(loader))
+    finally:
+        write_random_state(random)
+        if place is not None:
+            loader.load_state_dict(place)
+
+
+def _can_be_read_twice(loader: Any) -> bool:
+    several = isinstance(loader, (dict, list, tuple))
+    return hasattr(loader, "__iter__") and not several and iter(loader) is not loader

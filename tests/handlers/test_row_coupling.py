@@ -1,0 +1,223 @@
+"""predict where rows belong together: evaluated and drawn at once, whatever the batch size."""
+
+from __future__ import annotations
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer.autoguide import AutoNormal
+
+from pyro_implicit import ImplicitProcess, predict
+from pyro_implicit.exceptions import OutOfMemoryError
+from pyro_implicit.handlers import row_coupling as _row_coupling
+from pyro_implicit.handlers.row_coupling import drawn_jointly
+
+ROWS = 75
+X = torch.linspace(-1, 1, ROWS)
+
+
+def kernel(x, jitter=1e-3):
+    return torch.exp(-((x[:, None] - x) ** 2) / 2) + jitter * torch.eye(len(x))
+
+
+def slope():
+    return pyro.sample("w", dist.Normal(torch.zeros(()), 1.0))
+
+
+def multivariate(x):
+    w = slope()[..., None]
+    pyro.sample("y", dist.MultivariateNormal(w * x, kernel(x)))
+
+
+def masked(x):
+    w = slope()
+    fn = dist.MultivariateNormal(w * x, kernel(x)).mask(torch.tensor(True))
+    pyro.sample("y", fn)
+
+
+def process(x):
+    w = slope()
+    lines = lambda x, n: torch.randn(n, 1) * x[:, 0]  # noqa: E731
+    pyro.sample("y", ImplicitProcess(lines, w + x[:, None], 20, 0.01))
+
+
+def outputs(x):
+    """Two outputs in a plate, each of correlated rows."""
+    slope()
+    with pyro.plate("outputs", 2):
+        pyro.sample("y", dist.MultivariateNormal(torch.zeros(len(x)), kernel(x)))
+
+
+def hidden_field(x):
+    """A joint latent that the guide does not have."""
+    slope()
+    field = pyro.sample("field", dist.MultivariateNormal(torch.zeros(len(x)), kernel(x)))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(field, 0.01))
+
+
+def loop_over_time(x):
+    level = slope()
+    for i in pyro.markov(range(len(x))):
+        level = pyro.sample(f"y_{i}", dist.Normal(level, 0.01))
+
+
+def standardised(x):
+    w = slope()
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w + (x - x.mean()) / x.std(), 1e-3))
+
+
+def cumulative(x):
+    w = slope()
+    f = pyro.deterministic("f", w + x.cumsum(0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(f, 1e-3))
+
+
+def against_the_last(x):
+    w = slope()
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w + x - x.flip(0).cumsum(0).flip(0), 1e-3))
+
+
+def own_random_numbers(x):
+    w = slope()
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w + torch.randn(len(x)), 1e-3))
+
+
+def mixture_beside(x):
+    """The one cannot be cut by its arguments, the other not at all."""
+    slope()
+    with pyro.plate("data", len(x)):
+        weights = torch.ones(len(x), 2)
+        fn = dist.MixtureSameFamily(dist.Categorical(weights), dist.Normal(weights - 1, 0.1))
+        pyro.sample("z", fn)
+    pyro.sample("y", dist.MultivariateNormal(x, kernel(x)))
+
+
+COUPLED = [
+    multivariate,
+    masked,
+    process,
+    outputs,
+    hidden_field,
+    loop_over_time,
+    standardised,
+    cumulative,
+    against_the_last,
+    own_random_numbers,
+    mixture_beside,
+]
+
+
+def fitted(model, *args):
+    guide = AutoNormal(pyro.poutine.block(model, expose=["w"]))
+    guide(*args)
+    return guide
+
+
+def seeded(*args, **kwargs):
+    pyro.set_rng_seed(0)
+    return predict(*args, **kwargs)
+
+
+@pytest.mark.parametrize("model", COUPLED)
+def test_the_batch_size_changes_nothing(model):
+    guide = fitted(model, X)
+    whole = seeded(model, guide, X, num_samples=3)
+    parts = seeded(model, guide, X, num_samples=3, batch_size=32)
+    torch.testing.assert_close(parts, whole)
+    assert all(value.shape[0] == 3 for value in whole.values())
+
+
+@pytest.mark.parametrize(
+    "model, parallel",
+    [(multivariate, False), (multivariate, True), (process, False), (hidden_field, False)],
+)
+def test_correlations_of_rows_are_those_of_the_model(model, parallel):
+    guide = fitted(model, X)
+    draws = seeded(model, guide, X, num_samples=200, batch_size=32, parallel=parallel)["y"]
+    assert draws.shape == (200, ROWS)
+    found = torch.corrcoef(draws.T)
+    assert found[31, 32] > 0.95 and found[10, 11] > 0.95
+    assert found[63, 64] > 0.95
+
+
+def test_a_loop_over_rows_keeps_all_of_them():
+    draws = seeded(loop_over_time, fitted(loop_over_time, X), X, num_samples=2, batch_size=32)
+    assert len(draws) == ROWS
+    steps = torch.stack([draws[f"y_{i}"] for i in range(ROWS)]).diff(dim=0)
+    assert steps.abs().max() < 0.06
+
+
+def test_a_latent_of_all_rows_in_the_guide():
+    def model(x):
+        field = pyro.sample("field", dist.MultivariateNormal(torch.zeros(len(x)), kernel(x)))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(field + x, 0.01))
+
+    guide = AutoNormal(pyro.poutine.block(model, expose=["field"]))
+    guide(X)
+    options = {"num_samples": 3, "sites": ["field", "y"]}
+    whole = seeded(model, guide, X, **options)
+    parts = seeded(model, guide, X, batch_size=32, **options)
+    torch.testing.assert_close(parts, whole)
+    assert (whole["y"] - whole["field"] - X).abs().max() < 0.05
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        lambda f: dist.Normal(f, 0.1),
+        lambda f: dist.Normal(f, 0.1).mask(f > 0),
+        lambda f: dist.Poisson(f.exp()),
+        lambda f: dist.MultivariateNormal(torch.stack([f, -f], -1), torch.eye(2)),
+        lambda f: dist.MixtureSameFamily(
+            dist.Categorical(torch.ones(len(f), 2)), dist.Normal(torch.stack([f, -f], -1), 0.1)
+        ),
+    ],
+)
+@pytest.mark.parametrize("event", [False, True])
+def test_independent_rows_are_still_cut(likelihood, event):
+    largest = []
+
+    def model(x):
+        largest.append(len(x))
+        w = slope()
+        with pyro.plate("local", len(x)):
+            shift = pyro.sample("shift", dist.Normal(0.0, 1.0))  # in no guide
+        f = pyro.deterministic("f", w * x + shift)
+        if event:
+            return pyro.sample("y", likelihood(f).to_event(1))
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", likelihood(f))
+
+    guide = fitted(model, X)
+    largest.clear()
+    parts = seeded(model, guide, X, num_samples=2, batch_size=32)
+    assert max(largest) == 32
+    torch.testing.assert_close(parts, seeded(model, guide, X, num_samples=2))
+
+
+def test_rows_that_will_not_fit_together(monkeypatch):
+    guide = fitted(multivariate, X)
+    x = torch.linspace(-1, 1, 10_000_000)
+    with pytest.raises(OutOfMemoryError, match=r"site 'y', whose rows .*Pass fewer rows"):
+        predict(multivariate, guide, x, num_samples=1, batch_size=32)
+    checked = []
+    monkeypatch.setattr(_row_coupling, "check_fits", lambda numel, *_: checked.append(numel))
+    predict(multivariate, guide, X, num_samples=1, batch_size=32)
+    assert max(checked) == ROWS**2  # the covariance
+
+
+def test_what_is_one_event():
+    normal = dist.Normal(torch.zeros(5), 1.0)
+    assert not drawn_jointly(normal, None)
+    assert not drawn_jointly(normal.to_event(1), -1)
+    assert not drawn_jointly(normal.to_event(1).mask(False).to_event(0), -1)
+    both = dist.MultivariateNormal(torch.zeros(3, 5), torch.eye(5)).to_event(1)
+    assert drawn_jointly(both, -1) and not drawn_jointly(both, -2)
+    assert not drawn_jointly(dist.Delta(torch.zeros(5), event_dim=1), -1)

@@ -1,0 +1,99 @@
+"""take_rows: the distribution of some rows, or a signal that it cannot be had."""
+
+from __future__ import annotations
+
+import pyro.distributions as dist
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyro_implicit.handlers.rows import NotSliceable, take_rows
+
+R = torch.arange(1.0, 6.0) / 7
+P = torch.stack([R, 1 - R, 0.3 + R], -1)
+EYE = torch.eye(2) + 0.3
+
+SLICEABLE = {
+    "Normal": lambda: dist.Normal(R, 2.0),
+    "Normal with a scale per row": lambda: dist.Normal(0.0, R),
+    "expanded": lambda: dist.Gamma(2.0, 3.0).expand([5]),
+    "event": lambda: dist.Normal(P, 1.0).to_event(1),
+    "LogNormal": lambda: dist.LogNormal(R, 1.0),
+    "StudentT": lambda: dist.StudentT(3.0, R, 2.0),
+    "Beta": lambda: dist.Beta(R, 2.0),
+    "Uniform": lambda: dist.Uniform(-R, R),
+    "Bernoulli of probs": lambda: dist.Bernoulli(R),
+    "Bernoulli of logits": lambda: dist.Bernoulli(logits=R),
+    "Binomial": lambda: dist.Binomial(7, R),
+    "NegativeBinomial": lambda: dist.NegativeBinomial(4.0, logits=R),
+    "Categorical of probs": lambda: dist.Categorical(P),
+    "Categorical of logits": lambda: dist.Categorical(logits=P),
+    "OrderedLogistic": lambda: dist.OrderedLogistic(R, torch.tensor([0.0, 1.0])),
+    "Multinomial": lambda: dist.Multinomial(10, P),
+    "DirichletMultinomial": lambda: dist.DirichletMultinomial(P, total_count=6),
+    "Dirichlet": lambda: dist.Dirichlet(P),
+    "MultivariateNormal of a root": lambda: dist.MultivariateNormal(
+        P[:, :2], scale_tril=EYE.tril()
+    ),
+    "MultivariateNormal of a covariance": lambda: dist.MultivariateNormal(P[:, :2], EYE),
+    "MultivariateNormal of a precision": lambda: dist.MultivariateNormal(
+        P[:, :2], precision_matrix=EYE
+    ),
+    "LowRankMultivariateNormal": lambda: dist.LowRankMultivariateNormal(
+        P[:, :2], torch.ones(2, 1), torch.ones(2)
+    ),
+    "LKJCholesky": lambda: dist.LKJCholesky(3, R),
+}
+
+OTHERS = {
+    "mixture": lambda: dist.MixtureSameFamily(dist.Categorical(P), dist.Normal(P, 1.0)),
+    "transformed": lambda: dist.TransformedDistribution(
+        dist.Normal(R, 1.0), [dist.transforms.ExpTransform()]
+    ),
+    "masked": lambda: dist.Normal(R, 1.0).mask(R > 0.5),
+    "zero-inflated": lambda: dist.ZeroInflatedPoisson(R, gate=R),
+    "relaxed": lambda: dist.RelaxedBernoulli(torch.tensor(0.5), R),
+    "Delta": lambda: dist.Delta(R),
+    "mixture in an event": lambda: dist.MixtureSameFamily(
+        dist.Categorical(P.expand(2, 5, 3)), dist.Normal(P.expand(2, 5, 3), 1.0)
+    ).to_event(1),
+}
+
+
+@pytest.mark.parametrize("name", SLICEABLE)
+@given(cut=st.tuples(st.integers(0, 4), st.integers(1, 5)).filter(lambda c: c[0] < c[1]))
+def test_rows_have_the_density_and_the_settings_of_the_whole(name, cut):
+    fn = SLICEABLE[name]()
+    rows = take_rows(fn, -1, *cut)
+    torch.manual_seed(0)
+    value = fn.sample()
+    torch.testing.assert_close(rows.log_prob(value[slice(*cut)]), fn.log_prob(value)[slice(*cut)])
+    assert rows.event_shape == fn.event_shape
+    assert rows.sample().shape == value[slice(*cut)].shape
+
+
+def test_a_multinomial_keeps_its_number_of_trials():
+    rows = take_rows(dist.Multinomial(10, P), -1, 1, 4)
+    assert rows.sample().sum(-1).tolist() == [10, 10, 10]
+
+
+def test_sampled_values_keep_what_they_were_made_from():
+    fn = dist.Categorical(logits=P)
+    fn.sample()  # makes probs, too
+    torch.testing.assert_close(take_rows(fn, -1, 0, 2).logits, fn.logits[:2])
+
+
+def test_an_outer_batch_dimension_is_kept():
+    fn = dist.Normal(torch.randn(3, 1, 5), torch.ones(5))
+    rows = take_rows(fn, -1, 2, 4)
+    assert rows.batch_shape == (3, 1, 2)
+    torch.testing.assert_close(rows.loc, fn.loc[..., 2:4])
+    other = take_rows(fn, -3, 1, 2)
+    assert other.batch_shape == (1, 1, 5)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_distributions_are_signalled(name):
+    with pytest.raises(NotSliceable):
+        take_rows(OTHERS[name](), -1, 1, 3)

@@ -1,0 +1,112 @@
+"""The score for validation."""
+
+from __future__ import annotations
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer.autoguide import AutoDelta, init_to_value
+
+from pyro_implicit import HyperNetworkGuide
+from pyro_implicit.exceptions import ArgumentError, SiteError
+from pyro_implicit.inference import log_predictive_density as log_predictive
+from tests.contract.registry import MODELS
+
+X = torch.tensor([-1.0, 0.5, 2.0])
+Y = torch.tensor([0.0, 1.0, -1.0])
+
+
+def model(x, y=None, size=300):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", size, subsample_size=len(x)):
+        pyro.sample("y", dist.Normal(w * x, 0.5), obs=y)
+
+
+def log_predictive_density(model, guide, *args, num_samples, **kwargs):
+    return log_predictive.log_predictive_density(
+        model, guide, args, kwargs, num_samples=num_samples, seed=7
+    )
+
+
+def alternating(values):
+    """A guide whose draws are these, in turns."""
+    turns = iter(values)
+    return lambda *_, **__: pyro.sample("w", dist.Delta(torch.tensor(next(turns))))
+
+
+def density(w):
+    return dist.Normal(w * X, 0.5).log_prob(Y)
+
+
+def test_one_point_is_the_likelihood_without_the_minibatch_scale():
+    guide = AutoDelta(model, init_loc_fn=init_to_value(values={"w": torch.tensor(0.3)}))
+    found = log_predictive_density(model, guide, X, Y, num_samples=4)
+    torch.testing.assert_close(found, density(0.3))
+
+
+def test_several_draws_are_the_log_of_their_mean_density():
+    draws = [0.0, 1.0, -0.5]
+    found = log_predictive_density(model, alternating(draws), X, Y, num_samples=3)
+    expected = torch.stack([density(w) for w in draws]).exp().mean(0).log()
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_gaussian_predictive_in_closed_form():
+    """w ~ N(0.2, 0.3^2), by a linear generator: y ~ N(0.2 x, (0.3 x)^2 + 0.5^2)."""
+
+    def guide(*_, **__):
+        return pyro.sample("w", dist.Normal(0.2, 0.3))
+
+    y = 0.5 * X
+    found = log_predictive_density(model, guide, X, y, num_samples=300)
+    expected = dist.Normal(0.2 * X, ((0.3 * X) ** 2 + 0.25).sqrt()).log_prob(y)
+    torch.testing.assert_close(found, expected, atol=0.1, rtol=0)
+
+
+def test_sites_in_the_same_plate_are_one_datum_and_others_are_not():
+    def two(x, y):
+        pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("a", dist.Normal(x, 1.0), obs=y)
+            pyro.sample("b", dist.Normal(x, 2.0), obs=y)
+        pyro.sample("c", dist.Normal(0.0, 1.0), obs=torch.tensor(0.5))
+
+    found = log_predictive_density(two, alternating([0.0]), X, Y, num_samples=1)
+    rows = dist.Normal(X, 1.0).log_prob(Y) + dist.Normal(X, 2.0).log_prob(Y)
+    last = torch.tensor([-0.5 * 0.25 - 0.5 * math.log(2 * math.pi)])
+    torch.testing.assert_close(found, torch.cat([rows, last]))
+
+
+@pytest.mark.parametrize("case", MODELS.values(), ids=MODELS)
+def test_every_model(case):
+    model = case.make()
+    guide = HyperNetworkGuide(model, hidden_dims=(4,)).setup(*case.data())
+    found = log_predictive_density(model, guide, *case.data(), num_samples=2)
+    assert found.shape == (6,)
+    assert found.isfinite().all()
+
+
+def test_batches_of_a_seed_have_the_same_draws_and_leave_random_numbers_alone():
+    """Also where the model's plate draws a subsample, as it does for a part of the rows."""
+
+    def guide(*_, **__):
+        return pyro.sample("w", dist.Normal(0.2, 0.3))
+
+    before = torch.get_rng_state()
+    whole = log_predictive_density(model, guide, X, Y, num_samples=3, size=3)
+    parts = [
+        log_predictive_density(model, guide, X[rows], Y[rows], num_samples=3)
+        for rows in (slice(0, 2), slice(2, 3))
+    ]
+    torch.testing.assert_close(torch.cat(parts), whole)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_errors():
+    with pytest.raises(SiteError, match="observes nothing with these arguments"):
+        log_predictive_density(model, alternating([0.0]), X, num_samples=1)
+    with pytest.raises(ArgumentError, match="num_samples=0; expected an integer >= 1"):
+        log_predictive_density(model, alternating([0.0]), X, Y, num_samples=0)

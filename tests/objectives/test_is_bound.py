@@ -1,0 +1,116 @@
+"""``is_bound``: true of nothing but what is proven, for every objective and in every record."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+import pyro_implicit
+from pyro_implicit import (
+    AdversarialELBO,
+    AlphaEnergy,
+    HyperNetworkGuide,
+    ImplicitELBO,
+    KernelDensityRatioELBO,
+    LanczosELBO,
+    LinearisedELBO,
+    PosteriorPredictiveLoss,
+    SemiImplicitELBO,
+    SingularValueELBO,
+)
+from pyro_implicit.arviz.attrs import run_attrs
+
+TABLE: list[tuple[type[ImplicitELBO], dict[str, Any], bool]] = [
+    # a linear generator alone makes it one, and nobody can tell
+    (LinearisedELBO, {}, False),
+    (LinearisedELBO, {"kl_weight": 2.0}, False),
+    # the Gauss rule is above the linearised entropy; below it is not below the entropy
+    (LanczosELBO, {"rule": "gauss"}, False),
+    (LanczosELBO, {"rule": "radau"}, False),
+    (LanczosELBO, {"rule": "average"}, False),
+    (SingularValueELBO, {}, False),
+    (KernelDensityRatioELBO, {}, False),
+    (KernelDensityRatioELBO, {"contrast": "prior"}, False),
+    (AdversarialELBO, {}, False),
+    (AdversarialELBO, {"contrast": "prior"}, False),
+    (SemiImplicitELBO, {}, True),
+    (SemiImplicitELBO, {"proposal": "gauss-newton"}, True),
+    (SemiImplicitELBO, {"kl_weight": 1.5}, True),
+    (SemiImplicitELBO, {"bound": "upper"}, False),
+    (SemiImplicitELBO, {"kl_weight": 0.5}, False),
+    (SemiImplicitELBO, {"prior_weight": 0.5}, False),
+    (SemiImplicitELBO, {"likelihood": "per_datum"}, False),
+    (AlphaEnergy, {"alpha": 0.0}, False),
+    (AlphaEnergy, {"alpha": 0.5}, False),
+    (PosteriorPredictiveLoss, {}, False),
+    (PosteriorPredictiveLoss, {"form": "expected", "prior_weight": 1.0}, False),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "expected"), TABLE)
+def test_property_settings_and_attributes_say_the_same(
+    kind: type[ImplicitELBO], options: dict[str, Any], expected: bool
+) -> None:
+    objective = kind(2, **options)
+    assert objective.is_bound is expected
+    assert objective.settings["is_bound"] is expected
+    attrs = run_attrs(lambda: None, objective, {})
+    assert attrs["is_bound"] == ("true" if expected else "false")
+    assert json.loads(str(attrs["objective_settings"]))["is_bound"] is expected
+
+
+def test_every_objective_is_in_the_table() -> None:
+    public = {
+        value
+        for value in vars(pyro_implicit).values()
+        if inspect.isclass(value) and issubclass(value, ImplicitELBO)
+    }
+    assert public - {kind for kind, *_ in TABLE} <= {ImplicitELBO}
+
+
+def test_an_objective_of_ones_own_claims_nothing_unless_it_says_so() -> None:
+    class Own(ImplicitELBO):
+        def estimate(self, site: Any) -> Tensor:
+            return site.value.sum(-1)
+
+    class Proven(Own):
+        bounds_entropy = True
+
+    assert not Own().is_bound
+    assert Proven().is_bound and not Proven(kl_weight=0.5).is_bound
+
+
+class Fold(torch.nn.Module):
+    """Covers the line of its draws twice."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        return (z.square() + 1e-2).sqrt()
+
+
+def test_what_claims_to_be_a_bound_is_one_where_a_generator_folds() -> None:
+    """The posterior is nearly the guide's own law, half of a normal."""
+
+    def model() -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        pyro.factor("right", torch.where(w > -0.2, math.log(2), -8.0))
+
+    above = 1 - dist.Normal(0.0, 1.0).cdf(torch.tensor(-0.2)).item()
+    log_evidence = math.log(2 * above + math.exp(-8) * (1 - above))
+    guide = HyperNetworkGuide(
+        model,
+        generator=lambda m: Fold(),
+        latent_dim=1,
+        scale=0.05,
+        init_loc_fn=lambda site: torch.zeros(()),
+    ).setup()
+    draws = {"num_particles": 2000, "vectorize_particles": True}
+    assert -LinearisedELBO(**draws).loss(model, guide) > log_evidence + 0.2
+    assert -SemiImplicitELBO(**draws, num_inner=300).loss(model, guide) < log_evidence

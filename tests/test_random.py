@@ -1,0 +1,97 @@
+"""Streams of random numbers."""
+
+from __future__ import annotations
+
+import io
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from pyro_implicit._random import (
+    RandomStream,
+    plain_state,
+    read_random_state,
+    state_from_plain,
+    write_random_state,
+)
+from pyro_implicit.exceptions import StateError
+
+
+def numbers():
+    return torch.rand(()).item(), float(np.random.rand()), random.random()
+
+
+def test_outside_goes_on_as_if_nothing_had_been_drawn():
+    before = read_random_state()
+    expected = [numbers() for _ in range(3)]
+    write_random_state(before)
+    stream, found = RandomStream(1), []
+    for _ in range(3):
+        with stream:
+            numbers()
+        found.append(numbers())
+    assert found == expected
+
+
+def test_inside_goes_on_where_it_was():
+    first, second = RandomStream(1), RandomStream(1)
+    with first:
+        expected = [numbers() for _ in range(3)]
+    found = []
+    for _ in range(3):
+        with second:
+            found.append(numbers())
+        numbers()
+    assert found == expected
+    with RandomStream(2):
+        assert numbers() != expected[0]
+
+
+def test_an_error_inside_leaves_the_outside_state():
+    before = read_random_state()["torch"]
+    with pytest.raises(KeyError), RandomStream(1):
+        numbers()
+        raise KeyError
+    assert torch.equal(read_random_state()["torch"], before)
+
+
+def test_leaving_twice_changes_nothing():
+    stream = RandomStream(1)
+    stream.__exit__()
+    before = numbers()
+    assert before != numbers()
+
+
+def test_states_inside_and_outside_are_told_apart():
+    stream = RandomStream(1)
+    outside = read_random_state()
+    with stream:
+        torch.rand(())
+        assert torch.equal(stream.outside["torch"], outside["torch"])
+        assert torch.equal(stream.state["torch"], torch.get_rng_state())
+    assert torch.equal(stream.outside["torch"], outside["torch"])
+    other = RandomStream(5)
+    other.state = stream.state
+    with stream:
+        expected = numbers()
+    with other:
+        assert numbers() == expected
+
+
+def test_a_file_of_plain_values_brings_it_back():
+    np.random.standard_normal()  # leaves half of a pair in NumPy's state
+    random.gauss(0, 1)
+    file = io.BytesIO()
+    torch.save(plain_state(read_random_state()), file)
+    expected = numbers(), np.random.standard_normal(), random.gauss(0, 1)
+    file.seek(0)
+    write_random_state(state_from_plain(torch.load(file, weights_only=True)))
+    assert (numbers(), np.random.standard_normal(), random.gauss(0, 1)) == expected
+
+
+@pytest.mark.parametrize("plain", [None, {}, {"numpy": [1], "random": [1, 2, 3]}])
+def test_anything_else_is_refused(plain):
+    with pytest.raises(StateError, match="the saved random state is not readable"):
+        state_from_plain(plain)

@@ -1,0 +1,431 @@
+"""LightningVI: the same numbers as a plain loop, and all that the Trainer adds."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import Trace_ELBO
+from pyro.infer.autoguide import AutoNormal
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+pytest.importorskip("lightning", reason="needs the extra 'lightning'")
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import EarlyStopping
+
+from pyro_implicit import (
+    BayesianModule,
+    HyperNetworkGuide,
+    LightningVI,
+    LinearisedELBO,
+    MLPGenerator,
+    ResumableLoader,
+)
+from pyro_implicit._random import RandomStream
+from pyro_implicit.exceptions import ArgumentError, NonFiniteError, SiteError, StateError
+from tests.contract.registry import GUIDES, MODELS, OBJECTIVES
+from tests.training.lightning.problem import (
+    BATCH,
+    ROWS,
+    data,
+    fit_module,
+    flat,
+    loader,
+    model,
+    trainer,
+)
+
+SGD = partial(torch.optim.SGD, lr=1e-4)
+
+
+class Watch(pl.Callback):
+    """Calls a function after every step and collects what it returns."""
+
+    def __init__(self, read):
+        self.read, self.seen = read, []
+
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        self.seen.append(self.read(trainer, pl_module))
+
+
+# ---- the same as a plain loop
+
+
+def test_it_is_a_plain_loop_over_the_batches():
+    """The same bits as objective(model, guide) with the same noise."""
+    vi = fit_module(optimizer=SGD, seed=11)
+    trainer(max_epochs=2).fit(vi, loader())
+    other, noise = fit_module(), RandomStream(11)
+    other.guide.setup(*data()[:BATCH])
+    module = LinearisedELBO(2)(other.model, other.guide)
+    optimizer, batches = SGD(module.parameters()), loader()
+    for _ in range(2):
+        for batch in batches:
+            with noise:
+                optimizer.zero_grad()
+                module(*batch).backward()
+                optimizer.step()
+    assert torch.equal(flat(vi), flat(other))
+
+
+def test_validation_and_callbacks_do_not_change_a_fit():
+    plain = fit_module(seed=1)
+    trainer(max_epochs=2).fit(plain, loader())
+    watched = fit_module(seed=1, num_val_samples=2)
+    draws = Watch(lambda *_: torch.rand(3))
+    val = DataLoader(data(), batch_size=10, shuffle=False)
+    trainer(max_epochs=2, val_check_interval=2, callbacks=[draws]).fit(watched, loader(), val)
+    assert len(draws.seen) == 10
+    assert torch.equal(flat(plain), flat(watched))
+
+
+def test_the_seed_decides_the_noise_and_without_one_the_global_seed_does():
+    def end(seed, global_seed):
+        vi = fit_module(seed=seed)
+        pyro.set_rng_seed(global_seed)
+        vi.warm_up(data()[:BATCH])  # the start, too, is drawn
+        start = flat(vi)
+        pyro.set_rng_seed(global_seed)
+        trainer(max_steps=2).fit(vi, loader())
+        return flat(vi) - start
+
+    assert torch.equal(end(None, 1), end(None, 1))
+    assert not torch.equal(end(None, 1), end(None, 2))
+    assert not torch.equal(end(5, 1), end(6, 1))
+
+
+@pytest.mark.parametrize("make_objective", OBJECTIVES.values(), ids=OBJECTIVES)
+def test_every_objective_trains(make_objective):
+    case = MODELS["regression"]
+    model = case.make()
+    guide = partial(GUIDES["default"], **make_objective.guide_options)(model)
+    objective = make_objective()
+    vi = LightningVI(model, guide, objective, optimizer=SGD)
+    batches = DataLoader(TensorDataset(*case.data()), batch_size=len(case.data()[0]))
+    ends = Watch(lambda trainer, vi: flat(vi))
+    fit = trainer(max_steps=2, callbacks=[ends])
+    fit.fit(vi, batches)
+    assert not torch.equal(*ends.seen)
+    terms = {name: fit.callback_metrics[f"train_{name}"] for name in objective.last_terms}
+    loss = fit.callback_metrics["train_loss"]
+    torch.testing.assert_close(-sum(terms.values()), loss)
+
+
+def test_pyros_own_objective_and_guide():
+    vi = LightningVI(model, AutoNormal(model), Trace_ELBO(), optimizer=SGD)
+    trainer(max_steps=2).fit(vi, loader())
+    assert len(list(vi.parameters())) == 2
+
+
+# ---- batches
+
+
+class Dictionaries(Dataset):
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, index):
+        x, y = data()[index]
+        return {"y": y, "x": x}
+
+
+class OneTensor(Dataset):
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, index):
+        x, y = data()[index]
+        return torch.cat([x, y[None]])
+
+
+class Split(LightningVI):
+    def batch_to_args(self, batch):
+        return (batch[:, :2],), {"y": batch[:, 2]}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "cls"), [(Dictionaries(), LightningVI), (OneTensor(), Split)], ids=["dict", "own"]
+)
+def test_batches_of_any_form(dataset, cls):
+    expected = fit_module(seed=1)
+    trainer(max_steps=3).fit(expected, loader())
+    vi = fit_module(seed=1)
+    vi.__class__ = cls
+    trainer(max_steps=3).fit(vi, loader(dataset))
+    assert torch.equal(flat(vi), flat(expected))
+
+
+def test_one_tensor_is_the_one_argument():
+    vi = fit_module()
+    assert vi.batch_to_args(torch.ones(2))[0][0].shape == (2,)
+    assert vi.batch_to_args(torch.ones(2))[1] == {}
+
+
+# ---- what the Trainer adds
+
+
+def test_schedule_clipping_and_logs():
+    schedule = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
+    vi = fit_module(optimizer=partial(torch.optim.SGD, lr=1.0), lr_scheduler=schedule)
+    rates = Watch(lambda trainer, _: trainer.optimizers[0].param_groups[0]["lr"])
+    ends = Watch(lambda _, vi: flat(vi))
+    fit = trainer(max_steps=4, gradient_clip_val=1e-3, callbacks=[rates, ends])
+    fit.fit(vi, loader())
+    assert rates.seen == [0.5**k for k in range(1, 5)]
+    for k, (before, after) in enumerate(zip(ends.seen[:-1], ends.seen[1:], strict=True), 1):
+        assert 0 < (after - before).norm() <= 1.001e-3 * 0.5**k
+    expected = {"train_loss", "train_log_likelihood", "train_log_prior", "train_entropy"}
+    assert set(fit.callback_metrics) == expected
+
+
+def test_a_schedule_by_epochs():
+    schedule = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
+    vi = fit_module(optimizer=SGD, lr_scheduler=schedule, lr_scheduler_interval="epoch")
+    rates = Watch(lambda trainer, _: trainer.optimizers[0].param_groups[0]["lr"])
+    trainer(max_epochs=2, callbacks=[rates]).fit(vi, loader())
+    assert rates.seen[0] == 1e-4
+    assert rates.seen[-1] == 0.25e-4
+
+
+def test_early_stopping_by_the_log_predictive_density():
+    vi = fit_module(
+        optimizer=partial(torch.optim.SGD, lr=0.0), num_val_samples=2
+    )  # it never improves
+    stop = EarlyStopping("val_log_predictive", mode="max", patience=2, min_delta=0.0)
+    fit = trainer(max_epochs=50, callbacks=[stop])
+    fit.fit(vi, loader(), DataLoader(data(), batch_size=7))
+    assert fit.current_epoch == 3
+
+
+def test_the_validation_score_is_the_mean_over_all_data():
+    vi = fit_module(num_val_samples=3)
+    fit = trainer(max_epochs=1)
+    fit.fit(vi, loader(), DataLoader(data(), batch_size=7))
+    found = fit.callback_metrics["val_log_predictive"]
+    x, y = data().tensors
+    draws = []
+    for seed in range(3):
+        with RandomStream(seed):
+            draws.append(vi.guide(x)["w"])
+    draws = torch.stack(draws)
+    densities = dist.Normal(draws @ x.T, 0.3).log_prob(y)
+    expected = densities.logsumexp(0).mean() - math.log(3)
+    torch.testing.assert_close(found, expected)
+
+
+def test_bfloat16_autocast_leaves_entropy_prior_and_draws_in_float32():
+    seen = []
+
+    class Spy(LinearisedELBO):
+        def estimate(self, site):
+            seen.append(site.value.dtype)
+            value = super().estimate(site)
+            seen.append(value.dtype)
+            return value
+
+    for generator in (None, lambda m: MLPGenerator(2, m, skip=True)):
+        guide = HyperNetworkGuide(model, generator=generator, scale=0.01)
+        vi = LightningVI(model, guide, Spy(2), optimizer=SGD)
+        fit = trainer(max_steps=3, precision="bf16-mixed")
+        fit.fit(vi, loader())
+        assert set(seen) == {torch.float32}
+        assert {term.dtype for term in vi.objective.last_terms.values()} == {torch.float32}
+        assert all(value.isfinite() for value in fit.callback_metrics.values())
+
+
+def test_float64():
+    vi = LightningVI(model, HyperNetworkGuide(model), LinearisedELBO(2), optimizer=SGD)
+    trainer(max_steps=2, precision="64-true").fit(vi, loader())
+    assert {p.dtype for p in vi.parameters()} == {torch.float64}
+
+
+# ---- gradients that are not finite
+
+
+class _Rooted(LinearisedELBO):
+    """From the third loss of training on, a finite value with gradients that are not."""
+
+    count, size = 0, 1.0
+
+    def differentiable_loss(self, model, guide, *args, **kwargs):
+        loss = super().differentiable_loss(model, guide, *args, **kwargs)
+        self.count += torch.is_grad_enabled()
+        root = sum((0.0 * p).square().sum().sqrt() for p in guide.parameters())
+        return self.size * loss + (root if self.count > 2 else 0.0)
+
+
+def rooted(**options):
+    vi = fit_module(**options)
+    vi.objective = _Rooted(2)
+    return vi
+
+
+def test_gradients_that_are_not_finite_stop_the_fit():
+    vi = rooted()
+    steps = Watch(lambda trainer, module: flat(module).clone())
+    message = r"gradients are not finite, those of 'guide\..*in training step 2\. No parameter"
+    with pytest.raises(NonFiniteError, match=message):
+        trainer(callbacks=[steps]).fit(vi, loader())
+    assert len(steps.seen) == 2 and torch.equal(flat(vi), steps.seen[-1])
+    assert all(p.grad is None for p in vi.parameters())
+    (optimizer,) = vi.trainer.optimizers
+    assert {float(state["step"]) for state in optimizer.state.values()} == {2.0}
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_gradients_are_left_to_a_scaler_and_to_those_who_validate_nothing(scaled):
+    vi, fitting = rooted(optimizer=SGD), trainer(max_steps=3)
+    if scaled:
+        fitting.strategy.precision_plugin.scaler = object()  # as float16 has one on a GPU
+    with pyro.validation_enabled(scaled):
+        fitting.fit(vi, loader())
+    assert not flat(vi).isfinite().all()
+
+
+def test_large_gradients_are_no_fault():
+    """They are finite where their norm is not."""
+    vi = rooted(optimizer=partial(torch.optim.SGD, lr=0.0))
+    vi.objective.size = 1e30
+    trainer(max_steps=1).fit(vi, loader())
+    assert flat(vi).isfinite().all()
+
+
+# ---- the critic
+
+
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_the_critic_is_trained_once_per_step_and_never_in_validation(num_steps):
+    vi = fit_module("adversarial", num_val_samples=2)
+    vi.objective.num_critic_steps = num_steps
+    counts = Watch(lambda _, vi: _steps_of_critic(vi))
+    val = DataLoader(data(), batch_size=10)
+    trainer(max_epochs=1, val_check_interval=1, callbacks=[counts]).fit(vi, loader(), val)
+    assert counts.seen == [num_steps * k for k in range(1, 6)]
+    assert not {id(p) for p in vi.parameters()} & {
+        id(p) for critic in vi.objective.critics.values() for p in critic.parameters()
+    }
+
+
+def _steps_of_critic(vi):
+    (optim,) = vi.objective.critic_optims.values()
+    return int(next(iter(optim.state.values()))["step"])
+
+
+# ---- what is trained
+
+
+def with_net(net):
+    def model(x, y=None):
+        f = net(x).squeeze(-1)
+        with pyro.plate("data", ROWS, subsample_size=len(x)):
+            pyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    return model
+
+
+def test_parameters_of_a_module_that_the_model_uses_are_asked_for():
+    net = BayesianModule(
+        nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)),
+        prior=lambda name, _: dist.Normal(0.0, 1.0) if name.startswith("2") else None,
+    )
+    model = with_net(net)
+    vi = LightningVI(model, HyperNetworkGuide(model), LinearisedELBO())
+    with pytest.raises(SiteError, match=r"neither trained nor saved: .*0\.weight.*modules=\[net\]"):
+        trainer(max_steps=1).fit(vi, loader())
+    vi = LightningVI(model, HyperNetworkGuide(model), LinearisedELBO(), modules=net)
+    before = [p.detach().clone() for p in net.parameters() if p.requires_grad]
+    trainer(max_steps=1).fit(vi, loader())
+    after = [p for p in net.parameters() if p.requires_grad]
+    assert before
+    assert not any(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_a_pyro_param_in_a_function_is_refused():
+    def model(x, y=None):
+        shift = pyro.param("shift", torch.zeros(()))
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", ROWS, subsample_size=len(x)):
+            pyro.sample("y", dist.Normal(w * x[:, 0] + shift, 0.3), obs=y)
+
+    vi = LightningVI(model, HyperNetworkGuide(model), LinearisedELBO())
+    with pytest.raises(SiteError, match="neither trained nor saved: shift.*PyroParam"):
+        trainer(max_steps=1).fit(vi, loader())
+
+
+def test_an_optimiser_before_the_warm_up():
+    with pytest.raises(StateError, match=r"no parameter to train.*vi.warm_up\(batch\)"):
+        fit_module().configure_optimizers()
+    with pytest.raises(StateError, match=r"training noise is set up by Trainer.fit"):
+        fit_module().training_step(data()[:BATCH], 0)
+
+
+def test_a_loader_that_can_be_read_once_needs_an_example():
+    batches = [data()[:BATCH]] * 3
+    for once in ((batch for batch in batches), {"a": loader()}):
+        with pytest.raises(ArgumentError, match=r"LightningVI\(..., example=batch\)"):
+            trainer(max_steps=1).fit(fit_module(), once)
+    vi = fit_module(example=batches[0])
+    fit = trainer(max_steps=2)
+    fit.fit(vi, loader(cls=_Once))
+    assert fit.global_step == 2
+
+
+class _Once(DataLoader):
+    """Tells how often it was read."""
+
+    count = 0
+
+    def __iter__(self):
+        _Once.count += 1
+        assert _Once.count == 1
+        return super().__iter__()
+
+
+class Batches(pl.Callback):
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.seen.append(batch[0])
+
+
+@pytest.mark.parametrize("cls", [DataLoader, ResumableLoader])
+def test_the_warm_up_does_not_change_what_the_loader_gives(cls):
+    seen = []
+    for example in (None, data()[:BATCH]):
+        vi = fit_module(example=example, seed=1)
+        vi.guide.setup(*data()[:BATCH])
+        batches = Batches()
+        trainer(max_steps=2, callbacks=[batches]).fit(vi, loader(cls=cls))
+        seen.append(torch.cat(batches.seen))
+    assert torch.equal(*seen)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"guide": lambda x, y=None: None}, "guide is <function .*; expected a module"),
+        ({"objective": LinearisedELBO}, None),
+        ({"objective": "elbo"}, "objective is 'elbo'; expected an instance"),
+        (
+            {"optimizer": pyro.optim.Adam({"lr": 1e-3})},
+            r"PyroOptim.*those of pyro.optim are for SVI",
+        ),
+        ({"optimizer": 1e-3}, "optimizer=0.001 cannot be called; expected a function"),
+        ({"lr_scheduler": 0.1}, "lr_scheduler=0.1 cannot be called; expected a function"),
+        ({"lr_scheduler_interval": "batch"}, "lr_scheduler_interval='batch'; expected 'step'"),
+        ({"num_val_samples": 0}, "num_val_samples=0; expected an integer >= 1"),
+    ],
+)
+def test_bad_arguments(changes, message):
+    arguments = {"guide": HyperNetworkGuide(model), "objective": LinearisedELBO()} | changes
+    if message is None:
+        message = "objective is <class .*LinearisedELBO'>; expected an instance"
+    with pytest.raises(ArgumentError, match=message):
+        LightningVI(model, **arguments)
