@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from benchmarks._common import load_npz
 from benchmarks.networks import LeNet, WideResNet
 from pyro_implicit import BayesianModule, CMMNNGuide, ImplicitELBO, MMNNGuide
-from pyro_implicit.objectives.particle import ImplicitSite
+from pyro_implicit.objectives.implicit_site import ImplicitSite
 
 __all__ = ["GUIDES", "NETWORKS", "NoEntropy", "classifier", "count", "load_mnist", "map_step"]
 

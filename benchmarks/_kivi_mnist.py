@@ -63,7 +63,7 @@ class KiviGuide(MMNNGuide):
         self._hidden = hidden
 
     def _make_generator(
-        self, output_dim: int, sites: list[LatentSite], whitened: bool
+        self, output_dim: int, sites: list[LatentSite], preconditioned: bool
     ) -> Generator:
         rows, columns = sites[0].unconstrained_shape
         side = 30 if rows == 10 else self._hidden
@@ -72,5 +72,5 @@ class KiviGuide(MMNNGuide):
             output_dim,
             hidden_shapes=shapes,
             output_shape=(rows, columns),
-            **self._layout(whitened),
+            **self._layout(preconditioned),
         )

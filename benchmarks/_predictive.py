@@ -142,7 +142,7 @@ def make_guide(kind: str, model: Any, net: BayesianModule, **options: Any) -> An
     start = {"init_loc_fn": net.init_to_module}
     if kind == "mdn":
         return MixtureDensityGuide(model, hidden_dims=(16,), init_scale=0.05, **start)
-    settings: dict[str, Any] = {"latent_dim": 4, "hidden_dims": (16,), "activation": "relu"}
+    settings: dict[str, Any] = {"noise_dim": 4, "hidden_dims": (16,), "activation": "relu"}
     settings |= {"scale": 0.0, "init_scale": 0.1, **start, **options}
     if kind == "conditional":
         return ConditionalHyperNetworkGuide(model, **settings)

@@ -171,7 +171,7 @@ class Workbench:
         if method.startswith("recipe"):
             return HyperNetworkGuide(
                 self.model,
-                latent_dim=100,
+                noise_dim=100,
                 hidden_dims=(100,),
                 activation="tanh",
                 scale=settings.scale,

@@ -32,8 +32,8 @@ ESTIMATES = (
 )
 ROWS = 40
 GUIDES: dict[str, dict[str, Any]] = {
-    "10 noises": {"latent_dim": 10},
-    "19 noises": {"latent_dim": 19},
+    "10 noises": {"noise_dim": 10},
+    "19 noises": {"noise_dim": 19},
 }
 
 

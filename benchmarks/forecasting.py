@@ -127,7 +127,7 @@ def make_guide(method: str, model: Any, net: BayesianModule) -> Any:
         return AutoDelta(model, **start)
     if method == "mean-field":
         return AutoNormal(model, init_scale=0.01, **start)
-    settings: dict[str, Any] = {"latent_dim": 4, "hidden_dims": (16,), "activation": "relu"}
+    settings: dict[str, Any] = {"noise_dim": 4, "hidden_dims": (16,), "activation": "relu"}
     settings |= {"scale": 0.0, "init_scale": 0.02, **start}
     kind = ConditionalHyperNetworkGuide if method == "conditional" else HyperNetworkGuide
     return kind(model, **settings)

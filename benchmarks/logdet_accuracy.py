@@ -48,7 +48,7 @@ from pyro_implicit.ops.lanczos import (
     lanczos_quadrature,
 )
 from pyro_implicit.ops.lobpcg import smallest_eigenpair
-from pyro_implicit.ops.whitened import WhitenedJacobian
+from pyro_implicit.ops.scaled_jacobian import ScaledJacobian
 
 SCALE = 0.01
 STEPS = (2, 5, 10, 20)
@@ -73,7 +73,7 @@ def boston(arguments: Any) -> Pair:
         with pyro.plate("data", len(x)):
             pyro.sample("y", dist.Normal(f, 0.3), obs=y)
 
-    guide = HyperNetworkGuide(model, latent_dim=50, scale=SCALE, init_scale=0.05).setup(x, y)
+    guide = HyperNetworkGuide(model, noise_dim=50, scale=SCALE, init_scale=0.05).setup(x, y)
     objective = LinearisedELBO(4, vectorize_particles=True)
     return _train(model, guide, objective, lambda: (x, y), arguments)
 
@@ -148,11 +148,9 @@ def exact(generator: Generator, z: Tensor) -> Exact:
     return Exact(0.5 * values.log().sum().item(), gradient, values, inverse, logarithm)
 
 
-def _gradient(
-    generator: Generator, z: Tensor, value: Callable[[WhitenedJacobian], Tensor]
-) -> Tensor:
+def _gradient(generator: Generator, z: Tensor, value: Callable[[ScaledJacobian], Tensor]) -> Tensor:
     """The flat gradient of a function of the Jacobian; biases of the last layer have none."""
-    jacobian = WhitenedJacobian(generator.linearise(z), SCALE)
+    jacobian = ScaledJacobian(generator.linearise(z), SCALE)
     parameters = list(generator.parameters())
     found = torch.autograd.grad(value(jacobian), parameters, allow_unused=True)
     pairs = zip(found, parameters, strict=True)
@@ -171,7 +169,7 @@ def lanczos_row(generator: Generator, z: Tensor, truth: Exact, k: int, probes: i
     Bias of both rules (the probes' own spread removed), root mean square error of one probe, and
     cosines with all probes and with one.
     """
-    jacobian = WhitenedJacobian(generator.linearise(z), SCALE)
+    jacobian = ScaledJacobian(generator.linearise(z), SCALE)
     vectors = torch.cat([draw_probes("orthogonal", 1, jacobian) for _ in range(probes)])
     found = lanczos_quadrature(jacobian, vectors, k)
     wide = vectors[:, 0].double()
@@ -193,17 +191,17 @@ def lanczos_row(generator: Generator, z: Tensor, truth: Exact, k: int, probes: i
     }
 
 
-def _plain_surrogate(jacobian: WhitenedJacobian, solved: Tensor, vectors: Tensor) -> Tensor:
+def _plain_surrogate(jacobian: ScaledJacobian, solved: Tensor, vectors: Tensor) -> Tensor:
     return 0.5 * (jacobian.product(solved) * jacobian.product(vectors)).sum()
 
 
 def lobpcg_row(generator: Generator, z: Tensor, truth: Exact, iterations: int) -> Row:
     """Error and cosine of the bound by the smallest singular value."""
-    jacobian = WhitenedJacobian(generator.linearise(z), SCALE)
+    jacobian = ScaledJacobian(generator.linearise(z), SCALE)
     start = torch.randn(1, jacobian.size)
     pair = smallest_eigenpair(jacobian, start, iterations)
 
-    def bound(jac: WhitenedJacobian) -> Tensor:
+    def bound(jac: ScaledJacobian) -> Tensor:
         square = jac.product(pair.vector[None]).square().sum()
         return 0.5 * jac.size * (1 + square).log()
 

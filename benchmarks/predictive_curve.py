@@ -109,7 +109,7 @@ def _guide_and_objective(kind: str, form: str, method: str, model: Any, net: Any
     start = {"init_loc_fn": net.init_to_module}
     if kind == "mean-field":
         return AutoNormal(model, init_scale=0.01, **start), Trace_ELBO(num, **options)
-    guide = HyperNetworkGuide(model, latent_dim=4, hidden_dims=(16,), scale=0.01, **start)
+    guide = HyperNetworkGuide(model, noise_dim=4, hidden_dims=(16,), scale=0.01, **start)
     critic = AdversarialELBO(num, contrast="prior", num_samples=50, **options)
     return guide, critic
 

@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
             def make(m: int, n: int = noises, h: int | None = width, k: int = local) -> Any:
                 return _generator(n, h, k, m)
 
-            options = {"generator": make, "latent_dim": None, "hidden_dims": None}
+            options = {"generator": make, "noise_dim": None, "hidden_dims": None}
             guide = make_guide(kind, model, net, **options)
             train(
                 model,

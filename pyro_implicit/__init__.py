@@ -14,8 +14,9 @@ from pyro_implicit.diagnostics.stein_discrepancy import stein_discrepancy
 from pyro_implicit.diagnostics.vsbc import vsbc
 from pyro_implicit.distributions.implicit import ImplicitDistribution, sample_implicit
 from pyro_implicit.generators.base import Generator, ModuleGenerator
-from pyro_implicit.generators.mlp import MLPGenerator, ResidualGenerator
+from pyro_implicit.generators.mlp import MLPGenerator
 from pyro_implicit.generators.mmnn import CMMNN, MMNN
+from pyro_implicit.generators.residual import ResidualGenerator
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional import ConditionalHyperNetworkGuide
 from pyro_implicit.guides.hypernetwork import HyperNetworkGuide
@@ -25,7 +26,7 @@ from pyro_implicit.inference.posterior_draws import posterior_draws
 from pyro_implicit.inference.predict import predict
 from pyro_implicit.objectives.adversarial import AdversarialELBO
 from pyro_implicit.objectives.alpha_energy import AlphaEnergy
-from pyro_implicit.objectives.base import ImplicitELBO
+from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.objectives.kernel_ratio import KernelDensityRatioELBO
 from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO

@@ -19,6 +19,8 @@ settings.register_profile(
     "pyro_implicit", deadline=None, derandomize="PYRO_IMPLICIT_SEED" not in os.environ
 )
 settings.load_profile("pyro_implicit")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)  # the processes share the cores
 
 
 def _global_state() -> dict[str, Any]:

@@ -111,28 +111,43 @@ def _uses(layer: str, what: str) -> list[str]:
     return [
         f"{module} imports {name}"
         for module in MODULES
-        if module.startswith(f"pyro_implicit.{layer}")
+        if module.startswith(f"pyro_implicit.{layer}.")
         for name in _imports(module, nested=True)
         if name == what or name.startswith(f"{what}.")
     ]
 
 
-@pytest.mark.parametrize(
-    ("layer", "what"),
-    [
-        ("ops", "pyro"),
-        ("ops", "pyro_implicit.nn"),
-        ("nn", "pyro_implicit.guides"),
-        ("nn", "pyro_implicit.infer"),
-        ("distributions", "pyro_implicit.guides"),
-        ("distributions", "pyro_implicit.infer"),
-        ("guides", "pyro_implicit.infer"),
-    ],
+#: from the ground up; those on one line are siblings, which do not know each other
+FLOORS = (
+    ("ops",),
+    ("handlers",),
+    ("generators", "bayesian"),
+    ("distributions",),
+    ("processes",),
+    ("guides", "objectives"),
+    ("inference",),
+    ("arviz",),
+    ("diagnostics", "training"),
 )
-def test_a_layer_knows_only_those_below_it(layer: str, what: str) -> None:
-    assert _uses(layer, what) == []
+ROOMS = [room for floor in FLOORS for room in floor]
+
+
+def test_every_room_has_a_floor() -> None:
+    found = {m.split(".")[1] for m in MODULES if m.count(".") > 1} - {"_main"}
+    assert found == set(ROOMS)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_knowledge_goes_downwards_only(room: str) -> None:
+    floor = next(i for i, names in enumerate(FLOORS) if room in names)
+    for other in {name for names in FLOORS[floor:] for name in names} - {room}:
+        assert _uses(room, f"pyro_implicit.{other}") == []
+
+
+def test_operations_never_import_pyro() -> None:
+    assert _uses("ops", "pyro") == []
 
 
 def test_the_layers_are_found_at_all() -> None:
     assert _uses("guides", "pyro")
-    assert _uses("distributions", "pyro_implicit.nn")
+    assert _uses("distributions", "pyro_implicit.generators")

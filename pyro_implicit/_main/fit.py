@@ -14,7 +14,7 @@ from pyro.infer.autoguide import AutoNormal
 from torch import Tensor
 from tqdm.auto import trange
 
-from pyro_implicit.generators.mlp import ResidualGenerator
+from pyro_implicit.generators.residual import ResidualGenerator
 from pyro_implicit.guides.hypernetwork import HyperNetworkGuide
 from pyro_implicit.inference.posterior_draws import posterior_draws
 from pyro_implicit.objectives.linearised import LinearisedELBO

@@ -15,10 +15,10 @@ from pyro_implicit.exceptions import ShapeError
 from pyro_implicit.handlers.pointwise import pointwise_log_prob
 from pyro_implicit.inference.posterior_draws import posterior_draws
 
-__all__ = ["GUIDE_GROUPS", "Plan", "collect", "make_plan", "nbytes", "to_numpy"]
+__all__ = ["GUIDE_GROUPS", "ExportPlan", "collect", "make_plan", "nbytes", "to_numpy"]
 
 #: group -> variable -> what it looks like (without the sample dimensions)
-Plan = dict[str, dict[str, Slot]]
+ExportPlan = dict[str, dict[str, Slot]]
 
 #: the groups that follow from draws of a guide, and so differ from restart to restart
 GUIDE_GROUPS = ("posterior", "posterior_predictive", "log_likelihood")
@@ -27,7 +27,7 @@ GUIDE_GROUPS = ("posterior", "posterior_predictive", "log_likelihood")
 Index = tuple[int, ...]
 
 
-def make_plan(program: Program, groups: tuple[str, ...]) -> Plan:
+def make_plan(program: Program, groups: tuple[str, ...]) -> ExportPlan:
     """
     :param Program program: the model.
     :param tuple groups: names of groups, without ``constant_data``.
@@ -36,7 +36,7 @@ def make_plan(program: Program, groups: tuple[str, ...]) -> Plan:
     parameters = {n: s.value for n, s in program.of_kind("latent", "deterministic").items()}
     predicted = {n: s.value for n, s in program.of_kind("observed", "free").items()}
     observed = program.of_kind("observed")
-    everything: Plan = {
+    everything: ExportPlan = {
         "posterior": parameters,
         "posterior_predictive": predicted,
         "log_likelihood": {n: s.log_prob for n, s in observed.items() if s.log_prob},
@@ -84,7 +84,7 @@ class _Arrays:
     ``(num_samples, num_restarts, *shape)`` if there are restarts.
     """
 
-    def __init__(self, plan: Plan, num_samples: int, num_restarts: int | None = None) -> None:
+    def __init__(self, plan: ExportPlan, num_samples: int, num_restarts: int | None = None) -> None:
         self.plan = plan
         by_restart = (num_samples,) if num_restarts is None else (num_samples, num_restarts)
         lead = {group: by_restart if group in GUIDE_GROUPS else (num_samples,) for group in plan}
@@ -110,7 +110,7 @@ class _Arrays:
 def collect(
     programs: Sequence[Program],
     guides: Sequence[Callable[..., Any]],
-    plan: Plan,
+    plan: ExportPlan,
     num_samples: int,
     restarts: bool = False,
 ) -> dict[str, dict[str, np.ndarray]]:

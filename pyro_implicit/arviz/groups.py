@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pyro_implicit._checks import check_names, check_number
 from pyro_implicit._memory import free_memory
-from pyro_implicit.arviz.collect import GUIDE_GROUPS, Plan, nbytes
+from pyro_implicit.arviz.collect import GUIDE_GROUPS, ExportPlan, nbytes
 from pyro_implicit.arviz.program import Program
 from pyro_implicit.exceptions import ArgumentError, SiteError
 
@@ -59,7 +59,7 @@ def choose_groups(
 
 
 def check_size(
-    plan: Plan, num_samples: int, max_bytes: float | None, num_restarts: int = 1
+    plan: ExportPlan, num_samples: int, max_bytes: float | None, num_restarts: int = 1
 ) -> None:
     """
     :param dict plan: the variables of each group.

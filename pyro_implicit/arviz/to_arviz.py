@@ -11,7 +11,7 @@ from pyro_implicit._checks import check_count, check_guide, check_instance, chec
 from pyro_implicit.arviz.attrs import run_attrs
 from pyro_implicit.arviz.collect import (
     GUIDE_GROUPS,
-    Plan,
+    ExportPlan,
     collect,
     make_plan,
     to_numpy,
@@ -131,7 +131,7 @@ def to_arviz(
     plan = make_plan(program, chosen)
     check_size(plan, num_samples, max_bytes, len(guides))
 
-    all_slots: Plan = dict(plan)
+    all_slots: ExportPlan = dict(plan)
     if "constant_data" in chosen:
         all_slots["constant_data"] = constant_slots(program, constants)
     labels = Labels(all_slots, dims, coords, num_restarts, GUIDE_GROUPS)

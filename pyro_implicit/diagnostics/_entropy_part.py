@@ -12,7 +12,7 @@ from pyro_implicit.diagnostics._density import Part
 from pyro_implicit.exceptions import DensityError, GuideError
 from pyro_implicit.ops.lanczos import draw_probes, lanczos_quadrature
 from pyro_implicit.ops.logdet import half_log_det, is_zero
-from pyro_implicit.ops.whitened import WhitenedJacobian
+from pyro_implicit.ops.scaled_jacobian import ScaledJacobian
 
 __all__ = ["PartEntropy", "effective_rank", "part_entropy"]
 
@@ -131,7 +131,7 @@ def _linearised(
         bound = 0.5 * min(m, d) * torch.log1p(smallest.square()) + torch.log(sigma).sum()
     noise = z.reshape(-1, *part.generator.noise_shape)
     linearisation = part.generator.linearise(noise)
-    whitened = WhitenedJacobian(linearisation, part.scale)
+    whitened = ScaledJacobian(linearisation, part.scale)
     quadrature = lanczos_quadrature(
         whitened, draw_probes("orthogonal", num_probes, whitened), num_steps
     )

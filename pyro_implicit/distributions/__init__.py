@@ -1,1 +1,12 @@
-"""Distributions that can be drawn from but not evaluated."""
+"""Distributions that can be drawn from and not evaluated, and mixtures by row."""
+
+from pyro_implicit.distributions.diagonal_mixture import DiagonalMixture
+from pyro_implicit.distributions.implicit import ImplicitDistribution, sample_implicit
+from pyro_implicit.distributions.mixture_density import MixtureDensityNetwork
+
+__all__ = [
+    "DiagonalMixture",
+    "ImplicitDistribution",
+    "MixtureDensityNetwork",
+    "sample_implicit",
+]

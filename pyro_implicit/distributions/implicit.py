@@ -156,6 +156,42 @@ class ImplicitDistribution(dist.TorchDistribution):
             mean = mean + self.scale * torch.randn_like(mean)
         return mean if self.preconditioner is None else self.preconditioner(mean)
 
+    @property
+    def mean(self) -> Tensor:
+        """
+        The centre ``g(z)`` of the Gaussian that theta is given the fixed noise, shape
+        ``(*batch_shape, m)``.
+
+        :raises ArgumentError: if no noise is fixed.
+        """
+        if self.noise is None:
+            raise ArgumentError("no noise is fixed: write distribution.given(z).mean.")
+        mean = self.generator(self.noise)
+        return mean if self.preconditioner is None else self.preconditioner(mean)
+
+    def conditional_log_prob(self, value: Tensor) -> Tensor:
+        r"""
+        The log-density of theta *given the fixed noise*, a Gaussian around :attr:`mean`: not the
+        density of the implicit distribution, which averages it over the noise.
+
+        :param torch.Tensor value: shape ``(..., *batch_shape, m)`` or broadcastable to it.
+        :returns: shape ``(..., *batch_shape)``.
+        :raises ArgumentError: if no noise is fixed, or if ``scale=0``.
+        """
+        if self.noise is None or is_zero(self.scale):
+            missing = "no noise is fixed" if self.noise is None else "scale=0"
+            raise ArgumentError(
+                f"{missing}: there is no Gaussian to evaluate. Write "
+                "distribution.given(z).conditional_log_prob(value), and give the guide scale=0.05."
+            )
+        w = value if self.preconditioner is None else self.preconditioner.inverse(value)
+        residual = (w - self.generator(self.noise)) / self.scale
+        log_scale = torch.as_tensor(self.scale).to(residual).log().expand(self.event_shape).sum()
+        constant = 0.5 * self.event_shape[-1] * math.log(2 * math.pi) + log_scale
+        if self.preconditioner is not None:
+            constant = constant + self.preconditioner.log_abs_det
+        return -0.5 * residual.square().sum(-1) - constant
+
     def base_entropy(self) -> Tensor | float:
         r"""
         The entropy of the noise: in closed form, :math:`\tfrac d2 (1 + \log 2\pi)`, for the

@@ -16,16 +16,19 @@ from pyro_implicit.ops.jacobian import function_jacobian, is_stochman, stochman_
 from pyro_implicit.ops.linearisation import FunctionLinearisation, Linearisation
 from pyro_implicit.ops.logdet import half_log_det
 
-__all__ = ["Generator", "ModuleGenerator", "as_generator"]
+__all__ = ["Generator", "ModuleGenerator", "as_generator", "generator_class"]
+
+_CLASSES: dict[str, type[Generator]] = {}
 
 
 class Generator(nn.Module, ABC):
     r"""
     A map :math:`g` from noise of shape ``noise_shape`` to ``(output_dim,)``.
 
-    A subclass fills :meth:`forward`. It may also override :meth:`jacobian` and
-    :meth:`half_log_det` where its structure allows something faster than ``torch.func``; the
-    objectives call nothing else.
+    A subclass fills :meth:`forward`. It may also override :meth:`jacobian`, :meth:`linearise` and
+    :meth:`half_log_det` where its structure allows something faster than ``torch.func``; objectives
+    call nothing else. A subclass with a :meth:`config` of its own is saved with a guide by value,
+    and is known by its name from then on.
 
     :param noise_shape: shape of one noise.
     :param int output_dim: number of outputs ``m``.
@@ -34,6 +37,11 @@ class Generator(nn.Module, ABC):
 
     #: whether draws fill the whole space without any output noise (``scale=0`` is then allowed)
     full_rank: bool = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "config" in vars(cls):
+            _CLASSES[cls.__name__] = cls
 
     def __init__(self, noise_shape: Sequence[int], output_dim: int) -> None:
         super().__init__()
@@ -112,7 +120,10 @@ class Generator(nn.Module, ABC):
             return half_log_det(self.jacobian(z), scale)
 
     def config(self) -> dict[str, Any] | None:
-        """Constructor arguments as plain values, or None if they cannot be told."""
+        """
+        Constructor arguments as plain values, and the class's name as ``"type"``, so that a guide
+        that was saved can make the generator anew; None if they cannot be told.
+        """
         return None
 
 
@@ -161,7 +172,7 @@ class ModuleGenerator(Generator):
         return (
             f"the module {type(self.module).__name__} takes {takes}; it was given noises of shape "
             f"{('n', *self.noise_shape)} (with the context at the end, if the guide is conditional)"
-            ". Write latent_dim (or noise_shape) to fit it."
+            ". Write noise_dim (or noise_shape) to fit it."
         ).replace("'n'", "n")
 
     def jacobian(self, z: Tensor) -> Tensor:
@@ -172,15 +183,23 @@ class ModuleGenerator(Generator):
         return super().jacobian(z)
 
 
-def as_generator(generator: Any, output_dim: int, latent_dim: int | None = None) -> Generator:
+def generator_class(name: str) -> type[Generator] | None:
+    """
+    :param str name: of a class of generators that tells its :meth:`Generator.config`.
+    :returns: the class, or None if there is none of that name.
+    """
+    return _CLASSES.get(name)
+
+
+def as_generator(generator: Any, output_dim: int, noise_dim: int | None = None) -> Generator:
     """
     A :class:`Generator` of ``output_dim`` outputs from what a user may pass.
 
-    :param generator: a :class:`Generator`; any other ``nn.Module`` from ``(n, latent_dim)`` to
+    :param generator: a :class:`Generator`; any other ``nn.Module`` from ``(n, noise_dim)`` to
         ``(n, output_dim)``; or a callable (a class, say) that makes one of these from
         ``output_dim``.
     :param int output_dim: number of latents to generate.
-    :param int latent_dim: noise dimensions, needed for a plain module only; by default those of
+    :param int noise_dim: noise dimensions, needed for a plain module only; by default those of
         its first linear layer.
     :raises ArgumentError: if it is none of these, or the noise dimension cannot be found.
     :raises ShapeError: if the number of outputs is another.
@@ -193,8 +212,8 @@ def as_generator(generator: Any, output_dim: int, latent_dim: int | None = None)
             "callable that makes one from the number of outputs, e.g. generator=ResidualGenerator."
         )
     if not isinstance(generator, Generator):
-        latent_dim = latent_dim or _first_in_features(generator)
-        return _checked_module(generator, latent_dim, output_dim)
+        noise_dim = noise_dim or _first_in_features(generator)
+        return _checked_module(generator, noise_dim, output_dim)
     if generator.output_dim != output_dim:
         raise ShapeError(
             f"generator has output_dim={generator.output_dim}, but the guide's latents have "
@@ -214,26 +233,26 @@ def _first_in_features(module: nn.Module) -> int:
     if width is not None:
         return width
     raise ArgumentError(
-        f"cannot tell the noise dimension of {type(module).__name__}: write latent_dim=..., or "
+        f"cannot tell the noise dimension of {type(module).__name__}: write noise_dim=..., or "
         "wrap it as ModuleGenerator(module, noise_shape, output_dim)."
     )
 
 
-def _checked_module(module: nn.Module, latent_dim: int, output_dim: int) -> ModuleGenerator:
+def _checked_module(module: nn.Module, noise_dim: int, output_dim: int) -> ModuleGenerator:
     """
     Wraps ``module`` and draws once, so that a wrong size is told here and not in a step; in
     evaluation mode, so that the draw leaves no trace in it.
     """
-    wrapped = ModuleGenerator(module, (latent_dim,), output_dim)
+    wrapped = ModuleGenerator(module, (noise_dim,), output_dim)
     example = next(iter(module.parameters()), torch.zeros(()))
     with torch.no_grad(), evaluated(module):
         try:
-            wrapped(torch.zeros(2, latent_dim, dtype=example.dtype, device=example.device))
+            wrapped(torch.zeros(2, noise_dim, dtype=example.dtype, device=example.device))
         except (RuntimeError, IndexError) as error:
             raise ShapeError(
-                f"the generator {type(module).__name__} fails on noises of shape (2, {latent_dim}) "
+                f"the generator {type(module).__name__} fails on noises of shape (2, {noise_dim}) "
                 f"(with the context at the end, if the guide is conditional): {error} It must take "
-                "(n, latent_dim): write another latent_dim, or wrap it as ModuleGenerator(module, "
+                "(n, noise_dim): write another noise_dim, or wrap it as ModuleGenerator(module, "
                 "noise_shape, output_dim)."
             ) from error
     return wrapped

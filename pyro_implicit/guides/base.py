@@ -125,13 +125,15 @@ class ImplicitGuide(AutoGuide):
     # ---- what a subclass fills
 
     @abstractmethod
-    def _make_generator(self, output_dim: int, sites: list[LatentSite], whitened: bool) -> Any:
+    def _make_generator(
+        self, output_dim: int, sites: list[LatentSite], preconditioned: bool
+    ) -> Any:
         """
         :param int output_dim: number of unconstrained entries to generate.
         :param sites: the sites that they belong to, in order.
-        :param bool whitened: whether outputs should start as a standard normal (a preconditioner
-            follows) rather than with the guide's ``init_scale``.
-        :returns: a :class:`~pyro_implicit.nn.Generator` of ``output_dim`` outputs.
+        :param bool preconditioned: whether outputs should start as a standard normal (a
+            preconditioner follows) rather than with the guide's ``init_scale``.
+        :returns: a :class:`~pyro_implicit.Generator` of ``output_dim`` outputs.
         """
 
     def _own_generator(self, output_dim: int) -> Any:

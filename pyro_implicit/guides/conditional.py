@@ -49,12 +49,12 @@ class ConditionalHyperNetworkGuide(ConditionalGuide, HyperNetworkGuide):
     :param bool shared_noise: whether one draw uses one noise for all rows, so that it is a curve
         (a coherent function of the context), as in the figures of [1]. Rows are then dependent, and
         objectives with an entropy refuse.
-    :param int latent_dim: noise dimensions.
+    :param int noise_dim: noise dimensions.
     :param hidden_dims: widths of the hidden layers.
     :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`.
     :param generator: instead of the perceptron: a module (or a callable that makes one from the
         number of outputs) from noise and context, side by side, to all latents of one row. Then
-        ``latent_dim`` is needed, unless it is a :class:`~pyro_implicit.Generator`.
+        ``noise_dim`` is needed, unless it is a :class:`~pyro_implicit.Generator`.
     :param float init_scale: standard deviation of the first draws in the unconstrained space, over
         noise and a context of unit size; see :class:`~pyro_implicit.HyperNetworkGuide`.
     :param options: ``init_loc_fn``, ``scale``, ``learn_scale``, ``factorized`` and
@@ -74,8 +74,8 @@ class ConditionalHyperNetworkGuide(ConditionalGuide, HyperNetworkGuide):
 
     def _own_generator(self, output_dim: int) -> Generator | None:
         option, inputs = self._generator[0], None
-        if self._latent_dim is not None:
-            inputs = self._latent_dim + (self._context_dim or 0)
+        if self._noise_dim is not None:
+            inputs = self._noise_dim + (self._context_dim or 0)
         return None if option is None else as_generator(option, output_dim, inputs)
 
     def _num_inputs(self, output_dim: int) -> int:

@@ -11,8 +11,9 @@ from torch import nn
 from pyro_implicit._checks import check_callable, check_count, check_counts, check_number
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.generators.base import Generator, as_generator
-from pyro_implicit.generators.mlp import MLPGenerator, ResidualGenerator
+from pyro_implicit.generators.mlp import MLPGenerator
 from pyro_implicit.generators.rescaled import rescaled
+from pyro_implicit.generators.residual import ResidualGenerator
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.parts import check_factorized
@@ -42,7 +43,7 @@ class HyperNetworkGuide(ImplicitGuide):
     :class:`~pyro_implicit.ResidualGenerator`, whose determinant stays cheap.
 
     :param model: a Pyro model whose latents are continuous.
-    :param int latent_dim: noise dimensions.
+    :param int noise_dim: noise dimensions.
     :param hidden_dims: widths of the hidden layers.
     :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`. The default does
         not saturate, so that tails can be longer than a Gaussian's: on eight schools the worst
@@ -64,7 +65,7 @@ class HyperNetworkGuide(ImplicitGuide):
         self,
         model: Callable[..., Any],
         *,
-        latent_dim: int | None = None,
+        noise_dim: int | None = None,
         hidden_dims: Sequence[int] | None = None,
         activation: str = "silu",
         generator: Any = None,
@@ -81,15 +82,15 @@ class HyperNetworkGuide(ImplicitGuide):
             )
         if generator is not None:
             check_callable("generator", generator, _GENERATORS)
-        if latent_dim is not None:
-            latent_dim = check_count("latent_dim", latent_dim)
+        if noise_dim is not None:
+            noise_dim = check_count("noise_dim", noise_dim)
         if hidden_dims is not None:
             hidden_dims = check_counts("hidden_dims", hidden_dims, empty=False)
         if init_scale is not None:
             init_scale = check_number("init_scale", init_scale, above=0)
         get_activation(activation)
         super().__init__(model, **options)
-        self._latent_dim = latent_dim
+        self._noise_dim = noise_dim
         self._hidden_dims = hidden_dims
         self._activation = activation
         self._init_scale = init_scale
@@ -106,23 +107,23 @@ class HyperNetworkGuide(ImplicitGuide):
 
     def _own_generator(self, output_dim: int) -> Generator | None:
         option = self._generator[0]
-        return None if option is None else as_generator(option, output_dim, self._latent_dim)
+        return None if option is None else as_generator(option, output_dim, self._noise_dim)
 
     def _num_inputs(self, output_dim: int) -> int:
         """Of the perceptron."""
-        return self._latent_dim or (output_dim if output_dim <= _SMALL else 100)
+        return self._noise_dim or (output_dim if output_dim <= _SMALL else 100)
 
     def _make_generator(
-        self, output_dim: int, sites: list[LatentSite], whitened: bool
+        self, output_dim: int, sites: list[LatentSite], preconditioned: bool
     ) -> Generator:
-        init_scale = 1.0 if whitened else self._init_scale or 0.1
+        init_scale = 1.0 if preconditioned else self._init_scale or 0.1
         if self._generator[0] is ResidualGenerator:
             return ResidualGenerator(output_dim, init_scale=init_scale)
         own = self._own_generator(output_dim)
         if own is not None:
             return own if self._init_scale is None else rescaled(own, init_scale)
         small = output_dim <= _SMALL
-        if whitened and not small and self._latent_dim is None and self._hidden_dims is None:
+        if preconditioned and not small and self._noise_dim is None and self._hidden_dims is None:
             return ResidualGenerator(output_dim)
         hidden_dims = (40, 40) if small else (100,)
         return MLPGenerator(

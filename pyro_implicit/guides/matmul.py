@@ -58,7 +58,7 @@ class _MatMulGuide(ImplicitGuide):
         parts = [start.loc.new_full((site.numel,), fan_in_scale(site)) for site in sites]
         return GaussianStart(start.loc, torch.cat(parts))
 
-    def _layout(self, whitened: bool) -> dict[str, Any]:
+    def _layout(self, preconditioned: bool) -> dict[str, Any]:
         return {
             "noise_shape": self._noise_shape,
             "budget": self._budget,
@@ -93,8 +93,8 @@ class MMNNGuide(_MatMulGuide):
     :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`.
     :param float init_scale: size of the first draws' noise, relative to the weights.
     :param init_loc_fn: by default a fresh initialisation of the weights, see
-        :func:`~pyro_implicit.guides.initialization.initial.init_to_fan_in`; ``net.init_to_module`` starts at the
-        values of the wrapped module.
+        :func:`~pyro_implicit.guides.init_to_fan_in`; ``net.init_to_module`` starts at the values of
+        the wrapped module.
     :param options: ``init_from``, ``scale``, ``learn_scale``, ``factorized``, ``create_plates``:
         see :class:`~pyro_implicit.ImplicitGuide`.
     :raises ArgumentError: for bad values.
@@ -122,13 +122,13 @@ class MMNNGuide(_MatMulGuide):
         self._output_shape = output_shape
 
     def _make_generator(
-        self, output_dim: int, sites: list[LatentSite], whitened: bool
+        self, output_dim: int, sites: list[LatentSite], preconditioned: bool
     ) -> Generator:
         return MMNN(
             output_dim,
             hidden_shapes=self._hidden_shapes,
             output_shape=self._output_shape,
-            **self._layout(whitened),
+            **self._layout(preconditioned),
         )
 
 
@@ -171,10 +171,10 @@ class CMMNNGuide(_MatMulGuide):
         self._branch_size = branch_size
 
     def _make_generator(
-        self, output_dim: int, sites: list[LatentSite], whitened: bool
+        self, output_dim: int, sites: list[LatentSite], preconditioned: bool
     ) -> Generator:
         sizes = [part for group in _group_sizes(sites) for part in _split(group, self._branch_size)]
-        return CMMNN(sizes, trunk_shapes=self._trunk_shapes, **self._layout(whitened))
+        return CMMNN(sizes, trunk_shapes=self._trunk_shapes, **self._layout(preconditioned))
 
 
 def _group_sizes(sites: list[LatentSite]) -> list[int]:

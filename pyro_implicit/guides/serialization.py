@@ -8,21 +8,12 @@ from typing import Any
 import torch
 
 from pyro_implicit.exceptions import StateError
-from pyro_implicit.generators.base import Generator
-from pyro_implicit.generators.mlp import MLPGenerator, ResidualGenerator
-from pyro_implicit.generators.mmnn import CMMNN, MMNN
+from pyro_implicit.generators.base import Generator, generator_class
 from pyro_implicit.generators.preconditioner import Preconditioner
 from pyro_implicit.generators.rescaled import Rescaled
 from pyro_implicit.guides.sampler import Sampler
 
 __all__ = ["sampler_from_state", "sampler_state"]
-
-_GENERATORS: dict[str, type[Generator]] = {
-    "CMMNN": CMMNN,
-    "MLPGenerator": MLPGenerator,
-    "MMNN": MMNN,
-    "ResidualGenerator": ResidualGenerator,
-}
 
 
 def sampler_state(sampler: Sampler) -> dict[str, Any]:
@@ -53,11 +44,11 @@ def sampler_from_state(
     :raises StateError: if such a generator is needed and there is none.
     """
     m, config = state["output_dim"], state["generator"]
-    if config is not None and config["type"] in _GENERATORS:
-        options = {key: value for key, value in config.items() if key != "type"}
-        made: Generator | None = _GENERATORS[config["type"]](**options)
-    else:
+    kind = None if config is None else generator_class(config["type"])
+    if kind is None:
         made = own_generator(m)
+    else:
+        made = kind(**{key: value for key, value in config.items() if key != "type"})
     if made is None:
         raise StateError(
             f"the state was saved with a generator of your own ({state['generator_type']}), which "

@@ -21,8 +21,8 @@ from pyro_implicit.inference.predictive_run import (
     PREDICTIVE_PLATE,
     UNIT,
     Layout,
-    Plan,
     PredictiveRun,
+    RunPlan,
 )
 
 __all__ = ["predict"]
@@ -97,7 +97,7 @@ def predict(
     by_row = guide if isinstance(guide, ConditionalGuide) else None
     draws = {} if by_row else posterior_draws(guide, num_samples, *args, **kwargs)
     seed = int(torch.randint(2**62, ()))
-    plan = Plan(
+    plan = RunPlan(
         draws, _number_of_rows(args, kwargs), seed, None if sites is None else frozenset(sites)
     )
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
@@ -130,7 +130,7 @@ class _Job:
         guide: ConditionalGuide | None,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        plan: Plan,
+        plan: RunPlan,
         num_samples: int,
     ) -> None:
         self.model, self.guide, self.args, self.kwargs = model, guide, args, kwargs

@@ -16,7 +16,7 @@ from torch import Tensor
 from pyro_implicit.handlers.row_coupling import RowsTogether
 from pyro_implicit.handlers.rows import take_rows
 
-__all__ = ["PREDICTIVE_PLATE", "UNIT", "Layout", "Plan", "PredictiveRun"]
+__all__ = ["PREDICTIVE_PLATE", "UNIT", "Layout", "RunPlan", "PredictiveRun"]
 
 UNIT = 32  # rows that share one state of the random generator
 PREDICTIVE_PLATE = "_num_predictive_samples"
@@ -50,7 +50,7 @@ class Layout:
 
 
 @dataclass
-class Plan:
+class RunPlan:
     """
     What all evaluations of one prediction share.
 
@@ -84,7 +84,7 @@ class PredictiveRun(Messenger):
     """
     Sets latents to draws, draws noise by row, and keeps the values that are asked for.
 
-    :param Plan plan: what to predict.
+    :param RunPlan plan: what to predict.
     :param int start: first row.
     :param int stop: one past the last row.
     :param int first: first draw.
@@ -96,7 +96,7 @@ class PredictiveRun(Messenger):
 
     def __init__(
         self,
-        plan: Plan,
+        plan: RunPlan,
         start: int,
         stop: int,
         first: int,

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pyro.infer.elbo import ELBOModule
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -24,7 +23,7 @@ from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError, 
 from pyro_implicit.objectives.contrastive import ContrastiveELBO
 from pyro_implicit.objectives.critic import Critic
 from pyro_implicit.objectives.gradients import all_finite
-from pyro_implicit.objectives.particle import ImplicitSite
+from pyro_implicit.objectives.implicit_site import ImplicitSite
 
 __all__ = ["AdversarialELBO"]
 
@@ -56,7 +55,7 @@ class AdversarialELBO(ContrastiveELBO):
     :param int num_particles: draws for the likelihood.
     :param critic: a function from the number ``m`` of latent entries to a module from ``(n, m)`` to
         ``(n,)`` or ``(n, 1)``, or one such module for a guide with one implicit site;
-        :class:`~pyro_implicit.objectives.critic.Critic` by default. With ``contrast="adaptive"`` it sees
+        :class:`~pyro_implicit.objectives.Critic` by default. With ``contrast="adaptive"`` it sees
         standardised draws, else draws in unconstrained coordinates.
     :param int num_critic_steps: its steps per evaluation.
     :param critic_optim: a function from its parameters to a ``torch.optim.Optimizer``; Adam with a
@@ -86,6 +85,7 @@ class AdversarialELBO(ContrastiveELBO):
         self._critic = critic or Critic
         self._critic_optim = critic_optim or _adam
         self._critics = nn.ModuleList()
+        self.networks["critics"] = self._critics
         self._names: list[str] = []
         self._optims: list[torch.optim.Optimizer] = []
         self._entries: dict[str, int] = {}
@@ -115,14 +115,6 @@ class AdversarialELBO(ContrastiveELBO):
         the last ten evaluations.
         """
         return {name: float(value) for name, value in self._accuracy.items()}
-
-    def __call__(self, model: nn.Module, guide: nn.Module) -> ELBOModule:
-        """
-        :returns: a module whose parameters are those of model, guide and critics.
-        """
-        module = super().__call__(model, guide)
-        module.critics = self._critics
-        return module
 
     def estimate(self, site: ImplicitSite) -> Tensor:
         """

@@ -16,6 +16,7 @@ from typing import Any
 from pyro_implicit._checks import check_number
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.objectives.linearised import LinearisedELBO
+from pyro_implicit.objectives.particle import Reads
 
 __all__ = ["AlphaEnergy"]
 
@@ -43,8 +44,6 @@ class AlphaEnergy(LinearisedELBO):
     :raises ArgumentError: for an ``alpha`` outside of 0 to 1, or a ``likelihood``.
     """
 
-    serves_explicit = True
-
     def __init__(self, num_particles: int = 1, *, alpha: float = 0.5, **options: Any) -> None:
         alpha = check_number("alpha", alpha, minimum=0, maximum=1, why=" (0 is the ELBO)")
         if "likelihood" in options:
@@ -53,7 +52,17 @@ class AlphaEnergy(LinearisedELBO):
                 "'expected' and alpha=1 for 'per_datum'."
             )
         super().__init__(num_particles, **options)
-        self.alpha = self._power = alpha
+        self.alpha = float(alpha)
+
+    @property
+    def power(self) -> float:
+        """``alpha``: of the likelihoods that are averaged over draws."""
+        return self.alpha
+
+    @property
+    def reads(self) -> Reads:  # type: ignore[override]
+        """As an ELBO, of explicit guides too."""
+        return Reads(implicit_site=False)
 
     @property
     def settings(self) -> dict[str, Any]:

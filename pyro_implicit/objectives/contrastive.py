@@ -19,8 +19,8 @@ from torch import Tensor
 from pyro_implicit._checks import check_choice, check_count
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError
-from pyro_implicit.objectives.base import ImplicitELBO
-from pyro_implicit.objectives.particle import ImplicitSite
+from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
+from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.ops.logdet import is_zero
 from pyro_implicit.ops.moments import standardise
 

@@ -1,8 +1,9 @@
-"""A check that objectives share: of terms."""
+"""Which term of an objective is not finite, and which site is to blame."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -17,7 +18,7 @@ def _number(value: Any) -> float:
     return float(value.detach() if isinstance(value, Tensor) else value)
 
 
-def check_finite(terms: dict[str, Any], particles: list[Particle]) -> None:
+def check_finite(terms: dict[str, Any], particles: Sequence[Particle]) -> None:
     """
     :raises NonFiniteError: naming the term and, if one is to blame, the site.
     """

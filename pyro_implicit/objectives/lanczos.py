@@ -12,8 +12,6 @@ References
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +20,10 @@ from torch import Tensor
 
 from pyro_implicit._checks import check_choice, check_count, check_state, shown
 from pyro_implicit.exceptions import ArgumentError, StateError
-from pyro_implicit.objectives.base import ImplicitELBO
-from pyro_implicit.objectives.particle import ImplicitSite
+from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
+from pyro_implicit.objectives.implicit_site import ImplicitSite
+from pyro_implicit.objectives.scaled_site import rest_of_entropy, scaled_jacobian
 from pyro_implicit.objectives.turns import Turns
-from pyro_implicit.objectives.whitened_site import rest_of_entropy, whitened_jacobian
 from pyro_implicit.ops.lanczos import (
     PROBES,
     LanczosQuadrature,
@@ -33,7 +31,7 @@ from pyro_implicit.ops.lanczos import (
     gradient_surrogate,
     lanczos_quadrature,
 )
-from pyro_implicit.ops.whitened import WhitenedJacobian
+from pyro_implicit.ops.scaled_jacobian import ScaledJacobian
 
 __all__ = ["LanczosELBO", "LanczosReport"]
 
@@ -181,7 +179,7 @@ class LanczosELBO(ImplicitELBO):
         weight = self._weight(site)
         if weight == 0:
             return site.value.new_zeros(site.value.shape[:-1]) + rest
-        jacobian = whitened_jacobian(site)
+        jacobian = scaled_jacobian(site)
         self._check_rule(site, jacobian)
         probes = draw_probes(self.probes, self.num_probes, jacobian)
         found = lanczos_quadrature(jacobian, probes, self.num_steps)
@@ -199,7 +197,7 @@ class LanczosELBO(ImplicitELBO):
             return 0.25 * (found.gauss + found.radau).mean(0)
         return 0.5 * (found.gauss if self.rule == "gauss" else found.radau).mean(0)
 
-    def _check_rule(self, site: ImplicitSite, jacobian: WhitenedJacobian) -> None:
+    def _check_rule(self, site: ImplicitSite, jacobian: ScaledJacobian) -> None:
         if jacobian.floor == 0 and self.rule != "gauss":
             raise ArgumentError(
                 f"implicit site {site.name!r} has no output noise (scale=0), so nothing is known "
@@ -229,13 +227,11 @@ class LanczosELBO(ImplicitELBO):
         self._turns.load(turns)
 
     def _forget(self) -> None:
-        self._step: tuple[int, Any] | None = None  # its number, and the guide that is trained
-        self._num_training_steps = 0
         self._turns = Turns()
         self._last: dict[str, tuple[Tensor, Tensor]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        memory = ("_step", "_num_training_steps", "_turns", "_last")
+        memory = ("_turns", "_last")
         return {k: v for k, v in super().__getstate__().items() if k not in memory}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -249,39 +245,16 @@ class LanczosELBO(ImplicitELBO):
 
     # ---- lazy entropy
 
-    def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """
-        See :meth:`ImplicitELBO.differentiable_loss`. With gradients enabled this is a training step
-        that ``entropy_every`` counts.
-        """
-        with self._training_step(guide):
-            return super().differentiable_loss(model, guide, *args, **kwargs)
-
-    def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
-        """See :meth:`ImplicitELBO.loss_and_grads`; a step that ``entropy_every`` counts."""
-        with self._training_step(guide):
-            return super().loss_and_grads(model, guide, *args, **kwargs)
-
-    @contextmanager
-    def _training_step(self, guide: Any) -> Iterator[None]:
-        """Within it the schedule of ``entropy_every`` holds, unless gradients are disabled."""
-        if torch.is_grad_enabled():
-            self._num_training_steps += 1
-            self._step = (self._num_training_steps, guide)
-        try:
-            yield
-        finally:
-            self._step = None
-
     def _weight(self, site: ImplicitSite) -> int:
         """
         1 outside of training steps. Within one: ``entropy_every`` in the first and each k-th step
         that meets this site of this guide, else 0. Each guide has a count of its own, so that
         models trained in turns do not take each other's turn.
         """
-        if self._step is None or self.entropy_every == 1:
+        now = self.training_step
+        if now is None or self.entropy_every == 1:
             return 1
-        is_turn = self._turns.take(*self._step, site) % self.entropy_every == 0
+        is_turn = self._turns.take(now.number, now.guide, site) % self.entropy_every == 0
         return self.entropy_every if is_turn else 0
 
 

@@ -14,8 +14,8 @@ import math
 from torch import Tensor
 
 from pyro_implicit.exceptions import GuideError
-from pyro_implicit.objectives.base import ImplicitELBO
-from pyro_implicit.objectives.particle import ImplicitSite
+from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
+from pyro_implicit.objectives.implicit_site import ImplicitSite
 
 __all__ = ["LinearisedELBO", "entropy_constant"]
 

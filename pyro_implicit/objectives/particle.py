@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pyro
@@ -17,17 +18,18 @@ from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from pyro.util import check_model_guide_match, check_site_shape
 from torch import Tensor
 
-from pyro_implicit.distributions._base_dist import draw, loses_gradients
+from pyro_implicit.distributions._base_dist import loses_gradients
 from pyro_implicit.distributions.diagonal_mixture import WeightedDraws
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import DensityError, GuideError, NonFiniteError, SiteError
 from pyro_implicit.objectives.batch_dims import PARTICLE_PLATE, check_batch_dims, is_vectorised
+from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.pairing import check_latents, check_not_enumerated
 
 __all__ = [
     "PARTICLE_PLATE",
-    "ImplicitSite",
     "Particle",
+    "Reads",
     "draw_particle",
     "lost_gradients",
     "plate_nesting",
@@ -41,39 +43,27 @@ def sample_nodes(trace: Trace) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class ImplicitSite:
+class Reads:
     """
-    One implicit site of a guide, with its draws: all that the hook of an objective sees.
+    What an objective reads of a run of guide and model; nothing else is computed.
 
-    :param str name: its name.
-    :param ImplicitDistribution distribution: its law given the noise; ``distribution.noise`` has
-        shape ``(*batch, *noise_shape)``.
-    :param torch.Tensor value: its draws, shape ``(*batch, m)``. With vectorised particles ``batch``
-        begins with the particles; with looped particles only if the objective is joint.
-    :param latents: the model's sites made from it.
-    :param pack: maps values of these to the coordinates of ``value``; None if they are the same.
-    :param prior: for an objective that replaces the KL term: a function from a number ``n`` to
-        draws of the model's prior in the coordinates of ``value``, shape ``(n, *plates, m)``.
+    :param bool prior: the density of the model's prior at the draws of implicit sites, and the
+        log-Jacobian of their constraints.
+    :param bool guide: the density or entropy of the guide. Without it and without ``prior`` no
+        density of any latent is computed, and mixtures in the guide are drawn with weights that
+        carry the gradient of their components (:attr:`Particle.log_weight`).
+    :param bool prior_draws: draws of the model's prior (``site.prior``).
+    :param bool implicit_site: whether the guide must have one.
     """
 
-    name: str
-    distribution: ImplicitDistribution
-    value: Tensor
-    latents: tuple[str, ...]
-    pack: Callable[[dict[str, Tensor], int], Tensor] | None = None
-    prior: Callable[[int], Tensor] | None = None
+    prior: bool = True
+    guide: bool = True
+    prior_draws: bool = False
+    implicit_site: bool = True
 
-    def fresh(self, num_draws: int) -> Tensor:
-        """
-        New draws of a site whose first batch dimension is the particles: the plates it is in are
-        kept, each draw has its own noise.
 
-        :param int num_draws: their number ``n``.
-        :returns: reparameterised draws, shape ``(n, *plates, m)``.
-        """
-        fn, plates = self.distribution, self.value.shape[1:-1]
-        noise = draw(fn.base_dist.expand(plates), (num_draws,))
-        return fn.given(noise).rsample()
+#: what an evidence bound reads
+ALL = Reads()
 
 
 @dataclass(frozen=True)
@@ -90,10 +80,46 @@ class Particle:
     guide: Trace
     implicit: dict[str, ImplicitSite]
 
+    @cached_property
+    def implicit_latents(self) -> frozenset[str]:
+        """Names of the model's sites that come from implicit sites."""
+        return frozenset(latent for site in self.implicit.values() for latent in site.latents)
+
+    @cached_property
     def log_weight(self) -> Any:
         """Of the draws (0 in value), by row, if mixtures in the guide were drawn with weights."""
         nodes = sample_nodes(self.guide).values()
         return sum((node["infer"].get("log_weight", 0.0) for node in nodes), 0.0)
+
+    @cached_property
+    def observed_nodes(self) -> dict[str, Any]:
+        """The model's observed sites and factors by name."""
+        nodes = sample_nodes(self.model).items()
+        return {name: node for name, node in nodes if node["is_observed"]}
+
+    @cached_property
+    def latent_nodes(self) -> dict[str, Any]:
+        """The model's latent sites whose prior was evaluated, by name."""
+        nodes = sample_nodes(self.model).items()
+        return {n: node for n, node in nodes if not node["is_observed"] and "log_prob" in node}
+
+    @property
+    def all_latents(self) -> frozenset[str]:
+        """Names of the model's latent sites."""
+        return frozenset(n for n, x in sample_nodes(self.model).items() if not x["is_observed"])
+
+    @cached_property
+    def guide_nodes(self) -> dict[str, Any]:
+        """
+        The guide's sites that have a density, by name: neither implicit nor the noise of such a
+        site. Those named as latents of implicit sites are Deltas with *minus* the log-Jacobian of
+        the latent's constraint as their density.
+        """
+        return {
+            name: node
+            for name, node in sample_nodes(self.guide).items()
+            if name not in self.implicit and not node["infer"].get("is_implicit_noise")
+        }
 
     def weight(self, name: str) -> Any:
         """
@@ -111,18 +137,6 @@ class Particle:
             )
         return scale if mask is None else scale * mask
 
-    def explicit_guide_sites(self) -> list[Any]:
-        """The guide's sites that have a density: neither implicit nor the noise of such a site."""
-        return [
-            node
-            for name, node in sample_nodes(self.guide).items()
-            if name not in self.implicit and not node["infer"].get("is_implicit_noise")
-        ]
-
-    def implicit_latents(self) -> set[str]:
-        """Names of the model's sites that come from implicit sites."""
-        return {latent for site in self.implicit.values() for latent in site.latents}
-
     def weigh(self, name: str, per_draw: Tensor) -> Tensor:
         """The sum of ``per_draw`` (shape ``batch``) under a site's scale and mask."""
         node = self.guide.nodes[name]
@@ -135,24 +149,15 @@ def draw_particle(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     max_plate_nesting: float,
-    needs_prior: bool = True,
+    reads: Reads = ALL,
     implicit_prior: Callable[[ImplicitDistribution, Tensor], Tensor] | None = None,
-    allow_explicit: bool = False,
-    needs_guide: bool = True,
-    weighted: bool = False,
 ) -> Particle:
     """
     Runs the guide, then the model with its draws.
 
-    :param bool needs_prior: whether the prior's density at the implicit latents is computed, and
-        the log-Jacobian of their constraints.
+    :param Reads reads: what is computed; all of it by default.
     :param implicit_prior: log-density, or a bound on it, for latents whose prior is itself an
         :class:`~pyro_implicit.ImplicitDistribution`.
-    :param bool allow_explicit: whether a guide without an implicit site is accepted.
-    :param bool needs_guide: whether the guide's density or entropy is of any use; if not, and if
-        the prior is not needed either, no density of any latent is computed.
-    :param bool weighted: whether mixtures of the guide are drawn with weights that carry the
-        gradient of their components; see :meth:`Particle.log_weight`.
     :raises DensityError: if it is needed and the prior of a latent has none.
     :raises GuideError: if the guide has no implicit site, or one drawn without its noise; if its
         entropy is needed and rows share their noise.
@@ -164,22 +169,22 @@ def draw_particle(
         latent is needed that the model does not sample.
     """
     tracer = poutine.trace(guide)
-    with WeightedDraws() if weighted else nullcontext():
+    with nullcontext() if reads.guide else WeightedDraws():
         guide_trace = tracer.get_trace(*args, **kwargs)
-    implicit = _implicit_sites(guide_trace, allow_explicit)
+    implicit = _implicit_sites(guide_trace, reads.implicit_site)
     if is_validation_enabled():
         _check_draws(implicit)
     model_trace = _replayed(model, guide_trace, args, kwargs)
     check_not_enumerated(sample_nodes(model_trace), guide_trace.nodes)
-    if needs_guide:
+    if reads.guide:
         check_latents(sample_nodes(model_trace), sample_nodes(guide_trace))
     if is_validation_enabled():
         check_model_guide_match(model_trace, guide_trace, max_plate_nesting)
     guide_trace = prune_subsample_sites(guide_trace)
     model_trace = prune_subsample_sites(model_trace)
     particle = Particle(model_trace, guide_trace, implicit)
-    left_out = set() if needs_prior else particle.implicit_latents()
-    if not (needs_prior or needs_guide):
+    left_out: set[str] = set() if reads.prior else set(particle.implicit_latents)
+    if not (reads.prior or reads.guide):
         left_out = {n for n, node in sample_nodes(model_trace).items() if not node["is_observed"]}
     known = set()  # in the model alone: the guide's site of that name has a density of its own
     for name, node in sample_nodes(model_trace).items():
@@ -187,9 +192,7 @@ def draw_particle(
             _set_log_prob(name, node, implicit_prior)
             known.add(name)
     model_trace.compute_log_prob(lambda name, _: name not in left_out | known)
-    explicit = {node["name"] for node in particle.explicit_guide_sites()} - left_out
-    if not needs_guide:
-        explicit = set()
+    explicit = set(particle.guide_nodes) - left_out if reads.guide else set()
     guide_trace.compute_log_prob(lambda name, _: name in explicit)
     _sum_in_float32(model_trace)
     _sum_in_float32(guide_trace)
@@ -233,7 +236,7 @@ def _replayed(
     return tracer.trace
 
 
-def _implicit_sites(guide_trace: Trace, allow_explicit: bool) -> dict[str, ImplicitSite]:
+def _implicit_sites(guide_trace: Trace, required: bool) -> dict[str, ImplicitSite]:
     sites = {}
     for name, node in sample_nodes(guide_trace).items():
         if not isinstance(node["fn"], ImplicitDistribution):
@@ -246,7 +249,7 @@ def _implicit_sites(guide_trace: Trace, allow_explicit: bool) -> dict[str, Impli
         latents = tuple(node["infer"]["implicit_latents"])
         pack = node["infer"].get("implicit_pack")
         sites[name] = ImplicitSite(name, node["fn"], node["value"], latents, pack)
-    if not sites and not allow_explicit:
+    if not sites and required:
         raise GuideError(
             "the guide has no implicit site, so this objective has nothing to estimate. Train an "
             "ordinary guide with Trace_ELBO(), or use HyperNetworkGuide(model)."
@@ -348,7 +351,7 @@ def _check_plates(model_trace: Trace, guide_trace: Trace) -> None:
 
 
 def _check_reparameterised(particle: Particle) -> None:
-    for node in particle.explicit_guide_sites():
+    for node in particle.guide_nodes.values():
         reparameterised = getattr(node["fn"], "has_rsample", False)
         if not (reparameterised or "log_weight" in node["infer"]):
             raise SiteError(

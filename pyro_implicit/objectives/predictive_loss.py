@@ -12,13 +12,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from torch import Tensor
-
-from pyro_implicit._checks import check_choice
+from pyro_implicit._checks import check_choice, check_number
 from pyro_implicit.exceptions import ArgumentError
-from pyro_implicit.objectives.base import ImplicitELBO
-from pyro_implicit.objectives.likelihood import batch_log_predictive
-from pyro_implicit.objectives.particle import ImplicitSite, Particle
+from pyro_implicit.objectives.likelihood import batch_log_predictive, log_predictive
+from pyro_implicit.objectives.particle import Reads
+from pyro_implicit.objectives.particle_batch import ParticleBatch
+from pyro_implicit.objectives.particle_objective import ParticleObjective, Terms
 
 __all__ = ["PosteriorPredictiveLoss"]
 
@@ -26,7 +25,7 @@ _FORMS = ("per_datum", "expected", "per_batch")
 _RAW = ("raw", "density", "eq4", "mean")
 
 
-class PosteriorPredictiveLoss(ImplicitELBO):
+class PosteriorPredictiveLoss(ParticleObjective):
     r"""
     Minus the log of a Monte Carlo estimate of the posterior predictive density (Eq. 3 of [1]). It
     needs a likelihood only: no prior, and of the guide only draws, so that any guide with
@@ -70,9 +69,6 @@ class PosteriorPredictiveLoss(ImplicitELBO):
     :raises ArgumentError: for another ``form``, or options of an evidence bound.
     """
 
-    replaces = None
-    serves_explicit = True
-
     def __init__(
         self,
         num_particles: int = 10,
@@ -99,30 +95,42 @@ class PosteriorPredictiveLoss(ImplicitELBO):
             )
         super().__init__(
             num_particles,
-            prior_weight=prior_weight,
             vectorize_particles=vectorize_particles,
             max_plate_nesting=max_plate_nesting,
             **options,
         )
+        self.prior_weight = check_number("prior_weight", prior_weight, minimum=0)
         self.form = form
-        self._power = 0.0 if form == "expected" else 1.0
 
-    def estimate(self, site: ImplicitSite) -> Tensor:
-        """
-        Never called: the loss has no entropy.
+    @property
+    def reads(self) -> Reads:  # type: ignore[override]
+        """A likelihood and, if it has a weight, the prior."""
+        return Reads(prior=self.prior_weight != 0, guide=False, implicit_site=False)
 
-        :raises NotImplementedError: always.
+    @property
+    def pools(self) -> bool:  # type: ignore[override]
+        """Whether the draws are averaged within the logarithm."""
+        return self.form != "expected"
+
+    def terms_of(self, batch: ParticleBatch) -> Terms:
         """
-        raise NotImplementedError("PosteriorPredictiveLoss has no entropy to estimate")
+        See :meth:`ParticleObjective.terms_of`.
+
+        :returns: ``log_predictive``, or ``log_likelihood`` if ``form="expected"``; and
+            ``log_prior`` if it has a weight.
+        """
+        terms: Terms = {}
+        if self.form == "expected":
+            terms["log_likelihood"] = batch.log_likelihood.mean()
+        elif self.form == "per_datum":
+            terms["log_predictive"] = log_predictive(batch)
+        else:
+            terms["log_predictive"] = batch_log_predictive(batch)
+        if self.prior_weight:
+            terms["log_prior"] = self.prior_weight * batch.log_density_of_latents().mean()
+        return terms
 
     @property
     def settings(self) -> dict[str, Any]:
         """What defines the objective, as plain values, for records."""
-        told = ("objective", "num_particles", "vectorize_particles", "prior_weight", "is_bound")
-        settings = super().settings
-        return {name: settings[name] for name in told} | {"form": self.form}
-
-    def _likelihood_terms(self, particles: list[Particle]) -> dict[str, Any]:
-        if self.form == "per_batch":
-            return {"log_predictive": batch_log_predictive(particles, self._vectorised)}
-        return super()._likelihood_terms(particles)
+        return super().settings | {"prior_weight": self.prior_weight, "form": self.form}

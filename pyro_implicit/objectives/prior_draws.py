@@ -15,14 +15,15 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pyro_implicit.exceptions import GuideError, SiteError
-from pyro_implicit.objectives.particle import ImplicitSite, Particle, sample_nodes
+from pyro_implicit.objectives.implicit_site import ImplicitSite
+from pyro_implicit.objectives.particle import Particle
 
-__all__ = ["Prior"]
+__all__ = ["PriorDraws"]
 
 _PRIOR_PLATE = "num_prior_draws_vectorized"
 
 
-class Prior:
+class PriorDraws:
     """
     The prior of one model at one set of arguments.
 
@@ -80,9 +81,7 @@ class Prior:
             return
         for site in particle.implicit.values():
             self._check_weights(site, particle)
-        latents = {
-            name for name, node in sample_nodes(particle.model).items() if not node["is_observed"]
-        }
+        latents = set(particle.all_latents)
         for site in particle.implicit.values():
             if latents - set(site.latents):
                 self._check_independent(site)

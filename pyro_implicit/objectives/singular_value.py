@@ -21,11 +21,11 @@ from torch import Tensor
 from pyro_implicit._checks import check_count, check_flag, check_number, check_state, shown
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.generators.base import Generator
-from pyro_implicit.objectives.base import ImplicitELBO
-from pyro_implicit.objectives.particle import ImplicitSite
-from pyro_implicit.objectives.whitened_site import rest_of_entropy, whitened_jacobian
+from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
+from pyro_implicit.objectives.implicit_site import ImplicitSite
+from pyro_implicit.objectives.scaled_site import rest_of_entropy, scaled_jacobian
 from pyro_implicit.ops.lobpcg import SmallestPair, smallest_eigenpair
-from pyro_implicit.ops.whitened import WhitenedJacobian
+from pyro_implicit.ops.scaled_jacobian import ScaledJacobian
 
 __all__ = ["SingularValueELBO", "SingularValueReport"]
 
@@ -152,7 +152,7 @@ class SingularValueELBO(ImplicitELBO):
             site.
         """
         rest = rest_of_entropy(site)
-        jacobian = whitened_jacobian(site)
+        jacobian = scaled_jacobian(site)
         start = self._start(site, jacobian)
         pair = smallest_eigenpair(jacobian, start, self.num_iterations, self.tolerance)
         self._remember(site, pair)
@@ -196,7 +196,7 @@ class SingularValueELBO(ImplicitELBO):
         self.__dict__.update(state)
         self._forget()
 
-    def _start(self, site: ImplicitSite, jacobian: WhitenedJacobian) -> Tensor:
+    def _start(self, site: ImplicitSite, jacobian: ScaledJacobian) -> Tensor:
         """The last vectors of this generator if they fit; always as many random numbers drawn."""
         shape = (*jacobian.batch_shape, jacobian.size)
         start = torch.randn(shape, dtype=jacobian.dtype, device=jacobian.device)

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary, ref
 
 from torch import nn
 
-from pyro_implicit.objectives.particle import ImplicitSite
+from pyro_implicit.objectives.implicit_site import ImplicitSite
 
 __all__ = ["Turns"]
 

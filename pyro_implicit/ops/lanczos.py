@@ -4,7 +4,7 @@ Log-determinants by stochastic Lanczos quadrature, from products alone and from 
 Shape legend: ``...`` the batch of draws, ``n`` the smaller side of the Jacobian, ``P`` probes,
 ``k`` steps.
 
-For :math:`A = I + M^\top M` (:class:`~pyro_implicit.ops.whitened.WhitenedJacobian`) and random
+For :math:`A = I + M^\top M` (:class:`~pyro_implicit.ops.scaled_jacobian.ScaledJacobian`) and random
 ``v`` with :math:`\mathbb E\, v v^\top = I`, :math:`\log\det A = \mathbb E\, v^\top \log(A)\, v`.
 Golub and Kahan's bidiagonalisation of ``M``, which is the Lanczos process of :math:`M^\top M`
 without its squared rounding errors, turns each quadratic form into a quadrature rule. The Gauss
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.ops.logdet import upcast
-from pyro_implicit.ops.whitened import WhitenedJacobian, eigh_or_nan
+from pyro_implicit.ops.scaled_jacobian import ScaledJacobian, eigh_or_nan
 
 __all__ = [
     "PROBES",
@@ -71,7 +71,7 @@ class LanczosQuadrature:
     pairs: GradientPairs
 
 
-def draw_probes(kind: str, num_probes: int, jacobian: WhitenedJacobian) -> Tensor:
+def draw_probes(kind: str, num_probes: int, jacobian: ScaledJacobian) -> Tensor:
     r"""
     Random vectors with :math:`\mathbb E\, v v^\top = I`, of their own for each draw.
 
@@ -82,7 +82,7 @@ def draw_probes(kind: str, num_probes: int, jacobian: WhitenedJacobian) -> Tenso
     :param str kind: ``"orthogonal"``: uniform directions, every ``n`` of them orthogonal to each
         other; or ``"rademacher"``: independent random signs.
     :param int num_probes: ``P``.
-    :param WhitenedJacobian jacobian: gives shapes, dtype and device.
+    :param ScaledJacobian jacobian: gives shapes, dtype and device.
     :returns: shape ``(P, ..., n)``.
     :raises ArgumentError: for another kind.
     """
@@ -106,7 +106,7 @@ def _orthonormal(gaussian: Tensor) -> Tensor:
 
 
 def lanczos_quadrature(
-    jacobian: WhitenedJacobian, probes: Tensor, num_steps: int
+    jacobian: ScaledJacobian, probes: Tensor, num_steps: int
 ) -> LanczosQuadrature:
     r"""
     Both rules and what the gradient needs, from ``num_steps`` products with :math:`M^\top M`.
@@ -120,7 +120,7 @@ def lanczos_quadrature(
     Cost: ``num_steps`` products with ``M`` and as many with its transpose, and
     :math:`O(k^2 n)` operations for orthogonalisation.
 
-    :param WhitenedJacobian jacobian: ``M``.
+    :param ScaledJacobian jacobian: ``M``.
     :param torch.Tensor probes: shape ``(P, ..., n)``.
     :param int num_steps: ``k``; at most ``n`` are taken.
     :returns: no gradients are tracked; see :func:`gradient_surrogate`.
@@ -129,7 +129,7 @@ def lanczos_quadrature(
         return _quadrature(jacobian, probes, min(num_steps, jacobian.size))
 
 
-def _quadrature(jacobian: WhitenedJacobian, probes: Tensor, num_steps: int) -> LanczosQuadrature:
+def _quadrature(jacobian: ScaledJacobian, probes: Tensor, num_steps: int) -> LanczosQuadrature:
     basis, images, diagonal, above = _bidiagonalise(jacobian, probes, num_steps)
     square = upcast(probes).square().sum(-1)
     gauss_nodes = torch.cat([above[..., :-1], torch.zeros_like(above[..., -1:])], -1)
@@ -144,7 +144,7 @@ def _quadrature(jacobian: WhitenedJacobian, probes: Tensor, num_steps: int) -> L
 
 
 def _pairs(
-    jacobian: WhitenedJacobian,
+    jacobian: ScaledJacobian,
     basis: Tensor,
     images: Tensor,
     start: Tensor,
@@ -180,7 +180,7 @@ def _pairs(
     return GradientPairs(torch.stack(left, 1), torch.stack(right, 1))
 
 
-def gradient_surrogate(jacobian: WhitenedJacobian, pairs: GradientPairs) -> Tensor:
+def gradient_surrogate(jacobian: ScaledJacobian, pairs: GradientPairs) -> Tensor:
     r"""
     A number whose gradient estimates that of :math:`\tfrac12 \log\det A` without bias, and whose
     value means nothing. :math:`\tfrac12\, d \log\det A = \operatorname{tr}(A^{-1} M^\top dM)`; with
@@ -199,7 +199,7 @@ def gradient_surrogate(jacobian: WhitenedJacobian, pairs: GradientPairs) -> Tens
     :math:`\sigma = 10^{-4}` and one probe a spread of 9000 times the gradient against 7, and with
     all probes an error of 11 times the gradient against :math:`10^{-5}`.
 
-    :param WhitenedJacobian jacobian: ``M``, made with gradients enabled.
+    :param ScaledJacobian jacobian: ``M``, made with gradients enabled.
     :param GradientPairs pairs: from :func:`lanczos_quadrature`.
     :returns: mean over probes, shape ``(...)``.
     """
@@ -210,7 +210,7 @@ def gradient_surrogate(jacobian: WhitenedJacobian, pairs: GradientPairs) -> Tens
 
 
 def _bidiagonalise(
-    jacobian: WhitenedJacobian, probes: Tensor, num_steps: int
+    jacobian: ScaledJacobian, probes: Tensor, num_steps: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """
     Golub-Kahan bidiagonalisation, the right vectors fully orthogonalised (twice).

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.ops.logdet import upcast
-from pyro_implicit.ops.whitened import WhitenedJacobian, eigh_or_nan
+from pyro_implicit.ops.scaled_jacobian import ScaledJacobian, eigh_or_nan
 
 __all__ = ["SmallestPair", "smallest_eigenpair"]
 
@@ -45,7 +45,7 @@ class SmallestPair:
 
 
 def smallest_eigenpair(
-    jacobian: WhitenedJacobian, start: Tensor, num_iterations: int, tolerance: float = 0.0
+    jacobian: ScaledJacobian, start: Tensor, num_iterations: int, tolerance: float = 0.0
 ) -> SmallestPair:
     r"""
     Locally optimal conjugate gradients (LOBPCG with blocks of size 1, no preconditioner [1]): each
@@ -57,7 +57,7 @@ def smallest_eigenpair(
     no operators, and no batches of them. If ``n`` products are no more than that, ``M`` itself is
     made of them instead, and the pair is exact.
 
-    :param WhitenedJacobian jacobian: ``M``, at a batch of draws.
+    :param ScaledJacobian jacobian: ``M``, at a batch of draws.
     :param torch.Tensor start: first iterates, shape ``(..., n)``, none zero.
     :param int num_iterations: at most so many; not negative.
     :param float tolerance: stops when every residual is at most that; 0 never looks, and so never
@@ -71,7 +71,7 @@ def smallest_eigenpair(
 
 
 def _search(
-    jacobian: WhitenedJacobian, start: Tensor, num_iterations: int, tolerance: float
+    jacobian: ScaledJacobian, start: Tensor, num_iterations: int, tolerance: float
 ) -> SmallestPair:
     x = _unit(start.to(jacobian.dtype))
     gram_x = _gram(jacobian, x)
@@ -102,7 +102,7 @@ def _search(
     return SmallestPair(theta[..., 0].clamp(min=0), x, residual, done)
 
 
-def _decomposition(jacobian: WhitenedJacobian) -> SmallestPair:
+def _decomposition(jacobian: ScaledJacobian) -> SmallestPair:
     """The pair from the matrix ``M``, by ``n`` products."""
     n, batch = jacobian.size, jacobian.batch_shape
     identity = torch.eye(n, dtype=jacobian.dtype, device=jacobian.device)
@@ -116,7 +116,7 @@ def _decomposition(jacobian: WhitenedJacobian) -> SmallestPair:
     return SmallestPair(*found, n - 1)
 
 
-def _gram(jacobian: WhitenedJacobian, x: Tensor) -> Tensor:
+def _gram(jacobian: ScaledJacobian, x: Tensor) -> Tensor:
     return jacobian.adjoint(jacobian.product(x[None]))[0]
 
 

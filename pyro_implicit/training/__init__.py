@@ -1,1 +1,14 @@
-"""Training for days with Lightning: any objective, several processes, exact resume."""
+"""Aids to training: schedules, early stopping, loaders that resume, and Lightning."""
+
+from pyro_implicit.training.annealed import Annealed
+from pyro_implicit.training.early_stopping import EarlyStopping
+from pyro_implicit.training.resumable_loader import ResumableLoader
+from pyro_implicit.training.schedules import geometric_schedule, linear_schedule
+
+__all__ = [
+    "Annealed",
+    "EarlyStopping",
+    "ResumableLoader",
+    "geometric_schedule",
+    "linear_schedule",
+]

@@ -17,8 +17,10 @@ from pyro_implicit.distributions.diagonal_mixture import WeightedDraws
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.objectives import likelihood
 from pyro_implicit.objectives import particle as traces
-from pyro_implicit.objectives.base import ImplicitELBO
-from pyro_implicit.objectives.particle import ImplicitSite, Particle
+from pyro_implicit.objectives.implicit_site import ImplicitSite
+from pyro_implicit.objectives.particle import Particle
+from pyro_implicit.objectives.particle_batch import ParticleBatch
+from pyro_implicit.objectives.particle_objective import ParticleObjective
 
 MUTANTS: dict[str, Callable[[], None]] = {}
 
@@ -38,11 +40,21 @@ def _without(node: Any, *keys: str) -> Any:
     return changed | {"log_prob": value, "log_prob_sum": value.sum()}
 
 
-def _observed_without(*keys: str) -> None:
-    nodes = likelihood._observed_nodes
-    likelihood._observed_nodes = lambda particle: {
-        name: _without(node, *keys) for name, node in nodes(particle).items()
+def _property(name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Changes the nodes that a property of a particle tells."""
+    nodes = vars(Particle)[name].func
+    setattr(Particle, name, property(lambda self: change(nodes(self))))
+
+
+def _all_without(nodes: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {
+        name: _without(node, *keys) if "unscaled_log_prob" in node else node
+        for name, node in nodes.items()
     }
+
+
+def _observed_without(*keys: str) -> None:
+    _property("observed_nodes", lambda nodes: _all_without(nodes, *keys))
 
 
 def _replace(function: Any, other: Any) -> None:
@@ -55,12 +67,7 @@ def _replace(function: Any, other: Any) -> None:
 
 
 def _latent_without(*keys: str) -> None:
-    weighted_sum = likelihood.weighted_sum
-
-    def ignoring(node: Any, log_weight: Any) -> Any:
-        return weighted_sum(node if node["is_observed"] else _without(node, *keys), log_weight)
-
-    _replace(weighted_sum, ignoring)
+    _property("latent_nodes", lambda nodes: _all_without(nodes, *keys))
 
 
 def _entropy_without(*keys: str) -> None:
@@ -72,10 +79,7 @@ def _entropy_without(*keys: str) -> None:
 
 
 def _jacobian_without(*keys: str) -> None:
-    sites = Particle.explicit_guide_sites
-    Particle.explicit_guide_sites = lambda self: [  # type: ignore[method-assign]
-        _without(node, *keys) if "unscaled_log_prob" in node else node for node in sites(self)
-    ]
+    _property("guide_nodes", lambda nodes: _all_without(nodes, *keys))
 
 
 @mutant
@@ -132,11 +136,11 @@ def predictive_ignores_mask() -> None:
 def predictive_ignores_weight() -> None:
     log_predictive = likelihood.log_predictive
 
-    def ignoring(particles: Any, *options: Any) -> Any:
-        for particle in particles:
-            for node in likelihood._observed_nodes(particle).values():
+    def ignoring(batch: ParticleBatch, *options: Any) -> Any:
+        for particle in batch.particles:
+            for node in particle.observed_nodes.values():
                 node["scale"] = 1.0
-        return log_predictive(particles, *options)
+        return log_predictive(batch, *options)
 
     _replace(log_predictive, ignoring)
 
@@ -150,13 +154,15 @@ def predictive_is_a_sum_over_draws() -> None:
 def batch_predictive_ignores_weight() -> None:
     batch = likelihood.batch_log_predictive
 
-    def ignoring(particles: Any, vectorised: bool) -> Any:
-        before = likelihood._observed_nodes
-        _observed_without("scale")
+    def ignoring(particles: ParticleBatch) -> Any:
+        before = vars(Particle)["observed_nodes"]
+        Particle.observed_nodes = property(  # type: ignore[assignment]
+            lambda self: _all_without(before.func(self), "scale")
+        )
         try:
-            return batch(particles, vectorised)
+            return batch(particles)
         finally:
-            likelihood._observed_nodes = before
+            Particle.observed_nodes = before  # type: ignore[method-assign]
 
     _replace(batch, ignoring)
 
@@ -221,7 +227,7 @@ def model_chooses_its_rows_anew() -> None:
 
 @mutant
 def particles_share_their_noise() -> None:
-    draw = ImplicitELBO._draw
+    draw = ParticleObjective._draw
 
     def again(self: Any, *args: Any) -> Particle:
         state = torch.get_rng_state()
@@ -229,7 +235,7 @@ def particles_share_their_noise() -> None:
         torch.set_rng_state(state)
         return particle
 
-    ImplicitELBO._draw = again  # type: ignore[method-assign]
+    ParticleObjective._draw = again  # type: ignore[method-assign]
 
 
 @mutant

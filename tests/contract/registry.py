@@ -229,7 +229,7 @@ MODELS: dict[str, Case] = {
 GUIDES: dict[str, partial[ImplicitGuide]] = {
     "default": partial(HyperNetworkGuide, hidden_dims=(8,)),
     "few noises": partial(
-        HyperNetworkGuide, hidden_dims=(8,), latent_dim=1, learn_scale="scalar", scale=0.1
+        HyperNetworkGuide, hidden_dims=(8,), noise_dim=1, learn_scale="scalar", scale=0.1
     ),
     "factorised": partial(
         HyperNetworkGuide, hidden_dims=(4,), factorized=True, learn_scale="diagonal"

@@ -49,9 +49,9 @@ def affine_guide(model: Any, matrix: Any, shift: Any, **options: Any) -> HyperNe
     module = Affine(matrix, shift)
     if options.pop("folded", False):
         module = Folded(module)
-    latent_dim = torch.as_tensor(matrix).shape[1]
+    noise_dim = torch.as_tensor(matrix).shape[1]
     guide = HyperNetworkGuide(
-        model, generator=module, latent_dim=latent_dim, init_loc_fn=_origin, **options
+        model, generator=module, noise_dim=noise_dim, init_loc_fn=_origin, **options
     )
     return guide.setup(*args)
 

@@ -53,7 +53,7 @@ def test_densities_are_those_of_constrained_values(factorized):
             return torch.nn.Linear(1, output_dim)
 
         guide = HyperNetworkGuide(
-            two_sites, generator=generator, latent_dim=1, scale=0.0, factorized=True
+            two_sites, generator=generator, noise_dim=1, scale=0.0, factorized=True
         ).setup()
         layers = [sampler.generator.module for sampler in guide.samplers]
         matrix = torch.diag(torch.stack([layer.weight[0, 0] for layer in layers])).detach()
@@ -150,7 +150,7 @@ def test_no_noise_leads_there():
     guide = HyperNetworkGuide(
         model,
         generator=Positive(),
-        latent_dim=1,
+        noise_dim=1,
         scale=0.0,
         init_loc_fn=lambda site: torch.tensor(0.0),
     ).setup()

@@ -218,7 +218,7 @@ def conditional_guide(data):
         rows_model,
         context=lambda x, y=None: y[:, None],
         generator=ExactGenerator(),
-        latent_dim=1,
+        noise_dim=1,
         scale=0.0,
         init_loc_fn=lambda site: torch.zeros(3),
     )

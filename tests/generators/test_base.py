@@ -137,12 +137,14 @@ def test_as_generator_keeps_a_generator_and_takes_a_class() -> None:
 def test_as_generator_finds_the_noise_dimension_or_is_told() -> None:
     nested = nn.Sequential(nn.Tanh(), nn.Sequential(nn.Linear(5, 2)))
     assert as_generator(nested, 2).noise_dim == 5
-    assert as_generator(nn.Tanh(), 4, latent_dim=4).noise_dim == 4
+    assert as_generator(nn.Tanh(), 4, noise_dim=4).noise_dim == 4
     with pytest.raises(ArgumentError, match="cannot tell the noise dimension of Tanh"):
         as_generator(nn.Tanh(), 4)
 
 
-@pytest.mark.parametrize("option", [3, "mlp", None, lambda m: m], ids=repr)
+@pytest.mark.parametrize(
+    "option", [3, "mlp", None, lambda m: m], ids=["3", "mlp", "None", "lambda"]
+)
 def test_as_generator_refuses_anything_else(option: Any) -> None:
     with pytest.raises(ArgumentError, match=r"generator is a \w+; expected a Generator"):
         as_generator(option, 2)

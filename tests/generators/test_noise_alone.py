@@ -28,9 +28,9 @@ from pyro_implicit import (
 from pyro_implicit.exceptions import LayerError, ShapeError
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.conditioned import Conditioned
-from pyro_implicit.generators.mlp import ResidualGenerator
 from pyro_implicit.generators.mmnn import CMMNN, MMNN
 from pyro_implicit.generators.noise_alone import check_function_of_noise, refuse_batch_statistics
+from pyro_implicit.generators.residual import ResidualGenerator
 
 M = 3
 TWICE = [LinearisedELBO, LanczosELBO, SingularValueELBO, SemiImplicitELBO]
@@ -214,10 +214,10 @@ def test_noise_of_another_shape_is_told(name: str, method: str) -> None:
             call(torch.zeros(shape), *args)
 
 
-@pytest.mark.parametrize("latent_dim", [3, 7])
-def test_a_module_that_takes_another_width_is_told_when_it_is_given(latent_dim: int) -> None:
-    guide = HyperNetworkGuide(model, generator=with_layer(nn.Identity()), latent_dim=latent_dim)
-    with pytest.raises(ShapeError, match=rf"takes \(n, 4\), .* \(n, {latent_dim}\) .*latent_dim"):
+@pytest.mark.parametrize("noise_dim", [3, 7])
+def test_a_module_that_takes_another_width_is_told_when_it_is_given(noise_dim: int) -> None:
+    guide = HyperNetworkGuide(model, generator=with_layer(nn.Identity()), noise_dim=noise_dim)
+    with pytest.raises(ShapeError, match=rf"takes \(n, 4\), .* \(n, {noise_dim}\) .*noise_dim"):
         guide.setup()
 
 
@@ -226,13 +226,13 @@ def test_a_conditional_guide_tells_of_its_context() -> None:
         with pyro.plate("data", len(x)):
             pyro.sample("w", dist.Normal(torch.zeros(M), 1.0).to_event(1))
 
-    guide = ConditionalHyperNetworkGuide(rows, generator=with_layer(nn.Identity()), latent_dim=4)
+    guide = ConditionalHyperNetworkGuide(rows, generator=with_layer(nn.Identity()), noise_dim=4)
     with pytest.raises(ShapeError, match=r"\(n, 6\) \(with the context at the end"):
         guide.setup(torch.zeros(5, 2))
 
 
 def test_a_module_of_another_kind_is_told_by_what_it_said() -> None:
-    guide = HyperNetworkGuide(model, generator=lambda m: nn.Conv2d(2, m, 3), latent_dim=4)
+    guide = HyperNetworkGuide(model, generator=lambda m: nn.Conv2d(2, m, 3), noise_dim=4)
     with pytest.raises(ShapeError, match=r"Conv2d fails on noises of shape \(2, 4\).*ModuleGenera"):
         guide.setup()
 

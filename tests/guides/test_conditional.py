@@ -68,7 +68,7 @@ def conjugate(size: int = ROWS):
 
 
 def test_each_row_is_made_from_its_context_and_a_noise_of_its_own() -> None:
-    guide = ConditionalHyperNetworkGuide(make_model(), scale=0.0, latent_dim=3).setup(X, Y)
+    guide = ConditionalHyperNetworkGuide(make_model(), scale=0.0, noise_dim=3).setup(X, Y)
     nodes = poutine.trace(guide).get_trace(X).nodes
     name = f"_{guide._pyro_name}_latent"
     noise, flat = nodes[f"{name}_noise"]["value"], nodes[name]["value"]
@@ -405,7 +405,7 @@ def test_the_forward_pass_holds_one_copy_of_rows_times_weights() -> None:
     layers = nn.Sequential(nn.Linear(1, 200), nn.ReLU(), nn.Linear(200, 1))
     model = make_model(64, layers)
     x = torch.linspace(-1, 1, 64)[:, None]
-    guide = ConditionalHyperNetworkGuide(model, scale=0.0, latent_dim=4, hidden_dims=(16,))
+    guide = ConditionalHyperNetworkGuide(model, scale=0.0, noise_dim=4, hidden_dims=(16,))
     guide.setup(x, x[:, 0])
     copy_bytes = 64 * guide.latent_dim * 4
     held: dict[int, int] = {}

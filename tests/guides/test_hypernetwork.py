@@ -62,7 +62,7 @@ def test_large_models_that_start_as_a_gaussian_get_a_residual_generator():
 
 
 def test_options_reach_the_network():
-    guide = HyperNetworkGuide(make(2), latent_dim=7, hidden_dims=(5, 6), activation="sin").setup()
+    guide = HyperNetworkGuide(make(2), noise_dim=7, hidden_dims=(5, 6), activation="sin").setup()
     generator = generator_of(guide)
     assert (generator.noise_dim, generator.hidden_dims, generator.activation) == (7, (5, 6), "sin")
 
@@ -71,7 +71,7 @@ def test_options_reach_the_network():
     "options, expected",
     [
         ({}, 0.0),
-        ({"latent_dim": 1}, 0.01),
+        ({"noise_dim": 1}, 0.01),
         ({"scale": 0.3}, 0.3),
         ({"scale": 0}, 0.0),
         ({"learn_scale": "scalar"}, 0.01),
@@ -149,7 +149,7 @@ def test_a_generator_of_the_wrong_size():
     [
         ({"generator": ResidualGenerator, "hidden_dims": (4,)}, "generator replaces hidden_dims"),
         ({"generator": nn.Linear(2, 3), "factorized": True}, "needs one generator per site"),
-        ({"latent_dim": 0}, "latent_dim=0; expected an integer >= 1"),
+        ({"noise_dim": 0}, "noise_dim=0; expected an integer >= 1"),
         ({"init_scale": 0.0}, "init_scale=0.0; expected a finite number > 0"),
         ({"init_scale": float("nan")}, "init_scale=nan; expected a finite number > 0"),
         ({"activation": "tahn"}, "activation 'tahn' is unknown; expected one of .*'tanh'"),

@@ -76,7 +76,7 @@ def test_a_generator_of_the_users_own_is_made_again_from_the_same_option(option)
 
 
 def test_a_plain_module_without_a_linear_layer_is_loaded_with_its_latent_dim():
-    options = {"generator": lambda n: nn.PReLU(), "latent_dim": 3, "scale": 0.1}
+    options = {"generator": lambda n: nn.PReLU(), "noise_dim": 3, "scale": 0.1}
     guide = HyperNetworkGuide(model, **options).setup()
     other = HyperNetworkGuide(model, **options)
     other.load_state_dict(guide.state_dict())

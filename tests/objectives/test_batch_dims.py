@@ -214,7 +214,7 @@ RIGHT: dict[Model, int] = {
 def test_a_right_model_has_the_value_of_looped_particles(
     model: Model, mixed: SimpleNamespace
 ) -> None:
-    guide = HyperNetworkGuide(model, scale=0.2, latent_dim=3).setup().double()
+    guide = HyperNetworkGuide(model, scale=0.2, noise_dim=3).setup().double()
     flat = next(n for n in poutine.trace(guide).get_trace().nodes if n.endswith("_latent"))
     entries = poutine.trace(guide).get_trace().nodes[flat]["value"].shape[-1]
     draws = {f"{flat}_noise": torch.randn(S, 3), flat: torch.randn(S, entries)}

@@ -35,7 +35,7 @@ from pyro_implicit.exceptions import (
     SiteError,
 )
 from pyro_implicit.objectives.contrastive import ContrastiveELBO
-from pyro_implicit.objectives.particle import ImplicitSite
+from pyro_implicit.objectives.implicit_site import ImplicitSite
 
 KINDS = [KernelDensityRatioELBO, AdversarialELBO]
 CONTRASTS = pytest.mark.parametrize("contrast", ["adaptive", "prior"])

@@ -73,10 +73,10 @@ def _hand_model(x: Tensor) -> None:
 CASES: dict[str, tuple[Any, Any]] = {}
 for d in (2, 4, 6):
     for learn in (False, "scalar", "diagonal"):
-        given: Any = {"latent_dim": d, "hidden_dims": (5,), "scale": 0.3, "learn_scale": learn}
+        given: Any = {"noise_dim": d, "hidden_dims": (5,), "scale": 0.3, "learn_scale": learn}
         CASES[f"joint d={d} {learn}"] = _global, partial(HyperNetworkGuide, _global, **given)
 for learn in (False, "diagonal"):
-    given = {"latent_dim": 2, "hidden_dims": (5,), "scale": 0.3, "learn_scale": learn}
+    given = {"noise_dim": 2, "hidden_dims": (5,), "scale": 0.3, "learn_scale": learn}
     CASES[f"factorised {learn}"] = (
         _global,
         partial(HyperNetworkGuide, _global, factorized=True, **given),

@@ -107,7 +107,7 @@ def test_what_claims_to_be_a_bound_is_one_where_a_generator_folds() -> None:
     guide = HyperNetworkGuide(
         model,
         generator=lambda m: Fold(),
-        latent_dim=1,
+        noise_dim=1,
         scale=0.05,
         init_loc_fn=lambda site: torch.zeros(()),
     ).setup()

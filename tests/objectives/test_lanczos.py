@@ -29,8 +29,8 @@ from pyro_implicit import (
 from pyro_implicit.exceptions import ArgumentError, GuideError, StateError
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.preconditioner import Preconditioner
+from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.lanczos import LanczosELBO
-from pyro_implicit.objectives.particle import ImplicitSite
 from pyro_implicit.ops.linearisation import DenseLinearisation, Linearisation
 from pyro_implicit.ops.logdet import half_log_det
 
@@ -52,10 +52,10 @@ def model(x: Tensor = X) -> None:
 GUIDES: dict[str, Callable[..., HyperNetworkGuide]] = {
     "default": partial(HyperNetworkGuide, hidden_dims=(5,), scale=0.1),
     "no output noise": partial(HyperNetworkGuide, hidden_dims=(5,)),
-    "few noises": partial(HyperNetworkGuide, hidden_dims=(5,), latent_dim=2, scale=0.1),
-    "many noises": partial(HyperNetworkGuide, hidden_dims=(9,), latent_dim=7, scale=0.1),
+    "few noises": partial(HyperNetworkGuide, hidden_dims=(5,), noise_dim=2, scale=0.1),
+    "many noises": partial(HyperNetworkGuide, hidden_dims=(9,), noise_dim=7, scale=0.1),
     "learned scale": partial(
-        HyperNetworkGuide, hidden_dims=(5,), latent_dim=2, learn_scale="scalar", scale=0.1
+        HyperNetworkGuide, hidden_dims=(5,), noise_dim=2, learn_scale="scalar", scale=0.1
     ),
     "learned scales": partial(
         HyperNetworkGuide, hidden_dims=(5,), learn_scale="diagonal", scale=0.1
@@ -401,7 +401,7 @@ ROWS = torch.randn(8, 2), torch.randn(8)
 
 
 def _conditional(**options: Any) -> ConditionalHyperNetworkGuide:
-    guide = ConditionalHyperNetworkGuide(_row_model, hidden_dims=(4,), latent_dim=3, **options)
+    guide = ConditionalHyperNetworkGuide(_row_model, hidden_dims=(4,), noise_dim=3, **options)
     guide.setup(*ROWS)
     return guide
 

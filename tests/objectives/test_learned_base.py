@@ -27,7 +27,7 @@ from pyro_implicit.distributions.diagonal_mixture import DiagonalMixture
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.generators.base import ModuleGenerator
 from pyro_implicit.objectives.critic import Critic
-from pyro_implicit.objectives.particle import ImplicitSite
+from pyro_implicit.objectives.implicit_site import ImplicitSite
 
 pytestmark = pytest.mark.usefixtures("double")
 LOG_2PI_E = 1 + math.log(2 * math.pi)

@@ -26,8 +26,8 @@ from pyro_implicit import (
 )
 from pyro_implicit.exceptions import GuideError
 from pyro_implicit.generators.preconditioner import Preconditioner
+from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.linearised import entropy_constant
-from pyro_implicit.objectives.particle import ImplicitSite
 
 LOG_2PI = math.log(2 * math.pi)
 
@@ -158,7 +158,7 @@ def test_learned_sigma_is_the_harmonic_mean_of_what_is_left_out(d: int) -> None:
     covariance = 0.5 * (covariance + covariance.mT)
     model = _normal(torch.zeros(m).double(), covariance)
     guide = HyperNetworkGuide(
-        model, latent_dim=d, generator=_Plain(d, m), scale=0.5, learn_scale="scalar"
+        model, noise_dim=d, generator=_Plain(d, m), scale=0.5, learn_scale="scalar"
     )
     guide.setup().double()
     sampler: Any = guide.samplers[0]
@@ -190,7 +190,7 @@ def test_learned_sigma_is_the_harmonic_mean_under_svi_too() -> None:
     eigenvalues = torch.tensor([4.0, 1.0, 0.3, 0.1])
     model = _normal(torch.zeros(m), torch.diag(eigenvalues))
     guide = HyperNetworkGuide(
-        model, latent_dim=d, generator=_Plain(d, m), scale=0.5, learn_scale="scalar"
+        model, noise_dim=d, generator=_Plain(d, m), scale=0.5, learn_scale="scalar"
     )
     _train(model, guide, steps=2000, particles=64, rate=0.02)
     found = guide.samplers[0].scale.item() ** 2  # type: ignore[union-attr,operator]

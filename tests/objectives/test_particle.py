@@ -22,7 +22,7 @@ from pyro_implicit import (
     sample_implicit,
 )
 from pyro_implicit.exceptions import DensityError, GuideError, NonFiniteError, SiteError
-from pyro_implicit.objectives.particle import draw_particle, plate_nesting, sample_nodes
+from pyro_implicit.objectives.particle import Reads, draw_particle, plate_nesting, sample_nodes
 
 INF = float("inf")
 Y = torch.randn(5)
@@ -77,7 +77,7 @@ def test_a_particle_has_the_sites_of_both() -> None:
     torch.testing.assert_close(site.value, particle.model.nodes["w"]["value"])
     torch.testing.assert_close(site.distribution.noise, particle.guide.nodes["w_noise"]["value"])
     assert site.latents == ("w",)
-    assert [node["name"] for node in particle.explicit_guide_sites()] == ["extra"]
+    assert list(particle.guide_nodes) == ["extra"]
     assert "log_prob_sum" not in particle.guide.nodes["w"]
     assert "log_prob_sum" in particle.model.nodes["w"]
     assert "data" not in sample_nodes(particle.model)
@@ -108,7 +108,7 @@ def test_the_latents_of_one_flat_site_are_told() -> None:
     particle = draw_particle(model, HyperNetworkGuide(model).setup(), (), {}, INF)
     (site,) = particle.implicit.values()
     assert site.latents == ("a", "b")
-    assert {node["name"] for node in particle.explicit_guide_sites()} == {"a", "b"}
+    assert set(particle.guide_nodes) == {"a", "b"}
 
 
 @pytest.mark.parametrize("vectorised", [False, True])
@@ -146,7 +146,7 @@ def test_densities_of_implicit_latents_are_left_out_on_request() -> None:
 
     guide = HyperNetworkGuide(model).setup()
     for needs_prior in (True, False):
-        particle = draw_particle(model, guide, (), {}, INF, needs_prior)
+        particle = draw_particle(model, guide, (), {}, INF, Reads(prior=needs_prior))
         assert ("log_prob" in particle.model.nodes["a"]) == needs_prior
         assert ("log_prob" in particle.guide.nodes["a"]) == needs_prior  # the log-Jacobian
         assert "log_prob" in particle.model.nodes["y"]
@@ -162,8 +162,8 @@ def test_an_implicit_prior_needs_a_function_for_its_density() -> None:
     guide = poutine.scale(global_guide(), scale=2.0)
     with pytest.raises(DensityError, match="'w' is itself implicit.*SemiImplicitELBO"):
         draw_particle(model, guide, (), {}, INF)
-    draw_particle(model, guide, (), {}, INF, needs_prior=False)
-    particle = draw_particle(model, guide, (), {}, INF, True, lambda fn, value: value.sum(-1))
+    draw_particle(model, guide, (), {}, INF, Reads(prior=False))
+    particle = draw_particle(model, guide, (), {}, INF, Reads(), lambda fn, value: value.sum(-1))
     value = particle.implicit["w"].value.sum()
     torch.testing.assert_close(particle.model.nodes["w"]["log_prob_sum"], 2 * value)
 

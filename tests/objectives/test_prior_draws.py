@@ -23,8 +23,9 @@ from pyro_implicit import (
     sample_implicit,
 )
 from pyro_implicit.exceptions import GuideError, SiteError
-from pyro_implicit.objectives.particle import ImplicitSite, Particle, draw_particle
-from pyro_implicit.objectives.prior_draws import Prior
+from pyro_implicit.objectives.implicit_site import ImplicitSite
+from pyro_implicit.objectives.particle import Particle, Reads, draw_particle
+from pyro_implicit.objectives.prior_draws import PriorDraws
 
 INF = float("inf")
 COUNT = 20_000
@@ -40,7 +41,7 @@ def site_of(model: Any, guide: Any = None, *args: Any) -> ImplicitSite:
 
 def draw(model: Any, nesting: int | None, count: int | None = None, *args: Any) -> Tensor:
     count = count or (2000 if nesting is None else COUNT)
-    found = Prior(model, args, {}, nesting).draw(site_of(model, None, *args), count)
+    found = PriorDraws(model, args, {}, nesting).draw(site_of(model, None, *args), count)
     assert len(found) == count and not found.requires_grad
     return found
 
@@ -130,7 +131,7 @@ def test_a_hand_written_site_needs_no_pack_if_it_is_the_latent_itself() -> None:
         batch = () if nesting is None else (4,)
         noise = torch.randn(*batch, 2)
         site = ImplicitSite("w", fn.given(noise), torch.zeros(*batch, 2), ("w",))
-        found = Prior(model, (), {}, nesting).draw(site, count)
+        found = PriorDraws(model, (), {}, nesting).draw(site, count)
         assert found.shape == (count, 2)
         assert_moments(found, torch.ones(2), covariance)
 
@@ -140,7 +141,7 @@ def test_arguments_reach_the_model() -> None:
         pyro.sample("w", dist.Normal(loc, scale))
 
     site = site_of(lambda: model(torch.tensor(0.0), scale=1.0))
-    found = Prior(model, (torch.tensor(7.0),), {"scale": 0.01}, 0).draw(site, 50)
+    found = PriorDraws(model, (torch.tensor(7.0),), {"scale": 0.01}, 0).draw(site, 50)
     assert found.mean().item() == pytest.approx(7, abs=0.02)
 
 
@@ -161,7 +162,7 @@ def test_the_model_runs_only_until_the_last_latent_is_drawn(nesting: int | None)
 
     site = site_of(model)
     ran.update(before=0, after=0)
-    Prior(model, (), {}, nesting).draw(site, 5)
+    PriorDraws(model, (), {}, nesting).draw(site, 5)
     assert ran == {"before": 5 if nesting is None else 1, "after": 0}
 
 
@@ -170,7 +171,7 @@ def test_pyros_stack_gradients_and_surrounding_handlers_are_as_before(nesting: i
     site = site_of(hierarchical)
     with poutine.trace() as tracer, poutine.scale(scale=3.0):
         with torch.enable_grad():
-            Prior(hierarchical, (), {}, nesting).draw(site, 4)
+            PriorDraws(hierarchical, (), {}, nesting).draw(site, 4)
             assert torch.is_grad_enabled()
     assert not tracer.trace.nodes
     assert not pyro.poutine.runtime._PYRO_STACK
@@ -188,7 +189,7 @@ def test_an_error_of_the_model_is_its_own_and_leaves_the_stack(nesting: int | No
         raise KeyError("a mistake of the user's")
 
     with pytest.raises(KeyError, match="mistake"):
-        Prior(broken, (), {}, nesting).draw(site, 3)
+        PriorDraws(broken, (), {}, nesting).draw(site, 3)
     assert not pyro.poutine.runtime._PYRO_STACK
 
 
@@ -218,7 +219,7 @@ def test_a_latent_of_another_size_is_refused() -> None:
     for latents in (("w",), ("w", "v"), ("v",)):
         site = ImplicitSite("w", fn.given(torch.randn(4, 2)), torch.zeros(4, 2), latents)
         with pytest.raises(SiteError, match=r"'w' has draws of shape \(5, 2\), prior draws.*pack="):
-            Prior(model, (), {}, 0).draw(site, 5)
+            PriorDraws(model, (), {}, 0).draw(site, 5)
 
 
 def test_some_rows_of_a_plate_are_refused_by_the_packing() -> None:
@@ -228,7 +229,7 @@ def test_some_rows_of_a_plate_are_refused_by_the_packing() -> None:
 
     site = site_of(model)
     with pytest.raises(SiteError, match="6 prior draws of site 'z' have 12 entries.*4 for each"):
-        Prior(model, (torch.tensor([0, 2]),), {}, 1).draw(site, 6)
+        PriorDraws(model, (torch.tensor([0, 2]),), {}, 1).draw(site, 6)
 
 
 # ---- check
@@ -239,7 +240,7 @@ def particle_of(model: Any, guide: Any) -> Particle:
 
 
 def test_check_accepts_priors_that_only_depend_on_latents_of_the_same_site() -> None:
-    Prior(hierarchical, (), {}, None).check(
+    PriorDraws(hierarchical, (), {}, None).check(
         particle_of(hierarchical, HyperNetworkGuide(hierarchical))
     )
 
@@ -252,12 +253,12 @@ def independent() -> None:
 
 def test_check_accepts_independent_sites_of_a_factorised_guide() -> None:
     guide = HyperNetworkGuide(independent, factorized=True)
-    Prior(independent, (), {}, None).check(particle_of(independent, guide))
+    PriorDraws(independent, (), {}, None).check(particle_of(independent, guide))
 
 
 def test_check_refuses_a_prior_that_depends_on_another_site() -> None:
     guide = HyperNetworkGuide(hierarchical, factorized=True)
-    particle, prior = particle_of(hierarchical, guide), Prior(hierarchical, (), {}, None)
+    particle, prior = particle_of(hierarchical, guide), PriorDraws(hierarchical, (), {}, None)
     message = "prior of 'low' depends on latents outside of implicit site '.*low_latent'"
     with pytest.raises(GuideError, match=message):
         prior.check(particle)
@@ -272,7 +273,7 @@ def test_check_refuses_a_prior_whose_structure_depends_on_another_site() -> None
         pyro.sample("b", fn.to_event(1 if a > 0 else 2))
 
     site = ImplicitSite("b", ImplicitDistribution(MLPGenerator(2, 6)), torch.zeros(6), ("b",))
-    prior = Prior(model, (), {}, None)
+    prior = PriorDraws(model, (), {}, None)
     with pytest.raises(GuideError, match="prior of 'b' depends on latents outside"):
         for _ in range(20):  # the first time that both signs of a come together
             prior._check_independent(site)
@@ -286,8 +287,8 @@ def test_a_prior_that_is_implicit_has_no_density_to_be_checked() -> None:
         pyro.sample("w", ImplicitDistribution(generator))
 
     guide = HyperNetworkGuide(model, factorized=True)
-    particle = draw_particle(model, guide, (), {}, INF, needs_prior=False)
-    Prior(model, (), {}, None).check(particle)
+    particle = draw_particle(model, guide, (), {}, INF, Reads(prior=False))
+    PriorDraws(model, (), {}, None).check(particle)
 
 
 WEIGHTS: dict[str, Callable[[], Any]] = {
@@ -310,7 +311,7 @@ def test_check_refuses_weights_that_differ_between_model_and_guide(name: str, bo
         with pyro.plate("rows", 3), WEIGHTS[name]() if both else poutine.scale(scale=1.0):
             sample_implicit("z", ImplicitDistribution(generator))
 
-    particle, prior = particle_of(model, guide), Prior(model, (), {}, None)
+    particle, prior = particle_of(model, guide), PriorDraws(model, (), {}, None)
     if both and name != "mask":
         prior.check(particle)
         return

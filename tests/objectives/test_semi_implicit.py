@@ -27,7 +27,7 @@ from pyro_implicit.exceptions import ArgumentError, DensityError, GuideError
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.conditioned import Conditioned
 from pyro_implicit.generators.preconditioner import Preconditioner
-from pyro_implicit.objectives.particle import ImplicitSite
+from pyro_implicit.objectives.implicit_site import ImplicitSite
 
 PROPOSALS = ("prior", "gauss-newton")
 pytestmark = pytest.mark.usefixtures("double")

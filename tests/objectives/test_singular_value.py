@@ -29,8 +29,8 @@ from pyro_implicit.exceptions import ArgumentError, GuideError, StateError
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.conditioned import Conditioned
 from pyro_implicit.generators.preconditioner import Preconditioner
+from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.lanczos import LanczosELBO
-from pyro_implicit.objectives.particle import ImplicitSite
 from pyro_implicit.objectives.singular_value import SingularValueELBO
 from pyro_implicit.ops.linearisation import DenseLinearisation, Linearisation
 from tests.ops.dense import whitened, with_singular_values
@@ -177,7 +177,7 @@ def _normal(covariance: Tensor) -> Callable[[], None]:
 def test_trained_generators_keep_the_order_of_the_objectives() -> None:
     covariance = torch.diag(torch.tensor([1.0, 0.3, 0.1, 0.03, 0.01]))
     model = _normal(covariance)
-    guide = HyperNetworkGuide(model, hidden_dims=(10,), latent_dim=4, scale=0.03).setup()
+    guide = HyperNetworkGuide(model, hidden_dims=(10,), noise_dim=4, scale=0.03).setup()
     _train(model, guide, LinearisedELBO(8, vectorize_particles=True), steps=200)
     site = site_of(guide.samplers[0].generator.double(), 0.03, (20,))  # type: ignore[union-attr]
     exact = LinearisedELBO().estimate(site)
@@ -434,9 +434,9 @@ def _regression() -> Callable[[], None]:
 GUIDES: dict[str, Callable[..., HyperNetworkGuide]] = {
     "default": partial(HyperNetworkGuide, hidden_dims=(5,)),
     "few noises": partial(
-        HyperNetworkGuide, hidden_dims=(5,), latent_dim=2, learn_scale="scalar", scale=0.1
+        HyperNetworkGuide, hidden_dims=(5,), noise_dim=2, learn_scale="scalar", scale=0.1
     ),
-    "many noises": partial(HyperNetworkGuide, hidden_dims=(9,), latent_dim=7, scale=0.1),
+    "many noises": partial(HyperNetworkGuide, hidden_dims=(9,), noise_dim=7, scale=0.1),
     "factorised": partial(
         HyperNetworkGuide, hidden_dims=(5,), factorized=True, learn_scale="diagonal", scale=0.1
     ),

@@ -9,7 +9,7 @@ import torch
 from pyro_implicit import ImplicitDistribution, MLPGenerator
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.conditioned import Conditioned
-from pyro_implicit.objectives.particle import ImplicitSite
+from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.turns import Turns
 
 

@@ -21,7 +21,7 @@ from pyro_implicit.ops.lanczos import (
 )
 from pyro_implicit.ops.lobpcg import smallest_eigenpair
 from pyro_implicit.ops.logdet import half_log_det
-from pyro_implicit.ops.whitened import WhitenedJacobian
+from pyro_implicit.ops.scaled_jacobian import ScaledJacobian
 from tests.ops.dense import MatrixLinearisation, function_of_gram, whitened, with_singular_values
 
 sizes = st.integers(1, 8)
@@ -30,8 +30,8 @@ scales = st.sampled_from([0.01, 0.3, 2.0])
 seeds = st.integers(0, 2**20)
 
 
-def make(jac: Tensor, scale: float | Tensor) -> WhitenedJacobian:
-    return WhitenedJacobian(MatrixLinearisation(jac), scale)
+def make(jac: Tensor, scale: float | Tensor) -> ScaledJacobian:
+    return ScaledJacobian(MatrixLinearisation(jac), scale)
 
 
 def log_forms(jac: Tensor, scale: float | Tensor, probes: Tensor) -> Tensor:
@@ -212,7 +212,7 @@ def test_nan_stays_in_its_own_draw() -> None:
 @pytest.mark.parametrize(("m", "d"), [(20, 10), (10, 20)])
 def test_products_are_as_many_as_steps(m: int, d: int) -> None:
     linearisation = MatrixLinearisation(torch.randn(m, d, requires_grad=True))
-    jacobian = WhitenedJacobian(linearisation, 0.1)
+    jacobian = ScaledJacobian(linearisation, 0.1)
     found = lanczos_quadrature(jacobian, draw_probes("orthogonal", 3, jacobian), 4)
     assert linearisation.num_jvp == linearisation.num_vjp == 4
     assert not found.gauss.requires_grad and not found.pairs.left.requires_grad
@@ -312,19 +312,19 @@ def test_gradient_points_along_the_exact_one_and_better_than_the_alternatives() 
     assert 2000 < spectrum[0] / spectrum[-1] < 6000
     exact = _gradient(half_log_det(generator.jacobian(z), scale).sum(), generator)
 
-    jacobian = WhitenedJacobian(generator.linearise(z), scale)
+    jacobian = ScaledJacobian(generator.linearise(z), scale)
     probes = torch.cat([draw_probes("rademacher", 1, jacobian) for _ in range(count)])
     pairs = lanczos_quadrature(jacobian, probes, 10).pairs
     ours = _gradient(gradient_surrogate(jacobian, pairs).sum(), generator)
 
-    jacobian = WhitenedJacobian(generator.linearise(z), scale)
+    jacobian = ScaledJacobian(generator.linearise(z), scale)
     inverse = function_of_gram(dense, torch.reciprocal)
     solved = (probes.double() @ inverse).float()
     plain = (jacobian.product(solved) * jacobian.product(probes)).sum() / count
     # the derivative may act on one factor only, on the other, or on both: the last is the best
     plain_gradient = _gradient(plain, generator)
 
-    jacobian = WhitenedJacobian(generator.linearise(z), scale)
+    jacobian = ScaledJacobian(generator.linearise(z), scale)
     pair = smallest_eigenpair(jacobian, torch.randn(1, 50), 400)
     square = jacobian.product(pair.vector[None]).square().sum()
     bound = _gradient(25 * (1 + square).log(), generator)
@@ -358,7 +358,7 @@ def test_gradients_of_a_rank_deficient_generator_do_not_depend_on_rounding(
 ) -> None:
     generator, double, z = _narrow(d, m, dtype)
     exact = _gradient(double.half_log_det(z.double(), sigma).sum(), double)
-    jacobian = WhitenedJacobian(generator.linearise(z), sigma)
+    jacobian = ScaledJacobian(generator.linearise(z), sigma)
     probes = draw_probes("orthogonal", jacobian.size, jacobian)
     pairs = lanczos_quadrature(jacobian, probes, jacobian.size).pairs
     found = _gradient(gradient_surrogate(jacobian, pairs).sum(), generator)
@@ -370,7 +370,7 @@ def test_the_spread_of_one_probe_does_not_grow_as_the_output_noise_falls() -> No
     for sigma in (1e-1, 1e-4):
         generator, double, z = _narrow(20, 40, torch.float64)
         exact = _gradient(double.half_log_det(z, sigma).sum(), double)
-        jacobian = WhitenedJacobian(generator.linearise(z), sigma)
+        jacobian = ScaledJacobian(generator.linearise(z), sigma)
         errors = []
         for _ in range(20):
             pairs = lanczos_quadrature(jacobian, draw_probes("orthogonal", 1, jacobian), 20).pairs

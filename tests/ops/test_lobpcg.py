@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pyro_implicit.ops.lobpcg import SmallestPair, _search, smallest_eigenpair
-from pyro_implicit.ops.whitened import WhitenedJacobian
+from pyro_implicit.ops.scaled_jacobian import ScaledJacobian
 from tests.ops.dense import MatrixLinearisation, whitened, with_singular_values
 
 sizes = st.integers(1, 8)
@@ -26,7 +26,7 @@ seeds = st.integers(0, 2**20)
 
 @torch.no_grad()
 def search(
-    jacobian: WhitenedJacobian, start: Tensor, num_iterations: int, tolerance: float = 0.0
+    jacobian: ScaledJacobian, start: Tensor, num_iterations: int, tolerance: float = 0.0
 ) -> SmallestPair:
     """The iteration, also where so many would be replaced by a decomposition."""
     return _search(jacobian, start, num_iterations, tolerance)
@@ -39,7 +39,7 @@ def run(
     tolerance: float = 0.0,
     method: Any = search,
 ) -> SmallestPair:
-    jacobian = WhitenedJacobian(MatrixLinearisation(jac), scale)
+    jacobian = ScaledJacobian(MatrixLinearisation(jac), scale)
     start = torch.randn(*jac.shape[:-2], jacobian.size, dtype=jac.dtype)
     return method(jacobian, start, num_iterations, tolerance)
 
@@ -108,7 +108,7 @@ def test_converges_to_the_smallest_singular_value(m: int, d: int, diagonal: bool
 def test_takes_the_steps_of_scipy() -> None:
     jac = with_singular_values(torch.logspace(0, 1, 25), 60, 25)
     matrix, start = whitened(jac, 1.0), torch.randn(25, dtype=torch.float64)
-    jacobian = WhitenedJacobian(MatrixLinearisation(jac), 1.0)
+    jacobian = ScaledJacobian(MatrixLinearisation(jac), 1.0)
     gram = (matrix.mT @ matrix).numpy()
     ours = [search(jacobian, start, k).value.item() for k in range(17)]
     for count in (1, 2, 3, 6, 10, 15):
@@ -126,7 +126,7 @@ def test_takes_the_steps_of_scipy() -> None:
 def test_never_gets_worse(seed: int) -> None:
     torch.manual_seed(seed)
     jac = torch.randn(20, 10, dtype=torch.float64)
-    jacobian = WhitenedJacobian(MatrixLinearisation(jac), 0.1)
+    jacobian = ScaledJacobian(MatrixLinearisation(jac), 0.1)
     start = torch.randn(10, dtype=torch.float64)
     values = [search(jacobian, start, k).value.item() for k in range(12)]
     assert all(b <= a * (1 + 1e-9) for a, b in zip(values[:-1], values[1:], strict=True))
@@ -135,9 +135,9 @@ def test_never_gets_worse(seed: int) -> None:
 def test_each_draw_is_searched_by_itself() -> None:
     jac = torch.randn(3, 20, 10, dtype=torch.float64)
     start = torch.randn(3, 10, dtype=torch.float64)
-    together = search(WhitenedJacobian(MatrixLinearisation(jac), 0.1), start, 5)
+    together = search(ScaledJacobian(MatrixLinearisation(jac), 0.1), start, 5)
     for i in range(3):
-        alone = WhitenedJacobian(MatrixLinearisation(jac[i]), 0.1)
+        alone = ScaledJacobian(MatrixLinearisation(jac[i]), 0.1)
         torch.testing.assert_close(
             search(alone, start[i], 5).value, together.value[i], rtol=1e-8, atol=0
         )
@@ -146,7 +146,7 @@ def test_each_draw_is_searched_by_itself() -> None:
 def test_starting_at_the_solution_stays_there() -> None:
     jac = with_singular_values(torch.linspace(1, 5, 10), 20, 10)
     _, _, right = torch.linalg.svd(jac, full_matrices=False)
-    jacobian = WhitenedJacobian(MatrixLinearisation(jac), 1.0)
+    jacobian = ScaledJacobian(MatrixLinearisation(jac), 1.0)
     pair = search(jacobian, right[-1], 5)
     torch.testing.assert_close(pair.value, torch.ones_like(pair.value))
     assert pair.residual < 1e-10
@@ -163,7 +163,7 @@ def test_tolerance_stops_when_all_draws_are_there_and_zero_never_does() -> None:
 
 def test_one_product_per_iteration() -> None:
     linearisation = MatrixLinearisation(torch.randn(20, 10))
-    smallest_eigenpair(WhitenedJacobian(linearisation, 0.1), torch.randn(10), 7)
+    smallest_eigenpair(ScaledJacobian(linearisation, 0.1), torch.randn(10), 7)
     assert linearisation.num_jvp == linearisation.num_vjp == 8
 
 
@@ -202,7 +202,7 @@ def test_small_problems_are_exact(
 @pytest.mark.parametrize(("m", "d"), [(9, 6), (6, 9)])
 def test_small_problems_cost_no_more(m: int, d: int) -> None:
     linearisation = MatrixLinearisation(torch.randn(2, m, d))
-    jacobian = WhitenedJacobian(linearisation, 0.1)
+    jacobian = ScaledJacobian(linearisation, 0.1)
     smallest_eigenpair(jacobian, torch.randn(2, 6), 5)
     assert linearisation.num_jvp + linearisation.num_vjp == 1  # of six directions at once
     smallest_eigenpair(jacobian, torch.randn(2, 6), 4)

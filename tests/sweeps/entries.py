@@ -23,10 +23,9 @@ import pyro_implicit as pi
 from pyro_implicit.diagnostics import plots
 from pyro_implicit.diagnostics.vsbc import Calibration
 from pyro_implicit.guides.latent_site import LatentSite
-from pyro_implicit.nn import networks
 
 #: modules beside the package itself whose names are meant for users
-MODULES = (networks, plots)
+MODULES = (plots,)
 
 ROWS = 6
 X = torch.linspace(-1.0, 1.0, ROWS)[:, None]
@@ -55,7 +54,9 @@ def local_model(x, y=None):
 
 
 class OwnGuide(pi.ImplicitGuide):
-    def _make_generator(self, output_dim: int, sites: list[LatentSite], whitened: bool) -> Any:
+    def _make_generator(
+        self, output_dim: int, sites: list[LatentSite], preconditioned: bool
+    ) -> Any:
         return pi.ResidualGenerator(output_dim, 2)
 
 
@@ -228,7 +229,7 @@ CLASSES: dict[str, Entry] = {
         lambda made: made(X, Y),
     ),
     "LinearisedELBO": fixed(train_with),
-    "MLPGenerator": fixed(generate, latent_dim=2, output_dim=3, hidden_dims=(4,)),
+    "MLPGenerator": fixed(generate, noise_dim=2, output_dim=3, hidden_dims=(4,)),
     "MMNN": fixed(generate, output_dim=30),
     "MMNNGuide": _guide(),
     "MixtureDensityGuide": _local(hidden_dims=(3,)),
@@ -243,9 +244,6 @@ CLASSES: dict[str, Entry] = {
     "SemiImplicitELBO": fixed(train_with, num_inner=3),
     "SingularValueELBO": fixed(train_with),
     # of public modules
-    "LeNet": fixed(),
-    "NBeats": fixed(lambda made: made(torch.zeros(1, 3)), input_size=3, horizon=2, hidden_dim=4),
-    "WideResNet": fixed(depth=10, widen_factor=1),
 }
 
 FUNCTIONS: dict[str, Entry] = {
@@ -360,15 +358,12 @@ RECEIVERS: dict[str, Callable[[], Any]] = {
 HOOKS = {
     "CMMNN.forward",
     "ImplicitDistribution.log_prob",  # refuses whatever it is given
-    "LeNet.forward",
     "LightningVI.load_from_checkpoint",  # bad files are a matter of tests/training
     "LightningVI.setup",
     "MLPGenerator.forward",  # users call the generator, which looks at the noise first
     "MMNN.forward",
     "ModuleGenerator.forward",
-    "NBeats.forward",
     "ResidualGenerator.forward",
-    "WideResNet.forward",
     "batch_to_args",
     "config",
     "configure_optimizers",

@@ -161,7 +161,7 @@ def _guide_options(r: random.Random, guide: str, objective: str, improper: bool)
         if objective == "SemiImplicitELBO":
             options["scale"] = r.choice([0.05, 0.5])
     if guide in ("HyperNetworkGuide", "ConditionalHyperNetworkGuide", "AutoGuideList"):
-        sometimes("latent_dim", [1, 2, 5])
+        sometimes("noise_dim", [1, 2, 5])
         sometimes("hidden_dims", [(4,), (5, 3)])
         sometimes("activation", ["tanh", "elu", "silu", "gelu", "softplus"])
         sometimes("init_scale", [0.03, 0.5])

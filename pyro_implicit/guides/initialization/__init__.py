@@ -1,1 +1,1 @@
-"""TODO."""
+"""Where a guide starts: locations, and Gaussians by curvature or from other guides."""

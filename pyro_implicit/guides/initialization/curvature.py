@@ -17,8 +17,8 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pyro_implicit.exceptions import NonFiniteError
+from pyro_implicit.guides.initialization.lbfgs import maximise
 from pyro_implicit.guides.initialization.log_joint import LogJoint
-from pyro_implicit.guides.lbfgs import maximise
 
 __all__ = ["find_mode", "hessian", "inverse_root", "mean_curvature", "mean_field"]
 

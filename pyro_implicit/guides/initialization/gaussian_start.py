@@ -21,8 +21,8 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.initialization.log_joint import LogJoint
+from pyro_implicit.guides.initialization.start_search import search
 from pyro_implicit.guides.latent_site import LatentSite
-from pyro_implicit.guides.start_search import search
 
 __all__ = ["GaussianStart", "gaussian_start"]
 
@@ -71,8 +71,8 @@ def gaussian_start(kind: str | AutoGuide, log_joint: LogJoint, loc: Tensor) -> G
     :raises ArgumentError: for too many latents for a full matrix, or a guide that is no fitted
         Gaussian with the model's sites.
     :raises SiteError: if the density is random.
-    :raises NonFiniteError: if no search finds a Gaussian; see
-        :func:`~pyro_implicit.guides.start_search.search`, which also warns of bad ones.
+    :raises NonFiniteError: if no search finds a Gaussian. A bad one is warned of; see
+        :func:`~pyro_implicit.guides.initialization.start_search.search`.
     """
     if isinstance(kind, AutoGuide):
         return _from_guide(kind, log_joint.sites, loc)

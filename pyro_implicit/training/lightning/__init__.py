@@ -1,1 +1,1 @@
-"""TODO."""
+"""Training with Lightning (extra ``lightning``): several devices, exact resume."""

@@ -23,12 +23,6 @@ from pyro_implicit._random import (
 from pyro_implicit.exceptions import NonFiniteError, StateError
 from pyro_implicit.inference.log_predictive_density import log_predictive_density
 from pyro_implicit.objectives.gradients import all_finite, names_of_non_finite
-from pyro_implicit.training.checkpoint_training import (
-    check_callbacks,
-    check_loops,
-    check_optimizer,
-    check_scheduler,
-)
 from pyro_implicit.training.lightning.anneal import Anneal
 from pyro_implicit.training.lightning.arguments import check_arguments, check_modules
 from pyro_implicit.training.lightning.checkpoint_io import AtomicCheckpointIO
@@ -41,16 +35,22 @@ from pyro_implicit.training.lightning.checkpoint_state import (
     check_tensors,
     settings_of,
 )
-from pyro_implicit.training.lightning.optional import pytorch
-from pyro_implicit.training.lightning.processes import gather, share_critics
-from pyro_implicit.training.lightning.warm_up import evaluate_once, first_batch
-from pyro_implicit.training.loop_state import (
+from pyro_implicit.training.lightning.checkpoint_training import (
+    check_callbacks,
+    check_loops,
+    check_optimizer,
+    check_scheduler,
+)
+from pyro_implicit.training.lightning.loop_state import (
     accumulated_gradients,
     check_gradients,
     continue_loops,
     normalise_loops,
     restore_gradients,
 )
+from pyro_implicit.training.lightning.optional import pytorch
+from pyro_implicit.training.lightning.processes import gather, share_critics
+from pyro_implicit.training.lightning.warm_up import evaluate_once, first_batch
 
 __all__ = ["LightningVI"]
 
@@ -86,8 +86,9 @@ class LightningVI(pytorch.LightningModule):
     **Resume.** Checkpoints hold parameters, optimiser, schedules, the objective's own state (a
     critic with its optimiser), accumulated gradients and random states; they are written whole or
     not at all, never with a parameter that is not finite, and read only if no bit has changed, with
-    ``weights_only=True`` (:class:`~pyro_implicit.training.lightning.checkpoint_io.AtomicCheckpointIO`, which
-    takes the place of Lightning's default here). With a :class:`~pyro_implicit.ResumableLoader` a
+    ``weights_only=True``
+    (:class:`~pyro_implicit.training.lightning.checkpoint_io.AtomicCheckpointIO`, which takes the
+    place of Lightning's default here). With a :class:`~pyro_implicit.ResumableLoader` a
     run that goes on from any of them, made after a step, a validation or an epoch, ends, on the
     CPU, in the same bits as one that was never stopped; with a plain ``DataLoader`` that holds for
     checkpoints made at the end of an epoch. A validation that was due at the very step of the

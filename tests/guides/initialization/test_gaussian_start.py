@@ -22,8 +22,7 @@ from pyro.infer.autoguide import (
 
 from pyro_implicit import HyperNetworkGuide, ResidualGenerator
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, SiteError
-from pyro_implicit.guides import start_search
-from pyro_implicit.guides.initialization import curvature, gaussian_start
+from pyro_implicit.guides.initialization import curvature, gaussian_start, start_search
 from pyro_implicit.guides.initialization.gaussian_start import GaussianStart
 
 N, NOISE = 12, 0.4

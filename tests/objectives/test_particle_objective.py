@@ -18,7 +18,8 @@ from pyro.infer import SVI
 from torch import Tensor
 
 from pyro_implicit import HyperNetworkGuide, ImplicitELBO, LinearisedELBO
-from pyro_implicit.objectives.particle import ImplicitSite
+from pyro_implicit.objectives.implicit_site import ImplicitSite
+from pyro_implicit.objectives.particle_batch import ParticleBatch
 
 pytestmark = pytest.mark.usefixtures("double")
 Parts = Callable[..., dict[str, float]]
@@ -37,7 +38,7 @@ def test_vectorised_and_looped_particles_agree_on_the_same_draws(
     guide: Any = mixed.guide
     draws = mixed.draws(count)
     if not own_guide:
-        guide = HyperNetworkGuide(mixed.model, scale=0.2, latent_dim=3).setup().double()
+        guide = HyperNetworkGuide(mixed.model, scale=0.2, noise_dim=3).setup().double()
         name = next(n for n in poutine.trace(guide).get_trace().nodes if n.endswith("_noise"))
         flat = name.removesuffix("_noise")
         draws = {name: torch.randn(count, 3), flat: torch.randn(count, 9)}
@@ -121,13 +122,13 @@ def test_looped_particles_release_their_graphs_one_by_one(mixed: SimpleNamespace
     guide = mixed.guide
     sizes = []
     objective = LinearisedELBO(3)
-    terms = objective._terms
+    terms = objective.terms_of
 
-    def spy(particles: Any, first: int) -> Any:
-        sizes.append((len(particles), first))
-        return terms(particles, first)
+    def spy(batch: ParticleBatch) -> Any:
+        sizes.append((len(batch), batch.first))
+        return terms(batch)
 
-    objective._terms = spy  # type: ignore[method-assign]
+    objective.terms_of = spy  # type: ignore[method-assign]
     objective.loss_and_grads(mixed.model, guide)
     assert sizes == [(1, 0), (1, 1), (1, 2)]
 

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.generators.noise_alone import check_function_of_noise
+from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.linearised import entropy_constant
-from pyro_implicit.objectives.particle import ImplicitSite
-from pyro_implicit.ops.whitened import WhitenedJacobian
+from pyro_implicit.ops.scaled_jacobian import ScaledJacobian
 
-__all__ = ["rest_of_entropy", "whitened_jacobian"]
+__all__ = ["rest_of_entropy", "scaled_jacobian"]
 
 
-def whitened_jacobian(site: ImplicitSite) -> WhitenedJacobian:
+def scaled_jacobian(site: ImplicitSite) -> ScaledJacobian:
     """
     The Jacobian of a site's generator at its noise, in units of the output noise; differentiable
     with respect to generator and scale if gradients are enabled.
@@ -23,7 +23,7 @@ def whitened_jacobian(site: ImplicitSite) -> WhitenedJacobian:
     fn, noise = site.distribution, site.distribution.noise
     check_function_of_noise(fn.generator, site.value)
     with torch.autocast(site.value.device.type, enabled=False):
-        return WhitenedJacobian(fn.generator.linearise(noise), fn.scale)  # type: ignore[arg-type]
+        return ScaledJacobian(fn.generator.linearise(noise), fn.scale)  # type: ignore[arg-type]
 
 
 def rest_of_entropy(site: ImplicitSite) -> Tensor | float:

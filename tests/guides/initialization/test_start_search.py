@@ -14,9 +14,9 @@ from torch import Tensor
 
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO
 from pyro_implicit.exceptions import NonFiniteError
-from pyro_implicit.guides import start_search
+from pyro_implicit.guides.initialization import start_search
 from pyro_implicit.guides.initialization.log_joint import LogJoint
-from pyro_implicit.guides.start_search import objective, search, starting_points
+from pyro_implicit.guides.initialization.start_search import objective, search, starting_points
 
 
 def _badly_scaled() -> tuple[Callable[..., Any], tuple[Tensor, Tensor]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from pyro_implicit.exceptions import ArgumentError, ShapeError
 from pyro_implicit.ops.linearisation import DenseLinearisation
 from pyro_implicit.ops.logdet import half_log_det
-from pyro_implicit.ops.whitened import WhitenedJacobian, eigh_or_nan
+from pyro_implicit.ops.scaled_jacobian import ScaledJacobian, eigh_or_nan
 from tests.ops.dense import MatrixLinearisation, whitened
 
 sizes = st.integers(1, 6)
@@ -35,7 +35,7 @@ def test_products_are_those_of_the_whitened_matrix(
     torch.manual_seed(seed)
     jac = torch.randn(*batch, m, d, dtype=torch.float64)
     scale = make_scale(kind, m)
-    ours, matrix = WhitenedJacobian(MatrixLinearisation(jac), scale), whitened(jac, scale)
+    ours, matrix = ScaledJacobian(MatrixLinearisation(jac), scale), whitened(jac, scale)
     assert ours.size == min(m, d) and ours.floor == 1 and ours.batch_shape == batch
     x = torch.randn(4, *batch, min(m, d), dtype=torch.float64)
     y = torch.randn(4, *batch, max(m, d), dtype=torch.float64)
@@ -52,14 +52,14 @@ def test_log_scale_is_what_whitening_took_from_the_determinant(
     matrix = whitened(jac, scale)
     inner = torch.eye(min(m, d), dtype=torch.float64) + matrix.mT @ matrix
     value = 0.5 * torch.linalg.slogdet(inner).logabsdet
-    value = value + WhitenedJacobian(MatrixLinearisation(jac), scale).log_scale()
+    value = value + ScaledJacobian(MatrixLinearisation(jac), scale).log_scale()
     torch.testing.assert_close(value, half_log_det(jac, scale), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("m", "d"), [(3, 3), (2, 4)])
 def test_without_output_noise_nothing_is_divided(m: int, d: int) -> None:
     jac = torch.randn(m, d, dtype=torch.float64)
-    ours = WhitenedJacobian(MatrixLinearisation(jac), 0.0)
+    ours = ScaledJacobian(MatrixLinearisation(jac), 0.0)
     assert ours.floor == 0 and ours.log_scale() == 0
     x = torch.randn(1, m, dtype=torch.float64)
     torch.testing.assert_close(ours.product(x)[0], whitened(jac, 0) @ x[0])
@@ -72,7 +72,7 @@ def test_products_are_differentiable_in_the_scale(m: int, d: int) -> None:
     x = torch.randn(2, min(m, d), dtype=torch.float64)
 
     def value(jac: Tensor, sigma: Tensor) -> Tensor:
-        whole = WhitenedJacobian(MatrixLinearisation(jac), sigma)
+        whole = ScaledJacobian(MatrixLinearisation(jac), sigma)
         return whole.product(x).square().sum() + whole.log_scale()
 
     assert torch.autograd.gradcheck(value, (jac, sigma))
@@ -83,7 +83,7 @@ def test_a_generator_in_half_precision_gets_products_in_it_and_the_rest_in_float
     dtype: torch.dtype,
 ) -> None:
     jac = torch.randn(3, 2).to(dtype)
-    ours = WhitenedJacobian(MatrixLinearisation(jac), 1.0)
+    ours = ScaledJacobian(MatrixLinearisation(jac), 1.0)
     assert ours.dtype == torch.float32
     out = ours.product(torch.ones(1, 2))
     assert out.dtype == torch.float32
@@ -92,7 +92,7 @@ def test_a_generator_in_half_precision_gets_products_in_it_and_the_rest_in_float
 
 def test_autocast_does_not_reach_the_products() -> None:
     weight = torch.randn(4, 3)
-    ours = WhitenedJacobian(DenseLinearisation(torch.zeros(2, 4), [weight], []), 0.1)
+    ours = ScaledJacobian(DenseLinearisation(torch.zeros(2, 4), [weight], []), 0.1)
     x, y = torch.randn(1, 2, 3), torch.randn(1, 2, 4)
     plain = ours.product(x), ours.adjoint(y)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -113,7 +113,7 @@ def test_unusable_scales_are_refused(
     scale: float | Tensor, m: int, d: int, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        WhitenedJacobian(MatrixLinearisation(torch.randn(m, d)), scale)
+        ScaledJacobian(MatrixLinearisation(torch.randn(m, d)), scale)
 
 
 def test_eigenvalues_of_what_is_not_finite_are_nan_and_the_others_stay() -> None:

@@ -21,7 +21,7 @@ from pyro_implicit import (
     sample_implicit,
 )
 from pyro_implicit.exceptions import NonFiniteError
-from pyro_implicit.objectives.particle import ImplicitSite
+from pyro_implicit.objectives.implicit_site import ImplicitSite
 
 pytestmark = pytest.mark.usefixtures("double")
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pyro_implicit.guides.lbfgs import maximise
+from pyro_implicit.guides.initialization.lbfgs import maximise
 
 
 @settings(max_examples=20)

@@ -27,10 +27,10 @@ from torch import Tensor
 from pyro_implicit.ops.linearisation import Linearisation
 from pyro_implicit.ops.logdet import check_scale, is_zero, upcast
 
-__all__ = ["WhitenedJacobian", "eigh_or_nan"]
+__all__ = ["ScaledJacobian", "eigh_or_nan"]
 
 
-class WhitenedJacobian:
+class ScaledJacobian:
     r"""
     :math:`M = \tilde J` if ``d <= m``, else :math:`M = \tilde J^\top`, so that
     :math:`A = \mathrm{floor} \cdot I + M^\top M` is the smaller of the two matrices.

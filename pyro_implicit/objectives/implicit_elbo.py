@@ -1,0 +1,188 @@
+"""Objectives that are an evidence lower bound but for one term, the entropy or the divergence."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any
+
+from torch import Tensor
+
+from pyro_implicit._checks import check_choice, check_count, check_number
+from pyro_implicit.objectives.implicit_site import ImplicitSite
+from pyro_implicit.objectives.likelihood import log_predictive
+from pyro_implicit.objectives.particle import Reads
+from pyro_implicit.objectives.particle_batch import ParticleBatch
+from pyro_implicit.objectives.particle_objective import ParticleObjective, Terms
+
+__all__ = ["ImplicitELBO"]
+
+
+class ImplicitELBO(ParticleObjective):
+    r"""
+    Evidence lower bound, or a stand-in for it, of a guide that has implicit sites:
+
+    .. math::  \mathbb E_q[\log p(y \mid \theta)]
+        + \lambda\,(\alpha\,\mathbb E_q[\log p(\theta)] + \mathbb H[q]),
+
+    with :math:`\lambda` = ``kl_weight`` and :math:`\alpha` = ``prior_weight``. Explicit guide
+    sites enter with their ``-log q`` as usual. **A new objective of this kind fills one hook**,
+    :meth:`estimate`:
+
+    * with ``replaces = "entropy"`` it returns an entropy estimate for every draw, or, with
+      ``joint = True``, one number for all draws together;
+    * with ``replaces = "kl"`` it returns an estimate of ``KL(q || p)`` for all draws together; the
+      density of the prior of the site's latents is then not evaluated, and ``site.prior`` draws
+      from it.
+
+    A joint objective sees all particles at once, also when they are looped. The likelihood is the
+    business of :meth:`likelihood_of`; all else that an objective may say of itself is told by
+    :class:`~pyro_implicit.objectives.particle_objective.ParticleObjective`.
+
+    :param int num_particles: number of draws.
+    :param bool vectorize_particles: draw them in one vectorised pass; the model then needs plates
+        or ``.to_event`` for every batch dimension, as for any Pyro objective.
+    :param max_plate_nesting: number of plate dimensions, found by one run of model and guide if
+        infinite.
+    :param float kl_weight: weight of the whole KL term (tempering). 1 is the honest ELBO.
+    :param float prior_weight: weight of the log-prior alone. 1 is the honest ELBO.
+    :param int num_entropy_particles: draws that the entropy is estimated with; all by default.
+    :param str likelihood: ``"expected"`` (the ELBO), or ``"per_datum"``: for each datum of the data
+        plates the log of the *mean* likelihood over draws. The latter is **no bound**, often
+        predicts better where data outnumber weights, and needs several particles to differ.
+    :param bool retain_graph: passed to ``backward``.
+    :raises ArgumentError: for values outside of these.
+    """
+
+    #: what :meth:`estimate` returns, ``"entropy"`` or ``"kl"``
+    replaces: str = "entropy"
+    #: whether it returns one number for all draws together; always so with ``"kl"``
+    joint = False
+    #: whether the entropy estimate is, for any guide and in expectation, never above the entropy;
+    #: a linearised one is not: it counts mass twice where a nonlinear generator folds
+    bounds_entropy: bool = False
+
+    def __init__(
+        self,
+        num_particles: int = 1,
+        *,
+        vectorize_particles: bool = False,
+        max_plate_nesting: float = math.inf,
+        kl_weight: float = 1.0,
+        prior_weight: float = 1.0,
+        num_entropy_particles: int | None = None,
+        likelihood: str = "expected",
+        retain_graph: bool | None = None,
+    ) -> None:
+        super().__init__(
+            num_particles,
+            vectorize_particles=vectorize_particles,
+            max_plate_nesting=max_plate_nesting,
+            retain_graph=retain_graph,
+        )
+        if num_entropy_particles is not None:
+            num_entropy_particles = check_count(
+                "num_entropy_particles", num_entropy_particles, 1, num_particles, " (num_particles)"
+            )
+        self.kl_weight = check_number("kl_weight", kl_weight, minimum=0)
+        self.prior_weight = check_number("prior_weight", prior_weight, minimum=0)
+        self.num_entropy_particles = num_entropy_particles or num_particles
+        self.likelihood = check_choice("likelihood", likelihood, ("expected", "per_datum"))
+
+    @abstractmethod
+    def estimate(self, site: ImplicitSite) -> Tensor:
+        """
+        The hook.
+
+        :param ImplicitSite site: an implicit site with its draws.
+        :returns: with ``replaces = "entropy"`` one value per draw, shape
+            ``site.distribution.batch_shape``; with ``joint`` or ``replaces = "kl"`` one number.
+        """
+
+    @property
+    def power(self) -> float:
+        """The power of the likelihoods that are averaged over draws; 0: their logarithms are."""
+        return 1.0 if self.likelihood == "per_datum" else 0.0
+
+    def likelihood_of(self, batch: ParticleBatch) -> Terms:
+        """
+        The likelihood's term.
+
+        :param ParticleBatch batch: some draws.
+        :returns: ``log_likelihood``, its mean over them, or ``log_predictive`` with a
+            :attr:`power` that is not 0.
+        """
+        if not self.power:
+            return {"log_likelihood": batch.log_likelihood.mean()}
+        return {"log_predictive": log_predictive(batch, self.power)}
+
+    def terms_of(self, batch: ParticleBatch) -> Terms:
+        """
+        See :meth:`ParticleObjective.terms_of`.
+
+        :returns: ``log_likelihood`` (or ``log_predictive``), ``log_prior``, ``entropy`` and, for an
+            objective that replaces the KL term, ``negative_kl``.
+        """
+        replaces_kl = self.replaces == "kl"
+        left_out = batch.implicit_latents if replaces_kl else ()
+        terms = self.likelihood_of(batch)
+        log_prior = batch.log_density_of_latents(but=left_out).mean()
+        terms["log_prior"] = self.kl_weight * self.prior_weight * log_prior
+        entropy = (batch.explicit_entropy + batch.log_jacobian).mean()
+        if not replaces_kl:
+            entropy = entropy + self._implicit_entropy(batch)
+        terms["entropy"] = self.kl_weight * entropy
+        if replaces_kl:
+            terms["negative_kl"] = -self.kl_weight * self._of_all_draws(batch)
+        return terms
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What defines the objective, as plain values, for records."""
+        return super().settings | {
+            "num_entropy_particles": self.num_entropy_particles,
+            "kl_weight": self.kl_weight,
+            "prior_weight": self.prior_weight,
+            "likelihood": self.likelihood,
+        }
+
+    @property
+    def is_bound(self) -> bool:
+        """
+        Whether the value is, in expectation, a lower bound on the evidence, for any guide: proven,
+        so that False does not say that it exceeds it.
+        """
+        honest = self.likelihood == "expected" and self.kl_weight >= 1 and self.prior_weight == 1
+        return self.bounds_entropy and honest
+
+    # ----
+
+    @property
+    def reads(self) -> Reads:  # type: ignore[override]
+        """What it needs of a run; see :class:`ParticleObjective`."""
+        kl = self.replaces == "kl"
+        return Reads(prior=not kl, prior_draws=kl)
+
+    @property
+    def pools(self) -> bool:  # type: ignore[override]
+        """Whether it must see all draws at once."""
+        return bool(self.joint or self.replaces == "kl" or self.power)
+
+    def _implicit_entropy(self, batch: ParticleBatch) -> Any:
+        """
+        The mean over the first ``num_entropy_particles`` draws of the hook's estimates, as the part
+        of it that these draws have; divided by their share, since means over batches are taken.
+        """
+        if self.joint:
+            return self._of_all_draws(batch)
+        total: Any = 0.0
+        for site in batch.sites.values():
+            some = batch.leading(self.num_entropy_particles, site)
+            if some is not None:
+                total = total + batch.weigh(some, self.estimate(some))
+        return total / (self.num_entropy_particles * batch.share)
+
+    def _of_all_draws(self, batch: ParticleBatch) -> Any:
+        """The sum over sites of the hook's numbers, each under its site's scale and mask."""
+        numbers = [batch.weight(s.name) * self.estimate(s) for s in batch.sites.values()]
+        return sum(numbers, 0.0)

@@ -1,0 +1,77 @@
+"""One implicit site of a guide, with its draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from pyro_implicit.distributions._base_dist import draw
+from pyro_implicit.distributions.implicit import ImplicitDistribution
+
+__all__ = ["ImplicitSite"]
+
+
+@dataclass(frozen=True)
+class ImplicitSite:
+    """
+    One implicit site of a guide, with its draws: all that the hook of an objective sees.
+
+    :param str name: its name.
+    :param ImplicitDistribution distribution: its law given the noise; ``distribution.noise`` has
+        shape ``(*batch, *noise_shape)``.
+    :param torch.Tensor value: its draws, shape ``(*batch, m)``. With vectorised particles ``batch``
+        begins with the particles; with looped particles only if the objective is joint.
+    :param latents: the model's sites made from it.
+    :param pack: maps values of these to the coordinates of ``value``; None if they are the same.
+    :param prior: for an objective that replaces the KL term: a function from a number ``n`` to
+        draws of the model's prior in the coordinates of ``value``, shape ``(n, *plates, m)``.
+    """
+
+    name: str
+    distribution: ImplicitDistribution
+    value: Tensor
+    latents: tuple[str, ...]
+    pack: Callable[[dict[str, Tensor], int], Tensor] | None = None
+    prior: Callable[[int], Tensor] | None = None
+
+    @property
+    def noise(self) -> Tensor:
+        """The noise of the draws, shape ``(*batch, *noise_shape)``."""
+        return self.distribution.noise  # type: ignore[return-value]
+
+    def first(self, count: int) -> ImplicitSite:
+        """
+        :param int count: a number of draws.
+        :returns: the site with the first of its draws only.
+        """
+        given = self.distribution.given(self.noise[:count])
+        return replace(self, distribution=given, value=self.value[:count])
+
+    def means(self, num: int) -> Tensor:
+        """
+        Conditional means at fresh noise: the centres of the mixture that the site is.
+
+        :param int num: their number.
+        :returns: ``g(z)`` in the coordinates of ``value``, shape ``(num, *plates, m)``.
+        """
+        return self.at_fresh_noise(num).mean
+
+    def fresh(self, num_draws: int) -> Tensor:
+        """
+        New draws of a site whose first batch dimension is the particles: the plates it is in are
+        kept, each draw has its own noise.
+
+        :param int num_draws: their number ``n``.
+        :returns: reparameterised draws, shape ``(n, *plates, m)``.
+        """
+        return self.at_fresh_noise(num_draws).rsample()
+
+    def at_fresh_noise(self, num: int) -> ImplicitDistribution:
+        """
+        :param int num: a number of noises.
+        :returns: the site's distribution given new noise, ``batch_shape`` of ``(num, *plates)``.
+        """
+        fn, plates = self.distribution, self.value.shape[1:-1]
+        return fn.given(draw(fn.base_dist.expand(plates), (num,)))

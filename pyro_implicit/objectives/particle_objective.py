@@ -1,0 +1,357 @@
+"""The base of all objectives: from runs of guide and model to named terms and a loss."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import pyro
+import torch
+from pyro.infer import ELBO
+from pyro.infer.elbo import ELBOModule
+from pyro.infer.util import is_validation_enabled
+from torch import Tensor, nn
+
+from pyro_implicit._checks import (
+    check_choice,
+    check_count,
+    check_flag,
+    check_guide,
+    check_model,
+    check_state,
+)
+from pyro_implicit.distributions.implicit import ImplicitDistribution
+from pyro_implicit.exceptions import StateError
+from pyro_implicit.objectives.finiteness import check_finite
+from pyro_implicit.objectives.gradients import OwnGradients
+from pyro_implicit.objectives.particle import (
+    PARTICLE_PLATE,
+    Particle,
+    Reads,
+    draw_particle,
+    plate_nesting,
+)
+from pyro_implicit.objectives.particle_batch import ParticleBatch
+from pyro_implicit.objectives.prior_draws import PriorDraws
+from pyro_implicit.objectives.shared_rows import SharedRows
+
+__all__ = ["ParticleObjective", "Terms"]
+
+Terms = dict[str, Tensor]
+
+
+class TrainingStep(NamedTuple):
+    """
+    A training step of an objective.
+
+    :param int number: from 1.
+    :param guide: what is trained in it.
+    """
+
+    number: int
+    guide: Any
+
+
+class ParticleObjective(ELBO):
+    r"""
+    An objective made from draws of a guide: it runs guide and model, looped or vectorised, sees to
+    plates, minibatch scale, masks and finiteness, and hands all draws to one hook.
+
+    **A new objective fills** :meth:`terms_of`: given a
+    :class:`~pyro_implicit.objectives.particle_batch.ParticleBatch`, return named numbers that add
+    up to minus the loss. What else it may say of itself, all of it public:
+
+    * :attr:`reads`: what of a run it needs (the prior's density, the guide's, draws of the prior);
+    * :attr:`pools`: whether it must see all draws at once. If not, looped draws are handed over one
+      at a time, so that one graph is alive at a time, and its terms are averaged;
+    * :attr:`needs_score`: whether it asks for the model's gradient at the draws;
+    * :meth:`implicit_prior`: the density of priors that are themselves implicit;
+    * :attr:`networks`: networks of its own, shown by ``objective(model, guide).parameters()``;
+    * :attr:`training_step`: the number of the step that is going on, for schedules;
+    * :meth:`state_dict`, :meth:`load_state_dict`, :attr:`settings`, :attr:`is_bound`.
+
+    (An objective that is an evidence bound but for its entropy is shorter as an
+    :class:`~pyro_implicit.ImplicitELBO`.)
+
+    Unlike Pyro's objectives it keeps nothing about a model between calls that could break the next.
+
+    :param int num_particles: number of draws.
+    :param bool vectorize_particles: draw them in one vectorised pass; the model then needs plates
+        or ``.to_event`` for every batch dimension. Latents outside of ``n`` nested plates come with
+        batch shape ``(S, 1, ..., 1)``, ``n`` ones, so that ``(w * x).sum(-1)`` lines up with data
+        in a plate and ``x @ w.unsqueeze(-1)`` does not: it is refused.
+    :param max_plate_nesting: number of plate dimensions, found by one run of model and guide if
+        infinite.
+    :param bool retain_graph: passed to ``backward``.
+    :raises ArgumentError: for values outside of these.
+    """
+
+    #: what it needs of a run
+    reads = Reads()
+    #: whether it must see all draws at once, also when they are looped
+    pools = False
+    #: whether it asks for the model's score at the draws
+    needs_score = False
+
+    def __init__(
+        self,
+        num_particles: int = 1,
+        *,
+        vectorize_particles: bool = False,
+        max_plate_nesting: float = math.inf,
+        retain_graph: bool | None = None,
+    ) -> None:
+        num_particles = check_count("num_particles", num_particles)
+        check_flag("vectorize_particles", vectorize_particles)
+        if not (isinstance(max_plate_nesting, float) and max_plate_nesting == math.inf):
+            max_plate_nesting = check_count("max_plate_nesting", max_plate_nesting, 0)
+        check_choice("retain_graph", retain_graph, (None, True, False))
+        super().__init__(num_particles, vectorize_particles=False, retain_graph=retain_graph)
+        self.vectorize_particles = vectorize_particles
+        self.max_plate_nesting = max_plate_nesting
+        #: networks that the objective trains itself, by name
+        self.networks: dict[str, nn.Module] = {}
+        #: parts of the latest :meth:`differentiable_loss`, detached; for logs
+        self.last_terms: Terms = {}
+        self._nesting_of: tuple[Any, Any, int] | None = None
+        self._num_training_steps = 0
+        self._training_step: TrainingStep | None = None
+
+    # ---- what a subclass fills or says
+
+    @abstractmethod
+    def terms_of(self, batch: ParticleBatch) -> Terms:
+        """
+        The hook.
+
+        :param ParticleBatch batch: ``n`` draws: all of them if the objective pools or the particles
+            are vectorised, else one.
+        :returns: named numbers, shape ``()``, whose sum is minus the loss: means over these draws.
+            Means over batches are taken by the caller.
+        """
+
+    def implicit_prior(self, fn: ImplicitDistribution, value: Tensor) -> Tensor:
+        """
+        The log-density of a prior that is itself implicit, or a bound on it, for objectives that
+        have one; by default refused.
+
+        :param ImplicitDistribution fn: the prior of a latent.
+        :param torch.Tensor value: shape ``(*batch, m)``.
+        :returns: shape ``batch``.
+        """
+        raise NotImplementedError
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What defines the objective, as plain values, for records."""
+        return {
+            "objective": type(self).__name__,
+            "num_particles": self.num_particles,
+            "vectorize_particles": self.vectorize_particles,
+            "is_bound": self.is_bound,
+        }
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether minus the loss is a lower bound on the evidence, in expectation."""
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        """What training has changed in the objective itself: here nothing."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """
+        Restores what :meth:`state_dict` returned; loads all of it or nothing.
+
+        :raises StateError: if it is not a state of such an objective.
+        """
+        if check_state(self, state):
+            raise StateError(
+                f"{type(self).__name__} has no state to load; found the entries {sorted(state)}, "
+                "which another objective has saved."
+            )
+
+    @property
+    def vectorised(self) -> bool:
+        """Whether draws come from one vectorised pass."""
+        return self.vectorize_particles and self.num_particles > 1
+
+    @property
+    def training_step(self) -> TrainingStep | None:
+        """
+        The step that is going on, if one is: a call of :meth:`loss_and_grads`, or of
+        :meth:`differentiable_loss`, with gradients enabled.
+        """
+        return self._training_step
+
+    # ---- what Pyro calls
+
+    def __call__(self, model: nn.Module, guide: nn.Module) -> ELBOModule:
+        """
+        :returns: a module whose parameters are those of model, guide and :attr:`networks`.
+        """
+        module = super().__call__(model, guide)
+        if self.networks:
+            for name, network in self.networks.items():
+                module.add_module(name, network)
+        return module
+
+    def loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
+        """
+        :returns: minus the objective, without gradients.
+        :raises NonFiniteError: if a term is not finite; the message names the site. Only with
+            Pyro's validation on (its default): the check waits for the device.
+        """
+        with torch.no_grad():
+            terms = self.terms(model, guide, *args, **kwargs)
+            self.last_terms = {name: term.detach() for name, term in terms.items()}
+            return _minus_sum(terms).item()
+
+    def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """
+        :returns: minus the objective, shape ``()``, to be differentiated.
+        :raises NonFiniteError: if a term is not finite; the message names the site. Only with
+            Pyro's validation on (its default): the check waits for the device.
+        """
+        with self._step(guide):
+            terms = self.terms(model, guide, *args, **kwargs)
+        self.last_terms = {name: term.detach() for name, term in terms.items()}
+        return _minus_sum(terms)
+
+    def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
+        """
+        Adds the gradients of the loss to the parameters; looped particles one after the other, so
+        that only one graph is alive at a time. If it fails, no parameter's gradient has changed.
+
+        :returns: minus the objective.
+        :raises NonFiniteError: with Pyro's validation on (its default), if a term is not finite, or
+            a gradient; the message names the site or the parameter.
+        """
+        total = 0.0
+        with self._step(guide), self._gradients(), OwnGradients() as gradients:
+            for batch in self._batches(model, guide, args, kwargs):
+                loss = _minus_sum(self._shares(batch))
+                if loss.requires_grad:
+                    gradients.backward(loss, self.retain_graph)
+                total += loss.item()
+                if is_validation_enabled():
+                    gradients.check_finite(total, batch.particles, model, guide)
+        return total
+
+    def terms(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Terms:
+        """
+        The parts of the objective, weights included, so that they add up to minus the loss.
+
+        :returns: what :meth:`terms_of` names, each of shape ``()``.
+        """
+        total: Terms = {}
+        with self._gradients():
+            for batch in self._batches(model, guide, args, kwargs):
+                for name, value in self._shares(batch).items():
+                    total[name] = total[name] + value if name in total else value
+        return total
+
+    def _get_trace(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Any:
+        raise NotImplementedError  # Pyro's abstract method; draw_particle takes its place
+
+    # ---- draws
+
+    @contextmanager
+    def _step(self, guide: Any) -> Iterator[None]:
+        """A training step, if gradients are enabled."""
+        if torch.is_grad_enabled():
+            self._num_training_steps += 1
+            self._training_step = TrainingStep(self._num_training_steps, guide)
+        try:
+            yield
+        finally:
+            self._training_step = None
+
+    def _gradients(self) -> torch.set_grad_enabled:
+        """As the caller has them, or enabled if the hook asks for the model's score."""
+        return torch.set_grad_enabled(torch.is_grad_enabled() or self.needs_score)
+
+    def _shares(self, batch: ParticleBatch) -> Terms:
+        """What a batch adds to the terms."""
+        terms = self.terms_of(batch)
+        share = batch.share
+        if share != 1:
+            terms = {name: share * value for name, value in terms.items()}
+        if is_validation_enabled():
+            check_finite(terms, batch.particles)
+        return terms
+
+    def _batches(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Iterator[ParticleBatch]:
+        """The draws of one evaluation, as the hook gets them."""
+        check_model(model)
+        check_guide(guide)
+        count = self.num_particles
+        if self.vectorised:
+            nesting = self._nesting(model, guide, args, kwargs)
+            plate = pyro.plate(PARTICLE_PLATE, count, dim=-nesting - 1)
+            particle = self._draw(plate(model), plate(guide), args, kwargs, nesting + 1)
+            particles = self._with_prior([particle], model, args, kwargs, nesting)
+            yield ParticleBatch(particles, True, count)
+            return
+        pools, rows, particles = self.pools, SharedRows(), []
+        for index in range(count):
+            with rows if pools else nullcontext():
+                particle = self._draw(model, guide, args, kwargs, self.max_plate_nesting)
+            if pools:
+                particles.append(particle)
+            else:
+                yield ParticleBatch([particle], False, count, index)
+        if pools:
+            particles = self._with_prior(particles, model, args, kwargs, None)
+            yield ParticleBatch(particles, False, count)
+
+    def _draw(self, model: Any, guide: Any, args: Any, kwargs: Any, nesting: float) -> Particle:
+        """One pass of guide and model."""
+        known = type(self).implicit_prior is not ParticleObjective.implicit_prior
+        prior = self.implicit_prior if known else None
+        return draw_particle(model, guide, args, kwargs, nesting, self.reads, prior)
+
+    def _with_prior(
+        self, particles: list[Particle], model: Any, args: Any, kwargs: Any, nesting: int | None
+    ) -> list[Particle]:
+        """Gives the sites of the first particle, which joined ones are made from, the prior."""
+        if self.reads.prior_draws:
+            prior = PriorDraws(model, args, kwargs, nesting)
+            prior.check(particles[0])
+            particles[0].implicit.update(
+                (name, replace(site, prior=partial(prior.draw, site)))
+                for name, site in particles[0].implicit.items()
+            )
+        return particles
+
+    def _nesting(self, model: Any, guide: Any, args: Any, kwargs: Any) -> int:
+        if self.max_plate_nesting != math.inf:
+            return int(self.max_plate_nesting)
+        known = self._nesting_of
+        if known is None or known[0]() is not model or known[1]() is not guide:
+            nesting = plate_nesting(model, guide, args, kwargs)
+            self._nesting_of = (weakref.ref(model), weakref.ref(guide), nesting)
+            return nesting
+        return known[2]
+
+    # ---- copies and text
+
+    def __getstate__(self) -> dict[str, Any]:
+        # weak references cannot be pickled; terms may be on a device that a reader lacks
+        return self.__dict__ | {"_nesting_of": None, "last_terms": {}}
+
+    def __repr__(self) -> str:
+        told = ("objective", "is_bound")  # the class's name; what follows from the arguments
+        settings = ", ".join(f"{k}={v!r}" for k, v in self.settings.items() if k not in told)
+        return f"{type(self).__name__}({settings})"
+
+
+def _minus_sum(terms: Terms) -> Tensor:
+    return -torch.stack([term.reshape(()) for term in terms.values()]).sum()
