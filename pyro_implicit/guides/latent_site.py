@@ -17,6 +17,7 @@ from pyro_implicit.guides.supports import (
     check_support,
     decode_support,
     encode_support,
+    is_real,
     keep_inside,
     map_support,
     no_bijection,
@@ -134,7 +135,7 @@ class LatentSite:
         :returns: the constrained value and the log-density correction ``log|du/dvalue|``, one per
             batch entry.
         """
-        if _is_real(self.support):
+        if is_real(self.support):
             return unconstrained, unconstrained.new_zeros(()).expand(
                 unconstrained.shape[: unconstrained.dim() - self.event_dim]
             )
@@ -180,12 +181,6 @@ class LatentSite:
             decode_support(state["support"], state["name"]),
             tuple(PlateFrame(*frame) for frame in state["frames"]),
         )
-
-
-def _is_real(support: constraints.Constraint) -> bool:
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    return support is constraints.real
 
 
 def pack(sites: Sequence[LatentSite], values: dict[str, Tensor], num_draws: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pyro.distributions as dist
 import torch
 from pyro.distributions import constraints
 from torch import Tensor
@@ -16,6 +17,7 @@ __all__ = [
     "check_support",
     "decode_support",
     "encode_support",
+    "is_real",
     "keep_inside",
     "map_support",
     "no_bijection",
@@ -69,13 +71,16 @@ _ELSE = (
     "or register a bijection with torch.distributions.biject_to.register."
 )
 
+#: laws of angles, whose support is said to be the whole line
+_CIRCULAR = (torch.distributions.VonMises, dist.SineBivariateVonMises, dist.SineSkewed)
+
 
 def check_support(name: str, fn: Any) -> None:
     """
     :param str name: of a latent site.
     :param fn: its distribution.
-    :raises SiteError: if it is discrete, or nothing maps the real line one to one on its support;
-        the message says what to write instead.
+    :raises SiteError: if it is discrete or a law of angles, or nothing maps the real line one to
+        one on its support; the message says what to write instead.
     """
     support = plain_support(fn.support)
     try:
@@ -89,6 +94,45 @@ def check_support(name: str, fn: Any) -> None:
             "continuous. Sum it out by hand, or hide it with poutine.block(model, "
             f"hide=[{name!r}]) and give it another guide in an AutoGuideList."
         )
+    circular = _circular(fn)
+    if circular is not None:
+        raise SiteError(_circular_message(name, type(circular).__name__, fn.event_shape))
+
+
+def _circular(fn: Any) -> Any:
+    """The law of angles that a distribution is, or is made of; None without one."""
+    if isinstance(fn, _CIRCULAR) and is_real(fn.support):  # a subclass may restrict it to one turn
+        return fn
+    for part in ("base_dist", "component_distribution", "component0", "component1"):
+        inner = getattr(fn, part, None)
+        found = None if inner is None else _circular(inner)
+        if found is not None:
+            return found
+    return None
+
+
+def _circular_message(name: str, kind: str, event_shape: Sequence[int]) -> str:
+    shape = ", ".join(str(size) for size in (*event_shape, 2))
+    return (
+        f"latent site {name!r} has a {kind} distribution: its density comes back every 2 pi, so "
+        "that on the real line, which it calls its support, it is improper, and a guide's spread "
+        "would grow without end. Draw two normals and take their angle: "
+        f"xy = pyro.sample('{name}_xy', dist.Normal(torch.zeros({shape}), 1.0)"
+        f".to_event({len(event_shape) + 1})); {name} = pyro.deterministic('{name}', "
+        f"torch.atan2(xy[..., 1], xy[..., 0]), event_dim={len(event_shape)}); and, unless the "
+        f"angle is to be uniform, pyro.factor('{name}_law', law.log_prob({name})) with law the "
+        "distribution found."
+    )
+
+
+def is_real(support: constraints.Constraint) -> bool:
+    """
+    :param support: any support.
+    :returns: whether it is the whole line in each entry, so that its bijection is the identity.
+    """
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support is constraints.real
 
 
 def no_bijection(
