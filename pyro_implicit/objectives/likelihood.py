@@ -59,24 +59,27 @@ def batch_log_predictive(batch: ParticleBatch) -> Any:
     nodes = batch.particles[0].observed_nodes.values()
     if not nodes:
         return batch.new_zeros()
-    draws = torch.stack(rows) if isinstance(rows := _by_draw(batch), list) else rows
     scales = [node["scale"] for node in nodes]
     scale = max(float(s.max() if isinstance(s, Tensor) else s) for s in scales)
-    return scale * (torch.logsumexp(draws / scale, 0) - math.log(len(draws)))
+    draws = _by_draw(batch, scale)
+    return scale * (torch.logsumexp(draws, 0) - math.log(len(draws)))
 
 
-def _by_draw(batch: ParticleBatch) -> Any:
-    """The scaled log-likelihood of each draw with the weight of its mixtures, shape ``(S,)``."""
+def _by_draw(batch: ParticleBatch, scale: float) -> Tensor:
+    """
+    The log-likelihood of each draw in units of ``scale``, with the weight of its mixtures, which is
+    one of the draw and has no scale; shape ``(S,)``.
+    """
     rows = []
     for particle in batch.particles:
         nodes, log_weight = particle.observed_nodes.values(), particle.log_weight
-        terms = [node["log_prob"] for node in nodes]
+        terms = [node["log_prob"] / scale for node in nodes]
         if isinstance(log_weight, Tensor):
             terms.append(weights_of_rows(log_weight, terms[0], next(iter(nodes))["name"]))
         rows.append(
             sum((t.reshape(len(t), -1).sum(1) if batch.vectorised else t.sum()) for t in terms)
         )
-    return rows[0] if batch.vectorised else rows
+    return rows[0] if batch.vectorised else torch.stack(rows)
 
 
 def _datum_key(node: Any) -> Any:

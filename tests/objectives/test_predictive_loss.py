@@ -18,6 +18,7 @@ from pyro.infer.autoguide import AutoNormal
 from torch import Tensor
 
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO, PosteriorPredictiveLoss
+from pyro_implicit.distributions.diagonal_mixture import DiagonalMixture
 from pyro_implicit.exceptions import ArgumentError
 
 FORMS = ("per_datum", "expected", "per_batch")
@@ -282,3 +283,28 @@ def test_data_outside_of_every_plate_are_one_datum_by_vectorised_draws_too(form:
     each = dist.Normal(values[-1][:, None], 1.0).log_prob(y).sum(-1)
     expected = each.mean() if form == "expected" else each.logsumexp(0) - math.log(4)
     assert loss == pytest.approx(-float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
+@pytest.mark.parametrize("size", [1, 10])
+def test_one_row_has_the_same_gradient_by_datum_and_by_batch(size: int, vectorised: bool) -> None:
+    def rows() -> None:
+        with pyro.plate("data", size, subsample_size=1):
+            z = pyro.sample("z", dist.Normal(DATA.new_zeros(2), 1.0).to_event(1))
+            pyro.sample("y", dist.Normal(z.sum(-1), NOISE), obs=DATA[2])
+
+    logits = torch.tensor([[0.3, -0.2, 0.1]], dtype=torch.float64, requires_grad=True)
+    loc = torch.randn(1, 3, 2, dtype=torch.float64)
+
+    def guide() -> None:  # draws with weights, which are no likelihood: no scale is theirs
+        with pyro.plate("data", size, subsample_size=1):
+            pyro.sample("z", DiagonalMixture(loc, 0.1 + 0 * loc, logits))
+
+    gradients = []
+    for form in ("per_datum", "per_batch"):
+        pyro.set_rng_seed(0)
+        objective = PosteriorPredictiveLoss(5, form=form, vectorize_particles=vectorised)
+        loss = objective.differentiable_loss(rows, guide)
+        gradients.append(torch.autograd.grad(loss, logits)[0])
+    assert gradients[0].abs().max() > 1e-3
+    torch.testing.assert_close(gradients[1], gradients[0])
