@@ -21,7 +21,7 @@ from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError, State
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.context import check_context, read_context
 from pyro_implicit.guides.initialization.initial import init_to_fan_in
-from pyro_implicit.guides.latent_site import LatentSite, PlateFrame, pack
+from pyro_implicit.guides.latent_site import LatentSite, PlateFrame
 from pyro_implicit.guides.row_site import read_row_site
 
 __all__ = ["ConditionalGuide"]
@@ -146,7 +146,7 @@ class ConditionalGuide(ImplicitGuide):
     ) -> Tensor:
         """The flat unconstrained latents of one part, shape ``(*batch, rows, ..., numel)``."""
         latents = tuple(site.name for site in sites)
-        packed = partial(pack, sites)
+        packed = partial(_no_pack, latents)
         if self.shared_noise and isinstance(fn, ImplicitDistribution):
             return sample_implicit(
                 name, fn, latents=latents, auxiliary=True, pack=packed, shared_over=plate
@@ -289,6 +289,17 @@ class ConditionalGuide(ImplicitGuide):
         clone = super().__deepcopy__(memo)
         clone.__dict__["_context"] = copy.copy(self._context)
         return clone
+
+
+def _no_pack(latents: tuple[str, ...], values: dict[str, Tensor], num_draws: int) -> Tensor:
+    """
+    :raises SiteError: always: an objective that compares draws fits one ratio to all of them.
+    """
+    raise SiteError(
+        f"{num_draws} prior draws of latents {list(latents)} cannot be compared with those of a "
+        "conditional guide, which has another law for each row, whether it shows some of the rows "
+        "or all. Use contrast='adaptive'."
+    )
 
 
 def _seed(seeds: tuple[int, int] | None, which: int, offset: int) -> None:

@@ -276,6 +276,21 @@ def test_rows_that_share_noise_have_no_entropy_that_anyone_knows(objective) -> N
     assert math.isfinite(PosteriorPredictiveLoss(2).loss(make_model(), guide, X, Y))
 
 
+@pytest.mark.parametrize("size", [ROWS, 3 * ROWS])
+@pytest.mark.parametrize("vectorize_particles", [False, True])
+def test_a_law_for_each_row_is_not_compared_with_the_prior(size, vectorize_particles) -> None:
+    model = make_model(size)
+    guide = ConditionalHyperNetworkGuide(model, scale=0.1)
+    objective = KernelDensityRatioELBO(
+        num_samples=10, contrast="prior", vectorize_particles=vectorize_particles
+    )
+    message = (
+        "prior draws of latents .*conditional guide.*another law for each row.*or all.*adaptive"
+    )
+    with pytest.raises(SiteError, match=message):
+        objective.loss(model, guide, X, Y)
+
+
 def test_a_plate_of_the_minibatch_is_told_from_one_of_all_data() -> None:
     model = conjugate()
     guide = ConditionalHyperNetworkGuide(model, scale=0.0).setup(Y)
