@@ -252,8 +252,8 @@ def _frames_of(bound: Any, frames: Sequence[PlateFrame], event_dim: int) -> list
 def _bounds_message(name: str, frame: PlateFrame) -> str:
     return (
         f"latent site {name!r} has a support that differs between rows of plate {frame.name!r}, "
-        "which shows some of its rows at a time: the guide cannot know that of the others. Draw a "
-        "latent on a fixed support and rescale it in the model."
+        "which shows some of its rows at a time, or in another order: the guide cannot know that "
+        "of the others. Draw a latent on a fixed support and rescale it in the model."
     )
 
 

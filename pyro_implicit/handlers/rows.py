@@ -1,4 +1,4 @@
-"""Cut a distribution along one of its batch dimensions."""
+"""Rows of a tensor by their numbers, and of a distribution along one of its batch dimensions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-__all__ = ["NotSliceable", "take_rows"]
+__all__ = ["NotSliceable", "rows_of", "take_rows"]
 
 #: arguments of which a distribution holds one, and makes the others from it
 _ALTERNATIVES = (
@@ -20,6 +20,21 @@ _ALTERNATIVES = (
 
 class NotSliceable(Exception):  # noqa: N818 (a signal between two functions, never shown)
     """The distribution cannot be cut by its arguments."""
+
+
+def rows_of(value: Tensor, dim: int, rows: Any) -> Tensor:
+    """
+    :param torch.Tensor value: has an entry for each row of a plate along ``dim``, or one for all.
+    :param int dim: of the rows.
+    :param rows: numbers of those that are wanted; None for all.
+    :returns: ``value`` at these, in their order; itself if they are all in order.
+    """
+    if rows is None or value.shape[dim] == 1:  # the same for all
+        return value
+    chosen = torch.as_tensor(rows, device=value.device)
+    if torch.equal(chosen, torch.arange(value.shape[dim], device=value.device)):
+        return value
+    return value.index_select(dim, chosen)
 
 
 def take_rows(

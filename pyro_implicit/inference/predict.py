@@ -100,6 +100,7 @@ def predict(
     plan = RunPlan(
         draws, _number_of_rows(args, kwargs), seed, None if sites is None else frozenset(sites)
     )
+    plan.numbered = by_row is None and callable(getattr(guide, "sample", None))
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):
         job = _Job(model, by_row, args, kwargs, plan, num_samples)

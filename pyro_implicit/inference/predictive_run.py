@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import pyro
 import pyro.distributions as dist
 import torch
 from pyro.poutine.messenger import Messenger
@@ -14,7 +13,7 @@ from pyro.poutine.util import site_is_factor, site_is_subsample
 from torch import Tensor
 
 from pyro_implicit.handlers.row_coupling import RowsTogether
-from pyro_implicit.handlers.rows import take_rows
+from pyro_implicit.handlers.rows import rows_of, take_rows
 
 __all__ = ["PREDICTIVE_PLATE", "UNIT", "Layout", "RunPlan", "PredictiveRun"]
 
@@ -61,6 +60,9 @@ class RunPlan:
     :param Layout layout: of the sites.
     :param int offset: number of the first of the draws that are held now.
     :param bool whole: whether rows are coupled, so that all are evaluated, and drawn, at once.
+    :param bool numbered: whether draws of a latent local to a plate are in the order of its rows'
+        numbers (from ``guide.sample``), and not in that of the arguments (the guide was run on
+        them).
     """
 
     draws: dict[str, Tensor]
@@ -70,6 +72,7 @@ class RunPlan:
     layout: Layout = field(default_factory=Layout)
     offset: int = 0
     whole: bool = False
+    numbered: bool = False
 
     def seeded(self, first: int, row: int) -> int:
         """A seed for latents of draw ``first`` and the unit of rows from ``row`` on (-1: all)."""
@@ -112,6 +115,7 @@ class PredictiveRun(Messenger):
         self.values: dict[str, Tensor] = {}
         self.shapes: dict[str, torch.Size] = {}
         self.deepest = 0
+        self._rows: dict[str, Tensor] = {}  # that each plate shows
         #: the distributions of a small run that is only looked at, and the noise drawn in it
         self.looked_at = False
         self.functions: dict[str, Any] = {}
@@ -158,17 +162,24 @@ class PredictiveRun(Messenger):
         else:
             missing = self.plan.layout.nesting + event_dim - (value.dim() - 1)
             value = value.reshape(value.shape[:1] + (1,) * missing + value.shape[1:])
-        choose = False
         for frame in msg["cond_indep_stack"]:
-            if not frame.vectorized or frame.name == PREDICTIVE_PLATE:
-                continue
-            dim = frame.dim - event_dim
-            size = value.shape[dim] if -value.dim() <= dim else 1
-            if size == frame.full_size != frame.size:
-                choose = True
-            elif size == self.plan.rows != frame.size == self._here:
-                value = value.narrow(dim, self.start, self._here)
-        return pyro.subsample(value, event_dim=event_dim) if choose else value
+            if frame.vectorized and frame.name != PREDICTIVE_PLATE:
+                value = self._shown_rows(value, frame, frame.dim - event_dim)
+        return value
+
+    def _shown_rows(self, value: Tensor, frame: Any, dim: int) -> Tensor:
+        """
+        What a latent has at the rows that a plate shows: by their numbers, as ``data[rows]`` has
+        (``pyro.subsample`` overlooks another order of all rows), or by their place.
+        """
+        size = value.shape[dim] if -value.dim() <= dim else 1
+        of_batch = size == self.plan.rows != frame.size == self._here
+        if size == frame.full_size and (self.plan.numbered or not of_batch):
+            if self.plan.numbered or size != frame.size:
+                return rows_of(value, dim, self._rows.get(frame.name))
+        elif of_batch:
+            return value.narrow(dim, self.start, self._here)
+        return value
 
     def _refuse_cut_event(self, fn: Any, held: Tensor) -> None:
         """A latent that is one event of all rows has no value on some of them."""
@@ -204,9 +215,11 @@ class PredictiveRun(Messenger):
     def _pyro_post_sample(self, msg: Any) -> None:
         dims = [-frame.dim for frame in msg["cond_indep_stack"] if frame.vectorized]
         self.deepest = max([self.deepest, *dims])
+        name, value = msg["name"], msg["value"]
+        if site_is_subsample(msg):
+            self._rows[name] = value
         if site_is_subsample(msg) or site_is_factor(msg):
             return
-        name, value = msg["name"], msg["value"]
         self.shapes[name] = value.shape
         if self.looked_at and name not in self.plan.draws:
             self.functions[name] = msg["fn"]

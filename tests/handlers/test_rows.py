@@ -1,4 +1,4 @@
-"""take_rows: the distribution of some rows, or a signal that it cannot be had."""
+"""Rows of tensors by number; of distributions, or a signal that they cannot be had."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyro_implicit.handlers.rows import NotSliceable, take_rows
+from pyro_implicit.handlers.rows import NotSliceable, rows_of, take_rows
 
 R = torch.arange(1.0, 6.0) / 7
 P = torch.stack([R, 1 - R, 0.3 + R], -1)
@@ -97,3 +97,12 @@ def test_an_outer_batch_dimension_is_kept():
 def test_other_distributions_are_signalled(name):
     with pytest.raises(NotSliceable):
         take_rows(OTHERS[name](), -1, 1, 3)
+
+
+def test_rows_of_a_tensor():
+    value = torch.arange(12.0).reshape(3, 4)
+    for rows in ([2, 0], torch.tensor([1, 3, 1]), torch.tensor([3, 2, 1, 0])):
+        assert torch.equal(rows_of(value, -1, rows), value[:, rows])
+    assert rows_of(value, -1, None) is rows_of(value, -1, torch.arange(4)) is value
+    one = value[:, :1]
+    assert rows_of(one, -1, torch.tensor([3, 2])) is one

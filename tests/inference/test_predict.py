@@ -182,9 +182,30 @@ def test_local_latents_stay_with_their_rows(parallel):
         torch.testing.assert_close(parts, whole)
     order = torch.randperm(ROWS)
     for rows in (order, order[:50], order[:7]):  # rows named by their indices
-        some = seeded(model, guide, X[rows], idx=rows, batch_size=32, **options)
-        torch.testing.assert_close(some["z"], whole["z"][:, rows])
-        torch.testing.assert_close(some["shifted"], whole["shifted"][:, rows])
+        for batch_size in (32, None):
+            some = seeded(model, guide, X[rows], idx=rows, batch_size=batch_size, **options)
+            torch.testing.assert_close(some["z"], whole["z"][:, rows])
+            torch.testing.assert_close(some["shifted"], whole["shifted"][:, rows])
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("size", [ROWS, 50])
+def test_what_a_guide_drew_on_the_arguments_is_in_their_order(parallel, size):
+    order = torch.randperm(ROWS)[:size]
+    loc = 10 * X[:, 0]
+
+    def model(x, idx):
+        with pyro.plate("data", ROWS, subsample=idx):
+            return pyro.sample("z", dist.Normal(0.0, 1.0))
+
+    def guide(x, idx):
+        with pyro.plate("data", ROWS, subsample=idx):
+            pyro.sample("z", dist.Normal(loc[idx], 1e-3))
+
+    for batch_size in (None, 32):
+        options = {"num_samples": 3, "sites": ["z"], "parallel": parallel}
+        z = seeded(model, guide, X[order], order, batch_size=batch_size, **options)["z"]
+        torch.testing.assert_close(z, loc[order].expand(3, size), atol=0.01, rtol=0.0)
 
 
 def test_local_latents_in_a_plate_of_the_size_of_the_batch():

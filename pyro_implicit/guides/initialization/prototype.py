@@ -19,6 +19,7 @@ from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.initialization.initial import init_to_finite_mean
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.supports import check_support, plain_support
+from pyro_implicit.handlers.rows import rows_of
 
 __all__ = ["check_all_rows", "forgiving", "sample_site", "unconstrained_start"]
 
@@ -32,9 +33,12 @@ def sample_site(site: LatentSite, unconstrained: Tensor, plates: dict[str, Any])
     with ExitStack() as stack:
         for frame in site.frames:
             stack.enter_context(plates[frame.name])
-        if any(plates[f.name].size != plates[f.name].subsample_size for f in site.frames):
+        whole = unconstrained
+        for frame in site.frames:  # not pyro.subsample, which overlooks another order of all rows
+            dim = frame.dim - site.unconstrained_event_dim
+            unconstrained = rows_of(unconstrained, dim, plates[frame.name]._indices)
+        if unconstrained is not whole:
             site.check_rows()
-            unconstrained = pyro.subsample(unconstrained, event_dim=site.unconstrained_event_dim)
         log_density: Tensor | float = 0.0
         if poutine.get_mask() is False:
             value = site.value(unconstrained)
