@@ -52,7 +52,7 @@ def build(make_row_guide, row_case, size=ROWS):
 
 def told(objective, whole):
     """The terms that cannot be 0: all but those that the estimate of the KL divergence replaces."""
-    replaced = {"log_prior", "entropy"} if objective.replaces == "kl" else set()
+    replaced = {"log_prior", "entropy"} if replaces_kl(objective) else set()
     return [term for name, term in whole.items() if name not in replaced]
 
 
@@ -82,7 +82,12 @@ def refused(request):
 
 def by_rows(objective):
     """Whether it gives each row its own entropy; others refuse weights that differ."""
-    return not objective._estimates_jointly
+    return not (getattr(objective, "joint", False) or replaces_kl(objective))
+
+
+def replaces_kl(objective):
+    """Whether its estimate stands for prior and entropy together."""
+    return getattr(objective, "replaces", "entropy") == "kl"
 
 
 @pytest.mark.parametrize("scale", [0.25, torch.tensor(3.0)], ids=["number", "tensor"])
@@ -132,7 +137,7 @@ def test_weights_of_a_latent_in_the_model_enter_its_prior_alone(make_row_guide, 
     row_case = ROW_MODELS["rows"]
     model, guide = build(make_row_guide, row_case)
     objective, data = make_objective(), row_case.data()
-    if objective.replaces == "kl":
+    if replaces_kl(objective):
         with pytest.raises(SiteError, match="has weight 4 in the model"):
             terms(objective, _Weighed(model, 4.0, None), guide, *data)
         return
