@@ -12,6 +12,7 @@ from torch import Tensor
 from pyro_implicit.objectives.mixture_weights import weights_of_rows
 from pyro_implicit.objectives.particle import PARTICLE_PLATE
 from pyro_implicit.objectives.particle_batch import ParticleBatch
+from pyro_implicit.ops.alpha_energy import LEAST_POWER, log_power_mean
 
 __all__ = ["batch_log_predictive", "log_predictive"]
 
@@ -32,7 +33,7 @@ def log_predictive(batch: ParticleBatch, power: float = 1.0) -> Tensor:
     groups: dict[Any, list[str]] = {}
     for name, node in particles[0].observed_nodes.items():
         groups.setdefault(_datum_key(node), []).append(name)
-    total = batch.new_zeros()
+    total, power = batch.new_zeros(), max(power, LEAST_POWER)
     for names in groups.values():
         draws: list[Any] = [
             sum(_masked_log_prob(p.model.nodes[name]) for name in names) for p in particles
@@ -42,7 +43,7 @@ def log_predictive(batch: ParticleBatch, power: float = 1.0) -> Tensor:
             for p, draw in zip(particles, draws, strict=True)
         ]
         stacked = draws[0] if batch.vectorised else torch.stack(draws)
-        per_datum = (torch.logsumexp(power * stacked, 0) - math.log(stacked.shape[0])) / power
+        per_datum = log_power_mean(stacked, power)
         scale: Any = particles[0].model.nodes[names[0]]["scale"]
         total = total + (per_datum * scale).sum()
     return total

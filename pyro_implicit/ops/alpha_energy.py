@@ -1,5 +1,5 @@
 r"""
-The data term of black-box alpha inference where it has a closed form.
+The data term of black-box alpha inference, from draws and where it has a closed form.
 
 References
 
@@ -8,10 +8,39 @@ References
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-__all__ = ["normal_alpha_energy"]
+__all__ = ["LEAST_POWER", "log_power_mean", "normal_alpha_energy"]
+
+#: powers below it are it: what they change is far below rounding, and float32 still holds it
+LEAST_POWER = 1e-18
+
+
+def log_power_mean(log_values: Tensor, power: float) -> Tensor:
+    r"""
+    :math:`\tfrac1\alpha \log \tfrac1S \sum_s p_s^\alpha`, also where :math:`\alpha` is small: the
+    logarithm is then a small number beside :math:`\log S`, and dividing what rounding left of it by
+    :math:`\alpha` would magnify the rounding.
+
+    :param torch.Tensor log_values: :math:`\log p_s`, draws in front, shape ``(S, *batch)``.
+    :param float power: :math:`\alpha`, at least :data:`LEAST_POWER`.
+    :returns: shape ``batch``; at least in single precision unless ``power`` is 1.
+    """
+    count = math.log(log_values.shape[0])
+    if power == 1:
+        return log_values.logsumexp(0) - count
+    values = log_values.to(torch.promote_types(log_values.dtype, torch.float32))
+    largest = values.detach().amax(0)
+    largest = torch.where(largest.isfinite(), largest, torch.zeros_like(largest))
+    scaled = power * (values - largest)
+    excess = scaled.expm1().mean(0)  # no more than 0
+    near = excess > -0.5
+    # each is exact where the other is not; neither overflows, so that gradients stay finite
+    value = torch.where(near, excess.clamp(min=-0.5).log1p(), scaled.logsumexp(0) - count)
+    return largest + value / power
 
 
 def normal_alpha_energy(
@@ -35,6 +64,6 @@ def normal_alpha_energy(
     :returns: of the shape that they have together.
     """
     ratio = variance / noise_variance
-    spread = ratio if alpha == 0 else torch.log1p(alpha * ratio) / alpha
+    spread = ratio if alpha < LEAST_POWER else torch.log1p(alpha * ratio) / alpha
     square = (value - mean).square() / (noise_variance * (1 + alpha * ratio))
     return -0.5 * ((2 * torch.pi * noise_variance).log() + spread + square)

@@ -123,3 +123,18 @@ def test_bad_alpha(alpha: Any) -> None:
 def test_a_likelihood_is_refused() -> None:
     with pytest.raises(ArgumentError, match="alpha takes its place"):
         AlphaEnergy(likelihood="per_datum")
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
+@pytest.mark.parametrize("alpha", [1e-300, 1e-30, 1e-12, 1e-8, 1e-6])
+def test_a_small_alpha_is_near_the_elbo_also_in_single_precision(
+    alpha: float, vectorised: bool
+) -> None:
+    data = DATA.float() * 20  # log-likelihoods that differ a lot between draws
+    guide = fixed()
+    values = []
+    for small in (0.0, alpha):
+        pyro.set_rng_seed(0)
+        objective = AlphaEnergy(5, alpha=small, vectorize_particles=vectorised)
+        values.append(objective.loss(model, guide, data))
+    assert values[1] == pytest.approx(values[0], rel=1e-3)

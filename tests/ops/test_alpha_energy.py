@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyro_implicit.ops.alpha_energy import normal_alpha_energy
+from pyro_implicit.ops.alpha_energy import LEAST_POWER, log_power_mean, normal_alpha_energy
 
 
 def tensors(*values: float) -> list[torch.Tensor]:
@@ -70,3 +70,36 @@ def test_its_derivatives(alpha: float) -> None:
 
 def float32(value: float) -> torch.Tensor:
     return torch.tensor(value)
+
+
+@given(
+    values=st.lists(st.floats(-300, 5), min_size=1, max_size=6),
+    exponent=st.floats(-18, 0),
+)
+def test_log_power_mean_is_exact_in_single_precision_for_any_power(
+    values: list[float], exponent: float
+) -> None:
+    power = max(10**exponent, LEAST_POWER)
+    log_values = torch.tensor(values, dtype=torch.float32).requires_grad_()
+    found = log_power_mean(log_values, power)
+    (gradient,) = torch.autograd.grad(found, log_values)
+    weights = np.longdouble(log_values.detach().numpy())
+    centred = np.expm1(power * (weights - weights.max())).mean()
+    expected = float(weights.max() + np.log1p(centred) / power)
+    assert found.item() == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    torch.testing.assert_close(gradient, (power * log_values.detach()).softmax(0))
+
+
+@pytest.mark.parametrize("power", [LEAST_POWER, 1e-3, 0.5, 1.0])
+def test_log_power_mean_of_impossible_draws(power: float) -> None:
+    log_values = torch.tensor([[-torch.inf, -1.0], [-torch.inf, -torch.inf]])
+    found = log_power_mean(log_values, power)
+    assert found[0] == -torch.inf
+    assert found[1].item() == pytest.approx(-1.0 - math.log(2) / power, rel=1e-5)
+
+
+def test_the_closed_form_at_the_least_power_is_its_limit() -> None:
+    arguments = [x.float() for x in tensors(0.3, -0.2, 0.5, 0.7)]
+    for alpha in (1e-46, 1e-30, 1e-10):
+        found = normal_alpha_energy(*arguments, alpha)
+        torch.testing.assert_close(found, normal_alpha_energy(*arguments, 0))
