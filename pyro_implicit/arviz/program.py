@@ -124,9 +124,23 @@ class Program:
         others, _, other_functions = self._sites_on(self.batches.cut(0, other_size), draw)
         rows = self.batches.num_rows
         result = {name: _on_all_rows(site, others.get(name), rows) for name, site in sites.items()}
-        more, fewer = functions, other_functions
-        _refuse_coupled(result, *((more, fewer) if size < other_size else (fewer, more)))
+        if size > 1:
+            _refuse_coupled(result, other_functions, functions)
+        else:
+            _refuse_coupled(result, functions, other_functions)
+        self._refuse_coupled_parts(result, functions, draw)
         return result
+
+    def _refuse_coupled_parts(
+        self, sites: dict[str, Site], functions: dict[str, Any], draw: dict[str, Tensor]
+    ) -> None:
+        """What some rows tell all others shows in the half that they are not in."""
+        size = self.batches.batch_size or 0
+        if size < 4:  # halves of one row have no spread
+            return
+        for start, stop in ((0, size // 2), (size // 2, size)):
+            _, _, part = self._sites_on(self.batches.cut(start, stop), draw)
+            _refuse_coupled(sites, part, functions, start)
 
     def _sites_on(
         self, batch: Batch, draw: dict[str, Tensor]
@@ -222,13 +236,15 @@ def _refuse_local(guide_sites: dict[str, Any], num_rows: int) -> None:
             )
 
 
-def _refuse_coupled(sites: dict[str, Site], fewer: dict[str, Any], more: dict[str, Any]) -> None:
+def _refuse_coupled(
+    sites: dict[str, Site], fewer: dict[str, Any], more: dict[str, Any], first: int = 0
+) -> None:
     """Rows that depend on each other, or are drawn as one event, cannot be taken in batches."""
     row_dims = {name: s.value.row_dim for name, s in sites.items() if s.value.row_dim is not None}
     if any(site.kind == "free" for site in sites.values()):  # drawn anew in each of the two runs
         found = [name for name in more if drawn_jointly(more[name], row_dims.get(name))]
     else:
-        found = coupled_sites(fewer, more, row_dims, left_out=-1)
+        found = coupled_sites(fewer, more, row_dims, first)
     if found:
         raise ArgumentError(
             f"batch_size was given, but the rows of site {found[0]!r} depend on each other: they "

@@ -43,18 +43,19 @@ def drawn_jointly(fn: Any, row_dim: int | None) -> bool:
 
 
 def coupled_sites(
-    fewer: Mapping[str, Any], more: Mapping[str, Any], row_dims: Mapping[str, int], left_out: int
+    fewer: Mapping[str, Any], more: Mapping[str, Any], row_dims: Mapping[str, int], first: int
 ) -> list[str]:
     """
     Sites whose rows depend on other rows: those drawn in one event, those that only exist for some
-    rows (loops over time), and those whose distribution at a row is another one once a row is left
-    out. The latter are models that standardise or smooth over rows, and networks with random
-    layers.
+    rows (loops over time), and those whose distribution at a row is another one once others are
+    left out. The latter are models that standardise or smooth over rows, and networks with random
+    layers. What only some rows tell the others (their largest) shows where those are left out: two
+    parts of the rows show all of it between them.
 
-    :param dict fewer: distributions of the sites in a run without one row.
-    :param dict more: in the run with it, of the same latents.
+    :param dict fewer: distributions of the sites in a run on some of the rows, one after the other.
+    :param dict more: in the run on all of them, of the same latents.
     :param dict row_dims: dimension of the rows in values of the sites.
-    :param int left_out: that row, the first or the last.
+    :param int first: the first of these rows.
     :returns: their names.
     """
     found = [name for name in more if name not in fewer]
@@ -62,7 +63,7 @@ def coupled_sites(
     for name in more.keys() & fewer.keys():
         if drawn_jointly(more[name], row_dims.get(name)):
             found.append(name)
-        elif any(not _same(a, b, left_out) for a, b in _pairs(fewer[name], more[name])):
+        elif any(not _same(a, b, first) for a, b in _pairs(fewer[name], more[name])):
             found.append(name)
     return sorted(found)
 
@@ -71,8 +72,8 @@ def check_rows_fit(
     fewer: Mapping[str, Any], more: Mapping[str, Any], sites: Iterable[str], times: float
 ) -> None:
     """
-    :param dict fewer: distributions of the sites in a run without one row.
-    :param dict more: in the run with it.
+    :param dict fewer: distributions of the sites in a run on some of the rows.
+    :param dict more: in the run on all of them.
     :param sites: names of those of which all rows are needed at once.
     :param float times: how many times the rows of that run are all rows.
     :raises OutOfMemoryError: if a tensor of a distribution of all rows will not fit into memory.
@@ -107,13 +108,15 @@ def _tensors(fn: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from _tensors(value, f"{path}.{name}")
 
 
-def _same(fewer: Tensor, more: Tensor, left_out: int) -> bool:
+def _same(fewer: Tensor, more: Tensor, first: int) -> bool:
     """Whether the rows of both are equal up to rounding."""
     changed = [d for d in range(more.dim()) if fewer.shape[d] != more.shape[d]]
     if len(changed) > 1:
         return True  # pairs of rows: told by the event, if they belong to one
     if changed:
-        more = more.narrow(changed[0], 0 if left_out else 1, fewer.shape[changed[0]])
+        if first + fewer.shape[changed[0]] > more.shape[changed[0]]:
+            return True  # a dimension of another size, that shrinks otherwise than the rows do
+        more = more.narrow(changed[0], first, fewer.shape[changed[0]])
     if fewer.shape != more.shape:
         return True
     if not more.is_floating_point():

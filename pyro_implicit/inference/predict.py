@@ -28,6 +28,10 @@ from pyro_implicit.inference.predictive_run import (
 __all__ = ["predict"]
 
 _CHUNK = 64  # draws evaluated at once if parallel
+#: rows that a site is looked at with, of the first UNIT. No row is in both, so that what one row
+#: tells all others (the largest) is missing in one of them; nor do both start and end with a group
+#: of rows of any size but 1 (pairs, windows).
+_PARTS = ((0, 13), (14, UNIT))
 
 
 @torch.no_grad()
@@ -54,7 +58,7 @@ def predict(
     result does not depend on ``batch_size``.
 
     Which dimension of a site holds the rows is found by running the model on the first 32 of them
-    (if there are more), and again without the first and without the last of these. A model that
+    (if there are more), and again on two parts of these. A model that
     only takes all rows at once gets them so. So does one whose rows belong together, whatever
     ``batch_size``: rows drawn as one event (a ``MultivariateNormal`` over rows, a Gaussian process,
     an :class:`~pyro_implicit.ImplicitProcess`), a site for each row (loops over time), or rows that
@@ -147,7 +151,7 @@ class _Job:
             return
         try:
             more = self._probe()
-            fewer, other = self._probe(more, left_out=-1), self._probe(more, left_out=0)
+            parts = [self._probe(more, *part) for part in _PARTS]
         except RowsTogether:
             self.plan.whole = True
             self._lay_out_all()
@@ -157,20 +161,20 @@ class _Job:
                 raise
             self._lay_out_all()
             return
-        self.plan.layout = Layout.compare(fewer, more)
-        self._join_coupled_rows(more, {-1: fewer, 0: other})
+        self.plan.layout = Layout.compare(parts[0], more)
+        self._join_coupled_rows(more, parts)
 
-    def _join_coupled_rows(self, more: PredictiveRun, fewer: dict[int, PredictiveRun]) -> None:
+    def _join_coupled_rows(self, more: PredictiveRun, parts: list[PredictiveRun]) -> None:
         """Rows that belong together are evaluated at once, if they fit into memory."""
         dims = self.plan.layout.row_dims
         coupled = {
             name
-            for left_out, run in fewer.items()
-            for name in coupled_sites(run.functions, more.functions, dims, left_out)
+            for part in parts
+            for name in coupled_sites(part.functions, more.functions, dims, part.start)
         }
         if coupled:
             self.plan.whole = True
-            check_rows_fit(fewer[-1].functions, more.functions, coupled, self.plan.rows / UNIT)
+            check_rows_fit(parts[0].functions, more.functions, coupled, self.plan.rows / UNIT)
 
     def _lay_out_all(self) -> None:
         """The layout from one draw of all rows."""
@@ -180,9 +184,10 @@ class _Job:
             self.model(*self.args, **self.kwargs)
         self.plan.layout = Layout(run.shapes, {}, run.deepest)
 
-    def _probe(self, more: PredictiveRun | None = None, left_out: int = 0) -> PredictiveRun:
-        """A run of the first rows; or with one left out, and the noise of the run that has it."""
-        start, stop = (0, UNIT) if more is None else (1, UNIT) if left_out == 0 else (0, UNIT - 1)
+    def _probe(
+        self, more: PredictiveRun | None = None, start: int = 0, stop: int = UNIT
+    ) -> PredictiveRun:
+        """A run of the first rows; or of some of them, with the noise of the run of all."""
         args, kwargs = self._cut(start, stop)
         latents = self.plan.draws
         if self.guide is not None and more is not None:
@@ -191,9 +196,7 @@ class _Job:
             self._draw_rows(args, kwargs, start, stop, 0, 1)
             latents = self.plan.draws
         given = None if more is None else more.noise
-        run = PredictiveRun(
-            self.plan, start, stop, 0, 1, vectorised=False, given=given, left_out=left_out
-        )
+        run = PredictiveRun(self.plan, start, stop, 0, 1, vectorised=False, given=given)
         run.looked_at = True
         with run:
             self.model(*args, **kwargs)

@@ -93,8 +93,7 @@ class PredictiveRun(Messenger):
     :param int first: first draw.
     :param int last: one past the last draw; ``first + 1`` unless vectorised.
     :param bool vectorised: whether the draws are a plate around the model.
-    :param dict given: values of noise that another run drew on one row more.
-    :param int left_out: that row, the first (0) or the last (-1).
+    :param dict given: values of noise that another run drew on the first :data:`UNIT` rows.
     """
 
     def __init__(
@@ -107,7 +106,6 @@ class PredictiveRun(Messenger):
         *,
         vectorised: bool,
         given: dict[str, Tensor] | None = None,
-        left_out: int = 0,
     ) -> None:
         super().__init__()
         self.plan, self.start, self.stop = plan, start, stop
@@ -120,7 +118,7 @@ class PredictiveRun(Messenger):
         self.looked_at = False
         self.functions: dict[str, Any] = {}
         self.noise: dict[str, Tensor] = {}
-        self.given, self.left_out = given or {}, left_out
+        self.given = given or {}
 
     def __enter__(self) -> Any:
         torch.manual_seed(self.plan.own_seed(self.first, self._here))
@@ -192,7 +190,7 @@ class PredictiveRun(Messenger):
         """A draw of the site in which each unit of rows has its own state of the generator."""
         fn, row_dim = msg["fn"], self.plan.layout.row_dims.get(msg["name"])
         if msg["name"] in self.given:
-            return _without_row(self.given[msg["name"]], fn.shape(), self.left_out)
+            return self._rows_of(self.given[msg["name"]], fn.shape())
         if row_dim is None or self.plan.whole:
             return self._drawn(fn, 0)
         while isinstance(fn, dist.MaskedDistribution) or (
@@ -207,6 +205,13 @@ class PredictiveRun(Messenger):
             rows = take_rows(fn, row_dim + fn.event_dim, offset, end)
             parts.append(self._drawn(rows, (self.start + offset) // UNIT))
         return torch.cat(parts, row_dim)
+
+    def _rows_of(self, value: Tensor, shape: torch.Size) -> Tensor:
+        """What a run on some of the first rows has of a value."""
+        for dim in range(-min(value.dim(), len(shape)), 0):
+            if value.shape[dim] - shape[dim] == UNIT - self._here > 0:
+                value = value.narrow(dim, self.start, shape[dim])
+        return value
 
     def _drawn(self, fn: Any, unit: int) -> Tensor:
         torch.manual_seed(_mix(self.plan.seed, self.first, unit, len(self.shapes)))
@@ -239,14 +244,6 @@ class PredictiveRun(Messenger):
             return value.expand(count, *value.shape)
         inner = value.shape[value.dim() - len(shape) :]  # without plates that are not around it
         return value.expand(count, *value.shape[1:]).reshape(count, *inner)
-
-
-def _without_row(value: Tensor, shape: torch.Size, left_out: int) -> Tensor:
-    """What a run without the first or the last row has of a value."""
-    for dim in range(-min(value.dim(), len(shape)), 0):
-        if value.shape[dim] == shape[dim] + 1:
-            value = value.narrow(dim, 0 if left_out else 1, shape[dim])
-    return value
 
 
 def _mix(*numbers: int) -> int:

@@ -158,6 +158,18 @@ def smoothed(x):
         pyro.sample("y", dist.Normal(loc + x - x.mean(), 1.0), obs=x)
 
 
+@pytest.mark.parametrize("largest", range(6))
+def test_rows_scaled_by_their_largest_are_refused(largest):
+    def scaled(x):
+        loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(loc + x / x.max(), 1.0), obs=x)
+
+    x = torch.ones(12).index_fill(0, torch.tensor([largest]), 5.0)
+    with pytest.raises(ArgumentError, match="the rows of site 'y' depend on each other"):
+        to_arviz(scaled, AutoNormal(scaled), x, num_samples=1, batch_size=6)
+
+
 @pytest.mark.parametrize(
     ("program", "message"),
     [

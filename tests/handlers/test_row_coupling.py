@@ -69,6 +69,21 @@ def standardised(x):
         pyro.sample("y", dist.Normal(w + (x - x.mean()) / x.std(), 1e-3))
 
 
+def by_the_largest_of_all(x):
+    w = slope()
+    peaks = (x * 7).sin()
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w + peaks / peaks.abs().max(), 1e-3))
+
+
+def by_the_third(x):
+    """Windows of three rows, which batches of 32 cut."""
+    w = slope()
+    f = torch.nn.functional.pad(x, (0, -len(x) % 3)).unflatten(0, (-1, 3)).cumsum(1)
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w + f.flatten()[: len(x)], 1e-3))
+
+
 def cumulative(x):
     w = slope()
     f = pyro.deterministic("f", w + x.cumsum(0))
@@ -106,6 +121,8 @@ COUPLED = [
     hidden_field,
     loop_over_time,
     standardised,
+    by_the_largest_of_all,
+    by_the_third,
     cumulative,
     against_the_last,
     own_random_numbers,
