@@ -1,5 +1,6 @@
 """Implicit variational inference for Pyro: guides that only need to be sampled."""
 
+from importlib import metadata as _metadata
 from typing import TYPE_CHECKING, Any
 
 from pyro_implicit._main import early as _early  # noqa: F401, first: it answers Ctrl-C
@@ -22,14 +23,17 @@ from pyro_implicit.guides.conditional import ConditionalHyperNetworkGuide
 from pyro_implicit.guides.hypernetwork import HyperNetworkGuide
 from pyro_implicit.guides.matmul import CMMNNGuide, MMNNGuide
 from pyro_implicit.guides.mixture_density import MixtureDensityGuide
+from pyro_implicit.inference.log_predictive_density import log_predictive_density
 from pyro_implicit.inference.posterior_draws import posterior_draws
 from pyro_implicit.inference.predict import predict
 from pyro_implicit.objectives.adversarial import AdversarialELBO
 from pyro_implicit.objectives.alpha_energy import AlphaEnergy
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
+from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.kernel_ratio import KernelDensityRatioELBO
 from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
+from pyro_implicit.objectives.particle_objective import ParticleObjective
 from pyro_implicit.objectives.predictive_loss import PosteriorPredictiveLoss
 from pyro_implicit.objectives.semi_implicit import SemiImplicitELBO
 from pyro_implicit.objectives.singular_value import SingularValueELBO
@@ -43,6 +47,11 @@ from pyro_implicit.training.schedules import geometric_schedule, linear_schedule
 if TYPE_CHECKING:
     from pyro_implicit.training.lightning.anneal import Anneal as Anneal
     from pyro_implicit.training.lightning.lightning_vi import LightningVI as LightningVI
+
+try:
+    __version__ = _metadata.version("pyro-implicit")
+except _metadata.PackageNotFoundError:  # a checkout that is not installed
+    __version__ = "0+unknown"
 
 __all__ = [
     "AdversarialELBO",
@@ -59,6 +68,7 @@ __all__ = [
     "ImplicitELBO",
     "ImplicitGuide",
     "ImplicitProcess",
+    "ImplicitSite",
     "KernelDensityRatioELBO",
     "LanczosELBO",
     "LinearisedELBO",
@@ -68,18 +78,21 @@ __all__ = [
     "MixtureDensityGuide",
     "ModuleGenerator",
     "NeuralSampler",
+    "ParticleObjective",
     "PosteriorPredictiveLoss",
     "RandomNetwork",
     "ResidualGenerator",
     "ResumableLoader",
     "SemiImplicitELBO",
     "SingularValueELBO",
+    "__version__",
     "c2st",
     "entropy_report",
     "geometric_schedule",
     "khat",
     "linear_schedule",
     "log_density",
+    "log_predictive_density",
     "posterior_draws",
     "predict",
     "process_to_arviz",

@@ -27,6 +27,7 @@ from pyro_implicit._checks import (
     check_instance,
     check_names,
     check_shape,
+    check_tensor,
     check_text,
 )
 from pyro_implicit.distributions._base_dist import is_standard_normal
@@ -176,8 +177,15 @@ class ImplicitDistribution(dist.TorchDistribution):
 
         :param torch.Tensor value: shape ``(..., *batch_shape, m)`` or broadcastable to it.
         :returns: shape ``(..., *batch_shape)``.
-        :raises ArgumentError: if no noise is fixed, or if ``scale=0``.
+        :raises ArgumentError: if no noise is fixed, if ``scale=0``, or for a value that is no
+            tensor.
+        :raises ShapeError: for a value of another number of entries.
         """
+        check_tensor("value", value, "a tensor (..., m)")
+        if value.shape[-1:] != self.event_shape:
+            raise ShapeError(
+                f"value of shape {tuple(value.shape)}; expected (..., {self.event_shape[-1]})."
+            )
         if self.noise is None or is_zero(self.scale):
             missing = "no noise is fixed" if self.noise is None else "scale=0"
             raise ArgumentError(

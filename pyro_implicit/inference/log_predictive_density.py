@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_implicit._checks import check_count
+from pyro_implicit._checks import check_count, check_guide, check_model, check_seed
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, pointwise_log_prob, run_model
@@ -21,11 +21,10 @@ __all__ = ["log_predictive_density"]
 def log_predictive_density(
     model: Callable[..., Any],
     guide: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
+    *args: Any,
     num_samples: int,
-    seed: int,
+    seed: int | None = None,
+    **kwargs: Any,
 ) -> Tensor:
     r"""
     :math:`\log \tfrac1S \sum_s p(y_i \mid \theta_s)` for each datum ``i`` of a batch, without any
@@ -36,16 +35,20 @@ def log_predictive_density(
 
     :param model: a model whose arguments include the observations.
     :param guide: any guide; called with the same arguments.
-    :param tuple args: the arguments of both.
-    :param dict kwargs: their keyword arguments.
+    :param args: the arguments of both.
     :param int num_samples: draws ``S``.
-    :param int seed: of the draws; batches of the same seed have the same ones. Random numbers
-        outside go on as if nothing had been drawn.
+    :param int seed: of the draws; batches of the same seed have the same ones, and random numbers
+        outside go on as if nothing had been drawn. None: one that torch draws.
+    :param kwargs: keyword arguments of both.
     :returns: shape ``(number of data,)``.
-    :raises ArgumentError: if ``num_samples`` is no positive integer.
+    :raises ArgumentError: if ``num_samples`` is no positive integer, ``seed`` no seed, or ``model``
+        or ``guide`` nothing that can be run.
     :raises SiteError: if the model observes nothing with these arguments.
     """
-    check_count("num_samples", num_samples)
+    check_model(model)
+    check_guide(guide)
+    num_samples = check_count("num_samples", num_samples)
+    seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
     total: Tensor | None = None
     for index in range(num_samples):
         with RandomStream(seed + index):

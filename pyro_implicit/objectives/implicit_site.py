@@ -7,6 +7,14 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from pyro_implicit._checks import (
+    check_callable,
+    check_count,
+    check_instance,
+    check_names,
+    check_tensor,
+    check_text,
+)
 from pyro_implicit.distributions._base_dist import draw
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 
@@ -27,6 +35,7 @@ class ImplicitSite:
     :param pack: maps values of these to the coordinates of ``value``; None if they are the same.
     :param prior: for an objective that replaces the KL term: a function from a number ``n`` to
         draws of the model's prior in the coordinates of ``value``, shape ``(n, *plates, m)``.
+    :raises ArgumentError: for anything else.
     """
 
     name: str
@@ -35,6 +44,16 @@ class ImplicitSite:
     latents: tuple[str, ...]
     pack: Callable[[dict[str, Tensor], int], Tensor] | None = None
     prior: Callable[[int], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        check_text("name", self.name, "the name of a site")
+        check_instance("distribution", self.distribution, ImplicitDistribution, "that of the site")
+        check_tensor("value", self.value, "the site's draws")
+        check_names("latents", self.latents)
+        for name in ("pack", "prior"):
+            function = getattr(self, name)
+            if function is not None:
+                check_callable(name, function, "a function, or None")
 
     @property
     def noise(self) -> Tensor:
@@ -46,6 +65,7 @@ class ImplicitSite:
         :param int count: a number of draws.
         :returns: the site with the first of its draws only.
         """
+        count = check_count("count", count)
         given = self.distribution.given(self.noise[:count])
         return replace(self, distribution=given, value=self.value[:count])
 
@@ -56,7 +76,7 @@ class ImplicitSite:
         :param int num: their number.
         :returns: ``g(z)`` in the coordinates of ``value``, shape ``(num, *plates, m)``.
         """
-        return self.at_fresh_noise(num).mean
+        return self.at_fresh_noise(check_count("num", num)).mean
 
     def fresh(self, num_draws: int) -> Tensor:
         """
@@ -66,12 +86,13 @@ class ImplicitSite:
         :param int num_draws: their number ``n``.
         :returns: reparameterised draws, shape ``(n, *plates, m)``.
         """
-        return self.at_fresh_noise(num_draws).rsample()
+        return self.at_fresh_noise(check_count("num_draws", num_draws)).rsample()
 
     def at_fresh_noise(self, num: int) -> ImplicitDistribution:
         """
         :param int num: a number of noises.
         :returns: the site's distribution given new noise, ``batch_shape`` of ``(num, *plates)``.
         """
+        num = check_count("num", num)
         fn, plates = self.distribution, self.value.shape[1:-1]
         return fn.given(draw(fn.base_dist.expand(plates), (num,)))

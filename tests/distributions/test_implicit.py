@@ -433,3 +433,23 @@ def test_pyro_sample_in_place_of_sample_implicit_is_told(fixed: bool) -> None:
 
     with pytest.raises(GuideError, match=r"'w' was drawn without a site.*sample_implicit\('w', "):
         LinearisedELBO().loss(model, guide)
+
+
+def test_the_density_given_the_noise_is_that_of_a_gaussian() -> None:
+    fn = ImplicitDistribution(MLPGenerator(2, 3), scale=0.3).given(torch.randn(4, 2))
+    value = torch.randn(5, 1, 3)
+    expected = dist.Normal(fn.mean, 0.3).log_prob(value).sum(-1)
+    torch.testing.assert_close(fn.conditional_log_prob(value), expected)
+
+
+def test_the_density_given_the_noise_needs_noise_a_scale_and_a_value() -> None:
+    value, free = torch.zeros(3), ImplicitDistribution(MLPGenerator(2, 3), scale=0.3)
+    sharp = ImplicitDistribution(MLPGenerator(2, 3)).given(torch.zeros(2))
+    for fn, found in ((free, "no noise is fixed"), (sharp, "scale=0")):
+        with pytest.raises(ArgumentError, match=rf"^{found}: there is no Gaussian to evaluate"):
+            fn.conditional_log_prob(value)
+    fn = free.given(torch.zeros(2))
+    with pytest.raises(ShapeError, match=r"value of shape \(2,\); expected \(\.\.\., 3\)"):
+        fn.conditional_log_prob(torch.zeros(2))
+    with pytest.raises(ArgumentError, match="value is None; expected a tensor"):
+        fn.conditional_log_prob(None)  # type: ignore[arg-type]

@@ -11,8 +11,8 @@ import torch
 from pyro.infer.autoguide import AutoDelta, init_to_value
 
 from pyro_implicit import HyperNetworkGuide
+from pyro_implicit import log_predictive_density as of_seed
 from pyro_implicit.exceptions import ArgumentError, SiteError
-from pyro_implicit.inference import log_predictive_density as log_predictive
 from tests.contract.registry import MODELS
 
 X = torch.tensor([-1.0, 0.5, 2.0])
@@ -26,9 +26,7 @@ def model(x, y=None, size=300):
 
 
 def log_predictive_density(model, guide, *args, num_samples, **kwargs):
-    return log_predictive.log_predictive_density(
-        model, guide, args, kwargs, num_samples=num_samples, seed=7
-    )
+    return of_seed(model, guide, *args, num_samples=num_samples, seed=7, **kwargs)
 
 
 def alternating(values):
@@ -110,3 +108,17 @@ def test_errors():
         log_predictive_density(model, alternating([0.0]), X, num_samples=1)
     with pytest.raises(ArgumentError, match="num_samples=0; expected an integer >= 1"):
         log_predictive_density(model, alternating([0.0]), X, Y, num_samples=0)
+    with pytest.raises(ArgumentError, match="seed=-1; expected an integer"):
+        of_seed(model, alternating([0.0]), X, Y, num_samples=1, seed=-1)
+
+
+def test_without_a_seed_torch_draws_one():
+    def guide(*_, **__):
+        return pyro.sample("w", dist.Normal(0.2, 0.3))
+
+    found = []
+    for seed in (0, 0, 1):
+        pyro.set_rng_seed(seed)
+        found.append(of_seed(model, guide, X, Y, num_samples=2))
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])

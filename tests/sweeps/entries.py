@@ -70,6 +70,11 @@ class OwnObjective(pi.ImplicitELBO):
         return site.distribution.half_log_det()
 
 
+class OwnParticleObjective(pi.ParticleObjective):
+    def terms_of(self, batch):
+        return {"log_likelihood": batch.log_likelihood.mean()}
+
+
 def network() -> nn.Module:
     return nn.Sequential(nn.Linear(1, 2), nn.Tanh(), nn.Linear(2, 1))
 
@@ -82,6 +87,11 @@ def guide() -> Any:
 def process(**settings: Any) -> Any:
     settings = {"num_functions": 4, "noise_scale": 0.3, "seed": 0} | settings
     return pi.ImplicitProcess(pi.RandomNetwork(network()), X, **settings)
+
+
+def _site() -> dict[str, Any]:
+    fn = pi.ImplicitDistribution(pi.MLPGenerator(2, 2, (3,))).given(torch.zeros(4, 2))
+    return {"name": "w", "distribution": fn, "value": torch.zeros(4, 2), "latents": ("w",)}
 
 
 @cache
@@ -198,6 +208,10 @@ def _density(**valid: Any) -> Entry:
     return Entry(lambda: dict(guide=guide(), num_inner=3, num_starts=1, **valid))
 
 
+def _evaluated() -> Entry:
+    return Entry(lambda: dict(model=model, guide=guide()), args=(X, Y))
+
+
 CLASSES: dict[str, Entry] = {
     "AdversarialELBO": fixed(train_with, num_critic_steps=1, num_samples=8),
     "AlphaEnergy": fixed(train_with, num_particles=2),
@@ -223,6 +237,7 @@ CLASSES: dict[str, Entry] = {
         passed_on=("inputs",),
     ),
     "KernelDensityRatioELBO": fixed(train_with, num_samples=8),
+    "ImplicitSite": Entry(_site),
     "LanczosELBO": fixed(train_with, num_steps=2),
     "LightningVI": Entry(
         lambda: dict(model=model, guide=guide(), objective=pi.LinearisedELBO()),
@@ -237,6 +252,7 @@ CLASSES: dict[str, Entry] = {
         lambda: dict(module=nn.Linear(2, 3), noise_shape=(2,), output_dim=3), generate
     ),
     "NeuralSampler": fixed(draw_functions, in_features=1, noise_dim=2, hidden_dims=(3,)),
+    "ParticleObjective": Entry(dict, train_with, OwnParticleObjective),
     "PosteriorPredictiveLoss": fixed(train_with, num_particles=2),
     "RandomNetwork": Entry(lambda: dict(module=network()), draw_functions),
     "ResidualGenerator": fixed(generate, output_dim=3, hidden_dim=2),
@@ -260,6 +276,9 @@ FUNCTIONS: dict[str, Entry] = {
     ),
     "linear_schedule": fixed(call_it, start=1.0, end=0.1, num_steps=10),
     "log_density": _density(theta=draws(2)),
+    "log_predictive_density": Entry(
+        lambda: dict(model=model, guide=guide(), num_samples=2), args=(X, Y)
+    ),
     "plot_loo_pit": Entry(lambda: dict(data=exported(), var_name="y", ax=axes())),
     "plot_objective_terms": Entry(lambda: dict(history=[{"entropy": 1.0}], ax=axes())),
     "plot_predictive_band": Entry(
@@ -298,18 +317,21 @@ FUNCTIONS: dict[str, Entry] = {
 #: by the class that defines the method; the receiver is the class's own valid call
 METHODS: dict[str, Entry] = {
     "EarlyStopping.step": fixed(score=1.0),
+    "ImplicitDistribution.conditional_log_prob": fixed(value=torch.zeros(2)),
     "Generator.check_noise": fixed(z=torch.zeros(2, 3)),
     "ImplicitDistribution.given": fixed(draw_from, noise=torch.zeros(2)),
     "ImplicitDistribution.expand": fixed(draw_from, batch_shape=(3,)),
     "ImplicitDistribution.rsample": fixed(sample_shape=(3,)),
-    "ImplicitELBO.differentiable_loss": Entry(
-        lambda: dict(model=model, guide=guide()), args=(X, Y)
-    ),
-    "ImplicitELBO.loss": Entry(lambda: dict(model=model, guide=guide()), args=(X, Y)),
-    "ImplicitELBO.loss_and_grads": Entry(lambda: dict(model=model, guide=guide()), args=(X, Y)),
-    "ImplicitELBO.terms": Entry(lambda: dict(model=model, guide=guide()), args=(X, Y)),
-    "LanczosELBO.differentiable_loss": Entry(lambda: dict(model=model, guide=guide()), args=(X, Y)),
-    "LanczosELBO.loss_and_grads": Entry(lambda: dict(model=model, guide=guide()), args=(X, Y)),
+    "ParticleObjective.differentiable_loss": _evaluated(),
+    "ParticleObjective.loss": _evaluated(),
+    "ParticleObjective.loss_and_grads": _evaluated(),
+    "ParticleObjective.terms": _evaluated(),
+    "LanczosELBO.differentiable_loss": _evaluated(),
+    "LanczosELBO.loss_and_grads": _evaluated(),
+    "ImplicitSite.at_fresh_noise": fixed(num=3),
+    "ImplicitSite.first": fixed(count=2),
+    "ImplicitSite.fresh": fixed(num_draws=3),
+    "ImplicitSite.means": fixed(num=3),
     "ImplicitGuide.median": Entry(lambda: dict(num_samples=3)),
     "ImplicitGuide.quantiles": Entry(lambda: dict(quantiles=[0.5], num_samples=3)),
     "ImplicitGuide.sample": Entry(lambda: dict(num_samples=3)),
@@ -328,7 +350,7 @@ METHODS: dict[str, Entry] = {
     "WeightSpace.weighted": fixed(weights=torch.zeros(4)),
     "AdversarialELBO.load_state_dict": Entry(lambda: dict(state=_trained_critic().state_dict())),
     "ConditionalGuide.set_extra_state": Entry(lambda: dict(state=_local_guide().get_extra_state())),
-    "ImplicitELBO.load_state_dict": Entry(lambda: dict(state={})),
+    "ParticleObjective.load_state_dict": Entry(lambda: dict(state={})),
     "ImplicitGuide.from_state_dict": Entry(lambda: dict(state_dict=guide().state_dict())),
     "ImplicitGuide.load_state_dict": Entry(lambda: dict(state_dict=guide().state_dict())),
     "ImplicitGuide.set_extra_state": Entry(lambda: dict(state=guide().get_extra_state())),
@@ -347,6 +369,9 @@ METHODS: dict[str, Entry] = {
 RECEIVERS: dict[str, Callable[[], Any]] = {
     "AdversarialELBO": _trained_critic,
     "Generator": lambda: pi.MLPGenerator(3, 2, (3,)),
+    "ImplicitDistribution": lambda: pi.ImplicitDistribution(
+        pi.MLPGenerator(2, 2, (3,)), scale=0.1
+    ).given(torch.zeros(2)),
     "ImplicitGuide": guide,
     "ConditionalGuide": _local_guide,
     "ImplicitProcess": process,
@@ -373,11 +398,13 @@ HOOKS = {
     "get_extra_state",
     "half_log_det",
     "implicit_prior",
+    "likelihood_of",
     "init_to_module",
     "jacobian",
     "linearise",
     "pair",
     "state_dict",
+    "terms_of",
     "training_step",
     "validation_step",
     "warm_up",

@@ -235,7 +235,7 @@ class LightningVI(pytorch.LightningModule):
         """See Lightning."""
         args, kwargs = self.batch_to_args(batch)
         draws = {"num_samples": self.num_val_samples, "seed": _VALIDATION_SEED}
-        values = log_predictive_density(self.model, self.guide, args, kwargs, **draws)
+        values = log_predictive_density(self.model, self.guide, *args, **draws, **kwargs)
         name, mean = "val_log_predictive", values.mean()
         self.log(name, mean, on_epoch=True, prog_bar=True, batch_size=len(values), sync_dist=True)
 
