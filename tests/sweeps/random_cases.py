@@ -107,6 +107,7 @@ TOLD = {
     "enumerated": "'wrong' is discrete|'wrong' is in no plate|enumerate",
     "undeclared": "no plate declares dimension -1|'wrong' is in no plate",
     "unmappable": "latent site 'wrong'",
+    "circular": "latent site 'wrong' has a VonMises distribution",
     "no latent": "no latent site to infer",
     "squared": "no plate",
 }

@@ -41,7 +41,7 @@ SCALARS: dict[str, Callable[[Tensor], Any]] = {
     "HalfCauchy": lambda t: dist.HalfCauchy(t.exp()),
     "Exponential": lambda t: dist.Exponential(t.exp()),
     "Weibull": lambda t: dist.Weibull(t.exp(), 2.0),
-    "VonMises": lambda t: dist.VonMises(t, 1.0),
+    "Logistic": lambda t: dist.Logistic(t, 1.0),
     "Uniform": lambda t: dist.Uniform(torch.full_like(t, -1.1), 2.3),
     "Pareto": lambda t: dist.Pareto(torch.full_like(t, 0.7), 3.0),
 }
@@ -84,7 +84,15 @@ LIKELIHOODS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Tensor], Tensor]
     ),
 }
 #: mistakes that no guide nor objective may take in silence
-NONSENSE = ("discrete", "enumerated", "undeclared", "unmappable", "no latent", "squared")
+NONSENSE = (
+    "discrete",
+    "enumerated",
+    "undeclared",
+    "unmappable",
+    "circular",
+    "no latent",
+    "squared",
+)
 UNDRAWABLE = frozenset({"ImproperReal", "ImproperPositive", "ImproperAbove"})
 
 
@@ -396,6 +404,8 @@ def _nonsense(kind: str, x: Tensor) -> Tensor:
         pyro.sample("wrong", dist.Normal(x.new_zeros(3), 1.0))
     elif kind == "unmappable":
         pyro.sample("wrong", dist.ProjectedNormal(x.new_ones(3)))
+    elif kind == "circular":
+        pyro.sample("wrong", dist.VonMises(x.new_zeros(()), 1.0))
     elif kind == "squared":  # right for one draw; for several a second dimension of draws
         w = pyro.sample("wrong", dist.Normal(x.new_zeros(2), 1.0).to_event(1))
         return (x @ w.unsqueeze(-1)).squeeze(-1)

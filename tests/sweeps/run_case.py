@@ -143,7 +143,7 @@ class _Case:
         overall = spec.model.overall or 1.0
         found: dict[str, Tensor] = {}
         form = getattr(objective, "form", None)
-        power = getattr(objective, "alpha", float(objective.likelihood == "per_datum"))
+        power = getattr(objective, "power", 0.0)
         if form == "per_batch":
             # the objective sees every scale times the overall one
             found["log_predictive"] = overall * brute.batch_log_predictive()
@@ -151,9 +151,8 @@ class _Case:
             found["log_predictive"] = overall * brute.log_predictive(power or 1.0)
         else:
             found["log_likelihood"] = overall * brute.log_likelihood()
-        entropic = objective.replaces is not None
-        weight = overall * objective.kl_weight
-        if objective.replaces != "kl" and (entropic or objective.prior_weight):
+        weight = overall * getattr(objective, "kl_weight", 1.0)
+        if objective.reads.prior:
             found["log_prior"] = weight * objective.prior_weight * brute.log_prior()
         of_draws: Any = None
         if spec.objective in ("LinearisedELBO", "AlphaEnergy"):
