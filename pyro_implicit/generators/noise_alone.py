@@ -75,6 +75,7 @@ def _random(what: str) -> str:
 
 @torch.no_grad()
 def _try(origin: Generator, like: Tensor) -> None:
+    like = next((p for p in origin.parameters() if p.is_floating_point()), like)
     pair = torch.ones(2, *origin.noise_shape, dtype=like.dtype, device=like.device)
     pair = pair * pair.new_tensor([0.3, -0.7]).reshape(2, *[1] * len(origin.noise_shape))
     first, second, alone = origin(pair), origin(pair), origin(pair[:1])
