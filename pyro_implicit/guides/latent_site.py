@@ -22,6 +22,7 @@ from pyro_implicit.guides.supports import (
     map_support,
     no_bijection,
     plain_support,
+    same_support,
 )
 
 __all__ = ["LatentSite", "PlateFrame", "pack"]
@@ -96,6 +97,22 @@ class LatentSite:
             return bound
 
         map_support(self.support, check)
+
+    def check_prior(self, fn: Any) -> None:
+        """
+        :param fn: the distribution of the site in another run of the model.
+        :raises SiteError: if its support is not that which this site is mapped on: draws could
+            then not reach some of it, or leave it.
+        """
+        if not same_support(self.support, fn.support):
+            raise SiteError(
+                f"latent site {self.name!r} has the support {_words(fn.support)} here and had "
+                f"{_words(self.support)} when the guide was built, which its draws are mapped on: "
+                "it depends on another latent, a parameter or the data. Draw a latent on a fixed "
+                f"support and rescale it in the model, such as u = pyro.sample('{self.name}_unit', "
+                f"dist.Uniform(0.0, 1.0)), {self.name} = pyro.deterministic('{self.name}', low + "
+                "(high - low) * u)."
+            )
 
     @property
     def unconstrained_shape(self) -> torch.Size:
@@ -221,24 +238,26 @@ def _of_all_rows(
 ) -> constraints.Constraint:
     """
     The support with one bound for all rows of a plate where they share it: the rows of a minibatch
-    are others, and of another number.
+    are others, and of another number. Bounds are copies, which no parameter nor the data move.
 
     :raises SiteError: if they do not, and only some are known.
     """
-    merged = False
+    copied = False
 
     def change(bound: Any) -> Any:
-        nonlocal merged
+        nonlocal copied
         for frame in _frames_of(bound, frames, event_dim):
             one = bound.narrow(frame.dim - event_dim, 0, 1)
             if torch.equal(bound, one.expand_as(bound)):
-                bound, merged = one, True
+                bound = one
             elif frame.size != frame.full_size:
                 raise SiteError(_bounds_message(name, frame))
+        if isinstance(bound, Tensor):
+            bound, copied = bound.detach().clone(), True
         return bound
 
     changed = map_support(support, change)
-    return changed if merged else support  # a support without bounds is known by its identity
+    return changed if copied else support  # a support without bounds is known by its identity
 
 
 def _frames_of(bound: Any, frames: Sequence[PlateFrame], event_dim: int) -> list[PlateFrame]:
@@ -265,3 +284,19 @@ def _subsample_message(name: str, frame: PlateFrame) -> str:
         "guide and model share the rows), or hide the site from this guide with "
         f"poutine.block(model, hide=[{name!r}]) and give it a guide conditional on the data."
     )
+
+
+def _words(support: constraints.Constraint) -> str:
+    """A support for a message; bounds of many entries by their shape alone."""
+    while isinstance(support := plain_support(support), constraints.independent):
+        support = support.base_constraint
+
+    def word(bound: Any) -> Any:
+        if not isinstance(bound, Tensor):
+            return bound
+        few = bound.numel() <= 4
+        return bound.detach().tolist() if few else f"a tensor of shape {tuple(bound.shape)}"
+
+    bounds = {name: word(bound) for name, bound in vars(support).items() if name.endswith("_bound")}
+    name = type(support).__name__.strip("_")
+    return f"{name}({', '.join(f'{k}={v}' for k, v in bounds.items())})" if bounds else name

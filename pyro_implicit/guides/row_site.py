@@ -51,7 +51,10 @@ def read_row_site(node: dict[str, Any]) -> tuple[LatentSite, Tensor]:
 
 def _of_one_row(name: str, bound: Any, event_dim: int) -> Any:
     """A bound of a support without the dimensions of the rows."""
-    if not isinstance(bound, Tensor) or bound.dim() <= event_dim:
+    if not isinstance(bound, Tensor):
+        return bound
+    bound = bound.detach().clone()  # which no parameter moves
+    if bound.dim() <= event_dim:
         return bound
     rows = bound.reshape(-1, *bound.shape[bound.dim() - event_dim :])
     if not torch.equal(rows, rows[:1].expand_as(rows)):

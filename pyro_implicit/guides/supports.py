@@ -22,6 +22,7 @@ __all__ = [
     "map_support",
     "no_bijection",
     "plain_support",
+    "same_support",
 ]
 
 #: constructor arguments of the constraints that have some, and the attributes that hold them
@@ -123,6 +124,39 @@ def _circular_message(name: str, kind: str, event_shape: Sequence[int]) -> str:
         f"angle is to be uniform, pyro.factor('{name}_law', law.log_prob({name})) with law the "
         "distribution found."
     )
+
+
+def same_support(one: constraints.Constraint, other: constraints.Constraint) -> bool:
+    """
+    :param one: any support.
+    :param other: another; its bounds may have other batch dimensions, or another precision.
+    :returns: whether it is of the same kind, with the same bounds.
+    """
+    one, other = _innermost(one), _innermost(other)
+    if type(one) is not type(other):
+        return False
+    names = _PARAMETRIC.get(_snake(type(one).__name__), ())
+    return all(_same_bound(getattr(one, name), getattr(other, name)) for name in names)
+
+
+def _innermost(support: constraints.Constraint) -> constraints.Constraint:
+    support = plain_support(support)
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support
+
+
+def _same_bound(one: Any, other: Any) -> bool:
+    if not isinstance(one, Tensor) and not isinstance(other, Tensor):
+        return bool(one == other)
+    like = one if isinstance(one, Tensor) else other
+    one, other = (torch.as_tensor(x, device=like.device) for x in (one, other))
+    floats = [x.dtype for x in (one, other) if x.is_floating_point()]
+    eps = max((torch.finfo(dtype).eps for dtype in floats), default=0.0)
+    try:
+        return bool(torch.isclose(one.double(), other.double(), rtol=8 * eps, atol=0.0).all())
+    except RuntimeError:  # they do not broadcast: of another number of rows, told elsewhere
+        return True
 
 
 def is_real(support: constraints.Constraint) -> bool:

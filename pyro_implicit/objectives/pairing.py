@@ -10,7 +10,7 @@ from pyro.poutine.util import site_is_subsample
 
 from pyro_implicit.exceptions import GuideError, SiteError
 
-__all__ = ["check_latents", "check_not_enumerated"]
+__all__ = ["check_latents", "check_not_enumerated", "check_supports"]
 
 Nodes = Mapping[str, Any]
 
@@ -51,6 +51,18 @@ def check_latents(model_nodes: Nodes, guide_nodes: Nodes) -> None:
     _check_sampled_by_model(model_nodes, guide_nodes)
     _check_independent(guide_nodes)
     _check_same_size(model_nodes, guide_nodes)
+
+
+def check_supports(model_nodes: Nodes, guide_nodes: Nodes) -> None:
+    """
+    :param model_nodes: the model's sample sites by name.
+    :param guide_nodes: those of the guide.
+    :raises SiteError: if a latent that the guide maps on a support has another one in the model.
+    """
+    for name, node in guide_nodes.items():
+        check = node["infer"].get("implicit_check_prior")
+        if check is not None and name in model_nodes and not model_nodes[name]["is_observed"]:
+            check(model_nodes[name]["fn"])
 
 
 def _check_sampled_by_model(model_nodes: Nodes, guide_nodes: Nodes) -> None:

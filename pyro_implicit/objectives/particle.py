@@ -24,7 +24,7 @@ from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import DensityError, GuideError, NonFiniteError, SiteError
 from pyro_implicit.objectives.batch_dims import PARTICLE_PLATE, check_batch_dims, is_vectorised
 from pyro_implicit.objectives.implicit_site import ImplicitSite
-from pyro_implicit.objectives.pairing import check_latents, check_not_enumerated
+from pyro_implicit.objectives.pairing import check_latents, check_not_enumerated, check_supports
 
 __all__ = [
     "PARTICLE_PLATE",
@@ -166,7 +166,8 @@ def draw_particle(
         reparameterised; if a plate of the guide and the model's minibatch, or its size, disagree;
         if a log-density has a batch dimension that no plate declares (with vectorised particles
         also with validation off); if a site of the model is to be enumerated; if the entropy of a
-        latent is needed that the model does not sample.
+        latent is needed that the model does not sample; with validation on, if a latent that the
+        guide maps on a support has another one in the model.
     """
     tracer = poutine.trace(guide)
     with nullcontext() if reads.guide else WeightedDraws():
@@ -179,6 +180,7 @@ def draw_particle(
     if reads.guide:
         check_latents(sample_nodes(model_trace), sample_nodes(guide_trace))
     if is_validation_enabled():
+        check_supports(sample_nodes(model_trace), sample_nodes(guide_trace))
         check_model_guide_match(model_trace, guide_trace, max_plate_nesting)
     guide_trace = prune_subsample_sites(guide_trace)
     model_trace = prune_subsample_sites(model_trace)

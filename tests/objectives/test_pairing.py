@@ -136,3 +136,72 @@ def test_an_objective_without_entropy_does_not_mind() -> None:
     guide = HyperNetworkGuide(switch, scale=0.1).setup()
     with pytest.warns(UserWarning, match="vars in guide but not model"):
         assert PosteriorPredictiveLoss(2).loss(switch, guide, False) > 0
+
+
+# ---- supports
+
+
+def within_another_latent() -> None:
+    scale = pyro.sample("scale", dist.Gamma(2.0, 1.0))
+    share = pyro.sample("share", dist.Uniform(0.0, scale))
+    with pyro.plate("data", 3):
+        pyro.sample("y", dist.Normal(share, 1.0), obs=Y)
+
+
+def above_a_parameter() -> None:
+    least = pyro.param("least", lambda: torch.tensor(0.1))
+    with pyro.plate("data", 3):
+        z = pyro.sample("z", dist.Pareto(least.expand(3), 2.0))
+        pyro.sample("y", dist.Normal(z, 1.0), obs=Y)
+
+
+def below_the_data(y: torch.Tensor = Y) -> None:
+    z = pyro.sample("z", dist.Uniform(torch.zeros(2), y.max()).to_event(1))
+    with pyro.plate("data", 3):
+        pyro.sample("y", dist.Normal(z.sum(-1), 1.0), obs=y)
+
+
+@pytest.mark.parametrize("make", [*OBJECTIVES, PosteriorPredictiveLoss])
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_a_support_that_moves_is_refused(make: Make, vectorised: bool) -> None:
+    """The guide's draws stay in the support that they were mapped on when it was built."""
+    objective = make(2, vectorize_particles=vectorised)
+    guide = HyperNetworkGuide(within_another_latent)
+    message = r"'share' has the support Interval\(.*it depends on another latent, a parameter or"
+    with pytest.raises(SiteError, match=message):
+        objective.loss_and_grads(within_another_latent, guide)
+    pyro.clear_param_store()
+    guide = HyperNetworkGuide(above_a_parameter).setup()
+    assert objective.loss(above_a_parameter, guide) < float("inf")
+    pyro.param("least").data.fill_(0.3)
+    with pytest.raises(SiteError, match=r"'z' .*GreaterThan(Eq)?\(lower_bound=.*and had"):
+        objective.loss(above_a_parameter, guide)
+    guide = HyperNetworkGuide(below_the_data).setup()
+    assert objective.loss(below_the_data, guide) < float("inf")
+    with pytest.raises(SiteError, match=r"'z' .*support Interval\(lower_bound=\[0.0, 0.0\]"):
+        objective.loss(below_the_data, guide, 2 * Y)
+
+
+def test_another_kind_of_support_is_refused() -> None:
+    def model(positive: bool) -> None:
+        prior = dist.HalfNormal if positive else dist.Cauchy
+        z = pyro.sample("z", prior(*[1.0] if positive else [0.0, 1.0]))
+        pyro.sample("y", dist.Normal(z, 1.0), obs=Y[0])
+
+    guide = HyperNetworkGuide(model).setup(True)
+    LinearisedELBO().loss(model, guide, True)
+    with pytest.raises(SiteError, match=r"support Real here and had GreaterThanEq\(lower"):
+        LinearisedELBO().loss(model, guide, False)
+
+
+def test_bounds_of_another_precision_are_the_same() -> None:
+    def model(y: torch.Tensor = Y) -> None:
+        ones = y.new_ones(7)
+        z = pyro.sample("z", dist.Uniform(0.1 * ones, 0.7 * ones).to_event(1))
+        pyro.sample("y", dist.Normal(z.sum(-1), 1.0), obs=y[0])
+
+    guide = HyperNetworkGuide(model).setup().to(torch.float64)
+    assert LinearisedELBO(2).loss(model, guide, Y.double()) < float("inf")
+    other = poutine.scale(below_the_data, scale=1.0)
+    with pytest.raises(SiteError, match=r"upper_bound=a tensor of shape \(7,\)"):
+        LinearisedELBO(2).loss(other, guide, Y)

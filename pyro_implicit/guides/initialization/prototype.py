@@ -44,9 +44,9 @@ def sample_site(site: LatentSite, unconstrained: Tensor, plates: dict[str, Any])
             value = site.value(unconstrained)
         else:
             value, log_density = site.constrain(unconstrained)
-        return pyro.sample(
-            site.name, dist.Delta(value, log_density=log_density, event_dim=site.event_dim)
-        )
+        fn = dist.Delta(value, log_density=log_density, event_dim=site.event_dim)
+        infer: Any = {"implicit_check_prior": site.check_prior}  # for objectives
+        return pyro.sample(site.name, fn, infer=infer)
 
 
 def check_all_rows(sites: Sequence[LatentSite], init_from: str | AutoGuide) -> None:
