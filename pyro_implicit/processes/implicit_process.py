@@ -9,36 +9,44 @@ References
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pyro.distributions as dist
 import torch
+from pyro.distributions import constraints
 from torch import Tensor
 
 from pyro_implicit._checks import (
+    check_callable,
     check_choice,
     check_count,
     check_flag,
     check_instance,
+    check_number,
     check_shape,
     check_tensor,
+    shown,
 )
-from pyro_implicit.exceptions import ArgumentError, DensityError, ShapeError
+from pyro_implicit.bayesian.module import BayesianModule
+from pyro_implicit.exceptions import ArgumentError, DensityError, NonFiniteError, ShapeError
+from pyro_implicit.ops.alpha_energy import normal_alpha_energy
 from pyro_implicit.ops.logdet import is_zero, upcast
 from pyro_implicit.ops.low_rank import (
     lifted,
     low_rank_log_prob,
     posterior_by_functions,
     posterior_by_weights,
+    weights_scale,
 )
-from pyro_implicit.processes._process_moments import as_like, check_finite
-from pyro_implicit.processes._process_weights import WeightSpace
-from pyro_implicit.processes.function_draws import frozen
+from pyro_implicit.processes.function_draws import frozen, network_functions
 
 __all__ = ["ImplicitProcess"]
 
+Functions = Callable[[Tensor, int], Tensor]
 
-class ImplicitProcess(WeightSpace):
+
+class ImplicitProcess(dist.TorchDistribution):
     r"""
     The values at some inputs of a random function ``f`` that can only be drawn, plus Gaussian
     noise: the finite marginal of an implicit process [1].
@@ -92,6 +100,163 @@ class ImplicitProcess(WeightSpace):
     :raises NonFiniteError: if a function is not finite at an input.
     :raises ShapeError: if the prior returns another shape, or noise or ``psi`` do not fit to it.
     """
+
+    arg_constraints: dict[str, constraints.Constraint] = {}
+    has_rsample = True
+
+    def __init__(
+        self,
+        prior: Functions | BayesianModule,
+        inputs: Tensor,
+        num_functions: int = 20,
+        noise_scale: float | Tensor | None = None,
+        *,
+        psi: float | Tensor | None = None,
+        seed: int | None = None,
+        event_dim: int = 1,
+    ) -> None:
+        check_callable("prior", prior, "a function (inputs, num_functions), or a BayesianModule")
+        if not isinstance(inputs, Tensor) or not inputs.dim():
+            raise ArgumentError(f"inputs is {shown(inputs)}; expected a tensor (N, ...).")
+        self.prior, self.inputs = prior, inputs
+        self.num_functions = check_count("num_functions", num_functions, 2)
+        self.noise_scale = 0.0 if noise_scale is None else _checked("noise_scale", noise_scale)
+        self.psi = None if psi is None else _checked("psi", psi)
+        self.seed = None if seed is None else check_count("seed", seed, 0, 2**32 - 1)
+        self.event_dims = check_choice("event_dim", event_dim, (1, 2))
+        self._values: Tensor | None = None
+        shape = self._joint_shape()
+        super().__init__(shape[:-event_dim], shape[-event_dim:], validate_args=False)
+
+    def _joint_shape(self) -> torch.Size:
+        """``(*batch, N)`` of the functions, the noise and ``psi`` together."""
+        shape = self.functions.shape[1:]
+        if len(shape) < self.event_dims:
+            raise ShapeError(
+                f"functions of shape {tuple(self.functions.shape)}: too few dims for event_dim="
+                f"{self.event_dims}; expected (num_functions, *batch, outputs, N)."
+            )
+        size = shape[-1]
+        for name, value, last in (("noise_scale", self.noise_scale, size), ("psi", self.psi, 1)):
+            if not isinstance(value, Tensor):
+                continue
+            alike = {1, *value.shape[-self.event_dims :]} if name == "psi" else {1}
+            try:
+                shape = torch.broadcast_shapes(shape, value.shape)
+                fits = value.shape[-1:] in ((), (1,), (last,)) and alike == {1}
+            except RuntimeError:
+                fits = False
+            if not fits:
+                raise ShapeError(
+                    f"{name} of shape {tuple(value.shape)} for functions of shape "
+                    f"{tuple(self.functions.shape[1:])}; expected a number, or a tensor that "
+                    f"broadcasts with (*batch, {last}): one value for each batch or particle is "
+                    f"{name}{'[..., None]' * self.event_dims}."
+                )
+        return shape
+
+    @property
+    def support(self) -> constraints.Constraint:
+        """Real vectors, or matrices with ``event_dim=2``."""
+        return constraints.independent(constraints.real, self.event_dims)
+
+    # ---- functions
+
+    @property
+    def functions(self) -> Tensor:
+        """The functions that the moments are taken of, shape ``(S, *batch, N)``; drawn once."""
+        if self._values is None:
+            with frozen(self.seed):
+                self._values = self._draw(self.inputs, self.num_functions)
+        return self._values
+
+    def _draw(self, inputs: Tensor, num_functions: int) -> Tensor:
+        """New functions at ``inputs``."""
+        if isinstance(self.prior, BayesianModule):
+            values = network_functions(self.prior, inputs, num_functions)
+        else:
+            values = self.prior(inputs, num_functions)
+        expected = (num_functions, len(inputs))
+        if not isinstance(values, Tensor) or values.dim() < 2:
+            raise ShapeError(
+                f"the prior returned {_told(values)}; expected a tensor (num_functions, ..., N) = "
+                f"({expected[0]}, ..., {expected[1]})."
+            )
+        if (values.shape[0], values.shape[-1]) != expected:
+            raise ShapeError(
+                f"the prior returned shape {tuple(values.shape)} for {expected[0]} functions at "
+                f"{expected[1]} inputs; expected ({expected[0]}, ..., {expected[1]})."
+            )
+        if not values.is_floating_point():
+            raise ArgumentError(
+                f"the prior returned values of type {values.dtype}; expected floating-point "
+                "numbers: convert the inputs within it, x.float()."
+            )
+        if not bool(values.detach().isfinite().all()):
+            raise NonFiniteError(
+                "a function drawn from the prior is not finite at some input: look for NaN in the "
+                "inputs, or a prior scale that has diverged."
+            )
+        return values
+
+    # ---- moments
+
+    @property
+    def mean(self) -> Tensor:
+        """``m``, shape ``(*batch, N)`` (Eq. 5)."""
+        return self.functions.mean(0).expand(self.batch_shape + self.event_shape)
+
+    @property
+    def variance(self) -> Tensor:
+        """Of ``y``, shape ``(*batch, N)``."""
+        _, factor, diagonal = self._low_rank()
+        flat = factor.square().sum(-1) + diagonal
+        shape = self.batch_shape + self.event_shape
+        narrow = flat.reshape(*flat.shape[:-1], *self.event_shape).to(self.functions.dtype)
+        return narrow.expand(shape)
+
+    @property
+    def covariance(self) -> Tensor:
+        """Of ``y``, all of it, shape ``(*batch, N, N)`` (Eq. 6)."""
+        _, factor, diagonal = self._low_rank()
+        covariance = factor @ factor.mT + torch.diag_embed(diagonal)
+        return covariance.expand(*self.batch_shape, *covariance.shape[-2:])
+
+    @property
+    def _is_bare(self) -> bool:
+        """Whether some value has nothing but the low-rank part of the covariance."""
+        if any(not isinstance(v, Tensor) and v for v in (self.noise_scale, self.psi)):
+            return False
+        return not bool((self._diagonal(self.num_functions).detach() != 0).all())
+
+    @property
+    def _divisor(self) -> int:
+        """What the sum of squares is divided by (Eq. 6, or C.3 with ``psi``)."""
+        return self.num_functions if self.psi is None else self.num_functions - 1
+
+    def _low_rank(self) -> tuple[Tensor, Tensor, Tensor]:
+        r"""
+        Mean ``(*batch, M)``, factor :math:`\Phi` ``(*batch, M, S)`` and diagonal ``(*batch, M)`` in
+        float64, ``M`` the entries of one event; ``batch`` without what only :meth:`expand` added.
+        """
+        values = upcast(self.functions)
+        values = values.expand(values.shape[: -self.event_dims] + self.event_shape)
+        values = values.flatten(-self.event_dims)
+        mean, diagonal = values.mean(0), self._diagonal(self.num_functions)
+        factor = (values - mean).movedim(0, -1) / math.sqrt(self._divisor)
+        shape = torch.broadcast_shapes(mean.shape, diagonal.shape)
+        return mean.expand(shape), factor.expand(*shape, -1), diagonal.expand(shape)
+
+    def _diagonal(self, count: int) -> Tensor:
+        """What the covariance of ``y`` has beside its part from ``count`` functions."""
+        diagonal = self._flat(self.noise_scale).square()
+        return diagonal if self.psi is None else diagonal + self._flat(self.psi) / (count - 1)
+
+    def _flat(self, value: float | Tensor) -> Tensor:
+        """One value for each entry of an event, ``(*batch, M)``."""
+        tensor = _as_like(value, upcast(self.functions))
+        batch = tensor.shape[: max(tensor.dim() - self.event_dims, 0)]
+        return tensor.expand(batch + self.event_shape).flatten(-self.event_dims)
 
     # ---- density
 
@@ -160,7 +325,7 @@ class ImplicitProcess(WeightSpace):
         values = self._replicates(check_shape("sample_shape", sample_shape))
         if is_zero(self.noise_scale):
             return values
-        return values + as_like(self.noise_scale, values) * torch.randn_like(values)
+        return values + _as_like(self.noise_scale, values) * torch.randn_like(values)
 
     def _replicates(self, sample_shape: torch.Size) -> Tensor:
         """New functions, as many as there are entries that do not share one."""
@@ -229,7 +394,7 @@ class ImplicitProcess(WeightSpace):
         """
         self._check_conditioning(inputs, observed, method)
         value = self._checked_value(value)
-        check_finite("value", value)
+        _check_finite("value", value)
         mean, factor, count = self._at(inputs, num_functions)
         size = len(self.inputs)
         here, there = factor[..., :size, :], factor[..., size:, :]
@@ -240,9 +405,9 @@ class ImplicitProcess(WeightSpace):
         shift, covariance = solve(here, there, noise, value - mean[..., :size])
         extra = covariance.new_zeros(())
         if self.psi is not None:
-            extra = extra + as_like(self.psi, covariance) / (count - 1)
+            extra = extra + _as_like(self.psi, covariance) / (count - 1)
         if observed:
-            extra = extra + as_like(self.noise_scale, covariance).square()
+            extra = extra + _as_like(self.noise_scale, covariance).square()
         extra = extra.expand(torch.broadcast_shapes(extra.shape, there.shape[-2:-1]))
         posterior = dist.MultivariateNormal(
             mean[..., size:] + shift,
@@ -291,3 +456,219 @@ class ImplicitProcess(WeightSpace):
         divisor = count if self.psi is None else count - 1
         factor = (values - values.mean(0)).movedim(0, -1) / math.sqrt(divisor)
         return values.mean(0), factor, count
+
+    # ---- a linear model of frozen functions: the paper's weight space
+
+    def weighted(self, weights: Tensor) -> Tensor:
+        r"""
+        The random function as a linear model of the frozen functions (Eq. 10 of [1]),
+        :math:`m + \Phi a`: with :math:`a \sim \mathcal N(0, I_S)` it has the moments of the
+        process, and with :math:`a \sim q` it is the paper's approximate posterior. For data in
+        minibatches::
+
+            a = pyro.sample("a", dist.Normal(torch.zeros(S), 1.0).to_event(1))
+            f = ImplicitProcess(prior, x, S, seed=0).weighted(a)
+            with pyro.plate("data", num_data, subsample_size=len(x)):
+                pyro.sample("y", dist.Normal(f, noise), obs=y)
+
+        with ``AutoMultivariateNormal`` for ``a`` and
+        :class:`~pyro_implicit.AlphaEnergy`, under any likelihood, classification included.
+
+        :param torch.Tensor weights: ``a``, shape ``(S,)``, or ``(..., 1, S)``: as in any data plate
+            the dimension before the event is that of the rows, so that vectorised particles need
+            nothing more.
+        :returns: values of ``f``, shape ``(..., *batch, N)``.
+        :raises ArgumentError: if the functions are fresh at every call: a posterior of their
+            coefficients then has no meaning, and training learns nothing.
+        :raises ShapeError: if there is not one weight for each function.
+        """
+        check_instance("weights", weights, Tensor, "a tensor of coefficients")
+        if weights.shape[-1:] != (self.num_functions,) or weights.shape[-2:-1] not in ((), (1,)):
+            raise ShapeError(
+                f"weights of shape {tuple(weights.shape)}; expected ({self.num_functions},) or "
+                f"(..., 1, {self.num_functions}), one for each function."
+            )
+        mean, factor = self._features()
+        return mean + (factor @ torch.atleast_2d(weights).mT).squeeze(-1)
+
+    def weight_posterior(self, value: Tensor) -> dist.MultivariateNormal:
+        """
+        The exact posterior of the coefficients under Gaussian noise (above Eq. 13 of [1]): what
+        training by ``alpha=0`` on all data tends to. With :meth:`marginals` it predicts at as many
+        new inputs as there are, without a matrix of all pairs of them::
+
+            q = ImplicitProcess(prior, x, S, noise_scale, seed=0).weight_posterior(y)
+            f = ImplicitProcess(prior, x_new, S, seed=0).marginals(q)
+
+        :param torch.Tensor value: ``y``, shape ``(*batch, N)``.
+        :returns: batch shape ``batch``, event shape ``(S,)``, in float64.
+        :raises ArgumentError: for fresh functions (see :meth:`weighted`), or without noise.
+        :raises NonFiniteError: if a value is NaN or infinite.
+        :raises ShapeError: if there is not one value for each input.
+        """
+        self._features()
+        if self._is_bare:
+            raise ArgumentError("a posterior needs noise: give noise_scale or psi.")
+        rest = self._checked_value(value)
+        _check_finite("value", rest)
+        mean, factor, noise = self._low_rank()
+        scale, gain = weights_scale(factor, noise)
+        shift = gain @ (rest.flatten(-self.event_dims) - mean)[..., None]
+        return dist.MultivariateNormal(shift[..., 0], scale_tril=scale, validate_args=False)
+
+    def marginals(self, posterior: dist.TorchDistribution) -> dist.Normal:
+        r"""
+        The random function at each input, for a Gaussian posterior of its coefficients (Eq. 13 of
+        [1]): :math:`f(x_n) \sim \mathcal N(m_n + \phi_n^\top \mu, \phi_n^\top \Sigma \phi_n)`.
+
+        :param posterior: ``q(a)``, a ``MultivariateNormal`` of event shape ``(S,)`` or an
+            independent ``Normal``, :meth:`weight_posterior` or
+            ``AutoMultivariateNormal(...).get_posterior()``; its batch shape, if it has one, is
+            that of the process.
+        :returns: a Normal of shape ``(*batch, N)``; for observations add the noise and, with
+            ``psi``, its share ``psi / (S - 1)`` of the variance.
+        :raises ArgumentError: for fresh functions (see :meth:`weighted`), or another posterior.
+        :raises ShapeError: if there is not one weight for each function.
+        """
+        mean, variance = self._moments(posterior)
+        return dist.Normal(mean, variance.sqrt(), validate_args=False)
+
+    def alpha_energy(
+        self, value: Tensor, posterior: dist.TorchDistribution, alpha: float = 0.5
+    ) -> Tensor:
+        r"""
+        The data term of Eq. 11 of [1] in closed form, for each datum, under Gaussian noise:
+        :math:`\tfrac1\alpha \log \mathbb E_q[p(y_n \mid a)^\alpha]`, and for ``alpha=0`` the
+        expected log-likelihood. What :class:`~pyro_implicit.AlphaEnergy` estimates from draws of
+        ``a``, without their noise::
+
+            def model(x, y):
+                loc = pyro.param("loc", torch.zeros(S))
+                scale = pyro.param("scale", torch.eye(S), constraint=constraints.lower_cholesky)
+                q = dist.MultivariateNormal(loc, scale_tril=scale)
+                p = dist.MultivariateNormal(torch.zeros(S), torch.eye(S))
+                process = ImplicitProcess(prior, x, S, noise_scale, seed=0)
+                with pyro.plate("data", num_data, subsample_size=len(x)):
+                    pyro.factor("energy", process.alpha_energy(y, q, alpha=0.5))
+                pyro.factor("kl", -kl_divergence(q, p))
+
+            svi = SVI(model, lambda *_: None, optim, Trace_ELBO())
+
+        A prior on the prior's own parameters (the first half of appendix C.5) is a ``pyro.sample``
+        statement with an ``AutoDelta``. Its second half, *likelihood regularisation*, is not here:
+        it subtracts the log-marginal likelihood that the energy approximates, so that for
+        ``alpha=0`` only :math:`-KL(q(a) \,\|\, p(a \mid y))` is left, which says nothing about the
+        prior; in our trials the fits diverged.
+
+        :param torch.Tensor value: ``y``, shape ``(*batch, N)``.
+        :param posterior: as for :meth:`marginals`.
+        :param float alpha: from 0 to 1.
+        :returns: shape ``(*batch, N)``.
+        :raises ArgumentError: for another ``alpha``, without noise, or as :meth:`marginals`.
+        :raises ShapeError: as :meth:`marginals`.
+        """
+        alpha = check_number("alpha", alpha, minimum=0, maximum=1)
+        self._checked_value(value)
+        if self._is_bare:
+            raise ArgumentError("an alpha-energy needs noise: give noise_scale or psi.")
+        mean, variance = self._moments(posterior)
+        noise = _as_like(self.noise_scale, mean).square()
+        if self.psi is not None:
+            noise = noise + _as_like(self.psi, mean) / (self.num_functions - 1)
+        return normal_alpha_energy(value, mean, variance, noise, alpha)
+
+    def _moments(self, posterior: dist.TorchDistribution) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the function under a posterior, both ``(*batch, N)``."""
+        mean, factor = self._features()
+        check_instance("posterior", posterior, torch.distributions.Distribution, "a distribution")
+        batches = ((), mean.shape[: -self.event_dims], self.batch_shape)
+        if posterior.event_shape != (self.num_functions,) or posterior.batch_shape not in batches:
+            raise ShapeError(
+                f"a posterior of batch shape {tuple(posterior.batch_shape)} and event shape "
+                f"{tuple(posterior.event_shape)}; expected () or {tuple(self.batch_shape)}, and "
+                f"({self.num_functions},)."
+            )
+        scale, loc = _scale(posterior).to(factor), posterior.mean.to(factor)
+        if self.event_dims == 2:  # the same coefficients for all outputs of one event
+            scale, loc = scale[..., None, :, :], loc[..., None, :]
+        shift = (factor @ loc[..., None])[..., 0]
+        return mean + shift, (factor @ scale).square().sum(-1)
+
+    def _features(self) -> tuple[Tensor, Tensor]:
+        r"""Mean ``(*batch, N)`` and :math:`\Phi` ``(*batch, N, S)`` of functions that stay."""
+        if self.seed is None:
+            raise ArgumentError(
+                "coefficients of functions that change at every call mean nothing, and training "
+                "them learns nothing: write ImplicitProcess(..., seed=0) to freeze the functions."
+            )
+        mean = self.functions.mean(0)
+        return mean, (self.functions - mean).movedim(0, -1) / math.sqrt(self._divisor)
+
+    # ---- checks
+
+    def _checked_value(self, value: Tensor) -> Tensor:
+        """
+        :param torch.Tensor value: ``y``, shape ``(..., *batch, N)``.
+        :returns: it, in float64.
+        :raises ArgumentError: if it is no tensor.
+        :raises ShapeError: if it has another number of values, or another batch.
+        """
+        check_instance("value", value, Tensor, "a tensor of observations")
+        shape = self.batch_shape + self.event_shape
+        try:
+            joint = torch.broadcast_shapes(value.shape, shape)
+            fits = value.shape[-self.event_dims :] == self.event_shape and len(joint) > 0
+        except RuntimeError:
+            fits = False
+        if not fits:
+            raise ShapeError(
+                f"value of shape {tuple(value.shape)}; expected (..., "
+                f"{', '.join(map(str, shape))}), one value for each input."
+            )
+        return upcast(value)
+
+
+def _as_like(value: float | Tensor, like: Tensor) -> Tensor:
+    """A number or tensor in the dtype and on the device of another."""
+    return torch.as_tensor(value, dtype=like.dtype, device=like.device)
+
+
+def _check_finite(name: str, value: Tensor) -> None:
+    """
+    :raises NonFiniteError: if an entry is NaN or infinite.
+    """
+    if not bool(value.detach().isfinite().all()):
+        raise NonFiniteError(f"{name} has entries that are NaN or infinite; leave these rows out.")
+
+
+def _told(value: Any) -> str:
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def _checked(name: str, value: Any) -> float | Tensor:
+    """A number, or a tensor of numbers, none of them negative."""
+    if not isinstance(value, Tensor):
+        return check_number(name, value, minimum=0.0)
+    if value.is_complex() or value.dtype == torch.bool:
+        raise ArgumentError(f"{name}={shown(value)}; expected real numbers >= 0.")
+    if bool((value.detach() < 0).any()):  # NaN goes on, to where losses are checked
+        raise ArgumentError(
+            f"{name}={shown(value)} has negative entries, down to {value.min():.4g}; expected "
+            "numbers >= 0: transform it (softplus, exp) or give it a positive prior."
+        )
+    return value
+
+
+def _scale(posterior: dist.TorchDistribution) -> Tensor:
+    """A square root of the covariance, ``(..., S, S)``."""
+    if isinstance(posterior, torch.distributions.MultivariateNormal):
+        return posterior.scale_tril
+    base = posterior
+    while isinstance(base, torch.distributions.Independent):
+        base = base.base_dist
+    if isinstance(base, torch.distributions.Normal):
+        return torch.diag_embed(posterior.stddev)
+    raise ArgumentError(
+        f"a posterior of type {type(base).__name__}; expected a MultivariateNormal or independent "
+        "Normals. Draw from any other, and use weighted."
+    )

@@ -342,12 +342,12 @@ METHODS: dict[str, Entry] = {
     "ImplicitProcess.has_noise_at": fixed(inputs=X),
     "ImplicitProcess.log_prob": fixed(value=Y),
     "ImplicitProcess.rsample": fixed(sample_shape=(3,)),
-    "WeightSpace.alpha_energy": Entry(
+    "ImplicitProcess.alpha_energy": Entry(
         lambda: dict(value=Y, posterior=process().weight_posterior(Y))
     ),
-    "WeightSpace.marginals": Entry(lambda: dict(posterior=process().weight_posterior(Y))),
-    "WeightSpace.weight_posterior": fixed(value=Y),
-    "WeightSpace.weighted": fixed(weights=torch.zeros(4)),
+    "ImplicitProcess.marginals": Entry(lambda: dict(posterior=process().weight_posterior(Y))),
+    "ImplicitProcess.weight_posterior": fixed(value=Y),
+    "ImplicitProcess.weighted": fixed(weights=torch.zeros(4)),
     "AdversarialELBO.load_state_dict": Entry(lambda: dict(state=_trained_critic().state_dict())),
     "ConditionalGuide.set_extra_state": Entry(lambda: dict(state=_local_guide().get_extra_state())),
     "ParticleObjective.load_state_dict": Entry(lambda: dict(state={})),
@@ -375,7 +375,6 @@ RECEIVERS: dict[str, Callable[[], Any]] = {
     "ImplicitGuide": guide,
     "ConditionalGuide": _local_guide,
     "ImplicitProcess": process,
-    "WeightSpace": process,
 }
 
 #: no user calls them with arguments of their own: Lightning, Pyro, torch or the package does, as it
