@@ -18,7 +18,7 @@ from pyro.infer.util import is_validation_enabled
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from pyro_implicit._checks import check_count, check_state
+from pyro_implicit._checks import check_count, check_instance, check_state
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError, StateError
 from pyro_implicit.objectives.contrastive import ContrastiveELBO
 from pyro_implicit.objectives.critic import Critic
@@ -133,6 +133,7 @@ class AdversarialELBO(ContrastiveELBO):
         """
         See :meth:`~pyro_implicit.objectives.contrastive.ContrastiveELBO.divergence`.
 
+        :raises ArgumentError: if ``critic`` makes no network, or ``critic_optim`` no optimiser.
         :raises ShapeError: if the critic returns another shape than one number per draw.
         :raises StateError: if the site's critic was made for another guide.
         """
@@ -200,10 +201,16 @@ class AdversarialELBO(ContrastiveELBO):
             critic = self._critic
         else:
             critic = self._critic(q.shape[1])
-        self._names.append(name)
+            check_instance("critic(m)", critic, nn.Module, "a network from m entries to one number")
+        critic = critic.to(q)
+        optim = self._critic_optim(critic.parameters())
+        check_instance(
+            "critic_optim(parameters)", optim, torch.optim.Optimizer, "a torch optimiser"
+        )
+        self._names.append(name)  # only now, so that what fails leaves no half of a critic
         self._entries[name] = q.shape[1]
-        self._critics.append(critic.to(q))
-        self._optims.append(self._critic_optim(critic.parameters()))
+        self._critics.append(critic)
+        self._optims.append(optim)
 
     def _record(self, name: str, accuracy: Tensor) -> None:
         before = self._accuracy.get(name, torch.full_like(accuracy, 0.5))

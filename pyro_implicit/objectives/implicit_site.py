@@ -12,7 +12,6 @@ from pyro_implicit._checks import (
     check_count,
     check_instance,
     check_names,
-    check_tensor,
     check_text,
 )
 from pyro_implicit.distributions._base_dist import draw
@@ -48,7 +47,9 @@ class ImplicitSite:
     def __post_init__(self) -> None:
         check_text("name", self.name, "the name of a site")
         check_instance("distribution", self.distribution, ImplicitDistribution, "that of the site")
-        check_tensor("value", self.value, "the site's draws")
+        # its numbers are for draw_particle to judge, which blames the generator: looking at them
+        # waits for the device, at every step
+        check_instance("value", self.value, Tensor, "the site's draws")
         check_names("latents", self.latents)
         for name in ("pack", "prior"):
             function = getattr(self, name)

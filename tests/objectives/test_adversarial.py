@@ -249,6 +249,23 @@ def test_a_critic_of_another_shape_is_refused(out: int) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"critic": lambda m: None}, r"critic\(m\) is None; expected a network"),
+        ({"critic_optim": lambda p: None}, r"critic_optim\(parameters\) is None; expected a torch"),
+    ],
+)
+def test_what_makes_no_network_or_optimiser_is_refused(
+    options: dict[str, Any], message: str
+) -> None:
+    objective = AdversarialELBO(**FAST, **options)
+    guide = guide_of(Affine(torch.zeros(2), torch.ones(2)))
+    for _ in range(2):  # the first leaves no half of a critic behind
+        with pytest.raises(ArgumentError, match=message):
+            objective.loss_and_grads(model, guide)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
         ({"num_critic_steps": 0}, "num_critic_steps=0; expected an integer >= 1"),
         ({"critic": "mlp"}, "critic is a str; expected a function"),
         ({"critic_optim": 0.1}, "critic_optim is a float; expected a function"),
