@@ -29,6 +29,8 @@ def log_predictive(batch: ParticleBatch, power: float = 1.0) -> Tensor:
     :param float power: ``a``, not 0.
     :returns: shape ``()`` (0 without data).
     """
+    if len(batch) == 1:
+        return _of_one_draw(batch)
     particles = batch.particles
     groups: dict[Any, list[str]] = {}
     for name, node in particles[0].observed_nodes.items():
@@ -60,10 +62,20 @@ def batch_log_predictive(batch: ParticleBatch) -> Any:
     nodes = batch.particles[0].observed_nodes.values()
     if not nodes:
         return batch.new_zeros()
+    if len(batch) == 1:
+        return _of_one_draw(batch)
     scales = [node["scale"] for node in nodes]
     scale = max(float(s.max() if isinstance(s, Tensor) else s) for s in scales)
     draws = _by_draw(batch, scale)
     return scale * (torch.logsumexp(draws, 0) - math.log(len(draws)))
+
+
+def _of_one_draw(batch: ParticleBatch) -> Tensor:
+    """
+    Its log-likelihood. (Within the logarithm the weight of a mixture would only add its own score,
+    of mean 0: the mixture's weights would learn nothing of the data.)
+    """
+    return batch.log_likelihood.sum()
 
 
 def _by_draw(batch: ParticleBatch, scale: float) -> Tensor:

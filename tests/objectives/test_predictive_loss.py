@@ -285,26 +285,36 @@ def test_data_outside_of_every_plate_are_one_datum_by_vectorised_draws_too(form:
     assert loss == pytest.approx(-float(expected), rel=1e-5)
 
 
-@pytest.mark.parametrize("vectorised", [False, True])
-@pytest.mark.parametrize("size", [1, 10])
-def test_one_row_has_the_same_gradient_by_datum_and_by_batch(size: int, vectorised: bool) -> None:
+def mixture_gradient(size: int, num_draws: int, form: str, vectorised: bool) -> Tensor:
+    """With respect to the weights of a mixture: draws with weights, whose value is 1."""
+
     def rows() -> None:
         with pyro.plate("data", size, subsample_size=1):
             z = pyro.sample("z", dist.Normal(DATA.new_zeros(2), 1.0).to_event(1))
             pyro.sample("y", dist.Normal(z.sum(-1), NOISE), obs=DATA[2])
 
     logits = torch.tensor([[0.3, -0.2, 0.1]], dtype=torch.float64, requires_grad=True)
-    loc = torch.randn(1, 3, 2, dtype=torch.float64)
+    loc = torch.linspace(-1.0, 2.0, 6, dtype=torch.float64).reshape(1, 3, 2)
 
-    def guide() -> None:  # draws with weights, which are no likelihood: no scale is theirs
+    def guide() -> None:
         with pyro.plate("data", size, subsample_size=1):
             pyro.sample("z", DiagonalMixture(loc, 0.1 + 0 * loc, logits))
 
-    gradients = []
-    for form in ("per_datum", "per_batch"):
-        pyro.set_rng_seed(0)
-        objective = PosteriorPredictiveLoss(5, form=form, vectorize_particles=vectorised)
-        loss = objective.differentiable_loss(rows, guide)
-        gradients.append(torch.autograd.grad(loss, logits)[0])
-    assert gradients[0].abs().max() > 1e-3
-    torch.testing.assert_close(gradients[1], gradients[0])
+    pyro.set_rng_seed(0)
+    objective = PosteriorPredictiveLoss(num_draws, form=form, vectorize_particles=vectorised)
+    loss = objective.differentiable_loss(rows, guide)
+    return torch.autograd.grad(loss, logits)[0]
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
+@pytest.mark.parametrize("size", [1, 10])
+def test_one_row_has_the_same_gradient_by_datum_and_by_batch(size: int, vectorised: bool) -> None:
+    by_datum = mixture_gradient(size, 5, "per_datum", vectorised)
+    assert by_datum.abs().max() > 1e-3
+    torch.testing.assert_close(mixture_gradient(size, 5, "per_batch", vectorised), by_datum)
+
+
+@pytest.mark.parametrize("form", ["per_datum", "per_batch"])
+def test_one_draw_teaches_the_weights_of_a_mixture_as_its_likelihood_does(form: str) -> None:
+    expected = mixture_gradient(10, 1, "expected", False)
+    torch.testing.assert_close(mixture_gradient(10, 1, form, False), expected)
