@@ -32,8 +32,9 @@ class MixtureDensityGuide(ConditionalGuide):
     It has a density, so that ``Trace_ELBO`` trains it as well as
     :class:`~pyro_implicit.PosteriorPredictiveLoss`. With one component its draws are
     reparameterised, and :class:`~pyro_implicit.AlphaEnergy` serves too; with more, gradients of the
-    weights go by the score of the component. The other objectives of this package have nothing to
-    estimate and say so.
+    weights go by the score of the component: within the logarithm of a mean over draws they are
+    those of many draws, and of few too small by a share of the order of one over their number. The
+    other objectives of this package have nothing to estimate and say so.
 
     :param model: a Pyro model all of whose latents are in one plate, that of the rows.
     :param int num_components: components of the mixture over all latents of a row (of a part, if
