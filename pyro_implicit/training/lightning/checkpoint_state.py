@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -16,6 +17,7 @@ __all__ = [
     "VERSION",
     "check_finite_to_save",
     "check_header",
+    "check_modules_fit",
     "check_settings",
     "check_tensors",
     "settings_of",
@@ -173,3 +175,32 @@ def check_finite_to_save(module: nn.Module, objective: Any) -> None:
             f"{f' (nor are {len(bad) - 1} others)' if len(bad) > 1 else ''}. Go on from the last "
             "checkpoint with a smaller step size or gradient_clip_val."
         )
+
+
+def check_modules_fit(vi: Any, state: Any, *, built: bool) -> None:
+    """
+    :param vi: the module that the state is for, with a ``guide``; nothing in it is changed.
+    :param state: the ``state_dict`` of a checkpoint.
+    :param bool built: whether all parameters of ``vi`` exist.
+    :raises StateError: if it is of other modules.
+    """
+    if built:
+        trained = [name for name, p in vi.named_parameters() if p.requires_grad]
+        check_tensors(state, vi.state_dict(), trained)
+        return
+    check_like(state, {}, "state_dict")
+    trial = copy.deepcopy(vi.guide)  # not built yet: let a copy try
+    own = {k.removeprefix("guide."): v for k, v in state.items() if k.startswith("guide.")}
+    try:
+        trial.load_state_dict(own)
+    except RuntimeError as error:
+        raise StateError(
+            f"the checkpoint does not fit the guide, a {type(vi.guide).__name__}: {error} "
+            "(If the guide makes its parameters at its first call, call vi.warm_up(batch) "
+            "before.)"
+        ) from error
+    others = {k: v for k, v in vi.state_dict().items() if not k.startswith("guide.")}
+    trained = [f"guide.{name}" for name, _ in trial.named_parameters()]
+    trained += [name for name, _ in vi.named_parameters()]
+    fitting = others | {f"guide.{k}": v for k, v in trial.state_dict().items()}
+    check_tensors(state, fitting, trained)

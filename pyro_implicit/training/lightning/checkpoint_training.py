@@ -14,7 +14,7 @@ from pyro_implicit._checks import shown
 from pyro_implicit._plain import as_state_error, check_like, non_finite
 from pyro_implicit.exceptions import StateError
 
-__all__ = ["check_callbacks", "check_loops", "check_optimizer", "check_scheduler"]
+__all__ = ["check_callbacks", "check_loops", "check_training"]
 
 _ORDER = ("ready", "started", "processed", "completed")
 
@@ -66,7 +66,22 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
-def check_optimizer(
+def check_training(vi: Any, checkpoint: dict[str, Any], found: list[str]) -> None:
+    """
+    :param vi: the module, whose optimiser and schedule are made once more, to compare with.
+    :param dict checkpoint: all of it.
+    :param found: class names of the optimisers that were saved.
+    :raises StateError: if optimiser or schedule are others, or damaged.
+    """
+    made = vi.configure_optimizers()
+    made = made if isinstance(made, dict) else {"optimizer": made}
+    trained = {name: p for name, p in vi.named_parameters() if p.requires_grad}
+    names, parameters = list(trained), list(trained.values())
+    _check_optimizer(checkpoint, found, made["optimizer"], parameters, names)
+    _check_scheduler(checkpoint, made.get("lr_scheduler", {}).get("scheduler"))
+
+
+def _check_optimizer(
     checkpoint: dict[str, Any],
     found: list[str],
     optimizer: torch.optim.Optimizer,
@@ -172,7 +187,7 @@ def _moments(
     return None
 
 
-def check_scheduler(checkpoint: dict[str, Any], scheduler: Any) -> None:
+def _check_scheduler(checkpoint: dict[str, Any], scheduler: Any) -> None:
     """
     :param scheduler: a fresh one, which is changed, or None.
     :raises StateError: if the saved schedules are others.

@@ -13,7 +13,7 @@ from pyro.infer.util import is_validation_enabled
 from torch import Tensor, nn
 
 from pyro_implicit._checks import check_count, check_seed
-from pyro_implicit._plain import as_state_error, check_like
+from pyro_implicit._plain import as_state_error
 from pyro_implicit._random import (
     RandomStream,
     plain_state,
@@ -31,15 +31,14 @@ from pyro_implicit.training.lightning.checkpoint_state import (
     VERSION,
     check_finite_to_save,
     check_header,
+    check_modules_fit,
     check_settings,
-    check_tensors,
     settings_of,
 )
 from pyro_implicit.training.lightning.checkpoint_training import (
     check_callbacks,
     check_loops,
-    check_optimizer,
-    check_scheduler,
+    check_training,
 )
 from pyro_implicit.training.lightning.loop_state import (
     accumulated_gradients,
@@ -332,12 +331,12 @@ class LightningVI(pytorch.LightningModule):
         fitting = trainer is not None and trainer.state.fn == "fit"
         with as_state_error("the checkpoint"):
             header = check_header(checkpoint, type(self.objective).__name__)
-            self._check_modules(checkpoint.get("state_dict"))
+            check_modules_fit(self, checkpoint.get("state_dict"), built=self._is_warm)
             random = [
                 {k: state_from_plain(v) for k, v in each.items()} for each in header["random"]
             ]
             if fitting:
-                self._check_training(checkpoint, header)
+                check_training(self, checkpoint, header["optimizers"])
                 check_gradients(header["gradients"], self._trained())
             if trainer is not None and "loops" in checkpoint:
                 check_loops(checkpoint, trainer)
@@ -351,40 +350,10 @@ class LightningVI(pytorch.LightningModule):
             done = normalise_loops(checkpoint["loops"]["fit_loop"], accumulate)
             self._resumed = done, self._take_up(random, header["gradients"])
 
-    def _check_training(self, checkpoint: dict[str, Any], header: dict[str, Any]) -> None:
-        made = self.configure_optimizers()
-        made = made if isinstance(made, dict) else {"optimizer": made}
-        trained = {name: p for name, p in self.named_parameters() if p.requires_grad}
-        names, parameters = list(trained), list(trained.values())
-        check_optimizer(checkpoint, header["optimizers"], made["optimizer"], parameters, names)
-        check_scheduler(checkpoint, made.get("lr_scheduler", {}).get("scheduler"))
-
     def _warn_of_settings(self, settings: dict[str, Any]) -> None:
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         ours = [c for c in callbacks if isinstance(c, Anneal) and c.target is self.objective]
         check_settings(settings, self.objective, [c.attribute for c in ours])
-
-    def _check_modules(self, state: Any) -> None:
-        if self._is_warm:
-            trained = [name for name, p in self.named_parameters() if p.requires_grad]
-            check_tensors(state, self.state_dict(), trained)
-            return
-        check_like(state, {}, "state_dict")
-        trial = copy.deepcopy(self.guide)  # not built yet: let a copy try
-        own = {k.removeprefix("guide."): v for k, v in state.items() if k.startswith("guide.")}
-        try:
-            trial.load_state_dict(own)
-        except RuntimeError as error:
-            raise StateError(
-                f"the checkpoint does not fit the guide, a {type(self.guide).__name__}: {error} "
-                "(If the guide makes its parameters at its first call, call vi.warm_up(batch) "
-                "before.)"
-            ) from error
-        others = {k: v for k, v in self.state_dict().items() if not k.startswith("guide.")}
-        trained = [f"guide.{name}" for name, _ in trial.named_parameters()]
-        trained += [name for name, _ in self.named_parameters()]
-        fitting = others | {f"guide.{k}": v for k, v in trial.state_dict().items()}
-        check_tensors(state, fitting, trained)
 
     def _load_rest(self) -> None:
         header, self._header = self._header, None
