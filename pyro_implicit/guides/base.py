@@ -41,17 +41,19 @@ from pyro_implicit.guides.latent_site import LatentSite, pack
 from pyro_implicit.guides.parts import Factorized, check_factorized, divide, parts_of
 from pyro_implicit.guides.sampler import Sampler, check_scale_arguments
 from pyro_implicit.guides.saved_state import (
+    STATE_VERSION,
     check_fits,
+    check_guide_class,
     check_justified,
     check_same,
     check_sizes,
     check_structure,
+    check_version,
 )
 from pyro_implicit.guides.serialization import sampler_from_state, sampler_state
 
 __all__ = ["ImplicitGuide"]
 
-_STATE_VERSION = 2
 _OR_GUIDE = ", or a fitted autoguide"
 _LEVELS = "several numbers between 0 and 1, such as [0.05, 0.95]"
 _Self = TypeVar("_Self", bound="ImplicitGuide")
@@ -353,9 +355,9 @@ class ImplicitGuide(AutoGuide):
     def get_extra_state(self) -> dict[str, Any]:
         """Structure of the guide as plain values, so that loading needs neither model nor data."""
         if self._sites is None:
-            return {"version": _STATE_VERSION, "sites": None}
+            return {"version": STATE_VERSION, "sites": None}
         return {
-            "version": _STATE_VERSION,
+            "version": STATE_VERSION,
             "guide": type(self).__name__,
             "parts": [list(part) for part in self._parts],
             "sites": [site.to_state() for site in self._sites],
@@ -368,12 +370,7 @@ class ImplicitGuide(AutoGuide):
 
         :raises StateError: if the state is of another version or guide class, or does not match.
         """
-        if not isinstance(state, dict) or state.get("version") != _STATE_VERSION:
-            found = state.get("version") if isinstance(state, dict) else type(state).__name__
-            raise StateError(
-                f"not a state of {type(self).__name__} that this version can read: found version "
-                f"{found!r}, expected {_STATE_VERSION}."
-            )
+        check_version(state, type(self).__name__)
         with as_state_error(f"the state of {type(self).__name__}"):
             self._set_extra_state(state)
 
@@ -381,23 +378,15 @@ class ImplicitGuide(AutoGuide):
         if state["sites"] is None:
             return
         check_structure(state)
-        if state["guide"] != type(self).__name__:
-            raise StateError(
-                f"the state was saved by a {state['guide']}; this guide is a {type(self).__name__}."
-            )
-        names = [site["name"] for site in state["sites"]]
-        if self._sites is None:
-            sites = [LatentSite.from_state(site) for site in state["sites"]]
-            samplers = [self._sampler_from_state(s) for s in state["samplers"]]
-            parts = [(name, size) for name, size in state["parts"]]
-            check_sizes(sites, parts, state["samplers"])
-            self._build(sites, parts, samplers)
-        elif names != [site.name for site in self._sites]:
-            raise StateError(
-                f"the state has sites {names}; this guide has {[s.name for s in self._sites]}."
-            )
-        else:
-            check_same(state, self.get_extra_state(), type(self).__name__)
+        if self._sites is not None:
+            check_same(state, self.get_extra_state())
+            return
+        check_guide_class(state, type(self).__name__)
+        sites = [LatentSite.from_state(site) for site in state["sites"]]
+        samplers = [self._sampler_from_state(s) for s in state["samplers"]]
+        parts = [(name, size) for name, size in state["parts"]]
+        check_sizes(sites, parts, state["samplers"])
+        self._build(sites, parts, samplers)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False

@@ -13,14 +13,49 @@ from pyro_implicit._plain import check_like, first_difference
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.guides.parts import divide
 
-__all__ = ["check_fits", "check_justified", "check_same", "check_sizes", "check_structure"]
+__all__ = [
+    "STATE_VERSION",
+    "check_fits",
+    "check_guide_class",
+    "check_justified",
+    "check_same",
+    "check_sizes",
+    "check_structure",
+    "check_version",
+]
 
+#: of what a guide's ``get_extra_state`` returns
+STATE_VERSION = 2
 _SITE = {"name": "", "shape": [], "event_dim": 0, "support": {}, "frames": []}
 _FRAME = ["", -1, 1, 1]
 #: of a generator's options those that only its start depends on; shapes are those of the tensors
 _START_ONLY = ("init_scale", "budget")
 #: beyond the number of entries of all tensors, what an option may be
 _SLACK = 10_000
+
+
+def check_version(state: Any, guide: str) -> None:
+    """
+    :param state: what is to be an extra state.
+    :param str guide: class of the guide that is to load it.
+    :raises StateError: if it is none that this version can read.
+    """
+    if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
+        found = state.get("version") if isinstance(state, dict) else type(state).__name__
+        raise StateError(
+            f"not a state of {guide} that this version can read: found version {found!r}, expected "
+            f"{STATE_VERSION}."
+        )
+
+
+def check_guide_class(state: dict[str, Any], guide: str) -> None:
+    """
+    :param dict state: extra state of a guide that was built.
+    :param str guide: class of the guide that is to load it.
+    :raises StateError: if it was saved by another.
+    """
+    if state["guide"] != guide:
+        raise StateError(f"the state was saved by a {state['guide']}; this guide is a {guide}.")
 
 
 def check_structure(state: dict[str, Any]) -> None:
@@ -81,13 +116,17 @@ def check_sizes(sites: list[Any], parts: list[tuple[str, int]], samplers: list[A
                 raise StateError(f"the support of site {site.name!r} of the state is none: {site}.")
 
 
-def check_same(found: dict[str, Any], own: dict[str, Any], guide: str) -> None:
+def check_same(found: dict[str, Any], own: dict[str, Any]) -> None:
     """
     :param dict found: a saved extra state.
     :param dict own: that of the guide which is to load it.
-    :param str guide: class of the guide.
-    :raises StateError: naming what differs.
+    :raises StateError: naming what differs: its class, its sites, or something else.
     """
+    guide = own["guide"]
+    check_guide_class(found, guide)
+    names, mine = ([site["name"] for site in state["sites"]] for state in (found, own))
+    if names != mine:
+        raise StateError(f"the state has sites {names}; this guide has {mine}.")
     told = first_difference(_function(found), _function(own))
     if told:
         raise StateError(
