@@ -192,10 +192,14 @@ def _check_values(values: Mapping[str, Tensor], sites: list[LatentSite]) -> int:
     for site in sites:
         value = values[site.name]
         first = values[names[0]]
-        if value.dim() != len(site.shape) + 1 or value.shape != (len(first), *site.shape):
+        if (
+            value.dim() != len(site.shape) + 1
+            or value.shape != (len(first), *site.shape)
+            or not len(first)
+        ):
             raise ShapeError(
                 f"values of site {site.name!r} have shape {tuple(value.shape)}; expected "
-                f"(n, {', '.join(map(str, site.shape))}), with the same n for every site"
+                f"(n, {', '.join(map(str, site.shape))}), with the same n >= 1 for every site"
             )
         if not bool(site.support.check(value).all()):
             raise SiteError(

@@ -12,6 +12,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_factor, site_is_subsample
 from torch import Tensor
 
+from pyro_implicit.exceptions import ShapeError
 from pyro_implicit.handlers.row_coupling import RowsTogether
 from pyro_implicit.handlers.rows import rows_of, take_rows
 
@@ -169,6 +170,8 @@ class PredictiveRun(Messenger):
         """
         What a latent has at the rows that a plate shows: by their numbers, as ``data[rows]`` has
         (``pyro.subsample`` overlooks another order of all rows), or by their place.
+
+        :raises ShapeError: if it has other rows.
         """
         size = value.shape[dim] if -value.dim() <= dim else 1
         of_batch = size == self.plan.rows != frame.size == self._here
@@ -177,6 +180,13 @@ class PredictiveRun(Messenger):
                 return rows_of(value, dim, self._rows.get(frame.name))
         elif of_batch:
             return value.narrow(dim, self.start, self._here)
+        if size not in (1, frame.size):
+            raise ShapeError(
+                f"a latent of the guide has {size} rows in plate {frame.name!r}, which has "
+                f"{frame.size} in this call of the model: it was fitted to other rows, one value "
+                "for each. Predict for those rows, or make the latent a function of the inputs "
+                "(ConditionalHyperNetworkGuide)."
+            )
         return value
 
     def _refuse_cut_event(self, fn: Any, held: Tensor) -> None:

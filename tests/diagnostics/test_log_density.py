@@ -126,6 +126,8 @@ def test_values_are_checked():
         log_density(guide, {**draws, "scale": draws["scale"][:2]})
     with pytest.raises(ShapeError, match="values of site 'loc' have shape"):
         log_density(guide, {**draws, "loc": torch.tensor(1.0)})
+    with pytest.raises(ShapeError, match="with the same n >= 1 for every site"):
+        log_density(guide, {name: value[:0] for name, value in draws.items()})
     with pytest.raises(SiteError, match="values of site 'scale' are outside of its support"):
         log_density(guide, {**draws, "scale": -draws["scale"]})
 

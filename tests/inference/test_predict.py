@@ -421,3 +421,20 @@ def test_what_cannot_be_predicted():
         predict(model, guide, X, num_samples=2, sites=["f", "g"])
     with pytest.raises(ShapeError, match=r"of shape \(0, 2\), has no rows"):
         predict(model, guide, X[:0], num_samples=2)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("batch_size", [None, 32])
+@pytest.mark.parametrize("parallel", [False, True])
+def test_latents_of_other_rows_are_refused(rows, batch_size, parallel):
+    def model(x, y=None):
+        with pyro.plate("data", len(x)):
+            level = pyro.sample("level", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(level + x, 1.0), obs=y)
+
+    x = torch.zeros(70)
+    guide = HyperNetworkGuide(model).setup(x, x)
+    options = {"num_samples": 2, "batch_size": batch_size, "parallel": parallel}
+    assert predict(model, guide, x, **options)["y"].shape == (2, 70)
+    with pytest.raises(ShapeError, match="70 rows in plate 'data', which has .* in this call"):
+        predict(model, guide, x[:rows], **options)
