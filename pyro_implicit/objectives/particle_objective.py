@@ -38,6 +38,7 @@ from pyro_implicit.objectives.particle import (
     plate_nesting,
 )
 from pyro_implicit.objectives.particle_batch import ParticleBatch
+from pyro_implicit.objectives.particle_coupling import CouplingCheck, blames_vectorisation
 from pyro_implicit.objectives.prior_draws import PriorDraws
 from pyro_implicit.objectives.shared_rows import SharedRows
 
@@ -120,6 +121,7 @@ class ParticleObjective(ELBO):
         #: parts of the latest :meth:`differentiable_loss`, detached; for logs
         self.last_terms: Terms = {}
         self._nesting_of: tuple[Any, Any, int] | None = None
+        self._coupling = CouplingCheck()
         self._num_training_steps = 0
         self._training_step: TrainingStep | None = None
 
@@ -296,7 +298,10 @@ class ParticleObjective(ELBO):
         if self.vectorised:
             nesting = self._nesting(model, guide, args, kwargs)
             plate = pyro.plate(PARTICLE_PLATE, count, dim=-nesting - 1)
-            particle = self._draw(plate(model), plate(guide), args, kwargs, nesting + 1)
+            with blames_vectorisation(lambda: self._draw(model, guide, args, kwargs, nesting)):
+                particle = self._draw(plate(model), plate(guide), args, kwargs, nesting + 1)
+            if torch.is_grad_enabled() and is_validation_enabled():
+                self._coupling(model, (*args, *kwargs.values()), particle, count)
             particles = self._with_prior([particle], model, args, kwargs, nesting)
             yield ParticleBatch(particles, True, count)
             return
