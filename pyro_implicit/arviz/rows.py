@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pyro_implicit._checks import check_count
 from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.handlers.rows import number_of_rows
 
 __all__ = ["Batch", "RowBatches"]
 
@@ -33,6 +34,7 @@ class RowBatches:
     :param int batch_size: rows per batch; ``None`` for one batch of all rows (then nothing is cut,
         and the arguments may be anything).
     :raises ArgumentError: if ``batch_size`` is not a positive integer, or nothing can be cut.
+    :raises ShapeError: if there are no rows.
     """
 
     def __init__(
@@ -40,8 +42,7 @@ class RowBatches:
     ) -> None:
         self.args = args
         self.kwargs = dict(kwargs)
-        tensors = [a for a in (*args, *self.kwargs.values()) if isinstance(a, Tensor) and a.dim()]
-        self.num_rows = len(tensors[0]) if tensors else 0
+        self.num_rows = number_of_rows(args, self.kwargs)
         self.batch_size = self._checked(batch_size)
 
     def _checked(self, batch_size: int | None) -> int | None:

@@ -109,7 +109,8 @@ def to_arviz(
         in a list that draw different sites.
     :raises SiteError: for a log-likelihood that depends on a site outside of the guide, or a prior
         that was asked for and cannot be drawn.
-    :raises ShapeError: if the guide draws other shapes than these arguments need.
+    :raises ShapeError: if the guide draws other shapes than these arguments need, or there are no
+        rows.
     """
     num_samples = check_count("num_samples", num_samples)
     check_model(model)

@@ -148,6 +148,8 @@ def _rows(draws: Draws, reference: Draws) -> tuple[np.ndarray, np.ndarray]:
                 f"{name!r} has shape {tuple(a.shape)} and {tuple(b.shape)} in the reference; "
                 "expected the same but for the number of draws"
             )
+    if not sum(a.shape[1:].numel() for a, _ in pairs):
+        raise ShapeError("the draws have no entries to compare; expected one at least")
     if any(len(a) != len(pairs[0][0]) or len(b) != len(pairs[0][1]) for a, b in pairs):
         raise ShapeError(f"sites {names} have different numbers of draws; expected one number")
     both = tuple(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-__all__ = ["NotSliceable", "rows_of", "take_rows"]
+from pyro_implicit.exceptions import ShapeError
+
+__all__ = ["NotSliceable", "number_of_rows", "rows_of", "take_rows"]
 
 #: arguments of which a distribution holds one, and makes the others from it
 _ALTERNATIVES = (
@@ -20,6 +23,22 @@ _ALTERNATIVES = (
 
 class NotSliceable(Exception):  # noqa: N818 (a signal between two functions, never shown)
     """The distribution cannot be cut by its arguments."""
+
+
+def number_of_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    """
+    :param tuple args: positional arguments of a model.
+    :param dict kwargs: its keyword arguments.
+    :returns: the first size of the first tensor among them; 0 if there is none.
+    :raises ShapeError: if that size is 0.
+    """
+    tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.dim()]
+    if tensors and not len(tensors[0]):
+        raise ShapeError(
+            f"the first tensor argument, of shape {tuple(tensors[0].shape)}, has no rows; expected "
+            "one at least."
+        )
+    return len(tensors[0]) if tensors else 0
 
 
 def rows_of(value: Tensor, dim: int, rows: Any) -> Tensor:

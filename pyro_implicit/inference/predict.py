@@ -14,7 +14,7 @@ from pyro_implicit.exceptions import ShapeError, SiteError
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.row_coupling import RowsTogether, check_rows_fit, coupled_sites
-from pyro_implicit.handlers.rows import NotSliceable
+from pyro_implicit.handlers.rows import NotSliceable, number_of_rows
 from pyro_implicit.inference.moments import Draws, Moments
 from pyro_implicit.inference.posterior_draws import posterior_draws
 from pyro_implicit.inference.predictive_run import (
@@ -102,7 +102,7 @@ def predict(
     draws = {} if by_row else posterior_draws(guide, num_samples, *args, **kwargs)
     seed = int(torch.randint(2**62, ()))
     plan = RunPlan(
-        draws, _number_of_rows(args, kwargs), seed, None if sites is None else frozenset(sites)
+        draws, number_of_rows(args, kwargs), seed, None if sites is None else frozenset(sites)
     )
     plan.numbered = by_row is None and callable(getattr(guide, "sample", None))
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
@@ -114,16 +114,6 @@ def predict(
             return job.run(batch_size)
         except NotSliceable:  # noise that cannot be drawn by row: as many rows as share a state
             return job.run(UNIT)
-
-
-def _number_of_rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.dim()]
-    if tensors and not len(tensors[0]):
-        raise ShapeError(
-            f"the first tensor argument, of shape {tuple(tensors[0].shape)}, has no rows; expected "
-            "one at least."
-        )
-    return len(tensors[0]) if tensors else 0
 
 
 class _Job:

@@ -106,6 +106,11 @@ def test_something_must_have_rows():
         to_arviz(program, AutoNormal(program), batch_size=2)
 
 
+def test_no_rows_are_refused():
+    with pytest.raises(ShapeError, match=r"of shape \(0, 2\), has no rows"):
+        to_arviz(model, AutoNormal(model), X.new_zeros(0, 2), Y[:0])
+
+
 def local_latents(x):
     with pyro.plate("data", len(x)):
         z = pyro.sample("z", dist.Normal(0.0, 1.0))

@@ -81,3 +81,8 @@ def test_without_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.neural_network", None)
     with pytest.raises(MissingExtraError, match=r"c2st needs scikit-learn: pip install"):
         c2st(torch.randn(20, 2), torch.randn(20, 2))
+
+
+def test_draws_without_entries_are_refused():
+    with pytest.raises(ShapeError, match="no entries to compare"):
+        c2st({"w": torch.zeros(40, 0)}, {"w": torch.zeros(40, 0)})
