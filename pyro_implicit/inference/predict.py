@@ -89,7 +89,7 @@ def predict(
     :raises ArgumentError: if ``num_samples`` or ``batch_size`` is below 1.
     :raises OutOfMemoryError: if rows that belong together will not fit into memory at once.
     :raises ShapeError: if there are no rows.
-    :raises SiteError: if a site asked for is not in the model.
+    :raises SiteError: if a site asked for is not in the model, or none of the guide's latents is.
     """
     check_model(model)
     check_guide(guide)
@@ -111,9 +111,11 @@ def predict(
         job.parallel, job.moments = parallel, moments
         job.find_layout(batch_size)
         try:
-            return job.run(batch_size)
+            found = job.run(batch_size)
         except NotSliceable:  # noise that cannot be drawn by row: as many rows as share a state
-            return job.run(UNIT)
+            found = job.run(UNIT)
+        job.check_guide_is_for_the_model()
+    return found
 
 
 class _Job:
@@ -153,6 +155,16 @@ class _Job:
             return
         self.plan.layout = Layout.compare(parts[0], more)
         self._join_coupled_rows(more, parts)
+
+    def check_guide_is_for_the_model(self) -> None:
+        """Of another model's guide nothing would be used: its latents would come from the prior."""
+        latents = set(self.plan.draws)
+        if latents and not self.plan.met:
+            raise SiteError(
+                f"the guide draws {sorted(latents)}, none of which the model samples: predictions "
+                "would come from its prior. Pass the model that the guide was fitted to, with the "
+                "same names (BayesianModule(..., name=...) gives them a prefix)."
+            )
 
     def _join_coupled_rows(self, more: PredictiveRun, parts: list[PredictiveRun]) -> None:
         """Rows that belong together are evaluated at once, if they fit into memory."""

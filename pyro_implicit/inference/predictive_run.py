@@ -64,6 +64,7 @@ class RunPlan:
     :param bool numbered: whether draws of a latent local to a plate are in the order of its rows'
         numbers (from ``guide.sample``), and not in that of the arguments (the guide was run on
         them).
+    :param set met: names of the latents of ``draws`` that the model has sampled.
     """
 
     draws: dict[str, Tensor]
@@ -74,6 +75,7 @@ class RunPlan:
     offset: int = 0
     whole: bool = False
     numbered: bool = False
+    met: set[str] = field(default_factory=set)
 
     def seeded(self, first: int, row: int) -> int:
         """A seed for latents of draw ``first`` and the unit of rows from ``row`` on (-1: all)."""
@@ -134,6 +136,7 @@ class PredictiveRun(Messenger):
         if site_is_subsample(msg):
             self._choose_rows(msg)
         elif name in self.plan.draws:
+            self.plan.met.add(name)
             msg["value"], msg["done"] = self._latent(msg), True
         elif not (site_is_factor(msg) or msg["infer"].get("_deterministic")):
             msg["is_observed"] = False

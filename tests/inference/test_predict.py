@@ -438,3 +438,21 @@ def test_latents_of_other_rows_are_refused(rows, batch_size, parallel):
     assert predict(model, guide, x, **options)["y"].shape == (2, 70)
     with pytest.raises(ShapeError, match="70 rows in plate 'data', which has .* in this call"):
         predict(model, guide, x[:rows], **options)
+
+
+def test_a_guide_of_another_model_is_refused():
+    def program(name):
+        def model(x):
+            slope = pyro.sample(name, dist.Normal(0.0, 1.0))
+            with pyro.plate("data", len(x)):
+                return pyro.sample("y", dist.Normal(slope * x[:, 0], 1.0))
+
+        return model
+
+    guide = AutoNormal(program("w"))
+    guide(X)
+    predict(program("w"), guide, X, num_samples=2)
+    with pytest.raises(
+        SiteError, match=r"the guide draws \['w'\], none of which the model samples"
+    ):
+        predict(program("slope"), guide, X, num_samples=2)
