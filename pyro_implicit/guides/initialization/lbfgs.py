@@ -95,16 +95,19 @@ def _line_search(
     """A step with the weak Wolfe conditions, or the longest found that rises enough, or None."""
     slope = float(direction @ gradient)
     low, high, size = 0.0, math.inf, 1.0
+    below, above = u, None  # the points at low and high
     risen = None
     for _ in range(_BISECTIONS):
         point = u + size * direction
+        if torch.equal(point, below) or (above is not None and torch.equal(point, above)):
+            break  # the dtype has no point between the two
         here, there = _evaluate(function, point)
         if not (math.isfinite(here) and here >= value + 1e-4 * size * slope):
-            high = size
+            high, above = size, point
         else:
             risen = (point, here, there)
             if float(direction @ there) <= 0.9 * slope:
                 return risen
-            low = size
+            low, below = size, point
         size = 2 * low if math.isinf(high) else 0.5 * (low + high)
     return risen

@@ -70,3 +70,24 @@ def test_a_density_without_a_maximum_ends() -> None:
     found, gain = maximise(lambda u: u.exp().sum(), torch.zeros(1), 20)
     assert torch.isfinite(found).all()
     assert gain > 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_line_search_ends_where_the_dtype_has_no_point_between(seed: int) -> None:
+    """A density in float64 of latents in float32: a staircase, on which a slope says nothing."""
+    torch.manual_seed(seed)
+    x = torch.randn(6, 2).double()
+    y = x.sum(-1) + 0.05 * torch.randn(6).double()
+    seen: list[tuple[float, ...]] = []
+
+    def function(u: Tensor) -> Tensor:
+        seen.append(tuple(u.tolist()))
+        scale = 0.01 + u[2].exp()
+        misfit = (y - x @ u[:2].double()).square().sum() / scale.double() ** 2
+        return u[2] - 0.5 * misfit - 6 * scale.double().log()
+
+    found, _ = maximise(function, torch.zeros(3))
+    (gradient,) = torch.autograd.grad(function(found.requires_grad_()), found)
+    assert gradient.abs().max() < 0.1
+    assert len(seen) <= 200
+    assert len(seen) <= 1.2 * len(set(seen))  # each bisection ends at a point seen before
