@@ -121,7 +121,7 @@ def test_a_split_does_not_depend_on_what_was_run_before(data_root: Path, tmp_pat
     for splits in (["0", "1"], ["1"]):
         output = tmp_path / f"{len(splits)}.json"
         command = ["--data-root", str(data_root), "--sets", "toy", "--splits", *splits, "--quiet"]
-        command += ["--methods", "map", "mean-field", "--num-steps", "0.01"]
+        command += ["--methods", "map", "mean-field", "--num-steps", "0.002"]
         assert uci_regression.main([*command, "--output", str(output)]) == 0
         rows = json.loads(output.read_text())["results"]
         found.append([row["log_likelihood"] for row in rows if row["split"] == 1])
@@ -129,13 +129,22 @@ def test_a_split_does_not_depend_on_what_was_run_before(data_root: Path, tmp_pat
 
 
 @needs_data
-def test_smoke(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ["energy"],
+        pytest.param(list(uci_regression.SETS), marks=pytest.mark.slow, id="all"),
+    ],
+)
+def test_smoke(tmp_path: Path, sets: list[str]) -> None:
     output = tmp_path / "record.json"
     methods = [method for method in METHODS if not method.startswith("full-rank")]
     command = ["--splits", "0", "--num-steps", "0.001", "--quiet", "--output", str(output)]
+    command += ["--sets", *sets]
     assert uci_regression.main([*command, "--methods", *methods]) == 0
     rows = json.loads(output.read_text())["results"]
-    assert [row["method"] for row in rows if row["set"] == "energy"] == methods
+    for name in sets:
+        assert [row["method"] for row in rows if row["set"] == name] == methods
     assert all(np.isfinite(row["log_likelihood"]) for row in rows)
 
 

@@ -4,10 +4,17 @@ The suite's parameters: a test that asks for a guide, an objective or a model ge
 One that asks for all three gets a **Latin square** of them in the default run: every guide with
 every objective once, on models taken in turns, so that every guide meets every model and every
 objective does. ``pytest -m slow`` runs all other triples.
+
+Checks of one thing in several ways (``SVI``, either store, a plain loop) take **turns**: each pair
+of guide and objective meets one of them in the default run, all others under ``slow``. Of ``of``
+turns, ``@pytest.mark.turn(first, of=n)`` takes the one numbered ``first``; a test with a third
+parameter takes ``first`` with its first value, the next turn with its next value.
 """
 
 from __future__ import annotations
 
+import copy
+import pickle
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -24,6 +31,10 @@ LISTS: dict[str, dict[str, Any]] = {
     "make_objective": OBJECTIVES,
     "case": MODELS,
     "row_case": ROW_MODELS,
+    "local_params": {"global store": False, "module_local_params": True},
+    "global_case": {name: case for name, case in MODELS.items() if not case.local},
+    "copied": {"pickle": lambda x: pickle.loads(pickle.dumps(x)), "deepcopy": copy.deepcopy},
+    "float64": {name: name for name in ("before building", "after building", "before loading")},
 }
 
 
@@ -39,18 +50,24 @@ def pytest_generate_tests(metafunc):
     names = [name for name in LISTS if name in metafunc.fixturenames]
     if not names:
         return
+    turn = metafunc.definition.get_closest_marker("turn")
     rows = []
     for keys in product(*(LISTS[name] for name in names)):
-        marks = [] if len(names) < 3 or in_square(names, keys) else [pytest.mark.slow]
+        marks = [] if in_default(names, keys, turn) else [pytest.mark.slow]
         rows.append(pytest.param(*values(names, keys), id="-".join(keys), marks=marks))
     metafunc.parametrize(names, rows)
 
 
-def in_square(names: list[str], keys: tuple[str, ...]) -> bool:
-    """Whether the default run takes this triple."""
-    guide, objective, model = (
-        list(LISTS[name]).index(key) for name, key in zip(names, keys, strict=True)
-    )
+def in_default(names: list[str], keys: tuple[str, ...], turn: pytest.Mark | None) -> bool:
+    """Whether the default run takes these: in the square, or at this pair's turn."""
+    at = {name: list(LISTS[name]).index(key) for name, key in zip(names, keys, strict=True)}
+    if turn is not None:
+        (first,), of = turn.args, turn.kwargs["of"]
+        one, other, *third = at.values()
+        return (one + other) % of == first + sum(third)
+    if len(names) < 3:
+        return True
+    guide, objective, model = at.values()
     return (guide + objective) % len(LISTS[names[-1]]) == model
 
 

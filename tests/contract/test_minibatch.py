@@ -113,13 +113,12 @@ def test_a_guide_built_on_all_rows_refuses_a_minibatch_of_local_latents(make_gui
         OBJECTIVES[name]().loss(model, guide, x[idx], y[idx], idx)
 
 
-def test_global_latents_take_batches_of_any_size(make_guide, make_objective):
-    for name in ("regression", "network", "plain", "flat priors"):
-        case = MODELS[name]
-        model, (x, y) = case.make(), case.data()
-        guide = make_guide(model).setup(x, y)
-        for idx in (*BATCHES, torch.arange(ROWS)):
-            for explicit in (None, idx):  # subsample_size alone, or the indices too
-                with make_objective.allowed(make_guide, case):
-                    loss = make_objective().loss(model, guide, x[idx], y[idx], explicit)
-                    assert math.isfinite(loss)
+@pytest.mark.turn(0, of=4)
+def test_global_latents_take_batches_of_any_size(make_guide, make_objective, global_case):
+    model, (x, y) = global_case.make(), global_case.data()
+    guide = make_guide(model).setup(x, y)
+    for idx in (*BATCHES, torch.arange(ROWS)):
+        for explicit in (None, idx):  # subsample_size alone, or the indices too
+            with make_objective.allowed(make_guide, global_case):
+                loss = make_objective().loss(model, guide, x[idx], y[idx], explicit)
+                assert math.isfinite(loss)

@@ -205,13 +205,13 @@ def test_a_deepcopy_of_a_guide_that_is_not_built_can_be_built(make_guide):
     assert other(*case.data()).keys() == case.sites.keys()
 
 
-@pytest.mark.parametrize("when", ["before building", "after building", "before loading"])
-def test_to_float64(make_guide, case, when):
+@pytest.mark.turn(0, of=3)
+def test_to_float64(make_guide, case, float64):
     model, data = case.make(torch.float64), case.data(dtype=torch.float64)
     guide = make_guide(model)
-    if when == "before building":
+    if float64 == "before building":
         guide.to(torch.float64).setup(*data)
-    elif when == "after building":
+    elif float64 == "after building":
         guide.setup(*data).to(torch.float64)
     else:
         built = make_guide(model).setup(*data).float()
@@ -231,9 +231,9 @@ def test_to_float64(make_guide, case, when):
     assert_same_draws(guide, restored, *data)
 
 
-@pytest.mark.parametrize("how", ["pickle", "deepcopy"])
+@pytest.mark.turn(0, of=2)
 def test_copies_of_an_objective_go_on_where_it_was_and_do_not_share(
-    make_guide, make_objective, how
+    make_guide, make_objective, copied
 ):
     case = MODELS["regression"]
     model, data, objective = case.make(), case.data(), make_objective(max_plate_nesting=1)
@@ -243,10 +243,10 @@ def test_copies_of_an_objective_go_on_where_it_was_and_do_not_share(
         pyro.set_rng_seed(SEED)
         return [each.differentiable_loss(model, guide, *data).item() for _ in range(3)]
 
-    assert copies(objective)[how].settings == objective.settings  # before the first evaluation
+    assert copied(objective).settings == objective.settings  # before the first evaluation
     losses(objective)
-    other = copies(objective)[how]
-    third = copies(other)[how]
+    other = copied(objective)
+    third = copied(other)
     assert repr(other) == repr(objective)
     assert losses(other) == losses(third)  # what one learned the other has not seen
-    assert losses(copies(objective)[how]) == losses(objective)
+    assert losses(copied(objective)) == losses(objective)

@@ -19,10 +19,13 @@ from tests.contract.registry import GUIDES, MODELS, OBJECTIVES
 STEPS = 15
 
 
-@pytest.fixture(params=[False, True], ids=["global store", "module_local_params"])
-def local_params(request):
-    with pyro.settings.context(module_local_params=request.param):
-        yield request.param
+@pytest.fixture(autouse=True)
+def store(request):
+    """The store that the test's ``local_params``, if it has them, says."""
+    callspec = getattr(request.node, "callspec", None)
+    local_params = callspec is not None and callspec.params.get("local_params", False)
+    with pyro.settings.context(module_local_params=local_params):
+        yield
 
 
 def parameters(guide):
@@ -81,6 +84,7 @@ def test_loss_differentiable_loss_and_loss_and_grads_agree(make_guide, make_obje
     assert make_objective.trains or without[0] == pytest.approx(with_gradients[0], rel=1e-5)
 
 
+@pytest.mark.turn(0, of=3)
 def test_svi_reduces_the_loss(make_guide, make_objective, local_params):
     case = MODELS["regression"]
     model, (x, y), objective = case.make(), case.data(), make_objective()
@@ -95,6 +99,7 @@ def test_svi_reduces_the_loss(make_guide, make_objective, local_params):
     assert (len(pyro.get_param_store()) == 0) == local_params
 
 
+@pytest.mark.turn(2, of=3)
 def test_a_plain_torch_loop_reduces_the_loss(make_guide, make_objective):
     case = MODELS["network"]
     model, (x, y), objective = case.make(), case.data(), make_objective()
@@ -141,6 +146,7 @@ def test_two_guides_of_one_class_in_one_store_train_and_do_not_share(make_guide,
     assert not mine & theirs
 
 
+@pytest.mark.turn(0, of=2)
 def test_in_a_list_beside_autonormal(make_guide, make_objective, local_params):
     case = MODELS["regression"]
     model, data = case.make(), case.data()

@@ -215,6 +215,7 @@ def test_no_linear_generator_is_better_than_the_isotropic_one(seed: int, size: f
     assert _exact_value(VARIANCES.sqrt().diag()) < best - 0.5  # the truth itself
 
 
+@pytest.mark.slow
 def test_training_a_linear_generator_ends_isotropic_where_the_exact_objective_does_not() -> None:
     model = _normal(torch.diag(VARIANCES))
     found = {}

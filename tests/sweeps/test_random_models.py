@@ -19,7 +19,7 @@ from tests.sweeps.random_cases import TOLD, draw_case, draw_nonsense
 from tests.sweeps.random_models import NONSENSE
 from tests.sweeps.run_case import run_case
 
-SHORT, LONG, CHUNK = 50, 20_000, 500
+SHORT, LONG, CHUNK = 25, 20_000, 500
 ASKED = os.environ.get("PYRO_IMPLICIT_SWEEP")
 SWEEP = range(LONG)
 if ASKED:
