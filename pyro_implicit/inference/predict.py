@@ -89,7 +89,8 @@ def predict(
     :raises ArgumentError: if ``num_samples`` or ``batch_size`` is below 1.
     :raises OutOfMemoryError: if rows that belong together will not fit into memory at once.
     :raises ShapeError: if there are no rows.
-    :raises SiteError: if a site asked for is not in the model, or none of the guide's latents is.
+    :raises SiteError: if a site asked for is not in the model, or none of the guide's latents is;
+        if with ``parallel`` what one draw predicts depends on other draws.
     """
     check_model(model)
     check_guide(guide)
@@ -228,18 +229,45 @@ class _Job:
         for first in range(0, self.num_samples, size):
             last = min(first + size, self.num_samples)
             self._draw_rows(args, kwargs, start, stop, first, last)
-            run = PredictiveRun(self.plan, start, stop, first, last, vectorised=self.parallel)
-            with run:
-                if self.parallel:
-                    dim = -self.plan.layout.nesting - 1
-                    with pyro.plate(PREDICTIVE_PLATE, last - first, dim=dim):
-                        self.model(*args, **kwargs)
-                else:
-                    self.model(*args, **kwargs)
+            if self.parallel and start == first == 0 and last > 1:
+                self._check_draws_apart(args, kwargs, stop)
+            run = self._evaluated(args, kwargs, start, stop, first, last)
             self._check_found(run)
             for name, value in run.values.items():
                 chunks.setdefault(name, Moments() if self.moments else Draws()).add(value)
         return {name: parts.result() for name, parts in chunks.items()}
+
+    def _evaluated(
+        self, args: Any, kwargs: Any, start: int, stop: int, first: int, last: int
+    ) -> PredictiveRun:
+        run = PredictiveRun(self.plan, start, stop, first, last, vectorised=self.parallel)
+        with run:
+            if self.parallel:
+                dim = -self.plan.layout.nesting - 1
+                with pyro.plate(PREDICTIVE_PLATE, last - first, dim=dim):
+                    self.model(*args, **kwargs)
+            else:
+                self.model(*args, **kwargs)
+        return run
+
+    def _check_draws_apart(self, args: Any, kwargs: Any, stop: int) -> None:
+        """Refuses a model in which another second draw changes what is predicted by the first."""
+        draws, offset = self.plan.draws, self.plan.offset
+        runs = []
+        for second in (1, 0):
+            pair = {name: torch.stack([value[0], value[second]]) for name, value in draws.items()}
+            self.plan.draws, self.plan.offset = pair, 0
+            try:
+                runs.append(self._evaluated(args, kwargs, 0, stop, 0, 2).values)
+            finally:
+                self.plan.draws, self.plan.offset = draws, offset
+        for name, value in runs[0].items():
+            if not torch.allclose(value[0], runs[1][name][0], rtol=1e-3, atol=1e-5, equal_nan=True):
+                raise SiteError(
+                    f"with parallel=True what one draw predicts at site {name!r} depends on the "
+                    "other draws. Count dimensions from the right and name them, w[..., 0] and "
+                    "(w * x).sum(-1), not w[0] and w.sum(), or leave parallel out."
+                )
 
     def _draw_rows(
         self,
