@@ -167,9 +167,10 @@ class ParticleBatch:
         """
         if self.vectorised:
             return self.particles[0].weigh(site.name, per_draw)
+        # a site with some of its draws has those of the first particles
         weighed = [
             p.weigh(site.name, term) for p, term in zip(self.particles, per_draw, strict=False)
-        ]  # fewer: the first
+        ]
         return torch.stack(weighed).sum()
 
     def weight(self, name: str) -> Any:
