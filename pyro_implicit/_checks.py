@@ -37,6 +37,8 @@ _LARGEST = 2**63 - 1  # what an integer of torch holds
 
 def shown(value: Any, width: int = 60) -> str:
     """
+    Shows a value in an error message.
+
     :param value: what was found.
     :param int width: most characters of it to show.
     :returns: a short text for an error message; never the contents of a tensor.
@@ -54,6 +56,8 @@ def check_count(
     name: str, value: Any, minimum: int = 1, maximum: int | None = None, why: str = ""
 ) -> int:
     """
+    An integer within bounds as a plain one, or an error.
+
     :param str name: of the argument.
     :param value: an integer, of NumPy's kinds too; neither a flag nor a float.
     :param int minimum: smallest value allowed.
@@ -74,6 +78,8 @@ def _is_integer(value: Any) -> bool:
 
 def check_seed(name: str, value: Any) -> int:
     """
+    A seed as a plain integer, or an error.
+
     :param value: an integer from 0 to ``2**32 - 1``, which seeds torch, NumPy and scikit-learn.
     :returns: ``value`` as a plain integer.
     :raises ArgumentError: for anything else.
@@ -93,6 +99,8 @@ def check_number(
     why: str = "",
 ) -> float:
     """
+    A real number within bounds as a plain float, or an error.
+
     :param str name: of the argument.
     :param value: a number, of NumPy's kinds or a tensor of one element too; no flag.
     :param float minimum: smallest value allowed.
@@ -137,6 +145,8 @@ def check_counts(
     name: str, value: Any, minimum: int = 1, *, empty: bool = True, length: int | None = None
 ) -> tuple[int, ...]:
     """
+    Several integers as a tuple, or an error.
+
     :param str name: of the argument.
     :param value: a sequence of integers (a shape, widths of layers).
     :param int minimum: smallest entry allowed.
@@ -158,6 +168,8 @@ def check_counts(
 
 def check_shape(name: str, value: Any) -> torch.Size:
     """
+    A shape as a ``torch.Size``, or an error.
+
     :param value: a sequence of sizes, such as ``torch.Size([3])``; for one size an integer too.
     :returns: it as a ``torch.Size``.
     :raises ArgumentError: for anything else.
@@ -167,6 +179,8 @@ def check_shape(name: str, value: Any) -> torch.Size:
 
 def check_flag(name: str, value: Any) -> bool:
     """
+    Checks that an argument is True or False.
+
     :returns: ``value``.
     :raises ArgumentError: unless it is True or False.
     """
@@ -177,6 +191,8 @@ def check_flag(name: str, value: Any) -> bool:
 
 def check_choice(name: str, value: Any, choices: Collection[Any], why: str = "") -> Any:
     """
+    Checks that an argument is one of a few values.
+
     :param choices: the values allowed.
     :param str why: appended to the message, such as ``", or a guide"``.
     :returns: ``value``.
@@ -192,6 +208,8 @@ def check_choice(name: str, value: Any, choices: Collection[Any], why: str = "")
 
 def check_callable(name: str, value: Any, expected: str) -> Callable[..., Any]:
     """
+    Checks that an argument can be called.
+
     :param str expected: what to pass, such as ``"a Pyro model: a function of the data"``.
     :returns: ``value``.
     :raises ArgumentError: unless it can be called.
@@ -203,6 +221,8 @@ def check_callable(name: str, value: Any, expected: str) -> Callable[..., Any]:
 
 def check_instance(name: str, value: Any, kinds: type | tuple[type, ...], expected: str) -> Any:
     """
+    Checks that an argument is an instance of some class.
+
     :param kinds: the classes allowed.
     :param str expected: what to pass, for the message.
     :returns: ``value``.
@@ -216,6 +236,8 @@ def check_instance(name: str, value: Any, kinds: type | tuple[type, ...], expect
 
 def check_text(name: str, value: Any, expected: str = "a text") -> str:
     """
+    Checks that an argument is a text.
+
     :returns: ``value``.
     :raises ArgumentError: unless it is a text.
     """
@@ -226,6 +248,8 @@ def check_tensor(
     name: str, value: Any, expected: str = "a tensor", *, dim: int | None = None
 ) -> Tensor:
     """
+    Checks that an argument is a finite tensor of real numbers.
+
     :param value: a tensor of real numbers; no flags.
     :param str expected: what to pass, with its shape, for the message.
     :param int dim: smallest number of dimensions.
@@ -245,6 +269,8 @@ def check_tensor(
 
 def check_state(owner: object, state: Any) -> Mapping[str, Any]:
     """
+    Checks that a saved state is a dictionary by name.
+
     :param owner: what the state is loaded into.
     :returns: ``state``.
     :raises StateError: unless it is a dictionary by name.
@@ -260,6 +286,8 @@ def check_state(owner: object, state: Any) -> Mapping[str, Any]:
 
 def check_model(value: Any, name: str = "model") -> Callable[..., Any]:
     """
+    Checks that something can be called as a model.
+
     :returns: ``value``.
     :raises ArgumentError: unless it can be called as a model, as no class can.
     """
@@ -270,6 +298,8 @@ def check_model(value: Any, name: str = "model") -> Callable[..., Any]:
 
 def check_guide(value: Any, name: str = "guide") -> Callable[..., Any]:
     """
+    Checks that something can be called as a guide.
+
     :returns: ``value``.
     :raises ArgumentError: unless it can be called as a guide, as no class can.
     """
@@ -286,6 +316,8 @@ def _check_program(name: str, value: Any, expected: str) -> Callable[..., Any]:
 
 def check_tensors(name: str, value: Any, expected: str, **limits: Any) -> Mapping[str, Tensor]:
     """
+    Checks a dictionary of tensors by name, each as :func:`check_tensor` does.
+
     :param value: tensors by name.
     :param str expected: what to pass, for the message.
     :param limits: those of :func:`check_tensor`.
@@ -302,6 +334,8 @@ def check_tensors(name: str, value: Any, expected: str, **limits: Any) -> Mappin
 
 def check_names(name: str, value: Any) -> tuple[str, ...]:
     """
+    Several names as a tuple of texts, or an error.
+
     :param value: several texts; not one text, whose letters nobody means.
     :returns: them in their order.
     :raises ArgumentError: for anything else.

@@ -21,8 +21,10 @@ def atomic_path(
     target: str | Path, *, suffix: str = ".partial", check: Callable[[Path], object] | None = None
 ) -> Iterator[Path]:
     """
-    An empty file to write to, in the folder of ``target``, which takes its place in one step when
-    the block ends; if the block raises, or the process dies, ``target`` stays as it was::
+    Gives an empty file to write to, which takes the place of ``target`` when the block ends.
+
+    It lies in the same folder and moves in one step; if the block raises, or the process dies,
+    ``target`` stays as it was::
 
         with atomic_path("figure.png") as path:
             figure.savefig(path, format="png")

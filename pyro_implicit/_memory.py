@@ -1,4 +1,4 @@
-"""Whether something fits into memory, asked before it is made."""
+"""Tells whether something fits into memory, before it is made."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ _CPU = torch.device("cpu")
 
 def free_memory(device: torch.device = _CPU) -> float:
     """
+    The memory of a device that can still be had.
+
     :param torch.device device: a device.
     :returns: bytes of memory that can be had there without swapping, infinity where nobody tells.
     """
@@ -32,6 +34,8 @@ def check_fits(
     numel: int, dtype: torch.dtype, device: torch.device, what: str, instead: str
 ) -> None:
     """
+    Refuses to make a tensor that does not fit into memory.
+
     :param int numel: number of entries of one tensor to be made.
     :param torch.dtype dtype: its type.
     :param torch.device device: where.

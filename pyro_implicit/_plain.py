@@ -19,7 +19,7 @@ __all__ = ["as_state_error", "check_like", "first_difference", "non_finite"]
 @contextmanager
 def as_state_error(what: str) -> Iterator[None]:
     """
-    For reading what a file said, which may be anything.
+    Turns whatever goes wrong in reading a saved value into a StateError.
 
     :param str what: what is read, for the message.
     :raises StateError: for whatever the block raises.
@@ -38,6 +38,8 @@ def as_state_error(what: str) -> Iterator[None]:
 
 def first_difference(found: Any, expected: Any, where: str = "") -> str | None:
     """
+    Tells where two saved values differ first.
+
     :param found: a saved value.
     :param expected: what it should equal.
     :param str where: name of both, for the answer.
@@ -90,6 +92,8 @@ def _as_tensor(value: Any) -> Tensor | None:
 
 def check_like(found: Any, expected: Any, where: str, shapes: bool = True) -> None:
     """
+    Checks that a saved value has the structure of another one.
+
     :param found: a saved value.
     :param expected: one of the same making. What it has must be in ``found``: keys and kinds of
         values. Values may differ, and None stands for anything.
@@ -131,6 +135,8 @@ def _kind(value: Any, shapes: bool) -> str:
 
 def non_finite(values: dict[str, Any]) -> list[str]:
     """
+    Names the values that are NaN or infinite.
+
     :param dict values: tensors or numbers by name.
     :returns: the names of those that have an infinite entry or one that is no number.
     """

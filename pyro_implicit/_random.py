@@ -40,7 +40,7 @@ def write_random_state(state: State) -> None:
 
 
 def plain_state(state: State) -> State:
-    """The same as tensors and plain values, for a file to be read with ``weights_only=True``."""
+    """A random state as tensors and plain values, to be read with ``weights_only=True``."""
     name, keys, *rest = state["numpy"]
     version, numbers, gauss = state["random"]
     return state | {
@@ -85,8 +85,9 @@ def _try_out(state: State) -> None:
 
 class RandomStream:
     """
-    A random state of its own for what happens inside of ``with stream:``; outside, all goes on as
-    if nothing had been drawn.
+    A random state of its own for what happens inside of ``with stream:``.
+
+    Outside, all goes on as if nothing had been drawn.
 
     :param int seed: where the stream begins.
     """

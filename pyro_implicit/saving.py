@@ -17,8 +17,9 @@ __all__ = ["check_archive", "load_state", "save_state"]
 
 def save_state(state: Any, path: str | Path) -> None:
     """
-    ``torch.save`` for a state of this package: ``save_state(guide.state_dict(), "guide.pt")``. A
-    kill or a power cut at any instant leaves the new file or the old one.
+    ``torch.save`` for a state of this package: ``save_state(guide.state_dict(), "guide.pt")``.
+
+    A kill or a power cut at any instant leaves the new file or the old one.
 
     :param state: tensors and plain values.
     :param path: a local file, which is replaced.
@@ -31,9 +32,10 @@ def save_state(state: Any, path: str | Path) -> None:
 
 def load_state(path: str | Path, map_location: Any = "cpu") -> Any:
     """
-    Reads what :func:`save_state` or ``torch.save`` wrote, without running code from the file
-    (``weights_only=True``), and only if it is as it was written: ``torch.load`` itself does not
-    look at the checksums that the file has.
+    Reads a saved state without running code from the file, and only if no bit has changed.
+
+    It may come from :func:`save_state` or ``torch.save``, and is read with ``weights_only=True``:
+    ``torch.load`` itself does not look at the checksums that the file has.
 
     :param path: a local file.
     :param map_location: as for ``torch.load``.

@@ -130,8 +130,12 @@ _seed = _integer("integer", 0, 2**32 - 1, "0 to 2**32 - 1")
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """One thread of torch: tensors this small gain nothing by more, and where other programs use
-    the processor too, threads that wait for one another take more than ten times as long."""
+    """
+    Limits torch to one thread.
+
+    Tensors this small gain nothing by more, and where other programs use the processor too, threads
+    that wait for one another take more than ten times as long.
+    """
     import torch
 
     before = torch.get_num_threads()

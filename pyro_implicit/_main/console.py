@@ -17,6 +17,8 @@ BROKEN_PIPE = 141
 
 def one_line(text: str) -> str:
     """
+    Makes one harmless line of any text.
+
     :param str text: may hold names of files, which may hold anything.
     :returns: the same with line breaks, terminal codes and the like spelled out.
     """
@@ -64,6 +66,8 @@ class Console:
 
     def complain(self, text: str) -> None:
         """
+        Prints one line to standard error.
+
         :param str text: printed to standard error as one line, after the program's name.
         """
         if sys.stderr is not None:

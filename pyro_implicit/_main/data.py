@@ -20,7 +20,7 @@ class DataFileError(ImplicitError, ValueError):
 
 @dataclass(frozen=True)
 class Table:
-    """A regression table: features [N, D], target [N], both finite, a name and notes to show."""
+    """A regression table: finite features ``(N, D)`` and target ``(N,)``, a name, notes to show."""
 
     name: str
     features: np.ndarray
@@ -32,8 +32,8 @@ class Table:
 class Split:
     """A standardised train and test part; the test target stays in its own units.
 
-    ``x_train`` [N, D], ``y_train`` [N], ``x_test`` [M, D], ``y_test`` [M]; a standardised target
-    ``t`` means ``y_mean + y_scale * t``.
+    ``x_train`` ``(N, D)``, ``y_train`` ``(N,)``, ``x_test`` ``(M, D)``, ``y_test`` ``(M,)``; a
+    standardised target ``t`` means ``y_mean + y_scale * t``.
     """
 
     name: str

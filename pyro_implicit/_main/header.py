@@ -45,6 +45,8 @@ def numeric_header(first: Sequence[str], below: np.ndarray) -> tuple[bool, str]:
 
 def is_index(name: str, column: np.ndarray) -> bool:
     """
+    Whether a column numbers the rows.
+
     :param str name: of the first column, from the header.
     :param numpy.ndarray column: its values.
     :returns: whether it numbers the rows: different whole numbers under no name (as pandas writes
@@ -61,6 +63,8 @@ def is_index(name: str, column: np.ndarray) -> bool:
 
 def index_note(column: np.ndarray) -> str:
     """
+    Tells whether a first column without a telling name counts the rows.
+
     :param numpy.ndarray column: the first column, which no header calls an index.
     :returns: what to tell if it counts the rows all the same; empty if it does not.
     """

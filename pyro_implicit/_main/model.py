@@ -19,8 +19,8 @@ def build_model(num_features: int, num_rows: int) -> Callable[..., Tensor]:
     A Pyro model ``model(x, y=None)`` with latents ``sigma`` and the network's weights.
 
     One hidden layer of 50 tanh units, standard normal priors on all weights, log-normal prior on
-    the noise; ``x`` [B, D] and ``y`` [B] are standardised, and any B of the ``num_rows`` rows. The
-    network's output is recorded as the deterministic site ``mean`` [B].
+    the noise; ``x`` ``(B, D)`` and ``y`` ``(B,)`` are standardised, and any B of the ``num_rows``
+    rows. The network's output is recorded as the deterministic site ``mean``, shape ``(B,)``.
 
     :param int num_features: D.
     :param int num_rows: the number of training rows, to which a minibatch is scaled up.

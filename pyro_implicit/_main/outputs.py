@@ -63,6 +63,8 @@ class Outputs:
 
     def write(self, name: str, content: Callable[[], bytes]) -> None:
         """
+        Writes one file; what goes wrong is kept and not raised.
+
         :param str name: of the file.
         :param content: makes what it holds. Its errors of memory, of the system and of this package
             are kept in ``failures``, as those of writing are.
@@ -82,6 +84,8 @@ class Outputs:
 
 def describe(error: BaseException) -> str:
     """
+    Describes an error in one line.
+
     :param error: any.
     :returns: a line on it.
     """

@@ -25,7 +25,7 @@ OUTCOMES = 2**23
 
 @dataclass(frozen=True)
 class Score:
-    """Test scores of one method, and its predictive mean and 90% band for each test row [M].
+    """Test scores of one method, and its predictive mean and 90% band for each test row ``(M,)``.
 
     ``standard_error`` is that of ``log_likelihood`` as a mean over the rows, NaN for one row.
     """
@@ -75,6 +75,8 @@ def score(model: Callable[..., Tensor], draws: dict[str, Tensor], split: Split) 
 
 def standard_error(values: np.ndarray) -> float:
     """
+    The standard error of a mean of independent values.
+
     :param numpy.ndarray values: independent ones.
     :returns: that of their mean; NaN for a single one, which tells nothing of its spread.
     """
@@ -88,7 +90,7 @@ def _cut(length: int, at_a_time: int) -> tuple[Tensor, ...]:
 
 
 def _means(model: Callable[..., Tensor], draws: dict[str, Tensor], x: Tensor) -> Tensor:
-    """The network's output for each draw and row, [S, rows]; no trace is kept (or made)."""
+    """The network's output for each draw and row, ``(S, rows)``; no trace is kept (or made)."""
     means = torch.empty(len(draws["sigma"]), len(x), dtype=torch.float64)
     for s, row in enumerate(means):
 
@@ -101,7 +103,7 @@ def _means(model: Callable[..., Tensor], draws: dict[str, Tensor], x: Tensor) ->
 
 
 def _predictions(means: Tensor, noise: Tensor, y: Tensor) -> tuple[np.ndarray, ...]:
-    """Log-density of each row, and mean and band of its prediction, all standardised, [rows]."""
+    """Log-density of each row, mean and band of its prediction, standardised, ``(rows,)``."""
     densities = torch.distributions.Normal(means, noise).log_prob(y)
     log_density = densities.logsumexp(0) - math.log(len(densities))
     outcomes = means + noise * torch.randn(NOISE_DRAWS, *means.shape, dtype=torch.float64)

@@ -20,7 +20,7 @@ def run_attrs(
     guide: Callable[..., Any], objective: ELBO | None, notes: dict[str, str]
 ) -> dict[str, str | int | float]:
     """
-    Plain values that netCDF can store.
+    Describes a run in plain values that netCDF can store.
 
     :param callable guide: the guide.
     :param ELBO objective: the objective it was fitted with, if known.

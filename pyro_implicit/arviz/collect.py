@@ -29,6 +29,8 @@ Index = tuple[int, ...]
 
 def make_plan(program: Program, groups: tuple[str, ...]) -> ExportPlan:
     """
+    Tells which variables each group has.
+
     :param Program program: the model.
     :param tuple groups: names of groups, without ``constant_data``.
     :returns: the variables of each group; empty groups are left out.
@@ -49,6 +51,8 @@ def make_plan(program: Program, groups: tuple[str, ...]) -> ExportPlan:
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     """
+    The dtype of NumPy that stores a dtype of torch.
+
     :param torch.dtype dtype: of a tensor.
     :returns: the same in NumPy; half precision, which netCDF lacks, becomes single.
     """
@@ -59,6 +63,8 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
 
 def to_numpy(value: Tensor) -> np.ndarray:
     """
+    Copies a tensor into a NumPy array.
+
     :param Tensor value: a tensor on any device.
     :returns: a copy as an array of :func:`numpy_dtype`.
     """
@@ -70,6 +76,8 @@ def to_numpy(value: Tensor) -> np.ndarray:
 
 def nbytes(slots: Mapping[str, Slot], num_samples: int) -> int:
     """
+    The size of the arrays of one group, in bytes.
+
     :param dict slots: the variables of one group.
     :param int num_samples: how many draws.
     :returns: the size of their arrays.
@@ -80,8 +88,10 @@ def nbytes(slots: Mapping[str, Slot], num_samples: int) -> int:
 
 class _Arrays:
     """
-    The arrays of all groups, ``(num_samples, *shape)`` each; those of :data:`GUIDE_GROUPS`
-    ``(num_samples, num_restarts, *shape)`` if there are restarts.
+    The arrays of all groups, ``(num_samples, *shape)`` each.
+
+    Those of :data:`GUIDE_GROUPS` have shape ``(num_samples, num_restarts, *shape)`` if there are
+    restarts.
     """
 
     def __init__(self, plan: ExportPlan, num_samples: int, num_restarts: int | None = None) -> None:
@@ -115,6 +125,8 @@ def collect(
     restarts: bool = False,
 ) -> dict[str, dict[str, np.ndarray]]:
     """
+    Fills the arrays of all groups, one draw at a time.
+
     :param programs: the model with each guide.
     :param guides: the guides.
     :param dict plan: from :func:`make_plan`.
@@ -169,6 +181,8 @@ def _check_shapes(program: Program, draws: Mapping[str, Tensor]) -> None:
 
 def observed_data(program: Program, slots: Mapping[str, Slot]) -> dict[str, np.ndarray]:
     """
+    The data that a model observes.
+
     :param Program program: the model.
     :param dict slots: the observed sites.
     :returns: what they observe.
@@ -214,8 +228,9 @@ def _predictive_draw(
     parameters: str | None,
 ) -> None:
     """
-    One forward run: observed sites are drawn, and so is every latent site without a value. What
-    does not follow the rows is drawn in the first row batch and held for the others.
+    One forward run: observed sites are drawn, and so is every latent site without a value.
+
+    What does not follow the rows is drawn in the first row batch and held for the others.
     """
     if predictive not in arrays.plan and parameters not in arrays.plan:
         return

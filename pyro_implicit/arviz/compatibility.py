@@ -39,6 +39,8 @@ def import_arviz() -> ModuleType:
 
 def arviz_line(arviz: ModuleType) -> int:
     """
+    The line of ArviZ that a version belongs to.
+
     :param arviz: the module.
     :returns: 0 for ``InferenceData``, 1 for ``DataTree`` (any later version).
     """
@@ -105,6 +107,8 @@ def _dataset(
 
 def psis_khat(log_ratios: np.ndarray) -> float:
     """
+    Fits the tail of importance ratios by ArviZ.
+
     :param numpy.ndarray log_ratios: logarithms of importance ratios of independent draws, shape
         ``(num_samples,)``.
     :returns: the shape of the generalised Pareto distribution that ArviZ fits to their upper tail.
@@ -120,6 +124,8 @@ def psis_khat(log_ratios: np.ndarray) -> float:
 
 def plot_predictive_check(data: Any, **options: Any) -> Any:
     """
+    Calls ArviZ's plot of posterior predictive draws, under the name that it has there.
+
     :param data: from ``to_arviz``.
     :param options: of ``arviz.plot_ppc`` (ArviZ 0.x) or ``arviz.plot_ppc_dist`` (ArviZ >= 1).
     :returns: what that returns.
@@ -131,6 +137,8 @@ def plot_predictive_check(data: Any, **options: Any) -> Any:
 
 def plot_loo_pit(data: Any, var_name: str, **options: Any) -> Any:
     """
+    Calls ArviZ's plot of leave-one-out probability integral transforms.
+
     :param data: from ``to_arviz``.
     :param str var_name: the observed site.
     :param options: of ``arviz.plot_loo_pit``.

@@ -16,6 +16,8 @@ __all__ = ["constant_data", "constant_slots"]
 
 def constant_data(program: Program) -> dict[str, Tensor]:
     """
+    Finds the tensors that a model takes and does not observe.
+
     :param Program program: the model and its arguments.
     :returns: the tensor arguments that are not observed, by their names in the model's signature.
     """
@@ -29,6 +31,8 @@ def constant_data(program: Program) -> dict[str, Tensor]:
 
 def constant_slots(program: Program, constants: dict[str, Tensor]) -> dict[str, Slot]:
     """
+    Describes the tensors that a model takes and does not observe.
+
     :param Program program: the model.
     :param dict constants: from :func:`constant_data`.
     :returns: their shapes; the first dimension belongs to a plate if just one plate of the observed

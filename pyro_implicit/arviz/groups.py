@@ -27,6 +27,8 @@ def choose_groups(
     program: Program, groups: Sequence[str] | None, has_constants: bool
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """
+    Chooses the groups that can be made.
+
     :param Program program: the model.
     :param groups: names asked for; ``None`` for all that can be made.
     :param bool has_constants: whether there is anything for ``constant_data``.
@@ -62,6 +64,8 @@ def check_size(
     plan: ExportPlan, num_samples: int, max_bytes: float | None, num_restarts: int = 1
 ) -> None:
     """
+    Refuses groups that do not fit into memory.
+
     :param dict plan: the variables of each group.
     :param int num_samples: how many draws.
     :param int max_bytes: limit for all groups together; ``None`` asks nothing.

@@ -19,7 +19,7 @@ RESTART = "restart"
 
 def netcdf_names(names: Collection[str]) -> dict[str, str]:
     """
-    Names that netCDF and ``DataTree`` accept: a slash (``poutine.scope`` makes them) becomes a dot.
+    Gives variables names that netCDF and ``DataTree`` accept: a slash becomes a dot.
 
     :param names: site names.
     :returns: old name to new name.

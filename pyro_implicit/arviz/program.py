@@ -29,7 +29,7 @@ __all__ = ["Program", "Site", "Slot"]
 @dataclass(frozen=True)
 class Slot:
     """
-    What one variable of one group looks like.
+    The shape and the dimensions of one variable of one group.
 
     ``plates`` names the plate of each dimension (or ``None``); ``row_dim`` is the (negative)
     dimension that follows the row batches. A log-likelihood has its dimensions from those of the
@@ -86,6 +86,8 @@ class Program:
 
     def of_kind(self, *kinds: str) -> dict[str, Site]:
         """
+        Selects the sites of some kinds.
+
         :param kinds: some of latent, deterministic, observed, free.
         :returns: the sites of these kinds, in the order of the model.
         """

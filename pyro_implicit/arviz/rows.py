@@ -59,6 +59,8 @@ class RowBatches:
 
     def cut(self, start: int, stop: int) -> Batch:
         """
+        Cuts the arguments of a call to some of their rows.
+
         :param int start: first row.
         :param int stop: end of the rows (exclusive).
         :returns: the call on these rows.
@@ -69,6 +71,8 @@ class RowBatches:
 
     def cut_one(self, value: Any, rows: slice) -> Any:
         """
+        Cuts the rows of one argument.
+
         :param value: an argument of the model.
         :param slice rows: which rows.
         :returns: these rows of it, or itself if it has none.

@@ -206,12 +206,12 @@ class BayesianModule(nn.Module):
     # ------------------------------------------------------------------ the draws and the network
 
     def _value(self, name: str) -> Tensor:
-        """The wrapped module's value of a stochastic parameter [P]."""
+        """The wrapped module's value of a stochastic parameter, shape ``P``."""
         owner, attribute = self._owners[name]
         return getattr(owner, attribute)
 
     def _draw(self) -> dict[str, Tensor]:
-        """One sample statement for each stochastic parameter; values [B, P] by site name."""
+        """One sample statement for each stochastic parameter; values ``(*B, *P)`` by site name."""
         values = {}
         for name, prior in self._priors.fitted(self._value):
             values[self._sites[name]] = pyro.sample(self._sites[name], prior)
@@ -220,7 +220,7 @@ class BayesianModule(nn.Module):
     def _call(
         self, values: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """The network with one value [P] for each site; tied parameters get the same one."""
+        """The network with one value ``P`` for each site; tied parameters get the same one."""
         parameters = {name: values[site] for site, names in self._aliases.items() for name in names}
         return functional_call(self.module, parameters, args, kwargs, tie_weights=False)
 

@@ -28,13 +28,13 @@ def fit_to_parameter(
     The prior with the shape, dtype and device of the parameter ``value``.
 
     :param str name: the parameter's name, for messages.
-    :param prior: a distribution of event shape [P], taken as it is, or of event shape [] and a
-        batch shape that broadcasts to [P] or [..., P].
-    :param torch.Tensor value: the parameter [P].
-    :param bool constant: whether batch dims left of [P] are refused (they are not where
+    :param prior: a distribution of event shape ``P``, taken as it is, or of event shape ``()`` and
+        a batch shape that broadcasts to ``P`` or ``(..., *P)``.
+    :param torch.Tensor value: the parameter, shape ``P``.
+    :param bool constant: whether batch dims left of ``P`` are refused (they are not where
         hierarchical priors meet vectorised plates).
-    :returns: a distribution of event shape [P].
-    :raises ShapeError: for all other shapes, and where a batch shape may mean plates or [P].
+    :returns: a distribution of event shape ``P``.
+    :raises ShapeError: for all other shapes, and where a batch shape may mean plates or ``P``.
     """
     shape, ndim = value.shape, value.dim()
     prior = moved(prior, value)
@@ -87,8 +87,9 @@ def _index(ndim: int) -> str:
 
 def moved(prior: T, like: Tensor) -> T:
     """
-    The distribution with all its tensors on the device and (floating ones) of the dtype of
-    ``like``.
+    Moves all tensors of a distribution to the device and the dtype of ``like``.
+
+    Only floating ones change their dtype.
 
     :param prior: any distribution; itself when nothing has to change.
     :param torch.Tensor like: a tensor of the wanted dtype and device.

@@ -29,7 +29,7 @@ def common_batch_shape(
     The batch shape B that all draws of parameters share.
 
     :param dict values: draws by site name, each [B', P].
-    :param dict shapes: the parameters' own shapes [P].
+    :param dict shapes: the parameters' own shapes ``P``.
     :returns: B, to which every B' broadcasts.
     :raises ShapeError: for a draw that does not end in its parameter's shape, and for batch shapes
         that do not broadcast.
@@ -96,10 +96,10 @@ def over_draws(
     ``call`` at every draw of the parameters, all with the same inputs.
 
     :param values: draws [B', P] where B' broadcasts to ``batch``.
-    :param torch.Size batch: B = [S..., 1, ..., 1] of more than one element.
+    :param torch.Size batch: ``B = (*S, 1, ..., 1)`` of more than one element.
     :param tuple inputs: args and kwargs of the call.
     :param int batch_dims: how many leading dims of an output are plates of the model (rows).
-    :returns: what ``call`` returns, each tensor [S..., 1, ..., 1, *output], where each of the
+    :returns: what ``call`` returns, each tensor ``(*S, 1, ..., 1, *output)``, where each of the
         trailing ones of B that no dim of the output takes is kept.
     """
     flat, shared = _flattened(values, shapes, batch)
@@ -122,9 +122,10 @@ def over_rows(
     ``call`` with each row's own parameters, on a batch of that one row.
 
     :param values: draws [B', P] where B' broadcasts to ``batch``.
-    :param torch.Size batch: B = [S..., N] or [N]; [] counts as [1].
+    :param torch.Size batch: ``B = (*S, N)`` or ``(N,)``; ``()`` counts as ``(1,)``.
     :param tuple inputs: args and kwargs; every tensor in them is [N, ...] (or a scalar: shared).
-    :returns: what ``call`` returns, each tensor [S..., N, *output without its rows].
+    :returns: what ``call`` returns, each tensor ``(*S, N, *output)`` without the rows of
+        ``output``.
     :raises ShapeError: for inputs without N rows, or outputs that are not one row.
     """
     batch = batch or torch.Size([1])
@@ -173,7 +174,7 @@ def _without_row(output: Tensor) -> Tensor:
 def _flattened(
     values: Values, shapes: Mapping[str, torch.Size], batch: torch.Size
 ) -> tuple[Values, Values]:
-    """Splits the draws into those that vary, as [M, P], and those that do not, as [P]."""
+    """Splits the draws into those that vary, as ``(M, *P)``, and those that do not, as ``P``."""
     flat, shared = {}, {}
     for name, value in values.items():
         shape = shapes[name]

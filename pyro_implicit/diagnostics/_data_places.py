@@ -53,6 +53,8 @@ class DataPlaces:
 
     def fill(self, data: Mapping[str, Tensor]) -> Call:
         """
+        Puts data in the places where the caller's arguments have theirs.
+
         :param dict data: by site.
         :returns: the arguments with these data in the places of the caller's; the caller's tensors
             are left as they are.
@@ -79,7 +81,7 @@ class DataPlaces:
         return tuple(args), kwargs
 
     def without_names(self) -> DataPlaces:
-        """The same without the parameters that the caller left out."""
+        """The places without the parameters that the caller left out."""
         return replace(self, names={})
 
 
@@ -90,8 +92,10 @@ def find_places(
     trial: Mapping[str, Tensor],
 ) -> DataPlaces:
     """
-    Looks at what the model observes in this call, puts other data where it came from, and keeps
-    the places at which the model then observes those.
+    Finds the places of a model's arguments that it observes.
+
+    Looks at what the model observes in this call, puts other data where it came from, and keeps the
+    places at which the model then observes those.
 
     Found are arguments that are observed as they are or by a view (a column, a reshape), also
     inside of lists, tuples and dictionaries, copies of them, and a parameter with the name of the

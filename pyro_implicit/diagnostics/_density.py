@@ -32,15 +32,18 @@ _CHUNK = 2_000_000
 
 def check_implicit_guide(guide: Any, asked: str) -> ImplicitGuide:
     """
+    Checks that an argument is an implicit guide with one distribution of all latents.
+
     :param guide: what the user passed.
     :param str asked: the function that was called.
     :returns: the guide.
-    :raises GuideError: if it is none of this package, or has a law for each row of the data.
+    :raises GuideError: if it is none of this package, or has a distribution for each row of the
+        data.
     """
     if isinstance(guide, ConditionalGuide):
         raise GuideError(
-            f"{asked} looks at one law of the latents; a {type(guide).__name__} has one for each "
-            "row of the data. Check its draws instead: stein_discrepancy, c2st, vsbc."
+            f"{asked} looks at one distribution of the latents; a {type(guide).__name__} has one "
+            "for each row of the data. Check its draws instead: stein_discrepancy, c2st, vsbc."
         )
     if isinstance(guide, ImplicitGuide):
         return guide
@@ -79,6 +82,8 @@ class Part:
 
     def check(self) -> None:
         """
+        Refuses guides whose density nobody can estimate.
+
         :raises DensityError: if nobody can estimate this density.
         """
         names = [site.name for site in self.sites]
@@ -107,7 +112,7 @@ class Part:
     def density(
         self, u: Tensor, num_inner: int, num_starts: int, own: Tensor | None = None
     ) -> DensityEstimate:
-        """At unconstrained values ``(n, m)``, with the noises that made them if known."""
+        """The density at values ``(n, m)``, with the noises that made them if known."""
         self.check()
         w = self.preconditioner.inverse(u)
         rows = max(1, _CHUNK // (num_inner * num_starts * self.noise_dim))
@@ -147,6 +152,8 @@ class GuideDensity:
 
     def at(self, values: Mapping[str, Tensor]) -> tuple[DensityEstimate, Tensor]:
         """
+        Estimates the guide's density at given values.
+
         :param dict values: constrained values of every site, shape ``(n, *site_shape)``.
         :returns: the densities of the unconstrained values, and the sum of
             ``log|du/dvalue|``, shape ``(n,)``.
@@ -163,6 +170,8 @@ class GuideDensity:
 
     def of_own_draws(self, num_samples: int) -> tuple[list[Tensor], DensityEstimate]:
         """
+        Draws from the guide, and estimates its density at these draws.
+
         :param int num_samples: how many draws ``n``.
         :returns: unconstrained draws by part, shape ``(n, m)`` each, and their densities with
             :attr:`DensityEstimate.upper` from the noises that made them.

@@ -24,8 +24,10 @@ _CHUNK = 4_000_000
 @dataclass(frozen=True)
 class PartEntropy:
     """
-    Values per draw, shape ``(n,)`` unless said otherwise. ``lower`` and ``upper`` are freed of what
-    the lengths of the noises explain, whose means are known.
+    Values per draw, shape ``(n,)`` unless said otherwise.
+
+    ``lower`` and ``upper`` are freed of what the lengths of the noises explain, whose means are
+    known.
 
     :param linearised: linearised entropy.
     :param singular_value: its bound by the smallest singular value.
@@ -55,6 +57,8 @@ def part_entropy(
     part: Part, num_samples: int, num_inner: int, num_starts: int, num_steps: int, num_probes: int
 ) -> PartEntropy:
     """
+    Estimates the entropy of one part of the latents in several ways.
+
     :param Part part: generator, preconditioner and scale.
     :param int num_samples: draws ``n``.
     :param int num_inner: noises for the density at each, see
@@ -104,7 +108,9 @@ def part_entropy(
 
 def effective_rank(singular_values: Tensor) -> Tensor:
     r"""
-    The exponential of the Shannon entropy of :math:`s_i / \sum_j s_j` (O. Roy, M. Vetterli, The
+    The effective rank of a matrix: how many of its singular values count.
+
+    It is the exponential of the Shannon entropy of :math:`s_i / \sum_j s_j` (Roy and Vetterli, The
     effective rank, EUSIPCO 2007): ``r`` if all are equal, 1 if one is alone.
 
     :param torch.Tensor singular_values: shape ``(..., r)``.

@@ -18,8 +18,9 @@ __all__ = ["LogJoints"]
 
 class LogJoints:
     """
-    ``log p(data, latents) + log|dlatents/du|`` at rows of ``u``, one run of the model for each:
-    nothing is asked of the model but that it runs. Networks are in evaluation mode.
+    ``log p(data, latents) + log|dlatents/du|`` at rows of ``u``, one run of the model for each.
+
+    Nothing is asked of the model but that it runs. Networks are in evaluation mode.
 
     :param model: a Pyro model.
     :param sites: its latent sites, in the order in which ``u`` holds them.
@@ -38,6 +39,8 @@ class LogJoints:
 
     def check_deterministic(self, u: Tensor) -> None:
         """
+        Refuses models that draw random numbers beside their latents.
+
         :raises SiteError: if two evaluations at ``u`` of shape ``(m,)`` differ.
         """
         with torch.no_grad(), evaluation_mode():
@@ -52,6 +55,8 @@ class LogJoints:
 
     def values(self, u: Tensor) -> Tensor:
         """
+        The log-densities at rows of ``u``.
+
         :param torch.Tensor u: shape ``(n, m)``.
         :returns: log-densities, shape ``(n,)``.
         """
@@ -61,6 +66,8 @@ class LogJoints:
 
     def scores(self, u: Tensor) -> Tensor:
         """
+        The gradients of the log-densities at rows of ``u``.
+
         :param torch.Tensor u: shape ``(n, m)``.
         :returns: gradients with respect to ``u``, shape ``(n, m)``.
         :raises NonFiniteError: if one is not finite.

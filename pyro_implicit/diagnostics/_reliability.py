@@ -15,6 +15,8 @@ def reliability(
     probabilities: Tensor, labels: Tensor, num_bins: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """
+    Confidence and accuracy of predicted classes, by bins of confidence.
+
     :param torch.Tensor probabilities: class probabilities, shape ``(N, C)``.
     :param torch.Tensor labels: true classes, shape ``(N,)``.
     :param int num_bins: bins of equal width on (0, 1].
@@ -43,6 +45,8 @@ def reliability(
 
 def calibration_error(probabilities: Tensor, labels: Tensor, num_bins: int) -> float:
     """
+    The expected calibration error of predicted class probabilities.
+
     :returns: the expected calibration error, by torchmetrics.
     :raises MissingExtraError: without torchmetrics.
     """

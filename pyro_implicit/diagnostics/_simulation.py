@@ -51,6 +51,8 @@ class Simulation:
 
     def __call__(self, number: int) -> dict[str, Tensor]:
         """
+        Runs one simulation and one fit.
+
         :param int number: which simulation.
         :returns: the rank of each latent entry and quantity among the draws, ``0 ... num_draws``.
         """
@@ -104,6 +106,8 @@ def simulate(
     observed: tuple[str, ...],
 ) -> dict[str, Tensor]:
     """
+    Draws latents and data from a model.
+
     :param model: a Pyro model.
     :param tuple args: its arguments.
     :param dict kwargs: its keyword arguments.
@@ -126,6 +130,8 @@ def simulate(
 
 def may_look_at_arguments(guide: Any) -> bool:
     """
+    Whether draws of a guide may depend on the arguments.
+
     :param guide: a guide, or draws by site.
     :returns: whether draws may depend on the arguments. The unconditional guides of this package
         do not look at them, and Pyro's do so once, when they are set up.
@@ -141,6 +147,8 @@ def may_look_at_arguments(guide: Any) -> bool:
 
 def accepts(guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """
+    Whether a guide can be called with some arguments.
+
     :param guide: a guide, or draws by site.
     :returns: whether it can be called like that, as far as its signature tells.
     """

@@ -22,6 +22,8 @@ def constrained_draws(
     source: Any, num_samples: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Tensor]:
     """
+    Draws constrained values from a guide, or takes given ones.
+
     :param source: a guide, or draws by site, of which as many are taken, evenly spaced.
     :param int num_samples: how many.
     :param tuple args: arguments of the guide.
@@ -51,6 +53,8 @@ def unconstrained_draws(
     kwargs: dict[str, Any],
 ) -> tuple[list[LatentSite], Tensor]:
     """
+    Maps constrained draws of a model's latents to the real line.
+
     :param model: a Pyro model.
     :param dict draws: constrained draws by site, shape ``(n, *site_shape)``.
     :param tuple args: arguments of the model.

@@ -10,6 +10,8 @@ __all__ = ["asymmetry_p_values", "num_bins", "uniformity_p_values"]
 
 def num_bins(num_ranks: int, num_simulations: int) -> int:
     """
+    The number of bins for a histogram of ranks.
+
     :param int num_ranks: possible ranks ``R``.
     :param int num_simulations: ``n``.
     :returns: the largest divisor of ``R`` that leaves 5 expected ranks or more in each bin, at most

@@ -1,11 +1,11 @@
 r"""
-Classifier two-sample test: can a classifier tell draws of the guide from reference draws?
+The classifier two-sample test: whether a classifier can tell draws of the guide from others.
 
 References
 
-[1] `Revisiting Classifier Two-Sample Tests`, D. Lopez-Paz, M. Oquab, ICLR 2017.
-[2] `Benchmarking Simulation-Based Inference`, J.-M. Lueckmann, J. Boelts, D. Greenberg,
-    P. Goncalves, J. Macke, AISTATS 2021.
+- `Revisiting Classifier Two-Sample Tests`, D. Lopez-Paz, M. Oquab, ICLR 2017.
+- `Benchmarking Simulation-Based Inference`, J.-M. Lueckmann, J. Boelts, D. Greenberg,
+  P. Goncalves, J. Macke, AISTATS 2021.
 """
 
 from __future__ import annotations
@@ -32,9 +32,14 @@ _SITES, _ROWS = "draws by site, {name: (n, *shape)}", "a tensor of draws, (n, m)
 @dataclass(frozen=True)
 class C2ST:
     """
+    What a classifier two-sample test has found.
+
+    Source: `Revisiting Classifier Two-Sample Tests`, Lopez-Paz and Oquab, ICLR 2017.
+
     :param float accuracy: of the classifier on draws that it was not trained on: 0.5 where nothing
         can be told apart, 1 where everything can.
-    :param float p_value: of an accuracy as high if nothing could be told apart [1].
+    :param float p_value: of an accuracy as high if nothing could be told apart (Lopez-Paz and Oquab
+        2017).
     :param int num_samples: draws on each side.
     """
 
@@ -55,18 +60,24 @@ def c2st(
     classifier: Any = None,
 ) -> C2ST:
     r"""
-    The accuracy of a classifier between two sets of draws, cross-validated. **It is the only check
-    here that sees everything**, a missing mode included, and the only one that needs reference
-    draws: of long Hamiltonian Monte Carlo, say, or of an earlier fit.
+    The accuracy of a classifier between two sets of draws, cross-validated.
+
+    **It is the only check here that sees everything**, a missing mode included, and the only one
+    that needs reference draws: of long Hamiltonian Monte Carlo, say, or of an earlier fit.
 
     Entries are standardised by the reference's mean and deviation. The default classifier is that
-    of [2], a perceptron with two hidden layers of ten times as many units as entries (at most 200).
-    The p-value takes the held-out predictions for independent, as [1] does for one split; over the
-    folds they nearly are.
+    of Lueckmann et al. (2021), a perceptron with two hidden layers of ten times as many units as
+    entries (at most 200). The p-value takes the held-out predictions for independent, as Lopez-Paz
+    and Oquab (2017) do for one split; over the folds they nearly are.
 
     Example::
 
         accuracy = c2st(posterior_draws(guide, 2000), mcmc.get_samples()).accuracy
+
+    Sources:
+
+    - `Revisiting Classifier Two-Sample Tests`, Lopez-Paz and Oquab, ICLR 2017.
+    - `Benchmarking Simulation-Based Inference`, Lueckmann et al., AISTATS 2021.
 
     :param draws: by site, ``{name: (n, *shape)}``, or a tensor of shape ``(n, m)``.
     :param reference: the same of the other kind; the longer one is thinned to the length of the

@@ -3,8 +3,8 @@ The entropy of an implicit guide by four estimates, and what its Jacobian tells.
 
 References
 
-[1] `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
-    W. Boomsma, J. Frellsen, NeurIPS 2023. Eq. 15 and 18, appendix F.5.
+- `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
+  W. Boomsma, J. Frellsen, NeurIPS 2023. Eq. 15 and 18, appendix F.5.
 """
 
 from __future__ import annotations
@@ -107,10 +107,10 @@ def entropy_report(
     r"""
     What the objectives believe the entropy of a guide to be, beside what it is.
 
-    The linearised entropy (Eq. 15 of [1]), its bound by the smallest singular value (Eq. 18,
-    converged) and its two Lanczos estimates come from the Jacobian at the guide's draws. The
-    true entropy comes from the estimated density, as in appendix F.5 of [1] but with the linearised
-    posterior of ``z`` as proposal, from several starts, and from both sides: see
+    The linearised entropy (Uppal et al. 2023, Eq. 15), its bound by the smallest singular value
+    (Eq. 18, converged) and its two Lanczos estimates come from the Jacobian at the guide's draws.
+    The true entropy comes from the estimated density, as in their appendix F.5 but with the
+    linearised posterior of ``z`` as proposal, from several starts, and from both sides: see
     :func:`~pyro_implicit.log_density` and :func:`~pyro_implicit.khat`.
 
     **It warns when the map folds**, so that several noises lead to one draw: mass is then counted
@@ -126,6 +126,9 @@ def entropy_report(
         report = entropy_report(guide)
         print(report)
         plots.plot_singular_values(report)
+
+    Source: `Implicit Variational Inference for High-Dimensional Posteriors`, Uppal et al., NeurIPS
+    2023.
 
     :param ImplicitGuide guide: a guide of this package that is built.
     :param int num_samples: draws, at least 2.

@@ -1,12 +1,12 @@
 r"""
-Pareto k-hat of a guide: can importance sampling bridge the gap between guide and posterior?
+Pareto k-hat: whether importance sampling can bridge the gap between guide and posterior.
 
 References
 
-[1] `Pareto Smoothed Importance Sampling`, A. Vehtari, D. Simpson, A. Gelman, Y. Yao, J. Gabry,
-    Journal of Machine Learning Research, 2024.
-[2] `Yes, but Did It Work?: Evaluating Variational Inference`, Y. Yao, A. Vehtari, D. Simpson,
-    A. Gelman, ICML 2018.
+- `Pareto Smoothed Importance Sampling`, A. Vehtari, D. Simpson, A. Gelman, Y. Yao, J. Gabry,
+  Journal of Machine Learning Research, 2024.
+- `Yes, but Did It Work?: Evaluating Variational Inference`, Y. Yao, A. Vehtari, D. Simpson,
+  A. Gelman, ICML 2018.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ MOST_OF_ONE_DRAW = 10.0
 @dataclass(frozen=True)
 class KHat:
     """
+    What importance sampling from a guide tells of it.
+
     :param float value: k-hat.
     :param int num_samples: draws that it was found from.
     :param float log_evidence: the importance-sampled estimate of the model's log-evidence from the
@@ -52,12 +54,12 @@ class KHat:
 
     @property
     def threshold(self) -> float:
-        """What k-hat should stay below with so many draws: ``min(1 - 1/log10(S), 0.7)`` [1]."""
+        """What k-hat should stay below with so many draws: ``min(1 - 1/log10(S), 0.7)``."""
         return min(1 - 1 / math.log10(self.num_samples), 0.7)
 
     @property
     def is_good(self) -> bool:
-        """Whether it does."""
+        """Whether k-hat is below its threshold."""
         return self.value < self.threshold
 
     def __float__(self) -> float:
@@ -75,10 +77,12 @@ def khat(
     **kwargs: Any,
 ) -> KHat:
     r"""
-    The shape of the tail of the importance ratios :math:`p(y, \theta) / q(\theta)` [2], fitted by
-    ArviZ. Below 0.7 importance sampling can repair the guide; a guide that is too narrow, or misses
-    what lies next to it, has a large one. It does not see what no draw comes near: a guide that has
-    one of two separated modes passes, and so does a modest bias.
+    The shape of the tail of the importance ratios of posterior and guide, fitted by ArviZ.
+
+    The ratios are :math:`p(y, \theta) / q(\theta)` (Yao et al. 2018). Below 0.7 importance sampling
+    can repair the guide; a guide that is too narrow, or misses what lies next to it, has a large
+    one. It does not see what no draw comes near: a guide that has one of two separated modes
+    passes, and so does a modest bias.
 
     The guide's density is estimated as in :func:`~pyro_implicit.log_density`. At its own draws the
     noise is known that made each, so that two estimates can be made of it, one too small and one
@@ -89,6 +93,8 @@ def khat(
     :func:`~pyro_implicit.c2st`), or the k-hat of each datum in ``az.loo``.
 
     Cost: a run of the model for each draw, and ``num_samples * num_inner`` runs of the generator.
+
+    Source: `Yes, but Did It Work?: Evaluating Variational Inference`, Yao et al., ICML 2018.
 
     :param callable model: a Pyro model.
     :param ImplicitGuide guide: a guide of this package that is built.

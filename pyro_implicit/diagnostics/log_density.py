@@ -3,8 +3,8 @@ The log-density of an implicit guide, estimated.
 
 References
 
-[1] `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
-    W. Boomsma, J. Frellsen, NeurIPS 2023. Appendix F.5.
+- `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
+  W. Boomsma, J. Frellsen, NeurIPS 2023. Appendix F.5.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ __all__ = ["LogDensity", "log_density"]
 @dataclass(frozen=True)
 class LogDensity:
     r"""
+    An estimate of the log-density of a guide at some values.
+
     :param torch.Tensor value: :math:`\log q(\theta)` in the constrained space, shape ``(n,)``.
     :param torch.Tensor standard_error: of it, shape ``(n,)``.
     """
@@ -40,9 +42,9 @@ def log_density(
 
     **With output noise** the density is :math:`\int \mathcal N(w \mid g(z), \sigma^2)\, p(z)\, dz`,
     estimated by importance sampling from the linearised posterior of ``z`` given ``w`` (appendix
-    F.5 of [1]), found from several starts, since a map that folds reaches ``w`` from several sides.
-    The estimate of ``q`` is unbiased, that of its logarithm too small on average by half its
-    squared standard error.
+    F.5 of Uppal et al. 2023), found from several starts, since a map that folds reaches ``w`` from
+    several sides. The estimate of ``q`` is unbiased, that of its logarithm too small on average by
+    half its squared standard error.
 
     **Without output noise**, with as many noises as latents, it is the sum of
     :math:`p(z) / |\det J(z)|` over the noises ``z`` that lead there, found by Newton's method; its
@@ -59,6 +61,9 @@ def log_density(
         draws = posterior_draws(guide, 100)
         log_q = log_density(guide, draws)
         log_q.value, log_q.standard_error
+
+    Source: `Implicit Variational Inference for High-Dimensional Posteriors`, Uppal et al., NeurIPS
+    2023.
 
     :param ImplicitGuide guide: a guide of this package that is built.
     :param dict theta: constrained values of every latent site, shape ``(n, *site_shape)`` each, as

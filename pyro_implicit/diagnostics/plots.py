@@ -1,6 +1,8 @@
 """
-Plots for those who would rather look than read: each draws on Matplotlib axes and returns them, or
-defers to ArviZ under the names of its installed line.
+Plots for those who would rather look than read.
+
+Each draws on Matplotlib axes and returns them, or defers to ArviZ under the names of its installed
+line.
 
 What ArviZ draws already (marginals, pairs, intervals, LOO) is not here: give it
 :func:`~pyro_implicit.to_arviz`.
@@ -129,8 +131,10 @@ def plot_objective_terms(history: Sequence[Mapping[str, Any]], *, ax: Any = None
 
 def plot_singular_values(report: EntropyReport, *, ax: Any = None) -> Any:
     """
-    The singular values of the guide's Jacobian, in units of the latents' spread: median and range
-    over draws. A step down to almost nothing is a direction that the guide has lost.
+    Plots the singular values of the guide's Jacobian, in units of the latents' spread.
+
+    Median and range over draws are shown. A step down to almost nothing is a direction that the
+    guide has lost.
 
     :param EntropyReport report: from :func:`~pyro_implicit.entropy_report`.
     :param ax: Matplotlib axes; new ones by default.
@@ -157,8 +161,10 @@ def plot_singular_values(report: EntropyReport, *, ax: Any = None) -> Any:
 
 def plot_predictive_entropy(probabilities: Tensor | Mapping[str, Tensor], *, ax: Any = None) -> Any:
     """
-    The empirical distribution function of predictive entropies. On data unlike those trained on it
-    should stay low until near the right end: all entropies large.
+    The empirical distribution function of predictive entropies.
+
+    On data unlike those trained on it should stay low until near the right end: all entropies
+    large.
 
     :param probabilities: class probabilities, shape ``(N, C)``, or by label for several curves.
     :param ax: Matplotlib axes; new ones by default.
@@ -187,8 +193,9 @@ def plot_reliability(
     probabilities: Tensor, labels: Tensor, *, num_bins: int = 10, ax: Any = None
 ) -> Any:
     """
-    Reliability diagram: how often the predicted class is right, by how sure the prediction was,
-    with the expected calibration error of torchmetrics in the title.
+    Plots how often the predicted class is right by how sure the prediction was.
+
+    The title has the expected calibration error of torchmetrics.
 
     :param torch.Tensor probabilities: class probabilities, shape ``(N, C)``.
     :param torch.Tensor labels: true classes, shape ``(N,)``.
@@ -224,8 +231,10 @@ def plot_ranks(
     calibration: Calibration, name: str | None = None, index: int = 0, *, ax: Any = None
 ) -> Any:
     """
-    The histogram of the ranks of one latent entry, with the band that holds 99% of the bars of
-    uniform ranks. A U says too narrow, a hump too wide, a slope biased.
+    Plots the histogram of the ranks of one latent entry.
+
+    The band holds 99% of the bars of uniform ranks. A U says too narrow, a hump too wide, a slope
+    biased.
 
     :param Calibration calibration: from :func:`~pyro_implicit.vsbc`.
     :param str name: of the site or quantity; by default the first.
@@ -255,8 +264,9 @@ def plot_ranks(
 
 def plot_predictive_check(data: Any, **options: Any) -> Any:
     """
-    Observed data among posterior predictive draws: ``az.plot_ppc`` of ArviZ 0.x, or
-    ``az.plot_ppc_dist`` of ArviZ >= 1.
+    Plots observed data among posterior predictive draws, by ArviZ.
+
+    This is ``az.plot_ppc`` of ArviZ 0.x, or ``az.plot_ppc_dist`` of ArviZ >= 1.
 
     :param data: from :func:`~pyro_implicit.to_arviz`, of one guide.
     :param options: of that function.
@@ -269,6 +279,7 @@ def plot_predictive_check(data: Any, **options: Any) -> Any:
 def plot_loo_pit(data: Any, var_name: str, **options: Any) -> Any:
     """
     Leave-one-out probability integral transforms: ``az.plot_loo_pit`` of both lines of ArviZ.
+
     Uniform if the predictive distribution of each datum, given all others, is right.
 
     :param data: from :func:`~pyro_implicit.to_arviz`, of one guide.

@@ -3,9 +3,9 @@ The kernel Stein discrepancy of a guide's draws to the model's posterior.
 
 References
 
-[1] `A Kernelized Stein Discrepancy for Goodness-of-fit Tests`, Q. Liu, J. Lee, M. Jordan, ICML
-    2016.
-[2] `Measuring Sample Quality with Kernels`, J. Gorham, L. Mackey, ICML 2017.
+- `A Kernelized Stein Discrepancy for Goodness-of-fit Tests`, Q. Liu, J. Lee, M. Jordan, ICML
+  2016.
+- `Measuring Sample Quality with Kernels`, J. Gorham, L. Mackey, ICML 2017.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ __all__ = ["SteinDiscrepancy", "stein_discrepancy"]
 @dataclass(frozen=True)
 class SteinDiscrepancy:
     """
+    What a kernel Stein test has found.
+
     :param float squared: the unbiased estimate of the squared discrepancy; negative at times.
     :param float p_value: share of bootstrap replicates, made as if the draws were right, that are
         at least as large.
@@ -59,10 +61,12 @@ def stein_discrepancy(
     **kwargs: Any,
 ) -> SteinDiscrepancy:
     r"""
-    Compares draws with the posterior by the gradient of the model's log-density: **no density of
-    the guide, no reference draws and no normalising constant are needed**, and any guide will do.
-    The kernel is the inverse multiquadric of [2] on unconstrained latents, each in units of its
-    spread over the draws; the test is the bootstrap of [1].
+    Compares draws with the posterior by the gradient of the model's log-density.
+
+    **No density of the guide, no reference draws and no normalising constant are needed**, and any
+    guide will do. The kernel is the inverse multiquadric (Gorham and Mackey 2017) on unconstrained
+    latents, each in units of its spread over the draws; the test is the bootstrap of Liu, Lee and
+    Jordan (2016).
 
     It sees bias and wrong spread, and in high dimensions sees less of both. **It does not see a
     missing mode**: near the mode that the draws have, the score says that all is well. And as every
@@ -74,6 +78,11 @@ def stein_discrepancy(
     Example::
 
         stein_discrepancy(model, guide, x, y).p_value
+
+    Sources:
+
+    - `A Kernelized Stein Discrepancy for Goodness-of-fit Tests`, Liu, Lee and Jordan, ICML 2016.
+    - `Measuring Sample Quality with Kernels`, Gorham and Mackey, ICML 2017.
 
     :param callable model: a Pyro model.
     :param guide: any guide, or draws by site, ``{name: (n, *site_shape)}`` (of a sampler, say), of

@@ -3,12 +3,12 @@ Simulation-based calibration of a variational fit.
 
 References
 
-[1] `Validating Bayesian Inference Algorithms with Simulation-Based Calibration`, S. Talts,
-    M. Betancourt, D. Simpson, A. Vehtari, A. Gelman, 2018.
-[2] `Yes, but Did It Work?: Evaluating Variational Inference`, Y. Yao, A. Vehtari, D. Simpson,
-    A. Gelman, ICML 2018.
-[3] `Simulation-Based Calibration Checking for Bayesian Computation: The Choice of Test Quantities
-    Shapes Sensitivity`, M. Modrak and others, Bayesian Analysis, 2023.
+- `Validating Bayesian Inference Algorithms with Simulation-Based Calibration`, S. Talts,
+  M. Betancourt, D. Simpson, A. Vehtari, A. Gelman, 2018.
+- `Yes, but Did It Work?: Evaluating Variational Inference`, Y. Yao, A. Vehtari, D. Simpson,
+  A. Gelman, ICML 2018.
+- `Simulation-Based Calibration Checking for Bayesian Computation: The Choice of Test Quantities
+  Shapes Sensitivity`, M. Modrak and others, Bayesian Analysis, 2023.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ __all__ = ["Calibration", "vsbc"]
 @dataclass(frozen=True)
 class Calibration:
     """
+    Ranks of true parameters among draws of the fits to data made with them.
+
     :param dict ranks: by site or quantity, the rank of each true value among the draws,
         ``0 ... num_draws``, shape ``(num_simulations, *shape)``.
     :param int num_draws: draws.
@@ -105,14 +107,17 @@ def vsbc(
     **kwargs: Any,
 ) -> Calibration:
     r"""
+    Tests fits to simulated data: variational simulation-based calibration.
+
     Draws parameters and data from the model, fits the data, and ranks the parameters among draws of
-    the fit, many times. If the fit is the posterior, ranks are uniform [1]. A U shape says too
-    narrow, a hump too wide, a slope biased [2]. **It needs draws alone, and no reference.**
+    the fit, many times. If the fit is the posterior, ranks are uniform (Talts et al. 2018). A U
+    shape says too narrow, a hump too wide, a slope biased (Yao et al. 2018). **It needs draws
+    alone, and no reference.**
 
     What it says is about the *procedure*, on average over data sets that the prior makes, and not
     about the fit of one data set. Use priors that make data sets like yours, or keep those that are
     like yours out of more. It is blind to a fit that ignores the data and returns the prior; a
-    quantity that looks at the data, such as the log-likelihood, sees that [3].
+    quantity that looks at the data, such as the log-likelihood, sees that (Modrak et al. 2023).
 
     Each simulation has a seed of its own, an empty parameter store, and leaves the caller's store
     and random numbers as they were: the result does not depend on the number of processes.
@@ -128,6 +133,14 @@ def vsbc(
 
         calibration = vsbc(model, fit, x, observed=["y"], num_processes=4)
         plots.plot_ranks(calibration)
+
+    Sources:
+
+    - `Validating Bayesian Inference Algorithms with Simulation-Based Calibration`, Talts et al.,
+      2018.
+    - `Yes, but Did It Work?: Evaluating Variational Inference`, Yao et al., ICML 2018.
+    - `Simulation-Based Calibration Checking for Bayesian Computation: The Choice of Test Quantities
+      Shapes Sensitivity`, Modrak et al., Bayesian Analysis, 2023.
 
     :param callable model: a Pyro model without improper priors.
     :param callable fit: from the data, ``{site: value}``, to a guide, or to draws by site, at least

@@ -14,6 +14,8 @@ __all__ = ["draw", "is_one_law", "is_standard_normal", "loses_gradients"]
 
 def draw(base: Any, sample_shape: tuple[int, ...]) -> Tensor:
     """
+    Draws noise, with gradients where the base distribution has them.
+
     :param base: a distribution of noise.
     :param tuple sample_shape: leading shape of the draws.
     :returns: draws that move with its parameters wherever they can.
@@ -24,8 +26,9 @@ def draw(base: Any, sample_shape: tuple[int, ...]) -> Tensor:
 
 def loses_gradients(base: Any, noise: Tensor) -> bool:
     """
-    Whether the distribution has learned parameters and draws that do not move with them: gradients
-    of everything that depends on the draws are then wrong.
+    Whether a distribution has learned parameters and draws that do not move with them.
+
+    Gradients of everything that depends on the draws are then wrong.
 
     :param torch.Tensor noise: one of its draws.
     """
@@ -33,7 +36,7 @@ def loses_gradients(base: Any, noise: Tensor) -> bool:
 
 
 def is_standard_normal(base: Any) -> bool:
-    """Whether it is the default, of constants."""
+    """Whether a base distribution is the default one, with constant parameters."""
     inner = base.base_dist if isinstance(base, dist.Independent) else base
     if type(inner) is not dist.Normal or inner.loc.requires_grad or inner.scale.requires_grad:
         return False
@@ -42,8 +45,9 @@ def is_standard_normal(base: Any) -> bool:
 
 def is_one_law(base: Any) -> bool:
     """
-    Whether all entries of its batch are known to have the same law, as a plate leaves it that has
-    expanded one; False where nobody can tell.
+    Whether all entries of a distribution's batch are known to be distributed alike.
+
+    A plate leaves it so that has expanded one distribution; False where nobody can tell.
     """
     if base.batch_shape.numel() == 1:
         return True

@@ -45,6 +45,8 @@ class DiagonalMixture(dist.TorchDistribution):
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> DiagonalMixture:
         """
+        Expands the mixture to another batch shape.
+
         :param torch.Size batch_shape: the new batch shape.
         :returns: the same distribution with it.
         """
@@ -63,6 +65,8 @@ class DiagonalMixture(dist.TorchDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """
+        The log-density of the mixture.
+
         :param torch.Tensor value: shape ``(*sample, *batch, m)``.
         :returns: shape ``(*sample, *batch)``.
         """
@@ -71,6 +75,8 @@ class DiagonalMixture(dist.TorchDistribution):
 
     def weighted_rsample(self, sample_shape: Any = ()) -> tuple[Tensor, Tensor]:
         r"""
+        Draws from the mixture, with weights that carry the gradients of its logits.
+
         :param torch.Size sample_shape: leading shape of the draws.
         :returns: draws, shape ``(*sample, *batch, m)``, and logarithms of their weights,
             ``(*sample, *batch)``, all 0, such that :math:`\mathbb E[w f(\theta)]` has the right
@@ -88,6 +94,8 @@ class DiagonalMixture(dist.TorchDistribution):
     @torch.no_grad()
     def sample(self, sample_shape: Any = ()) -> Tensor:
         """
+        Draws from the mixture without gradients.
+
         :param torch.Size sample_shape: leading shape of the draws.
         :returns: draws without gradient, shape ``(*sample, *batch, m)``.
         """
@@ -96,8 +104,10 @@ class DiagonalMixture(dist.TorchDistribution):
 
 class WeightedDraws(Messenger):
     """
-    Draws every :class:`DiagonalMixture` of a program by
-    :meth:`~DiagonalMixture.weighted_rsample`, and notes the logarithm of the weight at the site.
+    Draws the mixtures of a program with weights.
+
+    Every :class:`DiagonalMixture` is drawn by :meth:`~DiagonalMixture.weighted_rsample`, and the
+    logarithm of the weight noted at the site.
     """
 
     def _pyro_sample(self, msg: Any) -> None:

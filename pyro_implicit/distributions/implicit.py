@@ -3,8 +3,8 @@ Implicit distributions: anyone can draw, nobody can evaluate.
 
 References
 
-[1] `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
-    W. Boomsma, J. Frellsen, NeurIPS 2023. Eq. 5 and 6.
+- `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
+  W. Boomsma, J. Frellsen, NeurIPS 2023. Eq. 5 and 6.
 """
 
 from __future__ import annotations
@@ -42,9 +42,11 @@ __all__ = ["ImplicitDistribution", "sample_implicit"]
 
 class ImplicitDistribution(dist.TorchDistribution):
     r"""
-    The distribution of :math:`\theta = c + L\,(g(z) + \sigma \varepsilon)` with
-    :math:`\varepsilon \sim \mathcal N(0, I_m)` and ``z`` from a base distribution: a Gaussian deep
-    latent variable model (Eq. 5 and 6 of [1]; there ``c = 0``, ``L = I``).
+    A distribution that can be sampled and whose density nobody knows: mapped noise.
+
+    It is that of :math:`\theta = c + L\,(g(z) + \sigma \varepsilon)` with :math:`\varepsilon \sim
+    \mathcal N(0, I_m)` and ``z`` from a base distribution: a Gaussian deep latent variable model
+    (Uppal et al. 2023, Eq. 5 and 6; there ``c = 0``, ``L = I``).
 
     Draws are reparameterised. The density is an integral over ``z`` that nobody can evaluate, so
     :meth:`log_prob` raises. In a guide, draw with :func:`sample_implicit`: it makes two sites, the
@@ -53,6 +55,9 @@ class ImplicitDistribution(dist.TorchDistribution):
 
         def guide():
             w = sample_implicit("w", ImplicitDistribution(generator, scale=0.01))
+
+    Source: `Implicit Variational Inference for High-Dimensional Posteriors`, Uppal et al., NeurIPS
+    2023.
 
     :param Generator generator: ``g``, from ``noise_shape`` to ``m`` outputs.
     :param torch.Tensor noise: a fixed ``z`` of shape ``(*batch, *noise_shape)``: the distribution
@@ -113,11 +118,13 @@ class ImplicitDistribution(dist.TorchDistribution):
             "base_dist": self.base_dist,
         } | changes
         copy = ImplicitDistribution(self.generator, **settings)
-        copy._standard_base = self._standard_base  # no change makes another law of the noise
+        copy._standard_base = self._standard_base  # the noise stays as it is
         return copy
 
     def given(self, noise: Tensor) -> ImplicitDistribution:
         """
+        Fixes the noise, which leaves a Gaussian.
+
         :param torch.Tensor noise: ``z``, shape ``(*batch, *noise_shape)``.
         :returns: the distribution of theta given ``z``.
         """
@@ -126,6 +133,8 @@ class ImplicitDistribution(dist.TorchDistribution):
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> ImplicitDistribution:
         """
+        Expands the distribution to another batch shape.
+
         :param torch.Size batch_shape: the new batch shape.
         :returns: the same distribution with it.
         """
@@ -136,6 +145,8 @@ class ImplicitDistribution(dist.TorchDistribution):
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         """
+        Draws with gradients: new noise, mapped by the generator, plus output noise.
+
         :param torch.Size sample_shape: leading shape of the draws.
         :returns: draws, shape ``(*sample_shape, *batch_shape, m)``.
         :raises LayerError: if the generator normalises by the draws that are made together.
@@ -160,8 +171,7 @@ class ImplicitDistribution(dist.TorchDistribution):
     @property
     def mean(self) -> Tensor:
         """
-        The centre ``g(z)`` of the Gaussian that theta is given the fixed noise, shape
-        ``(*batch_shape, m)``.
+        The centre ``g(z)`` of the Gaussian given the fixed noise, shape ``(*batch_shape, m)``.
 
         :raises ArgumentError: if no noise is fixed.
         """
@@ -172,8 +182,9 @@ class ImplicitDistribution(dist.TorchDistribution):
 
     def conditional_log_prob(self, value: Tensor) -> Tensor:
         r"""
-        The log-density of theta *given the fixed noise*, a Gaussian around :attr:`mean`: not the
-        density of the implicit distribution, which averages it over the noise.
+        The log-density of theta *given the fixed noise*, a Gaussian around :attr:`mean`.
+
+        It is not the density of the implicit distribution, which averages it over the noise.
 
         :param torch.Tensor value: shape ``(..., *batch_shape, m)`` or broadcastable to it.
         :returns: shape ``(..., *batch_shape)``.
@@ -202,8 +213,10 @@ class ImplicitDistribution(dist.TorchDistribution):
 
     def base_entropy(self) -> Tensor | float:
         r"""
-        The entropy of the noise: in closed form, :math:`\tfrac d2 (1 + \log 2\pi)`, for the
-        standard normal; for any other base its estimate ``-log p(z)`` at each fixed noise.
+        The entropy of the noise, or an estimate of it.
+
+        It has a closed form, :math:`\tfrac d2 (1 + \log 2\pi)`, for the standard normal; for any
+        other base it is estimated by ``-log p(z)`` at each fixed noise.
 
         :returns: a number, or shape ``batch_shape``.
         """
@@ -232,7 +245,7 @@ class ImplicitDistribution(dist.TorchDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """
-        Not available.
+        Raises an error: nobody can evaluate the density of an implicit distribution.
 
         :raises DensityError: always.
         """

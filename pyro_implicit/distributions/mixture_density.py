@@ -1,9 +1,9 @@
 r"""
-Mixture density networks: from a context to an explicit law of many latents.
+Mixture density networks: from a context to an explicit distribution of many latents.
 
 References
 
-[1] `Mixture Density Networks`, C. M. Bishop, technical report NCRG/94/004, 1994.
+- `Mixture Density Networks`, C. M. Bishop, technical report NCRG/94/004, 1994.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _SOFT = math.log(math.e - 1)
 
 class MixtureDensityNetwork(nn.Module):
     r"""
-    A perceptron from a context to a mixture of diagonal Gaussians over ``m`` latents [1].
+    A perceptron from a context to a mixture of diagonal Gaussians over ``m`` latents.
 
     With one component draws are reparameterised as usual; with more see
     :class:`~pyro_implicit.distributions.diagonal_mixture.DiagonalMixture`.
 
     :param int context_dim: entries ``k`` of the context.
-    :param torch.Tensor loc: where all components start, shape ``(m,)``.
+    :param torch.Tensor loc: where all components are initialised, shape ``(m,)``.
     :param int num_components: number of components.
     :param hidden_dims: widths of the hidden layers.
     :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`.
-    :param float init_scale: standard deviation of each component at the start; several also start
-        about as far from ``loc``.
+    :param float init_scale: standard deviation of each component at initialization; several also
+        start about as far from ``loc``.
     :raises ArgumentError: for values outside of these.
     """
 
@@ -83,6 +83,8 @@ class MixtureDensityNetwork(nn.Module):
 
     def distribution(self, context: Tensor) -> dist.TorchDistribution:
         """
+        The mixture at each row of a context.
+
         :param torch.Tensor context: shape ``(*batch, k)``.
         :returns: a distribution with a density, batch shape ``batch``, event shape ``(m,)``.
         """
@@ -92,7 +94,7 @@ class MixtureDensityNetwork(nn.Module):
         return self._mixture(self.head(hidden))
 
     def _mixture(self, out: Tensor) -> dist.TorchDistribution:
-        """The law from ``K (2m + 1)`` numbers: locations, log-scales and logits."""
+        """The mixture from ``K (2m + 1)`` numbers: locations, log-scales and logits."""
         m, k = self.output_dim, self.num_components
         shape = (*out.shape[:-1], k, m)
         locs, log_scales, logits = out.split([k * m, k * m, k], -1)

@@ -51,7 +51,9 @@ class Generator(nn.Module, ABC):
     @property
     def origin(self) -> Generator:
         """
-        The generator that stays from call to call: itself, or what a guide has wrapped for one call
+        The generator that stays from call to call.
+
+        It is this one itself, or what a guide has wrapped for one call
         (:class:`~pyro_implicit.generators.conditioned.Conditioned`).
         """
         return self
@@ -72,6 +74,8 @@ class Generator(nn.Module, ABC):
 
     def check_noise(self, z: Tensor) -> None:
         """
+        Checks that a tensor can be the generator's noise.
+
         :raises ArgumentError: if ``z`` is no tensor of real numbers.
         :raises ShapeError: if ``z`` does not end in ``noise_shape``.
         """
@@ -88,12 +92,16 @@ class Generator(nn.Module, ABC):
     @abstractmethod
     def forward(self, z: Tensor) -> Tensor:
         """
+        Maps noise to draws.
+
         :param torch.Tensor z: noise, shape ``(..., *noise_shape)``.
         :returns: draws, shape ``(..., output_dim)``.
         """
 
     def jacobian(self, z: Tensor) -> Tensor:
         """
+        The Jacobian of the map at each noise.
+
         :param torch.Tensor z: noise, shape ``(..., *noise_shape)``.
         :returns: Jacobians, shape ``(..., output_dim, noise_dim)``.
         """
@@ -121,8 +129,10 @@ class Generator(nn.Module, ABC):
 
     def config(self) -> dict[str, Any] | None:
         """
-        Constructor arguments as plain values, and the class's name as ``"type"``, so that a guide
-        that was saved can make the generator anew; None if they cannot be told.
+        The generator's constructor arguments as plain values, for saving.
+
+        With the class's name as ``"type"``, they let a guide that was saved make the generator
+        anew; None if they cannot be told.
         """
         return None
 
@@ -185,6 +195,8 @@ class ModuleGenerator(Generator):
 
 def generator_class(name: str) -> type[Generator] | None:
     """
+    Finds a class of generators by its name.
+
     :param str name: of a class of generators that tells its :meth:`Generator.config`.
     :returns: the class, or None if there is none of that name.
     """
@@ -240,8 +252,9 @@ def _first_in_features(module: nn.Module) -> int:
 
 def _checked_module(module: nn.Module, noise_dim: int, output_dim: int) -> ModuleGenerator:
     """
-    Wraps ``module`` and draws once, so that a wrong size is told here and not in a step; in
-    evaluation mode, so that the draw leaves no trace in it.
+    Wraps ``module`` and draws once, so that a wrong size is told here and not in a step.
+
+    It does so in evaluation mode, so that the draw leaves no trace in it.
     """
     wrapped = ModuleGenerator(module, (noise_dim,), output_dim)
     example = next(iter(module.parameters()), torch.zeros(()))

@@ -1,4 +1,4 @@
-"""A generator that also looks at a context: one law of the latents for each row of the data."""
+"""A generator that also looks at a context: each row of the data has its own distribution."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@ Shapes of matrix-multiplication generators from a number of latents and a parame
 
 References
 
-[2] `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
-    W. Boomsma, J. Frellsen, NeurIPS 2023. Appendices D and E.
+- `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
+  W. Boomsma, J. Frellsen, NeurIPS 2023. Appendices D and E.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Shape = tuple[int, int]
 
 #: latents per noise entry of an automatic layout (65 x 65 noise for LeNet's 44 426 weights) ...
 LATENTS_PER_NOISE = 10
-#: ... and the longest side of its noise (the one of [2] for millions of weights)
+#: ... and the longest side of its noise (the one of Uppal et al. 2023 for millions of weights)
 MAX_NOISE_SIDE = 130
 #: hidden rows and columns that even a small branch has, beyond its share of the budget if need be
 MIN_BRANCH = 8
@@ -46,6 +46,8 @@ FULL_NOISE = 256
 
 def check_budget(budget: Any) -> float:
     """
+    A budget of parameters for each latent as a plain float, or an error.
+
     :returns: ``budget`` as a plain float.
     :raises ArgumentError: unless it is a number greater than 1.
     """
@@ -55,6 +57,8 @@ def check_budget(budget: Any) -> float:
 
 def check_pair(name: str, value: Any) -> Shape:
     """
+    The shape of one matrix as a tuple, or an error.
+
     :returns: a shape ``(rows, columns)``.
     :raises ArgumentError: for anything else.
     """
@@ -64,6 +68,8 @@ def check_pair(name: str, value: Any) -> Shape:
 
 def check_pairs(name: str, value: Any) -> list[Shape]:
     """
+    Several shapes of matrices as tuples, or an error.
+
     :returns: several shapes.
     :raises ArgumentError: for anything else.
     """
@@ -102,8 +108,9 @@ def noise_side(output_dim: int, room: int | None = None) -> int:
 
 def hidden_size(first: Shape, last: Shape, parameters: float) -> int:
     """
-    The largest ``h`` for which ``first -> (h, h) -> last`` has at most that many parameters; at
-    least 1.
+    The largest ``h`` for which ``first -> (h, h) -> last`` stays within a number of parameters.
+
+    It is at least 1.
     """
     (a, b), (rows, columns) = first, last
     linear = a + 2 * b + 2 * rows + columns
@@ -176,8 +183,10 @@ def split_columns(columns: int, sizes: Sequence[int]) -> list[int]:
 
 def trunk_columns(first: Shape, sizes: Sequence[int]) -> int:
     """
-    Columns of an automatic trunk with as many rows as its noise: two for each of the noise or more,
-    and for up to 256 latents as many as each group needs to have an entry for each latent.
+    The number of columns of an automatic trunk with as many rows as its noise.
+
+    It has two for each of the noise or more, and for up to 256 latents as many as each group needs
+    to have an entry for each latent.
 
     :param first: shape of the noise.
     :param sizes: latents of each group.

@@ -3,8 +3,8 @@ The usual neural sampler: a perceptron, with exact Jacobians.
 
 References
 
-[1] `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
-    W. Boomsma, J. Frellsen, NeurIPS 2023.
+- `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
+  W. Boomsma, J. Frellsen, NeurIPS 2023.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class MLPGenerator(Generator):
     :param hidden_dims: hidden widths, at least one.
     :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`.
     :param bool skip: add the linear map.
-    :param float init_scale: standard deviation of each output at the start (positive).
+    :param float init_scale: standard deviation of each output at initialization (positive).
     :raises ArgumentError: for an empty ``hidden_dims``, a width below 1, an unknown activation or a
         scale that is not positive.
     """
@@ -95,9 +95,11 @@ class MLPGenerator(Generator):
     @property
     def skip(self) -> Tensor | None:
         """
-        The linear map ``A``, shape ``(m, d)``, or None. Its diagonal is a parameter; the rest is
-        stored times the root of ``d``, so that an optimiser's steps along all of its ``d`` columns
-        together are no larger than those of the other parameters.
+        The linear map ``A``, shape ``(m, d)``, or None.
+
+        Its diagonal is a parameter; the rest is stored times the root of ``d``, so that an
+        optimiser's steps along all of its ``d`` columns together are no larger than those of the
+        other parameters.
         """
         if self.skip_diagonal is None or self.skip_dense is None:
             return None

@@ -3,9 +3,9 @@ Matrix-multiplication generators: millions of latents from products of small mat
 
 References
 
-[1] `Kernel Implicit Variational Inference`, J. Shi, S. Sun, J. Zhu, ICLR 2018. Algorithm 1.
-[2] `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
-    W. Boomsma, J. Frellsen, NeurIPS 2023. Appendix D.
+- `Kernel Implicit Variational Inference`, J. Shi, S. Sun, J. Zhu, ICLR 2018. Algorithm 1.
+- `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
+  W. Boomsma, J. Frellsen, NeurIPS 2023. Appendix D.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ __all__ = ["CMMNN", "MMNN"]
 
 class _MatMulChain(nn.Module):
     r"""
-    Consecutive matrix-multiplication layers; the last one linear if ``linear_end``, and its output
-    without the bias ``gain`` times as large as the others' pre-activations.
+    Consecutive matrix-multiplication layers.
+
+    The last one is linear if ``linear_end``, and its output without the bias ``gain`` times as
+    large as the others' pre-activations.
 
     The factors of a layer from ``a x b`` are kept in units of :math:`1/\sqrt a` and
     :math:`1/\sqrt b`: entries of size 1, of any shape and for any gain, so that one learning rate
@@ -89,8 +91,9 @@ class _MatMulChain(nn.Module):
     @torch.no_grad()
     def normalise(self, x: Tensor) -> Tensor:
         """
-        Sets the start: pre-activations of each layer have standard deviation 1 (``gain`` in the
-        last layer) at the inputs ``x``; returns the output.
+        Initialises the layers: pre-activations have standard deviation 1 at the inputs ``x``.
+
+        That of the last layer is ``gain``. Returns the output.
 
         Each layer's left bias takes the mean of its inputs off. Activations have a mean that is the
         same in every draw; passed on, it would be nearly all that deep generators give.
@@ -110,8 +113,9 @@ class _MatMulChain(nn.Module):
 
 def _even(matrix: Tensor, dim: int) -> Tensor:
     """
-    The matrix with rows (``dim=1``) or columns (``dim=0``) of mean square 1, so that no output
-    starts with another spread than the next.
+    Gives the rows (``dim=1``) or columns (``dim=0``) of a matrix the mean square 1.
+
+    No output then starts with another spread than the next.
     """
     return matrix / matrix.square().mean(dim, keepdim=True).sqrt()
 
@@ -157,23 +161,30 @@ class _MatMulLinearisation(Linearisation):
 
 class MMNN(Generator):
     r"""
-    A matrix-multiplication network (Algorithm 1 of [1]): a noise matrix is scaled up by layers
-    :math:`\phi((U X + B_1) V + B_2)`, the last one linear, and its entries are the latents.
+    A matrix-multiplication network: a noise matrix is scaled up, and its entries are the latents.
+
+    Layers are :math:`\phi((U X + B_1) V + B_2)`, the last one linear (Shi, Sun and Zhu 2018,
+    Algorithm 1).
 
     A layer from ``a x b`` to ``a' x b'`` has ``a a' + a' b + b b' + a' b'`` parameters where a
     dense one has ``a b a' b'``. The output's spare entries, if any, are cut off; no latent is
     generated twice.
+
+    Sources:
+
+    - `Kernel Implicit Variational Inference`, Shi, Sun and Zhu, ICLR 2018.
+    - `Implicit Variational Inference for High-Dimensional Posteriors`, Uppal et al., NeurIPS 2023.
 
     :param int output_dim: latents ``m``.
     :param noise_shape: rows and columns of the noise; by default about one noise entry for ten
         latents, and for up to 256 latents one for each, whatever the budget.
     :param hidden_shapes: shapes of the hidden layers; by default one square layer that the budget
         allows. ``MMNN(44426, noise_shape=(65, 65), hidden_shapes=[(250, 250)],
-        output_shape=(350, 127))`` is the network of [2] for LeNet.
+        output_shape=(350, 127))`` is the network of Uppal et al. 2023 for LeNet.
     :param output_shape: by default nearly square.
     :param float budget: variational parameters per latent, greater than 1.
     :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`.
-    :param float init_scale: root mean square of the outputs at the start.
+    :param float init_scale: root mean square of the outputs at initialization.
     :raises ArgumentError: for a budget of at most 1, an empty shape or an unknown activation.
     :raises ShapeError: if ``output_shape`` is too small.
     """
@@ -235,10 +246,15 @@ class MMNN(Generator):
 
 class CMMNN(Generator):
     r"""
-    A *correlated* matrix-multiplication network (appendix D of [2]): a shared trunk scales the
-    noise up; its output is split by columns, and each part feeds a small :class:`MMNN` of its own
-    that makes one group of latents (one layer of a network, say). The trunk carries the dependence
-    across groups, the branches that within them, and far fewer parameters are dense.
+    A *correlated* matrix-multiplication network: a shared trunk, then a branch for each group.
+
+    The trunk scales the noise up (Uppal et al. 2023, appendix D); its output is split by columns,
+    and each part feeds a small :class:`MMNN` of its own that makes one group of latents (one layer
+    of a network, say). The trunk carries the dependence across groups, the branches that within
+    them, and far fewer parameters are dense.
+
+    Source: `Implicit Variational Inference for High-Dimensional Posteriors`, Uppal et al., NeurIPS
+    2023.
 
     :param group_sizes: number of latents of each group; the output is their concatenation.
     :param noise_shape: rows and columns of the noise; by default about one noise entry for ten
@@ -249,7 +265,7 @@ class CMMNN(Generator):
     :param float budget: variational parameters per latent, greater than 1. Small groups exceed it:
         none is squeezed through fewer than 8 rows and columns.
     :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`.
-    :param float init_scale: root mean square of the outputs at the start.
+    :param float init_scale: root mean square of the outputs at initialization.
     :raises ArgumentError: for an empty group, a trunk with fewer columns than groups, a budget of
         at most 1 or an unknown activation.
     """

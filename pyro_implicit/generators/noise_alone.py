@@ -20,6 +20,8 @@ _TRIED: WeakKeyDictionary[nn.Module, set[bool]] = WeakKeyDictionary()
 
 def refuse_batch_statistics(generator: Generator) -> None:
     """
+    Refuses generators that normalise by the draws that happen to be made together.
+
     :raises LayerError: if a layer would normalise by the draws that happen to be made together;
         names it.
     """
@@ -27,7 +29,8 @@ def refuse_batch_statistics(generator: Generator) -> None:
         if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
             raise LayerError(
                 f"layer '{name}' ({type(layer).__name__}) of the generator normalises by the draws "
-                "that are made together, so that no draw has a law of its own. Three ways out: (1) "
+                "that are made together, so that no draw has a distribution of its own. "
+                "Three ways out: (1) "
                 "build the generator without it (its noise is normalised already); (2) use "
                 "nn.LayerNorm or nn.GroupNorm, which look at one draw; (3) call .eval() on the "
                 "guide, to use running statistics if the layer has any."
@@ -36,7 +39,11 @@ def refuse_batch_statistics(generator: Generator) -> None:
 
 def check_function_of_noise(generator: Generator, like: Tensor) -> None:
     """
-    For estimates that evaluate a generator at the noise of a draw again, or differentiate it there.
+    Refuses generators whose draws are not a function of their own noise.
+
+    For estimates that
+    evaluate one at the noise of a draw again, or differentiate it there.
+
     Layers are looked at in each call, and each generator is tried once in each mode: at the same
     noise twice, and at one of two noises alone. Draws no random number.
 
@@ -88,6 +95,7 @@ def _try(origin: Generator, like: Tensor) -> None:
     if not torch.allclose(first[:1], alone, rtol=0, atol=tolerance, equal_nan=True):
         raise LayerError(
             f"the generator {kind} gives another draw for a noise if there are others beside it: "
-            "its draws depend on each other, and none has a law or a Jacobian of its own. Build it "
+            "its draws depend on each other, and none has a distribution or a Jacobian of its own. "
+            "Build it "
             "of layers that treat each row by itself."
         )

@@ -43,6 +43,8 @@ class Preconditioner(nn.Module):
 
     def forward(self, w: Tensor) -> Tensor:
         """
+        Maps what the generator makes to latents.
+
         :param torch.Tensor w: shape ``(..., m)``.
         :returns: ``u``, shape ``(..., m)``.
         """
@@ -54,6 +56,8 @@ class Preconditioner(nn.Module):
 
     def inverse(self, u: Tensor) -> Tensor:
         """
+        Maps latents back to what the generator makes.
+
         :param torch.Tensor u: shape ``(..., m)``.
         :returns: ``w``, shape ``(..., m)``.
         """

@@ -14,8 +14,10 @@ __all__ = ["Rescaled", "rescaled"]
 
 class Rescaled(Generator):
     r"""
-    :math:`s \odot (g(z) - c)` for a generator ``g``, with fixed ``s`` and ``c``, which are saved
-    with it. Jacobians, products and log-determinants are those of ``g``, scaled.
+    A generator shifted and scaled by fixed numbers: :math:`s \odot (g(z) - c)`.
+
+    The numbers are saved with it. Jacobians, products and log-determinants are those of ``g``,
+    scaled.
 
     :param Generator inner: ``g``.
     :param torch.Tensor factor: ``s``, positive, shape ``(m,)``.
@@ -33,7 +35,7 @@ class Rescaled(Generator):
 
     @property
     def full_rank(self) -> bool:  # type: ignore[override]
-        """As that of ``g``."""
+        """Whether draws of ``g`` fill the space."""
         return self.inner.full_rank
 
     def forward(self, z: Tensor) -> Tensor:
@@ -76,6 +78,8 @@ class _Scaled(Linearisation):
 @torch.no_grad()
 def rescaled(inner: Generator, target: float) -> Rescaled:
     """
+    Scales a generator so that its outputs have mean 0 and a chosen standard deviation.
+
     :param Generator inner: any generator.
     :param float target: positive.
     :returns: ``inner``, whose outputs now have mean 0 and that standard deviation, as measured on

@@ -1,6 +1,4 @@
-r"""
-A generator of full rank whose exact log-determinant is cheap.
-"""
+r"""A generator of full rank whose exact log-determinant is cheap."""
 
 from __future__ import annotations
 
@@ -25,8 +23,10 @@ __all__ = ["ResidualGenerator"]
 
 class ResidualGenerator(Generator):
     r"""
-    A full-rank generator with a cheap exact determinant,
-    :math:`g(z) = a + s \odot z + W_2\, \phi(W_1 z + b)`, with as many noise dimensions as outputs.
+    A full-rank generator with a cheap exact determinant.
+
+    It is :math:`g(z) = a + s \odot z + W_2\, \phi(W_1 z + b)`, with as many noise dimensions as
+    outputs.
 
     Its Jacobian is a diagonal plus a matrix of rank ``h``, so
     :math:`\log|\det J| = \sum \log s_i + \log|\det(I_h + D W_1 \mathrm{diag}(1/s) W_2)|` with ``D``
@@ -36,7 +36,7 @@ class ResidualGenerator(Generator):
     :param int output_dim: outputs and noise dimensions ``m``.
     :param int hidden_dim: width ``h``.
     :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`.
-    :param float init_scale: standard deviation of each output at the start (positive); the
+    :param float init_scale: standard deviation of each output at initialization (positive); the
         network's part has a twentieth of it.
     :raises ArgumentError: for a width below 1, an unknown activation or a scale that is not
         positive.

@@ -131,6 +131,8 @@ class ImplicitGuide(AutoGuide):
         self, output_dim: int, sites: list[LatentSite], preconditioned: bool
     ) -> Any:
         """
+        Makes the generator of one part of the latents: the hook that a subclass fills.
+
         :param int output_dim: number of unconstrained entries to generate.
         :param sites: the sites that they belong to, in order.
         :param bool preconditioned: whether outputs should start as a standard normal (a
@@ -143,7 +145,7 @@ class ImplicitGuide(AutoGuide):
         return None
 
     def _start(self, sites: list[LatentSite], start: GaussianStart) -> GaussianStart:
-        """Where one part starts; a subclass may set units for latents that nothing else scales."""
+        """The initialization of one part; a subclass may set units for latents without a scale."""
         return start
 
     # ---- building
@@ -222,7 +224,7 @@ class ImplicitGuide(AutoGuide):
         self._build(list(sites), sizes, samplers)
 
     def _read_site(self, node: dict[str, Any]) -> tuple[LatentSite, Tensor]:
-        """A site of the prototype trace, and its flat unconstrained start."""
+        """A site of the prototype trace, and its flat unconstrained initial value."""
         local = self.create_plates is not None or self.master is not None
         site = LatentSite.from_trace(node, local)
         return site, unconstrained_start(site, node["value"])
@@ -253,6 +255,8 @@ class ImplicitGuide(AutoGuide):
         samplers: Sequence[nn.Module],
     ) -> None:
         """
+        Takes the sites and their samplers into the guide.
+
         :param sites: the latent sites, those of one part together.
         :param parts: name (``""`` if there is but one) and number of sites of each part.
         :param samplers: one for each part.
@@ -302,6 +306,8 @@ class ImplicitGuide(AutoGuide):
     @torch.no_grad()
     def sample(self, num_samples: int, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """
+        Draws from the posterior, in the latents' own spaces.
+
         :param int num_samples: number of draws.
         :param args: arguments of the model, of no use here; a conditional guide needs them.
         :returns: constrained draws by site, shape ``(num_samples, *site_shape)``.
@@ -317,6 +323,8 @@ class ImplicitGuide(AutoGuide):
 
     def median(self, *args: Any, num_samples: int = 1000, **kwargs: Any) -> dict[str, Tensor]:
         """
+        Estimates marginal medians of the posterior from draws.
+
         :param int num_samples: number of draws that the medians are taken over.
         :returns: the marginal posterior median of each latent entry, by site.
         """
@@ -335,6 +343,8 @@ class ImplicitGuide(AutoGuide):
         **kwargs: Any,
     ) -> dict[str, Tensor]:
         """
+        Estimates marginal quantiles of the posterior from draws.
+
         :param quantiles: numbers between 0 and 1.
         :param int num_samples: number of draws that the quantiles are taken over.
         :raises ArgumentError: for anything else.
@@ -392,8 +402,9 @@ class ImplicitGuide(AutoGuide):
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """
-        See ``torch.nn.Module``. A guide that is not built is built; one that is must be of the same
-        structure.
+        See ``torch.nn.Module``.
+
+        A guide that is not built is built; one that is must be of the same structure.
 
         :raises StateError: if the state is damaged or of another guide, naming what differs.
         """

@@ -3,8 +3,8 @@ An implicit posterior of each row's parameters.
 
 References
 
-[1] `Bayesian Neural Network Inference via Implicit Models and the Posterior Predictive
-    Distribution`, J. J. Dabrowski, D. E. Pagendam, 2022. Fig. 1b, Eq. 1b, appendix D.
+- `Bayesian Neural Network Inference via Implicit Models and the Posterior Predictive
+  Distribution`, J. J. Dabrowski, D. E. Pagendam, 2022. Fig. 1b, Eq. 1b, appendix D.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ __all__ = ["ConditionalHyperNetworkGuide"]
 
 class ConditionalHyperNetworkGuide(ConditionalGuide, HyperNetworkGuide):
     r"""
-    An implicit posterior :math:`q(\theta_n \mid x_n)`: each row of the data has parameters of its
-    own, made by one network from noise and the row's context (Fig. 1b of [1])::
+    An implicit posterior for each row of the data, :math:`q(\theta_n \mid x_n)`.
+
+    Each row has parameters of its own, made by one network from noise and the row's context
+    (Dabrowski and Pagendam 2022, Fig. 1b)::
 
         net = BayesianModule(nn.Linear(1, 1), prior=dist.Normal(0.0, 1.0), local=True)
 
@@ -41,14 +43,17 @@ class ConditionalHyperNetworkGuide(ConditionalGuide, HyperNetworkGuide):
 
     A saved guide can be drawn from without the model; a ``context`` of one's own is not stored.
 
+    Source: `Bayesian Neural Network Inference via Implicit Models and the Posterior Predictive
+    Distribution`, Dabrowski and Pagendam, 2022.
+
     :param model: a Pyro model all of whose latents are in one plate, that of the rows. Give its
         global latents another guide, in an ``AutoGuideList``.
     :param context: a function of the model's arguments that returns what each row is conditioned
         on, a tensor with one row per datum (more dimensions are flattened); an ``nn.Module`` is
         trained with the guide. By default the model's first argument. Scale it to about unit size.
-    :param bool shared_noise: whether one draw uses one noise for all rows, so that it is a curve
-        (a coherent function of the context), as in the figures of [1]. Rows are then dependent, and
-        objectives with an entropy refuse.
+    :param bool shared_noise: whether one draw uses one noise for all rows, so that it is a curve (a
+        coherent function of the context), as in the figures of Dabrowski and Pagendam 2022. Rows
+        are then dependent, and objectives with an entropy refuse.
     :param int noise_dim: noise dimensions.
     :param hidden_dims: widths of the hidden layers.
     :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`.

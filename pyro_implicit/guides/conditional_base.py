@@ -1,4 +1,4 @@
-"""Guides that look at the data's inputs: a law of the parameters of its own for each row."""
+"""Guides that look at the data's inputs: each row has its own distribution of the parameters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ConditionalGuide(ImplicitGuide):
     :param bool shared_noise: see there.
     :param options: ``init_loc_fn``, ``scale``, ``learn_scale``, ``factorized`` and
         ``create_plates``, see :class:`~pyro_implicit.ImplicitGuide`.
-    :raises ArgumentError: for ``init_from``, which looks for one law of the latents, or a
+    :raises ArgumentError: for ``init_from``, which looks for one distribution of the latents, or a
         ``context`` that is no function.
     """
 
@@ -54,7 +54,7 @@ class ConditionalGuide(ImplicitGuide):
     ) -> None:
         if options.get("init_from") is not None:
             raise ArgumentError(
-                "init_from is one Gaussian for all rows; a conditional guide has a law for each. "
+                "init_from is one Gaussian for all rows; a conditional guide has one for each. "
                 "Give init_loc_fn (e.g. the init_to_module of a BayesianModule) instead."
             )
         check_context(context)
@@ -68,6 +68,8 @@ class ConditionalGuide(ImplicitGuide):
 
     def read_context(self, *args: Any, **kwargs: Any) -> Tensor:
         """
+        Reads from the model's arguments what the guide is conditioned on.
+
         :param args: the model's arguments.
         :returns: what the guide is conditioned on, shape ``(rows, k)``.
         :raises ArgumentError: if there is no such tensor among them.
@@ -161,8 +163,10 @@ class ConditionalGuide(ImplicitGuide):
         self, context: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[pyro.plate, Tensor]:
         """
-        The plate of the rows, and the context of those that it shows: all that were passed, or,
-        where the model itself chooses among them, the guide's choice.
+        The plate of the rows, and the context of those that it shows.
+
+        These are all that were passed, or, where the model itself chooses among them, the guide's
+        choice.
         """
         frame, rows = self.row_frame, len(context)
         own = self._create_plates(*args, **kwargs) if self.create_plates or self.master else {}
@@ -206,6 +210,8 @@ class ConditionalGuide(ImplicitGuide):
     @torch.no_grad()
     def sample(self, num_samples: int, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """
+        Draws from the posterior of each row, in the latents' own spaces.
+
         :param int num_samples: number of draws.
         :param args: arguments of the model, of which the context is read.
         :returns: constrained draws by site, shape ``(num_samples, rows, *event_shape)``, with the
@@ -221,6 +227,8 @@ class ConditionalGuide(ImplicitGuide):
         self, num_samples: int, context: Tensor, seeds: tuple[int, int] | None = None
     ) -> dict[str, Tensor]:
         """
+        Draws for rows whose context was read before.
+
         :param int num_samples: number of draws.
         :param torch.Tensor context: what :meth:`read_context` returned, or some rows of it.
         :param seeds: of the noise that all rows share and of the rest, so that rows can be drawn
@@ -293,11 +301,14 @@ class ConditionalGuide(ImplicitGuide):
 
 def _no_pack(latents: tuple[str, ...], values: dict[str, Tensor], num_draws: int) -> Tensor:
     """
+    Refuses objectives that compare draws.
+
     :raises SiteError: always: an objective that compares draws fits one ratio to all of them.
     """
     raise SiteError(
         f"{num_draws} prior draws of latents {list(latents)} cannot be compared with those of a "
-        "conditional guide, which has another law for each row, whether it shows some of the rows "
+        "conditional guide, which has a distribution for each row, whether it shows some "
+        "of the rows "
         "or all. Use contrast='adaptive'."
     )
 

@@ -14,6 +14,8 @@ __all__ = ["check_context", "read_context"]
 
 def check_context(context: Any) -> None:
     """
+    Checks that ``context`` is None or a function.
+
     :raises ArgumentError: unless it is None or callable.
     """
     if context is not None and not callable(context):
@@ -28,6 +30,8 @@ def read_context(
     context: Callable[..., Any] | nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Tensor:
     """
+    Reads the context of each row from a model's arguments.
+
     :param context: a function of the model's arguments; None for the first of them.
     :param tuple args: the model's arguments.
     :param dict kwargs: its keyword arguments.

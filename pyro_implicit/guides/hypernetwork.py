@@ -32,8 +32,9 @@ _GENERATORS = (
 
 class HyperNetworkGuide(ImplicitGuide):
     r"""
-    An implicit guide whose latents come out of a multilayer perceptron (a *hypernetwork* where the
-    latents are the weights of a network).
+    An implicit guide whose latents come out of a multilayer perceptron.
+
+    It is a *hypernetwork* where the latents are the weights of a network.
 
     Defaults, and why. Up to 256 latents: as many noise dimensions as latents (each direction left
     out costs about :math:`\log(1/\sigma) - \tfrac12` nats, and more noise than latents makes the
@@ -52,10 +53,11 @@ class HyperNetworkGuide(ImplicitGuide):
         ``nn.Module``, or a callable that makes one from the number of outputs, such as the class
         :class:`~pyro_implicit.ResidualGenerator`.
     :param float init_scale: standard deviation of the first draws in the unconstrained space; with
-        ``init_from`` it is that of the Gaussian started from. By default 0.1 for the generators
-        made here and for the bare class :class:`~pyro_implicit.ResidualGenerator`, while any other
-        generator of one's own stays as it is; if a number is given, its outputs are measured once,
-        centred and multiplied by constants (saved with the guide) so that they have it.
+        ``init_from`` it is that of the Gaussian that the guide is initialised as. By default 0.1
+        for the generators made here and for the bare class
+        :class:`~pyro_implicit.ResidualGenerator`, while any other generator of one's own stays as
+        it is; if a number is given, its outputs are measured once, centred and multiplied by
+        constants (saved with the guide) so that they have it.
     :param options: ``init_loc_fn``, ``init_from``, ``scale``, ``learn_scale``, ``factorized`` and
         ``create_plates``, see :class:`~pyro_implicit.ImplicitGuide`.
     :raises ArgumentError: for bad values, or ``generator`` together with options that it replaces.
@@ -110,7 +112,7 @@ class HyperNetworkGuide(ImplicitGuide):
         return None if option is None else as_generator(option, output_dim, self._noise_dim)
 
     def _num_inputs(self, output_dim: int) -> int:
-        """Of the perceptron."""
+        """The number of inputs of the perceptron."""
         return self._noise_dim or (output_dim if output_dim <= _SMALL else 100)
 
     def _make_generator(

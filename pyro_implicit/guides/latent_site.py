@@ -42,6 +42,8 @@ class PlateFrame:
 @dataclass
 class LatentSite:
     """
+    One latent site of the model, and its map to the real line.
+
     :param str name: name of the site.
     :param tuple shape: shape of a constrained value, plates at their full size.
     :param int event_dim: number of its event dimensions.
@@ -88,6 +90,8 @@ class LatentSite:
 
     def check_rows(self) -> None:
         """
+        Refuses supports that differ from row to row.
+
         :raises SiteError: if the support differs between rows, so that a minibatch has another.
         """
 
@@ -100,6 +104,8 @@ class LatentSite:
 
     def check_prior(self, fn: Any) -> None:
         """
+        Refuses a prior whose support is another one than when the guide was built.
+
         :param fn: the distribution of the site in another run of the model.
         :raises SiteError: if its support is not that which this site is mapped on: draws could
             then not reach some of it, or leave it.
@@ -131,6 +137,8 @@ class LatentSite:
 
     def unpack(self, flat: Tensor) -> Tensor:
         """
+        Shapes flat unconstrained numbers as the site's values.
+
         :param torch.Tensor flat: shape ``(*batch, numel)``; ``batch`` as seen from the plates, so
             that a particle plate outside of ``n`` model plates reads ``(S, 1, ..., 1)``.
         :returns: unconstrained values, the batch broadcast with the site's plates.
@@ -143,12 +151,16 @@ class LatentSite:
 
     def value(self, unconstrained: Tensor) -> Tensor:
         """
+        Maps unconstrained values to the support.
+
         :returns: the constrained value, inside of the support also where it rounds to a bound.
         """
         return keep_inside(self.support, self.transform()(unconstrained))
 
     def constrain(self, unconstrained: Tensor) -> tuple[Tensor, Tensor]:
         """
+        Maps unconstrained values to the support, and tells how that changes densities.
+
         :returns: the constrained value and the log-density correction ``log|du/dvalue|``, one per
             batch entry.
         """
@@ -164,6 +176,8 @@ class LatentSite:
 
     def invert(self, value: Tensor) -> Tensor:
         """
+        Maps one constrained value to the real line.
+
         :param torch.Tensor value: one constrained value.
         :returns: its flat unconstrained image, shape ``(numel,)``.
         :raises SiteError: if the support has no bijection, or one that does not know its Jacobian.
@@ -237,8 +251,10 @@ def _of_all_rows(
     name: str, support: constraints.Constraint, frames: Sequence[PlateFrame], event_dim: int
 ) -> constraints.Constraint:
     """
-    The support with one bound for all rows of a plate where they share it: the rows of a minibatch
-    are others, and of another number. Bounds are copies, which no parameter nor the data move.
+    The support with one bound for all rows of a plate where they share it.
+
+    The rows of a minibatch are others, and of another number. Bounds are copies, which no parameter
+    nor the data move.
 
     :raises SiteError: if they do not, and only some are known.
     """

@@ -3,8 +3,8 @@ Guides over very many latents, by matrix-multiplication generators.
 
 References
 
-[1] `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
-    W. Boomsma, J. Frellsen, NeurIPS 2023. Appendices D and E.
+- `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
+  W. Boomsma, J. Frellsen, NeurIPS 2023. Appendices D and E.
 """
 
 from __future__ import annotations
@@ -69,17 +69,23 @@ class _MatMulGuide(ImplicitGuide):
 
 class MMNNGuide(_MatMulGuide):
     r"""
-    An implicit guide whose latents come out of one :class:`~pyro_implicit.MMNN`, or with
-    ``factorized=True`` of one per site (the posterior family of KIVI).
+    An implicit guide whose latents come out of one :class:`~pyro_implicit.MMNN`.
 
-    Lays itself out from the model's latents and the budget; the shapes of [1] for LeNet are
-    ``noise_shape=(65, 65), hidden_shapes=[(250, 250)], output_shape=(350, 127)``. Train it with
-    :class:`~pyro_implicit.LanczosELBO` or :class:`~pyro_implicit.SingularValueELBO`: an exact
-    determinant of thousands of noise dimensions is too expensive.
+    With ``factorized=True`` there is one per site (the posterior family of KIVI).
+
+    Lays itself out from the model's latents and the budget; the shapes of Uppal et al. 2023 for
+    LeNet are ``noise_shape=(65, 65), hidden_shapes=[(250, 250)], output_shape=(350, 127)``. Train
+    it with :class:`~pyro_implicit.LanczosELBO` or :class:`~pyro_implicit.SingularValueELBO`: an
+    exact determinant of thousands of noise dimensions is too expensive.
 
     Weights (sites with two or more event dimensions) are generated in units of one over the root of
     their fan-in: the first draws are a freshly initialised network with relative noise
     ``init_scale``, and ``scale`` is relative in the same way.
+
+    Sources:
+
+    - `Kernel Implicit Variational Inference`, Shi, Sun and Zhu, ICLR 2018.
+    - `Implicit Variational Inference for High-Dimensional Posteriors`, Uppal et al., NeurIPS 2023.
 
     :param model: a Pyro model whose latents are continuous.
     :param noise_shape: rows and columns of the noise; by default about one noise entry for ten
@@ -134,8 +140,10 @@ class MMNNGuide(_MatMulGuide):
 
 class CMMNNGuide(_MatMulGuide):
     r"""
-    An implicit guide whose latents come out of one :class:`~pyro_implicit.CMMNN`: a shared trunk,
-    then a branch for each layer of the network (appendix D of [1]).
+    An implicit guide whose latents come out of one :class:`~pyro_implicit.CMMNN`.
+
+    That is a shared trunk, then a branch for each layer of the network (Uppal et al. 2023, appendix
+    D).
 
     Sites with the same name up to the last dot (``0.weight`` and ``0.bias``) share a branch, and
     layers of more than ``branch_size`` latents have several: the cost of a branch grows with the
@@ -143,6 +151,9 @@ class CMMNNGuide(_MatMulGuide):
     if branches are bounded (draw and gradient of 17 million latents on one CPU thread: 28 ns per
     latent without a bound, 17 with the default). The guide for networks of millions of weights;
     options as for :class:`MMNNGuide`, and:
+
+    Source: `Implicit Variational Inference for High-Dimensional Posteriors`, Uppal et al., NeurIPS
+    2023.
 
     :param trunk_shapes: shapes of the trunk's layers; the last one is split by columns.
     :param int branch_size: most latents of one branch.

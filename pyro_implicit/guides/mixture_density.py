@@ -3,8 +3,8 @@ The explicit counterpart of the conditional implicit guide.
 
 References
 
-[1] `Bayesian Neural Network Inference via Implicit Models and the Posterior Predictive
-    Distribution`, J. J. Dabrowski, D. E. Pagendam, 2022. Section 2.3, table 1.
+- `Bayesian Neural Network Inference via Implicit Models and the Posterior Predictive
+  Distribution`, J. J. Dabrowski, D. E. Pagendam, 2022. Section 2.3, table 1.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ __all__ = ["MixtureDensityGuide"]
 
 class MixtureDensityGuide(ConditionalGuide):
     r"""
-    An explicit posterior :math:`q(\theta_n \mid x_n)` of each row's parameters: a mixture of
-    diagonal Gaussians whose locations, scales and weights a network makes from the row's context
-    (section 2.3 of [1]; one component there).
+    An explicit posterior for each row of the data: a mixture that a network makes.
+
+    :math:`q(\theta_n \mid x_n)` is a mixture of diagonal Gaussians whose locations, scales and
+    weights come from the row's context (Dabrowski and Pagendam 2022, section 2.3; one component
+    there).
 
     It has a density, so that ``Trace_ELBO`` trains it as well as
     :class:`~pyro_implicit.PosteriorPredictiveLoss`. With one component its draws are
@@ -35,6 +37,9 @@ class MixtureDensityGuide(ConditionalGuide):
     weights go by the score of the component: within the logarithm of a mean over draws they are
     those of many draws, and of few too small by a share of the order of one over their number. The
     other objectives of this package have nothing to estimate and say so.
+
+    Source: `Bayesian Neural Network Inference via Implicit Models and the Posterior Predictive
+    Distribution`, Dabrowski and Pagendam, 2022.
 
     :param model: a Pyro model all of whose latents are in one plate, that of the rows.
     :param int num_components: components of the mixture over all latents of a row (of a part, if

@@ -16,6 +16,8 @@ _T = TypeVar("_T")
 
 def check_factorized(factorized: Factorized) -> None:
     """
+    Checks the argument ``factorized`` of a guide.
+
     :raises ArgumentError: for anything that is not a :data:`Factorized`.
     """
     if not (isinstance(factorized, bool) or _is_layer(factorized) or callable(factorized)):
@@ -32,6 +34,8 @@ def _is_layer(factorized: object) -> bool:
 
 def parts_of(factorized: Factorized, names: Sequence[str]) -> dict[str, list[int]]:
     """
+    Divides the latent sites into parts with a generator each.
+
     :param factorized: how the latents are divided.
     :param names: names of the sites.
     :returns: by name of the part (``""`` for the only one) the positions of its sites, parts in the

@@ -16,9 +16,11 @@ __all__ = ["read_row_site"]
 
 def read_row_site(node: dict[str, Any]) -> tuple[LatentSite, Tensor]:
     """
+    Reads a latent site of each row from a prototype trace.
+
     :param dict node: a latent site of a prototype trace.
     :returns: the site of one row (its shape is the event shape; its one frame is the plate of the
-        rows), and its flat unconstrained start, that of the first row.
+        rows), and its flat unconstrained initial value, that of the first row.
     :raises SiteError: unless it is in exactly one plate, with a support that guides serve and that
         all rows share.
     """

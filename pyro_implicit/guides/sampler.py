@@ -19,9 +19,11 @@ __all__ = ["Sampler", "check_scale_arguments"]
 
 class Sampler(nn.Module):
     """
+    What makes one flat unconstrained latent: generator, preconditioner and output noise.
+
     :param Generator generator: the generator.
     :param Preconditioner preconditioner: location and whitening.
-    :param float scale: standard deviation of the output noise, or its start if learned.
+    :param float scale: standard deviation of the output noise, or its initial value if learned.
     :param learn_scale: False, ``"scalar"`` or ``"diagonal"``.
     """
 
@@ -50,6 +52,8 @@ class Sampler(nn.Module):
 
     def distribution(self, context: Tensor | None = None) -> ImplicitDistribution:
         """
+        The distribution that the guide samples from.
+
         :param torch.Tensor context: what the generator is conditioned on, shape ``(*batch, k)``.
         :returns: the distribution of the flat unconstrained latent.
         """
@@ -59,6 +63,8 @@ class Sampler(nn.Module):
 
 def check_scale_arguments(scale: float | None, learn_scale: bool | str) -> float | None:
     """
+    Checks the arguments ``scale`` and ``learn_scale`` of a guide.
+
     :returns: the scale as a plain float, or None.
     :raises ArgumentError: for a negative or non-numeric scale, an unknown ``learn_scale``, or a
         learned scale that starts at 0.

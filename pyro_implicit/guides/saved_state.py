@@ -36,6 +36,8 @@ _SLACK = 10_000
 
 def check_version(state: Any, guide: str) -> None:
     """
+    Checks that an extra state is one that this version can read.
+
     :param state: what is to be an extra state.
     :param str guide: class of the guide that is to load it.
     :raises StateError: if it is none that this version can read.
@@ -50,6 +52,8 @@ def check_version(state: Any, guide: str) -> None:
 
 def check_guide_class(state: dict[str, Any], guide: str) -> None:
     """
+    Checks that an extra state was saved by a guide of the same class.
+
     :param dict state: extra state of a guide that was built.
     :param str guide: class of the guide that is to load it.
     :raises StateError: if it was saved by another.
@@ -60,6 +64,8 @@ def check_guide_class(state: dict[str, Any], guide: str) -> None:
 
 def check_structure(state: dict[str, Any]) -> None:
     """
+    Checks that an extra state describes a whole guide.
+
     :param dict state: extra state of a guide that was built.
     :raises StateError: unless it describes sites, their parts and a sampler for each.
     """
@@ -97,6 +103,8 @@ def _check_counts(values: list[Any], where: str) -> None:
 
 def check_sizes(sites: list[Any], parts: list[tuple[str, int]], samplers: list[Any]) -> None:
     """
+    Checks that saved samplers have the sizes of their sites.
+
     :param sites: as decoded.
     :param parts: name and number of sites of each part.
     :param samplers: descriptions of theirs.
@@ -118,6 +126,8 @@ def check_sizes(sites: list[Any], parts: list[tuple[str, int]], samplers: list[A
 
 def check_same(found: dict[str, Any], own: dict[str, Any]) -> None:
     """
+    Checks that two extra states describe the same guide.
+
     :param dict found: a saved extra state.
     :param dict own: that of the guide which is to load it.
     :raises StateError: naming what differs: its class, its sites, or something else.
@@ -194,6 +204,8 @@ def check_fits(
     tensors: dict[str, Any], module: nn.Module, where: str, partly: bool = False
 ) -> None:
     """
+    Checks that saved tensors fit a module.
+
     :param dict tensors: by name.
     :param module: that they are for.
     :param str where: name of it, for the message.

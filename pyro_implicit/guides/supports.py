@@ -49,7 +49,7 @@ _REMEDIES: dict[str, str] = {
     "sphere": (
         "Draw an unconstrained vector and divide it by its norm: for a ProjectedNormal, "
         "poutine.reparam(model, {{'{name}': ProjectedNormalReparam()}}) (from pyro.infer.reparam); "
-        "for a law with density f on the sphere, w = pyro.sample('{name}_normal', "
+        "for a distribution with density f on the sphere, w = pyro.sample('{name}_normal', "
         "dist.Normal(torch.zeros({n}), 1.0).to_event(1)), {name} = w / w.norm(dim=-1, "
         "keepdim=True), and pyro.factor('{name}_law', log f({name}))."
     ),
@@ -72,16 +72,18 @@ _ELSE = (
     "or register a bijection with torch.distributions.biject_to.register."
 )
 
-#: laws of angles, whose support is said to be the whole line
+#: distributions of angles, whose support is said to be the whole line
 _CIRCULAR = (torch.distributions.VonMises, dist.SineBivariateVonMises, dist.SineSkewed)
 
 
 def check_support(name: str, fn: Any) -> None:
     """
+    Refuses latent sites that no implicit guide can draw.
+
     :param str name: of a latent site.
     :param fn: its distribution.
-    :raises SiteError: if it is discrete or a law of angles, or nothing maps the real line one to
-        one on its support; the message says what to write instead.
+    :raises SiteError: if it is discrete or a distribution of angles, or nothing maps the real line
+        one to one on its support; the message says what to write instead.
     """
     support = plain_support(fn.support)
     try:
@@ -101,7 +103,7 @@ def check_support(name: str, fn: Any) -> None:
 
 
 def _circular(fn: Any) -> Any:
-    """The law of angles that a distribution is, or is made of; None without one."""
+    """The distribution of angles that another one is, or is made of; None without one."""
     if isinstance(fn, _CIRCULAR) and is_real(fn.support):  # a subclass may restrict it to one turn
         return fn
     for part in ("base_dist", "component_distribution", "component0", "component1"):
@@ -121,13 +123,15 @@ def _circular_message(name: str, kind: str, event_shape: Sequence[int]) -> str:
         f"xy = pyro.sample('{name}_xy', dist.Normal(torch.zeros({shape}), 1.0)"
         f".to_event({len(event_shape) + 1})); {name} = pyro.deterministic('{name}', "
         f"torch.atan2(xy[..., 1], xy[..., 0]), event_dim={len(event_shape)}); and, unless the "
-        f"angle is to be uniform, pyro.factor('{name}_law', law.log_prob({name})) with law the "
-        "distribution found."
+        f"angle is to be uniform, pyro.factor('{name}_prior', prior.log_prob({name})) with prior "
+        "the distribution found."
     )
 
 
 def same_support(one: constraints.Constraint, other: constraints.Constraint) -> bool:
     """
+    Whether two supports are the same up to batch dimensions and rounding.
+
     :param one: any support.
     :param other: another; its bounds may have other batch dimensions, or another precision.
     :returns: whether it is of the same kind, with the same bounds.
@@ -161,6 +165,8 @@ def _same_bound(one: Any, other: Any) -> bool:
 
 def is_real(support: constraints.Constraint) -> bool:
     """
+    Whether a support is the whole line in each entry.
+
     :param support: any support.
     :returns: whether it is the whole line in each entry, so that its bijection is the identity.
     """
@@ -197,9 +203,10 @@ def plain_support(support: constraints.Constraint) -> constraints.Constraint:
 
 def keep_inside(support: constraints.Constraint, value: Tensor) -> Tensor:
     """
-    Moves what rounding has put on a bound of its support to the next number inside: in float32
-    ``0.1 + exp(-20)`` is 0.1, where a density may be 0, infinite or refused, and which no number of
-    the real line is mapped to.
+    Moves what rounding has put on a bound of its support to the next number inside.
+
+    In float32 ``0.1 + exp(-20)`` is 0.1, where a density may be 0, infinite or refused, and which
+    no number of the real line is mapped to.
 
     :param support: of a half-line or an interval, perhaps independent; others change nothing.
     :param torch.Tensor value: what its bijection returned.
@@ -230,6 +237,8 @@ def _gap(bound: Any, info: torch.finfo) -> Any:
 
 def encode_support(support: constraints.Constraint) -> dict[str, Any]:
     """
+    Describes a support by plain values.
+
     :param support: the support of a continuous sample site.
     :returns: a dict of strings, numbers and tensors; ``{"type": "unknown"}`` for a constraint that
         neither torch nor Pyro defines.

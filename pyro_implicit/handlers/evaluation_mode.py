@@ -20,9 +20,10 @@ _state = threading.local()
 @contextmanager
 def evaluation_mode() -> Iterator[None]:
     """
-    Every ``torch.nn.Module`` that is called within is in evaluation mode, with all its parts, and
-    gets its own mode back: a prediction must not move the running statistics of a BatchNorm, nor
-    depend on which rows are evaluated together. However the model holds its networks, none is
+    Puts every ``torch.nn.Module`` that is called within, with all its parts, in evaluation mode.
+
+    Each gets its own mode back: a prediction must not move the running statistics of a BatchNorm,
+    nor depend on which rows are evaluated together. However the model holds its networks, none is
     missed, because calls are what is watched.
 
     A layer that would have drawn random numbers is named in a warning: those of a dropout that is

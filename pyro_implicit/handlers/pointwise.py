@@ -97,6 +97,8 @@ def run_model(
 
 def base_distribution(fn: Any) -> Any:
     """
+    Takes off everything that a distribution is wrapped in.
+
     :param fn: a distribution, perhaps masked, expanded, transformed or with reinterpreted dims.
     :returns: the distribution at the bottom.
     """
@@ -107,6 +109,8 @@ def base_distribution(fn: Any) -> Any:
 
 def is_auxiliary(site: Any) -> bool:
     """
+    Whether a site is neither data nor a latent of the model.
+
     :param site: a sample site.
     :returns: whether it is neither data nor a latent of the model: ``pyro.factor``, the indices of
         a subsampled plate, the joint latent of an autoguide.
@@ -117,6 +121,8 @@ def is_auxiliary(site: Any) -> bool:
 
 def is_delta(site: Any) -> bool:
     """
+    Whether a site's distribution is a point mass.
+
     :param site: a sample site.
     :returns: whether its distribution is a point mass: ``pyro.deterministic``, or a site that
         a reparameterisation has made a function of others.
@@ -138,9 +144,10 @@ def reduced_dims(site: Any) -> list[int]:
 
 def pointwise_log_prob(site: Any, *, wide: bool = False) -> Tensor:
     """
-    Log-probability of each datum of a site: event dimensions and batch dimensions outside of
-    every plate are summed. A minibatch scale (or ``poutine.scale``) is not applied; a mask is:
-    masked data get 0.
+    The log-probability of each datum of a site.
+
+    Event dimensions and batch dimensions outside of every plate are summed. A minibatch scale (or
+    ``poutine.scale``) is not applied; a mask is: masked data get 0.
 
     :param site: a sample site with a value.
     :param bool wide: in float64, with every sum taken in it: scores such as those of ArviZ take

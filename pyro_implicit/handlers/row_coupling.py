@@ -21,6 +21,8 @@ class RowsTogether(Exception):  # noqa: N818 (a signal within one call, never sh
 
 def without_events(fn: Any) -> Any:
     """
+    Takes off what only declares events or masks a density.
+
     :param fn: a distribution.
     :returns: it without what only declares independent dims to be an event, or masks a density.
     """
@@ -32,6 +34,8 @@ def without_events(fn: Any) -> Any:
 
 def drawn_jointly(fn: Any, row_dim: int | None) -> bool:
     """
+    Whether the rows of a distribution are drawn in one event.
+
     :param fn: a distribution.
     :param int row_dim: negative dimension of the rows in a value, if it has rows.
     :returns: whether rows are within one event, such as those of a Gaussian process.
@@ -46,11 +50,13 @@ def coupled_sites(
     fewer: Mapping[str, Any], more: Mapping[str, Any], row_dims: Mapping[str, int], first: int
 ) -> list[str]:
     """
-    Sites whose rows depend on other rows: those drawn in one event, those that only exist for some
-    rows (loops over time), and those whose distribution at a row is another one once others are
-    left out. The latter are models that standardise or smooth over rows, and networks with random
-    layers. What only some rows tell the others (their largest) shows where those are left out: two
-    parts of the rows show all of it between them.
+    Finds the sites whose rows depend on other rows.
+
+    These are those drawn in one event, those that only exist for some rows (loops over time), and
+    those whose distribution at a row is another one once others are left out. The latter are models
+    that standardise or smooth over rows, and networks with random layers. What only some rows tell
+    the others (their largest) shows where those are left out: two parts of the rows show all of it
+    between them.
 
     :param dict fewer: distributions of the sites in a run on some of the rows, one after the other.
     :param dict more: in the run on all of them, of the same latents.
@@ -72,6 +78,8 @@ def check_rows_fit(
     fewer: Mapping[str, Any], more: Mapping[str, Any], sites: Iterable[str], times: float
 ) -> None:
     """
+    Checks that sites of which all rows are needed have as many as there are.
+
     :param dict fewer: distributions of the sites in a run on some of the rows.
     :param dict more: in the run on all of them.
     :param sites: names of those of which all rows are needed at once.

@@ -27,6 +27,8 @@ class NotSliceable(Exception):  # noqa: N818 (a signal between two functions, ne
 
 def number_of_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
     """
+    Counts the rows of a model's arguments.
+
     :param tuple args: positional arguments of a model.
     :param dict kwargs: its keyword arguments.
     :returns: the first size of the first tensor among them; 0 if there is none.
@@ -43,6 +45,8 @@ def number_of_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
 
 def rows_of(value: Tensor, dim: int, rows: Any) -> Tensor:
     """
+    Selects the rows of a tensor by their numbers.
+
     :param torch.Tensor value: has an entry for each row of a plate along ``dim``, or one for all.
     :param int dim: of the rows.
     :param rows: numbers of those that are wanted; None for all.
@@ -60,6 +64,8 @@ def take_rows(
     fn: dist.TorchDistribution, dim: int, start: int, stop: int
 ) -> dist.TorchDistribution:
     """
+    Cuts a distribution to some of its rows.
+
     :param fn: a distribution that its ``arg_constraints`` rebuild, or an ``Independent`` of one.
     :param int dim: negative batch dimension.
     :param int start: first row.

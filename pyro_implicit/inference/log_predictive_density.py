@@ -27,6 +27,8 @@ def log_predictive_density(
     **kwargs: Any,
 ) -> Tensor:
     r"""
+    The log of the mean likelihood over draws of the guide, for each datum.
+
     :math:`\log \tfrac1S \sum_s p(y_i \mid \theta_s)` for each datum ``i`` of a batch, without any
     minibatch scale. Observed sites in the same plates are one datum.
 
@@ -64,7 +66,7 @@ def _log_densities(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Tensor:
-    """Of all data under one draw."""
+    """The log-densities of all data under one draw."""
     latents = {name: site["value"] for name, site in latent_sites(guide, args, kwargs).items()}
     data: dict[Any, Tensor] = {}
 

@@ -19,6 +19,8 @@ class Draws:
 
     def add(self, value: Tensor) -> None:
         """
+        Takes some more draws into account.
+
         :param torch.Tensor value: some draws, shape ``(s, ...)``.
         """
         self.parts.append(value)
@@ -39,6 +41,8 @@ class Moments:
 
     def add(self, value: Tensor) -> None:
         """
+        Takes some more draws into account.
+
         :param torch.Tensor value: some draws, shape ``(s, ...)``.
         """
         self.dtype = value.dtype if value.is_floating_point() else torch.get_default_dtype()

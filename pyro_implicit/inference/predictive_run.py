@@ -144,8 +144,10 @@ class PredictiveRun(Messenger):
 
     def _choose_rows(self, msg: Any) -> None:
         """
-        A plate that would draw its rows at random shows those of this batch, if it has them all, or
-        any if it has fewer than the batch (the plate of a smaller training set).
+        Makes a plate that would draw its rows at random show those of this batch.
+
+        It shows them if it has them all, or any if it has fewer than the batch (the plate of a
+        smaller training set).
         """
         fn, here = msg["fn"], self._here
         if msg["value"] is not None or fn.subsample_size != here:
@@ -171,8 +173,10 @@ class PredictiveRun(Messenger):
 
     def _shown_rows(self, value: Tensor, frame: Any, dim: int) -> Tensor:
         """
-        What a latent has at the rows that a plate shows: by their numbers, as ``data[rows]`` has
-        (``pyro.subsample`` overlooks another order of all rows), or by their place.
+        What a latent has at the rows that a plate shows.
+
+        They are found by their numbers, as ``data[rows]`` has (``pyro.subsample`` overlooks another
+        order of all rows), or by their place.
 
         :raises ShapeError: if it has other rows.
         """

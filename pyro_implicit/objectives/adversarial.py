@@ -3,8 +3,8 @@ Adversarial (prior-contrastive) variational inference.
 
 References
 
-[1] `Adversarial Variational Bayes`, L. Mescheder, S. Nowozin, A. Geiger, ICML 2017. Section 3.
-[2] `Variational Inference using Implicit Distributions`, F. Huszar, 2017.
+- `Adversarial Variational Bayes`, L. Mescheder, S. Nowozin, A. Geiger, ICML 2017. Section 3.
+- `Variational Inference using Implicit Distributions`, F. Huszar, 2017.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ _MEMORY = 0.9  # of the running accuracy
 
 class AdversarialELBO(ContrastiveELBO):
     r"""
-    Adversarial variational Bayes ([1], [2]): a *critic*, a network ``T`` trained to tell draws of
-    the guide from draws of what it is compared with, estimates ``KL(q || p)`` as the mean of ``T``
-    over draws of the guide.
+    Adversarial variational Bayes: a network that tells draws apart estimates the divergence.
+
+    A *critic* ``T`` is trained to tell draws of the guide from draws of what it is compared with;
+    the mean of ``T`` over draws of the guide estimates ``KL(q || p)`` (Mescheder, Nowozin and
+    Geiger 2017; Huszar 2017).
 
     Whenever the objective is evaluated with gradients enabled, the critic first takes
     ``num_critic_steps`` steps of **its own optimiser** on new draws; the loss that comes out has no
@@ -51,6 +53,11 @@ class AdversarialELBO(ContrastiveELBO):
     (``num_samples`` of four times the latents or more), and what it misses of a shape that is not
     Gaussian is an entropy that is too large; on a network of 105 weights, with 200 draws, it
     saturated as well.
+
+    Sources:
+
+    - `Adversarial Variational Bayes`, Mescheder, Nowozin and Geiger, ICML 2017.
+    - `Variational Inference using Implicit Distributions`, Huszar, 2017.
 
     :param int num_particles: draws for the likelihood.
     :param critic: a function from the number ``m`` of latent entries to a module from ``(n, m)`` to
@@ -111,14 +118,17 @@ class AdversarialELBO(ContrastiveELBO):
     @property
     def critic_accuracy(self) -> dict[str, float]:
         """
-        By implicit site, the share of new draws that the critic told right, averaged over about
-        the last ten evaluations.
+        The share of new draws that the critic told right, by implicit site.
+
+        It is averaged over about the last ten evaluations.
         """
         return {name: float(value) for name, value in self._accuracy.items()}
 
     def estimate(self, site: ImplicitSite) -> Tensor:
         """
-        Trains the site's critic if gradients are enabled; else as
+        Trains the site's critic if gradients are enabled, then estimates by it.
+
+        The estimate is that of
         :meth:`~pyro_implicit.objectives.contrastive.ContrastiveELBO.estimate`.
 
         :raises NonFiniteError: if the critic's gradients are not finite (with Pyro's validation
@@ -166,6 +176,8 @@ class AdversarialELBO(ContrastiveELBO):
 
     def _refuse(self, name: str, critic: nn.Module, grads: Any, loss: Tensor) -> None:
         """
+        Refuses to train a critic on gradients that are not finite.
+
         :raises NonFiniteError: unless the gradients are finite, and only their norm was not.
         """
         named = zip(critic.named_parameters(), grads, strict=True)
@@ -240,8 +252,9 @@ class AdversarialELBO(ContrastiveELBO):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """
-        Restores what :meth:`state_dict` returned, into an objective with the same arguments that
-        has been evaluated once; all of it or nothing.
+        Restores what :meth:`state_dict` returned, all of it or nothing.
+
+        The objective must have the same arguments and have been evaluated once.
 
         :raises StateError: if its critics are for other sites, or of another shape.
         """
@@ -275,6 +288,8 @@ def _name(function: Any) -> str:
 
 def _per_draw(log_odds: Tensor, critic: nn.Module, draws: Tensor) -> Tensor:
     """
+    Checks that a critic returns one number for each draw.
+
     :raises ShapeError: unless there is one number per draw.
     """
     if log_odds.shape not in ((len(draws),), (len(draws), 1)):

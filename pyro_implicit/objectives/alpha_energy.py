@@ -3,10 +3,10 @@ Power expectation propagation by one energy: between the ELBO and the predictive
 
 References
 
-[1] `Black-Box alpha-Divergence Minimization`, J. M. Hernandez-Lobato and others, ICML 2016.
-[2] `Dropout Inference in Bayesian Neural Networks with Alpha-divergences`, Y. Li, Y. Gal, ICML
-    2017. Eq. 7.
-[3] `Variational Implicit Processes`, C. Ma, Y. Li, J. M. Hernandez-Lobato, ICML 2019. Eq. 11.
+- `Black-Box alpha-Divergence Minimization`, J. M. Hernandez-Lobato and others, ICML 2016.
+- `Dropout Inference in Bayesian Neural Networks with Alpha-divergences`, Y. Li, Y. Gal, ICML
+  2017. Eq. 7.
+- `Variational Implicit Processes`, C. Ma, Y. Li, J. M. Hernandez-Lobato, ICML 2019. Eq. 11.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ __all__ = ["AlphaEnergy"]
 
 class AlphaEnergy(LinearisedELBO):
     r"""
-    Minus the energy of black-box alpha inference in the form of [2], which [3] trains implicit
-    processes with (Eq. 11 there):
+    Black-box alpha inference: between variational inference and expectation propagation.
+
+    The loss is minus the energy in the form of Li and Gal (2017), which Ma, Li and Hernandez-Lobato
+    (2019) train implicit processes with (Eq. 11 there):
 
     .. math::  \sum_n \tfrac1\alpha \log \mathbb E_q[p(y_n \mid \theta)^\alpha]
         - KL(q \,\|\, p).
@@ -37,6 +39,11 @@ class AlphaEnergy(LinearisedELBO):
     It serves **ordinary guides** (``AutoNormal``, ``AutoMultivariateNormal``, ...), which have a
     density, as well as implicit ones, whose entropy is then the linearised one. For ``alpha > 0``
     it is no bound on the evidence.
+
+    Sources:
+
+    - `Dropout Inference in Bayesian Neural Networks with Alpha-divergences`, Li and Gal, ICML 2017.
+    - `Variational Implicit Processes`, Ma, Li and Hernandez-Lobato, ICML 2019.
 
     :param float alpha: from 0 to 1.
     :param int num_particles: draws.
@@ -56,12 +63,12 @@ class AlphaEnergy(LinearisedELBO):
 
     @property
     def power(self) -> float:
-        """``alpha``: of the likelihoods that are averaged over draws."""
+        """The power ``alpha`` of the likelihoods that are averaged over draws."""
         return self.alpha
 
     @property
     def reads(self) -> Reads:  # type: ignore[override]
-        """As an ELBO, of explicit guides too."""
+        """The parts of a run that an ELBO reads, of explicit guides too."""
         return Reads(implicit_site=False)
 
     @property

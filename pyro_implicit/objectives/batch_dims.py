@@ -17,6 +17,8 @@ PARTICLE_PLATE = "num_particles_vectorized"
 
 def is_vectorised(nodes: Iterable[Any]) -> bool:
     """
+    Whether a run of a model was in the plate of the particles.
+
     :param nodes: the sample sites of a model.
     :returns: whether one of them is in the plate of the particles.
     """
@@ -25,7 +27,10 @@ def is_vectorised(nodes: Iterable[Any]) -> bool:
 
 def check_batch_dims(side: str, nodes: Iterable[Any]) -> None:
     """
-    Looks at shapes alone: it costs nothing, and waits for no device.
+    Refuses batch dimensions that no plate declares.
+
+    It looks at shapes alone: it costs nothing, and
+    waits for no device.
 
     Pyro leaves the dimensions to the left of its plates to enumeration. There is none here, so that
     a dimension there is always a mistake: with ``S`` vectorised particles a latent has shape

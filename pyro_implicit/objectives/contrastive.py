@@ -3,7 +3,7 @@ The base of objectives that learn the ratio of two densities from their draws.
 
 References
 
-[1] `Adversarial Variational Bayes`, L. Mescheder, S. Nowozin, A. Geiger, ICML 2017, section 3.3.
+- `Adversarial Variational Bayes`, L. Mescheder, S. Nowozin, A. Geiger, ICML 2017, section 3.3.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ _LARGEST_RANK_CHECK = 512
 
 class ContrastiveELBO(ImplicitELBO):
     r"""
-    An objective that compares draws of the guide with draws of something else, and needs nothing
-    of the guide but draws (a pure implicit guide, ``scale=0``, included). A subclass fills
-    :meth:`divergence`, an estimate of a Kullback-Leibler divergence from draws of both sides.
+    An objective that compares draws of the guide with draws of something else.
+
+    It needs nothing of the guide but draws (a pure implicit guide, ``scale=0``, included). A
+    subclass fills :meth:`divergence`, an estimate of a Kullback-Leibler divergence from draws of
+    both sides.
 
     * ``contrast="adaptive"`` compares the guide with **the Gaussian of its own moments**, ``r``
-      [1], and so estimates an entropy:
+      (Mescheder, Nowozin and Geiger 2017), and so estimates an entropy:
       :math:`\mathbb H[q] = \mathbb H[r] - KL(q \,\|\, r)`. The ratio has only the guide's deviation
       from a Gaussian to tell, its location and scale are exact, and the prior enters with its own
       density. Any Pyro prior, and weights, masks and plates, as for every other objective.
     * ``contrast="prior"`` compares the guide with **draws of the model's prior**, and so estimates
-      ``KL(q || p)`` as [1] and its successors first proposed. It is the only one that serves a
+      ``KL(q || p)`` as they and their successors first proposed. It is the only one that serves a
       prior without a density, such as an :class:`~pyro_implicit.ImplicitDistribution` in the
       model. Everywhere else it is the worse: the two distributions are far apart, and in more than
       a few dimensions no ratio of draws tells how far. Nothing of it reaches learned parameters of
@@ -50,6 +52,8 @@ class ContrastiveELBO(ImplicitELBO):
     With ``contrast="prior"`` each implicit site is compared with the prior of its own latents, so
     that a factorised guide has the sum of its sites' terms; a prior that couples the sites is
     refused.
+
+    Source: `Adversarial Variational Bayes`, Mescheder, Nowozin and Geiger, ICML 2017.
 
     :param int num_particles: draws for the likelihood.
     :param str contrast: ``"adaptive"`` or ``"prior"``.
@@ -111,7 +115,7 @@ class ContrastiveELBO(ImplicitELBO):
     @abstractmethod
     def divergence(self, name: str, q: Tensor, p: Tensor) -> Tensor:
         """
-        The hook of objectives that compare draws.
+        Estimates a divergence from draws of both sides: the hook that a subclass fills.
 
         :param str name: the implicit site.
         :param torch.Tensor q: draws of the guide, shape ``(num_samples, m)``, with gradients.
@@ -121,6 +125,8 @@ class ContrastiveELBO(ImplicitELBO):
 
     def estimate(self, site: ImplicitSite) -> Tensor:
         """
+        Estimates the entropy, or the divergence from the prior, from draws of both sides.
+
         :param ImplicitSite site: an implicit site with the draws of all particles.
         :returns: the entropy, or with ``contrast="prior"`` the KL divergence, shape ``()``.
         :raises NonFiniteError: if a full covariance was asked for and is singular.
@@ -183,7 +189,7 @@ class ContrastiveELBO(ImplicitELBO):
         self._warned.add(site.name)
 
     def _warn(self, key: str, message: str) -> None:
-        """Once per ``key`` and objective."""
+        """Warns once per ``key`` and objective."""
         if key not in self._warned:
             self._warned.add(key)
             warnings.warn(f"{message} (Shown once per objective.)", stacklevel=2)

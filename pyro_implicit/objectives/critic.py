@@ -35,6 +35,8 @@ class Critic(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """
+        Tells draws of the guide from others.
+
         :param torch.Tensor x: draws, shape ``(n, m)``.
         :returns: log-odds that each is from the guide, shape ``(n,)``.
         """

@@ -20,6 +20,8 @@ def _number(value: Any) -> float:
 
 def check_finite(terms: dict[str, Any], particles: Sequence[Particle]) -> None:
     """
+    Refuses terms that are NaN or infinite.
+
     :raises NonFiniteError: naming the term and, if one is to blame, the site.
     """
     bad = [name for name, value in terms.items() if not math.isfinite(_number(value))]

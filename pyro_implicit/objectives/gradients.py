@@ -21,9 +21,10 @@ _NAMED = 3  # parameters that a message tells by name
 
 class OwnGradients:
     """
-    Collects the gradients of several backward passes apart from those that the parameters have
-    already, and adds them at the end. If anything fails before, each parameter has the gradient
-    that it came with::
+    Collects the gradients of several backward passes, and adds them at the end.
+
+    They are kept apart from those that the parameters have already: if anything fails before, each
+    parameter has the gradient that it came with::
 
         with OwnGradients() as gradients:
             for loss in losses:
@@ -53,6 +54,8 @@ class OwnGradients:
 
     def backward(self, loss: Tensor, retain_graph: bool | None = None) -> None:
         """
+        Adds the gradients of one loss to those collected so far.
+
         :param torch.Tensor loss: shape ``()``, with a graph.
         :param bool retain_graph: as in ``Tensor.backward``.
         """
@@ -64,6 +67,8 @@ class OwnGradients:
 
     def check_finite(self, loss: float, particles: Sequence[Particle], *programs: Any) -> None:
         """
+        Refuses gradients that are NaN or infinite.
+
         :param float loss: the loss, for the message.
         :param particles: those of the latest backward pass.
         :param programs: model and guide, asked for the names of parameters.
@@ -93,7 +98,7 @@ class OwnGradients:
 
 def all_finite(gradients: Sequence[Tensor]) -> bool:
     """
-    One pass that waits for the device once.
+    Whether all gradients are finite, found in one pass that waits for the device once.
 
     :param gradients: any number of tensors.
     :returns: True if all entries are finite; False if not, or if a norm overflows.
@@ -107,6 +112,8 @@ def all_finite(gradients: Sequence[Tensor]) -> bool:
 
 def names_of_non_finite(leaves: Iterable[Tensor], names: dict[int, str]) -> str:
     """
+    Names the tensors whose gradients are not finite.
+
     :param leaves: tensors with gradients.
     :param names: names by ``id``.
     :returns: those whose gradient is not finite, for a message; empty if there is none.
@@ -156,7 +163,7 @@ def _sites_to_blame(particle: Particle) -> list[str]:
 
 @torch.enable_grad()
 def _has_finite_gradients(node: Any) -> bool:
-    """Of a log-density in the site's value and in the parameters of its distribution."""
+    """Whether a log-density has finite gradients in its value and its parameters."""
     fn, base, inputs = node["fn"], base_distribution(node["fn"]), []
     value = node["value"]
     if isinstance(value, Tensor) and value.is_floating_point():

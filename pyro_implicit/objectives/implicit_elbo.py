@@ -20,7 +20,9 @@ __all__ = ["ImplicitELBO"]
 
 class ImplicitELBO(ParticleObjective):
     r"""
-    Evidence lower bound, or a stand-in for it, of a guide that has implicit sites:
+    The evidence lower bound, or a stand-in for it, of a guide that has implicit sites.
+
+    It is
 
     .. math::  \mathbb E_q[\log p(y \mid \theta)]
         + \lambda\,(\alpha\,\mathbb E_q[\log p(\theta)] + \mathbb H[q]),
@@ -92,7 +94,7 @@ class ImplicitELBO(ParticleObjective):
     @abstractmethod
     def estimate(self, site: ImplicitSite) -> Tensor:
         """
-        The hook.
+        Estimates the entropy or the divergence of one site: the hook that a subclass fills.
 
         :param ImplicitSite site: an implicit site with its draws.
         :returns: with ``replaces = "entropy"`` one value per draw, shape
@@ -149,8 +151,9 @@ class ImplicitELBO(ParticleObjective):
     @property
     def is_bound(self) -> bool:
         """
-        Whether the value is, in expectation, a lower bound on the evidence, for any guide: proven,
-        so that False does not say that it exceeds it.
+        Whether the value is, in expectation, a lower bound on the evidence, for any guide.
+
+        True means proven: False does not say that it exceeds the evidence.
         """
         honest = self.likelihood == "expected" and self.kl_weight >= 1 and self.prior_weight == 1
         return self.bounds_entropy and honest
@@ -159,19 +162,21 @@ class ImplicitELBO(ParticleObjective):
 
     @property
     def reads(self) -> Reads:  # type: ignore[override]
-        """What it needs of a run; see :class:`ParticleObjective`."""
+        """The parts of a run that the objective needs; see :class:`ParticleObjective`."""
         kl = self.replaces == "kl"
         return Reads(prior=not kl, prior_draws=kl)
 
     @property
     def pools(self) -> bool:  # type: ignore[override]
-        """Whether it must see all draws at once."""
+        """Whether the objective must see all draws at once."""
         return bool(self.joint or self.replaces == "kl" or self.power)
 
     def _implicit_entropy(self, batch: ParticleBatch) -> Any:
         """
-        The mean over the first ``num_entropy_particles`` draws of the hook's estimates, as the part
-        of it that these draws have; divided by their share, since means over batches are taken.
+        The mean over the first ``num_entropy_particles`` draws of the hook's estimates.
+
+        It is given as the part of it that these draws have, divided by their share, since means
+        over batches are taken.
         """
         if self.joint:
             return self._of_all_draws(batch)

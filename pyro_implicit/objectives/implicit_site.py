@@ -26,8 +26,8 @@ class ImplicitSite:
     One implicit site of a guide, with its draws: all that the hook of an objective sees.
 
     :param str name: its name.
-    :param ImplicitDistribution distribution: its law given the noise; ``distribution.noise`` has
-        shape ``(*batch, *noise_shape)``.
+    :param ImplicitDistribution distribution: the distribution of its value given the noise;
+        ``distribution.noise`` has shape ``(*batch, *noise_shape)``.
     :param torch.Tensor value: its draws, shape ``(*batch, m)``. With vectorised particles ``batch``
         begins with the particles; with looped particles only if the objective is joint.
     :param latents: the model's sites made from it.
@@ -63,6 +63,8 @@ class ImplicitSite:
 
     def first(self, count: int) -> ImplicitSite:
         """
+        Keeps some of the draws.
+
         :param int count: a number of draws.
         :returns: the site with the first of its draws only.
         """
@@ -81,8 +83,9 @@ class ImplicitSite:
 
     def fresh(self, num_draws: int) -> Tensor:
         """
-        New draws of a site whose first batch dimension is the particles: the plates it is in are
-        kept, each draw has its own noise.
+        Draws anew from a site whose first batch dimension is the particles.
+
+        The plates it is in are kept, and each draw has its own noise.
 
         :param int num_draws: their number ``n``.
         :returns: reparameterised draws, shape ``(n, *plates, m)``.
@@ -91,6 +94,8 @@ class ImplicitSite:
 
     def at_fresh_noise(self, num: int) -> ImplicitDistribution:
         """
+        Conditions the site on new noise.
+
         :param int num: a number of noises.
         :returns: the site's distribution given new noise, ``batch_shape`` of ``(num, *plates)``.
         """

@@ -3,7 +3,7 @@ Kernel implicit variational inference.
 
 References
 
-[1] `Kernel Implicit Variational Inference`, J. Shi, S. Sun, J. Zhu, ICLR 2018. Sections 3 and 4.
+- `Kernel Implicit Variational Inference`, J. Shi, S. Sun, J. Zhu, ICLR 2018. Sections 3 and 4.
 """
 
 from __future__ import annotations
@@ -47,9 +47,11 @@ _OURS: dict[str, dict[str, Any]] = {
 
 class KernelDensityRatioELBO(ContrastiveELBO):
     r"""
-    Kernel density-ratio fitting (KIVI, [1]): a ridge regression on Gaussian kernels, solved anew in
-    every step, estimates the ratio of the guide to what it is compared with. It needs no network
-    and no inner loop, and nothing of the guide but draws.
+    Kernel implicit variational inference: a ridge regression estimates the density ratio.
+
+    The regression on Gaussian kernels is solved anew in every step (Shi, Sun and Zhu 2018), and
+    estimates the ratio of the guide to what it is compared with. It needs no network and no inner
+    loop, and nothing of the guide but draws.
 
     The default is *not* the published form, which is ``published=True``: there the ratio ``p / q``
     to the prior is fitted with bases from ``p``. Between known Gaussians that one mostly reports
@@ -63,8 +65,10 @@ class KernelDensityRatioELBO(ContrastiveELBO):
     which is above the true one. Points where a fitted ratio is not positive are clipped and have no
     gradient; :attr:`clipped` says how many.
 
+    Source: `Kernel Implicit Variational Inference`, Shi, Sun and Zhu, ICLR 2018.
+
     :param int num_particles: draws for the likelihood.
-    :param bool published: the settings of [1], whatever of them is not given here:
+    :param bool published: the settings of the paper, whatever of them is not given here:
         ``contrast="prior"``, ``orientation="p/q"``, ``bases="p"``, ``ridge=1e-3``, ``bandwidth=1``,
         ``num_bases=100``.
     :param bandwidth: one, or several that the kernels get in turns, in units of the median distance

@@ -3,10 +3,10 @@ The linearised-entropy objective with a log-determinant from products alone.
 
 References
 
-[1] `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
-    W. Boomsma, J. Frellsen, NeurIPS 2023. Eq. 14 to 16.
-[2] `Fast Estimation of tr(f(A)) via Stochastic Lanczos Quadrature`, S. Ubaru, J. Chen, Y. Saad,
-    SIAM Journal on Matrix Analysis and Applications, 2017.
+- `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
+  W. Boomsma, J. Frellsen, NeurIPS 2023. Eq. 14 to 16.
+- `Fast Estimation of tr(f(A)) via Stochastic Lanczos Quadrature`, S. Ubaru, J. Chen, Y. Saad,
+  SIAM Journal on Matrix Analysis and Applications, 2017.
 """
 
 from __future__ import annotations
@@ -56,12 +56,14 @@ class LanczosReport:
 
 class LanczosELBO(ImplicitELBO):
     r"""
-    :class:`~pyro_implicit.LinearisedELBO` for very many latents: the same objective (Eq. 15 of
-    [1]), with the log-determinant estimated by stochastic Lanczos quadrature [2] from products with
-    the Jacobian, which is never formed. The estimate has two sides: the Gauss rule is an **upper**
-    bound of the log-determinant in expectation, the Gauss-Radau rule a **lower** one; both are in
-    :attr:`last_report`. (They bound the log-determinant. That the linearised entropy may exceed the
-    entropy remains, see :class:`~pyro_implicit.LinearisedELBO`.)
+    :class:`~pyro_implicit.LinearisedELBO` for very many latents, from products with the Jacobian.
+
+    The objective is the same (Uppal et al. 2023, Eq. 15), with the log-determinant estimated by
+    stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017); the Jacobian is never formed. The
+    estimate has two sides: the Gauss rule is an **upper** bound of the log-determinant in
+    expectation, the Gauss-Radau rule a **lower** one; both are in :attr:`last_report`. (They bound
+    the log-determinant. That the linearised entropy may exceed the entropy remains, see
+    :class:`~pyro_implicit.LinearisedELBO`.)
 
     *When to use it:* when the exact determinant is too dear, from some thousands of latents on.
     Prefer it to :class:`~pyro_implicit.SingularValueELBO`, whose cost is the same.
@@ -98,6 +100,12 @@ class LanczosELBO(ImplicitELBO):
     for generators with directions that change nothing (hidden layers narrower than the noise).
     Singular values below ``2e-6`` times the largest cannot be told from 0 there, and count as 0.
     The small matrices are treated in float64.
+
+    Sources:
+
+    - `Implicit Variational Inference for High-Dimensional Posteriors`, Uppal et al., NeurIPS 2023.
+    - `Fast Estimation of tr(f(A)) via Stochastic Lanczos Quadrature`, Ubaru, Chen and Saad, SIAM
+      Journal on Matrix Analysis and Applications, 2017.
 
     :param int num_particles: number of draws.
     :param int num_steps: Lanczos steps ``k``. 5 train well; take 20 to report a value.
@@ -161,14 +169,18 @@ class LanczosELBO(ImplicitELBO):
     @property
     def last_report(self) -> dict[str, LanczosReport]:
         """
-        Both estimates by name of the implicit site, from the last time that it was estimated: for
-        all draws if particles are vectorised, else for the last one. Kept on the device until it is
-        read. (A training step itself waits there for one eigenproblem of size ``k + 1`` only.)
+        Both estimates of each implicit site, from the last time that it was estimated.
+
+        They are for all draws if particles are vectorised, else for the last one. Kept on the
+        device until it is read. (A training step itself waits there for one eigenproblem of size
+        ``k + 1`` only.)
         """
         return {name: _report(*found) for name, found in self._last.items()}
 
     def estimate(self, site: ImplicitSite) -> Tensor:
         r"""
+        The linearised entropy, its log-determinant estimated from products.
+
         :param ImplicitSite site: an implicit site with its draws.
         :returns: linearised entropy at each draw, shape ``site.distribution.batch_shape``; in a
             training step without its turn, what it has beside the log-determinant.
@@ -248,9 +260,11 @@ class LanczosELBO(ImplicitELBO):
 
     def _weight(self, site: ImplicitSite) -> int:
         """
-        1 outside of training steps. Within one: ``entropy_every`` in the first and each k-th step
-        that meets this site of this guide, else 0. Each guide has a count of its own, so that
-        models trained in turns do not take each other's turn.
+        The weight of the log-determinant: 1 outside of training steps.
+
+        Within one: ``entropy_every`` in the first and each k-th step that meets this site of this
+        guide, else 0. Each guide has a count of its own, so that models trained in turns do not
+        take each other's turn.
         """
         now = self.training_step
         if now is None or self.entropy_every == 1:

@@ -19,8 +19,9 @@ __all__ = ["batch_log_predictive", "log_predictive"]
 
 def log_predictive(batch: ParticleBatch, power: float = 1.0) -> Tensor:
     r"""
-    Sum over data of the log of the mean over draws of the likelihood of each datum; with a
-    ``power`` ``a``, of :math:`\tfrac1a \log \operatorname{mean} p^a`.
+    Sums over data the log of the mean over draws of the likelihood of each datum.
+
+    With a ``power`` ``a``, it is that of :math:`\tfrac1a \log \operatorname{mean} p^a`.
 
     A datum is one row of the innermost plates of its sites; sites in the same plates are one datum
     (a masked one counts as a likelihood of 1), unless ``poutine.scale`` weighs them differently.
@@ -53,8 +54,10 @@ def log_predictive(batch: ParticleBatch, power: float = 1.0) -> Tensor:
 
 def batch_log_predictive(batch: ParticleBatch) -> Any:
     r"""
-    The log of the mean over draws of the likelihood of all data of the minibatch together, times
-    its weight in all data (the largest scale of an observed site; others enter in proportion).
+    The log of the mean over draws of the likelihood of all data of the minibatch together.
+
+    It is multiplied by the minibatch's weight in all data (the largest scale of an observed site;
+    others enter in proportion).
 
     :param ParticleBatch batch: all draws.
     :returns: shape ``()`` (0 without data).
@@ -72,16 +75,19 @@ def batch_log_predictive(batch: ParticleBatch) -> Any:
 
 def _of_one_draw(batch: ParticleBatch) -> Tensor:
     """
-    Its log-likelihood. (Within the logarithm the weight of a mixture would only add its own score,
-    of mean 0: the mixture's weights would learn nothing of the data.)
+    The log-likelihood of a single draw.
+
+    (Within the logarithm the weight of a mixture would only add its own score, of mean 0: the
+    mixture's weights would learn nothing of the data.)
     """
     return batch.log_likelihood.sum()
 
 
 def _by_draw(batch: ParticleBatch, scale: float) -> Tensor:
     """
-    The log-likelihood of each draw in units of ``scale``, with the weight of its mixtures, which is
-    one of the draw and has no scale; shape ``(S,)``.
+    The log-likelihood of each draw in units of ``scale``, shape ``(S,)``.
+
+    The weight of its mixtures is one of the draw and has no scale.
     """
     rows = []
     for particle in batch.particles:

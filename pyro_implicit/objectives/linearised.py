@@ -3,8 +3,8 @@ The linearised-entropy objective of LIVI.
 
 References
 
-[1] `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
-    W. Boomsma, J. Frellsen, NeurIPS 2023. Eq. 14 to 16.
+- `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
+  W. Boomsma, J. Frellsen, NeurIPS 2023. Eq. 14 to 16.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ __all__ = ["LinearisedELBO", "entropy_constant"]
 
 class LinearisedELBO(ImplicitELBO):
     r"""
-    The objective :math:`\mathcal L'` (Eq. 15 of [1]): the entropy of the guide by linearising its
-    generator ``g`` at each draw,
+    The objective :math:`\mathcal L'` of LIVI: an exact log-determinant for the entropy.
+
+    The entropy of the guide is found by linearising its generator ``g`` at each draw (Uppal et al.
+    2023, Eq. 15),
 
     .. math::  \mathbb H[q] \approx \tfrac m2 (1 + \log 2\pi)
         + \tfrac12\, \mathbb E_z \log\det(J(z) J(z)^\top + \sigma^2 I_m),
@@ -41,10 +43,15 @@ class LinearisedELBO(ImplicitELBO):
     guides over more than some thousands of latents use a cheaper estimate of the determinant.
 
     Arguments as for :class:`~pyro_implicit.ImplicitELBO`.
+
+    Source: `Implicit Variational Inference for High-Dimensional Posteriors`, Uppal et al., NeurIPS
+    2023.
     """
 
     def estimate(self, site: ImplicitSite) -> Tensor:
         r"""
+        The linearised entropy by the exact log-determinant.
+
         :param ImplicitSite site: an implicit site with its draws.
         :returns: linearised entropy at each draw, shape ``site.distribution.batch_shape``.
         :raises GuideError: for noise that is not standard normal and has more dimensions than the
@@ -55,9 +62,11 @@ class LinearisedELBO(ImplicitELBO):
 
 def entropy_constant(site: ImplicitSite) -> Tensor | float:
     r"""
-    What the entropy has beside the log-determinant: :math:`\tfrac m2 (1 + \log 2\pi)` for standard
-    normal noise. For any other noise with ``d <= m`` it is the entropy of the noise plus
-    :math:`\tfrac{m-d}2 (1 + \log 2\pi)`, which is exact as ``sigma`` goes to 0.
+    What the linearised entropy has beside the log-determinant.
+
+    It is :math:`\tfrac m2 (1 + \log 2\pi)` for standard normal noise. For any other noise with ``d
+    <= m`` it is the entropy of the noise plus :math:`\tfrac{m-d}2 (1 + \log 2\pi)`, which is exact
+    as ``sigma`` goes to 0.
 
     :raises GuideError: for any other noise with ``d > m``.
     """

@@ -14,6 +14,8 @@ __all__ = ["weights_of_rows"]
 
 def weights_of_rows(log_weight: Any, log_prob: Tensor, name: str) -> Any:
     """
+    Fits the weights of mixtures to the log-densities of a site.
+
     :param log_weight: see :attr:`~pyro_implicit.objectives.particle.Particle.log_weight`.
     :param torch.Tensor log_prob: log-densities of a site, with the rows' dimensions.
     :param str name: the site.

@@ -55,6 +55,8 @@ def check_latents(model_nodes: Nodes, guide_nodes: Nodes) -> None:
 
 def check_supports(model_nodes: Nodes, guide_nodes: Nodes) -> None:
     """
+    Refuses a model whose latents have other supports than the guide's.
+
     :param model_nodes: the model's sample sites by name.
     :param guide_nodes: those of the guide.
     :raises SiteError: if a latent that the guide maps on a support has another one in the model.

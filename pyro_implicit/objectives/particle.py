@@ -87,7 +87,7 @@ class Particle:
 
     @cached_property
     def log_weight(self) -> Any:
-        """Of the draws (0 in value), by row, if mixtures in the guide were drawn with weights."""
+        """The log-weights (0 in value) of draws of mixtures in the guide, by row."""
         nodes = sample_nodes(self.guide).values()
         return sum((node["infer"].get("log_weight", 0.0) for node in nodes), 0.0)
 
@@ -111,9 +111,11 @@ class Particle:
     @cached_property
     def guide_nodes(self) -> dict[str, Any]:
         """
-        The guide's sites that have a density, by name: neither implicit nor the noise of such a
-        site. Those named as latents of implicit sites are Deltas with *minus* the log-Jacobian of
-        the latent's constraint as their density.
+        The guide's sites that have a density, by name.
+
+        Neither implicit ones nor the noise of such a site are among them. Those named as latents of
+        implicit sites are Deltas with *minus* the log-Jacobian of the latent's constraint as their
+        density.
         """
         return {
             name: node
@@ -261,6 +263,8 @@ def _implicit_sites(guide_trace: Trace, required: bool) -> dict[str, ImplicitSit
 
 def _set_log_prob(name: str, node: Any, log_prob: Callable[..., Tensor] | None) -> None:
     """
+    Notes the log-density of a site, computing it if need be.
+
     :raises DensityError: without a function to compute it.
     """
     if log_prob is None:
@@ -286,8 +290,9 @@ def lost_gradients(what: str, fn: ImplicitDistribution) -> str:
 
 def _sum_in_float32(trace: Trace) -> None:
     """
-    Scales and sums log-densities that came in half precision (under autocast) in float32: a sum of
-    thousands keeps three digits in bfloat16.
+    Scales and sums log-densities that came in half precision (under autocast) in float32.
+
+    A sum of thousands keeps three digits in bfloat16.
     """
     for node in sample_nodes(trace).values():
         if "log_prob" not in node or node["log_prob"].dtype not in (torch.float16, torch.bfloat16):
@@ -299,8 +304,10 @@ def _sum_in_float32(trace: Trace) -> None:
 
 def _check_shapes(particle: Particle, max_plate_nesting: float) -> None:
     """
-    Ours costs nothing and spares vectorised particles a wrong value, so that there it does not ask
-    whether validation is on, and comes first: Pyro's does not know what the user should write.
+    Checks the shapes of log-densities before Pyro does.
+
+    Our check costs nothing and spares vectorised particles a wrong value, so that there it does not
+    ask whether validation is on, and comes first: Pyro's does not know what the user should write.
     """
     sides = {name: sample_nodes(getattr(particle, name)).values() for name in ("model", "guide")}
     if is_vectorised(sides["model"]):

@@ -21,8 +21,9 @@ __all__ = ["ParticleBatch"]
 @dataclass(frozen=True)
 class ParticleBatch:
     r"""
-    ``S`` draws of the guide with the model's densities at them, whether they came from one
-    vectorised pass or from a loop. Everything here has the draws as its first dimension.
+    ``S`` draws of the guide with the model's densities at them, vectorised or looped.
+
+    Everything here has the draws as its first dimension.
 
     *Units.* Densities are those of all data: the scale of a minibatch and ``poutine.scale`` are
     multiplied in, masks are applied, plates and events are summed. Latents are in the unconstrained
@@ -62,6 +63,8 @@ class ParticleBatch:
 
     def log_density_of_latents(self, but: Collection[str] = ()) -> Tensor:
         """
+        The prior's log-density of all latents but some.
+
         :param but: names of latent sites of the model to leave out.
         :returns: log-density of the others in their own, constrained coordinates, shape ``(S,)``.
         """
@@ -70,8 +73,9 @@ class ParticleBatch:
     @cached_property
     def log_jacobian(self) -> Tensor:
         r"""
-        :math:`\log|d\theta / du|` of the latents that implicit sites make, shape ``(S,)``; 0 if
-        the objective does not read their prior.
+        :math:`\log|d\theta / du|` of the latents that implicit sites make, shape ``(S,)``.
+
+        It is 0 if the objective does not read their prior.
         """
         # the guide's Deltas carry it with the other sign
         return -self._per_draw(
@@ -98,8 +102,9 @@ class ParticleBatch:
     @cached_property
     def sites(self) -> dict[str, ImplicitSite]:
         """
-        The implicit sites by name, with the draws of all particles in front; each has its
-        ``noise``, ``value``, ``distribution`` and ``means``.
+        The implicit sites by name, with the draws of all particles in front.
+
+        Each has its ``noise``, ``value``, ``distribution`` and ``means``.
         """
         if self.vectorised:
             return dict(self.particles[0].implicit)
@@ -126,8 +131,10 @@ class ParticleBatch:
 
     def score(self, create_graph: bool = True) -> dict[str, Tensor]:
         r"""
-        The model's score at the draws, :math:`\nabla_u \log p(y, \theta(u))`. The objective must
-        set ``needs_score``, so that it can be had without gradients of the parameters as well.
+        The model's score at the draws, :math:`\nabla_u \log p(y, \theta(u))`.
+
+        The objective must set ``needs_score``, so that it can be had without gradients of the
+        parameters as well.
 
         :param bool create_graph: whether it can itself be differentiated.
         :returns: by implicit site, shape ``(S, *plates, m)``.
@@ -150,6 +157,8 @@ class ParticleBatch:
 
     def leading(self, keep: int, site: ImplicitSite) -> ImplicitSite | None:
         """
+        Keeps those of a site's draws that are among the first of the whole evaluation.
+
         :param int keep: a number of draws of the whole evaluation.
         :param ImplicitSite site: one of :attr:`sites`.
         :returns: the site with those of its draws that are among the first ``keep``, or None.
@@ -161,6 +170,8 @@ class ParticleBatch:
 
     def weigh(self, site: ImplicitSite, per_draw: Tensor) -> Tensor:
         """
+        Adds up a term of each draw and row under the site's scale and mask.
+
         :param ImplicitSite site: one of :attr:`sites`, perhaps with some of its draws.
         :param torch.Tensor per_draw: a term for each draw and row, shape ``(n, *plates)``.
         :returns: its sum under the site's scale and mask, shape ``()``.
@@ -175,6 +186,8 @@ class ParticleBatch:
 
     def weight(self, name: str) -> Any:
         """
+        The weight of a site as one number.
+
         :param str name: an implicit site.
         :returns: the one number that a term of all its draws and rows together is multiplied by.
         :raises SiteError: if scale or mask differ between its rows.
@@ -218,6 +231,8 @@ class ParticleBatch:
 
     def new_zeros(self, *shape: int) -> Tensor:
         """
+        Zeros, one for each draw.
+
         :returns: zeros of that shape, in the type and place of the log-densities.
         """
         particle = self.particles[0]

@@ -30,8 +30,9 @@ REMEDY = (
 @contextmanager
 def blames_vectorisation(single: Callable[[], Any]) -> Iterator[None]:
     """
-    Tells which of a vectorised model's errors come of its vectorisation: torch speaks of sizes that
-    no line of the model mentions.
+    Tells which of a vectorised model's errors come of its vectorisation.
+
+    Torch speaks of sizes that no line of the model mentions.
 
     :param single: the same run with a single draw, made if the vectorised one fails.
     :raises SiteError: if the single one does not fail.
@@ -59,6 +60,8 @@ class CouplingCheck:
 
     def __call__(self, model: Any, given: tuple[Any, ...], particle: Particle, count: int) -> None:
         """
+        Checks one vectorised pass of a model, once for each kind of arguments.
+
         :param model: what was run.
         :param given: its arguments.
         :param Particle particle: the pass, made with gradients.
@@ -84,13 +87,15 @@ class CouplingCheck:
 
 def check_particles_apart(particle: Particle, count: int) -> None:
     r"""
-    The densities of ``S`` vectorised draws are those of ``S`` looped ones only if
-    :math:`\partial \log p_s / \partial \theta_t = 0` for draws ``s != t``. A model written for one
-    draw may break that without an error: ``w.sum()`` sums over draws, and with as many draws as
-    rows ``w * x[:, :1]`` gives each row a draw of its own. Here the densities of every other draw
-    are differentiated together, which costs one backward pass of the model; the gradients with
-    respect to the rest must vanish, and do so exactly. Data that differ from draw to draw are rows
-    that stand where the draws belong.
+    Refuses vectorised models in which one draw's density depends on another draw.
+
+    The densities of ``S`` vectorised draws are those of ``S`` looped ones only if :math:`\partial
+    \log p_s / \partial \theta_t = 0` for draws ``s != t``. A model written for one draw may break
+    that without an error: ``w.sum()`` sums over draws, and with as many draws as rows ``w * x[:,
+    :1]`` gives each row a draw of its own. Here the densities of every other draw are
+    differentiated together, which costs one backward pass of the model; the gradients with respect
+    to the rest must vanish, and do so exactly. Data that differ from draw to draw are rows that
+    stand where the draws belong.
 
     :param Particle particle: a vectorised pass, made with gradients.
     :param int count: its draws ``S >= 2``.

@@ -61,8 +61,10 @@ class TrainingStep(NamedTuple):
 
 class ParticleObjective(ELBO):
     r"""
-    An objective made from draws of a guide: it runs guide and model, looped or vectorised, sees to
-    plates, minibatch scale, masks and finiteness, and hands all draws to one hook.
+    An objective made from draws of a guide.
+
+    It runs guide and model, looped or vectorised, sees to plates, minibatch scale, masks and
+    finiteness, and hands all draws to one hook.
 
     **A new objective fills** :meth:`terms_of`: given a
     :class:`~pyro_implicit.objectives.particle_batch.ParticleBatch`, return named numbers that add
@@ -130,7 +132,7 @@ class ParticleObjective(ELBO):
     @abstractmethod
     def terms_of(self, batch: ParticleBatch) -> Terms:
         """
-        The hook.
+        Names the terms of the objective, from all draws: the hook that a subclass fills.
 
         :param ParticleBatch batch: ``n`` draws: all of them if the objective pools or the particles
             are vectorised, else one.
@@ -140,8 +142,9 @@ class ParticleObjective(ELBO):
 
     def implicit_prior(self, fn: ImplicitDistribution, value: Tensor) -> Tensor:
         """
-        The log-density of a prior that is itself implicit, or a bound on it, for objectives that
-        have one; by default refused.
+        The log-density of a prior that is itself implicit, or a bound on it.
+
+        By default such a prior is refused; objectives that can estimate it fill this.
 
         :param ImplicitDistribution fn: the prior of a latent.
         :param torch.Tensor value: shape ``(*batch, m)``.
@@ -188,8 +191,10 @@ class ParticleObjective(ELBO):
     @property
     def training_step(self) -> TrainingStep | None:
         """
-        The step that is going on, if one is: a call of :meth:`loss_and_grads`, or of
-        :meth:`differentiable_loss`, with gradients enabled.
+        The number of the training step that is going on, if one is.
+
+        A step is a call of :meth:`loss_and_grads`, or of :meth:`differentiable_loss` with gradients
+        enabled.
         """
         return self._training_step
 
@@ -197,6 +202,8 @@ class ParticleObjective(ELBO):
 
     def __call__(self, model: nn.Module, guide: nn.Module) -> ELBOModule:
         """
+        Binds the objective to a model and a guide, as one module.
+
         :returns: a module whose parameters are those of model, guide and :attr:`networks`.
         """
         module = super().__call__(model, guide)
@@ -207,6 +214,8 @@ class ParticleObjective(ELBO):
 
     def loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
         """
+        The loss as a number.
+
         :returns: minus the objective, without gradients.
         :raises NonFiniteError: if a term is not finite; the message names the site. Only with
             Pyro's validation on (its default): the check waits for the device.
@@ -218,6 +227,8 @@ class ParticleObjective(ELBO):
 
     def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
         """
+        The loss with its graph.
+
         :returns: minus the objective, shape ``()``, to be differentiated.
         :raises NonFiniteError: if a term is not finite; the message names the site. Only with
             Pyro's validation on (its default): the check waits for the device.
@@ -229,8 +240,10 @@ class ParticleObjective(ELBO):
 
     def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
         """
-        Adds the gradients of the loss to the parameters; looped particles one after the other, so
-        that only one graph is alive at a time. If it fails, no parameter's gradient has changed.
+        Adds the gradients of the loss to the parameters.
+
+        Looped particles come one after the other, so that only one graph is alive at a time. If it
+        fails, no parameter's gradient has changed.
 
         :returns: minus the objective.
         :raises NonFiniteError: with Pyro's validation on (its default), if a term is not finite, or

@@ -3,8 +3,8 @@ Training on the posterior predictive distribution alone: a likelihood, no prior,
 
 References
 
-[1] `Bayesian Neural Network Inference via Implicit Models and the Posterior Predictive
-    Distribution`, J. J. Dabrowski, D. E. Pagendam, 2022. Eq. 3, Algorithm 1, appendices B, C, F.
+- `Bayesian Neural Network Inference via Implicit Models and the Posterior Predictive
+  Distribution`, J. J. Dabrowski, D. E. Pagendam, 2022. Eq. 3, Algorithm 1, appendices B, C, F.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ _RAW = ("raw", "density", "eq4", "mean")
 
 class PosteriorPredictiveLoss(ParticleObjective):
     r"""
-    Minus the log of a Monte Carlo estimate of the posterior predictive density (Eq. 3 of [1]). It
-    needs a likelihood only: no prior, and of the guide only draws, so that any guide with
-    reparameterised draws serves, implicit or not.
+    Minus the log of a Monte Carlo estimate of the posterior predictive density.
 
-    [1] can be read in three ways; ``form`` chooses, with ``L = num_particles`` draws:
+    It is Eq. 3 of Dabrowski and Pagendam (2022). It needs a likelihood only: no prior,
+    and of the guide only draws, so that any guide with reparameterised draws serves, implicit or
+    not.
+
+    The paper can be read in three ways; ``form`` chooses, with ``L = num_particles`` draws:
 
     ``"per_datum"``
         :math:`-\sum_n \log \tfrac1L \sum_l p(y_n \mid x_n, \theta_l)`, Eq. 3 for each datum. Draws
@@ -57,7 +59,10 @@ class PosteriorPredictiveLoss(ParticleObjective):
     The likelihood may be any observed site, or a pseudo-likelihood as ``pyro.factor`` inside of the
     data plate (L1, hinge, synthetic likelihoods).
 
-    :param int num_particles: draws ``L``; 10 in [1].
+    Source: `Bayesian Neural Network Inference via Implicit Models and the Posterior Predictive
+    Distribution`, Dabrowski and Pagendam, 2022.
+
+    :param int num_particles: draws ``L``; 10 in the paper.
     :param str form: see above.
     :param float prior_weight: weight of the expected log-density of the model's prior, the
         regulariser of appendix F (its :math:`\lambda` is ``prior_weight / 2`` for a standard normal
@@ -104,7 +109,7 @@ class PosteriorPredictiveLoss(ParticleObjective):
 
     @property
     def reads(self) -> Reads:  # type: ignore[override]
-        """A likelihood and, if it has a weight, the prior."""
+        """What the loss reads of a run: a likelihood and, if it has a weight, the prior."""
         return Reads(prior=self.prior_weight != 0, guide=False, implicit_site=False)
 
     @property

@@ -49,6 +49,8 @@ class PriorDraws:
 
     def draw(self, site: ImplicitSite, num_draws: int) -> Tensor:
         """
+        Draws the latents of one implicit site from the prior.
+
         :param ImplicitSite site: an implicit site of the guide.
         :param int num_draws: number ``n`` of draws.
         :returns: draws of the prior of its latents, in the coordinates of its value, shape
@@ -70,8 +72,9 @@ class PriorDraws:
 
     def check(self, particle: Particle) -> None:
         """
-        Refuses what comparing one site with its prior would get wrong; only with Pyro's validation
-        on, as it runs the model.
+        Refuses what comparing one site with its prior would get wrong.
+
+        It does so only with Pyro's validation on, as it runs the model.
 
         :raises GuideError: if the prior of one implicit site's latents depends on latents outside
             of it: the KL terms of the sites do not then add up to that of the guide.

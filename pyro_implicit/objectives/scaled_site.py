@@ -15,8 +15,9 @@ __all__ = ["rest_of_entropy", "scaled_jacobian"]
 
 def scaled_jacobian(site: ImplicitSite) -> ScaledJacobian:
     """
-    The Jacobian of a site's generator at its noise, in units of the output noise; differentiable
-    with respect to generator and scale if gradients are enabled.
+    The Jacobian of a site's generator at its noise, in units of the output noise.
+
+    It is differentiable with respect to generator and scale if gradients are enabled.
 
     :raises LayerError: if the generator is random or its draws depend on each other.
     """

@@ -3,10 +3,10 @@ Semi-implicit variational inference: bounds on the true entropy by averaging ove
 
 References
 
-[1] `Semi-Implicit Variational Inference`, M. Yin, M. Zhou, ICML 2018. Section 3.
-[2] `Doubly Semi-Implicit Variational Inference`, D. Molchanov, V. Kharitonov, A. Sobolev,
-    D. Vetrov, AISTATS 2019. Section 3.
-[3] `Importance Weighted Hierarchical Variational Inference`, A. Sobolev, D. Vetrov, NeurIPS 2019.
+- `Semi-Implicit Variational Inference`, M. Yin, M. Zhou, ICML 2018. Section 3.
+- `Doubly Semi-Implicit Variational Inference`, D. Molchanov, V. Kharitonov, A. Sobolev,
+  D. Vetrov, AISTATS 2019. Section 3.
+- `Importance Weighted Hierarchical Variational Inference`, A. Sobolev, D. Vetrov, NeurIPS 2019.
 """
 
 from __future__ import annotations
@@ -38,29 +38,38 @@ __all__ = ["SemiImplicitELBO"]
 
 class SemiImplicitELBO(ImplicitELBO):
     r"""
-    The true entropy of the guide between bounds that close as the number ``K`` of inner draws
-    grows. With ``sigma > 0`` the guide is a Gaussian mixture without end; with :math:`z_0` the
-    noise that made a draw and :math:`z_1, \dots, z_K` new ones,
+    The true entropy of the guide between bounds that close with the number of inner draws.
+
+    With ``sigma > 0`` the guide is a Gaussian mixture without end; with :math:`z_0` the noise that
+    made a draw and :math:`z_1, \dots, z_K` new ones,
 
     .. math::  \mathbb H[q] \ge -\mathbb E \log \tfrac1{K+1}
         \textstyle\sum_{k=0}^{K} \mathcal N(\theta \mid g(z_k), \sigma^2 I)
 
-    (the surrogate of [1]), and ``<=`` if the sum leaves out :math:`z_0` and divides by ``K``. The
-    objective with ``bound="lower"`` is **a true lower bound on the evidence for any** ``K`` **and
-    any generator**, which no linearised objective is; it is the yardstick for the others.
+    (the surrogate of Yin and Zhou 2018), and ``<=`` if the sum leaves out :math:`z_0` and divides
+    by ``K``. The objective with ``bound="lower"`` is **a true lower bound on the evidence for any**
+    ``K`` **and any generator**, which no linearised objective is; it is the yardstick for the
+    others.
 
     With ``proposal="prior"`` the new noises are draws of its base distribution. They find the
     neighbourhood of ``theta`` in few dimensions and with a wide ``sigma`` only: elsewhere the bound
     tends to the entropy of the output noise, :math:`+ \log(K + 1)`. With
     ``proposal="gauss-newton"`` they come from the linearised posterior of ``z`` given ``theta`` and
-    are weighed, as in [3]. It is found from ``theta`` alone, so that the bound stays valid; it is
-    tight for few ``z`` that are not folded, with about as many inner draws as noise dimensions. It
-    costs some Jacobians and ``d x d`` systems per draw. Its gradient takes the proposal as given;
-    what is left out vanishes as ``K`` grows or the proposal tends to the posterior.
+    are weighed (Sobolev and Vetrov 2019). It is found from ``theta`` alone, so that the bound stays
+    valid; it is tight for few ``z`` that are not folded, with about as many inner draws as noise
+    dimensions. It costs some Jacobians and ``d x d`` systems per draw. Its gradient takes the
+    proposal as given; what is left out vanishes as ``K`` grows or the proposal tends to the
+    posterior.
 
     **A prior that is semi-implicit too** (an :class:`~pyro_implicit.ImplicitDistribution` in the
     model with a scale that is not 0) has its density bounded from below by ``K`` draws of its own
-    noise, as in [2]; the sum is still a lower bound.
+    noise (Molchanov et al. 2019); the sum is still a lower bound.
+
+    Sources:
+
+    - `Semi-Implicit Variational Inference`, Yin and Zhou, ICML 2018.
+    - `Doubly Semi-Implicit Variational Inference`, Molchanov et al., AISTATS 2019.
+    - `Importance Weighted Hierarchical Variational Inference`, Sobolev and Vetrov, NeurIPS 2019.
 
     :param int num_particles: draws.
     :param int num_inner: inner draws ``K``.
@@ -101,6 +110,8 @@ class SemiImplicitELBO(ImplicitELBO):
 
     def estimate(self, site: ImplicitSite) -> Tensor:
         """
+        A bound on the entropy by averaging the density over inner draws.
+
         :param ImplicitSite site: an implicit site with its draws.
         :returns: minus the bound on the log-density at each draw, shape
             ``site.distribution.batch_shape``.
@@ -124,7 +135,7 @@ class SemiImplicitELBO(ImplicitELBO):
 
     def implicit_prior(self, fn: ImplicitDistribution, value: Tensor) -> Tensor:
         """
-        A lower bound, in expectation, on the log-density of a semi-implicit prior [2].
+        A lower bound, in expectation, on the log-density of a semi-implicit prior.
 
         :raises DensityError: if its scale is 0.
         :raises SiteError: if its noise has learned parameters and no ``rsample``.
@@ -154,9 +165,9 @@ class SemiImplicitELBO(ImplicitELBO):
         return torch.logaddexp(own, others) - math.log(self.num_inner + 1)
 
     def _mean_over_noise(self, fn: ImplicitDistribution, w: Tensor) -> Tensor:
-        """The log of the sum over ``K`` new noises, the same for all draws of one law."""
+        """The log of the sum over ``K`` new noises, the same for all draws."""
         generator, base = fn.generator, fn.base_dist
-        if isinstance(generator, Conditioned) or not is_one_law(base):  # rows have their own laws
+        if isinstance(generator, Conditioned) or not is_one_law(base):  # rows have their own
             rows = base.batch_shape
             if isinstance(generator, Conditioned):
                 rows = torch.broadcast_shapes(generator.context.shape[:-1], rows)
@@ -165,7 +176,7 @@ class SemiImplicitELBO(ImplicitELBO):
             return gaussian_log_density(w, means, _wide(fn.scale)).logsumexp(0)
         noise = draw(base, (self.num_inner,))
         noise = noise.reshape(self.num_inner, -1, *generator.noise_shape)
-        means = upcast(generator(noise[:, 0]))  # a plate has only copies of one law
+        means = upcast(generator(noise[:, 0]))  # a plate has only copies of one
         flat = log_densities(w.reshape(-1, w.shape[-1]), means, _wide(fn.scale))
         return flat.logsumexp(-1).reshape(w.shape[:-1])
 

@@ -16,9 +16,11 @@ __all__ = ["SharedRows"]
 
 class SharedRows(Messenger):
     """
-    Particles that are reduced together must see the same rows: the mean over draws of the
-    likelihood of one datum is no mean if each draw is shown another datum. The first particle lets
-    the plates choose; all later ones get what they chose. Wrap guide and model of each in turn.
+    Lets all particles of one evaluation see the same rows.
+
+    Particles that are reduced together must: the mean over draws of the likelihood of one datum is
+    no mean if each draw is shown another datum. The first particle lets the plates choose; all
+    later ones get what they chose. Wrap guide and model of each in turn.
 
     :raises SiteError: if the model itself gives a plate other rows in a later particle.
     """

@@ -3,8 +3,8 @@ The objective of LIVI for very many latents: a bound by the smallest singular va
 
 References
 
-[1] `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
-    W. Boomsma, J. Frellsen, NeurIPS 2023. Eq. 17 to 19, appendix C.
+- `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
+  W. Boomsma, J. Frellsen, NeurIPS 2023. Eq. 17 to 19, appendix C.
 """
 
 from __future__ import annotations
@@ -50,15 +50,16 @@ class SingularValueReport:
 
 class SingularValueELBO(ImplicitELBO):
     r"""
-    The objective :math:`\mathcal L''` of LIVI (Eq. 18 of [1]): a lower bound of
-    :class:`~pyro_implicit.LinearisedELBO` that replaces all ``d`` singular values of the Jacobian
-    by the smallest one,
+    The objective :math:`\mathcal L''` of LIVI: a bound on the entropy by one singular value.
+
+    It is a lower bound of :class:`~pyro_implicit.LinearisedELBO` that replaces all ``d`` singular
+    values of the Jacobian by the smallest one (Uppal et al. 2023, Eq. 18),
 
     .. math::  \tfrac12 \log\det(J J^\top + \sigma^2 I_m)
         \ge \tfrac d2 \log(s_1^2 + \sigma^2) + (m - d) \log \sigma .
 
-    The last term, left out in [1], is constant only while ``sigma`` is. With one sigma per latent
-    the formula holds for :math:`\mathrm{diag}(1/\sigma) J`, and with ``d > m`` for the ``m``
+    The last term, left out in the paper, is constant only while ``sigma`` is. With one sigma per
+    latent the formula holds for :math:`\mathrm{diag}(1/\sigma) J`, and with ``d > m`` for the ``m``
     singular values that are not zero. (Appendix C argues that the dropped terms are positive. They
     are not where ``s < 1``: it is a bound because :math:`s_1` is the smallest.)
 
@@ -92,6 +93,9 @@ class SingularValueELBO(ImplicitELBO):
     their generator; :meth:`state_dict` has them, so that a run that is taken up goes on with the
     same bits (of several processes, those of the first). Conditional guides always begin at random
     vectors: the rows that a call shows need not be those of the last.
+
+    Source: `Implicit Variational Inference for High-Dimensional Posteriors`, Uppal et al., NeurIPS
+    2023.
 
     :param int num_particles: number of draws.
     :param int num_iterations: LOBPCG iterations at most.
@@ -131,9 +135,10 @@ class SingularValueELBO(ImplicitELBO):
     @property
     def last_report(self) -> dict[str, SingularValueReport]:
         """
-        What was found by name of the implicit site, from the last time that it was estimated: for
-        all draws if particles are vectorised, else for the last one. Reading this waits for the
-        device.
+        What was found of each implicit site, by name, when it was last estimated.
+
+        It is for all draws if particles are vectorised, else for the last one. Reading this waits
+        for the device.
         """
         return {name: self._report(*found) for name, found in self._last.items()}
 
@@ -145,6 +150,8 @@ class SingularValueELBO(ImplicitELBO):
 
     def estimate(self, site: ImplicitSite) -> Tensor:
         r"""
+        A bound on the linearised entropy by the smallest singular value.
+
         :param ImplicitSite site: an implicit site with its draws.
         :returns: the bound on the linearised entropy at each draw, shape
             ``site.distribution.batch_shape``.

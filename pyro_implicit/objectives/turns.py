@@ -18,6 +18,8 @@ __all__ = ["Turns"]
 @dataclass
 class _Count:
     """
+    The training steps that one site of a guide has been met in.
+
     :param int order: how many counts there were before.
     :param guide: a weak reference to the guide that is counted.
     :param int turn: its training steps before the present one.
@@ -50,6 +52,8 @@ class Turns:
 
     def take(self, step: int, guide: Any, site: ImplicitSite) -> int:
         """
+        Counts a training step of one site of a guide.
+
         :param int step: number of the objective's training step, from 1.
         :param guide: the guide that is trained in it.
         :param ImplicitSite site: one of its implicit sites.

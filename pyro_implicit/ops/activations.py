@@ -59,6 +59,8 @@ ACTIVATIONS: dict[str, Activation] = {
 
 def get_activation(name: str) -> Activation:
     """
+    Finds an activation function and its slope by name.
+
     :param str name: a key of :data:`ACTIVATIONS`.
     :returns: the function and its slope.
     :raises ArgumentError: for an unknown name.

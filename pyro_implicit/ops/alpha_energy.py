@@ -3,7 +3,7 @@ The data term of black-box alpha inference, from draws and where it has a closed
 
 References
 
-[1] `Variational Implicit Processes`, C. Ma, Y. Li, J. M. Hernandez-Lobato, ICML 2019. Eq. 11.
+- `Variational Implicit Processes`, C. Ma, Y. Li, J. M. Hernandez-Lobato, ICML 2019. Eq. 11.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ LEAST_POWER = 1e-18
 
 def log_power_mean(log_values: Tensor, power: float) -> Tensor:
     r"""
-    :math:`\tfrac1\alpha \log \tfrac1S \sum_s p_s^\alpha`, also where :math:`\alpha` is small: the
-    logarithm is then a small number beside :math:`\log S`, and dividing what rounding left of it by
-    :math:`\alpha` would magnify the rounding.
+    The logarithm of a power mean, :math:`\tfrac1\alpha \log \tfrac1S \sum_s p_s^\alpha`.
+
+    It is right also where :math:`\alpha` is small: the logarithm is then a small number beside
+    :math:`\log S`, and dividing what rounding left of it by :math:`\alpha` would magnify the
+    rounding.
 
     :param torch.Tensor log_values: :math:`\log p_s`, draws in front, shape ``(S, *batch)``.
     :param float power: :math:`\alpha`, at least :data:`LEAST_POWER`.
@@ -47,6 +49,8 @@ def normal_alpha_energy(
     value: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor, alpha: float
 ) -> Tensor:
     r"""
+    The alpha energy of Gaussian data around a Gaussian function, in closed form.
+
     :math:`\tfrac1\alpha \log \mathbb E[\mathcal N(y; f, \sigma^2)^\alpha]` for each datum, with
     :math:`f \sim \mathcal N(m, v)`:
 

@@ -3,9 +3,9 @@ Ratios of two densities from draws alone: a ridge regression on Gaussian kernels
 
 References
 
-[1] `Kernel Implicit Variational Inference`, J. Shi, S. Sun, J. Zhu, ICLR 2018. Eq. 3 to 8.
-[2] `A Least-squares Approach to Direct Importance Estimation`, T. Kanamori, S. Hido, M. Sugiyama,
-    JMLR 10, 2009.
+- `Kernel Implicit Variational Inference`, J. Shi, S. Sun, J. Zhu, ICLR 2018. Eq. 3 to 8.
+- `A Least-squares Approach to Direct Importance Estimation`, T. Kanamori, S. Hido, M. Sugiyama,
+  JMLR 10, 2009.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["DensityRatio", "bandwidths", "fit_density_ratio", "kl_divergence"]
 @dataclass(frozen=True)
 class DensityRatio:
     r"""
-    :math:`r(x) = \sum_k \alpha_k \exp(-\lVert x - c_k \rVert^2 / 2 h^2)`.
+    A fitted ratio :math:`r(x) = \sum_k \alpha_k \exp(-\lVert x - c_k \rVert^2 / 2 h^2)`.
 
     :param torch.Tensor centres: ``c``, shape ``(k, m)``.
     :param torch.Tensor bandwidth: ``h``, shape ``()``, or ``(k,)`` for one per centre.
@@ -40,6 +40,8 @@ class DensityRatio:
 
     def __call__(self, x: Tensor) -> Tensor:
         """
+        The fitted ratios at some points.
+
         :param torch.Tensor x: points, shape ``(n, m)``.
         :returns: fitted ratios, shape ``(n,)``. A fit can be negative.
         """
@@ -47,6 +49,8 @@ class DensityRatio:
 
     def log(self, x: Tensor, clip: float = 1e-8) -> tuple[Tensor, Tensor]:
         """
+        The logarithm of the fitted ratios, clipped from below.
+
         :param torch.Tensor x: points, shape ``(n, m)``.
         :param float clip: smallest ratio; a clipped point has no gradient.
         :returns: the log of the clipped ratios, shape ``(n,)``, and the fraction of them that was
@@ -65,10 +69,12 @@ def fit_density_ratio(
     ridge: float = 1e-2,
 ) -> DensityRatio:
     r"""
-    The ratio of two densities, given draws of both, in least squares over the denominator:
+    Fits the ratio of two densities to draws of both, in least squares over the denominator.
+
     :math:`\alpha = (H + \lambda I)^{-1} h` with ``H`` the mean of :math:`\psi \psi^\top` over the
-    denominator and ``h`` that of :math:`\psi` over the numerator (Eq. 5 of [1], where the linear
-    term of Eq. 4 has the wrong sign). Solved in float64; no gradient flows through the fit.
+    denominator and ``h`` that of :math:`\psi` over the numerator (Shi, Sun and Zhu 2018, Eq. 5,
+    where the linear term of Eq. 4 has the wrong sign). Solved in float64; no gradient flows through
+    the fit.
 
     :param torch.Tensor numerator: draws, shape ``(n, m)``.
     :param torch.Tensor denominator: draws, shape ``(k, m)``.
@@ -134,8 +140,8 @@ def kl_divergence(
 
     :param torch.Tensor q: draws, shape ``(n, m)``.
     :param torch.Tensor p: draws, shape ``(k, m)``.
-    :param str orientation: the ratio that is fitted: ``"q/p"``, or ``"p/q"`` as in [1], whose value
-        depends on the clip wherever ``q`` is narrower than ``p``.
+    :param str orientation: the ratio that is fitted: ``"q/p"``, or ``"p/q"`` as in Shi, Sun and Zhu
+        2018, whose value depends on the clip wherever ``q`` is narrower than ``p``.
     :param str bases: the draws that kernels are centred on, ``"q"`` or ``"p"``: the first
         ``num_bases`` of them.
     :param int num_bases: number of kernels at most.

@@ -5,15 +5,15 @@ Shape legend: ``n`` points, ``m`` outputs, ``d`` noise dimensions, ``k`` starts,
 
 With output noise, :math:`q(w) = \int \mathcal N(w \mid g(z), \sigma^2 I)\, \mathcal N(z \mid 0, I)
 \,dz` is estimated by importance sampling from Gaussians around the noises that lead near ``w`` (the
-linearised posterior of ``z``, appendix F.5 of [1]). Without it, and with ``d = m``,
+linearised posterior of ``z``, appendix F.5 of Uppal et al. 2023). Without it, and with ``d = m``,
 :math:`q(w) = \sum_{z: g(z) = w} \mathcal N(z \mid 0, I) / |\det J(z)|` over all such noises.
 
 References
 
-[1] `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
-    W. Boomsma, J. Frellsen, NeurIPS 2023.
-[2] `Sandwiching the marginal likelihood using bidirectional Monte Carlo`, R. Grosse, Z. Ghahramani,
-    R. Adams, 2015.
+- `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
+  W. Boomsma, J. Frellsen, NeurIPS 2023.
+- `Sandwiching the marginal likelihood using bidirectional Monte Carlo`, R. Grosse, Z. Ghahramani,
+  R. Adams, 2015.
 """
 
 from __future__ import annotations
@@ -51,11 +51,17 @@ class Map:
 @dataclass(frozen=True)
 class DensityEstimate:
     r"""
+    Estimates of the density of an implicit distribution at some points.
+
+    Source: `Sandwiching the marginal likelihood using bidirectional Monte Carlo`, Grosse,
+    Ghahramani and Adams, 2015.
+
     :param torch.Tensor value: :math:`\log q(w)` from draws that know nothing but ``w``, shape
         ``(n,)``; in expectation never too large, minus infinity where no noise was found.
     :param torch.Tensor standard_error: of it, shape ``(n,)``; as far as the draws can tell.
     :param torch.Tensor upper: the same with the noise that made ``w`` among the draws, in
-        expectation over ``w`` never too small [2]; ``value`` if that noise is not known.
+        expectation over ``w`` never too small (Grosse, Ghahramani and Adams 2015); ``value`` if
+        that noise is not known.
     """
 
     value: Tensor
@@ -68,8 +74,9 @@ def spread_starts(
     points: Tensor, generator: Map, num_starts: int, num_candidates: int = 4096
 ) -> Tensor:
     """
-    Noises whose images are near each point, and which are far from each other: where a map folds,
-    several noises lead to one point.
+    Finds noises whose images are near each point, and which are far from each other.
+
+    Where a map folds, several noises lead to one point.
 
     :param torch.Tensor points: ``w``, shape ``(n, m)``.
     :param Map generator: ``g``.
@@ -104,8 +111,10 @@ def density_by_sampling(
     own: Tensor | None = None,
 ) -> DensityEstimate:
     r"""
-    Importance sampling from a mixture of Gaussians around several noises, each by Gauss-Newton
-    steps from a start of its own.
+    The density at points by importance sampling of the noise.
+
+    The proposal is a mixture of Gaussians around several noises, each found by Gauss-Newton steps
+    from a start of its own.
 
     :param torch.Tensor points: ``w``, shape ``(n, m)``.
     :param Map generator: ``g``.
@@ -150,8 +159,10 @@ def density_by_preimages(
     points: Tensor, generator: Map, num_starts: int, own: Tensor | None = None
 ) -> DensityEstimate:
     """
-    The sum over all noises that lead to a point, of those that Newton's method finds from several
-    starts. Nothing is random in it: its standard error is 0, and what it misses shows in ``upper``.
+    The density at points as a sum over all noises that lead there.
+
+    Newton's method finds them from several starts. Nothing is random in it: its standard error is
+    0, and what it misses shows in ``upper``.
 
     :param torch.Tensor points: ``w``, shape ``(n, m)``.
     :param Map generator: ``g``, with ``d = m``.

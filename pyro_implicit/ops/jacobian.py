@@ -24,7 +24,8 @@ def mlp_chain(
     weights: Sequence[Tensor], biases: Sequence[Tensor], activation: Activation, z: Tensor
 ) -> Tensor:
     r"""
-    The Jacobian of the *hidden* layers of a multilayer perceptron,
+    The Jacobian of the *hidden* layers of a multilayer perceptron.
+
     :math:`D_k W_k \cdots D_1 W_1`, built from the input side in one pass.
 
     :param weights: hidden weights ``W_1 ... W_k``, shapes ``(h_i, h_{i-1})``.
@@ -49,8 +50,10 @@ def function_jacobian(
     function: Callable[[Tensor], Tensor], z: Tensor, output_dim: int, noise_ndim: int = 1
 ) -> Tensor:
     """
-    The Jacobian of any differentiable function by ``torch.func``: forward mode if it has at most as
-    many inputs as outputs, reverse mode otherwise or where an operation lacks a forward rule.
+    The Jacobian of any differentiable function by ``torch.func``.
+
+    It uses forward mode if it has at most as many inputs as outputs, reverse mode otherwise or
+    where an operation lacks a forward rule.
 
     :param function: maps one noise of shape ``noise_shape`` to ``(output_dim,)``.
     :param torch.Tensor z: shape ``(..., *noise_shape)``.

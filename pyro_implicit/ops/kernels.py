@@ -10,6 +10,8 @@ __all__ = ["gaussian_kernel", "median_distance", "squared_distances"]
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     """
+    Squared Euclidean distances between all pairs of points.
+
     :param torch.Tensor x: points, shape ``(n, m)``.
     :param torch.Tensor y: points, shape ``(k, m)``.
     :returns: squared Euclidean distances, shape ``(n, k)``, never negative.
@@ -22,7 +24,7 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
 
 def gaussian_kernel(x: Tensor, y: Tensor, bandwidth: Tensor | float) -> Tensor:
     r"""
-    :math:`\exp(-\lVert x - y \rVert^2 / 2 h^2)`.
+    The Gaussian kernel :math:`\exp(-\lVert x - y \rVert^2 / 2 h^2)` of all pairs of points.
 
     :param torch.Tensor x: points, shape ``(n, m)``.
     :param torch.Tensor y: points, shape ``(k, m)``.

@@ -9,14 +9,15 @@ For :math:`A = I + M^\top M` (:class:`~pyro_implicit.ops.scaled_jacobian.ScaledJ
 Golub and Kahan's bidiagonalisation of ``M``, which is the Lanczos process of :math:`M^\top M`
 without its squared rounding errors, turns each quadratic form into a quadrature rule. The Gauss
 rule is never below it; the Gauss-Radau rule with a node at 1, below which ``A`` has no eigenvalue
-(:math:`\sigma^2` in the units of :math:`J J^\top + \sigma^2 I`), is never above it [1].
+(:math:`\sigma^2` in the units of :math:`J J^\top + \sigma^2 I`), is never above it (Golub and
+Meurant 2010).
 
 References
 
-[1] `Matrices, Moments and Quadrature with Applications`, G. H. Golub, G. Meurant, 2010. Chapters 3,
-    4, 6 and 11.
-[2] `Fast Estimation of tr(f(A)) via Stochastic Lanczos Quadrature`, S. Ubaru, J. Chen, Y. Saad,
-    SIAM Journal on Matrix Analysis and Applications, 2017.
+- `Matrices, Moments and Quadrature with Applications`, G. H. Golub, G. Meurant, 2010. Chapters 3,
+  4, 6 and 11.
+- `Fast Estimation of tr(f(A)) via Stochastic Lanczos Quadrature`, S. Ubaru, J. Chen, Y. Saad,
+  SIAM Journal on Matrix Analysis and Applications, 2017.
 """
 
 from __future__ import annotations
@@ -109,7 +110,9 @@ def lanczos_quadrature(
     jacobian: ScaledJacobian, probes: Tensor, num_steps: int
 ) -> LanczosQuadrature:
     r"""
-    Both rules and what the gradient needs, from ``num_steps`` products with :math:`M^\top M`.
+    Runs the Lanczos process with ``num_steps`` products with :math:`M^\top M`.
+
+    It gives both quadrature rules and what the gradient needs.
 
     The bidiagonal ``B`` of ``k`` steps gives the Gauss rule as
     :math:`\|v\|^2 e_1^\top \log(I + B^\top B)\, e_1`. With its last off-diagonal entry, as a
@@ -152,8 +155,9 @@ def _pairs(
     vectors: Tensor,
 ) -> GradientPairs:
     """
-    Functions of ``A`` times the probes by the Ritz pairs of the Gauss rule, see
-    :func:`gradient_surrogate`.
+    Applies functions of ``A`` to the probes by the Ritz pairs of the Gauss rule.
+
+    What they are for is in :func:`gradient_surrogate`.
 
     Singular values that are zero but for rounding count as zero: what they would add to the
     gradient, ``rounding / sigma^2``, is noise.
@@ -182,9 +186,10 @@ def _pairs(
 
 def gradient_surrogate(jacobian: ScaledJacobian, pairs: GradientPairs) -> Tensor:
     r"""
-    A number whose gradient estimates that of :math:`\tfrac12 \log\det A` without bias, and whose
-    value means nothing. :math:`\tfrac12\, d \log\det A = \operatorname{tr}(A^{-1} M^\top dM)`; with
-    the soft projector :math:`\Pi = I - A^{-1}` onto the directions that ``M`` does not lose,
+    A number whose gradient estimates that of :math:`\tfrac12 \log\det A` without bias.
+
+    Its value means nothing. :math:`\tfrac12\, d \log\det A = \operatorname{tr}(A^{-1} M^\top dM)`;
+    with the soft projector :math:`\Pi = I - A^{-1}` onto the directions that ``M`` does not lose,
 
     .. math::  \operatorname{tr}(A^{-1} M^\top dM) =
         \mathbb E\, (M A^{-1/2} v)^\top dM\, (A^{-1/2} \Pi v)
@@ -263,8 +268,10 @@ def _normalise(vector: Tensor, negligible: Tensor) -> tuple[Tensor, Tensor]:
 
 def _eigen(diagonal: Tensor, above: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     """
-    Eigenvalues, at least ``floor``, and eigenvectors of ``floor I + B' B`` in float64, where ``B``
-    is ``k x (k+1)`` with these diagonals: ``(..., k)``, and ``above`` with a leading dimension.
+    The eigenvalues and eigenvectors of ``floor I + B' B`` in float64, for bidiagonal ``B``.
+
+    ``B`` is ``k x (k+1)`` with these diagonals: ``(..., k)``, and ``above`` with a leading
+    dimension. Eigenvalues are at least ``floor``.
     """
     k = diagonal.shape[-1]
     size = (*above.shape, k + 1)

@@ -44,6 +44,8 @@ class Linearisation(ABC):
     @abstractmethod
     def jvp(self, v: Tensor) -> Tensor:
         """
+        Multiplies directions by the Jacobian.
+
         :param torch.Tensor v: directions, shape ``(P, ..., d)``.
         :returns: ``J v``, shape ``(P, ..., m)``.
         """
@@ -51,12 +53,16 @@ class Linearisation(ABC):
     @abstractmethod
     def vjp(self, u: Tensor) -> Tensor:
         """
+        Multiplies cotangents by the transposed Jacobian.
+
         :param torch.Tensor u: cotangents, shape ``(P, ..., m)``.
         :returns: ``J' u``, shape ``(P, ..., d)``.
         """
 
     def jacobian(self) -> Tensor:
         """
+        Forms the Jacobian from its products.
+
         :returns: the Jacobians, shape ``(..., m, d)``, one product per noise entry.
         """
         identity = torch.eye(self.input_dim, dtype=self.value.dtype, device=self.value.device)
@@ -66,8 +72,9 @@ class Linearisation(ABC):
 
 class DenseLinearisation(Linearisation):
     r"""
-    The derivative of a multilayer perceptron beside a linear map,
-    :math:`W_{k+1} D_k W_k \cdots D_1 W_1 + A`.
+    The derivative of a multilayer perceptron beside a linear map.
+
+    It is :math:`W_{k+1} D_k W_k \cdots D_1 W_1 + A`.
 
     :param torch.Tensor value: the draws, shape ``(..., m)``.
     :param weights: ``W_1 ... W_{k+1}``, shapes ``(h_i, h_{i-1})``.
@@ -107,8 +114,9 @@ class DenseLinearisation(Linearisation):
 
 class FunctionLinearisation(Linearisation):
     """
-    The derivative of any function by ``torch.func``: correct for every module, and several times
-    slower than products that know the structure.
+    The derivative of any function by ``torch.func``.
+
+    It is correct for every module, and several times slower than products that know the structure.
 
     :param function: maps ``(n, *noise_shape)`` to ``(n, m)``, each row by itself.
     :param torch.Tensor z: noise, shape ``(..., *noise_shape)``.

@@ -5,8 +5,8 @@ Shape legend: ``...`` the batch of draws, ``n`` the smaller side of the Jacobian
 
 References
 
-[1] `Toward the Optimal Preconditioned Eigensolver: Locally Optimal Block Preconditioned Conjugate
-    Gradient Method`, A. V. Knyazev, SIAM Journal on Scientific Computing, 2001.
+- `Toward the Optimal Preconditioned Eigensolver: Locally Optimal Block Preconditioned Conjugate
+  Gradient Method`, A. V. Knyazev, SIAM Journal on Scientific Computing, 2001.
 """
 
 from __future__ import annotations
@@ -48,9 +48,11 @@ def smallest_eigenpair(
     jacobian: ScaledJacobian, start: Tensor, num_iterations: int, tolerance: float = 0.0
 ) -> SmallestPair:
     r"""
-    Locally optimal conjugate gradients (LOBPCG with blocks of size 1, no preconditioner [1]): each
-    iteration minimises :math:`\|M x\|^2 / \|x\|^2` over the span of the iterate, its residual and
-    the last direction.
+    Finds the smallest eigenpair of :math:`M^\top M` by conjugate gradients.
+
+    This is LOBPCG with blocks of size 1 and no preconditioner (Knyazev 2001): each iteration
+    minimises :math:`\|M x\|^2 / \|x\|^2` over the span of the iterate, its residual and the last
+    direction.
 
     Cost: one product with ``M`` and one with its transpose to begin, and as many per iteration; the
     products of iterate and direction are combinations of those. No ``torch.lobpcg``: that takes
@@ -137,8 +139,9 @@ def _relative(residual: Tensor, theta: Tensor, floor: float) -> Tensor:
 
 def _orthogonal(p: Tensor, gram_p: Tensor, others: list[Pair]) -> Pair:
     """
-    The unit vector along ``p`` that is orthogonal to the others, and its product; zero if nothing
-    but rounding errors would be left of it.
+    The unit vector along ``p`` that is orthogonal to the others, and its product.
+
+    It is zero if nothing but rounding errors would be left of it.
     """
     p, gram_p = _scaled(p, gram_p, 0.0)
     for other, gram_other in others:
@@ -155,8 +158,9 @@ def _scaled(p: Tensor, gram_p: Tensor, negligible: float) -> Pair:
 
 def _smallest_combination(basis: Tensor, gram_basis: Tensor) -> Tensor:
     """
-    Weights ``(..., 3)`` of the combination of orthonormal columns with the smallest quotient. A
-    column of zeros gets a quotient beyond all others, so that it is never taken.
+    Weights ``(..., 3)`` of the combination of orthonormal columns with the smallest quotient.
+
+    A column of zeros gets a quotient beyond all others, so that it is never taken.
     """
     small = upcast(basis).mT @ upcast(gram_basis)
     small = 0.5 * (small + small.mT)

@@ -9,8 +9,8 @@ dtype of the Jacobian. In float32 the Cholesky factor of :math:`J^\top J + \sigm
 
 References
 
-[1] `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
-    W. Boomsma, J. Frellsen, NeurIPS 2023. Eq. 14 to 16.
+- `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
+  W. Boomsma, J. Frellsen, NeurIPS 2023. Eq. 14 to 16.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ def half_log_det(jacobian: Tensor, scale: float | Tensor = 0.0) -> Tensor:
     r"""
     :math:`\tfrac12 \log\det(J J^\top + \mathrm{diag}(\sigma^2))`, computed on the smaller side.
 
-    For :math:`d \le m` the determinant lemma gives
-    :math:`\log\det(J^\top J + \sigma^2 I_d) + (m - d) \log \sigma^2` (Eq. 16 of [1]), a ``d x d``
-    problem.
+    For :math:`d \le m` the determinant lemma gives :math:`\log\det(J^\top J + \sigma^2 I_d) + (m -
+    d) \log \sigma^2` (Uppal et al. 2023, Eq. 16), a ``d x d`` problem.
 
     :param torch.Tensor jacobian: Jacobians, shape ``(..., m, d)``.
     :param scale: standard deviation of the output noise, a positive number, a tensor of shape
@@ -66,8 +65,10 @@ def half_log_det(jacobian: Tensor, scale: float | Tensor = 0.0) -> Tensor:
 
 def half_log_det_gram(gram: Tensor, scale: float | Tensor, m: int) -> Tensor:
     r"""
-    The same from the Gram matrix :math:`G = J^\top \mathrm{diag}(\sigma^{-2}) J`:
-    :math:`\tfrac12 \log\det(I_d + G) + \sum_i \log \sigma_i`.
+    What :func:`half_log_det` computes, from the Gram matrix of the Jacobian.
+
+    With :math:`G = J^\top \mathrm{diag}(\sigma^{-2}) J` it is :math:`\tfrac12 \log\det(I_d + G) +
+    \sum_i \log \sigma_i`.
 
     :param torch.Tensor gram: shape ``(..., d, d)``.
     :param scale: positive, a number or a tensor of shape ``()`` or ``(m,)``.
@@ -83,8 +84,10 @@ def low_rank_half_log_det(
     diagonal: Tensor, left: Tensor, right: Tensor, scale: float | Tensor = 0.0
 ) -> Tensor:
     r"""
-    :math:`\tfrac12 \log\det(J J^\top + \mathrm{diag}(\sigma^2))` for the square Jacobian
-    :math:`J = \mathrm{diag}(s) + U V` of rank-``h`` correction, in :math:`O(m h^2)`.
+    Half a log-determinant for a square Jacobian of diagonal plus low rank.
+
+    :math:`\tfrac12 \log\det(J J^\top + \mathrm{diag}(\sigma^2))` for :math:`J = \mathrm{diag}(s) +
+    U V` of rank-``h`` correction, in :math:`O(m h^2)`.
 
     Without noise it is :math:`\sum \log|s_i| + \log|\det(I_h + V \mathrm{diag}(1/s) U)|`; with
     noise the same lemma is applied to :math:`J J^\top`, whose correction has rank ``2 h``.
@@ -150,8 +153,10 @@ def _whitened_gram(jac: Tensor, scale: float | Tensor) -> Tensor:
 
 def _half_log_det_spd(matrix: Tensor) -> Tensor:
     """
-    Half the log-determinant of symmetric positive-definite matrices ``(..., n, n)``; minus infinity
-    for a singular one and NaN for one that has NaN, so that an objective can name the site.
+    Half the log-determinant of symmetric positive-definite matrices ``(..., n, n)``.
+
+    It is minus infinity for a singular one and NaN for one that has NaN, so that an objective can
+    name the site.
     """
     factor, failed_at = torch.linalg.cholesky_ex(matrix)
     value = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)

@@ -3,7 +3,7 @@ Densities and posteriors of a Gaussian process whose covariance has low rank.
 
 References
 
-[1] `Variational Implicit Processes`, C. Ma, Y. Li, J. M. Hernandez-Lobato, ICML 2019. Section 3.3.
+- `Variational Implicit Processes`, C. Ma, Y. Li, J. M. Hernandez-Lobato, ICML 2019. Section 3.3.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ __all__ = [
 
 def low_rank_log_prob(rest: Tensor, factor: Tensor, diagonal: Tensor) -> Tensor:
     r"""
-    The log-density of :math:`\mathcal N(0, \Phi\Phi^\top + D)` in time :math:`O(N S^2)`; about
-    half of what ``torch``'s own takes, which prepares more than the density.
+    The log-density of :math:`\mathcal N(0, \Phi\Phi^\top + D)` in time :math:`O(N S^2)`.
+
+    It takes about half of what ``torch``'s own takes, which prepares more than the density.
 
     :param torch.Tensor rest: values less their mean, shape ``(..., *batch, N)``.
     :param torch.Tensor factor: :math:`\Phi`, shape ``(*batch, N, S)``.
@@ -46,7 +47,7 @@ def posterior_by_weights(
     here: Tensor, there: Tensor, noise: Tensor, rest: Tensor
 ) -> tuple[Tensor, Tensor]:
     r"""
-    Eq. 13 of [1]: by the posterior of the coefficients of the functions, a system of size ``S``.
+    The posterior at new inputs by that of the coefficients, a system of size ``S``.
 
     :param torch.Tensor here: :math:`\Phi` at the observations, shape ``(*batch, N, S)``.
     :param torch.Tensor there: at other inputs, shape ``(*batch, K, S)``.
@@ -65,7 +66,7 @@ def posterior_by_functions(
     here: Tensor, there: Tensor, noise: Tensor, rest: Tensor
 ) -> tuple[Tensor, Tensor]:
     r"""
-    Eq. 12 of [1], the same by the covariance of the observations: a system of size ``N``.
+    The posterior at new inputs by the covariance of the observations, a system of size ``N``.
 
     The covariance is what is left of ``there`` outside of the span of the observations, a sum of
     squares; Eq. 12 has a difference in its place, which rounding makes negative when ``S > N`` and
@@ -81,8 +82,10 @@ def posterior_by_functions(
 
 def weights_scale(factor: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     r"""
-    The posterior of the coefficients, :math:`(I + \Phi^\top D^{-1} \Phi)^{-1}`, by its Cholesky
-    factor and without forming its inverse, whose condition is the square of that of the data.
+    The Cholesky factor of the posterior covariance of the coefficients.
+
+    The covariance is :math:`(I + \Phi^\top D^{-1} \Phi)^{-1}`. The inverse, whose condition is the
+    square of that of the data, is never formed.
 
     :param torch.Tensor factor: :math:`\Phi`, shape ``(*batch, N, S)``.
     :param torch.Tensor noise: diagonal of ``D``, shape ``(*batch, N)``.
@@ -108,8 +111,9 @@ def _stacked_qr(upper: Tensor, lower: Tensor) -> tuple[Tensor, Tensor]:
 
 def lifted(covariance: Tensor) -> Tensor:
     """
-    A covariance with a diagonal that lets a rank-deficient one be factored: a share of each
-    variance, far beyond the rounding of a sum of squares.
+    Raises the diagonal of a covariance so that a rank-deficient one can be factored.
+
+    It adds a share of each variance, far beyond the rounding of a sum of squares.
     """
     variance = covariance.diagonal(dim1=-2, dim2=-1)
     share = max(1e-10, 50 * torch.finfo(covariance.dtype).eps)

@@ -2,14 +2,14 @@ r"""
 Matrix-multiplication layers and their derivatives.
 
 A layer maps a matrix ``X`` of shape ``(..., a, b)`` to :math:`\phi(s (U X + B_1) V + B_2)` of shape
-``(..., a', b')``: left product, bias, right product, bias, activation (Algorithm 1 of [1], with a
-fixed number ``s`` that sets the units of the factors). Its derivative is linear and has no biases:
-:math:`dX \mapsto \phi' \odot s\, U\, dX\, V`, at the price of the two products of a forward pass;
-the slopes :math:`\phi'` are kept from that pass.
+``(..., a', b')``: left product, bias, right product, bias, activation (Shi, Sun and Zhu 2018,
+Algorithm 1, with a fixed number ``s`` that sets the units of the factors). Its derivative is linear
+and has no biases: :math:`dX \mapsto \phi' \odot s\, U\, dX\, V`, at the price of the two products
+of a forward pass; the slopes :math:`\phi'` are kept from that pass.
 
 References
 
-[1] `Kernel Implicit Variational Inference`, J. Shi, S. Sun, J. Zhu, ICLR 2018.
+- `Kernel Implicit Variational Inference`, J. Shi, S. Sun, J. Zhu, ICLR 2018.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ __all__ = ["MatMulWeights", "SlopedLayer", "chain_cotangent", "chain_forward", "
 @dataclass(frozen=True)
 class MatMulWeights:
     """
+    The weights of one matrix-multiplication layer.
+
     :param torch.Tensor left: ``U``, shape ``(a', a)``.
     :param torch.Tensor left_bias: ``B1``, shape ``(a', b)``.
     :param torch.Tensor right: ``V``, shape ``(b, b')``.
@@ -44,8 +46,9 @@ class MatMulWeights:
 @dataclass(frozen=True)
 class SlopedLayer:
     """
-    A layer at one input: its two factors, their scale, and its slopes ``(..., a', b')``, None if
-    linear.
+    A matrix-multiplication layer at one input.
+
+    It has the two factors, their scale, and the slopes ``(..., a', b')``, None if linear.
     """
 
     left: Tensor
@@ -58,6 +61,8 @@ def chain_forward(
     layers: Sequence[MatMulWeights], activations: Sequence[Activation | None], x: Tensor
 ) -> tuple[Tensor, list[SlopedLayer]]:
     """
+    Runs consecutive layers, and keeps what their derivatives need.
+
     :param layers: weights of consecutive layers.
     :param activations: one per layer, None for a linear one.
     :param torch.Tensor x: shape ``(..., a, b)``.

@@ -3,8 +3,8 @@ The Gaussian with the moments of some draws, and the draws in its coordinates.
 
 References
 
-[1] `Adversarial Variational Bayes`, L. Mescheder, S. Nowozin, A. Geiger, ICML 2017, section 3.3
-    (adaptive contrast).
+- `Adversarial Variational Bayes`, L. Mescheder, S. Nowozin, A. Geiger, ICML 2017, section 3.3
+  (adaptive contrast).
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ __all__ = ["standardise"]
 
 def standardise(draws: Tensor, covariance: str = "diagonal") -> tuple[Tensor, Tensor]:
     r"""
-    Draws with mean 0 and unit covariance, and the entropy of the Gaussian that they are compared
-    with: for :math:`\theta = \mu + L u` and any density ``q``,
+    Standardises draws: mean 0 and unit covariance, as the Gaussian they are compared with.
+
+    Its entropy comes with them: for :math:`\theta = \mu + L u` and any density ``q``,
 
     .. math::  \mathbb H[q] = \mathbb H[\mathcal N(\mu, L L^\top)] - KL(q_u \,\|\, \mathcal N(0, I))
 

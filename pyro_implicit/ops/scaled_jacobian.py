@@ -11,12 +11,12 @@ With :math:`\tilde J = \mathrm{diag}(1/\sigma) J`,
 
 where :math:`A = I + \tilde J^\top \tilde J` if ``d <= m`` and
 :math:`A = I + \tilde J \tilde J^\top` otherwise: an ``n x n`` matrix with no eigenvalue below 1
-(Eq. 16 of [1], divided by :math:`\sigma^2`).
+(Uppal et al. 2023, Eq. 16, divided by :math:`\sigma^2`).
 
 References
 
-[1] `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
-    W. Boomsma, J. Frellsen, NeurIPS 2023.
+- `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
+  W. Boomsma, J. Frellsen, NeurIPS 2023.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ __all__ = ["ScaledJacobian", "eigh_or_nan"]
 
 class ScaledJacobian:
     r"""
-    :math:`M = \tilde J` if ``d <= m``, else :math:`M = \tilde J^\top`, so that
-    :math:`A = \mathrm{floor} \cdot I + M^\top M` is the smaller of the two matrices.
+    Products with a scaled Jacobian or its transpose, whichever has the smaller Gram matrix.
+
+    :math:`M = \tilde J` if ``d <= m``, else :math:`M = \tilde J^\top`, so that :math:`A =
+    \mathrm{floor} \cdot I + M^\top M` is the smaller of the two matrices.
 
     Without output noise nothing is divided, and ``floor`` is 0 instead of 1.
 
@@ -72,6 +74,8 @@ class ScaledJacobian:
 
     def product(self, x: Tensor) -> Tensor:
         """
+        Multiplies by ``M``.
+
         :param torch.Tensor x: shape ``(P, ..., n)``.
         :returns: ``M x``, shape ``(P, ..., max(d, m))``.
         """
@@ -79,6 +83,8 @@ class ScaledJacobian:
 
     def adjoint(self, y: Tensor) -> Tensor:
         """
+        Multiplies by the transpose of ``M``.
+
         :param torch.Tensor y: shape ``(P, ..., max(d, m))``.
         :returns: ``M' y``, shape ``(P, ..., n)``.
         """
@@ -98,8 +104,10 @@ class ScaledJacobian:
 
 def eigh_or_nan(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """
-    Eigenvalues and eigenvectors of small symmetric matrices ``(..., n, n)``; NaN for those with
-    entries that are not finite, where ``torch.linalg.eigh`` stops the program.
+    The eigenvalues and eigenvectors of small symmetric matrices ``(..., n, n)``.
+
+    They are NaN for those with entries that are not finite, where ``torch.linalg.eigh`` stops the
+    program.
     """
     finite = matrix.isfinite().all(-1).all(-1)
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)

@@ -3,7 +3,7 @@ Densities of a Gaussian whose mean is random, from draws of the mean.
 
 References
 
-[1] `Importance Weighted Hierarchical Variational Inference`, A. Sobolev, D. Vetrov, NeurIPS 2019.
+- `Importance Weighted Hierarchical Variational Inference`, A. Sobolev, D. Vetrov, NeurIPS 2019.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ __all__ = ["Proposal", "gauss_newton_proposal", "gaussian_log_density", "log_den
 
 def gaussian_log_density(value: Tensor, mean: Tensor, scale: Tensor | float) -> Tensor:
     r"""
+    The log-density of a Gaussian with independent entries.
+
     :param torch.Tensor value: shape ``(..., m)``.
     :param torch.Tensor mean: shape ``(..., m)``.
     :param scale: ``sigma > 0``, a number or shape ``()`` or ``(m,)``.
@@ -33,7 +35,7 @@ def gaussian_log_density(value: Tensor, mean: Tensor, scale: Tensor | float) -> 
 
 def log_densities(values: Tensor, means: Tensor, scale: Tensor | float) -> Tensor:
     """
-    The same for all pairs, by inner products.
+    Log-densities of all pairs of value and mean, by inner products.
 
     :param torch.Tensor values: shape ``(n, m)``.
     :param torch.Tensor means: shape ``(k, m)``.
@@ -53,8 +55,10 @@ def log_normaliser(value: Tensor, scale: Tensor | float) -> Tensor:
 @dataclass(frozen=True)
 class Proposal:
     r"""
-    :math:`\tau(z \mid w) = (1 - \epsilon) \mathcal N(z \mid \mu, (R^\top R)^{-1})
-    + \epsilon\, \mathcal N(z \mid 0, I)` with ``R`` upper triangular.
+    A Gaussian proposal for noise, mixed with the standard normal.
+
+    :math:`\tau(z \mid w) = (1 - \epsilon) \mathcal N(z \mid \mu, (R^\top R)^{-1}) + \epsilon\,
+    \mathcal N(z \mid 0, I)` with ``R`` upper triangular.
 
     :param torch.Tensor mean: shape ``(n, d)``.
     :param torch.Tensor factor: ``R``, shape ``(n, d, d)``.
@@ -67,6 +71,8 @@ class Proposal:
 
     def sample(self, num_draws: int) -> Tensor:
         """
+        Draws noises from the proposal.
+
         :param int num_draws: number ``k`` for each of the ``n``.
         :returns: shape ``(k, n, d)``.
         """
@@ -79,6 +85,8 @@ class Proposal:
 
     def log_density(self, z: Tensor) -> Tensor:
         """
+        The log-density of the proposal at some noises.
+
         :param torch.Tensor z: shape ``(..., n, d)``.
         :returns: shape ``(..., n)``.
         """
@@ -101,11 +109,13 @@ def gauss_newton_proposal(
     start: Tensor | None = None,
 ) -> Proposal:
     r"""
-    A proposal for ``z`` given :math:`w = g(z) + \sigma \varepsilon`: the mode of the posterior of
-    ``z`` by damped Gauss-Newton steps from a fixed point near 0, and the curvature there.
+    A proposal for the noise ``z`` given :math:`w = g(z) + \sigma \varepsilon`.
+
+    It has the mode of the posterior of ``z``, by damped Gauss-Newton steps from a fixed point near
+    0, and the curvature there.
 
     **It depends on** ``w`` **alone**, not on the ``z`` that made it; importance-weighted bounds on
-    the density of ``w`` are then valid [1], however poor the proposal.
+    the density of ``w`` are then valid (Sobolev and Vetrov 2019), however poor the proposal.
 
     :param torch.Tensor value: ``w``, shape ``(n, m)``.
     :param generator: ``g``, from ``(n, d)`` to ``(n, m)``.

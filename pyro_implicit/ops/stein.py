@@ -5,9 +5,9 @@ Shape legend: ``n`` draws, ``m`` entries, ``B`` bootstrap replicates.
 
 References
 
-[1] `A Kernelized Stein Discrepancy for Goodness-of-fit Tests`, Q. Liu, J. Lee, M. Jordan, ICML
-    2016.
-[2] `Measuring Sample Quality with Kernels`, J. Gorham, L. Mackey, ICML 2017 (why this kernel).
+- `A Kernelized Stein Discrepancy for Goodness-of-fit Tests`, Q. Liu, J. Lee, M. Jordan, ICML
+  2016.
+- `Measuring Sample Quality with Kernels`, J. Gorham, L. Mackey, ICML 2017 (why this kernel).
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ def stein_matrix(
     draws: Tensor, scores: Tensor, length: Tensor | float = 1.0, beta: float = -0.5
 ) -> Tensor:
     r"""
-    The Stein kernel of :math:`k(x, y) = (1 + \lVert x - y \rVert^2 / \ell^2)^\beta` and the score
-    :math:`s = \nabla \log p`, at all pairs of draws:
+    The Stein kernel at all pairs of draws.
+
+    It is that of :math:`k(x, y) = (1 + \lVert x - y \rVert^2 / \ell^2)^\beta` and the score
+    :math:`s = \nabla \log p`:
 
     .. math::  k(x, y)\, s(x)^\top s(y) + s(x)^\top \nabla_y k + s(y)^\top \nabla_x k
         + \operatorname{tr} \nabla_x \nabla_y k .
 
-    Its mean over independent ``x`` and ``y`` from ``p`` is 0, and over draws from any other law
-    positive, under mild conditions. With this kernel and :math:`-1 < \beta < 0` it detects draws
-    that do not converge, where Gaussian kernels fail from three dimensions on [2].
+    Its mean over independent ``x`` and ``y`` from ``p`` is 0, and over draws from any other
+    distribution positive, under mild conditions. With this kernel and :math:`-1 < \beta < 0` it
+    detects draws that do not converge, where Gaussian kernels fail from three dimensions on (Gorham
+    and Mackey 2017).
 
     :param torch.Tensor draws: shape ``(n, m)``.
     :param torch.Tensor scores: of ``p`` at the draws, shape ``(n, m)``.
@@ -56,6 +59,8 @@ def stein_matrix(
 
 def stein_u_statistic(matrix: Tensor) -> Tensor:
     """
+    Estimates the squared Stein discrepancy without bias.
+
     :param torch.Tensor matrix: from :func:`stein_matrix`, ``n >= 2``.
     :returns: the mean over all pairs of different draws, shape ``()``: unbiased for the squared
         discrepancy, and so negative at times.
@@ -66,9 +71,10 @@ def stein_u_statistic(matrix: Tensor) -> Tensor:
 
 def bootstrap_null(matrix: Tensor, num_bootstrap: int) -> Tensor:
     r"""
-    Replicates of the statistic as it is distributed where the draws are right:
+    Replicates the statistic as it is distributed where the draws are right.
+
     :math:`\sum_{i \ne j} (w_i - \tfrac1n)(w_j - \tfrac1n)\, \kappa_{ij}` with multinomial weights,
-    times :math:`n / (n - 1)` as the statistic is (Eq. 15 of [1]).
+    times :math:`n / (n - 1)` as the statistic is (Liu, Lee and Jordan 2016, Eq. 15).
 
     :param torch.Tensor matrix: from :func:`stein_matrix`.
     :param int num_bootstrap: ``B``.

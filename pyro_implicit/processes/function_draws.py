@@ -38,7 +38,7 @@ def network_functions(prior: BayesianModule, inputs: Tensor, num_functions: int)
 
 @contextmanager
 def frozen(seed: int | None) -> Iterator[None]:
-    """With a seed, the random numbers that follow from it; those of the caller go on after it."""
+    """Draws within it from a seed, if there is one; the caller's random numbers go on after it."""
     if seed is None:
         yield
         return
@@ -55,8 +55,10 @@ def frozen(seed: int | None) -> Iterator[None]:
 
 def _seed(seed: int, on_gpu: bool) -> None:
     """
-    As ``pyro.set_rng_seed`` does. Without a GPU in use it would queue the seed for all devices with
-    a traceback each, a millisecond or two that a training step notices.
+    As ``pyro.set_rng_seed`` does.
+
+    Without a GPU in use it would queue the seed for all devices with a traceback each, a
+    millisecond or two that a training step notices.
     """
     if on_gpu:
         set_rng_seed(seed)

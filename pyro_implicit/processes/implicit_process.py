@@ -3,7 +3,7 @@ Implicit processes: random functions that anyone can draw, as distributions of t
 
 References
 
-[1] `Variational Implicit Processes`, C. Ma, Y. Li, J. M. Hernandez-Lobato, ICML 2019.
+- `Variational Implicit Processes`, C. Ma, Y. Li, J. M. Hernandez-Lobato, ICML 2019.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ Functions = Callable[[Tensor, int], Tensor]
 
 class ImplicitProcess(dist.TorchDistribution):
     r"""
-    The values at some inputs of a random function ``f`` that can only be drawn, plus Gaussian
-    noise: the finite marginal of an implicit process [1].
+    The values at some inputs of a random function that can only be drawn, plus Gaussian noise.
+
+    It is the finite marginal of an implicit process ``f`` (Ma, Li and Hernandez-Lobato 2019).
 
     Draws (:meth:`rsample`) are draws of the process itself. The density (:meth:`log_prob`) is that
     of the Gaussian with its moments, estimated from ``S = num_functions`` functions (Eq. 4 to 6 of
-    [1]),
+    the paper),
 
     .. math::  y \sim \mathcal N(m, \Phi\Phi^\top + \sigma^2 I), \quad
         m = \tfrac1S \textstyle\sum_s f_s, \quad \Phi_s = (f_s - m) / \sqrt S,
@@ -79,6 +80,8 @@ class ImplicitProcess(dist.TorchDistribution):
     randomness does not depend on the inputs (weights of a network, not the noise of each row). A
     posterior over coefficients of the functions (Eq. 10) has a meaning with frozen ones only.
 
+    Source: `Variational Implicit Processes`, Ma, Li and Hernandez-Lobato, ICML 2019.
+
     :param prior: draws functions: ``prior(inputs, num_functions)`` of shape ``(num_functions,
         *batch, N)``; or a :class:`~pyro_implicit.BayesianModule` from ``(N, ...)`` to ``(N, 1)``,
         ``(N,)``, or ``(N, K)``, whose ``K`` outputs become a batch.
@@ -88,10 +91,10 @@ class ImplicitProcess(dist.TorchDistribution):
         ``(*batch, N)``, such as ``(batch, 1)``; None or 0: the values of ``f`` itself, whose
         density then needs ``psi`` or more functions than values. What has a noise of its own is a
         replicate of its own: its draws are of other functions, unless the prior draws them jointly.
-    :param psi: scale of the inverse-Wishart prior on the covariance (appendix C.3 of [1], posterior
-        mean with ``nu = N``): the covariance is then
-        :math:`(S \Phi\Phi^\top + \psi I) / (S - 1)`. None: Eq. 6. A number, or a tensor
-        ``(*batch, 1)``. It acts as a noise of each value of ``f``, of new ones too.
+    :param psi: scale of the inverse-Wishart prior on the covariance (appendix C.3 of the paper,
+        posterior mean with ``nu = N``): the covariance is then :math:`(S \Phi\Phi^\top + \psi I) /
+        (S - 1)`. None: Eq. 6. A number, or a tensor ``(*batch, 1)``. It acts as a noise of each
+        value of ``f``, of new ones too.
     :param seed: None for fresh functions, or an integer from 0 to 2**32 - 1.
     :param int event_dim: 1, or 2 to take the last batch dimension (outputs) as parts of one event,
         with the covariance between outputs.
@@ -157,7 +160,7 @@ class ImplicitProcess(dist.TorchDistribution):
 
     @property
     def support(self) -> constraints.Constraint:
-        """Real vectors, or matrices with ``event_dim=2``."""
+        """The space of values: real vectors, or matrices with ``event_dim=2``."""
         return constraints.independent(constraints.real, self.event_dims)
 
     # ---- functions
@@ -203,12 +206,12 @@ class ImplicitProcess(dist.TorchDistribution):
 
     @property
     def mean(self) -> Tensor:
-        """``m``, shape ``(*batch, N)`` (Eq. 5)."""
+        """The mean of the process, shape ``(*batch, N)`` (Eq. 5 of the paper)."""
         return self.functions.mean(0).expand(self.batch_shape + self.event_shape)
 
     @property
     def variance(self) -> Tensor:
-        """Of ``y``, shape ``(*batch, N)``."""
+        """The variance of ``y`` at each input, shape ``(*batch, N)``."""
         _, factor, diagonal = self._low_rank()
         flat = factor.square().sum(-1) + diagonal
         shape = self.batch_shape + self.event_shape
@@ -217,7 +220,7 @@ class ImplicitProcess(dist.TorchDistribution):
 
     @property
     def covariance(self) -> Tensor:
-        """Of ``y``, all of it, shape ``(*batch, N, N)`` (Eq. 6)."""
+        """The covariance matrix of ``y``, shape ``(*batch, N, N)`` (Eq. 6 of the paper)."""
         _, factor, diagonal = self._low_rank()
         covariance = factor @ factor.mT + torch.diag_embed(diagonal)
         return covariance.expand(*self.batch_shape, *covariance.shape[-2:])
@@ -236,8 +239,10 @@ class ImplicitProcess(dist.TorchDistribution):
 
     def _low_rank(self) -> tuple[Tensor, Tensor, Tensor]:
         r"""
-        Mean ``(*batch, M)``, factor :math:`\Phi` ``(*batch, M, S)`` and diagonal ``(*batch, M)`` in
-        float64, ``M`` the entries of one event; ``batch`` without what only :meth:`expand` added.
+        Mean, low-rank factor and diagonal of the process in float64.
+
+        Their shapes are ``(*batch, M)``, ``(*batch, M, S)`` and ``(*batch, M)``, ``M`` the entries
+        of one event; ``batch`` without what only :meth:`expand` added.
         """
         values = upcast(self.functions)
         values = values.expand(values.shape[: -self.event_dims] + self.event_shape)
@@ -291,8 +296,10 @@ class ImplicitProcess(dist.TorchDistribution):
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> ImplicitProcess:
         """
-        Replicates. The moments are those of the same functions, and as the density counts
-        replicates as independent, so are draws: each is of a function of its own.
+        Replicates the process along new batch dimensions.
+
+        The moments are those of the same functions, and as the density counts replicates as
+        independent, so are draws: each is of a function of its own.
 
         :param torch.Size batch_shape: the new batch shape.
         :returns: the same distribution with it.
@@ -315,9 +322,10 @@ class ImplicitProcess(dist.TorchDistribution):
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         """
-        New functions, with noise: draws of the process itself and not of the Gaussian. Functions
-        that the prior draws together (outputs of one network) are drawn together; every other
-        entry of the batch has a function of its own.
+        New functions, with noise: draws of the process itself and not of the Gaussian.
+
+        Functions that the prior draws together (outputs of one network) are drawn together; every
+        other entry of the batch has a function of its own.
 
         :param torch.Size sample_shape: leading shape of the draws.
         :returns: shape ``(*sample_shape, *batch, N)``.
@@ -346,7 +354,7 @@ class ImplicitProcess(dist.TorchDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """
-        Under the Gaussian with the moments of the process (see the class).
+        The log-density under the Gaussian with the moments of the process (see the class).
 
         :param torch.Tensor value: ``y``, shape ``(..., *batch, N)``.
         :returns: shape ``(..., *batch)``.
@@ -374,16 +382,17 @@ class ImplicitProcess(dist.TorchDistribution):
         method: str = "auto",
     ) -> dist.TorchDistribution:
         """
-        The posterior at ``inputs`` given ``y`` at the own ones, of the Gaussian with the moments of
-        the process.
+        The posterior at ``inputs`` given ``y`` at the process's own ones.
+
+        It is that of the Gaussian with the moments of the process.
 
         :param torch.Tensor value: ``y``, shape ``(*batch, N)``.
         :param torch.Tensor inputs: new inputs ``(K, ...)``; by default the own ones. Functions are
             drawn at both together, frozen if the process is.
         :param int num_functions: functions to draw for it, at least 2; by default as many as for
             the density.
-        :param bool observed: of new observations, with noise, rather than of ``f``. (Eq. 13 of [1]
-            is the latent variance.) They need a noise that is the same for all inputs.
+        :param bool observed: of new observations, with noise, rather than of ``f``. (Eq. 13 of the
+            paper is the latent variance.) They need a noise that is the same for all inputs.
         :param str method: ``"weights"`` (Eq. 13: a system of the size of ``S``), ``"functions"``
             (Eq. 12: of the size of ``N``), or ``"auto"``: the smaller of both. They are equal.
         :returns: a Gaussian of batch shape ``batch`` and event shape ``(K,)``, in float64.
@@ -431,6 +440,8 @@ class ImplicitProcess(dist.TorchDistribution):
 
     def has_noise_at(self, inputs: Tensor | None) -> bool:
         """
+        Whether the scale of the noise is known at some inputs.
+
         :param torch.Tensor inputs: inputs; None for the own ones.
         :returns: whether the noise there is known: it is one for all, or these are the own ones.
         """
@@ -461,10 +472,11 @@ class ImplicitProcess(dist.TorchDistribution):
 
     def weighted(self, weights: Tensor) -> Tensor:
         r"""
-        The random function as a linear model of the frozen functions (Eq. 10 of [1]),
-        :math:`m + \Phi a`: with :math:`a \sim \mathcal N(0, I_S)` it has the moments of the
-        process, and with :math:`a \sim q` it is the paper's approximate posterior. For data in
-        minibatches::
+        The random function as a linear model of the frozen functions, :math:`m + \Phi a`.
+
+        With :math:`a \sim \mathcal N(0, I_S)` it has the moments of the process, and with :math:`a
+        \sim q` it is the approximate posterior of Ma, Li and Hernandez-Lobato (2019, Eq. 10). For
+        data in minibatches::
 
             a = pyro.sample("a", dist.Normal(torch.zeros(S), 1.0).to_event(1))
             f = ImplicitProcess(prior, x, S, seed=0).weighted(a)
@@ -493,9 +505,11 @@ class ImplicitProcess(dist.TorchDistribution):
 
     def weight_posterior(self, value: Tensor) -> dist.MultivariateNormal:
         """
-        The exact posterior of the coefficients under Gaussian noise (above Eq. 13 of [1]): what
-        training by ``alpha=0`` on all data tends to. With :meth:`marginals` it predicts at as many
-        new inputs as there are, without a matrix of all pairs of them::
+        The exact posterior of the coefficients under Gaussian noise.
+
+        It is what training by ``alpha=0`` on all data tends to (Ma, Li and Hernandez-Lobato 2019,
+        above Eq. 13). With :meth:`marginals` it predicts at as many new inputs as there are,
+        without a matrix of all pairs of them::
 
             q = ImplicitProcess(prior, x, S, noise_scale, seed=0).weight_posterior(y)
             f = ImplicitProcess(prior, x_new, S, seed=0).marginals(q)
@@ -518,8 +532,10 @@ class ImplicitProcess(dist.TorchDistribution):
 
     def marginals(self, posterior: dist.TorchDistribution) -> dist.Normal:
         r"""
-        The random function at each input, for a Gaussian posterior of its coefficients (Eq. 13 of
-        [1]): :math:`f(x_n) \sim \mathcal N(m_n + \phi_n^\top \mu, \phi_n^\top \Sigma \phi_n)`.
+        The random function at each input, for a Gaussian posterior of its coefficients.
+
+        :math:`f(x_n) \sim \mathcal N(m_n + \phi_n^\top \mu, \phi_n^\top \Sigma \phi_n)` (Ma, Li and
+        Hernandez-Lobato 2019, Eq. 13).
 
         :param posterior: ``q(a)``, a ``MultivariateNormal`` of event shape ``(S,)`` or an
             independent ``Normal``, :meth:`weight_posterior` or
@@ -537,10 +553,11 @@ class ImplicitProcess(dist.TorchDistribution):
         self, value: Tensor, posterior: dist.TorchDistribution, alpha: float = 0.5
     ) -> Tensor:
         r"""
-        The data term of Eq. 11 of [1] in closed form, for each datum, under Gaussian noise:
-        :math:`\tfrac1\alpha \log \mathbb E_q[p(y_n \mid a)^\alpha]`, and for ``alpha=0`` the
-        expected log-likelihood. What :class:`~pyro_implicit.AlphaEnergy` estimates from draws of
-        ``a``, without their noise::
+        The expected data term of alpha inference in closed form, under Gaussian noise.
+
+        For each datum (Ma, Li and Hernandez-Lobato 2019, Eq. 11) it is :math:`\tfrac1\alpha \log
+        \mathbb E_q[p(y_n \mid a)^\alpha]`, and for ``alpha=0`` the expected log-likelihood. What
+        :class:`~pyro_implicit.AlphaEnergy` estimates from draws of ``a``, without their noise::
 
             def model(x, y):
                 loc = pyro.param("loc", torch.zeros(S))
@@ -608,6 +625,8 @@ class ImplicitProcess(dist.TorchDistribution):
 
     def _checked_value(self, value: Tensor) -> Tensor:
         """
+        Checks that a tensor can be a value of the process.
+
         :param torch.Tensor value: ``y``, shape ``(..., *batch, N)``.
         :returns: it, in float64.
         :raises ArgumentError: if it is no tensor.
@@ -635,6 +654,8 @@ def _as_like(value: float | Tensor, like: Tensor) -> Tensor:
 
 def _check_finite(name: str, value: Tensor) -> None:
     """
+    Checks that the entries of a tensor are finite.
+
     :raises NonFiniteError: if an entry is NaN or infinite.
     """
     if not bool(value.detach().isfinite().all()):

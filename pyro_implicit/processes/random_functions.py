@@ -3,8 +3,8 @@ Trainable priors over functions, for :class:`~pyro_implicit.ImplicitProcess`.
 
 References
 
-[1] `Variational Implicit Processes`, C. Ma, Y. Li, J. M. Hernandez-Lobato, ICML 2019. Examples 1,
-    3 and 4.
+- `Variational Implicit Processes`, C. Ma, Y. Li, J. M. Hernandez-Lobato, ICML 2019. Examples 1,
+  3 and 4.
 """
 
 from __future__ import annotations
@@ -32,11 +32,15 @@ __all__ = ["NeuralSampler", "RandomNetwork"]
 
 class RandomNetwork(nn.Module):
     r"""
-    A network with random weights, the mean and the scale of each of which is trained: a Bayesian
-    neural network as a prior over functions (example 3 of [1]), or a recurrent one (example 4).
+    A network with random weights, the mean and the scale of each of which is trained.
+
+    It is a Bayesian neural network as a prior over functions (Ma, Li and Hernandez-Lobato 2019,
+    example 3), or a recurrent one (example 4).
 
     Means start at 0 and scales at one over the square root of the layer's number of inputs, so that
     activations keep their size. The module that is passed in stays as it is.
+
+    Source: `Variational Implicit Processes`, Ma, Li and Hernandez-Lobato, ICML 2019.
 
     :param torch.nn.Module module: from ``(N, ...)`` to ``(N, K)``.
     :param str vectorize: ``"vmap"``, ``"loop"``, or ``"auto"``: a loop for recurrent layers, which
@@ -64,6 +68,8 @@ class RandomNetwork(nn.Module):
 
     def forward(self, inputs: Tensor, num_functions: int) -> Tensor:
         """
+        Draws random functions, and evaluates them at the inputs.
+
         :param torch.Tensor inputs: shape ``(N, ...)``.
         :param int num_functions: number ``S`` of functions to draw.
         :returns: their values, shape ``(S, N)`` for a network with one output, ``(S, K, N)`` else.
@@ -87,8 +93,11 @@ class RandomNetwork(nn.Module):
 
 class NeuralSampler(nn.Module):
     r"""
-    Functions :math:`f(x) = NN(x, z)` with a random input ``z``, uniform in a cube, that all inputs
-    share (example 1 of [1]).
+    Functions :math:`f(x) = NN(x, z)` with a random input ``z`` that all inputs share.
+
+    ``z`` is uniform in a cube (Ma, Li and Hernandez-Lobato 2019, example 1).
+
+    Source: `Variational Implicit Processes`, Ma, Li and Hernandez-Lobato, ICML 2019.
 
     :param int in_features: entries of an input.
     :param int noise_dim: entries of ``z``.
@@ -124,6 +133,8 @@ class NeuralSampler(nn.Module):
 
     def forward(self, inputs: Tensor, num_functions: int) -> Tensor:
         """
+        Draws random functions, and evaluates them at the inputs.
+
         :param torch.Tensor inputs: shape ``(N, in_features)``.
         :param int num_functions: number ``S`` of functions to draw.
         :returns: their values, shape ``(S, N)`` for one output, ``(S, K, N)`` else.
@@ -148,7 +159,7 @@ def _check_call(inputs: Tensor, num_functions: int) -> int:
 
 
 def outputs_in_front(values: Tensor) -> Tensor:
-    """``(S, N, K)`` as ``(S, K, N)``, or ``(S, N)`` for one output."""
+    """Turns outputs ``(S, N, K)`` into ``(S, K, N)``, or ``(S, N)`` for one output."""
     if values.dim() < 3:
         return values
     return values[..., 0] if values.shape[-1] == 1 else values.mT

@@ -13,9 +13,10 @@ __all__ = ["Annealed"]
 
 class Annealed(nn.Module):
     r"""
-    A positive number that is annealed from ``start`` to ``end`` over ``num_steps`` steps, such as
-    the scale of a likelihood. The step is a buffer: it is saved and resumed with its model's
-    ``state_dict``, and follows ``.to(...)``. (With Lightning,
+    A positive number that is annealed from ``start`` to ``end`` over ``num_steps`` steps.
+
+    It may be the scale of a likelihood, for one. The step is a buffer: it is saved and resumed with
+    its model's ``state_dict``, and follows ``.to(...)``. (With Lightning,
     :class:`~pyro_implicit.training.lightning.anneal.Anneal` does the same to any attribute.)
 
     A narrow likelihood makes objectives that take the logarithm of a mean over draws slow and
@@ -53,6 +54,8 @@ class Annealed(nn.Module):
 
     def forward(self) -> float:
         """
+        The number as it is at the present step.
+
         :returns: the value now.
         """
         return self._schedule(int(self.num_taken))
@@ -67,5 +70,5 @@ class Annealed(nn.Module):
         return self()
 
     def extra_repr(self) -> str:
-        """The arguments, for ``repr``."""
+        """Shows the arguments in ``repr``."""
         return f"{self.start}, {self.end}, num_steps={self.num_steps}, kind={self.kind!r}"

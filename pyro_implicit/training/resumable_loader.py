@@ -20,11 +20,13 @@ _EPOCH_STRIDE = 1_000_003  # seeds of epochs do not meet those of neighbouring s
 
 class ResumableLoader(DataLoader[Any]):
     """
-    ``torch.utils.data.DataLoader`` with all its arguments, whose batches are a function of
+    A ``DataLoader`` of torch whose place in the middle of an epoch can be saved.
+
+    It takes all arguments of ``torch.utils.data.DataLoader``; its batches are a function of
     ``seed``, epoch and place alone: shuffling, workers, and random augmentation in the dataset (by
     the global generators of torch, NumPy or Python) draw from a stream of their own, which each
     epoch begins anew. It has ``state_dict`` and ``load_state_dict``, and Lightning saves and
-    restores its place in the middle of an epoch.
+    restores its place.
 
     After a resume the batches that came before are fetched once more and dropped, so that a random
     augmentation is the same too; that costs their loading time, no training time.

@@ -30,8 +30,9 @@ class _Geometric(_Linear):
 
 def linear_schedule(start: float, end: float, num_steps: int) -> Callable[[int], float]:
     """
-    From ``start`` at step 0 in a straight line to ``end`` at ``num_steps``, and ``end`` from then
-    on; for the weight of the KL term, say.
+    Goes from ``start`` at step 0 in a straight line to ``end`` at ``num_steps``.
+
+    It stays at ``end`` from then on; for the weight of the KL term, say.
 
     :param float start: a finite number.
     :param float end: a finite number.
@@ -45,7 +46,7 @@ def linear_schedule(start: float, end: float, num_steps: int) -> Callable[[int],
 
 def geometric_schedule(start: float, end: float, num_steps: int) -> Callable[[int], float]:
     """
-    The same by equal ratios, for scales: halfway lies the geometric mean.
+    Goes from ``start`` to ``end`` by equal ratios: halfway lies the geometric mean.
 
     :param float start: a positive number.
     :param float end: a positive number.

@@ -159,18 +159,18 @@ def test_what_the_message_says_is_the_same_law(law: Any) -> None:
     with pytest.raises(SiteError) as refused:
         check_support("phi", law)
     found = re.search(r"angle: (xy = .*\)\)); (phi = .*\)); and", str(refused.value))
-    factor = re.search(r"(pyro\.factor\(.*\)) with law", str(refused.value))
+    factor = re.search(r"(pyro\.factor\(.*\)) with prior", str(refused.value))
     assert found is not None and factor is not None
     code = "\n".join([found[1], found[2], factor[1]])
 
     def model() -> None:
-        exec(code, {"pyro": pyro, "dist": dist, "torch": torch, "law": law})
+        exec(code, {"pyro": pyro, "dist": dist, "torch": torch, "prior": law})
 
     pyro.set_rng_seed(0)
     with pyro.plate("draws", 200_000, dim=-1):
         trace = poutine.trace(model).get_trace()
     phi = trace.nodes["phi"]["value"]
-    weights = trace.nodes["phi_law"]["fn"].log_factor.softmax(0)
+    weights = trace.nodes["phi_prior"]["fn"].log_factor.softmax(0)
     turn = torch.linspace(-math.pi, math.pi, 401)[1:]
     grid = torch.cartesian_prod(turn, turn) if law.event_shape else turn
     exact = law.log_prob(grid).softmax(0)

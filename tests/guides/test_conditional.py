@@ -285,7 +285,7 @@ def test_a_law_for_each_row_is_not_compared_with_the_prior(size, vectorize_parti
         num_samples=10, contrast="prior", vectorize_particles=vectorize_particles
     )
     message = (
-        "prior draws of latents .*conditional guide.*another law for each row.*or all.*adaptive"
+        "prior draws of latents .*conditional guide.*a distribution for each row.*or all.*adaptive"
     )
     with pytest.raises(SiteError, match=message):
         objective.loss(model, guide, X, Y)
@@ -352,7 +352,7 @@ def test_more_rows_than_memory_can_hold(monkeypatch) -> None:
 
 def test_diagnostics_of_one_law_refuse_a_law_for_each_row() -> None:
     guide = ConditionalHyperNetworkGuide(make_model(), scale=0.1).setup(X, Y)
-    with pytest.raises(GuideError, match="entropy_report looks at one law.*one for each row"):
+    with pytest.raises(GuideError, match="entropy_report .*one distribution.*one for each row"):
         entropy_report(guide)
 
 

@@ -1,1 +1,1 @@
-"""Where a guide starts: locations, and Gaussians by curvature or from other guides."""
+"""The initialization of guides: locations, and Gaussians by curvature or from other guides."""

@@ -1,5 +1,5 @@
 r"""
-Mode, mean-field fit and curvature of a log-density, for Gaussian starts.
+Mode, mean-field fit and curvature of a log-density, for Gaussian initializations.
 
 The generalised Gauss-Newton matrix of a likelihood with parameters :math:`f(u)` is
 :math:`J^\top F J` with ``F`` its Fisher information: the Hessian without the second derivatives of
@@ -82,6 +82,8 @@ def _newton(log_joint: Density, u: Tensor, curvature: Tensor) -> tuple[Tensor, f
 
 def hessian(function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
     """
+    The matrix of second derivatives of a function.
+
     :param function: from ``(m,)`` to a scalar.
     :param torch.Tensor u: shape ``(m,)``.
     :returns: symmetric matrix ``(m, m)``.
@@ -112,8 +114,9 @@ def _jacobian_rows(outputs: Tensor, inputs: Tensor) -> Tensor:
 
 def inverse_root(matrix: Tensor) -> Tensor:
     """
-    A symmetric ``L`` with ``L L'`` the inverse of ``matrix``, its eigenvalues taken absolute and
-    clamped from below to ``1e-8`` of the largest.
+    A symmetric ``L`` with ``L L'`` the inverse of ``matrix``.
+
+    Eigenvalues are taken absolute and clamped from below to ``1e-8`` of the largest.
 
     :param torch.Tensor matrix: symmetric, shape ``(m, m)``.
     """
@@ -147,8 +150,10 @@ def mean_field(
 
 def _adam(parameters: list[Tensor], loss: Callable[[], Tensor], steps: int, rate: float) -> None:
     """
-    Adam with a cosine schedule. Where loss or gradient is not finite it goes back to where they
-    last were, and takes shorter steps for a while.
+    Adam with a cosine schedule.
+
+    Where loss or gradient is not finite it goes back to where they last were, and takes shorter
+    steps for a while.
     """
     optimiser = torch.optim.Adam(parameters, lr=rate)
     kept, length = [p.detach().clone() for p in parameters], 1.0
@@ -179,8 +184,10 @@ def mean_curvature(
     gauss_newton: bool = True,
 ) -> Tensor:
     """
-    Curvature averaged over draws: Gauss-Newton of the likelihood plus the prior's, or the Hessian
-    of both, its eigenvalues clamped at 0 draw by draw.
+    The curvature of the log-joint density, averaged over draws.
+
+    It is Gauss-Newton of the likelihood plus the prior's, or the Hessian of both, its eigenvalues
+    clamped at 0 draw by draw.
 
     The second is larger in directions that only the network's second derivatives see: a Gaussian of
     that width stays where the network is nearly linear.

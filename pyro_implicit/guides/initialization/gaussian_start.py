@@ -1,5 +1,5 @@
 r"""
-Gaussian approximations that a guide starts from and is preconditioned by.
+Gaussian approximations that a guide is initialised as and preconditioned by.
 
 A posterior whose scales differ by orders of magnitude defeats a neural sampler in its own
 coordinates. With :math:`u = c + L\,g(z)`, ``c`` and ``L L'`` the mean and covariance of a Gaussian
@@ -33,6 +33,8 @@ _MAX_FULL = 8192
 @dataclass(frozen=True)
 class GaussianStart:
     """
+    The Gaussian that a guide begins as.
+
     :param torch.Tensor loc: mean, shape ``(m,)``.
     :param torch.Tensor factor: a root of the covariance, shape ``(m,)`` or ``(m, m)``; None if only
         the location is known.
@@ -54,6 +56,8 @@ class GaussianStart:
 
 def gaussian_start(kind: str | AutoGuide, log_joint: LogJoint, loc: Tensor) -> GaussianStart:
     """
+    Finds a Gaussian near the posterior for the guide to begin as.
+
     :param kind: one of
 
         - ``"laplace"``, for small models: the mode (L-BFGS, then Newton steps) and the inverse

@@ -16,10 +16,11 @@ __all__ = ["fan_in_scale", "init_to_fan_in", "init_to_finite_mean"]
 
 def init_to_fan_in(site: dict[str, Any]) -> Tensor:
     r"""
-    A Pyro ``init_loc_fn`` for network weights: sites with two or more event dimensions (linear and
-    convolution weights, outputs first) are drawn with variance 2 over their fan-in, so that
-    activations keep their size at any depth; every other site starts at its prior mean,
-    or, if that is not finite, at a median of draws.
+    A Pyro ``init_loc_fn`` that keeps activations of a network at their size at any depth.
+
+    Sites with two or more event dimensions (linear and convolution weights, outputs first) are
+    drawn with variance 2 over their fan-in; every other site starts at its prior mean, or, if that
+    is not finite, at a median of draws.
 
     Normalisation layers start at their prior mean too, which for a standard normal prior is zero
     and blocks the network: give them a prior with mean one, or use ``net.init_to_module``.
@@ -38,8 +39,10 @@ def init_to_fan_in(site: dict[str, Any]) -> Tensor:
 
 def init_to_finite_mean(site: dict[str, Any]) -> Tensor:
     """
-    Pyro's ``init_to_mean``, and ``init_to_median`` where the mean is infinite (a half-Cauchy
-    prior, say) and not NaN alone.
+    Starts a site at its prior mean, or at a median of draws where the mean is infinite.
+
+    This is Pyro's ``init_to_mean``, which falls back for NaN alone, made to do so for a half-Cauchy
+    prior, say.
 
     :param dict site: a sample site of the model.
     :returns: its start, in the constrained space.
@@ -58,8 +61,10 @@ def _example(fn: Any) -> Tensor:
 
 def fan_in_scale(site: LatentSite) -> float:
     """
-    The natural size of a site's entries: one over the root of the fan-in for weights (two or more
-    event dimensions), 1 for anything else.
+    The natural size of a site's entries.
+
+    It is one over the root of the fan-in for weights (two or more event dimensions), and 1 for
+    anything else.
     """
     if site.event_dim < 2:
         return 1.0

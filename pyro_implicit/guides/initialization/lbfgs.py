@@ -3,9 +3,9 @@ L-BFGS for densities that are not finite everywhere.
 
 References
 
-[1] `Nonsmooth optimization via quasi-Newton methods`, A. S. Lewis, M. L. Overton, Mathematical
-    Programming 141, 2013. Algorithm 2.6 (a line search by bisection).
-[2] `Numerical Optimization`, J. Nocedal, S. Wright, 2006. Algorithm 7.4.
+- `Nonsmooth optimization via quasi-Newton methods`, A. S. Lewis, M. L. Overton, Mathematical
+  Programming 141, 2013. Algorithm 2.6 (a line search by bisection).
+- `Numerical Optimization`, J. Nocedal, S. Wright, 2006. Algorithm 7.4.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ def maximise(
     function: Callable[[Tensor], Tensor], start: Tensor, num_steps: int = 200
 ) -> tuple[Tensor, float]:
     """
-    Climbs from ``start``. A point where value or gradient is not finite counts as too far: the
-    step is halved, so that the search never leaves the domain.
+    Maximises a function by L-BFGS from ``start``.
+
+    A point where value or gradient is not finite counts as too far: the step is halved, so that the
+    search never leaves the domain.
 
     :param function: from ``(m,)`` to a scalar.
     :param torch.Tensor start: shape ``(m,)``.
@@ -70,7 +72,7 @@ def _evaluate(function: Callable[[Tensor], Tensor], u: Tensor) -> tuple[float, T
 
 
 def _ascent(gradient: Tensor, pairs: deque[tuple[Tensor, Tensor]]) -> Tensor:
-    """The two loops of [2]: the gradient times an estimate of the inverse curvature."""
+    """Multiplies the gradient by an estimate of the inverse curvature, in two loops."""
     if not pairs:
         return gradient * min(1.0, 1 / float(gradient.abs().sum()))
     direction, weights = gradient.clone(), []

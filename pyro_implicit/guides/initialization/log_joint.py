@@ -43,6 +43,8 @@ class LogJoint:
 
     def values(self, u: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """
+        Maps one unconstrained point to values of the sites.
+
         :param torch.Tensor u: shape ``(m,)``.
         :returns: constrained values by site, and the sum of the log-Jacobians, shape ``()``.
         """
@@ -62,6 +64,8 @@ class LogJoint:
 
     def __call__(self, u: Tensor) -> Tensor:
         """
+        The log-density at one unconstrained point.
+
         :param torch.Tensor u: shape ``(m,)``.
         :returns: the log-density, shape ``()``.
         """
@@ -70,8 +74,10 @@ class LogJoint:
 
     def value(self, u: Tensor) -> Tensor:
         """
-        The same for searches: NaN, without a warning, where the model refuses its latents (a step
-        went too far, and a distribution says under validation that a parameter of it is NaN).
+        The log-density for searches, which may go too far.
+
+        It is NaN, without a warning, where the model refuses its latents (a distribution says under
+        validation that a parameter of it is NaN).
         """
         try:
             with warnings.catch_warnings():
@@ -84,6 +90,8 @@ class LogJoint:
 
     def explain(self, u: Tensor) -> str:
         """
+        Names the sites that make a log-density what it is.
+
         :param torch.Tensor u: shape ``(m,)``.
         :returns: for a message: which sites have a log-density that is not finite, or else which
             has the largest.
@@ -108,6 +116,8 @@ class LogJoint:
 
     def check_deterministic(self, u: Tensor) -> None:
         """
+        Refuses models that draw random numbers beside their latents.
+
         :raises SiteError: if two evaluations at ``u`` differ: the model then draws something.
         """
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""From the first run of a model to the sites of a guide: where each starts, how each is drawn."""
+"""From the first run of a model to the sites of a guide: how each is initialised and drawn."""
 
 from __future__ import annotations
 
@@ -51,6 +51,8 @@ def sample_site(site: LatentSite, unconstrained: Tensor, plates: dict[str, Any])
 
 def check_all_rows(sites: Sequence[LatentSite], init_from: str | AutoGuide) -> None:
     """
+    Refuses to initialise by curvature where only some rows are shown.
+
     :raises SiteError: if a search for a start would see only some of a site's rows.
     """
     for site in sites:
@@ -64,7 +66,7 @@ def check_all_rows(sites: Sequence[LatentSite], init_from: str | AutoGuide) -> N
 
 
 def unconstrained_start(site: LatentSite, value: Tensor) -> Tensor:
-    """The flat unconstrained start of a site, rows that the first batch lacks by repetition."""
+    """The flat unconstrained initial value of a site; rows that the first batch lacks repeat."""
     for frame in site.frames:
         if frame.size != frame.full_size:
             dim = frame.dim - site.event_dim
@@ -74,8 +76,10 @@ def unconstrained_start(site: LatentSite, value: Tensor) -> Tensor:
 
 def forgiving(init_loc_fn: Callable[[dict[str, Any]], Tensor]) -> Callable[..., Tensor]:
     """
-    ``init_loc_fn`` that refuses discrete sites, and serves those that cannot be drawn from and
-    those whose mean is infinite, where Pyro's ``init_to_mean`` looks for NaN only.
+    Makes an ``init_loc_fn`` serve all continuous sites, and refuse discrete ones by name.
+
+    It then serves those that cannot be drawn from and those whose mean is infinite, where Pyro's
+    ``init_to_mean`` looks for NaN only.
 
     :raises SiteError: when it is called, if a start is not finite.
     """
@@ -100,6 +104,8 @@ def forgiving(init_loc_fn: Callable[[dict[str, Any]], Tensor]) -> Callable[..., 
 
 def _finite(name: str, value: Tensor) -> Tensor:
     """
+    Checks that the first value of a site is finite.
+
     :raises SiteError: if it is not.
     """
     if not bool(torch.as_tensor(value).isfinite().all()):

@@ -1,4 +1,4 @@
-"""The search for a Gaussian to start from: from where, how often, and whether it is any good."""
+"""The search for a Gaussian initialization: from where, how often, and whether it is good."""
 
 from __future__ import annotations
 
@@ -95,6 +95,8 @@ def _fit(kind: str, log_joint: LogJoint, point: Tensor) -> _Found:
 
 def starting_points(log_joint: LogJoint, loc: Tensor) -> list[Tensor]:
     """
+    Chooses points that a search for the mode can begin at.
+
     :param LogJoint log_joint: the model's density.
     :param torch.Tensor loc: shape ``(m,)``.
     :returns: ``loc`` and points drawn uniformly from (-2, 2), those with a finite density.
@@ -118,6 +120,8 @@ def objective(
     density: Callable[[Tensor], Tensor], loc: Tensor, factor: Tensor, num_draws: int = 16
 ) -> float:
     """
+    Estimates the evidence bound of a Gaussian on fixed draws.
+
     :param density: log-density of one point.
     :param torch.Tensor loc: mean, shape ``(m,)``.
     :param torch.Tensor factor: a root of the covariance, ``(m,)`` or ``(m, m)``.

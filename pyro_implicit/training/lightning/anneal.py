@@ -17,9 +17,10 @@ __all__ = ["Anneal"]
 
 class Anneal(pytorch.Callback):
     """
-    A Lightning callback that sets ``target.attribute`` to ``schedule(step)`` before every training
-    step, ``step`` being the number of optimiser steps taken: nothing to save, nothing to restore.
-    The value is logged as ``anneal_<attribute>``.
+    A Lightning callback that sets ``target.attribute`` to ``schedule(step)``.
+
+    It does so before every training step, ``step`` being the number of optimiser steps taken:
+    nothing to save, nothing to restore. The value is logged as ``anneal_<attribute>``.
 
     Warm-up of the KL term, and the scale of a likelihood going down::
 

@@ -29,6 +29,8 @@ def check_arguments(
     model: Any, guide: Any, objective: Any, optimizer: Any, lr_scheduler: Any, interval: str
 ) -> None:
     """
+    Refuses arguments that LightningVI cannot train with.
+
     :raises ArgumentError: for anything that LightningVI cannot train with.
     """
     check_model(model)
@@ -49,6 +51,8 @@ def check_arguments(
 
 def check_modules(modules: Any) -> list[nn.Module]:
     """
+    One or several modules as a list, or an error.
+
     :param modules: one module, or several.
     :returns: them in a list.
     :raises ArgumentError: for anything else.

@@ -23,11 +23,12 @@ _EXPECTED = ("state_dict", "pytorch-lightning_version")
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """
-    How Lightning reads and writes checkpoints in the local file system, made safe against a kill or
-    a power cut at any instant: the file is written under another name (``.*.partial``), flushed to
-    the disk, read back (its structure, without the tensors' contents), and only then takes the
-    place of the old one, in one step. Files are compared with their checksums, and read with
-    ``weights_only=True``, so that none can run code.
+    How Lightning reads and writes checkpoints in the local file system, safe against a kill.
+
+    A kill or a power cut at any instant leaves the old file or the new one: the file is written
+    under another name (``.*.partial``), flushed to the disk, read back (its structure, without the
+    tensors' contents), and only then takes the place of the old one, in one step. Files are
+    compared with their checksums, and read with ``weights_only=True``, so that none can run code.
 
     :class:`~pyro_implicit.LightningVI` takes it in the place of Lightning's default by itself; any
     other Lightning module takes ``Trainer(plugins=[AtomicCheckpointIO()])``. Remote paths (with
@@ -47,6 +48,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
         """
+        Writes a checkpoint, whole or not at all.
+
         :param dict checkpoint: what to save.
         :param path: where to.
         :raises StateError: if it could not be read back with ``weights_only=True``, because
@@ -67,6 +70,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
         """
+        Reads a checkpoint, if it is whole and cannot run code.
+
         :param path: of a file written by Lightning, or the file, open; then it is at its beginning
             afterwards.
         :param map_location: as for ``torch.load``.

@@ -83,6 +83,8 @@ def check_settings(found: dict[str, Any], objective: Any, changing: Iterable[str
 
 def check_header(checkpoint: dict[str, Any], objective: str) -> dict[str, Any]:
     """
+    Checks that a checkpoint is one of this package, and of the same objective.
+
     :param dict checkpoint: as read from a file.
     :param str objective: class name of the objective.
     :returns: our part of it.
@@ -126,6 +128,8 @@ def check_header(checkpoint: dict[str, Any], objective: str) -> dict[str, Any]:
 
 def check_tensors(found: Any, expected: dict[str, Any], trained: Iterable[str] = ()) -> None:
     """
+    Checks saved tensors against those of a module.
+
     :param found: the ``state_dict`` of a checkpoint.
     :param dict expected: that of the module which is to load it.
     :param trained: names of parameters, which must be finite.
@@ -162,6 +166,8 @@ def _describe(value: Any) -> str:
 
 def check_finite_to_save(module: nn.Module, objective: Any) -> None:
     """
+    Refuses to save parameters that are NaN or infinite.
+
     :raises NonFiniteError: if a parameter, of a critic too, is NaN or infinite: a run that goes on
         from there is lost, and so is the file that it would replace.
     """
@@ -179,6 +185,8 @@ def check_finite_to_save(module: nn.Module, objective: Any) -> None:
 
 def check_modules_fit(vi: Any, state: Any, *, built: bool) -> None:
     """
+    Checks that a saved state is of these modules.
+
     :param vi: the module that the state is for, with a ``guide``; nothing in it is changed.
     :param state: the ``state_dict`` of a checkpoint.
     :param bool built: whether all parameters of ``vi`` exist.

@@ -21,6 +21,8 @@ _ORDER = ("ready", "started", "processed", "completed")
 
 def check_loops(checkpoint: dict[str, Any], trainer: Any) -> None:
     """
+    Checks the saved counters of Lightning's loops.
+
     :raises StateError: if a counter is absent, no count, or in contradiction to another one.
     """
     loops = checkpoint["loops"]
@@ -68,6 +70,8 @@ def _is_count(value: Any) -> bool:
 
 def check_training(vi: Any, checkpoint: dict[str, Any], found: list[str]) -> None:
     """
+    Checks the saved states of optimiser and schedule.
+
     :param vi: the module, whose optimiser and schedule are made once more, to compare with.
     :param dict checkpoint: all of it.
     :param found: class names of the optimisers that were saved.
@@ -89,6 +93,8 @@ def _check_optimizer(
     names: Sequence[str],
 ) -> None:
     """
+    Checks the saved state of one optimiser.
+
     :param dict checkpoint: all of it.
     :param found: class names of the optimisers that were saved.
     :param optimizer: a fresh one, which is changed.
@@ -189,6 +195,8 @@ def _moments(
 
 def _check_scheduler(checkpoint: dict[str, Any], scheduler: Any) -> None:
     """
+    Checks the saved state of the learning-rate schedule.
+
     :param scheduler: a fresh one, which is changed, or None.
     :raises StateError: if the saved schedules are others.
     """
@@ -216,6 +224,8 @@ def _check_scheduler(checkpoint: dict[str, Any], scheduler: Any) -> None:
 
 def check_callbacks(checkpoint: dict[str, Any], trainer: Any) -> None:
     """
+    Checks the saved states of callbacks and precision.
+
     :raises StateError: if a state of one of Lightning's own callbacks or of the precision is not
         like the one that it has; a user's callback checks its own.
     """

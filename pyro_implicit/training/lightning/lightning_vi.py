@@ -58,8 +58,10 @@ _VALIDATION_SEED = 0
 
 class LightningVI(pytorch.LightningModule):
     """
-    Fits a guide to a model with Lightning: progress bar, loggers, early stopping, checkpoints,
-    resume, gradient clipping, mixed precision and several devices are the Trainer's::
+    Fits a guide to a model with Lightning.
+
+    Progress bar, loggers, early stopping, checkpoints, resume, gradient clipping, mixed precision
+    and several devices are the Trainer's::
 
         vi = LightningVI(model, guide, objective, optimizer=partial(torch.optim.Adam, lr=3e-3))
         checkpoints = ModelCheckpoint("run", every_n_train_steps=500, save_last=True)
@@ -159,6 +161,8 @@ class LightningVI(pytorch.LightningModule):
 
     def batch_to_args(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """
+        Turns a batch of the loader into arguments of model and guide.
+
         :param batch: what the loader gives, on the right device.
         :returns: arguments and keyword arguments of model and guide.
         """
@@ -191,11 +195,11 @@ class LightningVI(pytorch.LightningModule):
     # ---- training and validation
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The loss, to be differentiated; arguments of the model."""
+        """The loss, to be differentiated, at some arguments of the model."""
         return self.objective.differentiable_loss(self.model, self.guide, *args, **kwargs)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """See Lightning."""
+        """Takes one batch; see Lightning."""
         args, kwargs = self.batch_to_args(batch)
         with self._stream:
             loss: Tensor = self(*args, **kwargs)
@@ -207,8 +211,9 @@ class LightningVI(pytorch.LightningModule):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """
-        Stops at gradients that are not finite, with Pyro's validation on (its default). Under a
-        gradient scaler, which leaves such steps out by itself, they are left to it.
+        Stops at gradients that are not finite, with Pyro's validation on (its default).
+
+        Under a gradient scaler, which leaves such steps out by itself, they are left to it.
 
         :raises NonFiniteError: naming parameters; none has changed then, and no gradient is kept.
         """
@@ -231,7 +236,7 @@ class LightningVI(pytorch.LightningModule):
         )
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """See Lightning."""
+        """Logs the loss of one validation batch; see Lightning."""
         args, kwargs = self.batch_to_args(batch)
         draws = {"num_samples": self.num_val_samples, "seed": _VALIDATION_SEED}
         values = log_predictive_density(self.model, self.guide, *args, **draws, **kwargs)
@@ -248,7 +253,8 @@ class LightningVI(pytorch.LightningModule):
 
     def warm_up(self, batch: Any) -> None:
         """
-        Evaluates the objective once, without gradients, so that all lazily made parameters exist;
+        Evaluates the objective once, without gradients, so that all lazily made parameters exist.
+
         ``Trainer.fit`` does it by itself.
 
         :param batch: as the loader gives it.
@@ -261,7 +267,7 @@ class LightningVI(pytorch.LightningModule):
             self._load_rest()
 
     def setup(self, stage: str) -> None:
-        """See Lightning."""
+        """Prepares model and guide for a stage of training; see Lightning."""
         AtomicCheckpointIO.replace_default(self.trainer.strategy)
         if stage != "fit":
             return
@@ -293,7 +299,7 @@ class LightningVI(pytorch.LightningModule):
         self._resumed = None
 
     def on_fit_end(self) -> None:
-        """See Lightning."""
+        """Ends what the fit began; see Lightning."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

@@ -81,6 +81,8 @@ def continue_loops(loop: Any, done: int) -> None:
 
 def accumulated_gradients(trainer: Any, parameters: Sequence[nn.Parameter]) -> list[Any] | None:
     """
+    Collects gradients whose optimiser step is still to come.
+
     :returns: gradients of batches whose step is still to come (``accumulate_grad_batches``), or
         None between steps.
     """
@@ -93,6 +95,8 @@ def accumulated_gradients(trainer: Any, parameters: Sequence[nn.Parameter]) -> l
 
 def check_gradients(gradients: list[Any], parameters: Sequence[nn.Parameter]) -> None:
     """
+    Checks that saved gradients are those of the parameters.
+
     :param gradients: what :func:`accumulated_gradients` returned in each process.
     :raises StateError: if they are not those of the parameters.
     """
@@ -114,8 +118,10 @@ def restore_gradients(gradients: list[Any] | None, parameters: Sequence[nn.Param
 
 def _set_epochs(count: dict[str, int], done: int, ended: bool) -> None:
     """
-    The number of epochs begun is right wherever it is saved; how many are processed is not, for an
-    epoch that ``max_steps`` ends counts too.
+    Sets the numbers of epochs that were begun and processed.
+
+    The number begun is right wherever it is saved; how many are processed is not, for an epoch that
+    ``max_steps`` ends counts too.
     """
     if ended:
         _set_all(count, count["started"])
@@ -132,6 +138,8 @@ def _set_all(count: dict[str, int], value: int) -> None:
 
 def _set_places(fit: dict[str, Any], in_flight: int, ended: bool) -> None:
     """
+    Sets the places of the loaders at which training goes on.
+
     A loader left at the end of an epoch goes on with the next one, also if ``limit_train_batches``
     made that end come early; one that has given a batch which was not processed gives it again.
     """

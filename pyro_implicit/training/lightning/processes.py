@@ -22,9 +22,10 @@ def gather(value: Any) -> list[Any]:
 
 def share_critics(objective: Any) -> list[Any]:
     """
-    Makes the networks that an objective trains by itself (``objective.critics``, with the
-    optimisers ``objective.critic_optims``) the same in all processes, and lets them stay so: rank
-    0's values first, then averaged gradients at each step of their own optimisers.
+    Makes the networks that an objective trains by itself the same in all processes.
+
+    They are ``objective.critics``, with the optimisers ``objective.critic_optims``, and stay the
+    same: rank 0's values first, then averaged gradients at each step of their own optimisers.
 
     :returns: handles whose ``remove()`` ends it; none in a single process.
     """
