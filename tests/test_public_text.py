@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import pyro_implicit
+from pyro_implicit.objectives import ParticleObjective
 
 
 def _public() -> dict[str, Any]:
@@ -77,3 +78,24 @@ def test_who_cites_names_the_paper(name: str) -> None:
         inspect.isclass(PUBLIC[name]) or ".ops." not in name
     ):
         assert re.search(r"^Sources?: ?(`|$)", text, re.MULTILINE), f"{name} cites without a title"
+
+
+def _parameters(value: Any) -> set[str]:
+    try:
+        return set(inspect.signature(value).parameters)
+    except ValueError:  # a builtin one, of an enumeration or an exception
+        return set()
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_numbers_of_draws_have_one_name(name: str) -> None:
+    """``num_particles`` for the draws of an objective, ``num_samples`` for all others."""
+    value, objectives = PUBLIC[name], name.startswith("pyro_implicit.objectives.")
+    for part, function in _parts(value):
+        found = _parameters(function)
+        other = {p for p in found if re.match(r"n_|num_draws$|.*(n|num)_(mc|posterior)_", p)}
+        assert not other, f"{name}{part} takes {other}"
+        assert objectives or "num_particles" not in found, f"{name}{part}: say num_samples"
+    if inspect.isclass(value) and issubclass(value, ParticleObjective):
+        takes = inspect.signature(value).parameters
+        assert "num_particles" in takes or any(p.kind == p.VAR_KEYWORD for p in takes.values())

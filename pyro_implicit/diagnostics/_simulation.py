@@ -36,7 +36,7 @@ class Simulation:
     :param fit: from the data by site to a guide or to draws.
     :param DataPlaces places: arguments of the model, and where in them the data are.
     :param observed: names of the sites that are data.
-    :param int num_draws: draws that each value is ranked among.
+    :param int num_samples: draws that each value is ranked among.
     :param quantities: further numbers to rank.
     :param int seed: of all simulations.
     """
@@ -45,7 +45,7 @@ class Simulation:
     fit: Callable[[dict[str, Tensor]], Any]
     places: DataPlaces
     observed: tuple[str, ...]
-    num_draws: int
+    num_samples: int
     quantities: Mapping[str, Quantity]
     seed: int
 
@@ -54,14 +54,14 @@ class Simulation:
         Runs one simulation and one fit.
 
         :param int number: which simulation.
-        :returns: the rank of each latent entry and quantity among the draws, ``0 ... num_draws``.
+        :returns: the rank of each latent entry and quantity among the draws, ``0 ... num_samples``.
         """
         with isolated(self.seed, number):
             values = simulate(self.model, self.places.args, self.places.kwargs, self.observed)
             data = {name: values[name] for name in self.observed}
             fitted = self.fit(dict(data))
             with torch.no_grad():
-                draws = constrained_draws(fitted, self.num_draws, *self._call(fitted, data))
+                draws = constrained_draws(fitted, self.num_samples, *self._call(fitted, data))
                 return self._ranks(values, data, draws)
 
     def _call(self, fitted: Any, data: dict[str, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -71,7 +71,7 @@ class Simulation:
                 f"the data of sites {list(self.places.lost)} are computed inside the model, not "
                 f"passed to it as they are, so that simulated ones cannot be passed to the guide "
                 f"({type(fitted).__name__}) in their place. Let fit return draws: "
-                f"posterior_draws(guide, {self.num_draws}, ...), called with its data"
+                f"posterior_draws(guide, {self.num_samples}, ...), called with its data"
             )
         call = self.places.fill(data)
         return call if accepts(fitted, *call) else self.places.without_names().fill(data)
@@ -93,7 +93,7 @@ class Simulation:
             truth = quantity({site: values[site] for site in draws}, data)
             each = [
                 quantity({site: value[s] for site, value in draws.items()}, data)
-                for s in range(self.num_draws)
+                for s in range(self.num_samples)
             ]
             ranks[name] = _rank(torch.stack([torch.as_tensor(one) for one in each]), truth)
         return ranks

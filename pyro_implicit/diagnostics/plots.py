@@ -251,14 +251,14 @@ def plot_ranks(
     entries = calibration.ranks[name].numel() // calibration.num_simulations
     index = check_count("index", index, 0, entries - 1, f" ({name!r} has {entries} entries)")
     ax = _axes(ax)
-    n, bins, num_ranks = calibration.num_simulations, calibration.bins, calibration.num_draws + 1
+    n, bins, num_ranks = calibration.num_simulations, calibration.bins, calibration.num_samples + 1
     ranks = calibration.ranks[name].reshape(n, -1)[:, index]
     ax.hist(_array(ranks), bins=bins, range=(-0.5, num_ranks - 0.5), color="C0", alpha=0.7)
     bars = torch.distributions.Binomial(n, torch.tensor(1.0 / bins)).sample((20_000,))
     low, high = torch.quantile(bars, torch.tensor([0.005, 0.995])).tolist()
     ax.axhspan(low, high, color="grey", alpha=0.3, zorder=0)
     ax.axhline(n / bins, color="grey")
-    ax.set(xlabel=f"rank of {name} among {calibration.num_draws} draws", ylabel="simulations")
+    ax.set(xlabel=f"rank of {name} among {calibration.num_samples} draws", ylabel="simulations")
     return ax
 
 

@@ -51,12 +51,12 @@ class Calibration:
     Ranks of true parameters among draws of the fits to data made with them.
 
     :param dict ranks: by site or quantity, the rank of each true value among the draws,
-        ``0 ... num_draws``, shape ``(num_simulations, *shape)``.
-    :param int num_draws: draws.
+        ``0 ... num_samples``, shape ``(num_simulations, *shape)``.
+    :param int num_samples: draws.
     """
 
     ranks: dict[str, Tensor]
-    num_draws: int
+    num_samples: int
 
     @property
     def num_simulations(self) -> int:
@@ -66,19 +66,19 @@ class Calibration:
     @property
     def bins(self) -> int:
         """Bins of the chi-square test, and of the histograms."""
-        return num_bins(self.num_draws + 1, self.num_simulations)
+        return num_bins(self.num_samples + 1, self.num_simulations)
 
     def uniformity(self) -> dict[str, Tensor]:
         """P-values of a chi-square test that ranks are uniform, by site, shape ``shape``."""
         return {
-            name: uniformity_p_values(ranks, self.num_draws + 1, self.bins)
+            name: uniformity_p_values(ranks, self.num_samples + 1, self.bins)
             for name, ranks in self.ranks.items()
         }
 
     def asymmetry(self) -> dict[str, Tensor]:
         """P-values of a test that the mean rank is in the middle, by site, shape ``shape``."""
         return {
-            name: asymmetry_p_values(ranks, self.num_draws + 1)
+            name: asymmetry_p_values(ranks, self.num_samples + 1)
             for name, ranks in self.ranks.items()
         }
 
@@ -98,7 +98,7 @@ def vsbc(
     *args: Any,
     observed: Sequence[str] | None = None,
     num_simulations: int = 200,
-    num_draws: int = 99,
+    num_samples: int = 99,
     quantities: Mapping[str, Quantity] | None = None,
     num_processes: int = 1,
     start_method: str | None = None,
@@ -144,7 +144,7 @@ def vsbc(
 
     :param callable model: a Pyro model without improper priors.
     :param callable fit: from the data, ``{site: value}``, to a guide, or to draws by site, at least
-        ``num_draws`` independent ones.
+        ``num_samples`` independent ones.
     :param args: arguments of the model and of the guide's draws. Where the data are among them (as
         they are, or a view such as a column), draws are made with the simulated ones in their
         place, and a parameter with the name of a data site that is left out gets them, so that a
@@ -152,7 +152,7 @@ def vsbc(
     :param observed: names of the sites that are data; by default those that the model observes when
         called with ``args``.
     :param int num_simulations: fits, at least 10.
-    :param int num_draws: draws that a value is ranked among; ``num_draws + 1`` should have many
+    :param int num_samples: draws that a value is ranked among; ``num_samples + 1`` should have many
         divisors, for the bins: 99 or 199.
     :param dict quantities: further numbers to rank, by name: functions of the latents' values
         ``{site: value}`` and of the data.
@@ -169,7 +169,7 @@ def vsbc(
         if a guide may look at data that the model computes from its arguments (a logarithm).
     """
     check_count("num_simulations", num_simulations, minimum=10)
-    check_count("num_draws", num_draws)
+    check_count("num_samples", num_samples)
     check_count("num_processes", num_processes)
     seed = check_count("seed", seed, 0, why=" (a seed)")
     check_model(model)
@@ -178,10 +178,10 @@ def vsbc(
     _check_quantities(quantities)
     if start_method is not None:
         check_choice("start_method", start_method, multiprocessing.get_all_start_methods())
-    if num_bins(num_draws + 1, num_simulations) < 2:
+    if num_bins(num_samples + 1, num_simulations) < 2:
         raise ArgumentError(
-            f"num_draws={num_draws}: its {num_draws + 1} ranks cannot be put into bins of equal "
-            "size; write num_draws=99"
+            f"num_samples={num_samples}: its {num_samples + 1} ranks cannot be put into bins of "
+            "equal size; write num_samples=99"
         )
     with isolated(seed, -1):
         if observed is not None:
@@ -190,10 +190,10 @@ def vsbc(
             names = _observed_sites(model, args, kwargs)
         values = simulate(model, args, kwargs, names)
         places = find_places(model, args, kwargs, {name: values[name] for name in names})
-    job = Simulation(model, fit, places, names, num_draws, dict(quantities or {}), seed)
+    job = Simulation(model, fit, places, names, num_samples, dict(quantities or {}), seed)
     runs = _run(job, num_simulations, num_processes, start_method)
     found = list(tqdm(runs, total=num_simulations, desc="vsbc", disable=not progress))
-    return Calibration({n: torch.stack([one[n] for one in found]) for n in found[0]}, num_draws)
+    return Calibration({n: torch.stack([one[n] for one in found]) for n in found[0]}, num_samples)
 
 
 def _check_quantities(quantities: Any) -> None:

@@ -299,14 +299,14 @@ class ConditionalGuide(ImplicitGuide):
         return clone
 
 
-def _no_pack(latents: tuple[str, ...], values: dict[str, Tensor], num_draws: int) -> Tensor:
+def _no_pack(latents: tuple[str, ...], values: dict[str, Tensor], num_samples: int) -> Tensor:
     """
     Refuses objectives that compare draws.
 
     :raises SiteError: always: an objective that compares draws fits one ratio to all of them.
     """
     raise SiteError(
-        f"{num_draws} prior draws of latents {list(latents)} cannot be compared with those of a "
+        f"{num_samples} prior draws of latents {list(latents)} cannot be compared with those of a "
         "conditional guide, which has a distribution for each row, whether it shows some "
         "of the rows "
         "or all. Use contrast='adaptive'."

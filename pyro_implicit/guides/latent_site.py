@@ -214,26 +214,26 @@ class LatentSite:
         )
 
 
-def pack(sites: Sequence[LatentSite], values: dict[str, Tensor], num_draws: int) -> Tensor:
+def pack(sites: Sequence[LatentSite], values: dict[str, Tensor], num_samples: int) -> Tensor:
     """
     The inverse of what a guide does with a flat latent.
 
     :param sites: the sites of one part, in order.
-    :param values: ``num_draws`` constrained values of each site, draws in front.
-    :param int num_draws: number of draws.
-    :returns: unconstrained values, shape ``(num_draws, numel)``.
-    :raises SiteError: for a value that has not ``num_draws`` times the entries of its site.
+    :param values: ``num_samples`` constrained values of each site, draws in front.
+    :param int num_samples: number of draws.
+    :returns: unconstrained values, shape ``(num_samples, numel)``.
+    :raises SiteError: for a value that has not ``num_samples`` times the entries of its site.
     """
     flat = []
     for site in sites:
         value = site.transform().inv(values[site.name])
-        if value.numel() != num_draws * site.numel:
+        if value.numel() != num_samples * site.numel:
             raise SiteError(
-                f"{num_draws} prior draws of site {site.name!r} have {value.numel()} entries in "
+                f"{num_samples} prior draws of site {site.name!r} have {value.numel()} entries in "
                 f"all; the guide has {site.numel} for each. A site that is local to a subsampled "
                 "plate shows the prior only some of its rows: use contrast='adaptive'."
             )
-        flat.append(value.reshape(num_draws, site.numel))
+        flat.append(value.reshape(num_samples, site.numel))
     return torch.cat(flat, -1)
 
 

@@ -81,16 +81,16 @@ class ImplicitSite:
         """
         return self.at_fresh_noise(check_count("num", num)).mean
 
-    def fresh(self, num_draws: int) -> Tensor:
+    def fresh(self, num_samples: int) -> Tensor:
         """
         Draws anew from a site whose first batch dimension is the particles.
 
         The plates it is in are kept, and each draw has its own noise.
 
-        :param int num_draws: their number ``n``.
+        :param int num_samples: their number ``n``.
         :returns: reparameterised draws, shape ``(n, *plates, m)``.
         """
-        return self.at_fresh_noise(check_count("num_draws", num_draws)).rsample()
+        return self.at_fresh_noise(check_count("num_samples", num_samples)).rsample()
 
     def at_fresh_noise(self, num: int) -> ImplicitDistribution:
         """

@@ -47,28 +47,28 @@ class PriorDraws:
         self._model, self._args, self._kwargs = model, args, kwargs
         self._nesting = nesting
 
-    def draw(self, site: ImplicitSite, num_draws: int) -> Tensor:
+    def draw(self, site: ImplicitSite, num_samples: int) -> Tensor:
         """
         Draws the latents of one implicit site from the prior.
 
         :param ImplicitSite site: an implicit site of the guide.
-        :param int num_draws: number ``n`` of draws.
+        :param int num_samples: number ``n`` of draws.
         :returns: draws of the prior of its latents, in the coordinates of its value, shape
             ``(n, *plates, m)``.
         :raises SiteError: if values of the prior do not fit the site, or the prior is improper.
         """
         if self._nesting is None:
-            runs = [self._run(site.latents) for _ in range(num_draws)]
+            runs = [self._run(site.latents) for _ in range(num_samples)]
             values = {name: torch.stack([run[name] for run in runs]) for name in site.latents}
         else:
             with poutine.block():  # a plate is a site itself
-                plate = pyro.plate(_PRIOR_PLATE, num_draws, dim=-self._nesting - 1)
+                plate = pyro.plate(_PRIOR_PLATE, num_samples, dim=-self._nesting - 1)
             values = self._run(site.latents, plate)
         if site.pack is not None:
-            return site.pack(values, num_draws)
+            return site.pack(values, num_samples)
         # of one particle by itself if looped, else particles are the first dimension
         one = site.value.shape if self._nesting is None else site.value.shape[1:]
-        return _as_drawn(site, values, torch.Size((num_draws, *one)))
+        return _as_drawn(site, values, torch.Size((num_samples, *one)))
 
     def check(self, particle: Particle) -> None:
         """

@@ -69,18 +69,18 @@ class Proposal:
     factor: Tensor
     prior_share: float = 0.1
 
-    def sample(self, num_draws: int) -> Tensor:
+    def sample(self, num_samples: int) -> Tensor:
         """
         Draws noises from the proposal.
 
-        :param int num_draws: number ``k`` for each of the ``n``.
+        :param int num_samples: number ``k`` for each of the ``n``.
         :returns: shape ``(k, n, d)``.
         """
         n, d = self.mean.shape
-        noise = torch.randn(num_draws, n, d, dtype=self.mean.dtype, device=self.mean.device)
+        noise = torch.randn(num_samples, n, d, dtype=self.mean.dtype, device=self.mean.device)
         columns = noise.permute(1, 2, 0)  # n systems with k right-hand sides each
         local = torch.linalg.solve_triangular(self.factor, columns, upper=True).permute(2, 0, 1)
-        prior = torch.rand(num_draws, n, 1, device=noise.device) < self.prior_share
+        prior = torch.rand(num_samples, n, 1, device=noise.device) < self.prior_share
         return torch.where(prior, noise, self.mean + local)
 
     def log_density(self, z: Tensor) -> Tensor:

@@ -253,9 +253,9 @@ def rows_share_their_noise() -> None:
 
 @mutant
 def fresh_draws_are_not_new() -> None:
-    def stale(self: ImplicitSite, num_draws: int) -> Any:
+    def stale(self: ImplicitSite, num_samples: int) -> Any:
         noise = self.distribution.noise[:1]  # type: ignore[index]
-        return self.distribution.given(noise.expand(num_draws, *noise.shape[1:])).rsample()
+        return self.distribution.given(noise.expand(num_samples, *noise.shape[1:])).rsample()
 
     ImplicitSite.fresh = stale  # type: ignore[method-assign]
 

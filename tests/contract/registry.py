@@ -209,7 +209,7 @@ class HandWritten(nn.Module):
             pyro.sample("level", dist.Delta(flat.exp(), log_density=log_density, event_dim=1))
 
 
-def _pack(values: dict[str, Tensor], num_draws: int) -> Tensor:
+def _pack(values: dict[str, Tensor], num_samples: int) -> Tensor:
     return values["level"].log()
 
 

@@ -76,7 +76,7 @@ def test_a_fit_that_ignores_the_data_needs_a_quantity_that_does_not():
     def log_likelihood(values, data):
         return dist.Normal(values["mean"][0], 0.5).log_prob(data["y"]).sum()
 
-    options = {"num_draws": 19, "quantities": {"log-likelihood": log_likelihood}}
+    options = {"num_samples": 19, "quantities": {"log-likelihood": log_likelihood}}
     found = calibrate(prior, **options)
     tests = found.uniformity()
     assert tests["mean"].min() > 1e-3
@@ -107,7 +107,7 @@ def test_a_guide_that_is_trained_and_the_callers_state():
     for run in (False, True):
         torch.manual_seed(0), np.random.seed(0), random.seed(0)
         if run:
-            found = calibrate(fit, num_simulations=10, num_draws=9)
+            found = calibrate(fit, num_simulations=10, num_samples=9)
         states.append((torch.rand(()).item(), np.random.rand(), random.random()))
     assert states[0] == states[1]
     assert list(pyro.get_param_store()) == ["mine"]
@@ -136,8 +136,8 @@ def test_what_fit_returns_is_checked():
     ("options", "message"),
     [
         ({"num_simulations": 9}, "num_simulations=9; expected an integer >= 10"),
-        ({"num_draws": 0}, "num_draws=0"),
-        ({"num_draws": 100}, "num_draws=100: its 101 ranks cannot be put into bins"),
+        ({"num_samples": 0}, "num_samples=0"),
+        ({"num_samples": 100}, "num_samples=100: its 101 ranks cannot be put into bins"),
         ({"num_processes": 0}, "num_processes=0"),
         (
             {"num_processes": 2, "start_method": "thread"},
@@ -157,7 +157,7 @@ def test_ties_are_broken_at_random():
     def constant(values, data):
         return torch.tensor(1.0)
 
-    found = calibrate(points, quantities={"constant": constant}, num_draws=9)
+    found = calibrate(points, quantities={"constant": constant}, num_samples=9)
     assert found.uniformity()["constant"] > 1e-3
     assert set(found.ranks["mean"].unique().tolist()) == {0, 9}
 
@@ -245,7 +245,7 @@ def test_a_guide_sees_the_simulated_data(call):
         **kwargs,
         observed=["y"],
         num_simulations=100,
-        num_draws=19,
+        num_samples=19,
         progress=False,
     )
     assert found.uniformity()["z"].min() > 1e-3 and found.asymmetry()["z"].min() > 1e-3
@@ -264,7 +264,7 @@ def test_a_guide_that_takes_less_than_its_model_gets_less():
         with pyro.plate("rows", len(x)):
             pyro.sample("z", dist.Normal(0.0, 1.0))
 
-    options = {"observed": ["y"], "num_simulations": 10, "num_draws": 9, "progress": False}
+    options = {"observed": ["y"], "num_simulations": 10, "num_samples": 9, "progress": False}
     assert vsbc(rows_model, lambda data: guide, torch.zeros(3), **options).ranks["z"].numel() == 30
 
 
@@ -296,7 +296,7 @@ def test_data_that_a_guide_could_only_see_wrong_are_refused():
     def draws(data):
         return {"z": data["y"].sum() / 4 + 0.5 * torch.randn(19)}
 
-    options = {"num_simulations": 10, "num_draws": 19, "progress": False}
+    options = {"num_simulations": 10, "num_samples": 19, "progress": False}
     for fit in (lambda data: custom, lambda data: listed(custom)):
         with pytest.raises(SiteError, match=r"sites \['y'\] are computed .* posterior_draws"):
             vsbc(logarithms, fit, torch.ones(3), **options)

@@ -149,17 +149,17 @@ def test_a_site_survives_as_plain_values():
 
 
 @pytest.mark.parametrize("name", SITES)
-@given(num_draws=st.integers(1, 4), seed=st.integers(0, 9))
-def test_packing_undoes_unpacking_and_the_constraint(name, num_draws, seed):
+@given(num_samples=st.integers(1, 4), seed=st.integers(0, 9))
+def test_packing_undoes_unpacking_and_the_constraint(name, num_samples, seed):
     torch.manual_seed(seed)
     site, other = SITES[name], LatentSite("w", torch.Size([2]), 1, constraints.positive, ())
-    flat = torch.randn(num_draws, site.numel + 2, dtype=torch.float64)
+    flat = torch.randn(num_samples, site.numel + 2, dtype=torch.float64)
     parts = flat.split([site.numel, 2], -1)
     values = {
         each.name: torch.stack([each.constrain(each.unpack(row))[0] for row in part])
         for each, part in zip((site, other), parts, strict=True)
     }
-    torch.testing.assert_close(pack([site, other], values, num_draws), flat, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(pack([site, other], values, num_samples), flat, rtol=1e-5, atol=1e-6)
 
 
 def test_packing_values_of_some_rows_is_refused():

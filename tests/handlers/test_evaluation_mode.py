@@ -152,7 +152,7 @@ def test_networks_are_trained_in_their_own_mode_by_vsbc():
         modes.append([part.training for part in net.modules()])
         return posterior_draws(guide, 3, X, Y)
 
-    vsbc(model, fit, X, observed=["y"], num_simulations=10, num_draws=3)
+    vsbc(model, fit, X, observed=["y"], num_simulations=10, num_samples=3)
     assert modes and all(all(mode) for mode in modes)
 
 

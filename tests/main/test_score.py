@@ -24,16 +24,16 @@ def linear_model(x, y=None):
         return pyro.sample("y", dist.Normal(mean, sigma), obs=y)
 
 
-def make(rows, num_draws, y_mean=0.0, y_scale=1.0):
+def make(rows, num_samples, y_mean=0.0, y_scale=1.0):
     """Draws of the linear model, and a split whose test targets come from the first of them."""
-    draws = {"w": torch.randn(num_draws, 2), "sigma": 0.5 + torch.rand(num_draws)}
+    draws = {"w": torch.randn(num_samples, 2), "sigma": 0.5 + torch.rand(num_samples)}
     x = torch.randn(rows, 2)
     y = (x @ draws["w"][0] + draws["sigma"][0] * torch.randn(rows)).double()
     return draws, Split("t", x[:0], x[:0, 0], x, y_mean + y_scale * y, y_mean, y_scale)
 
 
 def test_one_draw_is_a_normal_density():
-    draws, split = make(rows=5000, num_draws=1, y_mean=3.0, y_scale=7.0)
+    draws, split = make(rows=5000, num_samples=1, y_mean=3.0, y_scale=7.0)
     result = score(linear_model, draws, split)
     mean = 3.0 + 7.0 * (split.x_test @ draws["w"][0]).numpy()
     density = stats.norm(mean, 7.0 * draws["sigma"].item())
@@ -46,7 +46,7 @@ def test_one_draw_is_a_normal_density():
 
 
 def test_many_draws_are_a_mixture():
-    draws, split = make(rows=6, num_draws=400)
+    draws, split = make(rows=6, num_samples=400)
     result = score(linear_model, draws, split)
     means = (split.x_test @ draws["w"].T).numpy()  # [M, S]
     densities = stats.norm(means, draws["sigma"].numpy()).pdf(split.y_test.numpy()[:, None])
@@ -58,7 +58,7 @@ def test_many_draws_are_a_mixture():
 
 
 def test_coverage_of_the_truth():
-    draws, split = make(rows=4000, num_draws=1)
+    draws, split = make(rows=4000, num_samples=1)
     draws = {name: value.expand(100, *value.shape[1:]) for name, value in draws.items()}
     assert score(linear_model, draws, split).coverage == pytest.approx(0.9, abs=0.02)
 
@@ -66,7 +66,7 @@ def test_coverage_of_the_truth():
 @given(scale=st.floats(1e-3, 1e3), shift=st.floats(-1e3, 1e3))
 def test_units_of_the_target(scale, shift):
     pyro.set_rng_seed(0)
-    draws, split = make(rows=8, num_draws=20)
+    draws, split = make(rows=8, num_samples=20)
     other = Split(
         "t", split.x_train, split.y_train, split.x_test, shift + scale * split.y_test, shift, scale
     )
@@ -81,7 +81,7 @@ def test_units_of_the_target(scale, shift):
 
 @pytest.mark.parametrize("at_a_time", [1, 7, 40])
 def test_rows_at_a_time_change_nothing(monkeypatch, at_a_time):
-    draws, split = make(rows=40, num_draws=30, y_mean=2.0, y_scale=3.0)
+    draws, split = make(rows=40, num_samples=30, y_mean=2.0, y_scale=3.0)
     whole = score(linear_model, draws, split)
     monkeypatch.setattr(score_module, "MEANS", 2 * at_a_time * 30)
     monkeypatch.setattr(score_module, "OUTCOMES", at_a_time * 30 * score_module.NOISE_DRAWS)
@@ -100,14 +100,14 @@ def test_outcomes_at_a_time_are_bounded(monkeypatch):
         sizes.append(int(np.prod(shape)))
         return randn(*shape, **options)
 
-    draws, split = make(rows=6000, num_draws=100)
+    draws, split = make(rows=6000, num_samples=100)
     monkeypatch.setattr(torch, "randn", watched)
     score(linear_model, draws, split)
     assert max(sizes) <= score_module.OUTCOMES < sum(sizes)
 
 
 def test_one_row_has_no_standard_error():
-    draws, split = make(rows=1, num_draws=5)
+    draws, split = make(rows=1, num_samples=5)
     result = score(linear_model, draws, split)
     assert np.isnan(result.standard_error) and np.isfinite(result.log_likelihood)
     assert standard_error(np.array([1.0, 3.0])) == pytest.approx(1.0)
@@ -116,7 +116,7 @@ def test_one_row_has_no_standard_error():
 @pytest.mark.parametrize("unit", [1e-300, 1e-200, 1e200, 1e300])
 def test_units_beyond_the_squares_of_doubles(unit):
     pyro.set_rng_seed(0)
-    draws, split = make(rows=8, num_draws=20)
+    draws, split = make(rows=8, num_samples=20)
     other = Split("t", split.x_train, split.y_train, split.x_test, unit * split.y_test, 0.0, unit)
     plain, scaled = score(linear_model, draws, split), score(linear_model, draws, other)
     assert scaled.rmse == pytest.approx(unit * plain.rmse, rel=1e-6)

@@ -32,11 +32,11 @@ def model(y: Tensor = DATA, size: int | None = None) -> None:
         pyro.sample("y", dist.Normal(loc, NOISE), obs=y)
 
 
-def trained(num_draws: int, form: str, **options: Any) -> tuple[float, list[Tensor]]:
+def trained(num_samples: int, form: str, **options: Any) -> tuple[float, list[Tensor]]:
     """Loss and gradients of a small implicit guide at a fixed seed."""
     pyro.set_rng_seed(0)
     guide = HyperNetworkGuide(model, hidden_dims=(4,)).setup().double()
-    objective = PosteriorPredictiveLoss(num_draws, form=form, **options)
+    objective = PosteriorPredictiveLoss(num_samples, form=form, **options)
     pyro.set_rng_seed(1)
     loss = objective.loss_and_grads(model, guide)
     return loss, [p.grad for p in guide.parameters() if p.grad is not None]
@@ -72,27 +72,27 @@ def brute_force(form: str, loc: Tensor, y: Tensor, size: int) -> Tensor:
 @given(
     form=st.sampled_from(FORMS),
     vectorised=st.booleans(),
-    num_draws=st.integers(1, 6),
+    num_samples=st.integers(1, 6),
     rows=st.integers(1, 4),
 )
 def test_the_forms_are_their_definitions(
-    form: str, vectorised: bool, num_draws: int, rows: int
+    form: str, vectorised: bool, num_samples: int, rows: int
 ) -> None:
     y, size = DATA[:rows], 12
-    pyro.set_rng_seed(num_draws)
+    pyro.set_rng_seed(num_samples)
     guide = HyperNetworkGuide(model, hidden_dims=(4,), init_scale=0.7).setup().double()
     objective = PosteriorPredictiveLoss(
-        num_draws, form=form, vectorize_particles=vectorised, max_plate_nesting=1
+        num_samples, form=form, vectorize_particles=vectorised, max_plate_nesting=1
     )
     pyro.set_rng_seed(1)
     loss = objective.loss(model, guide, y, size)
     pyro.set_rng_seed(1)
-    if vectorised and num_draws > 1:
-        with pyro.plate("particles", num_draws, dim=-2):
+    if vectorised and num_samples > 1:
+        with pyro.plate("particles", num_samples, dim=-2):
             loc = guide(y, size)["loc"].flatten()
     else:
         runs = []
-        for index in range(num_draws):
+        for index in range(num_samples):
             runs.append(guide(y, size)["loc"].flatten())
             if index > 0 and form != "expected":
                 continue  # the rows of the first are those of all
@@ -112,9 +112,9 @@ def test_with_many_draws_it_is_the_exact_predictive_density() -> None:
     new = torch.tensor([-1.0, 0.0, 0.5, 2.0], dtype=torch.float64)
     exact = -dist.Normal(mean, math.hypot(scale, NOISE)).log_prob(new).sum().item()
     errors = []
-    for num_draws in (10, 1000, 100_000):
+    for num_samples in (10, 1000, 100_000):
         objective = PosteriorPredictiveLoss(
-            num_draws, vectorize_particles=True, max_plate_nesting=1
+            num_samples, vectorize_particles=True, max_plate_nesting=1
         )
         pyro.set_rng_seed(0)
         losses = [objective.loss(model, posterior, new) for _ in range(20)]
@@ -285,7 +285,7 @@ def test_data_outside_of_every_plate_are_one_datum_by_vectorised_draws_too(form:
     assert loss == pytest.approx(-float(expected), rel=1e-5)
 
 
-def mixture_gradient(size: int, num_draws: int, form: str, vectorised: bool) -> Tensor:
+def mixture_gradient(size: int, num_samples: int, form: str, vectorised: bool) -> Tensor:
     """With respect to the weights of a mixture: draws with weights, whose value is 1."""
 
     def rows() -> None:
@@ -301,7 +301,7 @@ def mixture_gradient(size: int, num_draws: int, form: str, vectorised: bool) -> 
             pyro.sample("z", DiagonalMixture(loc, 0.1 + 0 * loc, logits))
 
     pyro.set_rng_seed(0)
-    objective = PosteriorPredictiveLoss(num_draws, form=form, vectorize_particles=vectorised)
+    objective = PosteriorPredictiveLoss(num_samples, form=form, vectorize_particles=vectorised)
     loss = objective.differentiable_loss(rows, guide)
     return torch.autograd.grad(loss, logits)[0]
 

@@ -179,7 +179,7 @@ def mean_curvature(
     log_joint: LogJoint,
     mean: Tensor,
     scale: Tensor,
-    num_draws: int = 12,
+    num_samples: int = 12,
     *,
     gauss_newton: bool = True,
 ) -> Tensor:
@@ -199,11 +199,11 @@ def mean_curvature(
     :raises NonFiniteError: if the density or its curvature is finite at none of many draws.
     """
     total, used = torch.zeros(mean.numel(), mean.numel()).to(mean), 0
-    for _ in range(3 * num_draws):
+    for _ in range(3 * num_samples):
         matrix = _curvature_at(log_joint, mean + scale * torch.randn_like(mean), gauss_newton)
         if matrix is not None:
             total, used = total + matrix, used + 1
-        if used == num_draws:
+        if used == num_samples:
             break
     if not used:
         raise NonFiniteError(

@@ -117,7 +117,7 @@ def starting_points(log_joint: LogJoint, loc: Tensor) -> list[Tensor]:
 
 
 def objective(
-    density: Callable[[Tensor], Tensor], loc: Tensor, factor: Tensor, num_draws: int = 16
+    density: Callable[[Tensor], Tensor], loc: Tensor, factor: Tensor, num_samples: int = 16
 ) -> float:
     """
     Estimates the evidence bound of a Gaussian on fixed draws.
@@ -125,11 +125,11 @@ def objective(
     :param density: log-density of one point.
     :param torch.Tensor loc: mean, shape ``(m,)``.
     :param torch.Tensor factor: a root of the covariance, ``(m,)`` or ``(m, m)``.
-    :param int num_draws: number of draws, always the same ones.
+    :param int num_samples: number of draws, always the same ones.
     :returns: an estimate of the Gaussian's evidence lower bound; minus infinity where the density
         of a draw is not finite.
     """
-    noise = torch.randn(num_draws, loc.numel(), generator=torch.Generator().manual_seed(1))
+    noise = torch.randn(num_samples, loc.numel(), generator=torch.Generator().manual_seed(1))
     noise = noise.to(loc)
     wide = factor.double() if factor.device.type != "mps" else factor
     if factor.dim() == 1:

@@ -47,7 +47,7 @@ def density(model):
 
 def at(u, model):
     """The curvature at one point."""
-    return mean_curvature(density(model), u, torch.zeros_like(u), num_draws=1)
+    return mean_curvature(density(model), u, torch.zeros_like(u), num_samples=1)
 
 
 def prior_precision(classes=1):
@@ -162,7 +162,7 @@ def test_the_hessian_sees_second_derivatives_of_the_mean_that_gauss_newton_does_
 
     u = torch.zeros(2).double()
     torch.testing.assert_close(at(u, bent), torch.eye(2).double())
-    full = mean_curvature(density(bent), u, u, num_draws=1, gauss_newton=False)
+    full = mean_curvature(density(bent), u, u, num_samples=1, gauss_newton=False)
     # -log p has the Hessian [[1, 100], [100, 1]]: eigenvalues 101 and -99, the latter clamped
     torch.testing.assert_close(full, torch.full((2, 2), 50.5).double())
 
@@ -171,7 +171,7 @@ def test_curvature_is_averaged_over_draws():
     model = make(lambda f: dist.Poisson(f.exp()), COUNTS)
     mean, scale = torch.zeros(M).double(), torch.full((M,), 0.4, dtype=torch.float64)
     torch.manual_seed(0)
-    found = mean_curvature(density(model), mean, scale, num_draws=300)
+    found = mean_curvature(density(model), mean, scale, num_samples=300)
     rate = (0.5 * 0.16 * X.square().sum(-1)).exp()  # E exp(x'w) for w ~ N(0, 0.16 I)
     expected = X.mT @ (rate[:, None] * X) + prior_precision()
     torch.testing.assert_close(found, expected, rtol=0.2, atol=0.1)
