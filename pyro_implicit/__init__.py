@@ -14,9 +14,10 @@ from pyro_implicit.diagnostics.log_density import log_density
 from pyro_implicit.diagnostics.stein_discrepancy import stein_discrepancy
 from pyro_implicit.diagnostics.vsbc import vsbc
 from pyro_implicit.distributions.implicit import ImplicitDistribution, sample_implicit
-from pyro_implicit.generators.base import Generator, ModuleGenerator
+from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.mlp import MLPGenerator
 from pyro_implicit.generators.mmnn import CMMNN, MMNN
+from pyro_implicit.generators.module import ModuleGenerator
 from pyro_implicit.generators.residual import ResidualGenerator
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional import ConditionalHyperNetworkGuide

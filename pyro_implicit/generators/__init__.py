@@ -1,9 +1,12 @@
 """Neural samplers: from noise to flat latents, each with the fastest exact derivatives it knows."""
 
-from pyro_implicit.generators.base import Generator, ModuleGenerator, as_generator
+from pyro_implicit.generators.as_generator import as_generator
+from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.conditioned import Conditioned
 from pyro_implicit.generators.mlp import MLPGenerator
 from pyro_implicit.generators.mmnn import CMMNN, MMNN
+from pyro_implicit.generators.module import ModuleGenerator
+from pyro_implicit.generators.nnj import NnjGenerator
 from pyro_implicit.generators.preconditioner import Preconditioner
 from pyro_implicit.generators.residual import ResidualGenerator
 
@@ -14,6 +17,7 @@ __all__ = [
     "MLPGenerator",
     "MMNN",
     "ModuleGenerator",
+    "NnjGenerator",
     "Preconditioner",
     "ResidualGenerator",
     "as_generator",

@@ -1,4 +1,4 @@
-"""What a generator promises, and the adapter that makes one of any module."""
+"""What a generator promises."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from pyro_implicit._checks import check_count, check_counts, check_instance
 from pyro_implicit.exceptions import ArgumentError, ShapeError
-from pyro_implicit.generators.modes import evaluated
-from pyro_implicit.ops.jacobian import function_jacobian, is_stochman, stochman_jacobian
+from pyro_implicit.ops.jacobian import function_jacobian
 from pyro_implicit.ops.linearisation import FunctionLinearisation, Linearisation
 from pyro_implicit.ops.logdet import half_log_det
 
-__all__ = ["Generator", "ModuleGenerator", "as_generator", "generator_class"]
+__all__ = ["Generator", "generator_class"]
 
 _CLASSES: dict[str, type[Generator]] = {}
 
@@ -137,62 +136,6 @@ class Generator(nn.Module, ABC):
         return None
 
 
-class ModuleGenerator(Generator):
-    """
-    Any ``nn.Module`` as a generator.
-
-    Jacobians come from StochMan's forward pass if ``module`` is a ``stochman.nnj.Sequential``, else
-    from ``torch.func``.
-
-    :param torch.nn.Module module: maps ``(n, *noise_shape)`` to ``(n, output_dim)``.
-    :param noise_shape: shape of one noise.
-    :param int output_dim: number of outputs.
-    """
-
-    def __init__(self, module: nn.Module, noise_shape: Sequence[int], output_dim: int) -> None:
-        super().__init__(noise_shape, output_dim)
-        self.module = check_instance("module", module, nn.Module, "an nn.Module, built")
-
-    def forward(self, z: Tensor) -> Tensor:
-        """
-        See :meth:`Generator.forward`.
-
-        :raises ShapeError: if the module takes noise of another shape, or returns another shape
-            than ``(n, output_dim)``.
-        """
-        batch = z.shape[: z.dim() - len(self.noise_shape)]
-        try:
-            out = self.module(z.reshape(-1, *self.noise_shape))
-        except RuntimeError as error:
-            width = _first_width(self.module)
-            if width in (None, self.noise_shape[-1]):
-                raise
-            raise ShapeError(self._takes(width)) from error
-        if out.shape != (batch.numel(), self.output_dim):
-            raise ShapeError(
-                f"the generator {type(self.module).__name__} returned shape {tuple(out.shape)} for "
-                f"{batch.numel()} noises of shape {tuple(self.noise_shape)}; expected "
-                f"{(batch.numel(), self.output_dim)}: one row per noise, one column per latent."
-            )
-        return out.reshape(*batch, self.output_dim)
-
-    def _takes(self, width: int | None) -> str:
-        """The message for a module that takes ``width`` numbers for each noise."""
-        takes = "another shape" if width is None else f"(n, {width}), its first linear layer says"
-        return (
-            f"the module {type(self.module).__name__} takes {takes}; it was given noises of shape "
-            f"{('n', *self.noise_shape)} (with the context at the end, if the guide is conditional)"
-            ". Write noise_dim (or noise_shape) to fit it."
-        ).replace("'n'", "n")
-
-    def jacobian(self, z: Tensor) -> Tensor:
-        """See :meth:`Generator.jacobian`."""
-        self.check_noise(z)
-        if is_stochman(self.module):
-            return stochman_jacobian(self.module, z, self.output_dim, len(self.noise_shape))
-        return super().jacobian(z)
-
-
 def generator_class(name: str) -> type[Generator] | None:
     """
     Finds a class of generators by its name.
@@ -201,71 +144,3 @@ def generator_class(name: str) -> type[Generator] | None:
     :returns: the class, or None if there is none of that name.
     """
     return _CLASSES.get(name)
-
-
-def as_generator(generator: Any, output_dim: int, noise_dim: int | None = None) -> Generator:
-    """
-    A :class:`Generator` of ``output_dim`` outputs from what a user may pass.
-
-    :param generator: a :class:`Generator`; any other ``nn.Module`` from ``(n, noise_dim)`` to
-        ``(n, output_dim)``; or a callable (a class, say) that makes one of these from
-        ``output_dim``.
-    :param int output_dim: number of latents to generate.
-    :param int noise_dim: noise dimensions, needed for a plain module only; by default those of
-        its first linear layer.
-    :raises ArgumentError: if it is none of these, or the noise dimension cannot be found.
-    :raises ShapeError: if the number of outputs is another.
-    """
-    if not isinstance(generator, nn.Module) and callable(generator):
-        generator = generator(output_dim)
-    if not isinstance(generator, nn.Module):
-        raise ArgumentError(
-            f"generator is a {type(generator).__name__}; expected a Generator, an nn.Module, or a "
-            "callable that makes one from the number of outputs, e.g. generator=ResidualGenerator."
-        )
-    if not isinstance(generator, Generator):
-        noise_dim = noise_dim or _first_in_features(generator)
-        return _checked_module(generator, noise_dim, output_dim)
-    if generator.output_dim != output_dim:
-        raise ShapeError(
-            f"generator has output_dim={generator.output_dim}, but the guide's latents have "
-            f"{output_dim} entries in all; write output_dim={output_dim}."
-        )
-    return generator
-
-
-def _first_width(module: nn.Module) -> int | None:
-    """Inputs of its first linear layer, if it has one."""
-    layers = (layer for layer in module.modules() if isinstance(layer, nn.Linear))
-    return next((layer.in_features for layer in layers), None)
-
-
-def _first_in_features(module: nn.Module) -> int:
-    width = _first_width(module)
-    if width is not None:
-        return width
-    raise ArgumentError(
-        f"cannot tell the noise dimension of {type(module).__name__}: write noise_dim=..., or "
-        "wrap it as ModuleGenerator(module, noise_shape, output_dim)."
-    )
-
-
-def _checked_module(module: nn.Module, noise_dim: int, output_dim: int) -> ModuleGenerator:
-    """
-    Wraps ``module`` and draws once, so that a wrong size is told here and not in a step.
-
-    It does so in evaluation mode, so that the draw leaves no trace in it.
-    """
-    wrapped = ModuleGenerator(module, (noise_dim,), output_dim)
-    example = next(iter(module.parameters()), torch.zeros(()))
-    with torch.no_grad(), evaluated(module):
-        try:
-            wrapped(torch.zeros(2, noise_dim, dtype=example.dtype, device=example.device))
-        except (RuntimeError, IndexError) as error:
-            raise ShapeError(
-                f"the generator {type(module).__name__} fails on noises of shape (2, {noise_dim}) "
-                f"(with the context at the end, if the guide is conditional): {error} It must take "
-                "(n, noise_dim): write another noise_dim, or wrap it as ModuleGenerator(module, "
-                "noise_shape, output_dim)."
-            ) from error
-    return wrapped

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyro_implicit.generators.base import Generator, as_generator
+from pyro_implicit.generators.as_generator import as_generator
+from pyro_implicit.generators.base import Generator
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.hypernetwork import HyperNetworkGuide
 from pyro_implicit.guides.latent_site import LatentSite

@@ -10,7 +10,8 @@ from torch import nn
 
 from pyro_implicit._checks import check_callable, check_count, check_counts, check_number
 from pyro_implicit.exceptions import ArgumentError
-from pyro_implicit.generators.base import Generator, as_generator
+from pyro_implicit.generators.as_generator import as_generator
+from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.mlp import MLPGenerator
 from pyro_implicit.generators.rescaled import rescaled
 from pyro_implicit.generators.residual import ResidualGenerator

@@ -4,7 +4,8 @@ Jacobians of a generator :math:`g: \mathbb{R}^d \to \mathbb{R}^m`, by the fastes
 Measured on one CPU thread with a ``100 -> 100 -> 751`` multilayer perceptron and 5 draws (the
 Jacobian only): the chain written by hand 1.2 ms, StochMan's forward Jacobians 1.7 ms, ``jacfwd``
 3.2 ms, ``jacrev`` 10.7 ms. So: :func:`mlp_chain` where the layers are known, StochMan for modules
-made of its layers, ``torch.func`` for everything else.
+made of its layers (:class:`~pyro_implicit.generators.NnjGenerator`), ``torch.func`` for everything
+else.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pyro_implicit.ops.activations import Activation
 
-__all__ = ["function_jacobian", "is_stochman", "mlp_chain", "stochman_jacobian"]
+__all__ = ["function_jacobian", "mlp_chain"]
 
 
 def mlp_chain(
@@ -75,21 +76,4 @@ def function_jacobian(
         jac = torch.func.vmap(modes[0](flat_function))(flat)
     except (NotImplementedError, RuntimeError):
         jac = torch.func.vmap(modes[1](flat_function))(flat)
-    return jac.reshape(*batch, output_dim, noise_shape.numel())
-
-
-def is_stochman(module: nn.Module) -> bool:
-    """Whether ``module`` is a StochMan ``Sequential``, which pushes Jacobians forward itself."""
-    return type(module).__module__ == "stochman.nnj" and type(module).__name__ == "Sequential"
-
-
-def stochman_jacobian(module: nn.Module, z: Tensor, output_dim: int, noise_ndim: int = 1) -> Tensor:
-    """
-    The Jacobian of a StochMan ``Sequential`` in the same pass as its value.
-
-    Arguments and result as in :func:`function_jacobian`; the noise keeps its shape.
-    """
-    noise_shape = z.shape[z.dim() - noise_ndim :]
-    batch = z.shape[: z.dim() - noise_ndim]
-    _, jac = module(z.reshape(-1, *noise_shape), jacobian=True)
     return jac.reshape(*batch, output_dim, noise_shape.numel())

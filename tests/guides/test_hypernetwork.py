@@ -6,6 +6,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from stochman import nnj
 from torch import nn
 
 from pyro_implicit import (
@@ -119,6 +120,7 @@ GENERATORS = {
     "a function": lambda n: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, n)),
     "a generator": MLPGenerator(2, 3, (4,)),
     "a module": nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 3)),
+    "layers of StochMan": nnj.Sequential(nnj.Linear(2, 5), nnj.Tanh(), nnj.Linear(5, 3)),
     "a wrapped module": ModuleGenerator(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), (2, 2), 3),
 }
 

@@ -25,7 +25,7 @@ from pyro_implicit import (
 )
 from pyro_implicit.distributions.diagonal_mixture import DiagonalMixture
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.generators.base import ModuleGenerator
+from pyro_implicit.generators.module import ModuleGenerator
 from pyro_implicit.objectives.critic import Critic
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 

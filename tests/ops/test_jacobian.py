@@ -8,16 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from stochman import nnj
 from torch import Tensor, nn
 
 from pyro_implicit.ops.activations import ACTIVATIONS, get_activation
-from pyro_implicit.ops.jacobian import (
-    function_jacobian,
-    is_stochman,
-    mlp_chain,
-    stochman_jacobian,
-)
+from pyro_implicit.ops.jacobian import function_jacobian, mlp_chain
 
 
 def _one_by_one(function: Callable[[Tensor], Tensor], z: Tensor, noise_ndim: int = 1) -> Tensor:
@@ -118,50 +112,3 @@ def test_function_jacobian_is_differentiable() -> None:
         return function_jacobian(lambda x: torch.tanh(weight @ x), z, 3)
 
     assert torch.autograd.gradcheck(jac, (weight, z))
-
-
-def _stochman_nets() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
-    return {
-        "linear": (nnj.Sequential(nnj.Linear(3, 4), nnj.Tanh(), nnj.Linear(4, 5)), (3,)),
-        "narrowing": (nnj.Sequential(nnj.Linear(6, 4), nnj.Softplus(), nnj.Linear(4, 2)), (6,)),
-        "activations": (
-            nnj.Sequential(
-                nnj.Linear(2, 3), nnj.ELU(), nnj.Sigmoid(), nnj.Linear(3, 3), nnj.ReLU()
-            ),
-            (2,),
-        ),
-        "image": (
-            nnj.Sequential(
-                nnj.Conv2d(1, 2, 3, bias=False), nnj.Tanh(), nnj.Flatten(), nnj.Linear(18, 4)
-            ),
-            (1, 5, 5),
-        ),
-        "upsampled": (
-            nnj.Sequential(
-                nnj.Linear(2, 8),
-                nnj.Reshape(2, 2, 2),
-                nnj.Upsample(scale_factor=2),
-                nnj.Flatten(),
-            ),
-            (2,),
-        ),
-    }
-
-
-@pytest.mark.parametrize("name", sorted(_stochman_nets()))
-@pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
-def test_stochman_jacobian(name: str, batch: tuple[int, ...]) -> None:
-    net, shape = _stochman_nets()[name]
-    net = net.double()
-    z = torch.randn(*batch, *shape, dtype=torch.float64)
-    m = net(z.reshape(-1, *shape)).shape[-1]
-    jac = stochman_jacobian(net, z, m, len(shape))
-    expected = _one_by_one(lambda x: net(x[None])[0], z, len(shape))
-    assert jac.shape == expected.shape
-    torch.testing.assert_close(jac, expected)
-
-
-def test_only_stochmans_sequential_is_stochman() -> None:
-    assert is_stochman(nnj.Sequential(nnj.Linear(2, 2)))
-    assert not is_stochman(nn.Sequential(nn.Linear(2, 2)))
-    assert not is_stochman(nnj.Linear(2, 2))
