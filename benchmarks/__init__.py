@@ -1,1 +1,1 @@
-"""Measurements, each run as ``python -m benchmarks.<name>`` from the root of the repository."""
+"""Measurements: ``python -m benchmarks list`` tells which, ``run`` runs one."""

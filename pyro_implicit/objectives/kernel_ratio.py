@@ -58,7 +58,7 @@ class KernelDensityRatioELBO(ContrastiveELBO):
     its own clip (KL 0.8 estimated as 7 in one dimension, 182 as 0.8 in 500), and its gradients have
     the wrong size and sign; on regression with small networks it trained as if there were no KL
     term. With ``contrast="adaptive"`` the gradients are within 2% from 1 to 500 dimensions, and
-    values of the divergence 0.1 to 0.8 nats too high (``python -m benchmarks.ratio_accuracy``).
+    values of the divergence 0.1 to 0.8 nats too high (``python -m benchmarks run ratio_accuracy``).
 
     **Its limits.** In more than some ten dimensions the kernels tell little of a shape that is not
     Gaussian, so that the estimate tends to the entropy of the Gaussian of the guide's moments,

@@ -92,8 +92,8 @@ class LanczosELBO(ImplicitELBO):
     of each draw, and one differentiable product of two vectors. A step for LeNet (44 426 latents,
     batch 256, two draws, one CPU thread) took 3.9 MAP steps, with the entropy of one of the two
     draws 3.4, with ``entropy_every=4`` 2.9, and without entropy 2.6 (``python -m
-    benchmarks.step_cost``), when that product was of one vector; the second adds about an eighth
-    of what the entropy costs, and the table has not been made again since.
+    benchmarks run step_cost``), when that product was of one vector; the second adds about an
+    eighth of what the entropy costs, and the table has not been made again since.
 
     *Precision:* float32 is enough down to ``sigma = 1e-4`` times the largest singular value: errors
     below 0.01 nats, and of the gradient (``n`` probes, ``n`` steps) below a part in 10 000, also

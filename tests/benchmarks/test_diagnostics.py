@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-import numpy as np
 import pyro
 import pytest
 import torch
 from scipy import stats
 
-from benchmarks import diagnostics_power, entropy_estimates
-from benchmarks._diagnostics_cases import CASES, Affine, Quantiles
+from benchmarks.robustness import diagnostics_power
+from benchmarks.robustness._diagnostics_cases import CASES, Affine, Quantiles
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -63,27 +59,7 @@ def test_quantiles_of_a_normal() -> None:
     torch.testing.assert_close(generator(z), z, atol=1e-3, rtol=0)
 
 
-def test_a_tiny_run_of_the_checks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "power.json"
-    options = "--seeds 0 --draws 100 --simulations 20 --quiet".split()
-    diagnostics_power.main([*options, "--guides", "correct", "--output", str(output)])
-    assert "| correct" in capsys.readouterr().out
-    (row,) = json.loads(output.read_text())["results"]
-    assert set(row["flags"]) == set(diagnostics_power.CHECKS)
-
-
 def test_refusals_are_counted_apart() -> None:
     row = {"guide": "correct", "excess": 0.0, "k-hat": None, "stein": 0.0, "accuracy": 0.5}
     flags = dict.fromkeys(diagnostics_power.CHECKS, False) | {"k-hat": None}
     assert "0/0 (1 refused)" in diagnostics_power.table([row | {"flags": flags}])
-
-
-def test_a_tiny_run_of_the_estimates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    figure, output = tmp_path / "entropy.png", tmp_path / "entropy.json"
-    options = ["--seeds", "0", "--steps", "2", "--checks", "1", "--guides", "10 noises", "--quiet"]
-    entropy_estimates.main([*options, "--figure", str(figure), "--output", str(output)])
-    assert figure.stat().st_size > 0
-    rows = json.loads(output.read_text())["results"]
-    assert [row["step"] for row in rows] == [0, 2]
-    assert all(np.isfinite(row[key]) for row in rows for key in entropy_estimates.ESTIMATES)
-    assert "singular_value_bound" in capsys.readouterr().out

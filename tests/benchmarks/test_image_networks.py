@@ -2,53 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
-import numpy as np
 import pyro
 import pytest
 import torch
 
-from benchmarks import mnist, scaling, step_cost
-from benchmarks._images import NoEntropy, classifier, load_mnist
+from benchmarks.cost import scaling, step_cost
+from benchmarks.shared.images import NoEntropy, classifier, load_mnist
 from pyro_implicit import MMNNGuide
 
 
-@pytest.fixture()
-def data_root(tmp_path: Path) -> Path:
-    """Twelve images in the format of MNIST."""
-    rng = np.random.default_rng(0)
-    arrays = {}
-    for part, size in (("train", 8), ("test", 4)):
-        arrays[f"x_{part}"] = rng.integers(0, 256, (size, 28, 28), dtype=np.uint8)
-        arrays[f"y_{part}"] = rng.integers(0, 10, size, dtype=np.uint8)
-    np.savez(tmp_path / "mnist.npz", **arrays)
-    return tmp_path
-
-
-@pytest.mark.filterwarnings("ignore:.*LOBPCG")  # five iterations are too few, and it says so
-@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")
-def test_mnist_scores_every_method(data_root: Path, tmp_path: Path) -> None:
-    pytest.importorskip("torchvision")
-    output = tmp_path / "record.json"
-    options = ["--data-root", str(data_root), "--output", str(output), "--quiet"]
-    before = torch.get_num_threads()
-    rows = mnist.main([*options, "--epochs", "2"])
-    torch.set_num_threads(before)
-    assert [row["method"] for row in rows] == list(mnist.METHODS)
-    for row in rows:
-        for angle in (0, 60):
-            assert 0 <= row[f"accuracy {angle}"] <= 1
-            assert 0 <= row[f"ece {angle}"] <= 1
-            assert math.isfinite(row[f"nll {angle}"])
-    assert json.loads(output.read_text())["settings"]["epochs"] == 2
-
-
-def test_mnist_from_an_archive(data_root: Path) -> None:
-    data = load_mnist(data_root, download=False)
-    assert data["x_train"].shape == (8, 1, 28, 28)
+def test_mnist_from_an_archive(small_data: Path) -> None:
+    data = load_mnist(small_data, download=False)
+    assert data["x_train"].shape == (20, 1, 28, 28)
     assert 0 <= data["x_test"].min() and 0.5 < data["x_test"].max() <= 1
     assert data["y_test"].dtype == torch.int64
 
@@ -57,18 +25,6 @@ def test_mnist_that_is_nowhere_is_told(tmp_path: Path) -> None:
     pytest.importorskip("torchvision")
     with pytest.raises(SystemExit, match="--download"):
         load_mnist(tmp_path, download=False)
-
-
-@pytest.mark.filterwarnings("ignore:.*LOBPCG")
-def test_step_cost_is_relative_to_map() -> None:
-    before = torch.get_num_threads()
-    rows = step_cost.main(
-        ["--networks", "perceptron", "--rounds", "2", "--no-memory", "--quiet", "--batch-size", "8"]
-    )
-    torch.set_num_threads(before)
-    assert rows[0]["guide"] is None and rows[0]["time"] == 1
-    assert {row["objective"] for row in rows[1:]} == set(step_cost.OBJECTIVES)
-    assert all(row["time"] > 1 for row in rows[1:])
 
 
 @pytest.mark.slow

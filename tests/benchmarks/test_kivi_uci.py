@@ -2,44 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from benchmarks import kivi_uci
-from benchmarks._kivi_uci import METHODS, NUM_HIDDEN, marginal_kl
-
-
-@pytest.fixture()
-def data_root(tmp_path: Path) -> Path:
-    """A set of 30 rows with one split."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(30, 3)).astype(np.float32)
-    rows = np.arange(30, dtype=np.int32)
-    (tmp_path / "uci").mkdir()
-    np.savez(
-        tmp_path / "uci" / "toy.npz",
-        X=x,
-        y=(100 + 10 * x[:, 0]).astype(np.float32),
-        train_idx=rows[None, :26],
-        test_idx=rows[None, 26:],
-    )
-    return tmp_path
-
-
-def test_every_method(data_root: Path, tmp_path: Path) -> None:
-    output = tmp_path / "record.json"
-    options = ["--data-root", str(data_root), "--sets", "toy", "--splits", "0", "--quiet"]
-    rows = kivi_uci.main([*options, "--num-steps", "3", "--output", str(output)])
-    assert [row["method"] for row in rows] == list(METHODS)
-    assert json.loads(output.read_text())["results"] == rows
-    for row in rows:
-        assert math.isfinite(row["log_likelihood"]) and 0 <= row["coverage"] <= 1
-        assert (row["claimed_kl"] is None) == (row["method"] in ("mean-field", "no KL"))
+from benchmarks.papers.kivi._kivi_uci import NUM_HIDDEN, marginal_kl
 
 
 def test_forced_kl_of_the_prior_is_none() -> None:

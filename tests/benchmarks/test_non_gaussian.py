@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from pathlib import Path
-
 import pyro.poutine as poutine
 import pytest
 import torch
 
-from benchmarks import non_gaussian
-from benchmarks.non_gaussian import Banana, TwoModes, wasserstein
+from benchmarks.posterior import non_gaussian
+from benchmarks.posterior.non_gaussian import Banana, TwoModes, wasserstein
 
 
 def test_wasserstein_of_a_shift_is_its_length() -> None:
@@ -30,15 +27,6 @@ def test_targets_are_normalised(target: Banana | TwoModes) -> None:
     nodes = [node for node in trace.nodes.values() if node["type"] == "sample"]
     density = sum(node["log_prob"] for node in nodes).exp()
     assert density.sum() * step**2 == pytest.approx(1.0, rel=1e-2)
-
-
-def test_smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(non_gaussian.SETTINGS, "num_draws", 60)
-    figure = tmp_path / "draws.png"
-    arguments = ["--num-steps", "5", "--seeds", "0", "--quiet", "--figure", str(figure)]
-    for row in non_gaussian.main(arguments):
-        assert 0 < row["implicit"] < math.inf and 0 < row["AutoMultivariateNormal"] < math.inf, row
-    assert figure.stat().st_size > 0
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -11,10 +10,10 @@ import pytest
 import torch
 from pyro import poutine
 
-from benchmarks import posteriordb
-from benchmarks._common import load_npz, parser
-from benchmarks._posteriordb_models import MODELS
-from benchmarks._posteriordb_reference import compare, reference_error, reference_moments
+from benchmarks.common import load_npz, parser
+from benchmarks.posterior import posteriordb
+from benchmarks.posterior._posteriordb_models import MODELS
+from benchmarks.posterior._posteriordb_reference import compare, reference_error, reference_moments
 
 DATA_ROOT: Path = parser("").get_default("data_root")
 needs_data = pytest.mark.skipif(
@@ -64,19 +63,6 @@ def test_models_have_the_parameters_of_the_reference(name: str) -> None:
         assert moments[key][0] == pytest.approx(mean, rel=1e-5)
 
 
-@needs_data
-def test_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "posteriordb.json"
-    options = "--models kidscore_momiq --seeds 0 --num-steps 3 --quiet --output".split()
-    assert posteriordb.main([*options, str(output)]) == 0
-    record = json.loads(output.read_text())
-    assert [row["method"] for row in record["results"]] == list(posteriordb.METHODS)
-    start = next(row for row in record["results"] if row["method"] == "start")
-    assert start["mean_error"] < 0.15 and start["sd_error"] < 0.05
-    assert record["settings"]["num_steps"] == 3
-    assert "kidscore_momiq | implicit" in capsys.readouterr().out
-
-
 def test_without_data(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="--data-root"):
         posteriordb.main(["--data-root", str(tmp_path), "--quiet"])
@@ -84,5 +70,5 @@ def test_without_data(tmp_path: Path) -> None:
 
 def test_a_method_without_a_fit_is_shown_as_such() -> None:
     row = {"model": "a", "method": "laplace", "seconds": 1.0, "cpu_seconds": 1.0}
-    table = posteriordb._table([{**row, **posteriordb._NO_FIT, "targets": (0.05, 0.1)}])
+    table = posteriordb.table([{**row, **posteriordb._NO_FIT, "targets": (0.05, 0.1)}])
     assert "| no fit" in table and "| no " in table

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +11,11 @@ import torch
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 
-from benchmarks import uci_regression
-from benchmarks._common import parser
-from benchmarks._replay import cosine, flat_then_cosine, record
-from benchmarks._uci import build_model, load_split, score
-from benchmarks._uci_fits import CANDIDATES, METHODS, choice
+from benchmarks.common import parser
+from benchmarks.posterior import uci_regression
+from benchmarks.shared.replay import cosine, flat_then_cosine, record
+from benchmarks.shared.uci import build_model, load_split, score
+from benchmarks.shared.uci_fits import CANDIDATES, METHODS, choice
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO, ResidualGenerator
 
 DATA_ROOT: Path = parser("").get_default("data_root")
@@ -115,45 +114,32 @@ def test_unknown_split(data_root: Path) -> None:
         uci_regression.main(["--data-root", str(data_root), "--sets", "toy", "--splits", "2"])
 
 
-def test_a_split_does_not_depend_on_what_was_run_before(data_root: Path, tmp_path: Path) -> None:
+def test_a_split_does_not_depend_on_what_was_run_before(data_root: Path) -> None:
     """Pyro's parameter store would let the second split start from the first one's fit."""
     found = []
     for splits in (["0", "1"], ["1"]):
-        output = tmp_path / f"{len(splits)}.json"
         command = ["--data-root", str(data_root), "--sets", "toy", "--splits", *splits, "--quiet"]
-        command += ["--methods", "map", "mean-field", "--num-steps", "0.002"]
-        assert uci_regression.main([*command, "--output", str(output)]) == 0
-        rows = json.loads(output.read_text())["results"]
+        command += ["--methods", "mean-field", "--num-steps", "0.002"]
+        rows = uci_regression.main(command)
         found.append([row["log_likelihood"] for row in rows if row["split"] == 1])
     assert found[0] == found[1]
 
 
 @needs_data
-@pytest.mark.parametrize(
-    "sets",
-    [
-        ["energy"],
-        pytest.param(list(uci_regression.SETS), marks=pytest.mark.slow, id="all"),
-    ],
-)
-def test_smoke(tmp_path: Path, sets: list[str]) -> None:
-    output = tmp_path / "record.json"
-    methods = [method for method in METHODS if not method.startswith("full-rank")]
-    command = ["--splits", "0", "--num-steps", "0.001", "--quiet", "--output", str(output)]
-    command += ["--sets", *sets]
-    assert uci_regression.main([*command, "--methods", *methods]) == 0
-    rows = json.loads(output.read_text())["results"]
-    for name in sets:
-        assert [row["method"] for row in rows if row["set"] == name] == methods
-    assert all(np.isfinite(row["log_likelihood"]) for row in rows)
-
-
-@needs_data
 @pytest.mark.slow
-def test_smoke_full_rank(tmp_path: Path) -> None:
-    output = tmp_path / "record.json"
-    command = ["--sets", "energy", "--splits", "0", "--num-steps", "0.001", "--quiet"]
-    methods = ["full-rank", "full-rank-per-datum"]
-    assert uci_regression.main([*command, "--output", str(output), "--methods", *methods]) == 0
-    first, second = json.loads(output.read_text())["results"]
-    assert first["log_likelihood"] != second["log_likelihood"]
+@pytest.mark.parametrize("name", uci_regression.SETS)
+def test_all_methods(name: str) -> None:
+    rows = uci_regression.main(["--sets", name, "--splits", "0", "--num-steps", "0.001", "--quiet"])
+    found = {row["method"]: row["log_likelihood"] for row in rows}
+    assert list(found) == list(METHODS)
+    assert np.isfinite(list(found.values())).all()
+    assert found["full-rank"] != found["full-rank-per-datum"]
+
+
+def test_differences_are_to_mean_field_on_the_same_split() -> None:
+    scores = {("map", 0): 1.0, ("mean-field", 0): 0.5, ("map", 1): 2.0, ("mean-field", 1): 2.5}
+    rows = [
+        {"set": "toy", "split": split, "seed": 0, "method": method, "log_likelihood": score}
+        for (method, split), score in scores.items()
+    ]
+    assert "| toy | map    | +0.00 ± 0.50 | 1 of 2       |" in uci_regression.differences(rows)

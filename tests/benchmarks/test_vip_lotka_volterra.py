@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import math
-from pathlib import Path
-
 import numpy as np
 import torch
 
-from benchmarks import vip_lotka_volterra
-from benchmarks._lotka_volterra import RATES, START, STEP, MeanField, simulate
+from benchmarks.papers.vip._lotka_volterra import RATES, START, STEP, MeanField, simulate
 
 
 def times(count: int) -> torch.Tensor:
@@ -51,16 +46,3 @@ def test_outputs_are_standardised_and_rates_are_random() -> None:
     assert values[:, 0, -1].std() > 0
     values.sum().backward()
     assert prior.loc.grad is not None and bool((prior.loc.grad != 0).all())
-
-
-def test_every_method_runs(tmp_path: Path) -> None:
-    figure, record = tmp_path / "bands.png", tmp_path / "record.json"
-    for kind in vip_lotka_volterra.DATA:
-        arguments = ["--num-steps", "3", "--seeds", "0", "--quiet", "--data", kind]
-        rows = vip_lotka_volterra.main([*arguments, "--output", str(record)])
-        assert [row["method"] for row in rows] == list(vip_lotka_volterra.METHODS)
-        assert all(math.isfinite(row["rmse"] + row["nll"]) for row in rows)
-    methods = ["--methods", "network, alpha=0"]
-    vip_lotka_volterra.main([*arguments, *methods, "--figure", str(figure)])
-    assert figure.stat().st_size > 0
-    assert len(json.loads(record.read_text())["results"]) == 3

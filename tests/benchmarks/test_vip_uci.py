@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import vip_uci
-from benchmarks._uci import load_split
-from benchmarks._vip_fits import Collapsed, Weights, negative_log_likelihood, train
-from benchmarks._vip_uci import METHODS, run_process
+from benchmarks.papers.vip import vip_uci
+from benchmarks.papers.vip._vip_fits import Collapsed, Weights, negative_log_likelihood, train
+from benchmarks.papers.vip._vip_uci import run_process
+from benchmarks.shared.uci import load_split
 from pyro_implicit import RandomNetwork
 
 
@@ -33,17 +31,6 @@ def data_root(tmp_path: Path) -> Path:
         test_idx=np.stack([rows[50:], rows[:10]]),
     )
     return tmp_path
-
-
-def test_every_method_runs(data_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record = data_root / "record.json"
-    methods = [method for method in METHODS if method != "mean-field"]  # of another benchmark
-    arguments = ["--data-root", str(data_root), "--sets", "toy", "--splits", "0", "1", "--quiet"]
-    arguments += ["--num-steps", "3", "--methods", *methods, "--output", str(record)]
-    rows = vip_uci.main(arguments)
-    assert len(rows) == 2 * len(methods) == len(json.loads(record.read_text())["results"])
-    assert all(math.isfinite(row["rmse"] + row["nll"] + row["validation_nll"]) for row in rows)
-    assert "toy" in capsys.readouterr().out
 
 
 def test_a_split_that_is_not_there(data_root: Path) -> None:

@@ -1,0 +1,84 @@
+"""
+Runs benchmarks, and makes the tables of the result pages from their records.
+
+    python -m benchmarks list                          what there is
+    python -m benchmarks list NAME                     one of them: its rows, columns and records
+    python -m benchmarks run NAME [options]            one run; --help shows NAME's own options
+    python -m benchmarks run NAME --short              a run of seconds, to see that it works
+    python -m benchmarks run NAME --record RECORD      with that record's options, and writes it
+    python -m benchmarks tables [--check]              writes the tables, or says which are stale
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from benchmarks.benchmark import Benchmark
+from benchmarks.registry import BENCHMARKS, FOLDERS
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """
+    :param argv: the command line without the program's name; the process's by default.
+    :returns: the exit status.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    listing = commands.add_parser("list")
+    listing.add_argument("name", nargs="?", choices=BENCHMARKS, metavar="NAME")
+    running = commands.add_parser("run", add_help=False)
+    running.add_argument("name", choices=BENCHMARKS, metavar="NAME")
+    running.add_argument("--short", action="store_true")
+    running.add_argument("--record", metavar="RECORD")
+    tables = commands.add_parser("tables")
+    tables.add_argument("--check", action="store_true", help="change nothing; fail if stale")
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and arguments.command != "run":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if arguments.command == "list":
+        print(_listing() if arguments.name is None else _details(BENCHMARKS[arguments.name]))
+        return 0
+    if arguments.command == "tables":
+        return _tables(arguments.check)
+    benchmark = BENCHMARKS[arguments.name]
+    if arguments.record is not None and arguments.record not in benchmark.records:
+        parser.error(f"{benchmark.name} has no record {arguments.record!r}: {[*benchmark.records]}")
+    benchmark.run(rest, short=arguments.short, record=arguments.record)
+    return 0
+
+
+def _listing() -> str:
+    lines = []
+    for folder in FOLDERS:
+        lines.append(f"\n{folder.__name__.partition('.')[2]}: {(folder.__doc__ or '').strip()}")
+        lines += [f"  {one.name:20} {one.question}" for one in folder.BENCHMARKS]
+    return "\n".join(lines[0:]).strip()
+
+
+def _details(benchmark: Benchmark) -> str:
+    lines = [f"{benchmark.name}: {benchmark.question}", f"  a row: {benchmark.rows}"]
+    lines += [f"    {key:20} {what}" for key, what in benchmark.columns.items()]
+    lines += [f"  record {name}: {options}".rstrip() for name, options in benchmark.records.items()]
+    lines.append(f"  short: {benchmark.short} {dict(benchmark.short_settings) or ''}".rstrip())
+    if benchmark.needs:
+        lines.append(f"  needs: {', '.join(benchmark.needs)}")
+    return "\n".join(lines)
+
+
+def _tables(check: bool) -> int:
+    from benchmarks.tables import stale, update
+
+    found = stale() if check else update()
+    for place in found:
+        print(f"stale: {place}" if check else f"written: {place}")
+    return 1 if check and found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

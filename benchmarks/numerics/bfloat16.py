@@ -1,0 +1,131 @@
+"""
+LeNet on MNIST in float32 and under bfloat16 autocast: held-out scores, and finite log-determinants.
+
+Both start at the same short MAP fit and train the same guide (MMNN "B") with LightningVI and
+LanczosELBO on the same batches; ``Trainer(precision=...)`` alone differs. Log-determinants are
+computed in float32 or better in either case; every step is checked for an entropy, a loss and
+gradients that are finite. Scores are means over 32 draws, evaluated in float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import logging
+import math
+import statistics
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as pl
+import pyro
+import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.utils.data import TensorDataset
+
+from benchmarks.common import fixed_seed, format_table, parse, parser, positive, stopwatch
+from benchmarks.papers.livi.mnist import SETTINGS, Bench, _mean_probabilities
+from benchmarks.records import write_record
+from benchmarks.shared.images import GUIDES, classifier, load_mnist
+from pyro_implicit import LanczosELBO, LightningVI, ResumableLoader
+
+PRECISIONS = ("32-true", "bf16-mixed")
+
+
+class _Finite(pl.Callback):
+    """Counts steps, and those with something that is not finite."""
+
+    def __init__(self) -> None:
+        self.steps, self.bad, self.entropy = 0, 0, math.nan
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        terms = pl_module.objective.last_terms
+        values = [*terms.values(), *(p.grad for p in pl_module.parameters() if p.grad is not None)]
+        self.steps += 1
+        self.bad += not all(bool(value.isfinite().all()) for value in values)
+        self.entropy = float(terms["entropy"])
+
+
+def fit(bench: Bench, precision: str) -> dict[str, Any]:
+    """
+    :returns: scores on the test images, checks and time.
+    """
+    if bench._start is None:
+        bench._start = bench._map(SETTINGS["start_epochs"])
+    model, net = classifier(copy.deepcopy(bench._start), len(bench.x))
+    noise = {name: SETTINGS[name] for name in ("init_scale", "scale")}
+    pyro.set_rng_seed(bench.seed)
+    guide = GUIDES[SETTINGS["guide"]](model, init_loc_fn=net.init_to_module, **noise)
+    steps, finite = bench._steps(bench.epochs), _Finite()
+    vi = LightningVI(
+        model,
+        guide,
+        LanczosELBO(SETTINGS["num_particles"], num_steps=5),
+        optimizer=partial(torch.optim.Adam, lr=SETTINGS["guide_lr"]),
+        lr_scheduler=partial(CosineAnnealingLR, T_max=steps),
+        modules=[net],
+        seed=bench.seed,
+    )
+    trainer = pl.Trainer(
+        max_steps=steps, precision=precision, callbacks=[finite], logger=False,
+        enable_checkpointing=False, enable_model_summary=False,
+        enable_progress_bar=not bench.quiet, accelerator="cpu", devices=1,
+    )  # fmt: skip
+    data = TensorDataset(bench.x, bench.y, torch.arange(len(bench.x)))
+    batch = min(SETTINGS["batch_size"], len(bench.x))
+    with stopwatch() as watch:
+        trainer.fit(vi, ResumableLoader(data, batch_size=batch, shuffle=True, seed=bench.seed))
+    checks = {"steps": finite.steps, "not finite": finite.bad, "entropy": finite.entropy}
+    times = {"cpu_seconds": watch.cpu_seconds, "seconds": watch.seconds}
+    return bench.scores(partial(_mean_probabilities, net, guide)) | checks | times
+
+
+def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Runs the benchmark and returns the rows."""
+    arguments = parse(_options(), argv)
+    warnings.filterwarnings("ignore", module="lightning")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    data = load_mnist(arguments.data_root, download=False)
+    for name in data:
+        data[name] = data[name][: arguments.num_train if "train" in name else arguments.num_test]
+    rows: list[dict[str, Any]] = []
+    for seed in arguments.seeds:
+        bench = Bench(data, seed, arguments.epochs, arguments.quiet)
+        for precision in PRECISIONS:
+            with fixed_seed(seed), pyro.validation_enabled(False):
+                rows.append({"precision": precision, "seed": seed} | fit(bench, precision))
+            settings = SETTINGS | {"epochs": arguments.epochs}
+            write_record("bfloat16", arguments, settings, rows)
+    print(table(rows))
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    keys = ["accuracy 0", "nll 0", "ece 0", "nll 60", "entropy", "not finite", "cpu_seconds"]
+    lines = []
+    for precision in PRECISIONS:
+        cells = []
+        for key in keys:
+            values = [float(row[key]) for row in rows if row["precision"] == precision]
+            text = f"{statistics.fmean(values):.5g}"
+            if len(values) > 1:
+                text += f" ± {statistics.stdev(values) / len(values) ** 0.5:.2g}"
+            cells.append(text)
+        lines.append([precision, *cells])
+    return format_table(["precision", *keys], lines)
+
+
+def _options() -> argparse.ArgumentParser:
+    options = parser(__doc__ or "", seeds=range(3))
+    options.add_argument("--epochs", type=float, default=1.0, help="(default: 1)")
+    for part, size in (("train", 60_000), ("test", 10_000)):
+        options.add_argument(
+            f"--num-{part}", type=positive, default=size, metavar="N", help="use the first N"
+        )
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Fully connected networks, one weight matrix per layer, and the generators of KIVI for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.shared.images import NoEntropy
+from pyro_implicit import MMNN, Generator, KernelDensityRatioELBO, MMNNGuide
+from pyro_implicit.guides.latent_site import LatentSite
+
+__all__ = ["KiviGuide", "OBJECTIVES", "Perceptron"]
+
+#: of the generators' guides; the ratio sees as many draws as the paper's
+NUM_SAMPLES = 10
+OBJECTIVES: dict[str, Callable[..., Any]] = {
+    "no KL": partial(NoEntropy, kl_weight=0.0),
+    "published": partial(KernelDensityRatioELBO, published=True, num_samples=NUM_SAMPLES),
+    "adaptive": partial(KernelDensityRatioELBO, num_samples=NUM_SAMPLES),
+}
+
+
+class Perceptron(nn.Module):
+    """784-L-L-10 with rectified units; the last column of each matrix is the bias."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        sizes = [784, width, width, 10]
+        pairs = zip(sizes[:-1], sizes[1:], strict=True)
+        self.layers = nn.ParameterList(_fresh(before, after) for before, after in pairs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images, shape ``(N, 784)``, to logits."""
+        for index, weight in enumerate(self.layers):
+            x = x if index == 0 else torch.relu(x)
+            x = x @ weight[:, :-1].T + weight[:, -1]
+        return x
+
+
+def _fresh(before: int, after: int) -> Tensor:
+    weight = torch.randn(after, before + 1) * (2 / before) ** 0.5
+    weight[:, -1] = 0.0
+    return weight
+
+
+class KiviGuide(MMNNGuide):
+    """
+    One matrix-multiplication generator per layer with the shapes of appendix D.2: noise 30 x 30,
+    two rectified hidden layers of N x N (30 x N for the last layer's), the weight matrix itself
+    as the output. :class:`~pyro_implicit.MMNNGuide` alone gives all sites the same hidden shapes.
+
+    :param model: the model.
+    :param int hidden: N; 500 for 400 units in the paper, 800 for more.
+    :param options: those of :class:`~pyro_implicit.MMNNGuide`.
+    """
+
+    def __init__(self, model: Callable[..., Any], *, hidden: int, **options: Any) -> None:
+        super().__init__(model, factorized=True, noise_shape=(30, 30), activation="relu", **options)
+        self._hidden = hidden
+
+    def _make_generator(
+        self, output_dim: int, sites: list[LatentSite], preconditioned: bool
+    ) -> Generator:
+        rows, columns = sites[0].unconstrained_shape
+        side = 30 if rows == 10 else self._hidden
+        shapes = [(side, self._hidden)] * 2
+        return MMNN(
+            output_dim,
+            hidden_shapes=shapes,
+            output_shape=(rows, columns),
+            **self._layout(preconditioned),
+        )

@@ -1,0 +1,73 @@
+"""Linearised implicit variational inference: its experiments, with controls."""
+
+from __future__ import annotations
+
+from benchmarks.benchmark import Benchmark
+
+BENCHMARKS = (
+    Benchmark(
+        "papers.livi.toy_regression",
+        "Is the posterior wider where there are no data?",
+        rows="a method and a seed",
+        columns={
+            "method": "a name of --methods",
+            "seed": "of data and fit",
+            "rmse, data": "of the mean, among the data",
+            "rmse, gap": "of the mean, between them",
+            "sd, data": "of the network's output, among the data",
+            "sd, gap": "between them",
+            "ratio": "of the two deviations",
+            "critic right": "share, of an adversarial method",
+            "cpu_seconds": "of the fit",
+        },
+        records={
+            "toy_regression": '--methods mean-field "no KL" linearised lanczos kernel '
+            '"kernel, published" adversarial "adversarial, prior" "adversarial, paper"'
+        },
+        short="--num-steps 2 --methods mean-field linearised lanczos kernel adversarial",
+        short_settings={"map_steps": 5, "num_draws": 5, "num_particles": 2},
+        figure=True,
+    ),
+    Benchmark(
+        "papers.livi.mnist",
+        "Accuracy and calibration of LeNet on MNIST, as it comes and rotated?",
+        rows="a method and a seed",
+        columns={
+            "method": "a name of --methods",
+            "seed": "of the fit",
+            "accuracy 0": "as they come",
+            "nll 0": "mean negative log-likelihood",
+            "ece 0": "expected calibration error, 15 bins",
+            "accuracy 60": "rotated by 60 degrees",
+            "nll 60": "rotated",
+            "ece 60": "rotated",
+            "seconds": "by the clock",
+            "cpu_seconds": "of the fit",
+        },
+        records={"mnist": "--epochs 10 --seeds 0 1 2"},
+        short="--epochs 2 --num-train 8 --num-test 4",
+        short_settings={"num_draws": 2},
+        needs=("mnist.npz",),
+        extra="torchvision",
+    ),
+    Benchmark(
+        "papers.livi.entropy_estimates",
+        "Do the estimates of the entropy follow the true one along training?",
+        rows="a guide, a seed and a step",
+        columns={
+            "guide": "by its noises",
+            "seed": "of the fit",
+            "step": "of training",
+            "upper": "importance-sampled estimate of the entropy, from above",
+            "lower": "and from below",
+            "linearised": "Eq. 15",
+            "lanczos_upper": "one probe",
+            "lanczos_lower": "one probe",
+            "singular_value_bound": "Eq. 18, converged",
+            "standard_error": "of the linearised estimate",
+        },
+        records={"entropy_estimates": "--seeds 0 --steps 1500 --checks 6"},
+        short='--seeds 0 --steps 2 --checks 1 --guides "10 noises"',
+        figure=True,
+    ),
+)

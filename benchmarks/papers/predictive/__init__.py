@@ -1,0 +1,88 @@
+"""Posterior-predictive training: the experiments of the paper, with controls."""
+
+from __future__ import annotations
+
+from benchmarks.benchmark import Benchmark
+
+_SPREAD = {
+    "rmse": "of the mean of the draws, at the regular points",
+    "sd regular": "median deviation there",
+    "sd extra, min": "smallest deviation at the four points that break the pattern",
+}
+
+BENCHMARKS = (
+    Benchmark(
+        "papers.predictive.predictive_curve",
+        "Which form of the loss keeps a spread where data contradict each other, and only there?",
+        rows="a method, a seed and a state: the best one or the last",
+        columns={
+            "method": "a name of --methods",
+            "seed": "of the fit",
+            "state": "best or last",
+            "step": "of that state",
+            "sd regular, max": "largest deviation there",
+            **_SPREAD,
+        },
+        records={
+            "predictive_curve": "--hidden 512 --num-steps 2000",
+            "predictive_line": "--hidden 0 --lr 0.01 --num-steps 4000 --methods "
+            '"conditional, per datum" "conditional, expected" "unconditioned, per datum" '
+            '"unconditioned, expected"',
+        },
+        short='--num-steps 2 --hidden 3 --methods "conditional, per datum" '
+        '"mixture density, per datum" mean-field prior-contrastive',
+        short_settings={"num_draws": 4},
+        figure=True,
+    ),
+    Benchmark(
+        "papers.predictive.predictive_branches",
+        "Does it find two branches?",
+        rows="a method and a seed",
+        columns={
+            "method": "a name of --methods",
+            "seed": "of data and fit",
+            "low": "share of draws near the lower curve, where there are two",
+            "up": "near the upper one",
+            "between": "near neither",
+            "outside": "share near the only curve, elsewhere",
+            "sd": "of the draws, where there are two",
+        },
+        records={"predictive_branches": "--num-steps 2500 --seeds 0 1 2"},
+        short="--num-steps 2 --hidden 4",
+        figure=True,
+    ),
+    Benchmark(
+        "papers.predictive.predictive_grid",
+        "Which shapes of the posterior model, and how many draws?",
+        rows="a guide, a shape and a number of draws",
+        columns={
+            "guide": "conditional or not",
+            "shape": "noises, hidden units, outputs",
+            "draws": "in the loss",
+            "sd left": "deviation half a unit left of the data",
+            **_SPREAD,
+        },
+        records={"predictive_grid": "--num-steps 800 --hidden 32"},
+        short="--num-steps 1 --hidden 3 --num-particles 2 --guides conditional",
+        figure=True,
+    ),
+    Benchmark(
+        "papers.predictive.forecasting",
+        "Does it forecast temperatures better than maximum likelihood?",
+        rows="a method and a seed",
+        columns={
+            "method": "a name of --methods, or a naive forecast",
+            "seed": "of the fit",
+            "epoch": "that validation chose",
+            "rmse": "in degrees",
+            "by window": "mean over windows of their error",
+            "MAPE": "percent",
+            "CRPS": "in degrees",
+            "coverage": "of the central 90% interval",
+        },
+        records={"forecasting": "--epochs 20 --num-particles 4"},
+        short='--epochs 1 --num-particles 2 --seeds 0 --methods "maximum likelihood" conditional',
+        short_settings={"batch_size": 3000, "num_draws": 5, "scales": [0.25, 0.5]},
+        needs=("cet_monthly.npz",),
+    ),
+)

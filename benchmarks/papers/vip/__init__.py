@@ -1,0 +1,77 @@
+"""Variational implicit processes: the experiments of the paper, with controls."""
+
+from __future__ import annotations
+
+from benchmarks.benchmark import Benchmark
+
+_SCORES = {
+    "method": "a name of --methods",
+    "seed": "of the fit",
+    "rmse": "root mean squared error",
+    "nll": "mean negative log predictive density",
+    "cpu_seconds": "of the fit, choices included",
+}
+
+BENCHMARKS = (
+    Benchmark(
+        "papers.vip.vip_synthetic",
+        "How well is a noisy curve learned from 300 inputs?",
+        rows="a method and a seed",
+        columns=_SCORES,
+        records={"vip_synthetic": ""},
+        short='--num-steps 3 --seeds 0 --methods "collapsed, frozen" "collapsed, fresh" '
+        '"weights, alpha=0" "weights, alpha=0.5" dropout',
+        short_settings={"num_particles": 4, "num_functions_fresh": 30, "num_draws": 10},
+        figure=True,
+    ),
+    Benchmark(
+        "papers.vip.vip_uci",
+        "How do collapsed and weight-space objectives score on UCI sets?",
+        rows="a set, a method, a split and a seed",
+        columns={
+            "set": "of UCI",
+            "split": "canonical",
+            "steps": "by early stopping",
+            **_SCORES,
+        },
+        records={"vip_uci": ""},
+        short='--sets energy --splits 0 --num-steps 2 --methods "network, alpha=0" '
+        '"network, collapsed" "sampler, collapsed"',
+        needs=("uci/energy.npz",),
+    ),
+    Benchmark(
+        "papers.vip.vip_solar",
+        "Can missing years of solar irradiance be filled in?",
+        rows="a method and a seed",
+        columns={"scale": "years are divided by", **_SCORES},
+        records={"vip_solar": "--seeds 0"},
+        short="--num-steps 2 --seeds 0",
+        needs=("solar_tsi.npz",),
+        figure=True,
+    ),
+    Benchmark(
+        "papers.vip.vip_lotka_volterra",
+        "Does a simulator, or a network, continue the oscillations of two populations?",
+        rows="a method and a seed",
+        columns={"rmse_predators": "of one of them", "rmse_prey": "of the other", **_SCORES},
+        records={"vip_lotka_volterra": "--seeds 0"},
+        short="--num-steps 2 --seeds 0",
+        figure=True,
+    ),
+    Benchmark(
+        "papers.vip.vip_cep",
+        "Can a process over strings predict the efficiency of molecules?",
+        rows="a method and a seed",
+        columns={"steps": "by early stopping", "rmse_percent": "of efficiency", **_SCORES},
+        records={"vip_cep": "--num-steps 200"},
+        short="--num-steps 2 --num-molecules 40",
+        short_settings={
+            "hidden": 4,
+            "num_functions": 3,
+            "num_predictive": 5,
+            "draws": 3,
+            "batch_size": 10,
+        },
+        needs=("cep.csv.gz",),
+    ),
+)

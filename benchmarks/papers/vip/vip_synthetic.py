@@ -1,0 +1,203 @@
+"""
+The synthetic curve of the paper on variational implicit processes (section 4.1).
+
+300 inputs from N(0, 1), y = cos(5 x) / (|x| + 1) plus noise of scale 0.1; tested on the
+noiseless curve at 1000 points of [-3, 3], with the predictive density of an observation. The prior
+is a 1-10-10-1 network with random weights; Adam, rate 0.01, 500 steps on all data.
+
+collapsed, frozen   marginal likelihood of 20 functions that stay the same
+collapsed, fresh    of 20 new ones at each step; predicts with 200
+weights, alpha      Gaussian posterior of the coefficients of 20 frozen functions, AlphaEnergy
+exact GP            scikit-learn's, kernel RBF + periodic + white, optimised
+dropout             the network with dropout 0.01 at training and test (kept: 0.99, as in the paper)
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.infer import SVI
+from pyro.infer.autoguide import AutoMultivariateNormal
+from torch import Tensor, nn
+from tqdm.auto import trange
+
+from benchmarks.common import fixed_seed, format_table, parse, parser, positive, stopwatch
+from benchmarks.records import write_record
+from benchmarks.shared.bands import draw_bands
+from pyro_implicit import AlphaEnergy, ImplicitProcess, RandomNetwork
+
+SETTINGS: dict[str, Any] = {
+    "num_functions": 20,
+    "num_functions_fresh": 200,
+    "lr": 0.01,
+    "noise": 0.3,
+    "num_particles": 32,
+    "num_draws": 1000,
+    "dropout": 0.01,
+}
+Prediction = tuple[Tensor, Tensor]  # mean and standard deviation of an observation
+
+
+def curve(x: Tensor) -> Tensor:
+    """The noiseless function of ``(N, 1)`` inputs."""
+    return (torch.cos(5 * x) / (x.abs() + 1))[:, 0]
+
+
+def data() -> tuple[Tensor, Tensor]:
+    """The training set, from the random state."""
+    x = torch.randn(300, 1)
+    return x, curve(x) + 0.1 * torch.randn(300)
+
+
+def network() -> nn.Module:
+    """The architecture of the paper."""
+    return nn.Sequential(
+        nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 10), nn.Tanh(), nn.Linear(10, 1)
+    )
+
+
+def collapsed(
+    x: Tensor, y: Tensor, new: Tensor, steps: range | Any, seed: int | None
+) -> Prediction:
+    """Trains the prior and the noise on the marginal likelihood; ``seed`` freezes functions."""
+    prior, count = RandomNetwork(network()), SETTINGS["num_functions"]
+    log_noise = torch.tensor(math.log(SETTINGS["noise"]), requires_grad=True)
+    optimiser = torch.optim.Adam([*prior.parameters(), log_noise], lr=SETTINGS["lr"])
+    for _ in steps:
+        process = ImplicitProcess(prior, x, count, log_noise.exp(), seed=seed)
+        optimiser.zero_grad()
+        (-process.log_prob(y)).backward()
+        optimiser.step()
+    with torch.no_grad():
+        more = count if seed is not None else SETTINGS["num_functions_fresh"]
+        process = ImplicitProcess(prior, x, more, log_noise.exp(), seed=seed)
+        posterior = process.condition(y, new, observed=True)
+    return posterior.mean.float(), posterior.variance.sqrt().float()
+
+
+def by_weights(x: Tensor, y: Tensor, new: Tensor, steps: Any, alpha: float) -> Prediction:
+    """Trains prior, noise and a Gaussian of the coefficients by AlphaEnergy."""
+    prior, count = RandomNetwork(network()), SETTINGS["num_functions"]
+
+    def model(x: Tensor, y: Tensor) -> None:
+        pyro.module("prior", prior)
+        start = torch.tensor(SETTINGS["noise"])
+        noise = pyro.param("noise", start, constraint=dist.constraints.positive)
+        a = pyro.sample("a", dist.Normal(torch.zeros(count), 1.0).to_event(1))
+        f = ImplicitProcess(prior, x, count, seed=0).weighted(a)
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(f, noise), obs=y)
+
+    guide = AutoMultivariateNormal(model)
+    objective = AlphaEnergy(
+        SETTINGS["num_particles"], alpha=alpha, vectorize_particles=True, max_plate_nesting=1
+    )
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": SETTINGS["lr"]}), objective)
+    for _ in steps:
+        svi.step(x, y)
+    with torch.no_grad():
+        f = ImplicitProcess(prior, new, count, seed=0).marginals(guide.get_posterior())
+        return f.mean, (f.variance + pyro.param("noise") ** 2).sqrt()
+
+
+def exact_gp(x: Tensor, y: Tensor, new: Tensor, _: Any) -> Prediction:
+    """An independent library's Gaussian process with an optimised compositional kernel."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel, ExpSineSquared, WhiteKernel
+
+    kernel = ConstantKernel() * RBF() + ConstantKernel() * ExpSineSquared() + WhiteKernel(0.1)
+    gp = GaussianProcessRegressor(kernel, n_restarts_optimizer=2, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a part of the kernel is not needed
+        gp.fit(x.numpy(), y.numpy())
+    mean, sd = gp.predict(new.numpy(), return_std=True)
+    return torch.as_tensor(mean).float(), torch.as_tensor(sd).float()
+
+
+def dropout(x: Tensor, y: Tensor, new: Tensor, steps: Any) -> Prediction:
+    """Dropout at training and at test, and a learned noise."""
+    layers: list[nn.Module] = []
+    for layer in network():  # type: ignore[attr-defined]
+        layers += (
+            [layer, nn.Dropout(SETTINGS["dropout"])] if isinstance(layer, nn.Tanh) else [layer]
+        )
+    net = nn.Sequential(*layers)
+    log_noise = torch.tensor(math.log(SETTINGS["noise"]), requires_grad=True)
+    optimiser = torch.optim.Adam([*net.parameters(), log_noise], lr=SETTINGS["lr"])
+    for _ in steps:
+        optimiser.zero_grad()
+        (-dist.Normal(net(x)[:, 0], log_noise.exp()).log_prob(y)).mean().backward()
+        optimiser.step()
+    with torch.no_grad():
+        f = torch.stack([net(new)[:, 0] for _ in range(SETTINGS["num_draws"])])
+        return f.mean(0), (f.var(0) + log_noise.exp() ** 2).sqrt()
+
+
+METHODS: dict[str, Callable[..., Prediction]] = {
+    "collapsed, frozen": lambda *job: collapsed(*job, seed=0),
+    "collapsed, fresh": lambda *job: collapsed(*job, seed=None),
+    "weights, alpha=0": lambda *job: by_weights(*job, alpha=0.0),
+    "weights, alpha=0.5": lambda *job: by_weights(*job, alpha=0.5),
+    "exact GP": exact_gp,
+    "dropout": dropout,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Runs the benchmark and returns the rows."""
+    arguments = parse(_options(), argv)
+    new = torch.linspace(-3, 3, 1000)[:, None]
+    rows: list[dict[str, Any]] = []
+    shown: dict[str, Prediction] = {}
+    train = (torch.empty(0), torch.empty(0))
+    for seed in arguments.seeds:
+        with fixed_seed(seed):
+            train = data()
+        for method in arguments.methods:
+            steps = trange(arguments.num_steps, desc=method, disable=arguments.quiet)
+            with fixed_seed(seed), stopwatch() as watch:
+                mean, sd = shown[method] = METHODS[method](*train, new, steps)
+            rmse = (mean - curve(new)).square().mean().sqrt().item()
+            nll = -dist.Normal(mean, sd).log_prob(curve(new)).mean().item()
+            row = {"method": method, "seed": seed, "rmse": rmse, "nll": nll}
+            rows.append(row | {"cpu_seconds": watch.cpu_seconds})
+    print(table(rows))
+    write_record("vip_synthetic", arguments, SETTINGS, rows)
+    if arguments.figure is not None:
+        draw_bands(arguments.figure, train, (new, curve(new)), shown, columns=3, limit=1.5)
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Means over seeds with their standard errors."""
+    lines = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        own = [row for row in rows if row["method"] == method]
+        cells = []
+        for key in ("rmse", "nll", "cpu_seconds"):
+            values = [row[key] for row in own]
+            error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else math.nan
+            cells.append(f"{statistics.fmean(values):.3f} ± {error:.3f}")
+        lines.append([method, len(own), *cells])
+    return format_table(["method", "seeds", "RMSE", "NLL", "CPU s"], lines)
+
+
+def _options() -> Any:
+    options = parser(__doc__ or "", seeds=range(5))
+    options.add_argument("--num-steps", type=positive, default=500, help="(default: 500)")
+    options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    options.add_argument("--figure", type=Path, metavar="FILE.png", help="bands of the last seed")
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""
+Implicit processes on UCI regression (section 4.3 of the paper on variational implicit processes).
+
+Canonical splits; test RMSE and negative log-likelihood in the target's units, mean and standard
+error over splits. The priors are a D-10-10-1 network with random weights (trainable mean and scale
+of each) and a neural sampler of that size with 10 noise inputs.
+
+collapsed    marginal likelihood of 50 new functions at each step; predicts with 200
+alpha=0      Gaussian posterior of the coefficients of 20 frozen functions: the ELBO
+alpha=0.5    the same by the alpha-energy
+mean-field   weights of a network with one layer of 50 units (uci_regression)
+
+The number of steps (early stopping), a factor on the noise and, with several --psi, the one of the
+collapsed objective are chosen for each split on 15% of its training part; the fit is then made
+anew on all of it, and scored once on the test part. More than 1000 rows: minibatches of 1000
+(collapsed: each a data set of its own; the prediction conditions on all rows).
+"""
+
+from __future__ import annotations
+
+import statistics
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import Any
+
+import pyro
+from tqdm.auto import tqdm
+
+from benchmarks.common import format_table, load_npz, parse, parser, positive, stopwatch
+from benchmarks.papers.vip._vip_uci import METHODS, SETTINGS, run_mean_field, run_process
+from benchmarks.records import write_record
+from benchmarks.shared.uci import load_split
+
+SETS = ("yacht", "boston", "energy", "concrete", "wine")
+#: RMSE and negative log-likelihood of the paper, tables 1 and 2: VIP-BNN, VIP-NS, VI
+PAPER: dict[str, tuple[str, str, str]] = {
+    "boston": ("2.88 / 2.45", "2.78 / 2.45", "3.85 / 2.76"),
+    "concrete": ("4.81 / 3.02", "5.54 / 3.13", "6.51 / 3.28"),
+    "energy": ("0.45 / 0.60", "0.45 / 0.59", "2.07 / 2.17"),
+    "kin8nm": ("0.07 / -1.12", "0.08 / -1.05", "0.10 / -0.81"),
+    "naval": ("0.00 / -5.62", "0.00 / -4.11", "0.38 / -2.80"),
+    "power": ("4.11 / 2.92", "4.11 / 2.90", "4.11 / 2.83"),
+    "protein": ("4.25 / 2.87", "4.54 / 2.96", "4.88 / 3.00"),
+    "wine": ("0.64 / 0.97", "0.66 / 1.20", "0.66 / 1.01"),
+    "yacht": ("0.32 / -0.02", "0.54 / 0.59", "0.79 / 1.11"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Runs the benchmark and returns one row for each fit."""
+    arguments = parse(_options(), argv)
+    jobs = [
+        (name, index, seed)
+        for name in arguments.sets
+        for index in _splits(arguments, name)
+        for seed in arguments.seeds
+    ]
+    rows: list[dict[str, Any]] = []
+    with pyro.validation_enabled(False):  # of shapes and values, at every step
+        for job in tqdm(jobs, disable=arguments.quiet):
+            for method in arguments.methods:
+                rows.append(_row(arguments, method, *job))
+                write_record("vip_uci", arguments, SETTINGS, rows)
+    print(table(rows))
+    return rows
+
+
+def _splits(arguments: Namespace, name: str) -> list[int]:
+    count = len(load_npz(arguments.data_root, f"uci/{name}.npz")["train_idx"])
+    if not all(0 <= index < count for index in arguments.splits):
+        raise SystemExit(f"error: {name} has splits 0 to {count - 1}, found {arguments.splits}")
+    return list(arguments.splits)
+
+
+def _row(arguments: Namespace, method: str, name: str, index: int, seed: int) -> dict[str, Any]:
+    """One method on one split."""
+    whole = load_split(arguments.data_root, name, index)
+    with stopwatch() as watch:
+        if method == "mean-field":
+            found = run_mean_field(name, whole, seed=seed, quiet=arguments.quiet)
+        else:
+            held = load_split(arguments.data_root, name, index, validation=True)
+            found = run_process(
+                method,
+                held,
+                whole,
+                seed=seed,
+                max_steps=arguments.num_steps,
+                psis=arguments.psi,
+                quiet=arguments.quiet,
+            )
+    row = {"set": name, "method": method, "split": index, "seed": seed}
+    return row | found | {"cpu_seconds": watch.cpu_seconds}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Mean and standard error over splits, beside the paper's columns."""
+    lines = []
+    for name, method in dict.fromkeys((row["set"], row["method"]) for row in rows):
+        own = [row for row in rows if (row["set"], row["method"]) == (name, method)]
+        seconds = statistics.fmean(row["cpu_seconds"] for row in own)
+        steps = statistics.fmean(row["steps"] for row in own)
+        column = {"network": 0, "sampler": 1}.get(method.partition(",")[0], 2)
+        paper = PAPER[name][column] if name in PAPER else None
+        scores = [_mean(own, "rmse"), _mean(own, "nll")]
+        lines.append([name, method, len(own), *scores, paper, f"{steps:.0f}", f"{seconds:.0f}"])
+    header = ["set", "method", "fits", "RMSE", "NLL", "paper", "steps", "CPU s"]
+    return format_table(header, lines)
+
+
+def _mean(rows: list[dict[str, Any]], key: str) -> str:
+    values = [row[key] for row in rows]
+    digits = 4 if abs(statistics.fmean(values)) < 0.02 else 2
+    if len(values) == 1:
+        return f"{values[0]:.{digits}f}"
+    error = statistics.stdev(values) / len(values) ** 0.5
+    return f"{statistics.fmean(values):.{digits}f} ± {error:.{digits}f}"
+
+
+def _options() -> Any:
+    options = parser(__doc__ or "", seeds=[0])
+    options.add_argument("--sets", nargs="+", default=list(SETS), metavar="NAME")
+    options.add_argument("--splits", type=int, nargs="+", default=list(range(5)), metavar="K")
+    options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    options.add_argument("--num-steps", type=positive, default=1500, help="at most (default: 1500)")
+    options.add_argument(
+        "--psi", type=float, nargs="+", default=[0.0], help="to choose from; 0: none (default: 0)"
+    )
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""The methods of the comparison of objectives, and one fit."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pyro
+import torch
+from pyro.infer import SVI, Trace_ELBO
+from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from pyro.infer.mcmc import MCMC, NUTS
+from torch import Tensor
+from tqdm.auto import trange
+
+from benchmarks.common import stopwatch
+from benchmarks.posterior._objectives_targets import SETTINGS, Target
+from pyro_implicit import (
+    AdversarialELBO,
+    HyperNetworkGuide,
+    KernelDensityRatioELBO,
+    LanczosELBO,
+    LinearisedELBO,
+    SemiImplicitELBO,
+    SingularValueELBO,
+    posterior_draws,
+)
+
+__all__ = ["METHODS", "fit", "nuts"]
+
+_PRIOR: dict[str, Any] = {"contrast": "prior"}
+
+#: the guides of Pyro, then objectives for the default HyperNetworkGuide
+METHODS: dict[str, Callable[..., Any]] = {
+    "mean-field": Trace_ELBO,
+    "full Gaussian": Trace_ELBO,
+    "no KL": partial(LinearisedELBO, kl_weight=0.0),
+    "linearised": LinearisedELBO,
+    "lanczos": LanczosELBO,
+    "singular value": SingularValueELBO,
+    "kernel adaptive": KernelDensityRatioELBO,
+    "kernel published": partial(KernelDensityRatioELBO, published=True),
+    "kernel prior": partial(KernelDensityRatioELBO, **_PRIOR),
+    "critic adaptive": AdversarialELBO,
+    "critic prior": partial(AdversarialELBO, **_PRIOR),
+    "critic prior, 1 step": partial(AdversarialELBO, **_PRIOR, num_critic_steps=1),
+    "semi-implicit": SemiImplicitELBO,
+    "semi-implicit GN": partial(SemiImplicitELBO, proposal="gauss-newton", num_inner=10),
+}
+_GUIDES = {"mean-field": AutoNormal, "full Gaussian": AutoMultivariateNormal}
+
+
+def make_guide(target: Target, method: str) -> Any:
+    """All start at the origin with the target's ``init_scale``."""
+    options: dict[str, Any] = {"init_loc_fn": target.start, "init_scale": target.init_scale}
+    if method in _GUIDES:
+        return _GUIDES[method](target.model, **options)
+    if method.startswith("semi-implicit"):
+        options |= {"scale": 0.1, "learn_scale": "scalar"}
+    return HyperNetworkGuide(target.model, **options)
+
+
+def fit(target: Target, method: str, num_steps: int, quiet: bool) -> tuple[Tensor, dict[str, Any]]:
+    """
+    :returns: draws, shape ``(num_draws, dim)``; and the divergence that the objective claims at
+        the end, the CPU time of training, and what is to be noted of a ratio: clipped draws, the
+        critic's accuracy.
+    """
+    guide = make_guide(target, method)
+    objective = METHODS[method](
+        SETTINGS["num_particles"], vectorize_particles=True, max_plate_nesting=target.nesting
+    )
+    optimiser = pyro.optim.ExponentialLR(  # type: ignore[attr-defined]
+        {
+            "optimizer": torch.optim.Adam,
+            "optim_args": {"lr": SETTINGS["lr"]},
+            "gamma": (SETTINGS["last_lr"] / SETTINGS["lr"]) ** (1 / num_steps),
+        }
+    )
+    svi = SVI(target.model, guide, optimiser, objective)
+    losses = []
+    with stopwatch() as watch:
+        for _ in trange(num_steps, desc=f"{target.name}: {method}", disable=quiet, leave=False):
+            losses.append(svi.step())
+            optimiser.step()
+    claimed = statistics.fmean(losses[-SETTINGS["last"] :]) + target.log_evidence
+    values = posterior_draws(guide, SETTINGS["num_draws"])
+    draws = torch.cat([v.reshape(len(v), -1) for v in values.values()], -1)
+    return draws, {
+        "claimed_kl": None if method == "no KL" else claimed,
+        "cpu_seconds": watch.cpu_seconds,
+        "note": _note(objective),
+    }
+
+
+def _note(objective: Any) -> str:
+    """Of the last steps."""
+    if isinstance(objective, AdversarialELBO):
+        return f"critic right {max(objective.critic_accuracy.values()):.0%}"
+    if isinstance(objective, KernelDensityRatioELBO):
+        return f"clipped {max(objective.clipped.values()):.0%}"
+    return ""
+
+
+def nuts(target: Target, num_draws: int, quiet: bool) -> Tensor:
+    """One chain of Pyro's NUTS, half as many steps of warm-up."""
+    kernel = NUTS(target.model, jit_compile=False)
+    chain = MCMC(kernel, num_draws, warmup_steps=num_draws // 2, disable_progbar=quiet)
+    chain.run()
+    return torch.cat([v.reshape(num_draws, -1) for v in chain.get_samples().values()], -1)

@@ -1,0 +1,209 @@
+"""Small posteriors with a known density, and how far draws are from them."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.infer.autoguide import init_to_value
+from scipy.spatial import cKDTree
+from scipy.special import digamma
+from scipy.stats import wasserstein_distance
+from torch import Tensor
+
+from benchmarks.posterior.non_gaussian import Banana as _Banana
+from benchmarks.posterior.non_gaussian import wasserstein
+
+__all__ = ["SETTINGS", "TARGETS", "Target", "entropy", "gaussian_kl"]
+
+#: of the prior of the targets that are given as a density
+PRIOR_SCALE = 5.0
+NEIGHBOURS = 5
+SETTINGS: dict[str, Any] = {
+    "lr": 5e-3,
+    "last_lr": 2.5e-4,
+    "num_particles": 32,
+    "num_draws": 10_000,
+    "last": 100,
+    "num_exact": 20_000,
+    "num_assigned": 1000,
+}
+
+
+class Target(ABC):
+    """A model without arguments whose posterior is known."""
+
+    name: str
+    dim: int
+    nesting = 0
+    log_evidence = 0.0
+    #: standard deviation of the first draws of every implicit guide
+    init_scale = 0.1
+
+    @abstractmethod
+    def model(self) -> None:
+        """The Pyro model."""
+
+    @abstractmethod
+    def log_density(self, x: Tensor) -> Tensor:
+        """The posterior's log-density at ``x`` of shape ``(n, dim)``."""
+
+    @abstractmethod
+    def exact(self, n: int) -> Tensor:
+        """Draws of the posterior, shape ``(n, dim)``."""
+
+    def start(self, site: dict[str, object]) -> Tensor:
+        """For ``init_loc_fn``: the origin, for every method."""
+        zeros = {"w": torch.zeros(2)} | {name: torch.zeros(()) for name in "txy"}
+        return init_to_value(site, values=zeros)
+
+    def errors(self, draws: Tensor) -> dict[str, float]:
+        """
+        :returns: Wasserstein-1 distance (2-D: of 1000 draws, by assignment), KL divergence of
+            the Gaussians of the moments, KL(q || posterior) by nearest neighbours.
+        """
+        draws = draws.double()
+        exact = self.exact(SETTINGS["num_exact"]).double()
+        if self.dim == 1:
+            distance = float(wasserstein_distance(draws[:, 0].numpy(), exact[:, 0].numpy()))
+        else:
+            distance = _assigned(draws, exact)
+        expected = float(self.log_density(draws).mean())
+        return {
+            "w1": distance,
+            "gaussian_kl": gaussian_kl(draws, exact),
+            "true_kl": -entropy(draws) - expected,
+        }
+
+
+class Mixture(Target):
+    """Modes at -3 and 3 of standard deviation 1 (appendix A.1 of the paper)."""
+
+    name, dim, init_scale = "mixture", 1, 3.0
+
+    def model(self) -> None:
+        """As a likelihood, with a prior N(0, 25)."""
+        prior = dist.Normal(0.0, PRIOR_SCALE)
+        t = pyro.sample("t", prior)
+        pyro.factor("density", self._density(t) - prior.log_prob(t))
+
+    def _density(self, t: Tensor) -> Tensor:
+        modes = [-0.5 * (t - mode) ** 2 - 0.5 * math.log(8 * math.pi) for mode in (-3, 3)]
+        return torch.logaddexp(*modes)
+
+    def log_density(self, x: Tensor) -> Tensor:
+        """See :class:`Target`."""
+        return self._density(x[:, 0])
+
+    def exact(self, n: int) -> Tensor:
+        """See :class:`Target`."""
+        return torch.randn(n, 1) + 3.0 * (2 * torch.randint(2, (n, 1)) - 1)
+
+    def errors(self, draws: Tensor) -> dict[str, float]:
+        """With the share of draws right of 0 and that of the bridge."""
+        shares = {"right": (draws > 0), "bridge": (draws.abs() < 1)}
+        return super().errors(draws) | {k: float(v.double().mean()) for k, v in shares.items()}
+
+
+class Banana(Target):
+    """That of ``non_gaussian``."""
+
+    name, dim = "banana", 2
+
+    def model(self) -> None:
+        """As a likelihood, with a prior N(0, 25) for both."""
+        prior = dist.Normal(0.0, PRIOR_SCALE)
+        x, y = pyro.sample("x", prior), pyro.sample("y", prior)
+        pyro.factor("density", self._density(x, y) - prior.log_prob(x) - prior.log_prob(y))
+
+    def _density(self, x: Tensor, y: Tensor) -> Tensor:
+        return dist.Normal(0.0, 1.0).log_prob(x) + dist.Normal(x**2 - 1, 0.5).log_prob(y)
+
+    def log_density(self, x: Tensor) -> Tensor:
+        """See :class:`Target`."""
+        return self._density(x[:, 0], x[:, 1])
+
+    def exact(self, n: int) -> Tensor:
+        """See :class:`Target`."""
+        return _Banana().exact(n)
+
+
+class Logistic(Target):
+    """
+    Bayesian logistic regression on 200 points in the plane with inputs of correlation 0.9
+    (appendix A.2 of the paper); its posterior on a grid.
+    """
+
+    name, dim, nesting = "logistic", 2, 1
+    num_rows, side, half_width = 200, 501, 5.0
+
+    def __init__(self) -> None:
+        own = torch.Generator().manual_seed(0)
+        factor = torch.tensor([[1.0, 0.0], [0.9, 0.19**0.5]])
+        self.x = torch.randn(self.num_rows, 2, generator=own) @ factor.T
+        logits = self.x @ torch.randn(2, generator=own)
+        self.y = (torch.rand(self.num_rows, generator=own) < logits.sigmoid()).float()
+        axis = torch.linspace(-self.half_width, self.half_width, self.side)
+        self._grid = torch.cartesian_prod(axis, axis)
+        self._cell = float(axis[1] - axis[0])
+        joint = torch.cat([self._joint(part) for part in self._grid.split(20_000)])
+        self.log_evidence = float(joint.double().logsumexp(0)) + 2 * math.log(self._cell)
+        self._weights = (joint.double() - joint.double().logsumexp(0)).exp()
+
+    def model(self) -> None:
+        """Standard normal prior."""
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("data", self.num_rows):
+            logits = (w * self.x).sum(-1)
+            pyro.sample("y", dist.Bernoulli(logits=logits), obs=self.y)
+
+    def _joint(self, w: Tensor) -> Tensor:
+        logits = w @ self.x.to(w).T
+        likelihood = dist.Bernoulli(logits=logits).log_prob(self.y.to(w)).sum(-1)
+        return likelihood + dist.Normal(0.0, 1.0).log_prob(w).sum(-1)
+
+    def log_density(self, x: Tensor) -> Tensor:
+        """See :class:`Target`."""
+        return self._joint(x) - self.log_evidence
+
+    def exact(self, n: int) -> Tensor:
+        """Cells of the grid, and a place in each."""
+        chosen = torch.multinomial(self._weights, n, replacement=True)
+        return self._grid[chosen] + self._cell * (torch.rand(n, 2) - 0.5)
+
+
+TARGETS: dict[str, type[Target]] = {c.name: c for c in (Mixture, Logistic, Banana)}
+
+
+def _assigned(a: Tensor, b: Tensor) -> float:
+    """Of equally many draws each."""
+    n = min(SETTINGS["num_assigned"], len(a), len(b))
+    return wasserstein(a[:n], b[:n])
+
+
+def entropy(draws: Tensor) -> float:
+    """
+    The Kozachenko-Leonenko estimate from distances to the fifth neighbour: it needs no bandwidth.
+
+    :param torch.Tensor draws: shape ``(n, d)``.
+    """
+    points = draws.double().numpy()
+    n, d = points.shape
+    distances = cKDTree(points).query(points, NEIGHBOURS + 1)[0][:, -1]
+    ball = 0.5 * d * math.log(math.pi) - math.lgamma(0.5 * d + 1)
+    away = np.log(np.maximum(distances, 1e-300)).mean()
+    return float(digamma(n) - digamma(NEIGHBOURS) + ball + d * away)
+
+
+def gaussian_kl(q: Tensor, p: Tensor) -> float:
+    """KL divergence of the Gaussian of the moments of ``q`` to that of ``p``; no regularisation."""
+    gaussians = [
+        torch.distributions.MultivariateNormal(x.mean(0), x.T.cov().reshape(x.shape[1], -1))
+        for x in (q, p)
+    ]
+    return float(torch.distributions.kl_divergence(*gaussians))

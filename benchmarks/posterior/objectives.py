@@ -1,0 +1,151 @@
+"""
+The same small posteriors by every objective of the family, with its controls.
+
+mixture   modes at -3 and 3 in one dimension
+logistic  2-D Bayesian logistic regression, 200 points, correlated inputs; NUTS beside it
+banana    a curved density in the plane
+
+Columns: Wasserstein-1 distance of draws to exact ones; KL divergence of the Gaussians of their
+moments; KL(q || posterior) as the objective claims it (true log-evidence minus its value, mean of
+the last 100 steps) and as it is (by nearest neighbours, 10 000 draws). Settings of objectives are
+their defaults; the guide is the default HyperNetworkGuide for all but Pyro's own two.
+
+--instability trains a small Bayesian network instead, and tells how the estimated KL(q || p) of
+neighbouring steps differs between a logistic-regression critic, the default critic and kernels.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyro
+from torch import Tensor
+
+from benchmarks.common import fixed_seed, format_table, parse, parser, positive, stopwatch
+from benchmarks.posterior._objectives_figure import draw_curves, draw_sets
+from benchmarks.posterior._objectives_fits import METHODS, fit, nuts
+from benchmarks.posterior._objectives_instability import ESTIMATES, track
+from benchmarks.posterior._objectives_targets import SETTINGS, TARGETS, Target
+from benchmarks.records import write_record
+
+COLUMNS = {
+    "right": "right of 0",
+    "bridge": "bridge",
+    "w1": "W1",
+    "gaussian_kl": "Gaussian KL",
+    "claimed_kl": "claimed KL",
+    "true_kl": "true KL",
+    "cpu_seconds": "CPU s",
+}
+LAST = 200
+
+
+def run(
+    target: Target, method: str, seed: int, num_steps: int, quiet: bool
+) -> tuple[dict[str, Any], Tensor | None]:
+    """One fit: its row, and its draws unless it failed."""
+    row: dict[str, Any] = {"target": target.name, "method": method, "seed": seed}
+    draws = None
+    with fixed_seed(seed), pyro.validation_enabled(False):
+        try:
+            if method == "NUTS":
+                with stopwatch() as watch:
+                    draws = nuts(target, num_steps, quiet)
+                found: dict[str, Any] = {"note": "", "cpu_seconds": watch.cpu_seconds}
+            else:
+                draws, found = fit(target, method, num_steps, quiet)
+            row |= target.errors(draws) | found
+        except (ArithmeticError, RuntimeError, ValueError) as error:
+            row["note"] = f"{type(error).__name__}: {str(error)[:80]}"
+    return row, draws
+
+
+def compare(arguments: Any) -> list[dict[str, Any]]:
+    """All fits; the figure shows those of the last seed."""
+    rows, sets = [], {}
+    for name in arguments.targets:
+        target = TARGETS[name]()
+        sets[name] = {"exact": target.exact(1000)}
+        jobs = [(method, seed) for method in arguments.methods for seed in arguments.seeds]
+        if arguments.nuts and name == "logistic":
+            jobs.append(("NUTS", arguments.seeds[0]))
+        for method, seed in jobs:
+            steps = arguments.nuts if method == "NUTS" else arguments.num_steps
+            row, draws = run(target, method, seed, steps, arguments.quiet)
+            rows.append(row)
+            if draws is not None:
+                sets[name][method] = draws
+            settings = SETTINGS | {"num_steps": arguments.num_steps}
+            write_record("objectives", arguments, settings, rows)
+        print(f"\n{name}\n\n{table([row for row in rows if row['target'] == name])}")
+    if arguments.figure is not None:
+        draw_sets(arguments.figure, sets)
+    return rows
+
+
+def instability(arguments: Any) -> list[dict[str, Any]]:
+    """The KL term at every step, and its spread over the last ones."""
+    rows, curves = [], {}
+    for name in ESTIMATES:
+        for seed in arguments.seeds:
+            with fixed_seed(seed), pyro.validation_enabled(False):
+                curve = track(name, arguments.num_steps, arguments.quiet)
+            curves[name] = curve
+            last = curve[-LAST:]
+            spread = {"mean": statistics.fmean(last), "sd": statistics.pstdev(last)}
+            steps = [b - a for a, b in zip(last, last[1:], strict=False)]
+            spread["sd_of_change"] = statistics.pstdev(steps) if steps else 0.0
+            rows.append({"estimate": name, "seed": seed} | spread)
+    print(spreads(rows))
+    if arguments.figure is not None:
+        draw_curves(arguments.figure, curves)
+    write_record("objectives", arguments, {"num_steps": arguments.num_steps}, rows)
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Means over seeds; the range if there are several."""
+    keys = [key for key in COLUMNS if any(key in row for row in rows)]
+    lines = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        same = [row for row in rows if row["method"] == method]
+        cells = [_cell([row.get(key) for row in same]) for key in keys]
+        notes = "; ".join(dict.fromkeys(row["note"] for row in same if row["note"]))
+        lines.append([method, *cells, notes])
+    return format_table(["method", *(COLUMNS[key] for key in keys), "notes"], lines)
+
+
+def spreads(rows: list[dict[str, Any]]) -> str:
+    """Of the estimates of the KL term."""
+    header = ["estimate", "seed", f"mean of last {LAST}", "sd", "sd of the change per step"]
+    return format_table(header, [list(row.values()) for row in rows])
+
+
+def _cell(values: list[float | None]) -> str:
+    found = sorted(value for value in values if value is not None)
+    if not found:
+        return ""
+    text = f"{statistics.fmean(found):.3g}"
+    return text if len(found) == 1 else f"{text} ({found[0]:.3g} to {found[-1]:.3g})"
+
+
+def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Runs the benchmark and returns the rows."""
+    options = parser(__doc__ or "")
+    options.add_argument("--num-steps", type=positive, default=1500, help="(default: 1500)")
+    options.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
+    options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    options.add_argument(
+        "--nuts", type=int, default=1000, metavar="N", help="draws of NUTS, 0 for none"
+    )
+    options.add_argument("--figure", type=Path, metavar="FILE.png", help="draws, or KL by step")
+    options.add_argument("--instability", action="store_true", help="see above")
+    arguments = parse(options, argv)
+    return instability(arguments) if arguments.instability else compare(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""UCI regression: canonical splits, the model, and scores in the target's own units."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.infer import Predictive
+from torch import Tensor
+
+from benchmarks.common import load_npz
+from pyro_implicit import BayesianModule
+
+__all__ = ["Model", "Split", "build_model", "load_split", "score"]
+
+HIDDEN_UNITS = 50
+VALIDATION_PART = 0.15
+COVERAGE = 0.9
+NOISE_DRAWS = 20  # of the observation noise for each draw of the latents, for the coverage
+
+Model = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Standardised data: x [N, D], y [N] to fit, x [M, D], y [M] to score; the target's scale."""
+
+    x: Tensor
+    y: Tensor
+    x_held: Tensor
+    y_held: Tensor
+    y_scale: float
+
+    @property
+    def data(self) -> tuple[Tensor, Tensor]:
+        """The model's arguments."""
+        return self.x, self.y
+
+
+def load_split(data_root: Path, name: str, index: int, *, validation: bool = False) -> Split:
+    """
+    :param str name: ``"concrete"``, ``"energy"``, ...
+    :param int index: which of the canonical splits.
+    :param bool validation: hold out 15% of the training part; the test part is then not touched.
+    """
+    arrays = load_npz(data_root, f"uci/{name}.npz")
+    fit, held = arrays["train_idx"][index], arrays["test_idx"][index]
+    if validation:
+        order = np.random.default_rng(1000 + index).permutation(len(fit))
+        count = round(VALIDATION_PART * len(fit))
+        fit, held = fit[order[count:]], fit[order[:count]]
+    x, y = arrays["X"].astype(np.float64), arrays["y"].astype(np.float64)
+    x_mean, x_scale = x[fit].mean(0), x[fit].std(0)
+    x_scale[x_scale == 0] = 1.0
+    y_mean, y_scale = y[fit].mean(), y[fit].std()
+    x, y = (x - x_mean) / x_scale, (y - y_mean) / y_scale
+
+    def tensor(values: np.ndarray) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32)
+
+    return Split(tensor(x[fit]), tensor(y[fit]), tensor(x[held]), tensor(y[held]), float(y_scale))
+
+
+def build_model(num_features: int, num_rows: int) -> Model:
+    """
+    One hidden layer of 50 tanh units with standard normal priors, log-normal prior on the noise.
+
+    :param int num_features: D.
+    :param int num_rows: number of training rows.
+    :returns: a Pyro model ``model(x, y=None)`` with the deterministic site ``mean`` [N].
+    """
+    network = torch.nn.Sequential(
+        torch.nn.Linear(num_features, HIDDEN_UNITS),
+        torch.nn.Tanh(),
+        torch.nn.Linear(HIDDEN_UNITS, 1),
+    )
+    bayesian_network = BayesianModule(network, prior=dist.Normal(0.0, 1.0, validate_args=False))
+
+    def model(x: Tensor, y: Tensor | None = None) -> Tensor:
+        sigma = pyro.sample("sigma", dist.LogNormal(-2.0, 1.0))
+        output = bayesian_network(x).squeeze(-1)
+        with pyro.plate("data", num_rows, subsample_size=len(x)):
+            mean = pyro.deterministic("mean", output, event_dim=0)
+            return pyro.sample("y", dist.Normal(mean, sigma), obs=y)
+
+    return model
+
+
+def score(model: Model, draws: dict[str, Tensor], split: Split) -> dict[str, float]:
+    """
+    RMSE, mean log predictive density per datum, and coverage of the central 90% interval, on the
+    held-out rows.
+
+    :param dict draws: {site: (S, *shape)} of all latents.
+    """
+    with torch.no_grad(), pyro.validation_enabled(False):
+        predictive = Predictive(model, draws, return_sites=("mean",), parallel=True)
+        mean = predictive(split.x_held)["mean"].double().reshape(-1, len(split.x_held))  # [S, M]
+    noise = draws["sigma"].double().reshape(-1, 1)  # [S, 1]
+    held = split.y_held.double()
+    log_density = torch.distributions.Normal(mean, noise).log_prob(held)
+    per_row = log_density.logsumexp(0) - math.log(len(mean)) - math.log(split.y_scale)
+    outcomes = mean + noise * torch.randn(NOISE_DRAWS, *mean.shape, dtype=torch.float64)
+    tail = (1.0 - COVERAGE) / 2.0
+    low, high = np.quantile(outcomes.flatten(0, 1).numpy(), [tail, 1.0 - tail], axis=0)
+    inside = (low <= held.numpy()) & (held.numpy() <= high)
+    return {
+        "rmse": float((mean.mean(0) - held).square().mean().sqrt() * split.y_scale),
+        "log_likelihood": float(per_row.mean()),
+        "coverage": float(inside.mean()),
+    }
