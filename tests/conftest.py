@@ -13,10 +13,14 @@ import torch
 from hypothesis import settings
 
 # PYRO_IMPLICIT_SEED=<number> runs the suite with other draws and other examples, to see that no
-# test passes by the luck of its seed.
+# test passes by the luck of its seed, and with more of them.
 SEED = int(os.environ.get("PYRO_IMPLICIT_SEED", 20240229))
+OTHER_SEED = "PYRO_IMPLICIT_SEED" in os.environ
 settings.register_profile(
-    "pyro_implicit", deadline=None, derandomize="PYRO_IMPLICIT_SEED" not in os.environ
+    "pyro_implicit",
+    deadline=None,
+    derandomize=not OTHER_SEED,
+    max_examples=100 if OTHER_SEED else 40,
 )
 settings.load_profile("pyro_implicit")
 if "PYTEST_XDIST_WORKER" in os.environ:

@@ -81,15 +81,15 @@ def test_posterior_is_that_of_a_conjugate_model():
             pyro.sample("y", dist.Normal(mu, 1.0), obs=y)
 
     data = to_arviz(
-        conjugate, lambda y: pyro.sample("mu", dist.Normal(mean, sd)), y, num_samples=1000
+        conjugate, lambda y: pyro.sample("mu", dist.Normal(mean, sd)), y, num_samples=400
     )
     mu = values(data, "posterior", "mu")
-    assert abs(mu.mean() - mean) < 4 * sd / 1000**0.5
-    assert abs(mu.std() / sd - 1) < 0.1
+    assert abs(mu.mean() - mean) < 4 * sd / 400**0.5
+    assert abs(mu.std() / sd - 1) < 0.15
     new = values(data, "posterior_predictive", "y")
     assert abs(new.std() / (1 + sd**2) ** 0.5 - 1) < 0.02
     prior = values(data, "prior", "mu")
-    assert abs(prior.std() / 10 - 1) < 0.1 and abs(prior.mean()) < 1.3
+    assert abs(prior.std() / 10 - 1) < 0.15 and abs(prior.mean()) < 2
     # prior predictive and prior come from the same run
     errors = values(data, "prior_predictive", "y") - prior[..., None]
     assert abs(errors.std() - 1) < 0.02
@@ -350,7 +350,7 @@ def test_log_likelihoods_are_computed_in_float64_and_loo_is_finite():
     def wide(y):
         pyro.sample("a", dist.Normal(0.0, 2.0))
 
-    data = to_arviz(program, wide, y, num_samples=200)
+    data = to_arviz(program, wide, y, num_samples=50)
     a = values(data, "posterior", "a")[0]
     for name in ("y", "many"):
         assert values(data, "log_likelihood", name).dtype == np.float64

@@ -76,14 +76,14 @@ def test_joint_sites_and_masks_of_each_restart_by_hand(batch_size):
 
     pyro.set_rng_seed(0)
     data = to_arviz(
-        program, [restart(0.0), restart(2.0)], X, Y, mask, num_samples=300, batch_size=batch_size
+        program, [restart(0.0), restart(2.0)], X, Y, mask, num_samples=60, batch_size=batch_size
     )
     w, s = (torch.tensor(data["posterior"][name].values[0]) for name in ("w", "s"))
-    assert w.shape == (300, 2, 2)
+    assert w.shape == (60, 2, 2)
     for r, loc in enumerate((0.0, 2.0)):
         assert bool((s[:, r] == 1 + loc).all())
-        np.testing.assert_allclose(w[:, r].mean(0), loc, atol=0.03)
-        assert np.corrcoef(w[:, r].T)[0, 1] == pytest.approx(0.9, abs=0.03)
+        np.testing.assert_allclose(w[:, r].mean(0), loc, atol=0.06)
+        assert np.corrcoef(w[:, r].T)[0, 1] == pytest.approx(0.9, abs=0.1)
     normal = dist.Normal(torch.einsum("nd,srd->srn", X, w).double(), s[..., None].double())
     found = torch.tensor(data["log_likelihood"]["y"].values[0])
     torch.testing.assert_close(found, normal.log_prob(Y) * mask, rtol=1e-5, atol=1e-5)

@@ -56,13 +56,14 @@ def test_the_exact_posterior_is_calibrated():
 
 
 def test_wrong_ones_are_told_and_how():
-    narrow, wide = calibrate(fit_with(width=0.5)), calibrate(fit_with(width=2.0))
+    few = {"num_simulations": 100}
+    narrow, wide = calibrate(fit_with(width=0.5), **few), calibrate(fit_with(width=2.0), **few)
     for found, in_the_middle in ((narrow, False), (wide, True)):
         assert found.uniformity()["mean"][0] < 1e-4
         assert found.asymmetry()["mean"][0] > 1e-3
         ranks = found.ranks["mean"][:, 0].float()
         assert ((ranks - 49.5).abs().mean() < 25) == in_the_middle
-    biased = calibrate(fit_with(bias=0.7))
+    biased = calibrate(fit_with(bias=0.7), **few)
     assert biased.asymmetry()["mean"][0] < 1e-4
     for found in (narrow, wide, biased):
         assert found.p_value < 1e-3
@@ -77,7 +78,7 @@ def test_a_fit_that_ignores_the_data_needs_a_quantity_that_does_not():
         return dist.Normal(values["mean"][0], 0.5).log_prob(data["y"]).sum()
 
     options = {"num_samples": 19, "quantities": {"log-likelihood": log_likelihood}}
-    found = calibrate(prior, **options)
+    found = calibrate(prior, num_simulations=100, **options)
     tests = found.uniformity()
     assert tests["mean"].min() > 1e-3
     assert tests["log-likelihood"] < 1e-4
@@ -244,7 +245,7 @@ def test_a_guide_sees_the_simulated_data(call):
         *args,
         **kwargs,
         observed=["y"],
-        num_simulations=100,
+        num_simulations=40,
         num_samples=19,
         progress=False,
     )

@@ -36,9 +36,9 @@ def test_it_is_an_amortised_posterior(num_components, objective) -> None:
     pyro.set_rng_seed(0)
     options = {"alpha": 0.0} if objective is AlphaEnergy else {}
     guide = MixtureDensityGuide(conjugate, num_components=num_components, activation="tanh")
-    optimiser = pyro.optim.ClippedAdam({"lr": 0.02, "lrd": 0.05 ** (1 / 400)})
+    optimiser = pyro.optim.ClippedAdam({"lr": 0.05, "lrd": 0.05 ** (1 / 200)})
     svi = SVI(conjugate, guide, optimiser, objective(5, vectorize_particles=True, **options))
-    for _ in range(400):
+    for _ in range(200):
         svi.step(Y)
     draws = guide.sample(2000, torch.tensor([-1.5, 0.2, 1.1]))["z"]
     torch.testing.assert_close(draws.mean(0), torch.tensor([-1.2, 0.16, 0.88]), rtol=0, atol=0.15)
@@ -63,8 +63,8 @@ def test_two_components_learn_both_branches_and_their_weights() -> None:
     pyro.set_rng_seed(0)
     guide = MixtureDensityGuide(two_valued, num_components=2, init_scale=0.3)
     objective = PosteriorPredictiveLoss(20, vectorize_particles=True)
-    svi = SVI(two_valued, guide, pyro.optim.Adam({"lr": 0.03}), objective)
-    for _ in range(600):
+    svi = SVI(two_valued, guide, pyro.optim.Adam({"lr": 0.05}), objective)
+    for _ in range(250):
         svi.step(x, y)
     z = guide.sample(500, x)["z"][..., 0]
     share = (z < 0).float().mean(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 
 import pyro
@@ -86,14 +87,22 @@ def mutants(state):
 
 
 @pytest.mark.parametrize("kind", [HyperNetworkGuide, MMNNGuide, CMMNNGuide])
-@pytest.mark.parametrize("built", [pytest.param(True, marks=pytest.mark.slow), pytest.param(False)])
-def test_a_changed_state_is_refused_or_changes_nothing_that_draws(kind, built):
-    """10**12 entries would be terabytes: nothing is allocated that no tensor justifies."""
+@pytest.mark.parametrize(
+    ("built", "every"),
+    [(False, 7)] + [pytest.param(built, 1, marks=pytest.mark.slow) for built in (False, True)],
+)
+def test_a_changed_state_is_refused_or_changes_nothing_that_draws(kind, built, every):
+    """
+    10**12 entries would be terabytes: nothing is allocated that no tensor justifies.
+
+    Of every seventh change, the values (nine a path) take turns with the paths.
+    """
     guide = make(kind=kind)
     state = dict(guide.state_dict())
     expected = guide.state_dict()["_samplers.0.preconditioner.loc"]
-    refused = 0
-    for path, value, changed in mutants(state):
+    refused = tried = 0
+    for path, value, changed in itertools.islice(mutants(state), 0, None, every):
+        tried += 1
         other = make(kind=kind) if built else None
         try:
             if built:
@@ -107,4 +116,4 @@ def test_a_changed_state_is_refused_or_changes_nothing_that_draws(kind, built):
             draw = other.sample(1)  # a name, a bound or a number that any may be
             assert all(len(v) == 1 for v in draw.values()), (path, value)
             assert torch.equal(other.state_dict()["_samplers.0.preconditioner.loc"], expected)
-    assert refused > 50
+    assert refused > max(20, tried / 3)

@@ -68,7 +68,7 @@ def fitted(model, *args):
 
 
 @pytest.mark.parametrize("name", LIKELIHOODS)
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(batch_size=st.integers(1, 90), parallel=st.booleans())
 def test_the_same_answer_for_every_batch_size(name, batch_size, parallel):
     model = make(LIKELIHOODS[name])
@@ -105,7 +105,7 @@ def test_noise_jointly_drawn_for_all_rows_of_a_batch():
 def test_parallel_and_sequential_agree(name):
     model = make(LIKELIHOODS[name])
     guide = fitted(model, X)
-    options = {"num_samples": 400, "sites": ["f", "w", "y"]}
+    options = {"num_samples": 150, "sites": ["f", "w", "y"]}
     one = seeded(model, guide, X[:2], **options)
     many = seeded(model, guide, X[:2], parallel=True, **options)
     assert {k: v.shape for k, v in one.items()} == {k: v.shape for k, v in many.items()}

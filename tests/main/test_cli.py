@@ -220,7 +220,7 @@ def names_in(folder):
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError()])
 @pytest.mark.parametrize("maker", ["draw", "export"])
 def test_a_file_that_fails_takes_no_other_with_it(
-    capsys, tmp_path, table, made_fits, monkeypatch, error, maker
+    capsys, tmp_path, table, made_fits, small_files, monkeypatch, error, maker
 ):
     def fail(*args):
         raise error
@@ -262,6 +262,14 @@ def fits_once(tmp_path_factory):
 def made_fits(monkeypatch, few_draws, fits_once):
     """For tests of what comes after the fits."""
     monkeypatch.setattr(fit, "fit_all", lambda *args, **options: fits_once)
+
+
+@pytest.fixture
+def small_files(monkeypatch):
+    """For tests that do not look into the files."""
+    monkeypatch.setattr(report, "draw", lambda *args: b"figure")
+    monkeypatch.setattr(report, "export", lambda *args: None)
+    monkeypatch.setattr("pyro_implicit._main.netcdf.netcdf_bytes", lambda data: b"draws")
 
 
 def forked(action, tmp_path, **streams):
@@ -327,7 +335,7 @@ def test_full_disk(tmp_path, table, made_fits, monkeypatch, limit, kept):
 
 
 @pytest.mark.parametrize("how", ["reader gone", "closed", "none", "full"])
-def test_standard_output_that_cannot_be_written_to(tmp_path, table, made_fits, how):
+def test_standard_output_that_cannot_be_written_to(tmp_path, table, made_fits, small_files, how):
     folder = tmp_path / "output"
     reader, writer = os.pipe()
     os.close(reader)
@@ -355,7 +363,9 @@ def test_standard_output_that_cannot_be_written_to(tmp_path, table, made_fits, h
 
 
 @pytest.mark.parametrize("how", ["reader gone", "none"])
-def test_standard_error_that_cannot_be_written_to(tmp_path, table, few_draws, fits_once, how):
+def test_standard_error_that_cannot_be_written_to(
+    tmp_path, table, few_draws, fits_once, small_files, how
+):
     reader, writer = os.pipe()
     os.close(reader)
 
@@ -408,14 +418,22 @@ def test_interrupt(capsys, tmp_path, table, made_fits, monkeypatch, before):
 def test_interrupt_of_the_imports(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[2])}
     command = [sys.executable, "-m", "pyro_implicit", "--quiet", "--num-steps", "100000000"]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
-    )
-    maps = Path(f"/proc/{process.pid}/maps")
-    while "libtorch" not in maps.read_text():  # the import of PyTorch has begun
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs of a shell may ignore it
+    try:
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    try:
+        maps = Path(f"/proc/{process.pid}/maps")
+        while "libtorch" not in maps.read_text():  # the import of PyTorch has begun
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130 and err == "pyro_implicit: interrupted\n"
     assert not list(tmp_path.iterdir())
 

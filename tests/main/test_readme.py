@@ -16,11 +16,14 @@ def test_example():
     (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     short, count = re.subn(r"range\(\d+\)", "range(3)", example)
     assert count == 1
+    assert 'num_samples=500, batch_size=50)["y"]  # (500, 100)' in example
+    short, count = re.subn(r"num_samples=\d+", "num_samples=20", short)
+    assert count == 2
     plt.switch_backend("agg")
     namespace: dict[str, object] = {}
     exec(compile(short, "README.md", "exec"), namespace)
     plt.close("all")
-    assert namespace["draws"].shape == (500, 100)
+    assert namespace["draws"].shape == (20, 100)
 
 
 def test_commands_are_those_of_ci():

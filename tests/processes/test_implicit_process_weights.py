@@ -274,8 +274,8 @@ def test_classification(classes: int) -> None:
 
     guide = AutoMultivariateNormal(model, init_scale=0.3)
     objective = AlphaEnergy(16, alpha=0.5, vectorize_particles=True, max_plate_nesting=1)
-    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.05}), objective)
-    for _ in range(100):
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), objective)
+    for _ in range(50):
         rows = torch.randperm(80)[:40]
         svi.step(x[rows], labels[rows])
     new = inputs(500, 2, seed=9)

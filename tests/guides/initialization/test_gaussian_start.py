@@ -66,7 +66,7 @@ def assert_first_draws(guide, mean, covariance):
     torch.testing.assert_close(white.cov(), torch.eye(3).double(), rtol=0, atol=0.2)
 
 
-def quick_mean_field(monkeypatch, num_map_steps=1500, num_steps=10):
+def quick_mean_field(monkeypatch, num_map_steps=400, num_steps=10):
     fit = partial(curvature.mean_field, num_map_steps=num_map_steps, num_steps=num_steps)
     monkeypatch.setattr(start_search, "mean_field", fit)
 

@@ -49,7 +49,9 @@ def _vague_mixture() -> tuple[Callable[..., Any], tuple[Tensor]]:
     return model, (torch.cat([0.5 * low - 2, high + 3]),)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 6))]
+)
 @pytest.mark.parametrize("make", [_badly_scaled, _vague_mixture])
 def test_a_search_that_steps_too_far_comes_back(make: Callable[..., Any], seed: int) -> None:
     model, args = make()
@@ -135,8 +137,8 @@ def test_the_bound_of_the_exact_posterior_is_the_evidence() -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()
     for factor in (scale, torch.diag(scale), -torch.diag(scale)):
-        assert objective(density, loc, factor, 4000) == pytest.approx(7, abs=0.1)
-    assert objective(density, loc, 3 * scale, 4000) == pytest.approx(
+        assert objective(density, loc, factor, 1500) == pytest.approx(7, abs=0.1)
+    assert objective(density, loc, 3 * scale, 1500) == pytest.approx(
         7 - (9 - 1) + 2 * math.log(3), abs=0.5
     )
     assert torch.equal(torch.get_rng_state(), before)

@@ -83,7 +83,6 @@ LOOPS = {
     "no epochs": {"max_epochs": -1, "max_steps": 12},
 }
 QUICK = {
-    ("default", "plain", "epoch by epoch"),
     ("default", "plain", "deaths"),
     ("default", "validation", "a death"),
     ("default", "no epochs", "max_steps within epochs"),
