@@ -1,14 +1,13 @@
 """
 The suite's parameters: a test that asks for a guide, an objective or a model gets them all.
 
-One that asks for all three gets a **Latin square** of them in the default run: every guide with
-every objective once, on models taken in turns, so that every guide meets every model and every
-objective does. ``pytest -m slow`` runs all other triples.
-
-Checks of one thing in several ways (``SVI``, either store, a plain loop) take **turns**: each pair
-of guide and objective meets one of them in the default run, all others under ``slow``. Of ``of``
-turns, ``@pytest.mark.turn(first, of=n)`` takes the one numbered ``first``; a test with a third
-parameter takes ``first`` with its first value, the next turn with its next value.
+In the default run each pair of guide and objective meets in one test at least: that of losses and
+gradients takes a **Latin square**, every guide with every objective once, on models taken in turns,
+so that every guide meets every model and every objective does. All other checks of pairs take
+**turns**: ``@pytest.mark.turn(first, of=n)`` runs those whose numbers add up to ``first`` modulo
+``n``. Each such check meets every guide, every objective and every model, and one with another
+``first`` meets other pairs of them. A third parameter takes its values in turns, too.
+``pytest -m slow`` runs all the rest: the full products.
 """
 
 from __future__ import annotations
@@ -53,22 +52,21 @@ def pytest_generate_tests(metafunc):
     turn = metafunc.definition.get_closest_marker("turn")
     rows = []
     for keys in product(*(LISTS[name] for name in names)):
-        marks = [] if in_default(names, keys, turn) else [pytest.mark.slow]
+        default = len(names) == 1 or in_default(names, keys, turn)
+        marks = [] if default else [pytest.mark.slow]
         rows.append(pytest.param(*values(names, keys), id="-".join(keys), marks=marks))
     metafunc.parametrize(names, rows)
 
 
 def in_default(names: list[str], keys: tuple[str, ...], turn: pytest.Mark | None) -> bool:
     """Whether the default run takes these: in the square, or at this pair's turn."""
-    at = {name: list(LISTS[name]).index(key) for name, key in zip(names, keys, strict=True)}
-    if turn is not None:
-        (first,), of = turn.args, turn.kwargs["of"]
-        one, other, *third = at.values()
-        return (one + other) % of == first + sum(third)
-    if len(names) < 3:
-        return True
-    guide, objective, model = at.values()
-    return (guide + objective) % len(LISTS[names[-1]]) == model
+    lists = [list(LISTS[name]) for name in names]
+    one, other, *third = (known.index(key) for known, key in zip(lists, keys, strict=True))
+    if turn is None:
+        return not third or (one + other) % len(lists[2]) == third[0]
+    (first,), of = turn.args, turn.kwargs["of"]
+    met = (one + other) % of == first
+    return met and all(index == other % len(lists[2]) for index in third)
 
 
 def values(names: list[str], keys: tuple[str, ...]) -> list[Any]:

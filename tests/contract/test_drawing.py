@@ -36,6 +36,7 @@ def test_a_trace_of_the_guide_fits_the_model(make_guide, case):
         assert mine["fn"].batch_shape == theirs["fn"].batch_shape
 
 
+@pytest.mark.turn(0, of=5)
 def test_replaying_a_trace_repeats_the_draw(make_guide, case):
     guide, data = make_guide(case.make()), case.data()
     trace = poutine.trace(guide).get_trace(*data)
@@ -60,6 +61,7 @@ def test_sample_stacks_constrained_draws_without_gradients(make_guide, case):
     )
 
 
+@pytest.mark.turn(1, of=5)
 def test_the_same_seed_gives_the_same_draws(make_guide, case):
     guide = make_guide(case.make()).setup(*case.data())
     draws = []
@@ -72,6 +74,7 @@ def test_the_same_seed_gives_the_same_draws(make_guide, case):
             assert not torch.equal(one[name], other[name])
 
 
+@pytest.mark.turn(2, of=5)
 def test_median_and_quantiles_are_those_of_the_draws(make_guide, case):
     guide = make_guide(case.make()).setup(*case.data())
     median = guide.median(num_samples=400)
@@ -86,6 +89,7 @@ def test_median_and_quantiles_are_those_of_the_draws(make_guide, case):
         assert ((share - 0.1).abs() < 0.09).all()  # 4 standard errors of both estimates
 
 
+@pytest.mark.turn(3, of=5)
 @pytest.mark.parametrize("parallel", [False, True])
 def test_predictive(make_guide, case, parallel):
     model, x = case.make(), case.data()[0]
@@ -102,6 +106,7 @@ def test_predictive(make_guide, case, parallel):
         assert samples[name].reshape(4, -1).std(0).min() > 0
 
 
+@pytest.mark.turn(4, of=5)
 @pytest.mark.parametrize("parallel", [False, True])
 def test_predict(make_guide, case, parallel):
     guide, (x, y) = make_guide(case.make()).setup(*case.data()), case.data()
@@ -125,6 +130,7 @@ def test_vectorised_particles_draw_each_site_with_the_particles_in_front(make_gu
         assert value.std(0).min() > 0
 
 
+@pytest.mark.turn(0, of=5)
 def test_a_first_call_inside_of_a_particle_plate_does_not_record_it(make_guide, case):
     guide, data = make_guide(case.make()), case.data()
     elbo = LinearisedELBO(num_particles=3, vectorize_particles=True, max_plate_nesting=2)

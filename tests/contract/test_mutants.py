@@ -20,7 +20,7 @@ def contract(mutant: str | None) -> subprocess.CompletedProcess[str]:
     if mutant is not None:
         env["PYRO_IMPLICIT_MUTANT"] = mutant
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.contract.mutants"]
+        [sys.executable, "-m", "pytest", "-n", "0", "-q", "-x", "-p", "tests.contract.mutants"]
         + ["-p", "no:cacheprovider", "tests/contract/test_weights.py"],
         cwd=ROOT,
         env=env | {"PYTHONPATH": str(ROOT)},

@@ -67,39 +67,36 @@ def changed(guide):
     return guide
 
 
-@pytest.fixture(scope="module")
-def fresh_process(tmp_path_factory):
-    """All guides on all models, saved here and drawn from in one new process."""
-    folder: Path = tmp_path_factory.mktemp("states")
+@pytest.mark.parametrize(
+    "turn", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 5))]
+)
+def test_a_new_process_draws_the_same_without_model_or_data(turn, tmp_path):
+    """All guides, each on a model; in five turns each on every model."""
     expected = {}
-    for g, make_guide in enumerate(GUIDES.values()):
-        for c, case in enumerate(MODELS.values()):
-            pyro.set_rng_seed(SEED)
-            guide = changed(make_guide(case.make()).setup(*case.data()))
-            saved = {"class": type(guide).__name__, "state": guide.state_dict()}
-            torch.save(saved, folder / f"{g}-{c}.pt")
-            sample, call = draws(guide)
-            expected[g, c] = {"sample": sample, "call": call}
+    for g, (name, make_guide) in enumerate(GUIDES.items()):
+        case = list(MODELS.values())[(g + turn) % len(MODELS)]
+        pyro.set_rng_seed(SEED)
+        guide = changed(make_guide(case.make()).setup(*case.data()))
+        saved = {"class": type(guide).__name__, "state": guide.state_dict()}
+        torch.save(saved, tmp_path / f"{name}.pt")
+        sample, call = draws(guide)
+        expected[name] = {"sample": sample, "call": call}
     root = str(Path(pyro_implicit.__file__).parents[1])
     subprocess.run(
-        [sys.executable, "-c", LOADER, str(folder), str(SEED)],
+        [sys.executable, "-c", LOADER, str(tmp_path), str(SEED)],
         check=True,
         env={**os.environ, "PYTHONPATH": root},
         timeout=300,
     )
-    return folder, expected
+    for name, kinds in expected.items():
+        drawn = torch.load(tmp_path / f"{name}.drawn", weights_only=True)
+        for kind, values in kinds.items():
+            assert values.keys() == drawn[kind].keys()
+            for site, value in values.items():
+                assert torch.equal(value, drawn[kind][site]), (name, kind, site)
 
 
-def test_a_new_process_draws_the_same_without_model_or_data(make_guide, case, fresh_process):
-    folder, expected = fresh_process
-    key = list(GUIDES.values()).index(make_guide), list(MODELS.values()).index(case)
-    drawn = torch.load(folder / f"{key[0]}-{key[1]}.drawn", weights_only=True)
-    for kind, values in expected[key].items():
-        assert values.keys() == drawn[kind].keys()
-        for name, value in values.items():
-            assert torch.equal(value, drawn[kind][name])
-
-
+@pytest.mark.turn(2, of=5)
 def test_a_state_loads_into_a_guide_of_the_same_model_which_then_trains(make_guide, case):
     model, data = case.make(), case.data()
     guide = changed(make_guide(model).setup(*data))
@@ -170,6 +167,7 @@ def copies(guide):
     }
 
 
+@pytest.mark.turn(3, of=5)
 @pytest.mark.parametrize("how", ["pickle", "deepcopy"])
 def test_copies_draw_the_same_and_leave_the_guide_usable(make_guide, case, how):
     model, data = case.make(), case.data()
@@ -205,7 +203,7 @@ def test_a_deepcopy_of_a_guide_that_is_not_built_can_be_built(make_guide):
     assert other(*case.data()).keys() == case.sites.keys()
 
 
-@pytest.mark.turn(0, of=3)
+@pytest.mark.turn(0, of=5)
 def test_to_float64(make_guide, case, float64):
     model, data = case.make(torch.float64), case.data(dtype=torch.float64)
     guide = make_guide(model)
@@ -231,7 +229,7 @@ def test_to_float64(make_guide, case, float64):
     assert_same_draws(guide, restored, *data)
 
 
-@pytest.mark.turn(0, of=2)
+@pytest.mark.turn(2, of=8)
 def test_copies_of_an_objective_go_on_where_it_was_and_do_not_share(
     make_guide, make_objective, copied
 ):
