@@ -46,7 +46,7 @@ def improves(found: list[float]) -> bool:
 
 def test_the_objective() -> None:
     model = CASE.make()
-    objective = section("Adding an objective")["MaximumAPosteriori"](4)
+    objective = section("Adding an objective")["MaximumAPosteriori"](4, vectorize_particles=True)
     found = losses(model, HyperNetworkGuide(model, hidden_dims=(8,)), objective)
     assert improves(found)
 
@@ -55,7 +55,7 @@ def test_the_generator_trains_and_is_saved_by_value() -> None:
     model = CASE.make()
     kind = section("Adding a generator")["ScaledNoise"]
     guide = HyperNetworkGuide(model, generator=kind)
-    found = losses(model, guide, LinearisedELBO(4))
+    found = losses(model, guide, LinearisedELBO(16, vectorize_particles=True))
     assert improves(found)
     z = torch.randn(3, guide.latent_dim)
     generator = guide.samplers[0].generator
@@ -72,7 +72,7 @@ def test_the_generator_trains_and_is_saved_by_value() -> None:
 def test_the_guide() -> None:
     model = CASE.make()
     guide = section("Adding a guide")["WideGuide"](model, init_loc_fn=_start)
-    found = losses(model, guide, LinearisedELBO(4))
+    found = losses(model, guide, LinearisedELBO(16, vectorize_particles=True))
     assert improves(found)
 
 

@@ -283,7 +283,7 @@ def test_a_critic_that_tells_everything_warns_once() -> None:
     guide = guide_of(Affine(torch.full((2,), 50.0), torch.tensor(0.1)))
     options: dict[str, Any] = {
         "contrast": "prior",
-        "num_critic_steps": 10,
+        "num_critic_steps": 2,
         "vectorize_particles": True,
         "max_plate_nesting": 0,
     }
@@ -380,7 +380,8 @@ def test_a_copy_trains_its_own_critic(how: Any) -> None:
 # ---- a posterior
 
 
-@pytest.mark.parametrize("contrast", ["adaptive", pytest.param("prior", marks=pytest.mark.slow)])
+@pytest.mark.slow  # the default run has test_known_posterior.py
+@pytest.mark.parametrize("contrast", ["adaptive", "prior"])
 def test_a_correlated_posterior(contrast: str) -> None:
     x = torch.tensor([[1.0, 0.9], [0.8, 1.0], [0.3, -0.2]])
     y = torch.tensor([1.5, 1.2, 0.4])

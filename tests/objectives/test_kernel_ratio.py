@@ -55,9 +55,15 @@ def divergence(objective: Any, generator: Affine, repeats: int) -> tuple[float, 
 SETTINGS = [(1, 1.0, 0.5), (2, 0.5, 0.5), (10, 0.3, 0.7), (50, 0.3, 0.7), (500, 0.3, 0.5)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("covariance", ["auto", "diagonal"])
-@pytest.mark.parametrize(("m", "mean", "scale"), SETTINGS)
+@pytest.mark.parametrize(
+    ("m", "mean", "scale", "covariance", "dtype"),
+    [
+        pytest.param(*setting, name, dtype, marks=[] if (i + j + k) % 2 == 0 else pytest.mark.slow)
+        for i, setting in enumerate(SETTINGS)
+        for j, name in enumerate(["auto", "diagonal"])
+        for k, dtype in enumerate([torch.float32, torch.float64])
+    ],
+)
 def test_adaptive_contrast_has_value_and_gradient_of_the_divergence_in_any_dimension(
     m: int, mean: float, scale: float, covariance: str, dtype: torch.dtype
 ) -> None:
@@ -162,6 +168,7 @@ def test_other_arguments_are_refused(options: dict[str, Any], message: str) -> N
         KernelDensityRatioELBO(**options)
 
 
+@pytest.mark.slow  # the default run has test_known_posterior.py
 def test_a_correlated_posterior() -> None:
     """Conjugate: N(0, I) prior, three observations of projections of theta."""
     x = torch.tensor([[1.0, 0.9], [0.8, 1.0], [0.3, -0.2]])

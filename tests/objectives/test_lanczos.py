@@ -507,6 +507,7 @@ def test_guides_that_share_a_generator_have_turns_of_their_own() -> None:
 @pytest.mark.parametrize(
     "learn_scale", [pytest.param("scalar", marks=pytest.mark.slow), "diagonal"]
 )
+@pytest.mark.slow  # the default run has test_known_posterior.py
 def test_training_finds_a_gaussian(learn_scale: str) -> None:
     deviations = torch.tensor([0.1, 0.5, 2.0])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -74,9 +75,17 @@ def test_it_is_short_and_uses_public_names_alone(example: type) -> None:
     assert not re.findall(r"(?:self|batch|site|import)[. ]_(?!_)\w+", source)
 
 
-@pytest.mark.parametrize("vectorised", [False, True], ids=["looped", "vectorised"])
-@pytest.mark.parametrize("kind", GUIDES)
-@pytest.mark.parametrize("example", EXAMPLES.values(), ids=list(EXAMPLES))
+def _square() -> Iterator[Any]:
+    """Every example with every guide, by default looped and vectorised in turns."""
+    for i, name in enumerate(EXAMPLES):
+        for j, kind in enumerate(GUIDES):
+            for vectorised, how in enumerate(("looped", "vectorised")):
+                marks = [] if (i + j) % 2 == vectorised else [pytest.mark.slow]
+                values = (EXAMPLES[name], kind, bool(vectorised))
+                yield pytest.param(*values, id=f"{name}-{kind}-{how}", marks=marks)
+
+
+@pytest.mark.parametrize(("example", "kind", "vectorised"), list(_square()))
 def test_every_guide_is_served(example: Any, kind: str, vectorised: bool) -> None:
     case = MODELS["regression"]
     x, y = case.data()
