@@ -7,28 +7,40 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyro
 import pytest
-import torch
-from hypothesis import settings
 
 # PYRO_IMPLICIT_SEED=<number> runs the suite with other draws and other examples, to see that no
 # test passes by the luck of its seed, and with more of them.
 SEED = int(os.environ.get("PYRO_IMPLICIT_SEED", 20240229))
 OTHER_SEED = "PYRO_IMPLICIT_SEED" in os.environ
-settings.register_profile(
-    "pyro_implicit",
-    deadline=None,
-    derandomize=not OTHER_SEED,
-    max_examples=100 if OTHER_SEED else 40,
-)
-settings.load_profile("pyro_implicit")
-if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)  # the processes share the cores
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """
+    What a process needs that runs tests. One that hands them out to others goes without: nothing
+    here imports torch, which takes seconds, at module level.
+    """
+    if getattr(config.option, "numprocesses", None):
+        return
+    import torch
+    from hypothesis import settings
+
+    settings.register_profile(
+        "pyro_implicit",
+        deadline=None,
+        derandomize=not OTHER_SEED,
+        max_examples=100 if OTHER_SEED else 40,
+    )
+    settings.load_profile("pyro_implicit")
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        torch.set_num_threads(1)  # the processes share the cores
 
 
 def _global_state() -> dict[str, Any]:
     """Settings that a test may change for itself, and must put back."""
+    import pyro
+    import torch
+
     return {
         "torch default dtype": torch.get_default_dtype(),
         "torch grad mode": torch.is_grad_enabled(),
@@ -37,6 +49,9 @@ def _global_state() -> dict[str, Any]:
 
 
 def _restore(state: dict[str, Any]) -> None:
+    import pyro
+    import torch
+
     pyro_settings = dict(state)
     torch.set_default_dtype(pyro_settings.pop("torch default dtype"))
     torch.set_grad_enabled(pyro_settings.pop("torch grad mode"))
@@ -46,6 +61,8 @@ def _restore(state: dict[str, Any]) -> None:
 @pytest.fixture(autouse=True)
 def isolated() -> Iterator[None]:
     """Seed, empty parameter store, and a failure for the test that leaks global state."""
+    import pyro
+
     before = _global_state()
     pyro.clear_param_store()
     pyro.set_rng_seed(SEED)
@@ -71,6 +88,8 @@ def data_root() -> Path:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests marked ``gpu`` are skipped where there is no CUDA device."""
+    import torch
+
     if torch.cuda.is_available():
         return
     for item in items:
