@@ -39,7 +39,7 @@ def render(what: str) -> str:
     header, lines = _whole(name)
     kept = list(header)
     for choice in choices:
-        column, _, text = choice.rpartition(": ")
+        column, _, text = choice.partition(": ")
         values = [value.strip() for value in text.split(";")]
         if column == "columns":
             kept = values
@@ -64,7 +64,7 @@ def _whole(name: str) -> tuple[list[str], list[list[str]]]:
 
 def _cells(table: str) -> list[list[str]]:
     """Of each line of a Markdown table."""
-    return [[cell.strip() for cell in line.strip("| ").split(" |")] for line in table.splitlines()]
+    return [[cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines()]
 
 
 def fill(page: str) -> str:

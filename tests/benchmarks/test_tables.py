@@ -1,0 +1,74 @@
+"""The tables of the result pages are those of the records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import records, tables
+from benchmarks.__main__ import main
+from benchmarks.common import format_table
+
+ROWS = [{"set": "a", "RMSE": "1.5", "note": ""}, {"set": "b", "RMSE": "10", "note": "x ± 1"}]
+
+
+@pytest.fixture()
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A page and a transcribed record."""
+    record = {"source": "transcribed from a table", "rows": ROWS}
+    (tmp_path / "made_up.json").write_text(json.dumps(record))
+    monkeypatch.setattr(records, "FOLDER", tmp_path)
+    monkeypatch.setattr(tables, "PAGES", (tmp_path / "page.md",))
+    monkeypatch.setattr(tables, "_ROOT", tmp_path)
+    path = tmp_path / "page.md"
+    path.write_text("Before\n\n<!-- table: made_up -->\nold\n<!-- end of table -->\nAfter\n")
+    tables._whole.cache_clear()
+    yield path
+    tables._whole.cache_clear()
+
+
+def test_the_pages_are_what_the_records_say() -> None:
+    assert tables.stale() == [], "run: python -m benchmarks tables"
+
+
+def test_all_records_are_shown_somewhere() -> None:
+    text = "".join(page.read_text() for page in tables.PAGES)
+    for path in records.FOLDER.glob("*.json"):
+        assert f"<!-- table: {path.stem} " in text or f"<!-- table: {path.stem}." in text, path
+
+
+def test_no_table_is_written_by_hand() -> None:
+    for page in tables.PAGES:
+        left = tables._MARKED.sub("", page.read_text())
+        assert not [line for line in left.splitlines() if line.startswith("|")], page
+
+
+def test_results_are_one_page() -> None:
+    assert len(tables.PAGES[0].read_text().splitlines()) <= 120
+
+
+def test_stale_and_written(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tables", "--check"]) == 1
+    assert capsys.readouterr().out == "stale: page.md: made_up\n"
+    assert "old" in page.read_text()
+    assert main(["tables"]) == 0
+    assert "| b   |   10 | x ± 1 |" in page.read_text()
+    assert page.read_text().startswith("Before\n") and page.read_text().endswith("After\n")
+    assert main(["tables", "--check"]) == 0
+    assert main(["tables"]) == 0
+    assert "written" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("page")
+def test_rows_and_columns_are_chosen() -> None:
+    found = tables.render("made_up | columns: RMSE; set | set: b; c")
+    assert found == format_table(["RMSE", "set"], [["10", "b"]])
+    with pytest.raises(ValueError, match="is not in list"):
+        tables.render("made_up | columns: nothing")
+
+
+def test_columns_of_numbers_are_right_aligned() -> None:
+    table = format_table(["n", "text", "mixed"], [["1 000", "a", "1"], [2.0, "b", "1 ± 2"]])
+    assert table.splitlines()[1] == "| ----: | ---- | ----- |"
