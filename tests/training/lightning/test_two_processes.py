@@ -15,7 +15,7 @@ pytest.importorskip("lightning", reason="needs the extra 'lightning'")
 from tests.training.lightning.problem import BATCH, ROWS, data, fit_module, flat
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def seen_by_ranks(folder, which, *names):
