@@ -56,5 +56,9 @@ def _emit(full_name: str, parameter: torch.nn.Parameter) -> None:
     """
     alias = parameter.detach()
     alias.unconstrained = weakref.ref(parameter)  # type: ignore[attr-defined]
-    statement = effectful(type="param")(lambda *_, **__: alias)
-    statement(full_name, alias, constraint=constraints.real, name=full_name)
+    _statement(full_name, alias, constraint=constraints.real, name=full_name)
+
+
+@effectful(type="param")
+def _statement(_: str, alias: torch.Tensor, **__: object) -> torch.Tensor:
+    return alias

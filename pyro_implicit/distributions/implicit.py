@@ -19,6 +19,7 @@ import pyro.distributions as dist
 import torch
 from pyro.distributions import constraints
 from pyro.distributions.torch_distribution import TorchDistributionMixin
+from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pyro_implicit._checks import (
@@ -35,9 +36,10 @@ from pyro_implicit.exceptions import ArgumentError, DensityError, ShapeError
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.noise_alone import check_function_of_noise, refuse_batch_statistics
 from pyro_implicit.generators.preconditioner import Preconditioner
+from pyro_implicit.ops.linearisation import Linearisation
 from pyro_implicit.ops.logdet import check_scale, is_zero
 
-__all__ = ["ImplicitDistribution", "sample_implicit"]
+__all__ = ["ImplicitDistribution", "KeptLinearisations", "draw_site", "sample_implicit"]
 
 
 class ImplicitDistribution(dist.TorchDistribution):
@@ -87,11 +89,12 @@ class ImplicitDistribution(dist.TorchDistribution):
         preconditioner: Preconditioner | None = None,
         base_dist: dist.TorchDistribution | None = None,
     ) -> None:
-        _check_parts(generator, noise, preconditioner, base_dist)
+        _check_parts(generator, preconditioner, base_dist)
         m, shape = generator.output_dim, generator.noise_shape
         check_scale(scale, m, m)
         self.generator, self.scale, self.preconditioner = generator, scale, preconditioner
         self.noise = noise
+        self._linearisation: Linearisation | None = None
         # known for the default; looking at the numbers of any other waits for the device
         self._standard_base: bool | None = True if base_dist is None else None
         self.base_dist = base_dist or _standard_normal(generator)
@@ -102,23 +105,15 @@ class ImplicitDistribution(dist.TorchDistribution):
             )
         batch_shape = self.base_dist.batch_shape
         if noise is not None:
-            if noise.dim() < len(shape) or noise.shape[noise.dim() - len(shape) :] != shape:
-                raise ShapeError(
-                    f"noise has shape {tuple(noise.shape)}; expected (..., "
-                    f"{', '.join(map(str, shape))}), the generator's noise_shape on the right."
-                )
+            _check_noise(noise, shape)
             batch_shape = noise.shape[: noise.dim() - len(shape)]
         super().__init__(batch_shape, torch.Size((m,)), validate_args=False)
 
-    def _copy(self, **changes: Any) -> ImplicitDistribution:
-        settings: dict[str, Any] = {
-            "noise": self.noise,
-            "scale": self.scale,
-            "preconditioner": self.preconditioner,
-            "base_dist": self.base_dist,
-        } | changes
-        copy = ImplicitDistribution(self.generator, **settings)
-        copy._standard_base = self._standard_base  # the noise stays as it is
+    def _changed(self, batch_shape: torch.Size, **changes: Any) -> ImplicitDistribution:
+        """The same parts, checked already, with another noise or base; nothing else is made."""
+        copy = ImplicitDistribution.__new__(ImplicitDistribution)
+        copy.__dict__.update(self.__dict__ | changes)
+        copy._batch_shape, copy._linearisation = batch_shape, None
         return copy
 
     def given(self, noise: Tensor) -> ImplicitDistribution:
@@ -128,8 +123,21 @@ class ImplicitDistribution(dist.TorchDistribution):
         :param torch.Tensor noise: ``z``, shape ``(*batch, *noise_shape)``.
         :returns: the distribution of theta given ``z``.
         """
-        check_instance("noise", noise, Tensor, "a tensor (*batch, *noise_shape)")
-        return self._copy(noise=noise)
+        shape = self.generator.noise_shape
+        _check_noise(noise, shape)
+        return self._changed(noise.shape[: noise.dim() - len(shape)], noise=noise)
+
+    def unsqueezed(self) -> ImplicitDistribution:
+        """
+        The distribution given one noise as that of a batch of one.
+
+        :returns: the same, with a batch dimension of size 1 in front.
+        """
+        noise = self.noise.unsqueeze(0)  # type: ignore[union-attr]
+        copy = self._changed(torch.Size((1, *self.batch_shape)), noise=noise)
+        if self._linearisation is not None:
+            copy._linearisation = self._linearisation.unsqueezed()
+        return copy
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> ImplicitDistribution:
         """
@@ -140,8 +148,9 @@ class ImplicitDistribution(dist.TorchDistribution):
         """
         batch_shape = check_shape("batch_shape", batch_shape)
         if self.noise is not None:
-            return self._copy(noise=self.noise.expand(batch_shape + self.generator.noise_shape))
-        return self._copy(base_dist=self.base_dist.expand(batch_shape))
+            noise = self.noise.expand(batch_shape + self.generator.noise_shape)
+            return self._changed(batch_shape, noise=noise)
+        return self._changed(batch_shape, base_dist=self.base_dist.expand(batch_shape))
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         """
@@ -151,10 +160,11 @@ class ImplicitDistribution(dist.TorchDistribution):
         :returns: draws, shape ``(*sample_shape, *batch_shape, m)``.
         :raises LayerError: if the generator normalises by the draws that are made together.
         """
-        sample_shape = check_shape("sample_shape", sample_shape)
+        if not isinstance(sample_shape, torch.Size) or sample_shape:
+            sample_shape = check_shape("sample_shape", sample_shape)
         refuse_batch_statistics(self.generator)
         z = self.base_dist(sample_shape) if self.noise is None else self.noise
-        mean = self.generator(z)
+        mean = self.generator(z) if self._linearisation is None else self._linearisation.value
         expected = z.shape[: z.dim() - len(self.generator.noise_shape)] + self.event_shape
         if mean.shape != expected:
             raise ShapeError(
@@ -167,6 +177,22 @@ class ImplicitDistribution(dist.TorchDistribution):
         if not is_zero(self.scale):
             mean = mean + self.scale * torch.randn_like(mean)
         return mean if self.preconditioner is None else self.preconditioner(mean)
+
+    def linearisation(self) -> Linearisation:
+        """
+        The generator's value and derivative at the fixed noise.
+
+        They are those that the draw was made with, if that was under :class:`KeptLinearisations`.
+
+        :returns: of batch shape ``batch_shape``.
+        :raises ArgumentError: if no noise is fixed.
+        """
+        if self._linearisation is not None:
+            return self._linearisation
+        if self.noise is None:
+            raise ArgumentError("no noise is fixed: write distribution.given(z).linearisation().")
+        with torch.autocast(self.noise.device.type, enabled=False):
+            return self.generator.linearise(self.noise)
 
     @property
     def mean(self) -> Tensor:
@@ -257,6 +283,22 @@ class ImplicitDistribution(dist.TorchDistribution):
         )
 
 
+class KeptLinearisations(Messenger):
+    """
+    Draws implicit sites by :meth:`ImplicitDistribution.linearisation` and keeps it with the draw.
+
+    An objective that asks for it then does not run the generator again. Without effect under
+    autocast, where draws are made in another precision than derivatives.
+    """
+
+    def _pyro_sample(self, msg: Any) -> None:
+        fn = msg["fn"]
+        if not isinstance(fn, ImplicitDistribution) or msg["done"] or msg["value"] is not None:
+            return
+        if fn.noise is not None and not torch.is_autocast_enabled(fn.noise.device.type):
+            fn._linearisation = fn.linearisation()
+
+
 def sample_implicit(
     name: str,
     fn: ImplicitDistribution,
@@ -295,6 +337,18 @@ def sample_implicit(
         check_callable("pack", pack, "a function from values and their number to coordinates")
     if shared_over is not None:
         check_instance("shared_over", shared_over, pyro.plate, "a plate, or None")
+    return draw_site(name, fn, latents, auxiliary, pack, shared_over)
+
+
+def draw_site(
+    name: str,
+    fn: ImplicitDistribution,
+    latents: tuple[str, ...] = (),
+    auxiliary: bool = False,
+    pack: Callable[[dict[str, Tensor], int], Tensor] | None = None,
+    shared_over: pyro.plate | None = None,
+) -> Tensor:
+    """:func:`sample_implicit` for arguments that need no check, such as those of our guides."""
     noise_name = f"{name}_noise"
     noise_infer: Any = {"is_auxiliary": True, "is_implicit_noise": True}
     noise = pyro.sample(noise_name, fn.base_dist, infer=noise_infer)
@@ -307,19 +361,34 @@ def sample_implicit(
         return pyro.sample(name, fn.given(noise), infer=infer)
 
 
-def _check_parts(generator: Any, noise: Any, preconditioner: Any, base: Any) -> None:
+def _check_parts(generator: Any, preconditioner: Any, base: Any) -> None:
     """Types alone: this runs at every draw."""
     wrap = "a Generator (any other nn.Module as ModuleGenerator(module, noise_shape, output_dim))"
-    check_instance("generator", generator, Generator, wrap)
-    if noise is not None:
-        check_instance("noise", noise, Tensor, "a tensor (*batch, *noise_shape)")
-        if not noise.is_floating_point():
-            raise ArgumentError(f"noise is of type {noise.dtype}; expected real numbers.")
-    if preconditioner is not None:
+    if not isinstance(generator, Generator):
+        check_instance("generator", generator, Generator, wrap)
+    if preconditioner is not None and not isinstance(preconditioner, Preconditioner):
         check_instance("preconditioner", preconditioner, Preconditioner, "a Preconditioner")
-    if base is not None:
+    if base is not None and not isinstance(base, TorchDistributionMixin):
         kind = "a distribution of pyro.distributions"
         check_instance("base_dist", base, TorchDistributionMixin, kind)
+
+
+def _check_noise(noise: Any, shape: torch.Size) -> None:
+    """
+    Refuses what cannot be noise.
+
+    :raises ArgumentError: unless it is a tensor of real numbers.
+    :raises ShapeError: unless it ends in ``shape``.
+    """
+    if not isinstance(noise, Tensor):
+        check_instance("noise", noise, Tensor, "a tensor (*batch, *noise_shape)")
+    if not noise.is_floating_point():
+        raise ArgumentError(f"noise is of type {noise.dtype}; expected real numbers.")
+    if noise.dim() < len(shape) or noise.shape[noise.dim() - len(shape) :] != shape:
+        raise ShapeError(
+            f"noise has shape {tuple(noise.shape)}; expected (..., "
+            f"{', '.join(map(str, shape))}), the generator's noise_shape on the right."
+        )
 
 
 def _standard_normal(generator: Generator) -> dist.TorchDistribution:

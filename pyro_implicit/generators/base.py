@@ -79,7 +79,8 @@ class Generator(nn.Module, ABC):
         :raises ShapeError: if ``z`` does not end in ``noise_shape``.
         """
         shape = self.noise_shape
-        check_instance("the noise", z, Tensor, "a tensor (..., *noise_shape)")
+        if not isinstance(z, Tensor):
+            check_instance("the noise", z, Tensor, "a tensor (..., *noise_shape)")
         if not z.is_floating_point():
             raise ArgumentError(f"the noise is of type {z.dtype}; expected real numbers.")
         if z.dim() < len(shape) or z.shape[z.dim() - len(shape) :] != shape:

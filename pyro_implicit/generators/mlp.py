@@ -103,9 +103,9 @@ class MLPGenerator(Generator):
         """
         if self.skip_diagonal is None or self.skip_dense is None:
             return None
-        rest = self.skip_dense / math.sqrt(self.noise_dim)
+        rows, columns = self.skip_dense.shape
+        rest = self.skip_dense / math.sqrt(columns)
         diagonal = torch.diag(self.skip_diagonal)
-        rows, columns = rest.shape
         size = len(diagonal)
         return rest + F.pad(diagonal, (0, columns - size, 0, rows - size))
 

@@ -26,7 +26,7 @@ from pyro_implicit._checks import (
 )
 from pyro_implicit._params import emit_params
 from pyro_implicit._plain import as_state_error
-from pyro_implicit.distributions.implicit import sample_implicit
+from pyro_implicit.distributions.implicit import draw_site
 from pyro_implicit.exceptions import SiteError, StateError
 from pyro_implicit.generators.preconditioner import Preconditioner
 from pyro_implicit.guides.initialization.gaussian_start import GaussianStart, gaussian_start
@@ -34,7 +34,6 @@ from pyro_implicit.guides.initialization.log_joint import LogJoint
 from pyro_implicit.guides.initialization.prototype import (
     check_all_rows,
     forgiving,
-    sample_site,
     unconstrained_start,
 )
 from pyro_implicit.guides.latent_site import LatentSite, pack
@@ -120,6 +119,7 @@ class ImplicitGuide(AutoGuide):
         self.factorized = factorized
         self._parts: list[tuple[str, int]] = []  # name of each part, and how many sites it has
         self._sites: list[LatentSite] | None = None
+        self._divided: list[list[LatentSite]] = []  # the sites of each part
         # follows .to(...), so that a guide which is not built yet knows where it was sent
         self.register_buffer("_place", torch.zeros(()), persistent=False)
         self._born = (self._place.dtype, self._place.device)
@@ -262,16 +262,17 @@ class ImplicitGuide(AutoGuide):
         :param samplers: one for each part.
         """
         self._sites, self._parts = sites, parts
+        self._divided = divide(sites, [size for _, size in parts])
         self._prototype_frames = {f.name: f for site in sites for f in site.frames}
         self._modules["_samplers"] = self._follow(nn.ModuleList(samplers).train(self.training))
 
     def _groups(self) -> list[tuple[str, list[LatentSite], Any]]:
         """Name of the flat latent, its sites and its sampler, for each independent part."""
-        groups = divide(self.sites, [size for _, size in self._parts])
+        samplers = self.samplers
         prefix = f"_{self._pyro_name}"
         return [
             (f"{prefix}_{part}_latent" if part else f"{prefix}_latent", group, sampler)
-            for (part, _), group, sampler in zip(self._parts, groups, self.samplers, strict=True)
+            for (part, _), group, sampler in zip(self._parts, self._divided, samplers, strict=True)
         ]
 
     # ---- drawing
@@ -291,7 +292,7 @@ class ImplicitGuide(AutoGuide):
             flat = self._sample_flat(name, sampler, sites, *args, **kwargs)
             parts = flat.split([site.numel for site in sites], dim=-1)
             for site, part in zip(sites, parts, strict=True):
-                result[site.name] = sample_site(site, site.unpack(part), plates)
+                result[site.name] = site.sample(part, plates)
         return result
 
     def _sample_flat(
@@ -299,9 +300,7 @@ class ImplicitGuide(AutoGuide):
     ) -> Tensor:
         """The flat unconstrained latent of one part, shape ``(*batch, numel)``."""
         latents = tuple(site.name for site in sites)
-        return sample_implicit(
-            name, sampler.distribution(), latents=latents, auxiliary=True, pack=partial(pack, sites)
-        )
+        return draw_site(name, sampler.distribution(), latents, True, partial(pack, sites))
 
     @torch.no_grad()
     def sample(self, num_samples: int, *args: Any, **kwargs: Any) -> dict[str, Tensor]:

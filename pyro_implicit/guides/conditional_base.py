@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pyro_implicit._checks import check_count, check_counts, check_flag, check_instance, shown
 from pyro_implicit._memory import check_fits
 from pyro_implicit._params import emit_params
-from pyro_implicit.distributions.implicit import ImplicitDistribution, sample_implicit
+from pyro_implicit.distributions.implicit import ImplicitDistribution, draw_site
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError, StateError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.context import check_context, read_context
@@ -150,12 +150,10 @@ class ConditionalGuide(ImplicitGuide):
         latents = tuple(site.name for site in sites)
         packed = partial(_no_pack, latents)
         if self.shared_noise and isinstance(fn, ImplicitDistribution):
-            return sample_implicit(
-                name, fn, latents=latents, auxiliary=True, pack=packed, shared_over=plate
-            )
+            return draw_site(name, fn, latents, True, packed, shared_over=plate)
         with plate:
             if isinstance(fn, ImplicitDistribution):
-                return sample_implicit(name, fn, latents=latents, auxiliary=True, pack=packed)
+                return draw_site(name, fn, latents, True, packed)
             auxiliary: Any = {"is_auxiliary": True}
             return pyro.sample(name, fn, infer=auxiliary)
 

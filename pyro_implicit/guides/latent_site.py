@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
+import pyro
 import torch
-from pyro.distributions import constraints
+from pyro import poutine
+from pyro.distributions import Delta, constraints
 from pyro.distributions.util import sum_rightmost
 from torch import Tensor
 from torch.distributions import biject_to
@@ -24,6 +28,7 @@ from pyro_implicit.guides.supports import (
     plain_support,
     same_support,
 )
+from pyro_implicit.handlers.rows import rows_of
 
 __all__ = ["LatentSite", "PlateFrame", "pack"]
 
@@ -86,7 +91,18 @@ class LatentSite:
 
     def transform(self) -> torch.distributions.Transform:
         """The bijection from the unconstrained space to the support."""
+        return self._bijection
+
+    @cached_property
+    def _bijection(self) -> torch.distributions.Transform:
         return biject_to(self.support)
+
+    @cached_property
+    def _is_real(self) -> bool:
+        return is_real(self.support)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def check_rows(self) -> None:
         """
@@ -110,9 +126,10 @@ class LatentSite:
         :raises SiteError: if its support is not that which this site is mapped on: draws could
             then not reach some of it, or leave it.
         """
-        if not same_support(self.support, fn.support):
+        support = fn.support
+        if support is not self.support and not same_support(self.support, support):
             raise SiteError(
-                f"latent site {self.name!r} has the support {_words(fn.support)} here and had "
+                f"latent site {self.name!r} has the support {_words(support)} here and had "
                 f"{_words(self.support)} when the guide was built, which its draws are mapped on: "
                 "it depends on another latent, a parameter or the data. Draw a latent on a fixed "
                 f"support and rescale it in the model, such as u = pyro.sample('{self.name}_unit', "
@@ -120,17 +137,17 @@ class LatentSite:
                 "(high - low) * u)."
             )
 
-    @property
+    @cached_property
     def unconstrained_shape(self) -> torch.Size:
         """Shape of an unconstrained value."""
         return torch.Size(self.transform().inverse_shape(self.shape))
 
-    @property
+    @cached_property
     def unconstrained_event_dim(self) -> int:
         """Number of its event dimensions."""
         return self.event_dim + len(self.unconstrained_shape) - len(self.shape)
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Number of unconstrained entries."""
         return self.unconstrained_shape.numel()
@@ -164,7 +181,7 @@ class LatentSite:
         :returns: the constrained value and the log-density correction ``log|du/dvalue|``, one per
             batch entry.
         """
-        if is_real(self.support):
+        if self._is_real:
             return unconstrained, unconstrained.new_zeros(()).expand(
                 unconstrained.shape[: unconstrained.dim() - self.event_dim]
             )
@@ -173,6 +190,34 @@ class LatentSite:
         log_density = transform.inv.log_abs_det_jacobian(value, unconstrained)
         log_density = sum_rightmost(log_density, log_density.dim() - value.dim() + self.event_dim)
         return keep_inside(self.support, value), log_density
+
+    def sample(self, flat: Tensor, plates: Mapping[str, Any]) -> Tensor:
+        """
+        One Delta site of the model, inside of its plates and cut to their rows.
+
+        :param torch.Tensor flat: unconstrained values as of :meth:`unpack`, shape
+            ``(*batch, numel)``.
+        :param dict plates: plates by name, those of :attr:`frames` among them.
+        :returns: the constrained value.
+        :raises SiteError: if it is to be cut, and its support differs between rows.
+        """
+        with ExitStack() as stack:
+            for frame in self.frames:
+                stack.enter_context(plates[frame.name])
+            whole = unconstrained = self.unpack(flat)
+            for frame in self.frames:  # not pyro.subsample: it overlooks another order of all rows
+                dim = frame.dim - self.unconstrained_event_dim
+                unconstrained = rows_of(unconstrained, dim, plates[frame.name]._indices)
+            if unconstrained is not whole:
+                self.check_rows()
+            log_density: Tensor | float = 0.0
+            if poutine.get_mask() is False:
+                value = self.value(unconstrained)
+            else:
+                value, log_density = self.constrain(unconstrained)
+            fn = Delta(value, log_density=log_density, event_dim=self.event_dim)
+            infer: Any = {"implicit_check_prior": self.check_prior}  # for objectives
+            return pyro.sample(self.name, fn, infer=infer)
 
     def invert(self, value: Tensor) -> Tensor:
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pyro.poutine.util import site_is_factor
@@ -25,7 +25,7 @@ def is_vectorised(nodes: Iterable[Any]) -> bool:
     return any(f.name == PARTICLE_PLATE for node in nodes for f in node["cond_indep_stack"])
 
 
-def check_batch_dims(side: str, nodes: Iterable[Any]) -> None:
+def check_batch_dims(sides: Mapping[str, Iterable[Any]]) -> None:
     """
     Refuses batch dimensions that no plate declares.
 
@@ -37,11 +37,16 @@ def check_batch_dims(side: str, nodes: Iterable[Any]) -> None:
     ``(S, 1, ...)``, and whatever does not line up with the plates (``x @ w.unsqueeze(-1)``) makes a
     second ``S``, over which every datum would be counted ``S`` times.
 
-    :param str side: ``"model"`` or ``"guide"``, for the message.
-    :param nodes: its sample sites. Those without a log-density are passed over, but for implicit
-        ones of a guide, and so is ``pyro.deterministic``, which adds nothing.
+    :param dict sides: the sample sites of ``"model"`` and ``"guide"``. Those without a log-density
+        are passed over, but for implicit ones of a guide, and so is ``pyro.deterministic``, which
+        adds nothing.
     :raises SiteError: if a log-density has a dimension, not of size 1, that is that of no plate.
     """
+    for side, nodes in sides.items():
+        _check_side(side, nodes)
+
+
+def _check_side(side: str, nodes: Iterable[Any]) -> None:
     for node in nodes:
         if node["infer"].get("_deterministic"):
             continue

@@ -135,10 +135,12 @@ def _leaves(loss: Tensor) -> Iterator[Tensor]:
     seen, stack = {loss.grad_fn}, [loss.grad_fn]
     while stack:
         node = stack.pop()
-        leaf = getattr(node, "variable", None)
-        if leaf is not None:
-            yield leaf
-        for function, _ in node.next_functions:
+        functions = node.next_functions
+        if not functions:  # the end of a path: a leaf, or nothing
+            leaf = getattr(node, "variable", None)
+            if leaf is not None:
+                yield leaf
+        for function, _ in functions:
             if function is not None and function not in seen:
                 seen.add(function)
                 stack.append(function)

@@ -63,6 +63,9 @@ class ImplicitELBO(ParticleObjective):
     #: whether the entropy estimate is, for any guide and in expectation, never above the entropy;
     #: a linearised one is not: it counts mass twice where a nonlinear generator folds
     bounds_entropy: bool = False
+    #: whether :meth:`estimate` asks for ``site.distribution.linearisation()``: the draws are then
+    #: made with it, and the generator is run once for both
+    linearises: bool = False
 
     def __init__(
         self,
@@ -164,7 +167,9 @@ class ImplicitELBO(ParticleObjective):
     def reads(self) -> Reads:  # type: ignore[override]
         """The parts of a run that the objective needs; see :class:`ParticleObjective`."""
         kl = self.replaces == "kl"
-        return Reads(prior=not kl, prior_draws=kl)
+        # vectorised draws are linearised together: all of them or, where some are used, not yet
+        all_used = not self.vectorised or self.num_entropy_particles == self.num_particles
+        return Reads(prior=not kl, prior_draws=kl, linearisation=self.linearises and all_used)
 
     @property
     def pools(self) -> bool:  # type: ignore[override]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -56,6 +57,26 @@ class ImplicitSite:
             if function is not None:
                 check_callable(name, function, "a function, or None")
 
+    @classmethod
+    def of_node(cls, node: Any) -> ImplicitSite:
+        """
+        Reads a site off a trace of the guide, where its parts have been checked.
+
+        :param dict node: one that :func:`~pyro_implicit.sample_implicit` made.
+        """
+        infer, value = node["infer"], node["value"]
+        if not isinstance(value, Tensor):
+            check_instance("value", value, Tensor, "the site's draws")
+        parts = {
+            "name": node["name"],
+            "distribution": node["fn"],
+            "value": value,
+            "latents": tuple(infer["implicit_latents"]),
+            "pack": infer.get("implicit_pack"),
+            "prior": None,
+        }
+        return _unchecked(parts)
+
     @property
     def noise(self) -> Tensor:
         """The noise of the draws, shape ``(*batch, *noise_shape)``."""
@@ -69,8 +90,17 @@ class ImplicitSite:
         :returns: the site with the first of its draws only.
         """
         count = check_count("count", count)
-        given = self.distribution.given(self.noise[:count])
-        return replace(self, distribution=given, value=self.value[:count])
+        return self.with_draws(self.distribution.given(self.noise[:count]), self.value[:count])
+
+    def with_draws(self, distribution: ImplicitDistribution, value: Tensor) -> ImplicitSite:
+        """
+        The site with other draws; nothing is checked again.
+
+        :param ImplicitDistribution distribution: the site's given other noise.
+        :param torch.Tensor value: draws of it, shape ``(*batch, m)``.
+        :returns: the site with these draws.
+        """
+        return _unchecked(vars(self) | {"distribution": distribution, "value": value})
 
     def means(self, num: int) -> Tensor:
         """
@@ -102,3 +132,10 @@ class ImplicitSite:
         num = check_count("num", num)
         fn, plates = self.distribution, self.value.shape[1:-1]
         return fn.given(draw(fn.base_dist.expand(plates), (num,)))
+
+
+def _unchecked(parts: dict[str, Any]) -> ImplicitSite:
+    """A site of parts that have been looked at already: one is made for each draw of a step."""
+    site = object.__new__(ImplicitSite)
+    vars(site).update(parts)
+    return site

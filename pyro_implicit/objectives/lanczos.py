@@ -136,6 +136,8 @@ class LanczosELBO(ImplicitELBO):
         print(objective.last_report)
     """
 
+    linearises = True
+
     def __init__(
         self,
         num_particles: int = 1,

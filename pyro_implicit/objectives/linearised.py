@@ -9,15 +9,13 @@ References
 
 from __future__ import annotations
 
-import math
-
 from torch import Tensor
 
-from pyro_implicit.exceptions import GuideError
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.objectives.implicit_site import ImplicitSite
+from pyro_implicit.objectives.scaled_site import entropy_constant
 
-__all__ = ["LinearisedELBO", "entropy_constant"]
+__all__ = ["LinearisedELBO"]
 
 
 class LinearisedELBO(ImplicitELBO):
@@ -58,25 +56,3 @@ class LinearisedELBO(ImplicitELBO):
             site.
         """
         return site.distribution.half_log_det() + entropy_constant(site)
-
-
-def entropy_constant(site: ImplicitSite) -> Tensor | float:
-    r"""
-    What the linearised entropy has beside the log-determinant.
-
-    It is :math:`\tfrac m2 (1 + \log 2\pi)` for standard normal noise. For any other noise with ``d
-    <= m`` it is the entropy of the noise plus :math:`\tfrac{m-d}2 (1 + \log 2\pi)`, which is exact
-    as ``sigma`` goes to 0.
-
-    :raises GuideError: for any other noise with ``d > m``.
-    """
-    fn = site.distribution
-    rest = fn.event_shape[-1] - fn.generator.noise_dim
-    entropy = fn.base_entropy()
-    if isinstance(entropy, Tensor) and rest < 0:
-        raise GuideError(
-            f"implicit site {site.name!r} has {fn.generator.noise_dim} noise dimensions for "
-            f"{fn.event_shape[-1]} outputs and noise that is not standard normal: its linearised "
-            "entropy has no closed form. Use at most as many noise dimensions as outputs."
-        )
-    return entropy + 0.5 * rest * (1 + math.log(2 * math.pi))

@@ -10,12 +10,32 @@ from pyro.poutine.util import site_is_subsample
 
 from pyro_implicit.exceptions import GuideError, SiteError
 
-__all__ = ["check_latents", "check_not_enumerated", "check_supports"]
+__all__ = ["check_pairing"]
 
 Nodes = Mapping[str, Any]
 
 
-def check_not_enumerated(model_nodes: Nodes, guide_names: Iterable[str]) -> None:
+def check_pairing(model_nodes: Nodes, guide_nodes: Nodes, *, entropy: bool, supports: bool) -> None:
+    """
+    Refuses latents that guide and model do not both treat as latents.
+
+    :param model_nodes: the model's sample sites by name.
+    :param guide_nodes: those of the guide.
+    :param bool entropy: whether the objective reads the guide's entropy.
+    :param bool supports: whether to compare supports, whose bounds may be on a device.
+    :raises GuideError: if the entropy is read, and the rows of an implicit site share their noise.
+    :raises SiteError: for a site of the model that is to be enumerated; if the entropy is read, for
+        latents that have one and no prior, or another number of rows there; for supports that
+        differ.
+    """
+    _check_not_enumerated(model_nodes, guide_nodes)
+    if entropy:
+        _check_latents(model_nodes, guide_nodes)
+    if supports:
+        _check_supports(model_nodes, guide_nodes)
+
+
+def _check_not_enumerated(model_nodes: Nodes, guide_names: Iterable[str]) -> None:
     """
     A site that Pyro would enumerate is drawn from its prior by a plain run of the model.
 
@@ -37,7 +57,7 @@ def check_not_enumerated(model_nodes: Nodes, guide_names: Iterable[str]) -> None
         )
 
 
-def check_latents(model_nodes: Nodes, guide_nodes: Nodes) -> None:
+def _check_latents(model_nodes: Nodes, guide_nodes: Nodes) -> None:
     """
     What an objective with an entropy needs: every latent of the guide has it once, and a prior.
 
@@ -53,7 +73,7 @@ def check_latents(model_nodes: Nodes, guide_nodes: Nodes) -> None:
     _check_same_size(model_nodes, guide_nodes)
 
 
-def check_supports(model_nodes: Nodes, guide_nodes: Nodes) -> None:
+def _check_supports(model_nodes: Nodes, guide_nodes: Nodes) -> None:
     """
     Refuses a model whose latents have other supports than the guide's.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import pyro
@@ -20,11 +21,11 @@ from torch import Tensor
 
 from pyro_implicit.distributions._base_dist import loses_gradients
 from pyro_implicit.distributions.diagonal_mixture import WeightedDraws
-from pyro_implicit.distributions.implicit import ImplicitDistribution
+from pyro_implicit.distributions.implicit import ImplicitDistribution, KeptLinearisations
 from pyro_implicit.exceptions import DensityError, GuideError, NonFiniteError, SiteError
 from pyro_implicit.objectives.batch_dims import PARTICLE_PLATE, check_batch_dims, is_vectorised
 from pyro_implicit.objectives.implicit_site import ImplicitSite
-from pyro_implicit.objectives.pairing import check_latents, check_not_enumerated, check_supports
+from pyro_implicit.objectives.pairing import check_pairing
 
 __all__ = [
     "PARTICLE_PLATE",
@@ -54,12 +55,15 @@ class Reads:
         carry the gradient of their components (:attr:`Particle.log_weight`).
     :param bool prior_draws: draws of the model's prior (``site.prior``).
     :param bool implicit_site: whether the guide must have one.
+    :param bool linearisation: the derivative of the generators at the draws, so that they are run
+        once for both (``site.distribution.linearisation()``).
     """
 
     prior: bool = True
     guide: bool = True
     prior_draws: bool = False
     implicit_site: bool = True
+    linearisation: bool = False
 
 
 #: what an evidence bound reads
@@ -86,27 +90,36 @@ class Particle:
         return frozenset(latent for site in self.implicit.values() for latent in site.latents)
 
     @cached_property
+    def model_nodes(self) -> dict[str, Any]:
+        """The model's sample sites by name."""
+        return sample_nodes(self.model)
+
+    @cached_property
+    def guide_samples(self) -> dict[str, Any]:
+        """The guide's sample sites by name, implicit ones and their noise among them."""
+        return sample_nodes(self.guide)
+
+    @cached_property
     def log_weight(self) -> Any:
         """The log-weights (0 in value) of draws of mixtures in the guide, by row."""
-        nodes = sample_nodes(self.guide).values()
+        nodes = self.guide_samples.values()
         return sum((node["infer"].get("log_weight", 0.0) for node in nodes), 0.0)
 
     @cached_property
     def observed_nodes(self) -> dict[str, Any]:
         """The model's observed sites and factors by name."""
-        nodes = sample_nodes(self.model).items()
-        return {name: node for name, node in nodes if node["is_observed"]}
+        return {name: node for name, node in self.model_nodes.items() if node["is_observed"]}
 
     @cached_property
     def latent_nodes(self) -> dict[str, Any]:
         """The model's latent sites whose prior was evaluated, by name."""
-        nodes = sample_nodes(self.model).items()
+        nodes = self.model_nodes.items()
         return {n: node for n, node in nodes if not node["is_observed"] and "log_prob" in node}
 
     @property
     def all_latents(self) -> frozenset[str]:
         """Names of the model's latent sites."""
-        return frozenset(n for n, x in sample_nodes(self.model).items() if not x["is_observed"])
+        return frozenset(n for n, x in self.model_nodes.items() if not x["is_observed"])
 
     @cached_property
     def guide_nodes(self) -> dict[str, Any]:
@@ -119,7 +132,7 @@ class Particle:
         """
         return {
             name: node
-            for name, node in sample_nodes(self.guide).items()
+            for name, node in self.guide_samples.items()
             if name not in self.implicit and not node["infer"].get("is_implicit_noise")
         }
 
@@ -172,34 +185,33 @@ def draw_particle(
         guide maps on a support has another one in the model.
     """
     tracer = poutine.trace(guide)
-    with nullcontext() if reads.guide else WeightedDraws():
+    keeping = KeptLinearisations() if reads.linearisation else nullcontext()
+    with keeping, nullcontext() if reads.guide else WeightedDraws():
         guide_trace = tracer.get_trace(*args, **kwargs)
-    implicit = _implicit_sites(guide_trace, reads.implicit_site)
-    if is_validation_enabled():
+    guide_nodes, validated = sample_nodes(guide_trace), is_validation_enabled()
+    implicit = _implicit_sites(guide_nodes, reads.implicit_site)
+    if validated:
         _check_draws(implicit)
     model_trace = _replayed(model, guide_trace, args, kwargs)
-    check_not_enumerated(sample_nodes(model_trace), guide_trace.nodes)
-    if reads.guide:
-        check_latents(sample_nodes(model_trace), sample_nodes(guide_trace))
-    if is_validation_enabled():
-        check_supports(sample_nodes(model_trace), sample_nodes(guide_trace))
+    model_nodes = sample_nodes(model_trace)
+    check_pairing(model_nodes, guide_nodes, entropy=reads.guide, supports=validated)
+    if validated:
         check_model_guide_match(model_trace, guide_trace, max_plate_nesting)
     guide_trace = prune_subsample_sites(guide_trace)
     model_trace = prune_subsample_sites(model_trace)
     particle = Particle(model_trace, guide_trace, implicit)
     left_out: set[str] = set() if reads.prior else set(particle.implicit_latents)
     if not (reads.prior or reads.guide):
-        left_out = {n for n, node in sample_nodes(model_trace).items() if not node["is_observed"]}
+        left_out = {n for n, node in particle.model_nodes.items() if not node["is_observed"]}
     known = set()  # in the model alone: the guide's site of that name has a density of its own
-    for name, node in sample_nodes(model_trace).items():
+    for name, node in particle.model_nodes.items():
         if isinstance(node["fn"], ImplicitDistribution) and name not in left_out:
             _set_log_prob(name, node, implicit_prior)
             known.add(name)
     model_trace.compute_log_prob(lambda name, _: name not in left_out | known)
     explicit = set(particle.guide_nodes) - left_out if reads.guide else set()
     guide_trace.compute_log_prob(lambda name, _: name in explicit)
-    _sum_in_float32(model_trace)
-    _sum_in_float32(guide_trace)
+    _sum_in_float32(particle)
     _check_shapes(particle, max_plate_nesting)
     _check_reparameterised(particle)
     _check_noise(particle)
@@ -240,19 +252,17 @@ def _replayed(
     return tracer.trace
 
 
-def _implicit_sites(guide_trace: Trace, required: bool) -> dict[str, ImplicitSite]:
+def _implicit_sites(nodes: dict[str, Any], required: bool) -> dict[str, ImplicitSite]:
     sites = {}
-    for name, node in sample_nodes(guide_trace).items():
+    for name, node in nodes.items():
         if not isinstance(node["fn"], ImplicitDistribution):
             continue
-        if node["infer"].get("implicit_noise") not in guide_trace.nodes:
+        if node["infer"].get("implicit_noise") not in nodes:
             raise GuideError(
                 f"implicit site {name!r} was drawn without a site for its noise. Write "
                 f"sample_implicit({name!r}, ImplicitDistribution(...)) in place of pyro.sample."
             )
-        latents = tuple(node["infer"]["implicit_latents"])
-        pack = node["infer"].get("implicit_pack")
-        sites[name] = ImplicitSite(name, node["fn"], node["value"], latents, pack)
+        sites[name] = ImplicitSite.of_node(node)
     if not sites and required:
         raise GuideError(
             "the guide has no implicit site, so this objective has nothing to estimate. Train an "
@@ -288,13 +298,13 @@ def lost_gradients(what: str, fn: ImplicitDistribution) -> str:
     )
 
 
-def _sum_in_float32(trace: Trace) -> None:
+def _sum_in_float32(particle: Particle) -> None:
     """
     Scales and sums log-densities that came in half precision (under autocast) in float32.
 
     A sum of thousands keeps three digits in bfloat16.
     """
-    for node in sample_nodes(trace).values():
+    for node in chain(particle.model_nodes.values(), particle.guide_samples.values()):
         if "log_prob" not in node or node["log_prob"].dtype not in (torch.float16, torch.bfloat16):
             continue
         node["unscaled_log_prob"] = node["unscaled_log_prob"].float()
@@ -309,17 +319,17 @@ def _check_shapes(particle: Particle, max_plate_nesting: float) -> None:
     Our check costs nothing and spares vectorised particles a wrong value, so that there it does not
     ask whether validation is on, and comes first: Pyro's does not know what the user should write.
     """
-    sides = {name: sample_nodes(getattr(particle, name)).values() for name in ("model", "guide")}
-    if is_vectorised(sides["model"]):
-        for side, nodes in sides.items():
-            check_batch_dims(side, nodes)
+    sides = {"model": particle.model_nodes.values(), "guide": particle.guide_samples.values()}
+    vectorised = is_vectorised(sides["model"])
+    if vectorised:
+        check_batch_dims(sides)
     if not is_validation_enabled():
         return
     for node in sides["model"]:
         if "log_prob" in node:
             check_site_shape(node, max_plate_nesting)  # type: ignore[arg-type]
-    for side, nodes in sides.items():
-        check_batch_dims(side, nodes)
+    if not vectorised:
+        check_batch_dims(sides)
 
 
 def _check_draws(implicit: dict[str, ImplicitSite]) -> None:
@@ -375,6 +385,7 @@ def _check_noise(particle: Particle) -> None:
     for name, site in particle.implicit.items():
         infer: Any = particle.guide.nodes[name]["infer"]
         node: Any = particle.guide.nodes[infer["implicit_noise"]]
-        weighted = "log_weight" in node["infer"]
-        if not weighted and loses_gradients(site.distribution.base_dist, node["value"]):
+        if "log_weight" in node["infer"] or site.distribution.base_dist.has_rsample:
+            continue
+        if loses_gradients(site.distribution.base_dist, node["value"]):
             raise SiteError(lost_gradients(f"implicit site {name!r}", site.distribution))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -178,6 +178,8 @@ class ParticleBatch:
         """
         if self.vectorised:
             return self.particles[0].weigh(site.name, per_draw)
+        if len(self.particles) == 1:
+            return self.particles[0].weigh(site.name, per_draw[0])
         # a site with some of its draws has those of the first particles
         weighed = [
             p.weigh(site.name, term) for p, term in zip(self.particles, per_draw, strict=False)
@@ -198,16 +200,21 @@ class ParticleBatch:
 
     def _joined(self, name: str) -> ImplicitSite:
         parts = [p.implicit[name] for p in self.particles]
+        if len(parts) == 1:  # views, and what is kept with the draw
+            one = parts[0]
+            return one.with_draws(one.distribution.unsqueezed(), one.value.unsqueeze(0))
         noise = torch.stack([part.noise for part in parts])
         value = torch.stack([part.value for part in parts])
-        return replace(parts[0], distribution=parts[0].distribution.given(noise), value=value)
+        return parts[0].with_draws(parts[0].distribution.given(noise), value)
 
     def _per_draw(
         self, nodes_of: Callable[[Particle], Mapping[str, Any]], weighted: bool = False
     ) -> Tensor:
         """Sums of log-densities, shape ``(S,)``; ``weighted``: by the mixtures of the guide."""
         rows = [self._sum(p, nodes_of(p), weighted) for p in self.particles]
-        return rows[0] if self.vectorised else torch.stack(rows)
+        if self.vectorised:
+            return rows[0]
+        return torch.stack(rows) if len(rows) > 1 else rows[0].unsqueeze(0)
 
     def _sum(self, particle: Particle, nodes: Mapping[str, Any], weighted: bool) -> Tensor:
         """Shape ``(S,)`` of one vectorised pass, ``()`` of a looped one."""

@@ -108,6 +108,8 @@ class SingularValueELBO(ImplicitELBO):
     :raises ArgumentError: for a negative number of iterations or a tolerance outside of [0, 1).
     """
 
+    linearises = True
+
     def __init__(
         self,
         num_particles: int = 1,

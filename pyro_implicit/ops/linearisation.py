@@ -59,6 +59,14 @@ class Linearisation(ABC):
         :returns: ``J' u``, shape ``(P, ..., d)``.
         """
 
+    def unsqueezed(self) -> Linearisation:
+        """
+        The derivative of this draw as that of a batch of one.
+
+        :returns: the same, with a batch dimension of size 1 in front.
+        """
+        return _Unsqueezed(self)
+
     def jacobian(self) -> Tensor:
         """
         Forms the Jacobian from its products.
@@ -68,6 +76,26 @@ class Linearisation(ABC):
         identity = torch.eye(self.input_dim, dtype=self.value.dtype, device=self.value.device)
         directions = identity.reshape(-1, *[1] * len(self.batch_shape), self.input_dim)
         return self.jvp(directions.expand(-1, *self.batch_shape, -1)).movedim(0, -1)
+
+
+class _Unsqueezed(Linearisation):
+    """
+    The derivative of one draw as that of a batch of draws, of which there is one.
+
+    :param Linearisation one: of batch shape ``(...)``; that of this one is ``(1, ...)``.
+    """
+
+    def __init__(self, one: Linearisation) -> None:
+        super().__init__(one.value.unsqueeze(0), one.input_dim)
+        self._one = one
+
+    def jvp(self, v: Tensor) -> Tensor:
+        """See :meth:`Linearisation.jvp`."""
+        return self._one.jvp(v.squeeze(1)).unsqueeze(1)
+
+    def vjp(self, u: Tensor) -> Tensor:
+        """See :meth:`Linearisation.vjp`."""
+        return self._one.vjp(u.squeeze(1)).unsqueeze(1)
 
 
 class DenseLinearisation(Linearisation):

@@ -15,6 +15,8 @@ References
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -129,7 +131,8 @@ def check_scale(scale: float | Tensor, m: int, d: int) -> None:
         if scale.shape not in ((), (m,)):
             raise ShapeError(f"scale has shape {tuple(scale.shape)}; expected () or ({m},).")
         return
-    scale = check_number("scale", scale, minimum=0, why=" (a standard deviation)")
+    if not (type(scale) is float and 0 <= scale < math.inf):  # at every draw: the usual case first
+        scale = check_number("scale", scale, minimum=0, why=" (a standard deviation)")
     if scale == 0 and d < m:
         raise ArgumentError(
             f"scale=0 with {d} noise dimensions for {m} outputs: the draws fill no volume and "

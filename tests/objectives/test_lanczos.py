@@ -327,14 +327,56 @@ def test_models_trained_in_turns_do_not_take_each_others() -> None:
 def test_a_step_without_its_turn_makes_no_products(monkeypatch: pytest.MonkeyPatch) -> None:
     guide = make_guide("few noises")
     calls = []
-    original = MLPGenerator.linearise
-    monkeypatch.setattr(
-        MLPGenerator, "linearise", lambda self, z: calls.append(1) or original(self, z)
-    )
+    for name in ("jvp", "vjp"):
+        original = getattr(DenseLinearisation, name)
+        monkeypatch.setattr(
+            DenseLinearisation, name, lambda self, v, f=original: calls.append(1) or f(self, v)
+        )
     objective = LanczosELBO(entropy_every=3)
+    made = []
     for _ in range(6):
+        calls.clear()
         objective.loss_and_grads(model, guide, X)
-    assert len(calls) == 2
+        made.append(len(calls))
+    assert made[0] > 0 and made == [made[0], 0, 0, made[0], 0, 0]
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_the_generator_is_run_once_for_a_draw_and_its_derivative(
+    monkeypatch: pytest.MonkeyPatch, vectorised: bool
+) -> None:
+    guide = make_guide("few noises")
+    runs: dict[str, int] = {"forward": 0, "linearise": 0}
+
+    def counted(name: str) -> Any:
+        original = getattr(MLPGenerator, name)
+
+        def method(self: Any, z: Tensor) -> Any:
+            runs[name] += 1
+            return original(self, z)
+
+        return method
+
+    objective = LanczosELBO(4, vectorize_particles=vectorised)
+    objective.loss(model, guide, X)  # the first call tries the generator out
+    for name in runs:
+        monkeypatch.setattr(MLPGenerator, name, counted(name))
+    objective.loss_and_grads(model, guide, X)
+    assert runs == {"forward": 0, "linearise": 1 if vectorised else 4}
+
+
+def test_a_kept_derivative_changes_no_number() -> None:
+    class Anew(LanczosELBO):
+        linearises = False
+
+    found = []
+    for kind in (LanczosELBO, Anew):
+        pyro.set_rng_seed(0)
+        guide = make_guide("few noises")
+        loss = kind(3, num_probes=2).loss_and_grads(model, guide, X)
+        found.append((loss, [p.grad for p in guide.parameters()]))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-12)
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-9, atol=1e-12)
 
 
 def test_an_error_in_a_step_leaves_evaluations_whole() -> None:

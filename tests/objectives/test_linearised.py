@@ -27,7 +27,7 @@ from pyro_implicit import (
 from pyro_implicit.exceptions import GuideError
 from pyro_implicit.generators.preconditioner import Preconditioner
 from pyro_implicit.objectives.implicit_site import ImplicitSite
-from pyro_implicit.objectives.linearised import entropy_constant
+from pyro_implicit.objectives.scaled_site import entropy_constant
 
 LOG_2PI = math.log(2 * math.pi)
 

@@ -1,15 +1,11 @@
-"""From the first run of a model to the sites of a guide: how each is initialised and drawn."""
+"""From the first run of a model to the sites of a guide: how each is initialised."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any
 
-import pyro
-import pyro.distributions as dist
 import torch
-from pyro import poutine
 from pyro.infer.autoguide import AutoGuide, init_to_mean
 from pyro.ops.tensor_utils import periodic_repeat
 from torch import Tensor
@@ -19,34 +15,8 @@ from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.initialization.initial import init_to_finite_mean
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.supports import check_support, plain_support
-from pyro_implicit.handlers.rows import rows_of
 
-__all__ = ["check_all_rows", "forgiving", "sample_site", "unconstrained_start"]
-
-
-def sample_site(site: LatentSite, unconstrained: Tensor, plates: dict[str, Any]) -> Tensor:
-    """
-    One Delta site of the model, inside of its plates and cut to their rows.
-
-    :raises SiteError: if it is to be cut, and its support differs between rows.
-    """
-    with ExitStack() as stack:
-        for frame in site.frames:
-            stack.enter_context(plates[frame.name])
-        whole = unconstrained
-        for frame in site.frames:  # not pyro.subsample, which overlooks another order of all rows
-            dim = frame.dim - site.unconstrained_event_dim
-            unconstrained = rows_of(unconstrained, dim, plates[frame.name]._indices)
-        if unconstrained is not whole:
-            site.check_rows()
-        log_density: Tensor | float = 0.0
-        if poutine.get_mask() is False:
-            value = site.value(unconstrained)
-        else:
-            value, log_density = site.constrain(unconstrained)
-        fn = dist.Delta(value, log_density=log_density, event_dim=site.event_dim)
-        infer: Any = {"implicit_check_prior": site.check_prior}  # for objectives
-        return pyro.sample(site.name, fn, infer=infer)
+__all__ = ["check_all_rows", "forgiving", "unconstrained_start"]
 
 
 def check_all_rows(sites: Sequence[LatentSite], init_from: str | AutoGuide) -> None:
