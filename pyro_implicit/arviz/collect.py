@@ -164,8 +164,8 @@ def _guide_draws(
     _check_shapes(program, draws)
     for s in range(num_samples):
         values = {name: draw[s] for name, draw in draws.items()}
-        _posterior_draw(program, arrays, (s, *restart), values)
-        _predictive_draw(program, arrays, (s, *restart), values, "posterior_predictive", None)
+        if not _given_data(program, arrays, (s, *restart), values):
+            _predictive_draw(program, arrays, (s, *restart), values, "posterior_predictive", None)
 
 
 def _check_shapes(program: Program, draws: Mapping[str, Tensor]) -> None:
@@ -197,26 +197,35 @@ def observed_data(program: Program, slots: Mapping[str, Slot]) -> dict[str, np.n
     return {name: array[0] for name, array in arrays.groups["observed_data"].items()}
 
 
-def _posterior_draw(
+def _given_data(
     program: Program, arrays: _Arrays, draw: Index, values: Mapping[str, Tensor]
-) -> None:
-    """Latent and deterministic sites, and the log-likelihood, at one draw."""
-    wanted = arrays.plan.get("posterior", {})
-    for name in wanted.keys() & values.keys():
+) -> bool:
+    """
+    Latent and deterministic sites, and the log-likelihood, at one draw, from one run on the data.
+
+    :returns: whether new data were drawn in that run as well.
+    """
+    posterior, likelihood = (arrays.plan.get(g, {}) for g in ("posterior", "log_likelihood"))
+    for name in posterior.keys() & values.keys():
         arrays.put("posterior", name, draw, slice(None), values[name])
-    if wanted.keys() <= values.keys() and "log_likelihood" not in arrays.plan:
-        return
+    if posterior.keys() <= values.keys() and not likelihood:
+        return False
+    new = program.shows_predictions and arrays.plan.get("posterior_predictive", {})
     for batch in program.batches:
 
         def visit(site: Any, rows: slice = batch.rows) -> None:
             name = site["name"]
-            if name in arrays.plan.get("log_likelihood", {}):
+            if name in likelihood:
                 log_prob = pointwise_log_prob(site, wide=True)
                 arrays.put("log_likelihood", name, draw, rows, log_prob)
             elif name not in values:
                 arrays.put("posterior", name, draw, rows, site["value"])
+            if new and name in new:
+                value = site["fn"](*site["args"], **site["kwargs"])
+                arrays.put("posterior_predictive", name, draw, rows, value)
 
         program.run(batch, values, visit)
+    return bool(new)
 
 
 def _predictive_draw(

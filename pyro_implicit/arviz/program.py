@@ -84,6 +84,16 @@ class Program:
         with _own_randomness():
             self.sites = self._inspect(self.draw)
 
+    @property
+    def shows_predictions(self) -> bool:
+        """
+        Whether a run on the data shows the distributions that new data have.
+
+        It does with one observed site, whose distribution cannot look at what is observed there,
+        and no other site to draw.
+        """
+        return len(self.of_kind("observed")) == 1 and not self.of_kind("free")
+
     def of_kind(self, *kinds: str) -> dict[str, Site]:
         """
         Selects the sites of some kinds.

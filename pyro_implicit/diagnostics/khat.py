@@ -22,8 +22,8 @@ from torch import Tensor
 from pyro_implicit._checks import check_count, check_model, check_number
 from pyro_implicit.arviz.compatibility import psis_khat
 from pyro_implicit.diagnostics._density import GuideDensity, check_implicit_guide
-from pyro_implicit.diagnostics._log_joints import LogJoints
 from pyro_implicit.exceptions import DensityError, NonFiniteError
+from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.ops.inversion import DensityEstimate
 
 __all__ = ["KHat", "khat"]
@@ -122,7 +122,7 @@ def khat(
         error, gap = _check_density(density, tolerance, num_inner, num_starts)
         u = torch.cat(draws, -1)
         example = next(iter(guide.samplers.buffers()))
-        log_joint = LogJoints(model, guide.sites, args, kwargs).values(u.to(example)).to(u)
+        log_joint = LogJoint(model, guide.sites, args, kwargs).at_draws(u.to(example)).to(u)
     _check_finite(log_joint)
     ratios = log_joint - density.upper
     log_evidence = float(ratios.logsumexp(0)) - math.log(num_samples)

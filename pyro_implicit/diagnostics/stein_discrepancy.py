@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_model, check_number
-from pyro_implicit.diagnostics._log_joints import LogJoints
 from pyro_implicit.diagnostics._unconstrained import constrained_draws, unconstrained_draws
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.ops.kernels import median_distance
 from pyro_implicit.ops.logdet import upcast
 from pyro_implicit.ops.stein import bootstrap_null, stein_matrix, stein_u_statistic
@@ -107,7 +107,7 @@ def stein_discrepancy(
         length = check_number("length", length, above=0, why=", or 'median'")
     draws = constrained_draws(guide, num_samples, args, kwargs)
     sites, u = unconstrained_draws(model, draws, args, kwargs)
-    scores = LogJoints(model, sites, args, kwargs).scores(u)
+    scores = LogJoint(model, sites, args, kwargs).scores(u)
     return _compare(upcast(u), upcast(scores), num_bootstrap, length, beta)
 
 

@@ -30,7 +30,6 @@ from pyro_implicit.distributions.implicit import draw_site
 from pyro_implicit.exceptions import SiteError, StateError
 from pyro_implicit.generators.preconditioner import Preconditioner
 from pyro_implicit.guides.initialization.gaussian_start import GaussianStart, gaussian_start
-from pyro_implicit.guides.initialization.log_joint import LogJoint
 from pyro_implicit.guides.initialization.prototype import (
     check_all_rows,
     forgiving,
@@ -50,6 +49,7 @@ from pyro_implicit.guides.saved_state import (
     check_version,
 )
 from pyro_implicit.guides.serialization import sampler_from_state, sampler_state
+from pyro_implicit.handlers.log_joint import LogJoint
 
 __all__ = ["ImplicitGuide"]
 

@@ -168,6 +168,37 @@ def test_only_the_groups_asked_for():
     assert len(calls) == 1 + 4
 
 
+def test_one_observed_site_takes_one_run_for_its_density_and_its_prediction():
+    calls = []
+
+    def counting(x, y=None):
+        calls.append(None)
+        model(x, y)
+
+    wanted = ["posterior", "log_likelihood", "posterior_predictive"]
+    pyro.set_rng_seed(3)
+    one_run = to_arviz(counting, guide, X, Y, num_samples=4, groups=wanted)
+    assert len(calls) == 1 + 4
+    pyro.set_rng_seed(3)
+    alone = to_arviz(model, guide, X, Y, num_samples=4, groups=wanted[2:])
+    predicted = (values(data, "posterior_predictive", "y") for data in (one_run, alone))
+    np.testing.assert_array_equal(*predicted)
+
+
+def test_predictions_that_follow_predictions_are_drawn_without_the_data():
+    def chain(first, second):
+        level = pyro.sample("level", dist.Normal(0.0, 1.0))
+        first = pyro.sample("first", dist.Normal(level, 0.01), obs=first)
+        pyro.sample("second", dist.Normal(first, 0.01), obs=second)
+
+    data = to_arviz(
+        chain, AutoNormal(chain), torch.tensor(50.0), torch.tensor(50.0), num_samples=20
+    )
+    assert abs(values(data, "posterior_predictive", "second")).max() < 10  # not 50
+    density = normal_log_prob(50.0, 50.0, 0.01)  # given the data, which it follows
+    np.testing.assert_allclose(values(data, "log_likelihood", "second"), density, rtol=1e-5)
+
+
 def test_without_observations_new_data_are_predicted():
     data = to_arviz(model, guide, X[:7], num_samples=300)
     predicted = values(data, "posterior_predictive", "y")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import NonFiniteError
 from pyro_implicit.guides.initialization.lbfgs import maximise
-from pyro_implicit.guides.initialization.log_joint import LogJoint
+from pyro_implicit.handlers.log_joint import LogJoint
 
 __all__ = ["find_mode", "hessian", "inverse_root", "mean_curvature", "mean_field"]
 

@@ -20,9 +20,9 @@ from pyro.infer.autoguide import AutoContinuous, AutoGuide, AutoNormal
 from torch import Tensor
 
 from pyro_implicit.exceptions import ArgumentError
-from pyro_implicit.guides.initialization.log_joint import LogJoint
 from pyro_implicit.guides.initialization.start_search import search
 from pyro_implicit.guides.latent_site import LatentSite
+from pyro_implicit.handlers.log_joint import LogJoint
 
 __all__ = ["GaussianStart", "gaussian_start"]
 

@@ -20,7 +20,7 @@ from pyro_implicit.guides.initialization.curvature import (
     mean_curvature,
     mean_field,
 )
-from pyro_implicit.guides.initialization.log_joint import LogJoint
+from pyro_implicit.handlers.log_joint import LogJoint
 
 N, M = 9, 3
 X = torch.linspace(-2, 2, N * M, dtype=torch.float64).sin().reshape(N, M)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO
-from pyro_implicit.exceptions import NonFiniteError
+from pyro_implicit.exceptions import NonFiniteError, SiteError
 from pyro_implicit.guides.initialization import start_search
-from pyro_implicit.guides.initialization.log_joint import LogJoint
 from pyro_implicit.guides.initialization.start_search import objective, search, starting_points
+from pyro_implicit.handlers.log_joint import LogJoint
 
 
 def _badly_scaled() -> tuple[Callable[..., Any], tuple[Tensor, Tensor]]:
@@ -203,3 +203,12 @@ def test_a_search_that_fails_or_ends_badly_is_begun_elsewhere(
     assert torch.equal(mean, began[2])
     assert torch.equal(began[0], loc)
     assert len({tuple(point.tolist()) for point in began}) == 3
+
+
+def test_a_density_that_draws_something_has_no_one_mode() -> None:
+    def model() -> None:
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(z, 1.0), obs=torch.randn(()))
+
+    with pytest.raises(SiteError, match="differ by .*hidden from this guide.*leave init_from out"):
+        HyperNetworkGuide(model, init_from="laplace").setup()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import pyro
 import torch
@@ -13,13 +13,30 @@ from pyro import poutine
 from pyro.poutine import Trace
 from torch import Tensor
 
-from pyro_implicit.exceptions import ImplicitError, SiteError
-from pyro_implicit.guides.latent_site import LatentSite
+from pyro_implicit.exceptions import ImplicitError, NonFiniteError, SiteError
+from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 
 __all__ = ["LogJoint"]
 
 #: what models raise at latents outside of where they can be evaluated; others are bugs to be seen
 _REFUSALS = (ValueError, ArithmeticError, torch.linalg.LinAlgError)
+_ALL_DATA = (
+    ": a latent site of the model is not among the draws, or a plate draws a random subsample. "
+    "Pass all data, write pyro.plate(name, size, subsample_size=len(x)), and draw every latent."
+)
+
+
+class _Site(Protocol):
+    """What is needed of a latent site, such as a guide's."""
+
+    name: str
+
+    @property
+    def numel(self) -> int: ...
+
+    def unpack(self, flat: Tensor) -> Tensor: ...
+
+    def constrain(self, unconstrained: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 class LogJoint:
@@ -35,11 +52,12 @@ class LogJoint:
     def __init__(
         self,
         model: Callable[..., Any],
-        sites: Sequence[LatentSite],
+        sites: Sequence[_Site],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        self.model, self.sites, self.args, self.kwargs = model, sites, args, kwargs
+        self.model, self.args, self.kwargs = model, args, kwargs
+        self.sites: Sequence[Any] = sites
 
     def values(self, u: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """
@@ -114,18 +132,57 @@ class LogJoint:
         top = max(terms, key=lambda what: abs(terms[what]))
         return f" (the largest term is that of {top}, {terms[top]:.3g})"
 
-    def check_deterministic(self, u: Tensor) -> None:
+    def check_deterministic(self, u: Tensor, remedy: str) -> None:
         """
         Refuses models that draw random numbers beside their latents.
 
-        :raises SiteError: if two evaluations at ``u`` differ: the model then draws something.
+        :param torch.Tensor u: shape ``(m,)``.
+        :param str remedy: what follows and what to write instead, for the message.
+        :raises SiteError: if two evaluations at ``u`` differ.
         """
         with torch.no_grad():
             first, second = self(u), self(u)
-        if not torch.allclose(first, second):
+        if not torch.allclose(first, second, equal_nan=True):
             raise SiteError(
                 "two evaluations of the model at the same latents differ by "
-                f"{(first - second).abs().item():.3g} nats, so it has no one mode to start from: a "
-                "latent site is hidden from this guide, or a plate draws a random subsample. Call "
-                "guide.setup(...) with the whole data, or leave init_from out."
+                f"{(first - second).abs().item():.3g} nats{remedy}"
             )
+
+    # ---- at many draws: one run of the model for each, networks in evaluation mode
+
+    def at_draws(self, u: Tensor) -> Tensor:
+        """
+        The log-densities at many draws.
+
+        :param torch.Tensor u: shape ``(n, m)``.
+        :returns: shape ``(n,)``.
+        :raises SiteError: if two evaluations at one of them differ.
+        """
+        with torch.no_grad(), evaluation_mode():
+            self.check_deterministic(u[0], _ALL_DATA)
+            return torch.stack([self(row) for row in u])
+
+    def scores(self, u: Tensor) -> Tensor:
+        """
+        The gradients of the log-density at many draws.
+
+        :param torch.Tensor u: shape ``(n, m)``.
+        :returns: shape ``(n, m)``.
+        :raises NonFiniteError: if one is not finite.
+        :raises SiteError: if two evaluations at one of the draws differ.
+        """
+        rows = []
+        with evaluation_mode():
+            self.check_deterministic(u[0], _ALL_DATA)
+            for row in u:
+                leaf = row.detach().requires_grad_(True)
+                with torch.enable_grad():
+                    rows.append(torch.autograd.grad(self(leaf), leaf)[0])
+        scores = torch.stack(rows)
+        bad = int((~scores.isfinite().all(-1)).sum())
+        if bad:
+            raise NonFiniteError(
+                f"the gradient of the model's log-density is not finite at {bad} of {len(u)} draws;"
+                " look for a likelihood scale that reaches 0, or for NaN in the data"
+            )
+        return scores
