@@ -188,7 +188,7 @@ def observed_data(program: Program, slots: Mapping[str, Slot]) -> dict[str, np.n
     :returns: what they observe.
     """
     arrays = _Arrays({"observed_data": dict(slots)}, 1)
-    for batch in program.batches:
+    for batch in program.batches.calls:
 
         def visit(site: Any, rows: slice = batch.rows) -> None:
             arrays.put("observed_data", site["name"], (0,), rows, site["value"])
@@ -211,7 +211,7 @@ def _given_data(
     if posterior.keys() <= values.keys() and not likelihood:
         return False
     new = program.shows_predictions and arrays.plan.get("posterior_predictive", {})
-    for batch in program.batches:
+    for batch in program.batches.calls:
 
         def visit(site: Any, rows: slice = batch.rows) -> None:
             name = site["name"]
@@ -244,7 +244,7 @@ def _predictive_draw(
     if predictive not in arrays.plan and parameters not in arrays.plan:
         return
     held = dict(values)
-    for batch in program.batches:
+    for batch in program.batches.calls:
 
         def visit(site: Any, rows: slice = batch.rows) -> None:
             info = program.sites.get(site["name"])

@@ -129,7 +129,7 @@ class Program:
         """The sites, with the shapes that they have on all rows."""
         size = self.batches.batch_size
         if size is None:
-            sites, self.subsamples, _ = self._sites_on(next(iter(self.batches)), draw)
+            sites, self.subsamples, _ = self._sites_on(self.batches.calls[0], draw)
             return sites
         sites, _, functions = self._sites_on(self.batches.cut(0, size), draw)
         other_size = size - 1 if size > 1 else 2

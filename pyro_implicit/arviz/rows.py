@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -81,9 +82,13 @@ class RowBatches:
             return value[rows]
         return value
 
-    def __iter__(self) -> Iterator[Batch]:
+    @cached_property
+    def calls(self) -> list[Batch]:
+        """The calls that show all rows; their tensors are views of the arguments."""
         if self.batch_size is None:
-            yield Batch(slice(None), self.args, self.kwargs)
-            return
-        for start in range(0, self.num_rows, self.batch_size):
-            yield self.cut(start, start + self.batch_size)
+            return [Batch(slice(None), self.args, self.kwargs)]
+        starts = range(0, self.num_rows, self.batch_size)
+        return [self.cut(start, start + self.batch_size) for start in starts]
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.calls)

@@ -137,6 +137,8 @@ def same_support(one: constraints.Constraint, other: constraints.Constraint) -> 
     :returns: whether it is of the same kind, with the same bounds.
     """
     one, other = _innermost(one), _innermost(other)
+    if one is other:
+        return True
     if type(one) is not type(other):
         return False
     names = _PARAMETRIC.get(_snake(type(one).__name__), ())

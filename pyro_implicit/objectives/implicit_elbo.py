@@ -168,7 +168,7 @@ class ImplicitELBO(ParticleObjective):
         """The parts of a run that the objective needs; see :class:`ParticleObjective`."""
         kl = self.replaces == "kl"
         # vectorised draws are linearised together: all of them or, where some are used, not yet
-        all_used = not self.vectorised or self.num_entropy_particles == self.num_particles
+        all_used = self.num_entropy_particles == self.num_particles or not self.vectorised
         return Reads(prior=not kl, prior_draws=kl, linearisation=self.linearises and all_used)
 
     @property
