@@ -288,14 +288,17 @@ class KeptLinearisations(Messenger):
     Draws implicit sites by :meth:`ImplicitDistribution.linearisation` and keeps it with the draw.
 
     An objective that asks for it then does not run the generator again. Without effect under
-    autocast, where draws are made in another precision than derivatives.
+    autocast, where draws are made in another precision than derivatives, and for generators with
+    forward hooks, which a derivative does not call.
     """
 
     def _pyro_sample(self, msg: Any) -> None:
         fn = msg["fn"]
         if not isinstance(fn, ImplicitDistribution) or msg["done"] or msg["value"] is not None:
             return
-        if fn.noise is not None and not torch.is_autocast_enabled(fn.noise.device.type):
+        if fn.noise is None or torch.is_autocast_enabled(fn.noise.device.type):
+            return
+        if not any(m._forward_hooks or m._forward_pre_hooks for m in fn.generator.modules()):
             fn._linearisation = fn.linearisation()
 
 

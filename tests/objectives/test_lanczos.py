@@ -365,6 +365,18 @@ def test_the_generator_is_run_once_for_a_draw_and_its_derivative(
     assert runs == {"forward": 0, "linearise": 1 if vectorised else 4}
 
 
+@pytest.mark.parametrize("pre", [False, True])
+def test_forward_hooks_of_a_generator_are_called_at_every_draw(pre: bool) -> None:
+    guide = make_guide("few noises")
+    generator, calls = guide.samplers[0].generator, []
+    register = generator.register_forward_pre_hook if pre else generator.register_forward_hook
+    objective = LanczosELBO(3)
+    objective.loss(model, guide, X)  # the first call tries the generator out
+    register(lambda *_: calls.append(1))
+    objective.loss(model, guide, X)
+    assert len(calls) == 3
+
+
 def test_a_kept_derivative_changes_no_number() -> None:
     class Anew(LanczosELBO):
         linearises = False
