@@ -64,9 +64,9 @@ def to_arviz(
     arguments. ``constant_data``: the tensor arguments that are not observed, by their names in the
     model's signature. ``pyro.factor`` terms are in no group.
 
-    The model is run once per draw for each kind of run (given the data, predictive, prior; the first
-    two are one if there is one observed site and no other to draw), without assuming that it
-    vectorises and without :class:`~pyro.infer.Predictive`; no trace is kept.
+    The model is run once per draw for each kind of run (given the data, predictive, prior; one run
+    serves the first two if there is one observed site and no other to draw), without assuming that
+    it vectorises and without :class:`~pyro.infer.Predictive`; no trace is kept.
     Latents are fixed to the draws, so an ``ImproperUniform`` only hinders the prior groups: they
     are then left out, and the attribute ``prior_omitted`` says why. If the model picks a minibatch
     by itself, the same one is used for every draw.
