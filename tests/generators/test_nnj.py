@@ -102,7 +102,8 @@ def test_a_guide_of_stochmans_layers_finds_the_posterior(objective: type) -> Non
     net = nnj.Sequential(nnj.Linear(2, 8), nnj.ELU(), nnj.Linear(8, 2))
     guide = HyperNetworkGuide(_model, generator=net, scale=0.01).setup(x, y)
     assert type(guide.samplers[0].generator) is NnjGenerator
-    loss_of = objective(8)(_model, guide)
+    options = {"vectorize_particles": True, "max_plate_nesting": 1}
+    loss_of = objective(8, **options)(_model, guide)
     optimiser = torch.optim.Adam(guide.parameters(), lr=0.02)
     for _ in range(200):
         optimiser.zero_grad()
