@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,12 @@ def test_no_table_is_written_by_hand() -> None:
     for page in tables.PAGES:
         left = tables._MARKED.sub("", page.read_text())
         assert not [line for line in left.splitlines() if line.startswith("|")], page
+
+
+@pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text())
+    assert not [target for target in targets if not (page.parent / target).exists()]
 
 
 def test_results_are_one_page() -> None:

@@ -29,7 +29,7 @@ BENCHMARKS = (
             '"conditional, per datum" "conditional, expected" "unconditioned, per datum" '
             '"unconditioned, expected"',
         },
-        short='--num-steps 2 --hidden 3 --methods "conditional, per datum" '
+        short='--num-steps 1 --hidden 3 --methods "conditional, per datum" '
         '"mixture density, per datum" mean-field prior-contrastive',
         short_settings={"num_draws": 4},
         figure=True,
@@ -63,7 +63,7 @@ BENCHMARKS = (
             **_SPREAD,
         },
         records={"predictive_grid": "--num-steps 800 --hidden 32"},
-        short="--num-steps 1 --hidden 3 --num-particles 2 --guides conditional",
+        short="--num-steps 1 --hidden 3 --num-particles 2 --guides unconditioned",
         figure=True,
     ),
     Benchmark(
