@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from pyro.infer.autoguide import init_to_value
 
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO
+from pyro_implicit.testing import check_generator, check_guide, check_objective
 from tests.contract.registry import MODELS
 
 TEXT = (Path(__file__).resolve().parents[1] / "CONTRIBUTING.md").read_text()
@@ -74,6 +76,18 @@ def test_the_guide() -> None:
     guide = section("Adding a guide")["WideGuide"](model, init_loc_fn=_start)
     found = losses(model, guide, LinearisedELBO(16, vectorize_particles=True))
     assert improves(found)
+
+
+def test_the_checks() -> None:
+    section("Checking what is written elsewhere")
+
+
+def test_what_it_adds_passes_the_checks() -> None:
+    check_generator(section("Adding a generator")["ScaledNoise"](3))
+    one = {"regression": CASE}
+    check_guide(partial(section("Adding a guide")["WideGuide"], init_loc_fn=_start), models=one)
+    mode = partial(section("Adding an objective")["MaximumAPosteriori"], 2)
+    check_objective(mode, models=one, minibatches=False)
 
 
 _start = init_to_value(values={"scale": torch.tensor(0.5), "w": torch.zeros(2)})

@@ -145,6 +145,7 @@ FLOORS = (
     ("inference",),
     ("arviz",),
     ("diagnostics", "training"),
+    ("testing",),
 )
 ROOMS = [room for floor in FLOORS for room in floor]
 

@@ -2,76 +2,42 @@
 
 from __future__ import annotations
 
-import pyro
 import pytest
 import torch
-from pyro import poutine
 from pyro.infer import Predictive
-from torch.distributions import biject_to
 
 from pyro_implicit import LinearisedELBO, predict
+from pyro_implicit.testing.guide import (
+    check_draw,
+    check_replay,
+    check_sample,
+    check_seeds,
+    check_trace,
+    check_vectorised,
+)
 from tests.contract.registry import ROWS
 
 
 def test_one_call_gives_one_constrained_draw_of_each_site(make_guide, case):
-    guide = make_guide(case.make())
-    draw = guide(*case.data())
-    assert {name: tuple(v.shape) for name, v in draw.items()} == case.sites
-    trace = poutine.trace(guide).get_trace(*case.data())
-    for site in guide.sites:
-        assert trace.nodes[site.name]["fn"].support.check(trace.nodes[site.name]["value"]).all()
-        assert site.support.check(trace.nodes[site.name]["value"]).all()
+    check_draw(make_guide(case.make()), case)
 
 
 def test_a_trace_of_the_guide_fits_the_model(make_guide, case):
-    guide, data = make_guide(case.make()), case.data()
-    guide_trace = poutine.trace(guide).get_trace(*data)
-    model_trace = poutine.trace(poutine.replay(guide.model, trace=guide_trace)).get_trace(*data)
-    model_trace.compute_log_prob()
-    for name in case.sites:
-        mine, theirs = guide_trace.nodes[name], model_trace.nodes[name]
-        assert mine["value"] is theirs["value"]
-        plates = [{f.name: (f.dim, f.size) for f in n["cond_indep_stack"]} for n in (mine, theirs)]
-        assert plates[0] == plates[1]
-        assert mine["fn"].batch_shape == theirs["fn"].batch_shape
+    check_trace(make_guide(case.make()), case)
 
 
 @pytest.mark.turn(0, of=5)
 def test_replaying_a_trace_repeats_the_draw(make_guide, case):
-    guide, data = make_guide(case.make()), case.data()
-    trace = poutine.trace(guide).get_trace(*data)
-    with poutine.replay(trace=trace):
-        again = guide(*data)
-    for name, value in again.items():
-        assert torch.equal(value, trace.nodes[name]["value"])
+    check_replay(make_guide(case.make()), case)
 
 
 def test_sample_stacks_constrained_draws_without_gradients(make_guide, case):
-    guide = make_guide(case.make()).setup(*case.data())
-    draws = guide.sample(5)
-    assert {k: tuple(v.shape) for k, v in draws.items()} == {
-        k: (5, *s) for k, s in case.sites.items()
-    }
-    for site in guide.sites:
-        assert site.support.check(draws[site.name]).all()
-        assert not draws[site.name].requires_grad
-        assert not torch.equal(draws[site.name][0], draws[site.name][1])
-    assert guide.latent_dim == sum(
-        biject_to(site.support).inv(draws[site.name][0]).numel() for site in guide.sites
-    )
+    check_sample(make_guide(case.make()).setup(*case.data()), case)
 
 
 @pytest.mark.turn(1, of=5)
 def test_the_same_seed_gives_the_same_draws(make_guide, case):
-    guide = make_guide(case.make()).setup(*case.data())
-    draws = []
-    for seed in (3, 3, 4):
-        pyro.set_rng_seed(seed)
-        draws.append((guide(*case.data()), guide.sample(3)))
-    for name in case.sites:
-        for one, same, other in zip(*draws, strict=True):
-            assert torch.equal(one[name], same[name])
-            assert not torch.equal(one[name], other[name])
+    check_seeds(make_guide(case.make()).setup(*case.data()), case)
 
 
 @pytest.mark.turn(2, of=5)
@@ -119,15 +85,7 @@ def test_predict(make_guide, case, parallel):
 
 
 def test_vectorised_particles_draw_each_site_with_the_particles_in_front(make_guide, case):
-    guide, data = make_guide(case.make()), case.data()
-    with pyro.plate("particles", 3, dim=-3):
-        draw = guide(*data)
-    for name, shape in case.sites.items():
-        value = draw[name]
-        event = next(s.event_dim for s in guide.sites if s.name == name)
-        batch = torch.Size((1, 1)) + torch.Size(shape[: len(shape) - event])
-        assert value.shape == (3, *batch[len(batch) - 2 :], *shape[len(shape) - event :])
-        assert value.std(0).min() > 0
+    check_vectorised(make_guide(case.make()), case)
 
 
 @pytest.mark.turn(0, of=5)

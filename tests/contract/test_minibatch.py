@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import pyro
@@ -12,34 +11,14 @@ from pyro import poutine
 from pyro.infer import SVI
 
 from pyro_implicit.exceptions import SiteError
+from pyro_implicit.testing.objective import BATCHES, check_minibatches
 from tests.contract.registry import MODELS, ROWS
-
-#: a partition of the rows, out of order, with a short last batch
-BATCHES = (torch.tensor([4, 0, 3, 1]), torch.tensor([5, 2]))
-
-
-def loss_and_gradients(objective, model, guide, *args):
-    pyro.set_rng_seed(2)
-    objective = copy.deepcopy(objective)  # some learn from every evaluation
-    loss = objective.differentiable_loss(model, guide, *args)
-    gradients = torch.autograd.grad(loss, list(guide.parameters()))
-    return torch.cat([loss.reshape(1), *(g.reshape(-1) for g in gradients)])
 
 
 @pytest.mark.turn(1, of=4)
 def test_minibatch_loss_and_gradient_are_unbiased(make_guide, make_objective, case):
-    model, (x, y) = case.make(torch.float64), case.data(dtype=torch.float64)
-    guide = make_guide(model, create_plates=case.create_plates()).setup(x, y).to(x)
-    objective = make_objective(max_plate_nesting=2)
     with make_objective.allowed(make_guide, case, minibatch=True):
-        idx = BATCHES[0]
-        objective.differentiable_loss(model, guide, x[idx], y[idx], idx)
-        full = loss_and_gradients(objective, model, guide, x, y)
-        mean = sum(
-            len(idx) / ROWS * loss_and_gradients(objective, model, guide, x[idx], y[idx], idx)
-            for idx in BATCHES
-        )
-        torch.testing.assert_close(mean, full, rtol=1e-6, atol=1e-6)
+        check_minibatches(make_objective(max_plate_nesting=2), make_guide, case)
 
 
 def test_each_row_of_a_minibatch_is_seen_by_its_own_latent(make_guide):

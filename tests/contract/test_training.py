@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import pyro
@@ -14,6 +13,7 @@ from pyro.infer.autoguide import AutoGuideList, AutoNormal
 
 from pyro_implicit.exceptions import GuideError
 from pyro_implicit.ops.logdet import is_zero
+from pyro_implicit.testing.objective import check_gradients, check_values
 from tests.contract.registry import GUIDES, MODELS, OBJECTIVES
 
 STEPS = 10
@@ -42,47 +42,14 @@ def mean_loss(objective, model, guide, data):
 
 
 def test_the_loss_and_all_gradients_are_finite_and_none_is_zero(make_guide, make_objective, case):
-    model, data = case.make(), case.data()
-    guide = make_guide(model).setup(*data)
     for seed in range(3):
-        pyro.set_rng_seed(seed)
         with make_objective.allowed(make_guide, case):
-            loss = make_objective().differentiable_loss(model, guide, *data)
-            names, values = zip(*guide.named_parameters(), strict=True)
-            gradients = torch.autograd.grad(loss, values, allow_unused=True)
-            assert math.isfinite(loss.item())
-            for name, gradient in zip(names, gradients, strict=True):
-                assert gradient is not None, f"{name} has no gradient"
-                assert gradient.isfinite().all(), f"{name} has a gradient that is not finite"
-                assert gradient.abs().max() > 0, f"{name} has a zero gradient"
+            check_gradients(make_objective(), make_guide, case, seed)
 
 
 @pytest.mark.turn(0, of=8)
 def test_loss_differentiable_loss_and_loss_and_grads_agree(make_guide, make_objective):
-    case = MODELS["regression"]
-    model, data = case.make(), case.data()
-    objective = make_objective(max_plate_nesting=1)
-    guide = make_guide(model).setup(*data)
-    for _ in range(3):
-        objective.differentiable_loss(model, guide, *data)
-
-    def value(method, with_gradients):
-        """From a copy in the same state: some objectives learn from every evaluation."""
-        pyro.set_rng_seed(1)
-        with torch.set_grad_enabled(with_gradients):
-            found = getattr(copy.deepcopy(objective), method)(model, guide, *data)
-        if method == "terms":
-            found = -sum(found.values())
-        return float(torch.as_tensor(found).detach())
-
-    with_gradients = [
-        value(method, True) for method in ("differentiable_loss", "loss_and_grads", "terms")
-    ]
-    without = [value(method, False) for method in ("differentiable_loss", "loss", "terms")]
-    without.append(value("loss", True))
-    assert with_gradients == pytest.approx([with_gradients[0]] * 3, rel=1e-5)
-    assert without == pytest.approx([without[0]] * 4, rel=1e-5)
-    assert make_objective.trains or without[0] == pytest.approx(with_gradients[0], rel=1e-5)
+    check_values(make_objective(max_plate_nesting=1), make_guide, MODELS["regression"])
 
 
 @pytest.mark.turn(1, of=8)
