@@ -95,7 +95,7 @@ def over_draws(
     """
     ``call`` at every draw of the parameters, all with the same inputs.
 
-    :param values: draws [B', P] where B' broadcasts to ``batch``.
+    :param values: draws ``(*B', *P)`` where ``B'`` broadcasts to ``batch``.
     :param torch.Size batch: ``B = (*S, 1, ..., 1)`` of more than one element.
     :param tuple inputs: args and kwargs of the call.
     :param int batch_dims: how many leading dims of an output are plates of the model (rows).
@@ -121,7 +121,7 @@ def over_rows(
     """
     ``call`` with each row's own parameters, on a batch of that one row.
 
-    :param values: draws [B', P] where B' broadcasts to ``batch``.
+    :param values: draws ``(*B', *P)`` where ``B'`` broadcasts to ``batch``.
     :param torch.Size batch: ``B = (*S, N)`` or ``(N,)``; ``()`` counts as ``(1,)``.
     :param tuple inputs: args and kwargs; every tensor in them is [N, ...] (or a scalar: shared).
     :returns: what ``call`` returns, each tensor ``(*S, N, *output)`` without the rows of
