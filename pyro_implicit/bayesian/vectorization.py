@@ -28,7 +28,7 @@ def common_batch_shape(
     """
     The batch shape B that all draws of parameters share.
 
-    :param dict values: draws by site name, each [B', P].
+    :param dict values: draws by site name, each ``(*B', *P)``.
     :param dict shapes: the parameters' own shapes ``P``.
     :returns: B, to which every B' broadcasts.
     :raises ShapeError: for a draw that does not end in its parameter's shape, and for batch shapes
