@@ -36,10 +36,10 @@ def run_attrs(
         "guide": getattr(guide, "__name__", type(guide).__name__),
         "seed": str(torch.initial_seed()),  # up to 64 bits unsigned: not every netCDF reader
     }
-    return {**attrs, **_objective_attrs(objective), **notes}
+    return {**attrs, **_objective_attrs(objective, guide), **notes}
 
 
-def _objective_attrs(objective: ELBO | None) -> dict[str, str | int | float]:
+def _objective_attrs(objective: ELBO | None, guide: Any) -> dict[str, str | int | float]:
     """Name, weights and all settings of the objective, and whether it bounds the evidence."""
     if objective is None:
         return {"objective": "not given"}
@@ -59,7 +59,8 @@ def _objective_attrs(objective: ELBO | None) -> dict[str, str | int | float]:
         if name in settings:
             attrs[name] = float(settings[name])
     if "is_bound" in settings:  # netCDF has no flags
-        attrs["is_bound"] = "true" if settings["is_bound"] else "false"
+        judge = getattr(objective, "is_bound_for", lambda guide: settings["is_bound"])
+        attrs["is_bound"] = "true" if judge(guide) else "false"
     return attrs
 
 

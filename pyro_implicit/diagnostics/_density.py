@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_implicit.exceptions import DensityError, GuideError, ShapeError, SiteError
+from pyro_implicit.exceptions import DensityError, GuideError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.sampler import Sampler
+from pyro_implicit.guides.values import check_values, unconstrain
 from pyro_implicit.ops.inversion import (
     DensityEstimate,
     Map,
@@ -71,6 +72,11 @@ class Part:
         self.noise_dim, self.output_dim = self.generator.noise_dim, self.generator.output_dim
 
     @property
+    def is_exact(self) -> bool:
+        """Whether the density is known: that of a bijection."""
+        return self.sampler.distribution().is_bijective
+
+    @property
     def map(self) -> Map:
         """The generator as a function of flat noise."""
         shape = self.generator.noise_shape
@@ -113,6 +119,9 @@ class Part:
         self, u: Tensor, num_inner: int, num_starts: int, own: Tensor | None = None
     ) -> DensityEstimate:
         """The density at values ``(n, m)``, with the noises that made them if known."""
+        if self.is_exact:
+            value = self.sampler.distribution().log_prob(u)
+            return DensityEstimate(value, torch.zeros_like(value), value)
         self.check()
         w = self.preconditioner.inverse(u)
         rows = max(1, _CHUNK // (num_inner * num_starts * self.noise_dim))
@@ -158,10 +167,11 @@ class GuideDensity:
         :returns: the densities of the unconstrained values, and the sum of
             ``log|du/dvalue|``, shape ``(n,)``.
         """
-        num_values = _check_values(values, self.guide.sites)
+        check_values(values, self.guide.sites)
         total, jacobian = None, torch.zeros(())
         for part in self.parts():
-            u, log_jacobian = _unconstrain(values, part, num_values)
+            u, log_jacobian = unconstrain(values, part.sites, part.preconditioner.loc)
+            u, log_jacobian = u.detach(), log_jacobian.detach()
             jacobian = jacobian + log_jacobian
             total = _sum(total, part.density(u, self.num_inner, self.num_starts))
         if total is None:
@@ -191,43 +201,3 @@ def _sum(a: DensityEstimate | None, b: DensityEstimate) -> DensityEstimate:
         return b
     error = (a.standard_error.square() + b.standard_error.square()).sqrt()
     return DensityEstimate(a.value + b.value, error, a.upper + b.upper)
-
-
-def _check_values(values: Mapping[str, Tensor], sites: list[LatentSite]) -> int:
-    """The number of values; every site must have as many, of its shape and in its support."""
-    names = [site.name for site in sites]
-    if set(values) != set(names):
-        raise SiteError(f"values are given for sites {sorted(values)}; the guide has {names}")
-    for site in sites:
-        value = values[site.name]
-        first = values[names[0]]
-        if (
-            value.dim() != len(site.shape) + 1
-            or value.shape != (len(first), *site.shape)
-            or not len(first)
-        ):
-            raise ShapeError(
-                f"values of site {site.name!r} have shape {tuple(value.shape)}; expected "
-                f"(n, {', '.join(map(str, site.shape))}), with the same n >= 1 for every site"
-            )
-        if not bool(site.support.check(value).all()):
-            raise SiteError(
-                f"some values of site {site.name!r} are outside of its support {site.support}"
-            )
-    return len(values[names[0]])
-
-
-def _unconstrain(
-    values: Mapping[str, Tensor], part: Part, num_values: int
-) -> tuple[Tensor, Tensor]:
-    """Flat unconstrained values of a part, and ``log|du/dvalue|``."""
-    flat, total = [], torch.zeros(())
-    loc = part.preconditioner.loc
-    for site in part.sites:
-        value = values[site.name].detach().to(loc)
-        transform = site.transform()
-        u = transform.inv(value)
-        log_jacobian = transform.inv.log_abs_det_jacobian(value, u)
-        total = total + log_jacobian.reshape(num_values, -1).sum(-1)
-        flat.append(u.reshape(num_values, site.numel))
-    return torch.cat(flat, -1), total

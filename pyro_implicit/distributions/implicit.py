@@ -269,18 +269,64 @@ class ImplicitDistribution(dist.TorchDistribution):
             return value
         return value + self.preconditioner.log_abs_det
 
-    def log_prob(self, value: Tensor) -> Tensor:
+    @property
+    def is_bijective(self) -> bool:
         """
-        Raises an error: nobody can evaluate the density of an implicit distribution.
+        Whether a draw and its noise determine each other for certain: the generator is a bijection
+        and there is no output noise. The density can then be evaluated.
+        """
+        return self.generator.is_bijective and is_zero(self.scale)
 
-        :raises DensityError: always.
+    def log_prob(self, value: Tensor) -> Tensor:
+        r"""
+        The density of a certified bijection, by the noise that leads to the value:
+        :math:`\log p(z) - \log|\det J(z)| - \log|\det L|`. For a fixed noise it is the last two
+        terms, what a trace needs beside the density of the noise itself. No other implicit
+        distribution has a density that can be evaluated.
+
+        :param torch.Tensor value: shape ``(..., *batch_shape, m)``.
+        :returns: shape ``(..., *batch_shape)``.
+        :raises DensityError: unless :attr:`is_bijective`, and for a value that the fixed noise
+            does not lead to.
+        :raises ShapeError: for a value of another number of entries.
         """
-        raise DensityError(
-            "an implicit distribution can be drawn from but its density cannot be evaluated, so "
-            "Trace_ELBO, TraceMeanField_ELBO, RenyiELBO and their relatives cannot train it. Use "
-            "an objective for implicit guides instead, e.g. SVI(model, guide, optim, "
-            "LinearisedELBO()) with `from pyro_implicit import LinearisedELBO`."
-        )
+        if not self.is_bijective:
+            raise DensityError(_NO_DENSITY)
+        check_tensor("value", value, "a tensor (..., m)")
+        if value.shape[-1:] != self.event_shape:
+            raise ShapeError(
+                f"value of shape {tuple(value.shape)}; expected (..., {self.event_shape[-1]})."
+            )
+        if self.noise is not None:
+            self._check_own(value)
+            return -self.half_log_det()
+        w = value if self.preconditioner is None else self.preconditioner.inverse(value)
+        z = self.generator.inverse(w)
+        return self.base_dist.log_prob(z) - self.given(z).half_log_det()
+
+    def _check_own(self, value: Tensor) -> None:
+        """
+        :raises DensityError: for a value that is not what the fixed noise leads to.
+        """
+        with torch.no_grad():
+            mean = self.mean
+            spread = mean.abs().max().clamp(min=1.0)
+            gap = (mean - value).abs().max() / spread
+        if not gap < torch.finfo(mean.dtype).eps ** 0.5:
+            raise DensityError(
+                "the value is not the draw that belongs to the fixed noise, so that their joint "
+                "density is zero. Replay or condition both sites, the latent and its noise, or "
+                "evaluate distribution.log_prob(value) with no noise fixed."
+            )
+
+
+_NO_DENSITY = (
+    "an implicit distribution can be drawn from but its density cannot be evaluated, so "
+    "Trace_ELBO, TraceMeanField_ELBO, RenyiELBO and their relatives cannot train it. Use "
+    "an objective for implicit guides instead, e.g. SVI(model, guide, optim, "
+    "LinearisedELBO()) with `from pyro_implicit import LinearisedELBO`; or a generator that is "
+    "certain to be invertible, such as generator=BijectiveGenerator, whose density is known."
+)
 
 
 class KeptLinearisations(Messenger):

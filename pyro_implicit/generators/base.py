@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_implicit._checks import check_count, check_counts, check_instance
-from pyro_implicit.exceptions import ArgumentError, ShapeError
+from pyro_implicit.exceptions import ArgumentError, DensityError, ShapeError
 from pyro_implicit.ops.jacobian import function_jacobian
 from pyro_implicit.ops.linearisation import FunctionLinearisation, Linearisation
 from pyro_implicit.ops.logdet import half_log_det
@@ -36,6 +36,9 @@ class Generator(nn.Module, ABC):
 
     #: whether draws fill the whole space without any output noise (``scale=0`` is then allowed)
     full_rank: bool = False
+    #: whether ``g`` is certain to be a bijection of the noise's space on that of the outputs, for
+    #: every value of its parameters; :meth:`inverse` then works
+    is_bijective: bool = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -126,6 +129,21 @@ class Generator(nn.Module, ABC):
         """
         with torch.autocast(z.device.type, enabled=False):
             return half_log_det(self.jacobian(z), scale)
+
+    def inverse(self, x: Tensor) -> Tensor:
+        """
+        The noise that leads to given outputs, where there is certain to be exactly one. Gradients
+        go through it, with respect to the outputs and to the parameters.
+
+        :param torch.Tensor x: outputs, shape ``(..., output_dim)``.
+        :returns: noise, shape ``(..., *noise_shape)``.
+        :raises DensityError: unless :attr:`is_bijective`.
+        """
+        raise DensityError(
+            f"{type(self).__name__} is not certain to be invertible: several noises may lead to one "
+            "draw, and some values to none. Use a generator that is, such as BijectiveGenerator, "
+            "or pyro_implicit.log_density(guide, draws), which searches for all noises."
+        )
 
     def config(self) -> dict[str, Any] | None:
         """

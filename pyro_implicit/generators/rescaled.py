@@ -38,6 +38,15 @@ class Rescaled(Generator):
         """Whether draws of ``g`` fill the space."""
         return self.inner.full_rank
 
+    @property
+    def is_bijective(self) -> bool:  # type: ignore[override]
+        """As ``g`` is."""
+        return self.inner.is_bijective
+
+    def inverse(self, x: Tensor) -> Tensor:
+        """See :meth:`Generator.inverse`."""
+        return self.inner.inverse(x / self.factor + self.shift)
+
     def forward(self, z: Tensor) -> Tensor:
         """See :meth:`Generator.forward`."""
         return self.factor * (self.inner(z) - self.shift)

@@ -23,6 +23,7 @@ from pyro_implicit._checks import (
     check_model,
     check_number,
     check_state,
+    check_tensors,
 )
 from pyro_implicit._params import emit_params
 from pyro_implicit._plain import as_state_error
@@ -49,6 +50,7 @@ from pyro_implicit.guides.saved_state import (
     check_version,
 )
 from pyro_implicit.guides.serialization import sampler_from_state, sampler_state
+from pyro_implicit.guides.values import check_values, unconstrain
 from pyro_implicit.handlers.log_joint import LogJoint
 
 __all__ = ["ImplicitGuide"]
@@ -319,6 +321,32 @@ class ImplicitGuide(AutoGuide):
                 value = part.reshape(num_samples, *site.unconstrained_shape)
                 draws[site.name] = site.value(value)
         return draws
+
+    @property
+    def is_bijective(self) -> bool:
+        """
+        Whether noise and draw determine each other for certain, so that the density is known: all
+        generators are bijective, and there is no output noise.
+        """
+        return all(sampler.distribution().is_bijective for sampler in self.samplers)
+
+    def log_density(self, values: Mapping[str, Tensor]) -> Tensor:
+        r"""
+        The exact density of a bijective guide, differentiable. For any other guide see
+        :func:`~pyro_implicit.log_density`, which estimates it.
+
+        :param dict values: constrained values of every latent site, ``(n, *site_shape)`` each.
+        :returns: :math:`\log q(\theta)` in the constrained space, shape ``(n,)``.
+        :raises DensityError: unless :attr:`is_bijective`.
+        :raises ShapeError: for values of another shape than the sites'.
+        :raises SiteError: for values of other sites, or outside of a support.
+        """
+        check_values(check_tensors("values", values, "values by site"), self.sites)
+        total: Any = 0.0
+        for _, sites, sampler in self._groups():
+            u, log_jacobian = unconstrain(values, sites, sampler.preconditioner.loc)
+            total = total + sampler.distribution().log_prob(u) + log_jacobian
+        return total
 
     def median(self, *args: Any, num_samples: int = 1000, **kwargs: Any) -> dict[str, Tensor]:
         """

@@ -161,6 +161,20 @@ class ImplicitELBO(ParticleObjective):
         honest = self.likelihood == "expected" and self.kl_weight >= 1 and self.prior_weight == 1
         return self.bounds_entropy and honest
 
+    #: whether the same holds for a guide whose draws and noises determine each other
+    bounds_bijective: bool = False
+
+    def is_bound_for(self, guide: Any) -> bool:
+        """
+        Whether the value is, in expectation, a lower bound on the evidence for this guide: as
+        :attr:`is_bound`, or because its generators are certain not to fold.
+
+        :param guide: the guide, built; one of this package tells by ``is_bijective``.
+        """
+        honest = self.likelihood == "expected" and self.kl_weight >= 1 and self.prior_weight == 1
+        bijective = self.bounds_bijective and bool(getattr(guide, "is_bijective", False))
+        return self.is_bound or (honest and bijective)
+
     # ----
 
     @property

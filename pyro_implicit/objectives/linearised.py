@@ -34,7 +34,10 @@ class LinearisedELBO(ImplicitELBO):
     For a **linear** generator this is the exact ELBO at every ``sigma``. For a **nonlinear** one it
     is an *objective, not a lower bound*: where the map folds, mass is counted twice, and the value
     can exceed the log-evidence (by 0.3 to 1.5 nats in small examples); :attr:`is_bound` is False,
-    as nothing here can prove that a generator is linear. Compare values across noise
+    as nothing here can prove that a generator is linear. For a generator that is certain to be
+    **bijective** (:class:`~pyro_implicit.generators.BijectiveGenerator`), without output noise, the
+    linearised entropy is the entropy: the objective is the ELBO, and :meth:`is_bound_for` says
+    so. Compare values across noise
     dimensions or ``sigma`` with care, and judge a fit by held-out log-likelihood.
 
     Cost: one Jacobian (or Gram matrix) and one factorisation of size ``min(d, m)`` per draw. For
@@ -45,6 +48,8 @@ class LinearisedELBO(ImplicitELBO):
     Source: `Implicit Variational Inference for High-Dimensional Posteriors`, Uppal et al., NeurIPS
     2023.
     """
+
+    bounds_bijective = True
 
     def estimate(self, site: ImplicitSite) -> Tensor:
         r"""
