@@ -272,16 +272,19 @@ class ImplicitDistribution(dist.TorchDistribution):
     @property
     def is_bijective(self) -> bool:
         """
-        Whether a draw and its noise determine each other for certain: the generator is a bijection
-        and there is no output noise. The density can then be evaluated.
+        Whether a draw and its noise determine each other for certain.
+
+        That is so if the generator is a bijection and there is no output noise. The density can
+        then be evaluated.
         """
         return self.generator.is_bijective and is_zero(self.scale)
 
     def log_prob(self, value: Tensor) -> Tensor:
         r"""
-        The density of a certified bijection, by the noise that leads to the value:
-        :math:`\log p(z) - \log|\det J(z)| - \log|\det L|`. For a fixed noise it is the last two
-        terms, what a trace needs beside the density of the noise itself. No other implicit
+        Evaluate the density of a certified bijection, by the noise that leads to the value.
+
+        It is :math:`\log p(z) - \log|\det J(z)| - \log|\det L|`. For a fixed noise it is the last
+        two terms, what a trace needs beside the density of the noise itself. No other implicit
         distribution has a density that can be evaluated.
 
         :param torch.Tensor value: shape ``(..., *batch_shape, m)``.
@@ -305,9 +308,7 @@ class ImplicitDistribution(dist.TorchDistribution):
         return self.base_dist.log_prob(z) - self.given(z).half_log_det()
 
     def _check_own(self, value: Tensor) -> None:
-        """
-        :raises DensityError: for a value that is not what the fixed noise leads to.
-        """
+        """Refuse a value that is not what the fixed noise leads to."""
         with torch.no_grad():
             mean = self.mean
             spread = mean.abs().max().clamp(min=1.0)

@@ -26,9 +26,10 @@ _MOST_LOG_SCALE = 4.0
 
 class AutoregressiveBlock(nn.Module):
     r"""
-    :math:`y_i = m_i + e^{s_i} f_i(x_i)` with increasing :math:`f_i`, where all numbers of entry
-    ``i`` are functions of the entries before it, by one masked network (MADE, Germain et al.,
-    ICML 2015). Near the identity at the start.
+    A block in which each entry is an increasing function of itself.
+
+    It is :math:`y_i = m_i + e^{s_i} f_i(x_i)`, where all numbers of entry ``i`` are functions of
+    the entries before it, by one masked network (MADE, Germain et al., ICML 2015).
 
     :param int size: ``m``.
     :param int hidden_dim: width of the two hidden layers.
@@ -41,6 +42,9 @@ class AutoregressiveBlock(nn.Module):
         self.num_outputs = 2 + 3 * num_steps
         position = torch.arange(1, size + 1)
         unit = torch.arange(hidden_dim) % max(size - 1, 1) + 1
+        self.mask_in: Tensor
+        self.mask_hidden: Tensor
+        self.mask_out: Tensor
         self.register_buffer("mask_in", unit[:, None] >= position, persistent=False)
         self.register_buffer("mask_hidden", unit[:, None] >= unit, persistent=False)
         self.register_buffer("mask_out", position[:, None] > unit, persistent=False)
@@ -58,6 +62,8 @@ class AutoregressiveBlock(nn.Module):
 
     def parts(self, x: Tensor) -> tuple[Tensor, Tensor, Steps]:
         """
+        Run the masked network.
+
         :param torch.Tensor x: shape ``(..., m)``.
         :returns: ``m`` and ``s``, shape ``(..., m)``, and the increasing functions.
         """
@@ -75,6 +81,8 @@ class AutoregressiveBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """
+        Evaluate the block.
+
         :param torch.Tensor x: shape ``(..., m)``.
         :returns: ``y``, of the same shape.
         """
@@ -83,6 +91,8 @@ class AutoregressiveBlock(nn.Module):
 
     def with_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """
+        Evaluate the block and its determinant in one pass.
+
         :param torch.Tensor x: shape ``(..., m)``.
         :returns: ``y``, and the log-determinant of its triangular Jacobian, shape ``(...)``.
         """
@@ -93,14 +103,17 @@ class AutoregressiveBlock(nn.Module):
     @torch.no_grad()
     def inverse(self, y: Tensor) -> tuple[Tensor, int]:
         """
-        All entries at once from the last guess of those before them: entry ``i`` is right after
-        ``i`` rounds at the latest.
+        Find the argument of a value.
+
+        All entries at once are found from the last guess of those before them, so that entry ``i``
+        is right after ``i`` rounds at the latest.
 
         :param torch.Tensor y: shape ``(..., m)``.
         :returns: ``x``, of the same shape, and the number of rounds.
         """
-        x = y
-        for count in range(1, y.shape[-1] + 2):
+        x, count = y, 0
+        while count <= y.shape[-1]:
+            count += 1
             shift, log_scale, steps = self.parts(x)
             then = steps.inverse((y - shift) * torch.exp(-log_scale))
             close = torch.allclose(then, x, rtol=1e-13, atol=1e-13)
@@ -112,10 +125,12 @@ class AutoregressiveBlock(nn.Module):
 
 class AutoregressiveGenerator(Generator):
     r"""
-    A generator that cannot fold: ``K`` blocks in which each entry is an increasing function of
-    itself, shaped by the entries before it (an inverse autoregressive flow, Kingma et al., NeurIPS
-    2016, with the identity plus steps in place of the affine map, so that a block can tear modes
-    apart), with linear maps of positive determinant and a reversal of the order between them.
+    A generator that cannot fold, made of increasing functions of each entry.
+
+    In each of ``K`` blocks an entry is an increasing function of itself, shaped by the entries
+    before it: an inverse autoregressive flow (Kingma et al., NeurIPS 2016) with the identity plus
+    steps in place of the affine map, so that a block can tear modes apart. Between blocks there are
+    linear maps of positive determinant and a reversal of the order.
 
     As for :class:`~pyro_implicit.generators.BijectiveGenerator`, noise and draw determine each
     other: :class:`~pyro_implicit.LinearisedELBO` is a true lower bound on the evidence, and the
@@ -128,7 +143,8 @@ class AutoregressiveGenerator(Generator):
     :param int num_steps: steps of each increasing function; 0 leaves it affine.
     :param str mixing: the linear maps: ``"diagonal"``, ``"triangular"`` (a full matrix by its
         triangular factors), or ``"auto"``: the latter up to 256 outputs.
-    :param float init_scale: standard deviation of each output at the start, roughly (positive).
+    :param float init_scale: standard deviation of each output at initialization (positive),
+        roughly.
     :raises ArgumentError: for values outside of these.
     """
 
@@ -193,7 +209,7 @@ class AutoregressiveGenerator(Generator):
 
     def invert(self, x: Tensor) -> Inversion:
         """
-        The inverse with its rounds, in float64.
+        Find the inverse in float64, and tell its rounds.
 
         :param torch.Tensor x: outputs, shape ``(..., output_dim)``.
         :returns: the noise, the largest number of rounds of a block and the largest error of what

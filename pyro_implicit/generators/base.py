@@ -132,16 +132,17 @@ class Generator(nn.Module, ABC):
 
     def inverse(self, x: Tensor) -> Tensor:
         """
-        The noise that leads to given outputs, where there is certain to be exactly one. Gradients
-        go through it, with respect to the outputs and to the parameters.
+        Find the noise that leads to given outputs, where there is certain to be exactly one.
+
+        Gradients go through it, with respect to the outputs and to the parameters.
 
         :param torch.Tensor x: outputs, shape ``(..., output_dim)``.
         :returns: noise, shape ``(..., *noise_shape)``.
         :raises DensityError: unless :attr:`is_bijective`.
         """
         raise DensityError(
-            f"{type(self).__name__} is not certain to be invertible: several noises may lead to one "
-            "draw, and some values to none. Use a generator that is, such as BijectiveGenerator, "
+            f"{type(self).__name__} is not certain to be invertible: several noises may lead to "
+            "one draw, some values to none. Use a generator that is, such as BijectiveGenerator, "
             "or pyro_implicit.log_density(guide, draws), which searches for all noises."
         )
 

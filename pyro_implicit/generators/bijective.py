@@ -38,8 +38,10 @@ class ContractiveBlock(ResidualBlock):
 
     def weights(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """
-        See :meth:`ResidualBlock.weights`; ``W_2`` is shrunk where the product of the two norms and
-        of the largest slope exceeds the constant.
+        See :meth:`ResidualBlock.weights`.
+
+        ``W_2`` is shrunk where the product of the two norms and of the largest slope exceeds the
+        constant.
         """
         weight_in, bias, weight_out = super().weights(like)
         norm = self.slope * spectral_norm(weight_in) * spectral_norm(weight_out)
@@ -47,16 +49,18 @@ class ContractiveBlock(ResidualBlock):
 
     @torch.no_grad()
     def bound(self) -> float:
-        """:returns: an upper bound of the network's Lipschitz constant, in float64."""
+        """Return an upper bound of the network's Lipschitz constant, in float64."""
         weight_in, _, weight_out = self.weights(upcast(self.weight_in))
         return float(self.slope * spectral_norm(weight_in) * spectral_norm(weight_out))
 
 
 class BijectiveGenerator(ResidualGenerator):
     r"""
-    A :class:`~pyro_implicit.ResidualGenerator` that cannot fold: the network of each block has a
-    Lipschitz constant of at most :math:`c < 1` (a residual flow, Behrmann et al., ICML 2019), and
-    the linear maps between them are products of triangular matrices with positive diagonals.
+    A :class:`~pyro_implicit.ResidualGenerator` that cannot fold.
+
+    The network of each block has a Lipschitz constant of at most :math:`c < 1` (a residual flow,
+    Behrmann et al., Invertible Residual Networks, ICML 2019), and the linear maps between them are
+    products of triangular matrices with positive diagonals.
 
     Noise and draw determine each other. The linearised entropy is then the entropy itself, so that
     :class:`~pyro_implicit.LinearisedELBO` is a true lower bound on the evidence; the density can be
@@ -72,7 +76,7 @@ class BijectiveGenerator(ResidualGenerator):
     :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`.
     :param str mixing: the linear maps: ``"diagonal"``, ``"triangular"`` (a full matrix by its
         triangular factors), or ``"auto"``: the latter up to 256 outputs.
-    :param float init_scale: standard deviation of each output at the start (positive).
+    :param float init_scale: standard deviation of each output at initialization (positive).
     :param float lipschitz: ``c``, below 1.
     :raises ArgumentError: for values outside of these.
     """
@@ -111,7 +115,7 @@ class BijectiveGenerator(ResidualGenerator):
         return ContractiveBlock(self.output_dim, self.hidden_dim, self._constant, self._slope)
 
     def lipschitz_bounds(self) -> list[float]:
-        """:returns: for each block an upper bound of the Lipschitz constant of its network."""
+        """Return for each block an upper bound of the Lipschitz constant of its network."""
         return [block.bound() for block in self.blocks]  # type: ignore[operator]
 
     @property
@@ -129,8 +133,10 @@ class BijectiveGenerator(ResidualGenerator):
         self, x: Tensor, *, tolerance: float = 1e-10, max_iterations: int = 1000
     ) -> Inversion:
         """
-        The inverse with its iterations: Newton steps in the space of the hidden units, and the
-        fixed-point step where that is better, in float64.
+        Find the inverse, and tell its iterations.
+
+        They are Newton steps in the space of the hidden units, and the fixed-point step where that
+        is better, in float64.
 
         :param torch.Tensor x: outputs, shape ``(..., output_dim)``.
         :param float tolerance: largest residual of a pre-activation, relative to its size.
@@ -151,8 +157,8 @@ class BijectiveGenerator(ResidualGenerator):
         if not self.is_bijective:
             bounds = ", ".join(f"{bound:.3g}" for bound in self.lipschitz_bounds())
             raise DensityError(
-                f"the blocks' Lipschitz bounds are {bounds}; each must be below 1 for an inverse to "
-                "exist. Are all parameters finite?"
+                f"the blocks' Lipschitz bounds are {bounds}; each must be below 1 for an inverse "
+                "to exist. Are all parameters finite?"
             )
         wide = upcast(x)
         wide, count, worst = wide - self.shift.to(wide.dtype), 0, 0.0

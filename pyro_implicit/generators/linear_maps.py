@@ -29,6 +29,8 @@ class LinearMap(nn.Module, ABC):
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
         """
+        Multiply.
+
         :param torch.Tensor x: shape ``(..., m)``.
         :returns: ``A x``, of the same shape.
         """
@@ -36,6 +38,8 @@ class LinearMap(nn.Module, ABC):
     @abstractmethod
     def transposed(self, x: Tensor) -> Tensor:
         """
+        Multiply by the transposed matrix.
+
         :param torch.Tensor x: shape ``(..., m)``.
         :returns: ``A' x``, of the same shape.
         """
@@ -43,16 +47,20 @@ class LinearMap(nn.Module, ABC):
     @abstractmethod
     def inverse(self, x: Tensor) -> Tensor:
         """
+        Solve a linear system.
+
         :param torch.Tensor x: shape ``(..., m)``.
         :returns: the solution ``y`` of ``A y = x``, of the same shape.
         """
 
     @abstractmethod
     def log_abs_det(self) -> Tensor:
-        """:returns: ``log |det A|`` in float64, shape ``()``."""
+        """Return ``log |det A|`` in float64, shape ``()``."""
 
     def columns(self, matrix: Tensor) -> Tensor:
         """
+        Multiply each column of a matrix.
+
         :param torch.Tensor matrix: shape ``(..., m, k)``.
         :returns: ``A`` times each of its columns, of the same shape.
         """
@@ -74,7 +82,7 @@ class DiagonalMap(LinearMap):
         self.log_diagonal = nn.Parameter(torch.full((size,), math.log(scale)))
 
     def diagonal(self, like: Tensor) -> Tensor:
-        """:returns: the entries in the dtype of ``like``, shape ``(m,)``."""
+        """Return the entries in the dtype of ``like``, shape ``(m,)``."""
         return self.log_diagonal.to(like.dtype).exp()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -177,8 +185,10 @@ class FullMap(LinearMap):
 
 class TriangularMap(LinearMap):
     """
-    A matrix by its triangular factors, ``L U`` with ones on the diagonal of ``L`` and positive
-    numbers on that of ``U``: never singular, and its determinant costs nothing.
+    A matrix by its triangular factors, which is never singular.
+
+    It is ``L U`` with ones on the diagonal of ``L`` and positive numbers on that of ``U``; its
+    determinant costs nothing.
 
     :param int size: ``m``.
     :param float scale: the multiple of the identity at the start.
@@ -230,6 +240,8 @@ _KINDS: dict[str, type[LinearMap]] = {
 
 def linear_map(kind: str, size: int, scale: float = 1.0) -> LinearMap:
     """
+    Make a linear map of one kind.
+
     :param str kind: ``"diagonal"``, ``"low-rank"``, ``"full"`` or ``"triangular"``.
     :param int size: ``m``.
     :param float scale: the multiple of the identity that it starts as.

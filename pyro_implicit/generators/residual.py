@@ -24,7 +24,9 @@ _MIXING = ("auto", "diagonal", "low-rank", "full")
 
 class ResidualBlock(nn.Module):
     r"""
-    :math:`x + W_2\, \phi(W_1 x + b)`, near the identity at the start.
+    A block near the identity at initialization, with a network beside the identity.
+
+    It is :math:`x + W_2\, \phi(W_1 x + b)`.
 
     :param int size: ``m``.
     :param int hidden_dim: ``h``.
@@ -39,7 +41,7 @@ class ResidualBlock(nn.Module):
 
     def weights(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """
-        The block's numbers in the dtype of ``like``.
+        Return the block's numbers in the dtype of ``like``.
 
         :returns: ``W_1`` (h, m), ``b`` (h,) and ``W_2`` (m, h).
         """
@@ -49,8 +51,9 @@ class ResidualBlock(nn.Module):
 
 class ResidualGenerator(Generator):
     r"""
-    A full-rank generator with a cheap exact determinant: ``K`` residual blocks with linear maps
-    between them,
+    A full-rank generator with a cheap exact determinant.
+
+    It consists of ``K`` residual blocks with linear maps between them,
 
     .. math::  x_0 = z, \qquad x_k = A_k\,(x_{k-1} + W_{2k}\, \phi(W_{1k} x_{k-1} + b_k)),
         \qquad g(z) = a + x_K,
@@ -72,7 +75,7 @@ class ResidualGenerator(Generator):
     :param str mixing: the linear maps: ``"diagonal"``, ``"low-rank"`` (a diagonal and a correction
         of rank 8), ``"full"``, or ``"auto"``: diagonal for one block, else full up to 256 outputs
         and low-rank above.
-    :param float init_scale: standard deviation of each output at the start (positive); the
+    :param float init_scale: standard deviation of each output at initialization (positive); the
         networks' part has a twentieth of it.
     :raises ArgumentError: for a width or a number of blocks below 1, an unknown activation or
         mixing, or a scale that is not positive.
@@ -117,7 +120,7 @@ class ResidualGenerator(Generator):
     def _parts(self, like: Tensor) -> list[tuple[tuple[Tensor, Tensor, Tensor], Any]]:
         """The numbers of each block in the dtype of ``like``, and the map that follows it."""
         pairs = zip(self.blocks, self.maps, strict=True)
-        return [(block.weights(like), mix) for block, mix in pairs]
+        return [(block.weights(like), mix) for block, mix in pairs]  # type: ignore[operator]
 
     def forward(self, z: Tensor) -> Tensor:
         """See :meth:`Generator.forward`."""
@@ -153,8 +156,10 @@ class ResidualGenerator(Generator):
 
     def half_log_det(self, z: Tensor, scale: float | Tensor = 0.0) -> Tensor:
         """
-        See :meth:`Generator.half_log_det`. With output noise it takes :math:`O(K^2 m h^2)` where
-        the maps are diagonal, and the whole Jacobian where they are not.
+        See :meth:`Generator.half_log_det`.
+
+        With output noise it takes :math:`O(K^2 m h^2)` where the maps are diagonal, and the whole
+        Jacobian where they are not.
         """
         self.check_noise(z)
         with torch.autocast(z.device.type, enabled=False):
@@ -225,7 +230,7 @@ class _ResidualLinearisation(Linearisation):
 
 def _low_rank_parts(steps: Sequence[_Step]) -> tuple[Tensor, Tensor, Tensor]:
     """
-    The Jacobian of blocks with diagonal maps as ``diag(s) + U V``.
+    Write the Jacobian of blocks with diagonal maps as ``diag(s) + U V``.
 
     :returns: ``s`` (m,), ``U`` (m, K h) and ``V`` (..., K h, m).
     """

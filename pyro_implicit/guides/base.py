@@ -325,15 +325,17 @@ class ImplicitGuide(AutoGuide):
     @property
     def is_bijective(self) -> bool:
         """
-        Whether noise and draw determine each other for certain, so that the density is known: all
-        generators are bijective, and there is no output noise.
+        Whether noise and draw determine each other for certain, so that the density is known.
+
+        That is so if all generators are bijective and there is no output noise.
         """
-        return all(sampler.distribution().is_bijective for sampler in self.samplers)
+        return all(sampler.distribution().is_bijective for _, _, sampler in self._groups())
 
     def log_density(self, values: Mapping[str, Tensor]) -> Tensor:
         r"""
-        The exact density of a bijective guide, differentiable. For any other guide see
-        :func:`~pyro_implicit.log_density`, which estimates it.
+        Evaluate the exact density of a bijective guide, differentiably.
+
+        For any other guide see :func:`~pyro_implicit.log_density`, which estimates it.
 
         :param dict values: constrained values of every latent site, ``(n, *site_shape)`` each.
         :returns: :math:`\log q(\theta)` in the constrained space, shape ``(n,)``.

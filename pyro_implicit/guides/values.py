@@ -1,4 +1,4 @@
-"""Constrained values of a guide's sites, given from outside: checked, and in its own coordinates."""
+"""Constrained values of a guide's sites, given from outside: checked, and unconstrained."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["check_values", "unconstrain"]
 
 def check_values(values: Mapping[str, Tensor], sites: Sequence[LatentSite]) -> int:
     """
-    The number of values; every site must have as many, of its shape and in its support.
+    Return the number of values; every site must have as many, of its shape and in its support.
 
     :raises ShapeError: for values of another shape.
     :raises SiteError: for values of other sites, or outside of a support.
@@ -46,6 +46,8 @@ def unconstrain(
     values: Mapping[str, Tensor], sites: Sequence[LatentSite], like: Tensor
 ) -> tuple[Tensor, Tensor]:
     """
+    Map constrained values to the unconstrained space.
+
     :param dict values: constrained values, shape ``(n, *site_shape)`` by site.
     :param sites: the sites of one part, in order.
     :param torch.Tensor like: gives dtype and device.

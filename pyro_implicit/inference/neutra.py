@@ -21,10 +21,11 @@ __all__ = ["NeuTraReparam"]
 
 class NeuTraReparam(reparam.NeuTraReparam):
     r"""
-    Pyro's neural-transport reparameterisation (Hoffman et al., NeuTra-lizing bad geometry in
-    Hamiltonian Monte Carlo using neural transport, 2019), through a bijective implicit guide: the
-    model is sampled in the coordinates of the guide's noise, where its posterior is as close to a
-    standard normal as the guide is to the posterior.
+    Pyro's neural-transport reparameterisation, through a bijective implicit guide.
+
+    The model is sampled in the coordinates of the guide's noise, where its posterior is as close to
+    a standard normal as the guide is to the posterior (Hoffman et al., NeuTra-lizing Bad Geometry
+    in Hamiltonian Monte Carlo Using Neural Transport, 2019).
 
     Example::
 
@@ -48,13 +49,15 @@ class NeuTraReparam(reparam.NeuTraReparam):
 
     def __init__(self, guide: ImplicitGuide) -> None:
         transport = _Transport(_checked(guide))
-        self.guide = transport
+        self.guide: Any = transport
         self.transform: Any = None
         self.x_unconstrained: dict[str, Any] = {}
         self.is_observed = None
 
     def transform_sample(self, latent: Tensor) -> dict[str, Tensor]:
         """
+        Map draws of a chain to the latents.
+
         :param torch.Tensor latent: noise, shape ``(..., m)``, as a chain draws it.
         :returns: constrained values by site, shape ``(..., *site_shape)``.
         """
@@ -95,12 +98,12 @@ class _Transport:
     def __init__(self, guide: ImplicitGuide) -> None:
         self._sites = guide.sites
         samplers = copy.deepcopy(guide.samplers).requires_grad_(False).eval()
-        self._parts = list(samplers)
+        self._parts: list[Any] = list(samplers)
         self.prototype_trace = _Names([site.name for site in self._sites])
         self.plates = guide.plates
 
     def get_base_dist(self) -> dist.TorchDistribution:
-        loc = torch.cat([part.preconditioner.loc for part in self._parts])  # type: ignore[union-attr]
+        loc = torch.cat([part.preconditioner.loc for part in self._parts])
         return dist.Normal(torch.zeros_like(loc), torch.ones_like(loc)).to_event(1)
 
     def get_transform(self) -> Transform:

@@ -166,8 +166,9 @@ class ImplicitELBO(ParticleObjective):
 
     def is_bound_for(self, guide: Any) -> bool:
         """
-        Whether the value is, in expectation, a lower bound on the evidence for this guide: as
-        :attr:`is_bound`, or because its generators are certain not to fold.
+        Whether the value is, in expectation, a lower bound on the evidence for this guide.
+
+        It is if :attr:`is_bound` is, or because the guide's generators are certain not to fold.
 
         :param guide: the guide, built; one of this package tells by ``is_bijective``.
         """

@@ -73,12 +73,14 @@ def get_activation(name: str) -> Activation:
     return ACTIVATIONS[name]
 
 
-#: the largest absolute slope, where it is not 1 (maxima found in closed form or to 1e-9, rounded up)
+#: the largest absolute slope, where it is not 1, rounded up
 _STEEPER = {"gelu": 1.12893, "silu": 1.09984}
 
 
 def largest_slope(name: str) -> float:
     """
+    Bound the slope of an activation function.
+
     :param str name: a key of :data:`ACTIVATIONS`.
     :returns: an upper bound of the absolute value of its slope, hence a Lipschitz constant.
     :raises ArgumentError: for an unknown name.

@@ -24,6 +24,8 @@ __all__ = ["Inversion", "invert_block", "spectral_norm"]
 @dataclass(frozen=True)
 class Inversion:
     """
+    What leads to given values, and what it took to find it.
+
     :param torch.Tensor noise: the noise that leads to the given outputs, shape ``(..., d)``.
     :param int num_iterations: the largest number of iterations that any block took.
     :param float residual: the largest error that is left in a block's equation.
@@ -36,13 +38,16 @@ class Inversion:
 
 def spectral_norm(weight: Tensor) -> Tensor:
     """
-    The largest singular value, exactly, from the Gram matrix on the smaller side: no power
-    iteration is needed where one side is narrow.
+    Find the largest singular value exactly, from the Gram matrix on the smaller side.
+
+    No power iteration is needed where one side is narrow.
 
     :param torch.Tensor weight: shape ``(a, b)``.
-    :returns: shape ``()``, differentiable.
+    :returns: shape ``()``, differentiable; NaN for a weight that is not finite.
     """
     gram = weight @ weight.mT if weight.shape[0] <= weight.shape[1] else weight.mT @ weight
+    if not bool(gram.detach().isfinite().all()):
+        return gram.sum() * torch.nan  # for an objective to name the site
     return torch.linalg.eigvalsh(gram)[-1].clamp(min=torch.finfo(gram.dtype).tiny).sqrt()
 
 
@@ -54,8 +59,10 @@ def invert_block(
     max_iterations: int,
 ) -> Inversion:
     """
-    The argument of a residual block from its value. Gradients are those of the implicit function
-    theorem: one differentiable Newton step from the solution.
+    Find the argument of a residual block from its value.
+
+    Gradients are those of the implicit function theorem: one differentiable Newton step from the
+    solution.
 
     :param torch.Tensor y: values of the block, shape ``(..., m)``.
     :param weights: ``W_1`` (h, m), ``b`` (h,) and ``W_2`` (m, h).

@@ -1,6 +1,5 @@
 r"""
-An increasing function of one variable, with a slope that is never below one: the identity plus
-steps,
+Increasing functions of one variable whose slope is never below one: the identity plus steps.
 
 .. math::  f(z) = z + \sum_k a_k \tanh(u_k (z - b_k)), \qquad a_k \ge 0, \quad u_k > 0.
 
@@ -20,6 +19,8 @@ __all__ = ["Steps"]
 @dataclass(frozen=True)
 class Steps:
     """
+    Functions of that kind, one for each entry.
+
     :param torch.Tensor height: ``a``, shape ``(K, ...)``, not negative.
     :param torch.Tensor centre: ``b``, shape ``(K, ...)``.
     :param torch.Tensor rate: ``u``, shape ``(K, ...)``, positive.
@@ -31,6 +32,8 @@ class Steps:
 
     def value(self, z: Tensor) -> Tensor:
         """
+        Evaluate the functions.
+
         :param torch.Tensor z: shape ``(...)``.
         :returns: ``f(z)``, of the same shape.
         """
@@ -38,6 +41,8 @@ class Steps:
 
     def value_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """
+        Evaluate the functions and their slopes.
+
         :param torch.Tensor z: shape ``(...)``.
         :returns: ``f(z)`` and its slope, of the same shape.
         """
@@ -48,7 +53,9 @@ class Steps:
     @torch.no_grad()
     def inverse(self, y: Tensor, num_steps: int = 200) -> Tensor:
         """
-        By Newton's method inside of a bracket, which is halved where Newton's step leaves it or is
+        Find the arguments of given values.
+
+        Newton's method works inside of a bracket, which is halved where its step leaves it or is
         slow.
 
         :param torch.Tensor y: shape ``(...)``.

@@ -1,0 +1,208 @@
+"""Generators that cannot fold: determinant, inverse, density and certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyro_implicit import ImplicitDistribution, MLPGenerator
+from pyro_implicit.exceptions import ArgumentError, DensityError, NonFiniteError, ShapeError
+from pyro_implicit.generators.autoregressive import AutoregressiveGenerator
+from pyro_implicit.generators.base import Generator
+from pyro_implicit.generators.bijective import BijectiveGenerator
+from pyro_implicit.generators.preconditioner import Preconditioner
+from pyro_implicit.generators.rescaled import rescaled
+from tests.generators.test_residual import brute_jacobian, jolted
+
+MAKERS: dict[str, Callable[[int], Generator]] = {
+    "residual": partial(BijectiveGenerator, hidden_dim=7, num_blocks=2),
+    "residual, steep": partial(BijectiveGenerator, hidden_dim=5, activation="gelu"),
+    "residual, not smooth": partial(BijectiveGenerator, hidden_dim=4, activation="relu"),
+    "residual, diagonal": partial(BijectiveGenerator, hidden_dim=3, mixing="diagonal"),
+    "autoregressive": partial(AutoregressiveGenerator, hidden_dim=8),
+    "autoregressive, affine": partial(AutoregressiveGenerator, hidden_dim=8, num_steps=0),
+    "autoregressive, diagonal": partial(AutoregressiveGenerator, hidden_dim=6, mixing="diagonal"),
+}
+makers = st.sampled_from(sorted(MAKERS))
+seeds = st.integers(0, 2**31)
+
+
+@settings(max_examples=60)
+@given(makers, st.integers(1, 6), seeds, st.sampled_from([0.2, 1.0]))
+def test_determinant_and_inverse(name: str, m: int, seed: int, size: float) -> None:
+    torch.manual_seed(seed)
+    generator = jolted(MAKERS[name](m), size)
+    z = torch.randn(4, m, dtype=torch.float64)
+    x = generator(z)
+    jacobian = brute_jacobian(generator, z)
+    condition = float(torch.linalg.cond(jacobian.detach()).max())
+    torch.testing.assert_close(generator.jacobian(z), jacobian)
+    sign, log_det = torch.linalg.slogdet(jacobian)
+    torch.testing.assert_close(generator.half_log_det(z), log_det, rtol=1e-6, atol=1e-6)
+    assert len(sign.unique()) == 1  # it never changes: no fold
+    found = generator.invert(x)  # type: ignore[operator]
+    torch.testing.assert_close(found.noise, z, rtol=0, atol=1e-8 * condition)
+    assert found.num_iterations <= 100
+
+
+@pytest.mark.parametrize("name", [n for n in MAKERS if "not smooth" not in n])
+def test_gradients_of_the_inverse_are_those_of_the_implicit_function(name: str) -> None:
+    torch.manual_seed(1)
+    generator = jolted(MAKERS[name](3))
+    z = torch.randn(5, 3, dtype=torch.float64)
+    x = generator(z).detach().requires_grad_()
+    u = torch.randn(5, 3, dtype=torch.float64)
+    inverse = generator.inverse(x)
+    assert torch.allclose(inverse, z, atol=1e-8)
+    mine = torch.autograd.grad((u * inverse).sum(), [x, *generator.parameters()])
+    back = torch.linalg.solve(brute_jacobian(generator, z).mT, u[..., None])[..., 0].detach()
+    torch.testing.assert_close(mine[0], back, rtol=1e-6, atol=1e-8)
+    theirs = torch.autograd.grad(-(back * generator(z)).sum(), list(generator.parameters()))
+    for one, other in zip(mine[1:], theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", sorted(MAKERS))
+def test_the_density_integrates_to_one(name: str) -> None:
+    torch.manual_seed(2)
+    preconditioner = Preconditioner(torch.tensor([0.5]), torch.tensor([[0.7]])).double()
+    fn = ImplicitDistribution(jolted(MAKERS[name](1)), preconditioner=preconditioner)
+    grid = torch.linspace(-60, 60, 200_001, dtype=torch.float64)
+    with torch.no_grad():
+        density = fn.log_prob(grid[:, None]).exp()
+    assert float(torch.trapezoid(density, grid)) == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["residual", "autoregressive"])
+def test_the_density_in_two_dimensions_integrates_to_one(name: str) -> None:
+    torch.manual_seed(3)
+    fn = ImplicitDistribution(jolted(MAKERS[name](2), 0.2))
+    axis = torch.linspace(-12, 12, 301, dtype=torch.float64)
+    grid = torch.cartesian_prod(axis, axis)
+    with torch.no_grad():
+        density = fn.log_prob(grid).exp()
+    assert float(density.sum() * (axis[1] - axis[0]) ** 2) == pytest.approx(1, abs=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["residual", "autoregressive"])
+def test_fifty_dimensions_and_bad_scales(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(4)
+    generator = jolted(MAKERS[name](50)).to(dtype)
+    with torch.no_grad():
+        for mix in generator.maps:
+            mix.log_diagonal.copy_(torch.linspace(-3, 3, 50))
+    z = torch.randn(3, 50, dtype=dtype)
+    x = generator(z)
+    error = (generator.inverse(x) - z).abs().max()
+    assert error < (1e-7 if dtype == torch.float64 else 1e-2)
+    log_det = torch.linalg.slogdet(brute_jacobian(generator.double(), z.double())).logabsdet
+    torch.testing.assert_close(generator.half_log_det(z.double()), log_det, rtol=1e-6, atol=1e-5)
+
+
+def test_output_noise_ends_the_bijection() -> None:
+    generator = jolted(AutoregressiveGenerator(3, 4))
+    z = torch.randn(2, 3, dtype=torch.float64)
+    jacobian = brute_jacobian(generator, z)
+    covariance = jacobian @ jacobian.mT + 0.01 * torch.eye(3, dtype=torch.float64)
+    torch.testing.assert_close(generator.half_log_det(z, 0.1), 0.5 * torch.logdet(covariance))
+    fn = ImplicitDistribution(generator, scale=0.1)
+    assert not fn.is_bijective and ImplicitDistribution(generator).is_bijective
+    with pytest.raises(DensityError, match="cannot be evaluated"):
+        fn.log_prob(torch.zeros(3, dtype=torch.float64))
+
+
+def test_the_bounds_are_exact_and_below_one() -> None:
+    torch.manual_seed(5)
+    generator = jolted(BijectiveGenerator(6, 9, activation="silu", lipschitz=0.9), 5.0)
+    bounds = generator.lipschitz_bounds()
+    assert len(bounds) == 4 and all(bound <= 0.9 + 1e-12 for bound in bounds)
+    for (weight_in, _, weight_out), bound in zip(
+        [block.weights(torch.zeros((), dtype=torch.float64)) for block in generator.blocks],
+        bounds,
+        strict=True,
+    ):
+        norms = torch.linalg.matrix_norm(weight_in, 2) * torch.linalg.matrix_norm(weight_out, 2)
+        assert float(1.09984 * norms.detach()) == pytest.approx(bound)
+
+
+@pytest.mark.parametrize("kind", [BijectiveGenerator, AutoregressiveGenerator])
+def test_a_broken_certificate_is_noticed(kind: Any) -> None:
+    generator = kind(3, 4)
+    assert generator.is_bijective
+    with torch.no_grad():
+        generator.blocks[0].weight_in[0, 0] = torch.nan
+    assert not generator.is_bijective
+    with pytest.raises(DensityError, match="finite"):
+        generator.inverse(torch.zeros(3))
+    with pytest.raises(DensityError, match="cannot be evaluated"):
+        ImplicitDistribution(generator).log_prob(torch.zeros(3))
+
+
+def test_a_block_that_is_no_contraction_is_refused() -> None:
+    generator = BijectiveGenerator(3, 4)
+    generator.blocks[1].constant = 1.5  # type: ignore[assignment]
+    with torch.no_grad():
+        generator.blocks[1].weight_out.mul_(1000)  # type: ignore[operator]
+    with pytest.raises(DensityError, match=r"Lipschitz bounds are .*1\.5"):
+        generator.inverse(torch.zeros(3))
+
+
+def test_an_inverse_that_is_not_reached_is_told() -> None:
+    generator = jolted(BijectiveGenerator(3, 4))
+    with pytest.raises(NonFiniteError, match="not found in 1 iterations"):
+        generator.invert(torch.ones(3, dtype=torch.float64), max_iterations=1, tolerance=1e-15)
+
+
+@pytest.mark.parametrize("kind", [BijectiveGenerator, AutoregressiveGenerator])
+def test_outputs_of_another_size(kind: Any) -> None:
+    with pytest.raises(ShapeError, match="expected"):
+        kind(3, 4).inverse(torch.zeros(4))
+    with pytest.raises(ArgumentError):
+        kind(3, 4).inverse([0.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (BijectiveGenerator, {"lipschitz": 1.0}),
+        (BijectiveGenerator, {"lipschitz": 0.0}),
+        (BijectiveGenerator, {"mixing": "full"}),
+        (BijectiveGenerator, {"activation": "swish"}),
+        (BijectiveGenerator, {"num_blocks": 0}),
+        (AutoregressiveGenerator, {"num_steps": -1}),
+        (AutoregressiveGenerator, {"mixing": "low-rank"}),
+        (AutoregressiveGenerator, {"num_blocks": 0}),
+        (AutoregressiveGenerator, {"init_scale": 0.0}),
+    ],
+)
+def test_bad_options(kind: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError):
+        kind(3, **options)
+
+
+@pytest.mark.parametrize("kind", [BijectiveGenerator, AutoregressiveGenerator])
+def test_made_anew_from_the_config(kind: Any) -> None:
+    generator = kind(3, 4, num_blocks=2)
+    config = generator.config()
+    again = kind(**{k: v for k, v in config.items() if k != "type"})
+    again.load_state_dict(generator.state_dict())
+    z = torch.randn(5, 3)
+    assert torch.equal(generator(z), again(z))
+    assert config["type"] == kind.__name__ and again.config() == config
+
+
+@pytest.mark.parametrize("name", ["residual", "autoregressive"])
+def test_rescaling_keeps_the_bijection(name: str) -> None:
+    torch.manual_seed(6)
+    wide = rescaled(jolted(MAKERS[name](3)), 0.2)
+    z = torch.randn(4, 3, dtype=torch.float64)
+    assert wide.is_bijective
+    torch.testing.assert_close(wide.inverse(wide(z)), z, rtol=0, atol=1e-7)
+    assert not rescaled(MLPGenerator(3, 3, skip=True), 0.2).is_bijective
