@@ -121,7 +121,7 @@ def khat(
         draws, density = GuideDensity(guide, num_inner, num_starts).of_own_draws(num_samples)
         error, gap = _check_density(density, tolerance, num_inner, num_starts)
         u = torch.cat(draws, -1)
-        example = next(iter(guide.samplers.buffers()))
+        example = guide.samplers[0].preconditioner.loc
         log_joint = LogJoint(model, guide.sites, args, kwargs).at_draws(u.to(example)).to(u)
     _check_finite(log_joint)
     ratios = log_joint - density.upper

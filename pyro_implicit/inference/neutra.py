@@ -100,7 +100,8 @@ class _Transport:
         samplers = copy.deepcopy(guide.samplers).requires_grad_(False).eval()
         self._parts: list[Any] = list(samplers)
         self.prototype_trace = _Names([site.name for site in self._sites])
-        self.plates = guide.plates
+        # Pyro's class leaves these plates while it draws the noise
+        self.plates = {frame.name: frame for site in self._sites for frame in site.frames}
 
     def get_base_dist(self) -> dist.TorchDistribution:
         loc = torch.cat([part.preconditioner.loc for part in self._parts])
