@@ -14,6 +14,7 @@ from pyro_implicit.diagnostics.log_density import log_density
 from pyro_implicit.diagnostics.stein_discrepancy import stein_discrepancy
 from pyro_implicit.diagnostics.vsbc import vsbc
 from pyro_implicit.distributions.implicit import ImplicitDistribution, sample_implicit
+from pyro_implicit.generators.autoregressive import AutoregressiveGenerator
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.mlp import MLPGenerator
 from pyro_implicit.generators.mmnn import CMMNN, MMNN
@@ -58,6 +59,7 @@ __all__ = [
     "AdversarialELBO",
     "AlphaEnergy",
     "Annealed",
+    "AutoregressiveGenerator",
     "BayesianModule",
     "CMMNN",
     "CMMNNGuide",

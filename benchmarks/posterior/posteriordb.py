@@ -145,7 +145,9 @@ def fit(
     """
     with stopwatch() as watch:
         if method in ("start", "implicit"):
-            guide = HyperNetworkGuide(posterior.model, init_from="laplace").setup(*data)
+            perceptron = {"hidden_dims": (40, 40)} if method == "start" else {}
+            guide = HyperNetworkGuide(posterior.model, init_from="laplace", **perceptron)
+            guide.setup(*data)
             objective = LinearisedELBO(NUM_PARTICLES, vectorize_particles=True, max_plate_nesting=1)
         elif method == "mvn":
             guide = AutoMultivariateNormal(posterior.model, init_loc_fn=_start)

@@ -264,7 +264,11 @@ class ImplicitDistribution(dist.TorchDistribution):
         if self.noise is None:
             raise ArgumentError("no noise is fixed: write distribution.given(z).half_log_det().")
         check_function_of_noise(self.generator, self.noise)
-        value = self.generator.half_log_det(self.noise, self.scale)
+        kept = None if self._linearisation is None else self._linearisation.log_abs_det
+        if kept is not None and is_zero(self.scale):
+            value = kept
+        else:
+            value = self.generator.half_log_det(self.noise, self.scale)
         if self.preconditioner is None:
             return value
         return value + self.preconditioner.log_abs_det
@@ -337,14 +341,23 @@ class KeptLinearisations(Messenger):
     An objective that asks for it then does not run the generator again. Without effect under
     autocast, where draws are made in another precision than derivatives, and for generators with
     forward hooks, which a derivative does not call.
+
+    :param bool every: for every generator, or only where the pass tells the determinant as well.
     """
+
+    def __init__(self, every: bool = True) -> None:
+        super().__init__()
+        self._every = every
 
     def _pyro_sample(self, msg: Any) -> None:
         fn = msg["fn"]
         if not isinstance(fn, ImplicitDistribution) or msg["done"] or msg["value"] is not None:
             return
+        if not (self._every or (fn.generator.draws_with_log_det and is_zero(fn.scale))):
+            return
         if fn.noise is None or torch.is_autocast_enabled(fn.noise.device.type):
             return
+        refuse_batch_statistics(fn.generator)
         if not any(m._forward_hooks or m._forward_pre_hooks for m in fn.generator.modules()):
             fn._linearisation = fn.linearisation()
 

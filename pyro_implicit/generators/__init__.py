@@ -1,7 +1,9 @@
 """Neural samplers: from noise to flat latents, each with the fastest exact derivatives it knows."""
 
 from pyro_implicit.generators.as_generator import as_generator
+from pyro_implicit.generators.autoregressive import AutoregressiveGenerator
 from pyro_implicit.generators.base import Generator
+from pyro_implicit.generators.bijective import BijectiveGenerator
 from pyro_implicit.generators.conditioned import Conditioned
 from pyro_implicit.generators.mlp import MLPGenerator
 from pyro_implicit.generators.mmnn import CMMNN, MMNN
@@ -11,6 +13,8 @@ from pyro_implicit.generators.preconditioner import Preconditioner
 from pyro_implicit.generators.residual import ResidualGenerator
 
 __all__ = [
+    "AutoregressiveGenerator",
+    "BijectiveGenerator",
     "CMMNN",
     "Conditioned",
     "Generator",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from pyro_implicit.exceptions import DensityError, ShapeError
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.linear_maps import FULL_UP_TO, linear_map
 from pyro_implicit.ops.contraction import Inversion
+from pyro_implicit.ops.linearisation import FunctionLinearisation, Linearisation
 from pyro_implicit.ops.logdet import is_zero, upcast
 from pyro_implicit.ops.monotone import Steps
 
@@ -77,7 +79,7 @@ class AutoregressiveBlock(nn.Module):
         out = out.unflatten(-1, (self.num_outputs, -1)).movedim(-2, 0)
         shift, log_scale = out[0], _MOST_LOG_SCALE * torch.tanh(out[1] / _MOST_LOG_SCALE)
         height, centre, rate = out[2:].chunk(3)
-        return shift, log_scale, Steps(F.softplus(height - 2), centre, 2 * F.softplus(rate) + 1e-3)
+        return shift, log_scale, Steps(F.softplus(height - 4), centre, 2 * F.softplus(rate) + 1e-3)
 
     def forward(self, x: Tensor) -> Tensor:
         """
@@ -149,13 +151,14 @@ class AutoregressiveGenerator(Generator):
     """
 
     full_rank = True
+    draws_with_log_det = True
 
     def __init__(
         self,
         output_dim: int,
         hidden_dim: int = 40,
         *,
-        num_blocks: int = 3,
+        num_blocks: int = 2,
         num_steps: int = 3,
         mixing: str = "auto",
         init_scale: float = 1.0,
@@ -194,6 +197,10 @@ class AutoregressiveGenerator(Generator):
         self.check_noise(z)
         if not is_zero(scale):
             return super().half_log_det(z, scale)
+        return self._with_log_det(z)[1]
+
+    def _with_log_det(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Draws, and the log-determinants, in one pass."""
         with torch.autocast(z.device.type, enabled=False):
             x = z.to(torch.promote_types(z.dtype, torch.float32))
             total = x.new_zeros(())
@@ -201,7 +208,12 @@ class AutoregressiveGenerator(Generator):
                 x, log_det = block.with_log_det(x)  # type: ignore[operator]
                 total = total + log_det + mix.log_abs_det().to(x)  # type: ignore[operator]
                 x = mix(x).flip(-1)
-            return total.to(z.dtype)
+            return (x + self.shift.to(x.dtype)).to(z.dtype), total.to(z.dtype)
+
+    def linearise(self, z: Tensor) -> Linearisation:
+        """See :meth:`Generator.linearise`; the determinant comes with the value."""
+        self.check_noise(z)
+        return _TriangularLinearisation(self, z, *self._with_log_det(z))
 
     def inverse(self, x: Tensor) -> Tensor:
         """See :meth:`Generator.inverse`."""
@@ -247,6 +259,28 @@ class AutoregressiveGenerator(Generator):
             "num_steps": self.num_steps,
             "mixing": self.mixing,
         }
+
+
+class _TriangularLinearisation(Linearisation):
+    """A value with its determinant; products by ``torch.func``, once they are asked for."""
+
+    def __init__(
+        self, generator: AutoregressiveGenerator, z: Tensor, value: Tensor, log_abs_det: Tensor
+    ) -> None:
+        super().__init__(value, z.shape[-1])
+        self._generator, self._noise, self.log_abs_det = generator, z, log_abs_det
+
+    @cached_property
+    def _products(self) -> Linearisation:
+        return FunctionLinearisation(self._generator, self._noise)
+
+    def jvp(self, v: Tensor) -> Tensor:
+        """See :meth:`Linearisation.jvp`."""
+        return self._products.jvp(v)
+
+    def vjp(self, u: Tensor) -> Tensor:
+        """See :meth:`Linearisation.vjp`."""
+        return self._products.vjp(u)
 
 
 def _needs_gradient(module: nn.Module, x: Tensor) -> bool:

@@ -39,6 +39,8 @@ class Generator(nn.Module, ABC):
     #: whether ``g`` is certain to be a bijection of the noise's space on that of the outputs, for
     #: every value of its parameters; :meth:`inverse` then works
     is_bijective: bool = False
+    #: whether :meth:`linearise` costs about a draw and tells the determinant with it
+    draws_with_log_det: bool = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -40,7 +40,7 @@ class Rescaled(Generator):
 
     @property
     def is_bijective(self) -> bool:  # type: ignore[override]
-        """As ``g`` is."""
+        """Whether ``g`` is certain to be a bijection."""
         return self.inner.is_bijective
 
     def inverse(self, x: Tensor) -> Tensor:

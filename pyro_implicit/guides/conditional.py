@@ -84,5 +84,8 @@ class ConditionalHyperNetworkGuide(ConditionalGuide, HyperNetworkGuide):
             inputs = self._noise_dim + (self._context_dim or 0)
         return None if option is None else as_generator(option, output_dim, inputs)
 
+    def _is_free(self) -> bool:
+        return False  # the context needs inputs beside the noise
+
     def _num_inputs(self, output_dim: int) -> int:
         return super()._num_inputs(output_dim) + (self._context_dim or 0)

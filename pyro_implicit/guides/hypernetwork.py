@@ -11,7 +11,9 @@ from torch import nn
 from pyro_implicit._checks import check_callable, check_count, check_counts, check_number
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.generators.as_generator import as_generator
+from pyro_implicit.generators.autoregressive import AutoregressiveGenerator
 from pyro_implicit.generators.base import Generator
+from pyro_implicit.generators.bijective import BijectiveGenerator
 from pyro_implicit.generators.mlp import MLPGenerator
 from pyro_implicit.generators.rescaled import rescaled
 from pyro_implicit.generators.residual import ResidualGenerator
@@ -33,32 +35,39 @@ _GENERATORS = (
 
 class HyperNetworkGuide(ImplicitGuide):
     r"""
-    An implicit guide whose latents come out of a multilayer perceptron.
+    An implicit guide whose latents come out of a neural network.
 
     It is a *hypernetwork* where the latents are the weights of a network.
 
-    Defaults, and why. Up to 256 latents: as many noise dimensions as latents (each direction left
-    out costs about :math:`\log(1/\sigma) - \tfrac12` nats, and more noise than latents makes the
-    linearised entropy count folds twice) and a linear map beside the network, so that draws fill
-    the space and no output noise is needed. Above: 100 noise dimensions, no linear map,
-    ``scale=0.01``. With ``init_from`` and more than 256 latents: a
-    :class:`~pyro_implicit.ResidualGenerator`, whose determinant stays cheap.
+    Defaults, and why. **Up to 256 latents** an
+    :class:`~pyro_implicit.AutoregressiveGenerator`: it cannot fold, so that
+    :class:`~pyro_implicit.LinearisedELBO` is a true lower bound, the guide has a density
+    (:meth:`log_density`) and Pyro's own objectives can train it; at equal time it was the nearest
+    to the posterior of all generators here, or within noise of it
+    (``docs/results/generators.md``). **Above**: a multilayer perceptron of 100 noise dimensions and
+    ``scale=0.01``, or with ``init_from`` a :class:`~pyro_implicit.ResidualGenerator`, whose
+    determinant stays cheap. With ``noise_dim``, ``hidden_dims``, ``activation`` or output noise it
+    is a perceptron at every size: up to 256 latents with as many noise dimensions as latents (each
+    direction left out costs about :math:`\log(1/\sigma) - \tfrac12` nats) and a linear map beside
+    the network, so that draws fill the space and no output noise is needed.
 
     :param model: a Pyro model whose latents are continuous.
-    :param int noise_dim: noise dimensions.
-    :param hidden_dims: widths of the hidden layers.
-    :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`. The default does
-        not saturate, so that tails can be longer than a Gaussian's: on eight schools the worst
-        error of a standard deviation is 6% with it and 11% or more with tanh.
-    :param generator: instead of the perceptron: a :class:`~pyro_implicit.Generator` or any
+    :param int noise_dim: noise dimensions of a perceptron.
+    :param hidden_dims: widths of its hidden layers.
+    :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`. That of a
+        perceptron is by default ``"silu"``, which does not saturate, so that tails can be longer
+        than a Gaussian's: on eight schools the worst error of a standard deviation is 6% with it
+        and 11% or more with tanh.
+    :param generator: a generator of one's own: a :class:`~pyro_implicit.Generator` or any
         ``nn.Module``, or a callable that makes one from the number of outputs, such as the class
         :class:`~pyro_implicit.ResidualGenerator`.
     :param float init_scale: standard deviation of the first draws in the unconstrained space; with
         ``init_from`` it is that of the Gaussian that the guide is initialised as. By default 0.1
-        for the generators made here and for the bare class
-        :class:`~pyro_implicit.ResidualGenerator`, while any other generator of one's own stays as
-        it is; if a number is given, its outputs are measured once, centred and multiplied by
-        constants (saved with the guide) so that they have it.
+        for the generators made here and for the bare classes
+        :class:`~pyro_implicit.ResidualGenerator`, :class:`~pyro_implicit.AutoregressiveGenerator`
+        and :class:`~pyro_implicit.generators.BijectiveGenerator`, while any other generator of
+        one's own stays as it is; if a number is given, its outputs are measured once, centred and
+        multiplied by constants (saved with the guide) so that they have it.
     :param options: ``init_loc_fn``, ``init_from``, ``scale``, ``learn_scale``, ``factorized`` and
         ``create_plates``, see :class:`~pyro_implicit.ImplicitGuide`.
     :raises ArgumentError: for bad values, or ``generator`` together with options that it replaces.
@@ -70,7 +79,7 @@ class HyperNetworkGuide(ImplicitGuide):
         *,
         noise_dim: int | None = None,
         hidden_dims: Sequence[int] | None = None,
-        activation: str = "silu",
+        activation: str | None = None,
         generator: Any = None,
         init_scale: float | None = None,
         **options: Any,
@@ -91,7 +100,8 @@ class HyperNetworkGuide(ImplicitGuide):
             hidden_dims = check_counts("hidden_dims", hidden_dims, empty=False)
         if init_scale is not None:
             init_scale = check_number("init_scale", init_scale, above=0)
-        get_activation(activation)
+        if activation is not None:
+            get_activation(activation)
         super().__init__(model, **options)
         self._noise_dim = noise_dim
         self._hidden_dims = hidden_dims
@@ -112,6 +122,11 @@ class HyperNetworkGuide(ImplicitGuide):
         option = self._generator[0]
         return None if option is None else as_generator(option, output_dim, self._noise_dim)
 
+    def _is_free(self) -> bool:
+        """Whether nothing asks for a perceptron or for output noise."""
+        asked = (self._noise_dim, self._hidden_dims, self._activation, self._scale)
+        return all(one is None for one in asked) and not self._learn_scale
+
     def _num_inputs(self, output_dim: int) -> int:
         """The number of inputs of the perceptron."""
         return self._noise_dim or (output_dim if output_dim <= _SMALL else 100)
@@ -120,12 +135,15 @@ class HyperNetworkGuide(ImplicitGuide):
         self, output_dim: int, sites: list[LatentSite], preconditioned: bool
     ) -> Generator:
         init_scale = 1.0 if preconditioned else self._init_scale or 0.1
-        if self._generator[0] is ResidualGenerator:
-            return ResidualGenerator(output_dim, init_scale=init_scale)
+        kind = self._generator[0]
+        if kind in (AutoregressiveGenerator, BijectiveGenerator, ResidualGenerator):
+            return kind(output_dim, init_scale=init_scale)
         own = self._own_generator(output_dim)
         if own is not None:
             return own if self._init_scale is None else rescaled(own, init_scale)
         small = output_dim <= _SMALL
+        if self._is_free() and small:
+            return AutoregressiveGenerator(output_dim, init_scale=init_scale)
         if preconditioned and not small and self._noise_dim is None and self._hidden_dims is None:
             return ResidualGenerator(output_dim)
         hidden_dims = (40, 40) if small else (100,)
@@ -133,7 +151,7 @@ class HyperNetworkGuide(ImplicitGuide):
             self._num_inputs(output_dim),
             output_dim,
             hidden_dims if self._hidden_dims is None else self._hidden_dims,
-            activation=self._activation,
+            activation=self._activation or "silu",
             skip=small,
             init_scale=init_scale,
         )

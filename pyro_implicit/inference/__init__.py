@@ -1,10 +1,12 @@
 """What is done with a fitted guide: draws, predictions, scores."""
 
 from pyro_implicit.inference.log_predictive_density import log_predictive_density
+from pyro_implicit.inference.neutra import NeuTraReparam
 from pyro_implicit.inference.posterior_draws import posterior_draws
 from pyro_implicit.inference.predict import predict
 
 __all__ = [
+    "NeuTraReparam",
     "log_predictive_density",
     "posterior_draws",
     "predict",

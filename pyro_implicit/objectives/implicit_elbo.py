@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pyro_implicit._checks import check_choice, check_count, check_number
+from pyro_implicit._checks import check_choice, check_count, check_guide, check_number
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.likelihood import log_predictive
 from pyro_implicit.objectives.particle import Reads
@@ -66,6 +66,8 @@ class ImplicitELBO(ParticleObjective):
     #: whether :meth:`estimate` asks for ``site.distribution.linearisation()``: the draws are then
     #: made with it, and the generator is run once for both
     linearises: bool = False
+    #: whether it needs the exact log-determinant
+    takes_log_det: bool = False
 
     def __init__(
         self,
@@ -171,7 +173,9 @@ class ImplicitELBO(ParticleObjective):
         It is if :attr:`is_bound` is, or because the guide's generators are certain not to fold.
 
         :param guide: the guide, built; one of this package tells by ``is_bijective``.
+        :raises ArgumentError: if it cannot be called.
         """
+        check_guide(guide)
         honest = self.likelihood == "expected" and self.kl_weight >= 1 and self.prior_weight == 1
         bijective = self.bounds_bijective and bool(getattr(guide, "is_bijective", False))
         return self.is_bound or (honest and bijective)
@@ -184,7 +188,12 @@ class ImplicitELBO(ParticleObjective):
         kl = self.replaces == "kl"
         # vectorised draws are linearised together: all of them or, where some are used, not yet
         all_used = self.num_entropy_particles == self.num_particles or not self.vectorised
-        return Reads(prior=not kl, prior_draws=kl, linearisation=self.linearises and all_used)
+        return Reads(
+            prior=not kl,
+            prior_draws=kl,
+            linearisation=self.linearises and all_used,
+            log_det=self.takes_log_det and all_used,
+        )
 
     @property
     def pools(self) -> bool:  # type: ignore[override]

@@ -50,6 +50,7 @@ class LinearisedELBO(ImplicitELBO):
     """
 
     bounds_bijective = True
+    takes_log_det = True
 
     def estimate(self, site: ImplicitSite) -> Tensor:
         r"""

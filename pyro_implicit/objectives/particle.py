@@ -55,6 +55,8 @@ class Reads:
         carry the gradient of their components (:attr:`Particle.log_weight`).
     :param bool prior_draws: draws of the model's prior (``site.prior``).
     :param bool implicit_site: whether the guide must have one.
+    :param bool log_det: the exact log-determinants of the generators at the draws, so that those
+        which tell it with the draw are run once for both.
     :param bool linearisation: the derivative of the generators at the draws, so that they are run
         once for both (``site.distribution.linearisation()``).
     """
@@ -64,6 +66,7 @@ class Reads:
     prior_draws: bool = False
     implicit_site: bool = True
     linearisation: bool = False
+    log_det: bool = False
 
 
 #: what an evidence bound reads
@@ -185,7 +188,8 @@ def draw_particle(
         guide maps on a support has another one in the model.
     """
     tracer = poutine.trace(guide)
-    keeping = KeptLinearisations() if reads.linearisation else nullcontext()
+    kept = reads.linearisation or reads.log_det
+    keeping = KeptLinearisations(every=reads.linearisation) if kept else nullcontext()
     with keeping, nullcontext() if reads.guide else WeightedDraws():
         guide_trace = tracer.get_trace(*args, **kwargs)
     guide_nodes, validated = sample_nodes(guide_trace), is_validation_enabled()

@@ -27,6 +27,9 @@ class Linearisation(ABC):
     :param int input_dim: ``d``.
     """
 
+    #: ``log |det J|`` of a square Jacobian, shape ``(...)``, where the pass has told it
+    log_abs_det: Tensor | None = None
+
     def __init__(self, value: Tensor, input_dim: int) -> None:
         self.value = value
         self.input_dim = input_dim
@@ -88,6 +91,8 @@ class _Unsqueezed(Linearisation):
     def __init__(self, one: Linearisation) -> None:
         super().__init__(one.value.unsqueeze(0), one.input_dim)
         self._one = one
+        if one.log_abs_det is not None:
+            self.log_abs_det = one.log_abs_det.unsqueeze(0)
 
     def jvp(self, v: Tensor) -> Tensor:
         """See :meth:`Linearisation.jvp`."""

@@ -335,7 +335,9 @@ def test_auxiliary_sites_are_marked_as_such() -> None:
     ],
     ids=lambda objective: type(objective).__name__,
 )
-@pytest.mark.parametrize("guide", [_HandGuide, lambda: HyperNetworkGuide(_hand_model)])
+@pytest.mark.parametrize(
+    "guide", [_HandGuide, lambda: HyperNetworkGuide(_hand_model, hidden_dims=(4,))]
+)
 def test_objectives_that_need_a_density_refuse_and_never_train(
     objective: Any, guide: Callable[[], Any]
 ) -> None:

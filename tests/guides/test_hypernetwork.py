@@ -12,6 +12,7 @@ from torch import nn
 from pyro_implicit import (
     CMMNN,
     MMNN,
+    AutoregressiveGenerator,
     CMMNNGuide,
     HyperNetworkGuide,
     LinearisedELBO,
@@ -36,8 +37,32 @@ def generator_of(guide):
     return guide.samplers[0].generator
 
 
-def test_small_models_get_as_many_noises_as_latents_and_no_output_noise():
-    guide = HyperNetworkGuide(make(4)).setup()
+def test_small_models_get_a_generator_that_cannot_fold():
+    guide = HyperNetworkGuide(make(255)).setup()
+    assert isinstance(generator_of(guide), AutoregressiveGenerator)
+    assert guide.is_bijective and guide.samplers[0].scale == 0.0
+    assert isinstance(generator_of(HyperNetworkGuide(make(256)).setup()), MLPGenerator)
+    draws = guide.sample(2000)
+    assert 0.08 < float(draws["w"].std(0).mean()) < 0.12  # the initial scale
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"noise_dim": 5},
+        {"hidden_dims": (40, 40)},
+        {"activation": "tanh"},
+        {"scale": 0.1},
+        {"scale": 0.1, "learn_scale": "scalar"},
+    ],
+)
+def test_whoever_asks_for_a_perceptron_gets_one(options):
+    guide = HyperNetworkGuide(make(4), **options).setup()
+    assert isinstance(generator_of(guide), MLPGenerator)
+
+
+def test_small_perceptrons_have_as_many_noises_as_latents_and_no_output_noise():
+    guide = HyperNetworkGuide(make(4), hidden_dims=(40, 40)).setup()
     generator = generator_of(guide)
     assert isinstance(generator, MLPGenerator)
     assert (generator.noise_dim, generator.output_dim) == (5, 5)

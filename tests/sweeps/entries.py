@@ -84,6 +84,11 @@ def guide() -> Any:
     return pi.HyperNetworkGuide(model, hidden_dims=(3,), scale=0.05).setup(X, Y)
 
 
+@cache
+def _flow_guide() -> Any:
+    return pi.HyperNetworkGuide(model).setup(X, Y)
+
+
 def process(**settings: Any) -> Any:
     settings = {"num_functions": 4, "noise_scale": 0.3, "seed": 0} | settings
     return pi.ImplicitProcess(pi.RandomNetwork(network()), X, **settings)
@@ -222,6 +227,7 @@ CLASSES: dict[str, Entry] = {
     "BayesianModule": Entry(
         lambda: dict(module=network(), prior=dist.Normal(0.0, 1.0)), lambda made: made(X)
     ),
+    "AutoregressiveGenerator": fixed(generate, output_dim=3, hidden_dim=2),
     "CMMNN": fixed(generate, group_sizes=[10, 12]),
     "CMMNNGuide": _guide(),
     "ConditionalHyperNetworkGuide": _local(hidden_dims=(3,)),
@@ -318,6 +324,11 @@ FUNCTIONS: dict[str, Entry] = {
 METHODS: dict[str, Entry] = {
     "EarlyStopping.step": fixed(score=1.0),
     "ImplicitDistribution.conditional_log_prob": fixed(value=torch.zeros(2)),
+    "AutoregressiveGenerator.inverse": fixed(x=torch.zeros(2, 3)),
+    "AutoregressiveGenerator.invert": fixed(x=torch.zeros(2, 3)),
+    "Generator.inverse": fixed(x=torch.zeros(2, 3)),
+    "ImplicitELBO.is_bound_for": Entry(lambda: dict(guide=guide()), passed_on=("guide",)),
+    "ImplicitGuide.log_density": Entry(lambda: dict(values=draws())),
     "Generator.check_noise": fixed(z=torch.zeros(2, 3)),
     "ImplicitDistribution.given": fixed(draw_from, noise=torch.zeros(2)),
     "ImplicitDistribution.expand": fixed(draw_from, batch_shape=(3,)),
@@ -369,6 +380,9 @@ METHODS: dict[str, Entry] = {
 RECEIVERS: dict[str, Callable[[], Any]] = {
     "AdversarialELBO": _trained_critic,
     "Generator": lambda: pi.MLPGenerator(3, 2, (3,)),
+    "AutoregressiveGenerator": lambda: pi.AutoregressiveGenerator(3, 2),
+    "Generator.inverse": lambda: pi.AutoregressiveGenerator(3, 2),
+    "ImplicitGuide.log_density": _flow_guide,
     "ImplicitDistribution": lambda: pi.ImplicitDistribution(
         pi.MLPGenerator(2, 2, (3,)), scale=0.1
     ).given(torch.zeros(2)),
@@ -380,8 +394,11 @@ RECEIVERS: dict[str, Callable[[], Any]] = {
 #: no user calls them with arguments of their own: Lightning, Pyro, torch or the package does, as it
 #: does whatever begins with ``on_``
 HOOKS = {
+    "AutoregressiveGenerator.forward",
     "CMMNN.forward",
-    "ImplicitDistribution.log_prob",  # refuses whatever it is given
+    "ImplicitDistribution.log_prob",  # of a trace; most refuse whatever they are given
+    "ImplicitSite.of_node",
+    "ImplicitSite.with_draws",
     "LightningVI.load_from_checkpoint",  # bad files are a matter of tests/training
     "LightningVI.setup",
     "MLPGenerator.forward",  # users call the generator, which looks at the noise first

@@ -118,16 +118,17 @@ def _leading(function: Any) -> tuple[str, ...]:
     return tuple(names[: kinds.index(inspect.Parameter.VAR_POSITIONAL)])
 
 
-def _receiver(kind: type, owner: type) -> Any:
-    if owner.__name__ in RECEIVERS:
-        return RECEIVERS[owner.__name__]()
+def _receiver(kind: type, owner: type, name: str) -> Any:
+    for known in (f"{owner.__name__}.{name}", owner.__name__):
+        if known in RECEIVERS:
+            return RECEIVERS[known]()
     entry = CLASSES[kind.__name__]
     return (entry.target or kind)(**entry.valid())
 
 
 def _method_sweep(kind: type, owner: type, name: str) -> Sweep:
     def function(*args: Any, **kwargs: Any) -> Any:
-        return getattr(_receiver(kind, owner), name)(*args, **kwargs)
+        return getattr(_receiver(kind, owner, name), name)(*args, **kwargs)
 
     method = getattr(owner, name)
     entry = METHODS[f"{owner.__name__}.{name}"]
