@@ -16,11 +16,15 @@ GROUPS = (
     "posterior",
     "posterior_predictive",
     "log_likelihood",
+    "sample_stats",
     "prior",
     "prior_predictive",
     "observed_data",
     "constant_data",
 )
+
+#: costs one more run of the model for each draw
+ON_REQUEST = "sample_stats"
 
 
 def choose_groups(
@@ -40,7 +44,7 @@ def choose_groups(
     undrawable = [name for name, site in program.sites.items() if not site.drawable]
     notes: dict[str, str] = {}
     if groups is None:
-        chosen = [group for group in GROUPS if group not in empty]
+        chosen = [group for group in GROUPS if group not in empty and group != ON_REQUEST]
         if undrawable:
             chosen = [group for group in chosen if not group.startswith("prior")]
             notes["prior_omitted"] = f"sites {undrawable} cannot be drawn from their prior"

@@ -18,6 +18,7 @@ from pyro_implicit.arviz.collect import (
 )
 from pyro_implicit.arviz.compatibility import make_inference_data
 from pyro_implicit.arviz.constants import constant_data, constant_slots
+from pyro_implicit.arviz.densities import DENSITIES, check_densities, densities
 from pyro_implicit.arviz.groups import GROUPS, check_size, choose_groups
 from pyro_implicit.arviz.labels import Labels, netcdf_names
 from pyro_implicit.arviz.program import Program, Site
@@ -60,7 +61,10 @@ def to_arviz(
     is in float64, whatever the model: Pareto-smoothed weights overflow in float32.
     ``posterior_predictive`` and ``prior_predictive``: new values of the observed sites, and of
     sites that are neither observed nor in the guide. ``prior``: latent and deterministic sites,
-    drawn from the model alone. ``observed_data``: what the model observes when called with these
+    drawn from the model alone. ``sample_stats``, if it is asked for by name and the guide is
+    bijective: the log-densities of model (``lp``) and guide (``log_q``) at each draw, both in the
+    unconstrained space, for importance weights and ``loo_approximate_posterior``; one more run of
+    the model for each draw. ``observed_data``: what the model observes when called with these
     arguments. ``constant_data``: the tensor arguments that are not observed, by their names in the
     model's signature. ``pyro.factor`` terms are in no group.
 
@@ -106,7 +110,8 @@ def to_arviz(
     :returns: ``arviz.InferenceData`` with ArviZ 0.x, ``xarray.DataTree`` with ArviZ >= 1; variables
         have shape ``(1, num_samples, *shape)``, or ``(1, num_samples, num_guides, *shape)``; those
         of the data groups have no sample dimensions.
-    :raises ArgumentError: for bad values, groups that cannot be made, or too large ones; for guides
+    :raises ArgumentError: for bad values, groups that cannot be made, or too large ones (for
+        ``sample_stats``, a guide without a density); for guides
         in a list that draw different sites.
     :raises SiteError: for a log-likelihood that depends on a site outside of the guide, or a prior
         that was asked for and cannot be drawn.
@@ -130,18 +135,23 @@ def to_arviz(
     num_restarts = len(guides) if restarts else None
     if num_restarts is not None:
         attrs["num_restarts"] = num_restarts
+    dense = check_densities(guides, chosen, restarts) if "sample_stats" in chosen else None
     plan = make_plan(program, chosen)
     check_size(plan, num_samples, max_bytes, len(guides))
 
     all_slots: ExportPlan = dict(plan)
     if "constant_data" in chosen:
         all_slots["constant_data"] = constant_slots(program, constants)
+    if dense is not None:
+        all_slots["sample_stats"] = DENSITIES
     labels = Labels(all_slots, dims, coords, num_restarts, GUIDE_GROUPS)
     renamed = netcdf_names({name for slots in all_slots.values() for name in slots})
 
     arrays = collect(programs, guides, plan, num_samples, restarts)
     if "constant_data" in chosen:
         arrays["constant_data"] = {name: to_numpy(value) for name, value in constants.items()}
+    if dense is not None:
+        arrays["sample_stats"] = densities(model, dense, arrays["posterior"], args, kwargs)
     return make_inference_data(
         {g: {renamed[n]: a for n, a in arrays[g].items()} for g in GROUPS if g in arrays},
         labels.coords,
