@@ -362,9 +362,9 @@ METHODS: dict[str, Entry] = {
     "AdversarialELBO.load_state_dict": Entry(lambda: dict(state=_trained_critic().state_dict())),
     "ConditionalGuide.set_extra_state": Entry(lambda: dict(state=_local_guide().get_extra_state())),
     "ParticleObjective.load_state_dict": Entry(lambda: dict(state={})),
-    "ImplicitGuide.from_state_dict": Entry(lambda: dict(state_dict=guide().state_dict())),
-    "ImplicitGuide.load_state_dict": Entry(lambda: dict(state_dict=guide().state_dict())),
-    "ImplicitGuide.set_extra_state": Entry(lambda: dict(state=guide().get_extra_state())),
+    "SavedGuide.from_state_dict": Entry(lambda: dict(state_dict=guide().state_dict())),
+    "SavedGuide.load_state_dict": Entry(lambda: dict(state_dict=guide().state_dict())),
+    "SavedGuide.set_extra_state": Entry(lambda: dict(state=guide().get_extra_state())),
     "LanczosELBO.load_state_dict": Entry(lambda: dict(state=pi.LanczosELBO().state_dict())),
     "ResumableLoader.load_state_dict": Entry(
         lambda: dict(state=pi.ResumableLoader(list(range(4))).state_dict())
@@ -387,6 +387,7 @@ RECEIVERS: dict[str, Callable[[], Any]] = {
         pi.MLPGenerator(2, 2, (3,)), scale=0.1
     ).given(torch.zeros(2)),
     "ImplicitGuide": guide,
+    "SavedGuide": guide,
     "ConditionalGuide": _local_guide,
     "ImplicitProcess": process,
 }
