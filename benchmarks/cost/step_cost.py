@@ -49,6 +49,14 @@ DEFAULTS: dict[str, tuple[tuple[str, ...], int]] = {
     "wideresnet-16-4": (("cmmnn",), 8),
     "wideresnet-28-10": (("cmmnn",), 8),
 }
+#: MAP steps that a step with two draws may cost: objective -> with guide B, with guide A
+GOALS = {
+    "no entropy": (2.9, 3.2),
+    "SingularValueELBO(5)": (5.5, 7.5),
+    "LanczosELBO(5)": (5.0, 7.0),
+    "LanczosELBO(5), entropy on 1 draw": (4.0, 5.0),
+    f"LanczosELBO(5), every {LAZY}th step": (3.5, 4.0),
+}
 #: entries of one draw's Jacobian up to which LinearisedELBO is worth a try
 DENSE = 10**7
 
@@ -202,6 +210,24 @@ def table(rows: list[dict[str, Any]]) -> str:
     """One line for each job; time and memory in steps of MAP."""
     header = [key for key in rows[0] if key != "batch_size"]
     return format_table(header, [[row[key] for key in header] for row in rows])
+
+
+def with_goals(rows: list[dict[str, Any]]) -> str:
+    """Of LeNet: one line for each objective, number of draws and way to draw, beside its goals."""
+    found: dict[tuple[str, int, str], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        if row["network"] == "lenet" and row["guide"] is not None:
+            key = (row["objective"], row["draws"], row["how"])
+            found.setdefault(key, {})[row["guide"]] = row
+    lines = []
+    for (objective, draws, how), of in found.items():
+        goals = GOALS.get(objective) if (draws, how) == (2, "loop") else None
+        cells = [f"{of['B']['time']:.2f}", goals and goals[0]]
+        cells += [f"{of['A']['time']:.2f}", goals and goals[1]]
+        memory = ", ".join(f"{of[guide]['memory']:.1f}" for guide in "BA")
+        lines.append([objective, draws, how, *cells, memory])
+    header = ["objective", "draws", "how", "B: time", "B: goal", "A: time", "A: goal"]
+    return format_table([*header, "B, A: memory"], lines)
 
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:

@@ -90,10 +90,9 @@ class LanczosELBO(ImplicitELBO):
 
     *Cost:* ``num_steps`` products with the Jacobian and as many with its transpose, for each probe
     of each draw, and one differentiable product of two vectors. A step for LeNet (44 426 latents,
-    batch 256, two draws, one CPU thread) took 3.9 MAP steps, with the entropy of one of the two
-    draws 3.4, with ``entropy_every=4`` 2.9, and without entropy 2.6 (``python -m
-    benchmarks run step_cost``), when that product was of one vector; the second adds about an
-    eighth of what the entropy costs, and the table has not been made again since.
+    batch 256, two draws, one CPU thread) took 4.2 MAP steps, with the entropy of one of the two
+    draws 3.5, with ``entropy_every=4`` 3.3, and without entropy 2.8 (``python -m benchmarks run
+    step_cost``, generator B).
 
     *Precision:* float32 is enough down to ``sigma = 1e-4`` times the largest singular value: errors
     below 0.01 nats, and of the gradient (``n`` probes, ``n`` steps) below a part in 10 000, also
