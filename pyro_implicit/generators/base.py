@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pyro_implicit._checks import check_count, check_counts, check_instance
 from pyro_implicit.exceptions import ArgumentError, DensityError, ShapeError
+from pyro_implicit.ops.det_sign import det_sign
 from pyro_implicit.ops.jacobian import function_jacobian
 from pyro_implicit.ops.linearisation import FunctionLinearisation, Linearisation
 from pyro_implicit.ops.logdet import half_log_det
@@ -131,6 +132,19 @@ class Generator(nn.Module, ABC):
         """
         with torch.autocast(z.device.type, enabled=False):
             return half_log_det(self.jacobian(z), scale)
+
+    def det_sign(self, z: Tensor, scale: float | Tensor = 0.0) -> Tensor:
+        r"""
+        The sign of :math:`\det J` at each noise, up to one sign in common, where it is certain.
+
+        Where both occur the map folds.
+
+        :param torch.Tensor z: noise, shape ``(..., *noise_shape)``.
+        :param scale: output noise, see :func:`pyro_implicit.ops.det_sign.det_sign`.
+        :returns: 1, -1, or 0 where rounding or output noise may have turned it, and without as
+            many noise entries as outputs; shape ``(...)``.
+        """
+        return det_sign(self.jacobian(z), scale)
 
     def inverse(self, x: Tensor) -> Tensor:
         """

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.ops.linearisation import Linearisation
+from pyro_implicit.ops.logdet import is_zero
 
 __all__ = ["Rescaled", "rescaled"]
 
@@ -63,9 +64,15 @@ class Rescaled(Generator):
 
     def half_log_det(self, z: Tensor, scale: float | Tensor = 0.0) -> Tensor:
         """See :meth:`Generator.half_log_det`; by the inner one's route, in units of ``s``."""
-        is_number = not isinstance(scale, Tensor)
-        noise = scale if is_number and scale == 0 else scale / self.factor
-        return self.inner.half_log_det(z, noise) + self.factor.log().sum()
+        return self.inner.half_log_det(z, self._inner_scale(scale)) + self.factor.log().sum()
+
+    def det_sign(self, z: Tensor, scale: float | Tensor = 0.0) -> Tensor:
+        """See :meth:`Generator.det_sign`."""
+        return self.inner.det_sign(z, self._inner_scale(scale))
+
+    def _inner_scale(self, scale: float | Tensor) -> float | Tensor:
+        """The output noise in units of ``s``; that it is 0 stays a number."""
+        return scale if is_zero(scale) else scale / self.factor
 
 
 class _Scaled(Linearisation):

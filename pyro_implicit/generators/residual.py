@@ -14,6 +14,7 @@ from pyro_implicit._checks import check_choice, check_count, check_number
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.linear_maps import FULL_UP_TO, DiagonalMap, LinearMap, linear_map
 from pyro_implicit.ops.activations import get_activation
+from pyro_implicit.ops.det_sign import det_sign
 from pyro_implicit.ops.linearisation import Linearisation
 from pyro_implicit.ops.logdet import is_zero, low_rank_half_log_det, upcast
 
@@ -171,6 +172,16 @@ class ResidualGenerator(Generator):
                 return low_rank_half_log_det(*parts, scale).to(z.dtype)
         return super().half_log_det(z, scale)
 
+    def det_sign(self, z: Tensor, scale: float | Tensor = 0.0) -> Tensor:
+        """See :meth:`Generator.det_sign`; without output noise by determinants of size ``h``."""
+        if not is_zero(scale):
+            return super().det_sign(z, scale)
+        self.check_noise(z)
+        signs = z.new_ones(z.shape[:-1])
+        for step in self._pass(upcast(z))[1]:
+            signs = signs * step.det_sign()
+        return signs
+
     def config(self) -> dict[str, Any]:
         """See :meth:`Generator.config`."""
         return {
@@ -200,12 +211,20 @@ class _Step:
         u = self.mix.transposed(u)
         return u + (self.slopes * (u @ self.weight_out)) @ self.weight_in
 
-    def log_abs_det(self) -> Tensor:
-        """By the determinant lemma, shape ``(...)``."""
+    def _inner(self) -> Tensor:
+        """The small matrix of the determinant lemma, shape ``(..., h, h)``."""
         product = self.weight_in @ self.weight_out
         eye = torch.eye(len(product), dtype=product.dtype, device=product.device)
-        inner = eye + self.slopes[..., None] * product
+        return eye + self.slopes[..., None] * product
+
+    def log_abs_det(self) -> Tensor:
+        """By the determinant lemma, shape ``(...)``."""
+        inner = self._inner()
         return torch.linalg.slogdet(inner).logabsdet + self.mix.log_abs_det().to(inner)
+
+    def det_sign(self) -> Tensor:
+        """The sign of the block's own determinant: that of the map is the same everywhere."""
+        return det_sign(self._inner())
 
 
 class _ResidualLinearisation(Linearisation):

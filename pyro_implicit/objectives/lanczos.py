@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pyro_implicit._checks import check_choice, check_count, check_state, shown
 from pyro_implicit.exceptions import ArgumentError, StateError
+from pyro_implicit.objectives.fold_watch import FoldWatch
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.scaled_site import rest_of_entropy, scaled_jacobian
@@ -34,6 +35,9 @@ from pyro_implicit.ops.lanczos import (
 from pyro_implicit.ops.scaled_jacobian import ScaledJacobian
 
 __all__ = ["LanczosELBO", "LanczosReport"]
+
+#: noise dimensions up to which a look at the whole Jacobian costs nothing beside the steps
+_WATCHED = 512
 
 RULES = ("gauss", "radau", "average")
 
@@ -146,6 +150,7 @@ class LanczosELBO(ImplicitELBO):
         rule: str = "gauss",
         entropy_every: int = 1,
         probes: str = "orthogonal",
+        watch_folds: int = 100,
         **options: Any,
     ) -> None:
         super().__init__(num_particles, **options)
@@ -154,6 +159,8 @@ class LanczosELBO(ImplicitELBO):
         self.rule = check_choice("rule", rule, RULES)
         self.entropy_every = check_count("entropy_every", entropy_every)
         self.probes = check_choice("probes", probes, PROBES)
+        self.watch_folds = check_count("watch_folds", watch_folds, 0)
+        self._watch = FoldWatch()
         self._forget()
 
     @property
@@ -165,6 +172,7 @@ class LanczosELBO(ImplicitELBO):
             "rule": self.rule,
             "entropy_every": self.entropy_every,
             "probes": self.probes,
+            "watch_folds": self.watch_folds,
         }
 
     @property
@@ -190,6 +198,8 @@ class LanczosELBO(ImplicitELBO):
             site.
         """
         rest = rest_of_entropy(site)
+        if site.distribution.generator.noise_dim <= _WATCHED:
+            self._watch(self.training_step, site, self.watch_folds, self.vectorised)
         weight = self._weight(site)
         if weight == 0:
             return site.value.new_zeros(site.value.shape[:-1]) + rest

@@ -9,8 +9,12 @@ References
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
+from pyro_implicit._checks import check_count
+from pyro_implicit.objectives.fold_watch import FoldWatch
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.scaled_site import entropy_constant
@@ -52,6 +56,16 @@ class LinearisedELBO(ImplicitELBO):
     bounds_bijective = True
     takes_log_det = True
 
+    def __init__(self, num_particles: int = 1, *, watch_folds: int = 100, **options: Any) -> None:
+        super().__init__(num_particles, **options)
+        self.watch_folds = check_count("watch_folds", watch_folds, 0)
+        self._watch = FoldWatch()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What defines the objective, as plain values, for records."""
+        return super().settings | {"watch_folds": self.watch_folds}
+
     def estimate(self, site: ImplicitSite) -> Tensor:
         r"""
         The linearised entropy by the exact log-determinant.
@@ -61,4 +75,6 @@ class LinearisedELBO(ImplicitELBO):
         :raises GuideError: for noise that is not standard normal and has more dimensions than the
             site.
         """
-        return site.distribution.half_log_det() + entropy_constant(site)
+        value = site.distribution.half_log_det() + entropy_constant(site)
+        self._watch(self.training_step, site, self.watch_folds, self.vectorised)
+        return value
