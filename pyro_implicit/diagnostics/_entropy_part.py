@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyro_implicit.diagnostics._density import Part
 from pyro_implicit.exceptions import DensityError, GuideError
+from pyro_implicit.ops.det_sign import det_sign
 from pyro_implicit.ops.lanczos import draw_probes, lanczos_quadrature
 from pyro_implicit.ops.logdet import half_log_det, is_zero
 from pyro_implicit.ops.scaled_jacobian import ScaledJacobian
@@ -38,6 +39,7 @@ class PartEntropy:
     :param log_density_error: its standard error.
     :param singular_values: of the Jacobian in units of the latents' spread, shape ``(n, r)``.
     :param dead: number of directions without spread of their own.
+    :param signs: of the Jacobian's determinant, see :func:`~pyro_implicit.ops.det_sign.det_sign`.
     :param refusal: why the density cannot be had.
     """
 
@@ -50,6 +52,7 @@ class PartEntropy:
     log_density_error: Tensor | None
     singular_values: Tensor
     dead: Tensor
+    signs: Tensor
     refusal: str = ""
 
 
@@ -78,7 +81,7 @@ def part_entropy(
         _linearised(part, z, u.std(0), num_steps, num_probes)
         for z in noise.split(max(1, _CHUNK // (m * d)))
     ]
-    linearised, bound, gauss, radau, values, dead = (
+    linearised, bound, gauss, radau, values, dead, signs = (
         torch.cat(pieces) for pieces in zip(*found, strict=True)
     )
     constant = 0.5 * m * (1 + math.log(2 * math.pi)) + part.preconditioner.log_abs_det
@@ -102,6 +105,7 @@ def part_entropy(
         error,
         values,
         dead,
+        signs,
         refusal,
     )
 
@@ -147,7 +151,8 @@ def _linearised(
     in_units = part.preconditioner(jacobian.mT).mT - part.preconditioner.loc[:, None]
     values = torch.linalg.svdvals(in_units / spread.clamp(min=1e-300)[:, None])
     dead = values < 1e-6 * values[:, :1] if is_zero(part.scale) else own < 1
-    return exact, bound, gauss, radau, values, dead.sum(-1).to(exact)
+    signs = det_sign(jacobian, part.scale)
+    return exact, bound, gauss, radau, values, dead.sum(-1).to(exact), signs
 
 
 def _controls(part: Part, noise: Tensor, u: Tensor) -> Tensor:

@@ -25,6 +25,8 @@ __all__ = ["EntropyReport", "entropy_report"]
 
 #: nats by which the linearised entropy must exceed the true one before a guide is said to fold
 FOLD_TOLERANCE = 0.1
+#: the same for the share of its draws at which the determinant has the rarer sign
+FOLD_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,9 @@ class EntropyReport:
         for each part, shape ``(num_samples, min(noises, latents))``.
     :param int latent_dim: latents.
     :param int noise_dim: noises.
+    :param float minority_share: share of the draws at which the determinant of the Jacobian has the
+        rarer of its two signs, both of which only a map that folds has; NaN without as many noises
+        as latents. Signs that rounding or output noise may have turned do not count.
     :param str refusal: why the true entropy cannot be estimated, or the empty string.
     """
 
@@ -63,6 +68,7 @@ class EntropyReport:
     singular_values: Tensor
     latent_dim: int
     noise_dim: int
+    minority_share: float = math.nan
     refusal: str = ""
 
     @property
@@ -72,7 +78,16 @@ class EntropyReport:
 
     @property
     def folds(self) -> bool:
-        """Whether mass is counted twice: an excess above 0.1 nats and three standard errors."""
+        """
+        Whether mass is counted twice.
+
+        That is so with an excess above 0.1 nats and three standard errors, or with the rarer sign
+        of the determinant at 1% of the draws.
+        """
+        return self._exceeds or self.minority_share >= FOLD_SHARE
+
+    @property
+    def _exceeds(self) -> bool:
         return self.excess > max(FOLD_TOLERANCE, 3 * self.standard_error)
 
     @property
@@ -91,7 +106,9 @@ class EntropyReport:
         ]
         lines = [f"{name:<24}{value:>10.2f}" for name, value in rows]
         rank = f"{self.effective_rank:.1f} of {self.singular_values.shape[-1]}"
-        return "\n".join(["entropy in nats", *lines, f"effective rank {rank}; folds: {self.folds}"])
+        signs = "" if math.isnan(self.minority_share) else f", signs {self.minority_share:.1%}"
+        last = f"effective rank {rank}; folds: {self.folds}{signs}"
+        return "\n".join(["entropy in nats", *lines, last])
 
 
 @torch.no_grad()
@@ -190,18 +207,28 @@ def _report(parts: list[Part], found: list[PartEntropy]) -> EntropyReport:
         singular_values=values,
         latent_dim=sum(part.output_dim for part in parts),
         noise_dim=sum(part.noise_dim for part in parts),
+        minority_share=_minority_share(parts, found),
         refusal="; ".join(one.refusal for one in found if one.refusal),
     )
+
+
+def _minority_share(parts: list[Part], found: list[PartEntropy]) -> float:
+    """The largest of all parts with as many noises as latents; NaN if there is none."""
+    shares = [
+        min(float((one.signs < 0).double().mean()), float((one.signs > 0).double().mean()))
+        for part, one in zip(parts, found, strict=True)
+        if part.noise_dim == part.output_dim
+    ]
+    return max(shares, default=math.nan)
 
 
 def _warn(report: EntropyReport) -> None:
     if report.folds:
         warnings.warn(
-            f"the guide folds: its linearised entropy exceeds the true one by {report.excess:.2g} "
-            f"nats (standard error {report.standard_error:.1g}), because several noises lead to "
-            "one draw or the map bends within the output noise. The objective counts that mass "
-            "twice. Train on with SemiImplicitELBO(proposal='gauss-newton'), use no more noises "
-            "than latents, a smaller scale, or a wider start.",
+            f"the guide folds: {_evidence(report)}. The objective counts that mass "
+            "twice. Use a generator that cannot fold (AutoregressiveGenerator, the default up to "
+            "256 latents), train on with SemiImplicitELBO(proposal='gauss-newton'), or use no more "
+            "noises than latents, a smaller scale, or a wider start.",
             stacklevel=4,
         )
     if report.collapses:
@@ -212,3 +239,16 @@ def _warn(report: EntropyReport) -> None:
             "skip=True or a wider start, and look at plots.plot_singular_values(report).",
             stacklevel=4,
         )
+
+
+def _evidence(report: EntropyReport) -> str:
+    """What shows that a guide folds."""
+    signs = f"{report.minority_share:.1%} of its draws have the rarer sign of the determinant"
+    if not report._exceeds:
+        return signs
+    excess = (
+        f"its linearised entropy exceeds the true one by {report.excess:.2g} nats (standard error "
+        f"{report.standard_error:.1g}), because several noises lead to one draw or the map bends "
+        "within the output noise"
+    )
+    return f"{excess}; {signs}" if report.minority_share > 0 else excess

@@ -121,8 +121,10 @@ class LanczosELBO(ImplicitELBO):
         of a single training step then jumps; see below for how to read it.
     :param str probes: ``"orthogonal"`` or ``"rademacher"``, see
         :func:`~pyro_implicit.ops.lanczos.draw_probes`.
+    :param int watch_folds: look for folds in every k-th training step, see
+        :class:`~pyro_implicit.LinearisedELBO`; here up to 512 noises. 0 never looks.
     :param options: all others of :class:`~pyro_implicit.ImplicitELBO`.
-    :raises ArgumentError: for a number below 1 or an unknown name.
+    :raises ArgumentError: for a number below 1 (``watch_folds``: 0) or an unknown name.
 
     A *training step*, which ``entropy_every`` counts, is a call of :meth:`loss_and_grads` (what
     ``SVI.step`` calls) or of :meth:`differentiable_loss` with gradients enabled. Everything else,

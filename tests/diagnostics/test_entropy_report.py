@@ -60,6 +60,31 @@ def test_a_folded_map_is_counted_twice():
     assert report.folds
     assert report.excess == pytest.approx(math.log(2), abs=0.15)
     assert report.upper == pytest.approx(exact_entropy(A), abs=0.15)
+    assert report.minority_share == pytest.approx(0.5, abs=0.1)
+    assert f"signs {report.minority_share:.1%}" in str(report)
+
+
+def test_signs_tell_of_a_fold_where_the_excess_cannot():
+    """With a hundred latents and more nobody knows the true entropy."""
+    m = 101
+
+    def model():
+        pyro.sample("w", dist.Normal(torch.zeros(m), 1.0).to_event(1))
+
+    guide = affine_guide(model, torch.eye(m), torch.zeros(m), folded=True)
+    with pytest.warns(UserWarning, match="the guide folds: .* of its draws have the rarer sign"):
+        report = entropy_report(guide, num_samples=40, num_inner=5, num_starts=1)
+    assert math.isnan(report.excess) and report.folds
+    assert report.minority_share == pytest.approx(0.5, abs=0.2)
+
+
+def test_signs_of_maps_that_do_not_fold():
+    flipped = [[-1.0, 0.0], [0.3, 0.5]]
+    few = dict(num_samples=20, num_inner=5, num_starts=1)
+    report = entropy_report(affine_guide(normal_model, flipped, B), **few)
+    assert report.minority_share == 0 and not report.folds
+    report = entropy_report(affine_guide(normal_model, [[1.0], [0.5]], B, scale=0.1), **few)
+    assert math.isnan(report.minority_share) and "signs" not in str(report)
 
 
 def test_a_lost_direction():
