@@ -94,6 +94,7 @@ class ImplicitDistribution(dist.TorchDistribution):
         check_scale(scale, m, m)
         self.generator, self.scale, self.preconditioner = generator, scale, preconditioner
         self.noise = noise
+        self._shares_noise = False  # rows of a plate that have one noise: no density together
         self._linearisation: Linearisation | None = None
         # known for the default; looking at the numbers of any other waits for the device
         self._standard_base: bool | None = True if base_dist is None else None
@@ -281,7 +282,8 @@ class ImplicitDistribution(dist.TorchDistribution):
         That is so if the generator is a bijection and there is no output noise. The density can
         then be evaluated.
         """
-        return self.generator.is_bijective and is_zero(self.scale)
+        certain = self.generator.is_bijective and is_zero(self.scale)
+        return certain and not self._shares_noise
 
     def log_prob(self, value: Tensor) -> Tensor:
         r"""
@@ -306,13 +308,20 @@ class ImplicitDistribution(dist.TorchDistribution):
             )
         if self.noise is not None:
             self._check_own(value)
-            return -self.half_log_det()
+            return (-self.half_log_det()).expand(
+                torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
+            )
+        if not value.numel():
+            batch = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
+            return value.new_zeros(batch)
         w = value if self.preconditioner is None else self.preconditioner.inverse(value)
         z = self.generator.inverse(w)
         return self.base_dist.log_prob(z) - self.given(z).half_log_det()
 
     def _check_own(self, value: Tensor) -> None:
         """Refuse a value that is not what the fixed noise leads to."""
+        if not value.numel():
+            return
         with torch.no_grad():
             mean = self.mean
             spread = mean.abs().max().clamp(min=1.0)
@@ -420,8 +429,10 @@ def draw_site(
     infer["implicit_shared"] = shared_over is not None
     if auxiliary:
         infer["is_auxiliary"] = True
+    given = fn.given(noise)
+    given._shares_noise = shared_over is not None
     with nullcontext() if shared_over is None else shared_over:
-        return pyro.sample(name, fn.given(noise), infer=infer)
+        return pyro.sample(name, given, infer=infer)
 
 
 def _check_parts(generator: Any, preconditioner: Any, base: Any) -> None:

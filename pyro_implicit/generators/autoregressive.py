@@ -14,7 +14,7 @@ from pyro_implicit._checks import check_choice, check_count, check_number, check
 from pyro_implicit.exceptions import DensityError, ShapeError
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.linear_maps import FULL_UP_TO, linear_map
-from pyro_implicit.ops.contraction import Inversion
+from pyro_implicit.ops.contraction import Inversion, check_reached, first_order
 from pyro_implicit.ops.linearisation import FunctionLinearisation, Linearisation
 from pyro_implicit.ops.logdet import is_zero, upcast
 from pyro_implicit.ops.monotone import Steps
@@ -43,7 +43,7 @@ class AutoregressiveBlock(nn.Module):
         self.num_steps = num_steps
         self.num_outputs = 2 + 3 * num_steps
         position = torch.arange(1, size + 1)
-        unit = torch.arange(hidden_dim) % max(size - 1, 1) + 1
+        unit = _degrees(hidden_dim, max(size - 1, 1))
         self.mask_in: Tensor
         self.mask_hidden: Tensor
         self.mask_out: Tensor
@@ -125,6 +125,13 @@ class AutoregressiveBlock(nn.Module):
         return x, count
 
 
+def _degrees(num_units: int, most: int) -> Tensor:
+    """Last entry that each hidden unit sees, spread over all that an entry may depend on."""
+    if num_units >= most:
+        return torch.arange(num_units) % most + 1
+    return torch.linspace(1, most, num_units).round().long()
+
+
 class AutoregressiveGenerator(Generator):
     r"""
     A generator that cannot fold, made of increasing functions of each entry.
@@ -187,10 +194,11 @@ class AutoregressiveGenerator(Generator):
 
     def forward(self, z: Tensor) -> Tensor:
         """See :meth:`Generator.forward`."""
-        x = z
-        for block, mix in zip(self.blocks, self.maps, strict=True):
-            x = mix(block(x)).flip(-1)
-        return x + self.shift.to(x.dtype)
+        with torch.autocast(z.device.type, enabled=False):  # in the precision of the determinant
+            x = z.to(torch.promote_types(z.dtype, torch.float32))
+            for block, mix in zip(self.blocks, self.maps, strict=True):
+                x = mix(block(x)).flip(-1)
+            return (x + self.shift.to(x.dtype)).to(z.dtype)
 
     def half_log_det(self, z: Tensor, scale: float | Tensor = 0.0) -> Tensor:
         """See :meth:`Generator.half_log_det`; with output noise the whole Jacobian is formed."""
@@ -227,6 +235,7 @@ class AutoregressiveGenerator(Generator):
         :returns: the noise, the largest number of rounds of a block and the largest error of what
             the noise leads to.
         :raises DensityError: if a parameter is not finite.
+        :raises NonFiniteError: if the noise that was found does not lead there.
         :raises ShapeError: for another number of outputs.
         """
         check_tensor("x", x, "outputs (..., output_dim)")
@@ -245,8 +254,9 @@ class AutoregressiveGenerator(Generator):
             jacobian = self.jacobian(z) if wants_gradient else None
         rest = self(z) - goal
         worst = float(rest.detach().abs().max()) if rest.numel() else 0.0
+        check_reached(rest, goal)
         if jacobian is not None:  # the implicit function theorem, as one step of Newton's method
-            z = z - torch.linalg.solve(jacobian, rest[..., None])[..., 0]
+            z = first_order(z - torch.linalg.solve(jacobian, rest[..., None])[..., 0])
         return Inversion(z.to(x.dtype), most, worst)
 
     def config(self) -> dict[str, Any]:

@@ -150,7 +150,9 @@ class Generator(nn.Module, ABC):
         """
         Find the noise that leads to given outputs, where there is certain to be exactly one.
 
-        Gradients go through it, with respect to the outputs and to the parameters.
+        Gradients go through it, with respect to the outputs and to the parameters. These
+        are first derivatives: torch refuses second ones with respect to the outputs, and those with
+        respect to the parameters are wrong.
 
         :param torch.Tensor x: outputs, shape ``(..., output_dim)``.
         :returns: noise, shape ``(..., *noise_shape)``.

@@ -12,7 +12,13 @@ from pyro_implicit.exceptions import DensityError, ShapeError
 from pyro_implicit.generators.linear_maps import FULL_UP_TO
 from pyro_implicit.generators.residual import ResidualBlock, ResidualGenerator
 from pyro_implicit.ops.activations import largest_slope
-from pyro_implicit.ops.contraction import Inversion, invert_block, spectral_norm
+from pyro_implicit.ops.contraction import (
+    Inversion,
+    check_reached,
+    first_order,
+    invert_block,
+    spectral_norm,
+)
 from pyro_implicit.ops.logdet import upcast
 
 __all__ = ["BijectiveGenerator"]
@@ -114,6 +120,12 @@ class BijectiveGenerator(ResidualGenerator):
     def _make_block(self) -> ResidualBlock:
         return ContractiveBlock(self.output_dim, self.hidden_dim, self._constant, self._slope)
 
+    def forward(self, z: Tensor) -> Tensor:
+        """See :meth:`Generator.forward`; never in half precision, as the determinant is not."""
+        with torch.autocast(z.device.type, enabled=False):
+            wide = z.to(torch.promote_types(z.dtype, torch.float32))
+            return super().forward(wide).to(z.dtype)
+
     def lipschitz_bounds(self) -> list[float]:
         """Return for each block an upper bound of the Lipschitz constant of its network."""
         return [block.bound() for block in self.blocks]  # type: ignore[operator]
@@ -144,7 +156,8 @@ class BijectiveGenerator(ResidualGenerator):
         :returns: the noise, the largest number of iterations and the largest residual.
         :raises ArgumentError: for values outside of these.
         :raises DensityError: if a block's bound is not below 1.
-        :raises NonFiniteError: if the tolerance is not reached.
+        :raises NonFiniteError: if the tolerance is not reached, or the noise that was found does
+            not lead to the outputs.
         :raises ShapeError: for another number of outputs.
         """
         check_tensor("x", x, "outputs (..., output_dim)")
@@ -160,7 +173,7 @@ class BijectiveGenerator(ResidualGenerator):
                 f"the blocks' Lipschitz bounds are {bounds}; each must be below 1 for an inverse "
                 "to exist. Are all parameters finite?"
             )
-        wide = upcast(x)
+        wide = first_order(upcast(x))
         wide, count, worst = wide - self.shift.to(wide.dtype), 0, 0.0
         for weights, mix in reversed(self._parts(wide)):
             found = invert_block(
@@ -168,6 +181,8 @@ class BijectiveGenerator(ResidualGenerator):
             )
             wide, count = found.noise, max(count, found.num_iterations)
             worst = max(worst, found.residual)
+        with torch.no_grad():
+            check_reached(self(wide) - upcast(x), upcast(x))
         return Inversion(wide.to(x.dtype), count, worst)
 
     def config(self) -> dict[str, Any]:

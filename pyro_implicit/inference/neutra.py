@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyro
 import pyro.distributions as dist
 import torch
-from pyro.infer import reparam
+from pyro import poutine
 from torch import Tensor
-from torch.distributions import Transform, constraints
 
-from pyro_implicit.exceptions import GuideError
+from pyro_implicit._checks import check_model, check_tensor
+from pyro_implicit.exceptions import GuideError, ShapeError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 
 __all__ = ["NeuTraReparam"]
 
+#: the one latent site of a model that is transported
+NOISE = "neutra_noise"
 
-class NeuTraReparam(reparam.NeuTraReparam):
+
+class NeuTraReparam:
     r"""
-    Pyro's neural-transport reparameterisation, through a bijective implicit guide.
+    Neural transport through a bijective implicit guide.
 
     The model is sampled in the coordinates of the guide's noise, where its posterior is as close to
     a standard normal as the guide is to the posterior (Hoffman et al., NeuTra-lizing Bad Geometry
@@ -29,17 +33,17 @@ class NeuTraReparam(reparam.NeuTraReparam):
 
     Example::
 
-        guide = HyperNetworkGuide(model, generator=BijectiveGenerator)
+        guide = HyperNetworkGuide(model, generator=AutoregressiveGenerator)
         ...                                     # fit it
         neutra = NeuTraReparam(guide)
-        kernel = NUTS(neutra.reparam(model))
-        mcmc = MCMC(kernel, num_samples=500)
+        mcmc = MCMC(NUTS(neutra.reparam(model)), num_samples=500)
         mcmc.run(data)
-        noise = next(iter(mcmc.get_samples().values()))   # of site "..._shared_latent"
-        draws = neutra.transform_sample(noise)            # constrained values by site
+        draws = neutra.transform_sample(mcmc.get_samples()["neutra_noise"])  # by site, constrained
 
     The chain is exact whatever the fit: a poor guide costs effective samples, not correctness. The
-    guide is copied: training it further changes nothing here.
+    guide is copied: training it further changes nothing here. Unlike
+    ``pyro.infer.reparam.NeuTraReparam`` the noise is drawn outside of the model, so that plates,
+    scales and masks around the model's latents weigh their own densities alone.
 
     :param ImplicitGuide guide: a guide that is built, whose generators are certain to be bijective
         and which has no output noise.
@@ -48,11 +52,34 @@ class NeuTraReparam(reparam.NeuTraReparam):
     """
 
     def __init__(self, guide: ImplicitGuide) -> None:
-        transport = _Transport(_checked(guide))
-        self.guide: Any = transport
-        self.transform: Any = None
-        self.x_unconstrained: dict[str, Any] = {}
-        self.is_observed = None
+        self._sites = _checked(guide).sites
+        samplers: Any = copy.deepcopy(guide.samplers).requires_grad_(False).eval()
+        self._samplers = list(samplers)
+
+    def reparam(self, model: Callable[..., Any]) -> Callable[..., Any]:
+        """
+        Puts a model into the noise's space.
+
+        Its log-density there is that of the model at the latents that the noise leads to, plus the
+        logarithm of the change of volume.
+
+        :param model: the model that the guide was made for.
+        :returns: a model of the one latent ``"neutra_noise"``, shape ``(m,)``; the original ones
+            are fixed to what it leads to.
+        :raises ArgumentError: if the model cannot be called.
+        """
+        check_model(model)
+        loc = torch.cat([sampler.preconditioner.loc for sampler in self._samplers])
+        base = dist.Normal(torch.zeros_like(loc), torch.ones_like(loc)).to_event(1).mask(False)
+
+        def transported(*args: Any, **kwargs: Any) -> Any:
+            noise = pyro.sample(NOISE, base)
+            values, log_volume = self._change(noise)
+            pyro.factor("neutra_log_volume", log_volume)
+            with poutine.condition(data=values):
+                return model(*args, **kwargs)
+
+        return transported
 
     def transform_sample(self, latent: Tensor) -> dict[str, Tensor]:
         """
@@ -60,10 +87,38 @@ class NeuTraReparam(reparam.NeuTraReparam):
 
         :param torch.Tensor latent: noise, shape ``(..., m)``, as a chain draws it.
         :returns: constrained values by site, shape ``(..., *site_shape)``.
+        :raises ArgumentError: if it is no tensor.
+        :raises ShapeError: for another size.
         """
-        transport: Any = self.guide
-        flat = transport.get_transform()(latent)
-        return {site["name"]: site["site"].value(u) for site, u in transport._unpack_latent(flat)}
+        check_tensor("latent", latent, "noise (..., m)")
+        size = sum(sampler.generator.noise_dim for sampler in self._samplers)
+        if latent.shape[-1:] != (size,):
+            raise ShapeError(f"noise of shape {tuple(latent.shape)}; expected (..., {size})")
+        flat = torch.cat([s.preconditioner(s.generator(z)) for s, z in self._pieces(latent)], -1)
+        parts = flat.split([site.numel for site in self._sites], -1)
+        return {
+            site.name: site.value(part.reshape(latent.shape[:-1] + site.unconstrained_shape))
+            for site, part in zip(self._sites, parts, strict=True)
+        }
+
+    def _pieces(self, noise: Tensor) -> Iterator[tuple[Any, Tensor]]:
+        """Each part of the guide with its own share of the noise."""
+        sizes = [sampler.generator.noise_dim for sampler in self._samplers]
+        return zip(self._samplers, noise.split(sizes, -1), strict=True)
+
+    def _change(self, noise: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """The latents that one noise leads to, and ``log |dlatents/dnoise|``."""
+        log_volume = noise.new_zeros(())
+        flat = []
+        for sampler, z in self._pieces(noise):
+            flat.append(sampler.preconditioner(sampler.generator(z)))
+            log_volume = log_volume + sampler.distribution().given(z).half_log_det()
+        values = {}
+        parts = torch.cat(flat, -1).split([site.numel for site in self._sites], -1)
+        for site, part in zip(self._sites, parts, strict=True):
+            values[site.name], log_density = site.constrain(site.unpack(part))
+            log_volume = log_volume - log_density.sum()
+        return values, log_volume
 
 
 def _checked(guide: Any) -> ImplicitGuide:
@@ -77,68 +132,6 @@ def _checked(guide: Any) -> ImplicitGuide:
         raise GuideError(
             f"this {type(guide).__name__} is not certain to be a bijection of noise and latents, "
             "which neural transport needs. Write HyperNetworkGuide(model, "
-            "generator=BijectiveGenerator), without output noise."
+            "generator=AutoregressiveGenerator), without output noise."
         )
     return guide
-
-
-class _Names:
-    """What Pyro's class reads of a prototype trace: the names of the latent sites."""
-
-    def __init__(self, names: list[str]) -> None:
-        self.nodes = dict.fromkeys(names)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.nodes
-
-
-class _Transport:
-    """A guide as Pyro's class wants to see it: an ``AutoContinuous`` one."""
-
-    def __init__(self, guide: ImplicitGuide) -> None:
-        self._sites = guide.sites
-        samplers = copy.deepcopy(guide.samplers).requires_grad_(False).eval()
-        self._parts: list[Any] = list(samplers)
-        self.prototype_trace = _Names([site.name for site in self._sites])
-        # Pyro's class leaves these plates while it draws the noise
-        self.plates = {frame.name: frame for site in self._sites for frame in site.frames}
-
-    def get_base_dist(self) -> dist.TorchDistribution:
-        loc = torch.cat([part.preconditioner.loc for part in self._parts])
-        return dist.Normal(torch.zeros_like(loc), torch.ones_like(loc)).to_event(1)
-
-    def get_transform(self) -> Transform:
-        return _FlowTransform(self._parts)
-
-    def _unpack_latent(self, flat: Tensor) -> Iterator[tuple[dict[str, Any], Tensor]]:
-        parts = flat.split([site.numel for site in self._sites], -1)
-        for site, part in zip(self._sites, parts, strict=True):
-            value = part.reshape(flat.shape[:-1] + site.unconstrained_shape)
-            yield {"name": site.name, "site": site}, value
-
-
-class _FlowTransform(Transform):
-    """From the noise of all parts to the flat unconstrained latents."""
-
-    domain = constraints.real_vector
-    codomain = constraints.real_vector
-    bijective = True
-
-    def __init__(self, samplers: list[Any]) -> None:
-        super().__init__()
-        self._samplers = samplers
-
-    def _pieces(self, x: Tensor) -> Iterator[tuple[Any, Tensor]]:
-        sizes = [sampler.generator.output_dim for sampler in self._samplers]
-        return zip(self._samplers, x.split(sizes, -1), strict=True)
-
-    def _call(self, x: Tensor) -> Tensor:
-        return torch.cat([s.preconditioner(s.generator(z)) for s, z in self._pieces(x)], -1)
-
-    def _inverse(self, y: Tensor) -> Tensor:
-        parts = [s.generator.inverse(s.preconditioner.inverse(u)) for s, u in self._pieces(y)]
-        return torch.cat(parts, -1)
-
-    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        parts = [s.distribution().given(z).half_log_det() for s, z in self._pieces(x)]
-        return torch.stack(parts).sum(0)

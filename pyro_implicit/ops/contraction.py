@@ -11,14 +11,19 @@ residual by ``c`` at least. Newton's step is taken wherever it shrinks it more.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from pyro_implicit.exceptions import NonFiniteError
 from pyro_implicit.ops.activations import Activation
 
-__all__ = ["Inversion", "invert_block", "spectral_norm"]
+__all__ = ["Inversion", "check_reached", "first_order", "invert_block", "spectral_norm"]
+
+#: the error of an inverse, relative to the values, that is taken for none
+_REACHED = 1e-6
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,51 @@ def spectral_norm(weight: Tensor) -> Tensor:
     if not bool(gram.detach().isfinite().all()):
         return gram.sum() * torch.nan  # for an objective to name the site
     return torch.linalg.eigvalsh(gram)[-1].clamp(min=torch.finfo(gram.dtype).tiny).sqrt()
+
+
+class _FirstOrder(torch.autograd.Function):
+    """The identity, which refuses to be differentiated twice."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def first_order(x: Tensor) -> Tensor:
+    """
+    Marks a solution whose first derivatives alone are right.
+
+    :param torch.Tensor x: what one differentiable Newton step from the solution gives.
+    :returns: ``x``; torch raises an error where it is differentiated twice.
+    """
+    result: Tensor = _FirstOrder.apply(x)
+    return result
+
+
+@torch.no_grad()
+def check_reached(rest: Tensor, goal: Tensor) -> None:
+    """
+    Refuses an inverse that does not lead to the values it was sought for.
+
+    :param torch.Tensor rest: what the noise leads to, less the values, shape ``(..., m)``.
+    :param torch.Tensor goal: the values, of the same shape.
+    :raises NonFiniteError: where they differ by more than rounding.
+    """
+    if not rest.numel():
+        return
+    size = 1 + goal.abs().amax(-1)
+    worst = float((rest.abs().amax(-1) / size).max())
+    if not worst <= _REACHED:
+        raise NonFiniteError(
+            f"the inverse was not found: the noise leads to values that are off by {worst:.2g} of "
+            "their size. The map is too ill-conditioned there, or the values are far outside of "
+            "what the generator draws."
+        )
 
 
 def invert_block(
@@ -88,7 +138,8 @@ def invert_block(
         matrix = _matrix(product.detach(), slope(a))
         step = torch.linalg.solve(matrix, (a + function(a) @ product.mT - target)[..., None])
         a = a - step[..., 0]
-    return Inversion(y - function(a) @ weight_out.mT, count, worst)
+    noise = y - function(a) @ weight_out.mT
+    return Inversion(first_order(noise) if torch.is_grad_enabled() else noise, count, worst)
 
 
 def _matrix(product: Tensor, slopes: Tensor) -> Tensor:

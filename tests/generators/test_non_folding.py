@@ -206,3 +206,57 @@ def test_rescaling_keeps_the_bijection(name: str) -> None:
     assert wide.is_bijective
     torch.testing.assert_close(wide.inverse(wide(z)), z, rtol=0, atol=1e-7)
     assert not rescaled(MLPGenerator(3, 3, skip=True), 0.2).is_bijective
+
+
+@pytest.mark.parametrize("name", ["residual", "autoregressive"])
+def test_the_inverse_refuses_to_be_differentiated_twice(name: str) -> None:
+    generator = jolted(MAKERS[name](2))
+    x = generator(torch.randn(2, dtype=torch.float64)).detach().requires_grad_()
+    (first,) = torch.autograd.grad(generator.inverse(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        first.sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="not have been used in the graph"):
+        torch.autograd.grad(first.sum(), x)
+
+
+@pytest.mark.parametrize("name", ["residual", "autoregressive"])
+def test_an_inverse_that_does_not_lead_back_is_refused(name: str) -> None:
+    torch.manual_seed(0)
+    generator = jolted(MAKERS[name](40))
+    with torch.no_grad():
+        for mix in generator.maps:
+            mix.lower.normal_().mul_(3)
+            mix.upper.normal_().mul_(3)
+    with pytest.raises(NonFiniteError, match="not found"):
+        generator.inverse(1e3 * torch.randn(3, 40, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ["residual", "autoregressive"])
+def test_autocast_leaves_draws_and_determinants_alone(name: str) -> None:
+    generator = MAKERS[name](3)
+    with torch.no_grad():
+        generator.shift.fill_(100.0)
+    z = torch.randn(5, 3)
+    expected = generator(z)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(generator(z), expected)
+        assert torch.equal(generator.half_log_det(z), generator.half_log_det(z))
+
+
+def test_every_entry_depends_on_the_ones_before_also_with_few_hidden_units() -> None:
+    generator = AutoregressiveGenerator(60, 10, num_blocks=1, mixing="diagonal").double()
+    jolted(generator)
+    jacobian = brute_jacobian(generator, torch.randn(1, 60, dtype=torch.float64))[0].flip(0)
+    below = jacobian.tril(-1).abs()
+    assert int((below > 0).any(0).sum()) >= 54 and int((below > 0).any(1).sum()) == 59
+    assert jacobian.triu(1).abs().max() == 0
+
+
+@pytest.mark.parametrize("name", ["residual", "autoregressive"])
+def test_shapes_of_densities(name: str) -> None:
+    fn = ImplicitDistribution(jolted(MAKERS[name](3)))
+    assert fn.log_prob(torch.randn(0, 3, dtype=torch.float64)).shape == (0,)
+    assert fn.expand((2,)).log_prob(torch.randn(5, 2, 3, dtype=torch.float64)).shape == (5, 2)
+    z = torch.randn(3, dtype=torch.float64)
+    given = fn.given(z)
+    assert given.log_prob(given.mean.expand(5, 3)).shape == (5,)

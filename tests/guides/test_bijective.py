@@ -12,7 +12,15 @@ import torch
 from pyro import poutine
 from pyro.infer import RenyiELBO, Trace_ELBO
 
-from pyro_implicit import HyperNetworkGuide, LinearisedELBO, entropy_report, khat, log_density
+from pyro_implicit import (
+    HyperNetworkGuide,
+    ImplicitDistribution,
+    LinearisedELBO,
+    entropy_report,
+    khat,
+    log_density,
+    sample_implicit,
+)
 from pyro_implicit.exceptions import DensityError, ShapeError, SiteError
 from pyro_implicit.generators.autoregressive import AutoregressiveGenerator
 from pyro_implicit.generators.bijective import BijectiveGenerator
@@ -171,3 +179,15 @@ def test_it_survives_saving(kind: Any) -> None:
     again = HyperNetworkGuide.from_state_dict(guide.state_dict())
     values = guide.sample(3)
     torch.testing.assert_close(again.log_density(values), guide.log_density(values))
+
+
+def test_rows_that_share_a_noise_have_no_density() -> None:
+    fn = ImplicitDistribution(AutoregressiveGenerator(2, 3))
+
+    def guide() -> None:
+        plate = pyro.plate("rows", 4)
+        sample_implicit("x", fn, shared_over=plate)
+
+    trace = poutine.trace(guide).get_trace()
+    with pytest.raises(DensityError, match="cannot be evaluated"):
+        trace.compute_log_prob()
