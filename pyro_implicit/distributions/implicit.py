@@ -324,8 +324,7 @@ class ImplicitDistribution(dist.TorchDistribution):
             return
         with torch.no_grad():
             mean = self.mean
-            spread = mean.abs().max().clamp(min=1.0)
-            gap = (mean - value).abs().max() / spread
+            gap = ((mean - value).abs() / (1 + mean.abs())).max()
         if not gap < torch.finfo(mean.dtype).eps ** 0.5:
             raise DensityError(
                 "the value is not the draw that belongs to the fixed noise, so that their joint "

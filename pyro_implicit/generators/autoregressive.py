@@ -14,7 +14,7 @@ from pyro_implicit._checks import check_choice, check_count, check_number, check
 from pyro_implicit.exceptions import DensityError, ShapeError
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.linear_maps import FULL_UP_TO, linear_map
-from pyro_implicit.ops.contraction import Inversion, check_reached, first_order
+from pyro_implicit.ops.contraction import Inversion, check_reached, first_order, result_dtype
 from pyro_implicit.ops.linearisation import FunctionLinearisation, Linearisation
 from pyro_implicit.ops.logdet import is_zero, upcast
 from pyro_implicit.ops.monotone import Steps
@@ -138,7 +138,7 @@ class AutoregressiveGenerator(Generator):
 
     In each of ``K`` blocks an entry is an increasing function of itself, shaped by the entries
     before it: an inverse autoregressive flow (Kingma et al., NeurIPS 2016) with the identity plus
-    steps in place of the affine map, so that a block can tear modes apart. Between blocks there are
+    steps in place of the affine map, so that a block can pull mass apart. Between blocks there are
     linear maps of positive determinant and a reversal of the order.
 
     As for :class:`~pyro_implicit.generators.BijectiveGenerator`, noise and draw determine each
@@ -189,8 +189,13 @@ class AutoregressiveGenerator(Generator):
 
     @property
     def is_bijective(self) -> bool:  # type: ignore[override]
-        """Whether all parameters are finite: then every factor of the determinant is positive."""
-        return all(bool(parameter.isfinite().all()) for parameter in self.parameters())
+        """
+        Whether all parameters are finite: then every factor of the determinant is positive.
+
+        Of a subclass with a map of its own nothing is certain.
+        """
+        own = type(self).forward is AutoregressiveGenerator.forward
+        return own and all(bool(parameter.isfinite().all()) for parameter in self.parameters())
 
     def forward(self, z: Tensor) -> Tensor:
         """See :meth:`Generator.forward`."""
@@ -257,12 +262,12 @@ class AutoregressiveGenerator(Generator):
         check_reached(rest, goal)
         if jacobian is not None:  # the implicit function theorem, as one step of Newton's method
             z = first_order(z - torch.linalg.solve(jacobian, rest[..., None])[..., 0])
-        return Inversion(z.to(x.dtype), most, worst)
+        return Inversion(z.to(result_dtype(x)), most, worst)
 
     def config(self) -> dict[str, Any]:
         """See :meth:`Generator.config`."""
         return {
-            "type": "AutoregressiveGenerator",
+            "type": type(self).__name__,
             "output_dim": self.output_dim,
             "hidden_dim": self.hidden_dim,
             "num_blocks": self.num_blocks,

@@ -17,6 +17,7 @@ from pyro_implicit.ops.contraction import (
     check_reached,
     first_order,
     invert_block,
+    result_dtype,
     spectral_norm,
 )
 from pyro_implicit.ops.logdet import upcast
@@ -50,8 +51,10 @@ class ContractiveBlock(ResidualBlock):
         constant.
         """
         weight_in, bias, weight_out = super().weights(like)
-        norm = self.slope * spectral_norm(weight_in) * spectral_norm(weight_out)
-        return weight_in, bias, weight_out * (self.constant / norm.clamp(min=self.constant))
+        wide = torch.promote_types(weight_in.dtype, torch.float32)  # eigenvalues need it
+        norm = self.slope * spectral_norm(weight_in.to(wide)) * spectral_norm(weight_out.to(wide))
+        factor = self.constant / norm.clamp(min=self.constant)
+        return weight_in, bias, weight_out * factor.to(weight_out.dtype)
 
     @torch.no_grad()
     def bound(self) -> float:
@@ -132,9 +135,16 @@ class BijectiveGenerator(ResidualGenerator):
 
     @property
     def is_bijective(self) -> bool:  # type: ignore[override]
-        """Whether every block's bound is below 1 now, as it is unless a parameter is not finite."""
-        return all(bound < 1 for bound in self.lipschitz_bounds()) and all(
-            bool(mix.is_invertible) for mix in self.maps
+        """
+        Whether every block's bound is below 1 now, as it is unless a parameter is not finite.
+
+        Of a subclass with a map of its own nothing is certain.
+        """
+        own = type(self).forward is BijectiveGenerator.forward
+        return (
+            own
+            and all(bound < 1 for bound in self.lipschitz_bounds())
+            and all(bool(mix.is_invertible) for mix in self.maps)
         )
 
     def inverse(self, x: Tensor) -> Tensor:
@@ -183,7 +193,7 @@ class BijectiveGenerator(ResidualGenerator):
             worst = max(worst, found.residual)
         with torch.no_grad():
             check_reached(self(wide) - upcast(x), upcast(x))
-        return Inversion(wide.to(x.dtype), count, worst)
+        return Inversion(wide.to(result_dtype(x)), count, worst)
 
     def config(self) -> dict[str, Any]:
         """See :meth:`Generator.config`."""

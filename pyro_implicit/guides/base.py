@@ -54,7 +54,7 @@ class ImplicitGuide(SavedGuide):
     accounted for), flattened and generated together, so that the guide can express any dependence
     between them; with ``factorized=True`` each site has a generator of its own. Train it with an
     objective of this package (:class:`~pyro_implicit.LinearisedELBO`, ...): an ordinary ELBO
-    raises.
+    raises, unless the generators are certain to be bijective (:attr:`is_bijective`).
 
     A subclass fills :meth:`_make_generator`; nothing else needs to be overridden.
 

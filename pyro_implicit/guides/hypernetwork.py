@@ -124,8 +124,9 @@ class HyperNetworkGuide(ImplicitGuide):
 
     def _is_free(self) -> bool:
         """Whether nothing asks for a perceptron or for output noise."""
-        asked = (self._noise_dim, self._hidden_dims, self._activation, self._scale)
-        return all(one is None for one in asked) and not self._learn_scale
+        asked = (self._noise_dim, self._hidden_dims, self._activation)
+        noisy = bool(self._scale) or bool(self._learn_scale)
+        return all(one is None for one in asked) and not noisy
 
     def _num_inputs(self, output_dim: int) -> int:
         """The number of inputs of the perceptron."""

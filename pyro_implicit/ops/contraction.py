@@ -20,7 +20,14 @@ from torch.autograd.function import once_differentiable
 from pyro_implicit.exceptions import NonFiniteError
 from pyro_implicit.ops.activations import Activation
 
-__all__ = ["Inversion", "check_reached", "first_order", "invert_block", "spectral_norm"]
+__all__ = [
+    "Inversion",
+    "check_reached",
+    "first_order",
+    "invert_block",
+    "result_dtype",
+    "spectral_norm",
+]
 
 #: the error of an inverse, relative to the values, that is taken for none
 _REACHED = 1e-6
@@ -39,6 +46,15 @@ class Inversion:
     noise: Tensor
     num_iterations: int
     residual: float
+
+
+def result_dtype(x: Tensor) -> torch.dtype:
+    """
+    Tells the dtype of an inverse.
+
+    :param torch.Tensor x: the values; whole numbers have an inverse that is not.
+    """
+    return x.dtype if x.is_floating_point() else torch.get_default_dtype()
 
 
 def spectral_norm(weight: Tensor) -> Tensor:

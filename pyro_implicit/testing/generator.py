@@ -18,7 +18,8 @@ def check_generator(generator: Generator, *, scale: float = 0.1, seed: int = 0) 
     Checks a generator of one's own, in float64 and in evaluation mode.
 
     Draws have the promised shapes and depend on their own noise alone; Jacobian, products with it
-    and log-determinant are those of automatic differentiation; what ``config`` tells makes the
+    and log-determinant are those of automatic differentiation; a claim to be bijective stands the
+    test of its inverse and of the determinant's sign; what ``config`` tells makes the
     generator anew. The generator itself is left as it is::
 
         check_generator(MyGenerator(4, 7))
@@ -34,6 +35,8 @@ def check_generator(generator: Generator, *, scale: float = 0.1, seed: int = 0) 
         for batch in ((), (3,), (2, 3)):
             z = torch.randn(*batch, *generator.noise_shape, dtype=torch.float64)
             _check_at(generator, z, torch.Size(batch), scale)
+        if generator.is_bijective:
+            _check_bijection(generator)
         _check_config(generator)
 
 
@@ -56,6 +59,15 @@ def _check_at(generator: Generator, z: Tensor, batch: torch.Size, scale: float) 
     expect_close(products.value, value, "value of linearise")
     expect_close(products.jvp(v), (expected @ v[..., None])[..., 0], "jvp of linearise")
     expect_close(products.vjp(u), (expected.mT @ u[..., None])[..., 0], "vjp of linearise")
+
+
+def _check_bijection(generator: Generator) -> None:
+    """A claim that draws can refute, though not prove."""
+    z = 2 * torch.randn(64, *generator.noise_shape, dtype=torch.float64)
+    expect(generator.noise_dim == generator.output_dim, "is_bijective with noises unlike outputs")
+    signs = torch.linalg.slogdet(generator.jacobian(z)).sign
+    expect(len(signs.unique()) == 1, "is_bijective, but the determinant changes its sign: it folds")
+    expect_close(generator.inverse(generator(z)), z, "inverse of the draws against their noise")
 
 
 def _reverse_jacobian(generator: Generator, row: Tensor) -> Tensor:

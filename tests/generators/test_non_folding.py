@@ -260,3 +260,34 @@ def test_shapes_of_densities(name: str) -> None:
     z = torch.randn(3, dtype=torch.float64)
     given = fn.given(z)
     assert given.log_prob(given.mean.expand(5, 3)).shape == (5,)
+
+
+class _Doubled(AutoregressiveGenerator):
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(z)
+
+
+def test_a_subclass_with_another_map_is_not_taken_for_its_base() -> None:
+    generator = _Doubled(3, 4)
+    assert not generator.is_bijective and generator.config()["type"] == "_Doubled"
+    with pytest.raises(DensityError):
+        ImplicitDistribution(generator).log_prob(torch.zeros(3))
+
+
+@pytest.mark.parametrize("name", ["residual", "autoregressive"])
+def test_whole_numbers_have_noises_that_are_not(name: str) -> None:
+    generator = MAKERS[name](3)
+    found = generator.inverse(torch.tensor([1, 0, -1]))
+    assert found.is_floating_point()
+    expected = generator.inverse(torch.tensor([1.0, 0.0, -1.0]))
+    torch.testing.assert_close(found.to(expected), expected, rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["residual", "autoregressive"])
+def test_half_precision_draws(name: str) -> None:
+    generator = MAKERS[name](3).bfloat16()
+    z = torch.randn(4, 3, dtype=torch.bfloat16)
+    assert generator(z).dtype == torch.bfloat16
+    torch.testing.assert_close(
+        generator(z).float(), generator.float()(z.float()), rtol=0.05, atol=0.05
+    )

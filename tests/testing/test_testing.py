@@ -51,6 +51,26 @@ def test_a_good_generator_passes_and_stays_as_it_is(make: Any) -> None:
         assert torch.equal(value, before[name])
 
 
+class Folds(Generator):
+    """A false claim, with an inverse of one branch."""
+
+    full_rank = is_bijective = True
+
+    def __init__(self) -> None:
+        super().__init__((2,), 2)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return z.square() + 0.1 * z
+
+    def inverse(self, x: Tensor) -> Tensor:
+        return (x + 0.0025).sqrt() - 0.05
+
+
+def test_a_false_claim_to_be_bijective_is_refuted() -> None:
+    with pytest.raises(AssertionError, match="the determinant changes its sign: it folds"):
+        check_generator(Folds())
+
+
 class Bent(Generator):
     """``a z`` with one thing wrong at a time."""
 
