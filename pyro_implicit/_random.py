@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -15,6 +17,7 @@ from pyro_implicit.exceptions import StateError
 
 __all__ = [
     "RandomStream",
+    "own_numbers",
     "plain_state",
     "read_random_state",
     "state_from_plain",
@@ -37,6 +40,20 @@ def write_random_state(state: State) -> None:
     set_rng_state(state)
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
+
+
+@contextmanager
+def own_numbers() -> Iterator[int]:
+    """
+    Random numbers of torch that begin at a seed which torch draws, and do not shift later ones.
+
+    :returns: a context with that seed.
+    """
+    seed = int(torch.randint(2**62, ()))
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        yield seed
 
 
 def plain_state(state: State) -> State:

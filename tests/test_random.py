@@ -11,6 +11,7 @@ import torch
 
 from pyro_implicit._random import (
     RandomStream,
+    own_numbers,
     plain_state,
     read_random_state,
     state_from_plain,
@@ -55,6 +56,18 @@ def test_an_error_inside_leaves_the_outside_state():
         numbers()
         raise KeyError
     assert torch.equal(read_random_state()["torch"], before)
+
+
+@pytest.mark.parametrize("used", [0, 3])
+def test_own_numbers_take_one_of_the_others(used):
+    torch.manual_seed(0)
+    torch.randint(2**62, ())
+    expected = torch.rand(())
+    torch.manual_seed(0)
+    with own_numbers() as seed:
+        found = torch.rand(used)
+    assert torch.equal(torch.rand(()), expected)
+    assert torch.equal(found, torch.rand(used, generator=torch.Generator().manual_seed(seed)))
 
 
 def test_leaving_twice_changes_nothing():

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
+from pyro_implicit._random import own_numbers
 from pyro_implicit.arviz.rows import Batch, RowBatches
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.handlers.pointwise import (
@@ -21,6 +21,7 @@ from pyro_implicit.handlers.pointwise import (
     run_model,
 )
 from pyro_implicit.handlers.row_coupling import coupled_sites, drawn_jointly
+from pyro_implicit.handlers.rows import changed_dims
 from pyro_implicit.inference.posterior_draws import latent_sites
 
 __all__ = ["Program", "Site", "Slot"]
@@ -81,7 +82,7 @@ class Program:
         #: what was observed, and on which rows, when the sites were found out
         self.observed: list[Tensor] = []
         self.first_rows = slice(0, batches.batch_size)
-        with _own_randomness():
+        with own_numbers():
             self.sites = self._inspect(self.draw)
 
     @property
@@ -176,16 +177,6 @@ class Program:
         run_model(self.model, batch.args, batch.kwargs, visit, values=draw)
         self.observed = self.observed or observed
         return sites, subsamples, functions
-
-
-@contextmanager
-def _own_randomness() -> Iterator[None]:
-    """Random numbers used inside do not shift those that are drawn afterwards."""
-    seed = int(torch.randint(2**62, ()))
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(seed)
-        yield
 
 
 def _describe(site: Any, draw: dict[str, Tensor]) -> Site:
@@ -288,10 +279,8 @@ def _on_all_rows(site: Site, other: Site | None, num_rows: int) -> Site:
 
 def _grown(name: str, slot: Slot, other: Slot, num_rows: int) -> Slot:
     """A slot on all rows; its row dimension is the one in which two runs differ."""
-    ndim = len(slot.shape)
-    same_ndim = ndim == len(other.shape)
-    dims = [d for d in range(-ndim, 0) if same_ndim and slot.shape[d] != other.shape[d]]
-    if not same_ndim or len(dims) > 1:
+    dims = changed_dims(other.shape, slot.shape)
+    if dims is None or len(dims) > 1:
         raise ArgumentError(
             f"batch_size was given, but site {name!r} has shape {slot.shape} on one number of rows "
             f"and {other.shape} on another; expected at most one dimension to follow the rows. "

@@ -11,9 +11,9 @@ from typing import Any
 import pyro
 import torch
 from pyro.infer.autoguide import AutoCallable, AutoGuide, AutoGuideList
-from pyro.util import get_rng_state, set_rng_state
 from torch import Tensor
 
+from pyro_implicit._random import RandomStream
 from pyro_implicit.diagnostics._data_places import DataPlaces
 from pyro_implicit.diagnostics._unconstrained import constrained_draws
 from pyro_implicit.exceptions import ArgumentError, SiteError
@@ -172,20 +172,9 @@ def isolated(seed: int, number: int) -> Iterator[None]:
     :param int seed: of all simulations.
     :param int number: which simulation.
     """
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with _own_randomness(), torch.random.fork_rng(devices), pyro.get_param_store().scope():
-        pyro.set_rng_seed((seed * 1_000_003 + number) % 2**32)
+    stream = RandomStream(seed * 1_000_003 + number)
+    with stream, pyro.get_param_store().scope():
         yield
-
-
-@contextmanager
-def _own_randomness() -> Iterator[None]:
-    """Puts back the states of all generators that Pyro seeds: PyTorch's, NumPy's, Python's."""
-    state = get_rng_state()
-    try:
-        yield
-    finally:
-        set_rng_state(state)
 
 
 def _rank(draws: Tensor, value: Tensor) -> Tensor:

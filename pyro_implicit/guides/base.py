@@ -37,6 +37,7 @@ from pyro_implicit.guides.parts import Factorized, check_factorized, divide, par
 from pyro_implicit.guides.sampler import Sampler, check_scale_arguments
 from pyro_implicit.guides.saved_guide import SavedGuide
 from pyro_implicit.guides.values import check_values, unconstrain
+from pyro_implicit.handlers.flat_latents import by_site
 from pyro_implicit.handlers.log_joint import LogJoint
 
 __all__ = ["ImplicitGuide"]
@@ -267,8 +268,7 @@ class ImplicitGuide(SavedGuide):
         result: dict[str, Tensor] = {}
         for name, sites, sampler in self._groups():
             flat = self._sample_flat(name, sampler, sites, *args, **kwargs)
-            parts = flat.split([site.numel for site in sites], dim=-1)
-            for site, part in zip(sites, parts, strict=True):
+            for site, part in by_site(flat, sites):
                 result[site.name] = site.sample(part, plates)
         return result
 
@@ -292,7 +292,7 @@ class ImplicitGuide(SavedGuide):
         draws = {}
         for _, sites, sampler in self._groups():
             flat = sampler.distribution().sample((num_samples,))
-            for site, part in zip(sites, flat.split([s.numel for s in sites], -1), strict=True):
+            for site, part in by_site(flat, sites):
                 value = part.reshape(num_samples, *site.unconstrained_shape)
                 draws[site.name] = site.value(value)
         return draws

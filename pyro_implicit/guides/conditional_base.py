@@ -23,6 +23,7 @@ from pyro_implicit.guides.context import check_context, read_context
 from pyro_implicit.guides.initialization.initial import init_to_fan_in
 from pyro_implicit.guides.latent_site import LatentSite, PlateFrame
 from pyro_implicit.guides.row_site import read_row_site
+from pyro_implicit.handlers.flat_latents import by_site
 
 __all__ = ["ConditionalGuide"]
 
@@ -135,8 +136,7 @@ class ConditionalGuide(ImplicitGuide):
         result = {}
         for name, sites, sampler in self._groups():
             flat = self._sample_rows(name, sampler.distribution(context), sites, plate)
-            parts = flat.split([site.numel for site in sites], dim=-1)
-            for site, part in zip(sites, parts, strict=True):
+            for site, part in by_site(flat, sites):
                 value, log_density = site.constrain(site.unpack(part))
                 fn = dist.Delta(value, log_density=log_density, event_dim=site.event_dim)
                 with plate:
@@ -253,7 +253,7 @@ class ConditionalGuide(ImplicitGuide):
             else:
                 _seed(seeds, 1, part)
                 flat = fn.sample((num_samples,))
-            for site, piece in zip(sites, flat.split([s.numel for s in sites], -1), strict=True):
+            for site, piece in by_site(flat, sites):
                 draws[site.name] = site.value(site.unpack(piece))
         return draws
 

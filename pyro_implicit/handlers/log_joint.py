@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import ImplicitError, NonFiniteError, SiteError
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.flat_latents import by_site
 
 __all__ = ["LogJoint"]
 
@@ -67,7 +68,7 @@ class LogJoint:
         :returns: constrained values by site, and the sum of the log-Jacobians, shape ``()``.
         """
         values, correction = {}, u.new_zeros(())
-        for site, part in zip(self.sites, u.split([s.numel for s in self.sites]), strict=True):
+        for site, part in by_site(u, self.sites):
             values[site.name], log_density = site.constrain(site.unpack(part))
             correction = correction - log_density.sum()
         return values, correction

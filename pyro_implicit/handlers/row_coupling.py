@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._memory import check_fits
+from pyro_implicit.handlers.rows import changed_dims
 
 __all__ = ["RowsTogether", "check_rows_fit", "coupled_sites", "drawn_jointly", "without_events"]
 
@@ -118,8 +119,8 @@ def _tensors(fn: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 def _same(fewer: Tensor, more: Tensor, first: int) -> bool:
     """Whether the rows of both are equal up to rounding."""
-    changed = [d for d in range(more.dim()) if fewer.shape[d] != more.shape[d]]
-    if len(changed) > 1:
+    changed = changed_dims(fewer.shape, more.shape)
+    if changed is None or len(changed) > 1:
         return True  # pairs of rows: told by the event, if they belong to one
     if changed:
         if first + fewer.shape[changed[0]] > more.shape[changed[0]]:

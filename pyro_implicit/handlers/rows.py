@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyro.distributions as dist
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import ShapeError
 
-__all__ = ["NotSliceable", "number_of_rows", "rows_of", "take_rows"]
+__all__ = ["NotSliceable", "changed_dims", "number_of_rows", "rows_of", "take_rows"]
 
 #: arguments of which a distribution holds one, and makes the others from it
 _ALTERNATIVES = (
@@ -41,6 +41,19 @@ def number_of_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
             "one at least."
         )
     return len(tensors[0]) if tensors else 0
+
+
+def changed_dims(fewer: Sequence[int], more: Sequence[int]) -> list[int] | None:
+    """
+    Finds the dimensions that follow the rows, from two runs on different numbers of them.
+
+    :param fewer: a shape on some rows.
+    :param more: the same on more rows.
+    :returns: the negative dimensions in which they differ; None if they have not as many.
+    """
+    if len(fewer) != len(more):
+        return None
+    return [dim for dim in range(-len(more), 0) if fewer[dim] != more[dim]]
 
 
 def rows_of(value: Tensor, dim: int, rows: Any) -> Tensor:

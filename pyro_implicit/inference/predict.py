@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_flag, check_guide, check_model, check_names
+from pyro_implicit._random import own_numbers
 from pyro_implicit.exceptions import ShapeError, SiteError
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
@@ -101,13 +102,10 @@ def predict(
     check_flag("moments", moments)
     by_row = guide if isinstance(guide, ConditionalGuide) else None
     draws = {} if by_row else posterior_draws(guide, num_samples, *args, **kwargs)
-    seed = int(torch.randint(2**62, ()))
-    plan = RunPlan(
-        draws, number_of_rows(args, kwargs), seed, None if sites is None else frozenset(sites)
-    )
-    plan.numbered = by_row is None and callable(getattr(guide, "sample", None))
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices):
+    rows, kept = number_of_rows(args, kwargs), None if sites is None else frozenset(sites)
+    with own_numbers() as seed:
+        plan = RunPlan(draws, rows, seed, kept)
+        plan.numbered = by_row is None and callable(getattr(guide, "sample", None))
         job = _Job(model, by_row, args, kwargs, plan, num_samples)
         job.parallel, job.moments = parallel, moments
         job.find_layout(batch_size)

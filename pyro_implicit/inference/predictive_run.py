@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import ShapeError
 from pyro_implicit.handlers.row_coupling import RowsTogether
-from pyro_implicit.handlers.rows import rows_of, take_rows
+from pyro_implicit.handlers.rows import changed_dims, rows_of, take_rows
 
 __all__ = ["PREDICTIVE_PLATE", "UNIT", "Layout", "RunPlan", "PredictiveRun"]
 
@@ -41,11 +41,9 @@ class Layout:
         """The row dimension is the first that differs between runs on fewer and on more rows."""
         row_dims = {}
         for name, shape in more.shapes.items():
-            other = fewer.shapes.get(name, shape)
-            pairs = list(zip(shape, other, strict=False))
-            changed = [dim for dim, (a, b) in enumerate(pairs) if a != b]
-            if changed and len(shape) == len(other):
-                row_dims[name] = changed[0] - len(shape)
+            changed = changed_dims(fewer.shapes.get(name, shape), shape)
+            if changed:
+                row_dims[name] = changed[0]
         return cls(more.shapes, row_dims, more.deepest)
 
 

@@ -240,7 +240,7 @@ def test_a_guide_that_draws_all_rows_needs_all_rows():
     [
         ("posterior", "groups is the string 'posterior'; expected a sequence"),
         ((), r"groups is \[\]; expected one or more of"),
-        (("posterior", "sample_stats"), "groups is .*'sample_stats'.*; expected one or more of"),
+        (("posterior", "warmup"), "groups is .*'warmup'.*; expected one or more of"),
     ],
 )
 def test_groups_are_checked(groups, message):

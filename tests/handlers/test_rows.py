@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyro_implicit.handlers.rows import NotSliceable, rows_of, take_rows
+from pyro_implicit.handlers.rows import NotSliceable, changed_dims, rows_of, take_rows
 
 R = torch.arange(1.0, 6.0) / 7
 P = torch.stack([R, 1 - R, 0.3 + R], -1)
@@ -106,3 +106,18 @@ def test_rows_of_a_tensor():
     assert rows_of(value, -1, None) is rows_of(value, -1, torch.arange(4)) is value
     one = value[:, :1]
     assert rows_of(one, -1, torch.tensor([3, 2])) is one
+
+
+@pytest.mark.parametrize(
+    ("fewer", "more", "expected"),
+    [
+        ((3, 4), (3, 5), [-1]),
+        ((3, 4), (4, 4), [-2]),
+        ((3, 3), (4, 4), [-2, -1]),
+        ((3, 4), (3, 4), []),
+        ((), (), []),
+        ((4,), (3, 4), None),
+    ],
+)
+def test_dimensions_that_follow_the_rows(fewer, more, expected):
+    assert changed_dims(torch.Size(fewer), more) == expected
