@@ -16,6 +16,7 @@ from pyro_implicit._checks import check_model, check_tensor
 from pyro_implicit.exceptions import GuideError, ShapeError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
+from pyro_implicit.handlers.flat_latents import by_site
 
 __all__ = ["NeuTraReparam"]
 
@@ -95,10 +96,9 @@ class NeuTraReparam:
         if latent.shape[-1:] != (size,):
             raise ShapeError(f"noise of shape {tuple(latent.shape)}; expected (..., {size})")
         flat = torch.cat([s.preconditioner(s.generator(z)) for s, z in self._pieces(latent)], -1)
-        parts = flat.split([site.numel for site in self._sites], -1)
         return {
             site.name: site.value(part.reshape(latent.shape[:-1] + site.unconstrained_shape))
-            for site, part in zip(self._sites, parts, strict=True)
+            for site, part in by_site(flat, self._sites)
         }
 
     def _pieces(self, noise: Tensor) -> Iterator[tuple[Any, Tensor]]:
@@ -114,8 +114,7 @@ class NeuTraReparam:
             flat.append(sampler.preconditioner(sampler.generator(z)))
             log_volume = log_volume + sampler.distribution().given(z).half_log_det()
         values = {}
-        parts = torch.cat(flat, -1).split([site.numel for site in self._sites], -1)
-        for site, part in zip(self._sites, parts, strict=True):
+        for site, part in by_site(torch.cat(flat, -1), self._sites):
             values[site.name], log_density = site.constrain(site.unpack(part))
             log_volume = log_volume - log_density.sum()
         return values, log_volume
