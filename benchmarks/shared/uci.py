@@ -67,18 +67,19 @@ def load_split(data_root: Path, name: str, index: int, *, validation: bool = Fal
     return Split(tensor(x[fit]), tensor(y[fit]), tensor(x[held]), tensor(y[held]), float(y_scale))
 
 
-def build_model(num_features: int, num_rows: int) -> Model:
+def build_model(num_features: int, num_rows: int, hidden_units: int = HIDDEN_UNITS) -> Model:
     """
-    One hidden layer of 50 tanh units with standard normal priors, log-normal prior on the noise.
+    One hidden layer of tanh units with standard normal priors, log-normal prior on the noise.
 
     :param int num_features: D.
     :param int num_rows: number of training rows.
+    :param int hidden_units: 50 by default.
     :returns: a Pyro model ``model(x, y=None)`` with the deterministic site ``mean`` [N].
     """
     network = torch.nn.Sequential(
-        torch.nn.Linear(num_features, HIDDEN_UNITS),
+        torch.nn.Linear(num_features, hidden_units),
         torch.nn.Tanh(),
-        torch.nn.Linear(HIDDEN_UNITS, 1),
+        torch.nn.Linear(hidden_units, 1),
     )
     bayesian_network = BayesianModule(network, prior=dist.Normal(0.0, 1.0, validate_args=False))
 

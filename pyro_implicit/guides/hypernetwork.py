@@ -42,9 +42,9 @@ class HyperNetworkGuide(ImplicitGuide):
     Defaults, and why. **Up to 256 latents** an
     :class:`~pyro_implicit.AutoregressiveGenerator`: it cannot fold, so that
     :class:`~pyro_implicit.LinearisedELBO` is a true lower bound, the guide has a density
-    (:meth:`log_density`) and Pyro's own objectives can train it; at equal time it was the nearest
-    to the posterior of all generators here, or within noise of it
-    (``docs/results/generators.md``). **Above**: a multilayer perceptron of 100 noise dimensions and
+    (:meth:`log_density`) and Pyro's own objectives can train it. In short fits of equal time a
+    perceptron, which may fold, is often nearer to the posterior; ``docs/results/generators.md``
+    has the numbers. **Above**: a multilayer perceptron of 100 noise dimensions and
     ``scale=0.01``, or with ``init_from`` a :class:`~pyro_implicit.ResidualGenerator`, whose
     determinant stays cheap. With ``noise_dim``, ``hidden_dims``, ``activation`` or output noise it
     is a perceptron at every size: up to 256 latents with as many noise dimensions as latents (each
