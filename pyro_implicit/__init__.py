@@ -43,6 +43,8 @@ from pyro_implicit.processes.implicit_process import ImplicitProcess
 from pyro_implicit.processes.random_functions import NeuralSampler, RandomNetwork
 from pyro_implicit.training.annealed import Annealed
 from pyro_implicit.training.early_stopping import EarlyStopping
+from pyro_implicit.training.fitting.fit import fit
+from pyro_implicit.training.fitting.result import FitResult
 from pyro_implicit.training.resumable_loader import ResumableLoader
 from pyro_implicit.training.schedules import geometric_schedule, linear_schedule
 
@@ -65,6 +67,7 @@ __all__ = [
     "CMMNNGuide",
     "ConditionalHyperNetworkGuide",
     "EarlyStopping",
+    "FitResult",
     "Generator",
     "HyperNetworkGuide",
     "ImplicitDistribution",
@@ -91,6 +94,7 @@ __all__ = [
     "__version__",
     "c2st",
     "entropy_report",
+    "fit",
     "geometric_schedule",
     "khat",
     "linear_schedule",

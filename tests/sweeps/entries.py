@@ -232,6 +232,9 @@ CLASSES: dict[str, Entry] = {
     "CMMNNGuide": _guide(),
     "ConditionalHyperNetworkGuide": _local(hidden_dims=(3,)),
     "EarlyStopping": fixed(lambda made: made.step(1.0)),
+    "FitResult": Entry(
+        lambda: dict(history=[1.0, 2.0], reason="limit", objective=pi.LinearisedELBO(), seconds=1.0)
+    ),
     "Generator": Entry(lambda: dict(noise_shape=(3,), output_dim=2), generate, OwnGenerator),
     "HyperNetworkGuide": _guide(hidden_dims=(3,)),
     "ImplicitDistribution": Entry(lambda: dict(generator=pi.MLPGenerator(2, 2, (3,))), draw_from),
@@ -273,6 +276,16 @@ FUNCTIONS: dict[str, Entry] = {
         lambda: dict(draws=draws(), reference=draws(), num_folds=2, classifier=LogisticRegression())
     ),
     "entropy_report": _density(num_samples=4, num_steps=2),
+    "fit": Entry(
+        lambda: dict(
+            model=model,
+            guide=pi.HyperNetworkGuide(model, hidden_dims=(3,)),  # trained: not that of others
+            objective=pi.LinearisedELBO(),
+            num_steps=2,
+            progress=False,
+        ),
+        args=(X, Y),
+    ),
     "geometric_schedule": fixed(call_it, start=1.0, end=0.1, num_steps=10),
     "khat": Entry(
         lambda: dict(
@@ -323,6 +336,7 @@ FUNCTIONS: dict[str, Entry] = {
 #: by the class that defines the method; the receiver is the class's own valid call
 METHODS: dict[str, Entry] = {
     "EarlyStopping.step": fixed(score=1.0),
+    "FitResult.plot": Entry(lambda: dict(ax=axes())),
     "ImplicitDistribution.conditional_log_prob": fixed(value=torch.zeros(2)),
     "AutoregressiveGenerator.inverse": fixed(x=torch.zeros(2, 3)),
     "AutoregressiveGenerator.invert": fixed(x=torch.zeros(2, 3)),

@@ -1,0 +1,92 @@
+"""The arguments of each step: the whole data, or batch after batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from pyro_implicit._checks import shown
+from pyro_implicit.exceptions import ArgumentError
+
+__all__ = ["Arguments"]
+
+Args = tuple[Any, ...]
+
+_BATCHES = (
+    "something that can be gone through again and again and gives the model's arguments, such as "
+    "a DataLoader or a list of tuples (x, y)"
+)
+
+
+class Arguments:
+    """
+    What model and guide are called with, step by step.
+
+    :param args: positional arguments of every step, for whole data.
+    :param batches: an iterable of tuples or lists of arguments, of tensors (one argument) or of
+        dictionaries (keyword arguments); gone through again and again.
+    :param kwargs: keyword arguments of every step.
+    :raises ArgumentError: for both, or something else.
+    """
+
+    def __init__(self, args: Args, batches: Any, kwargs: Mapping[str, Any]) -> None:
+        self.args, self.kwargs, self.batches = args, dict(kwargs), batches
+        self._epoch: Iterator[Any] | None = None
+        self._ahead: tuple[Args, dict[str, Any]] | None = None
+        if batches is None:
+            return
+        if args:
+            raise ArgumentError(
+                f"there are {len(args)} arguments for the model, and batches too: give whole data "
+                "as arguments, or batches that hold all arguments."
+            )
+        refused = (str, bytes, Mapping, Tensor, np.ndarray, set, type)
+        if isinstance(batches, refused) or not isinstance(batches, Iterable):
+            raise ArgumentError(f"batches={shown(batches)}; expected {_BATCHES}.")
+        if isinstance(batches, Iterator):
+            raise ArgumentError(
+                f"batches is {shown(batches)}, which can be gone through once only; expected "
+                f"{_BATCHES}."
+            )
+
+    def next(self) -> tuple[Args, dict[str, Any]]:
+        """
+        The arguments of the next step.
+
+        :returns: positional and keyword arguments.
+        :raises ArgumentError: if there is no batch, or one is of another kind.
+        """
+        if self.batches is None:
+            return self.args, self.kwargs
+        if self._ahead is not None:
+            ahead, self._ahead = self._ahead, None
+            return ahead
+        batch = self._next_batch()
+        if isinstance(batch, Mapping):
+            return (), {**self.kwargs, **batch}
+        if isinstance(batch, Tensor):
+            return (batch,), self.kwargs
+        if not isinstance(batch, (tuple, list)):
+            raise ArgumentError(
+                f"an item of batches is {shown(batch)}; expected the arguments of the model, as a "
+                "tuple, such as (x, y), a dictionary or one tensor."
+            )
+        return tuple(batch), self.kwargs
+
+    def peek(self) -> tuple[Args, dict[str, Any]]:
+        """The arguments that :meth:`next` will return."""
+        if self._ahead is None:
+            self._ahead = self.next()
+        return self._ahead
+
+    def _next_batch(self) -> Any:
+        for _ in range(2):
+            if self._epoch is None:
+                self._epoch = iter(self.batches)
+            for batch in self._epoch:
+                return batch
+            self._epoch = None
+        raise ArgumentError(f"batches={shown(self.batches)} is empty; expected {_BATCHES}.")

@@ -1,0 +1,119 @@
+"""Adam with gradients that are clipped where they are out of all proportion."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_implicit.exceptions import StateError
+
+__all__ = ["ClippedAdam"]
+
+_USUAL = 10.0  # a gradient may be so many times longer than usual
+_MEMORY = 0.98  # of what is usual, from step to step
+
+
+class ClippedAdam:
+    """
+    Torch's Adam for parameters by name, which may come one after the other.
+
+    Gradients longer than ten times the geometric mean of the latest ones are cut to that, whatever
+    the scale of the objective: a single draw from the tail cannot throw the parameters away.
+
+    :param state: what :meth:`state` returned, to go on from.
+    """
+
+    def __init__(self, state: Mapping[str, Any] | None = None) -> None:
+        self._saved: dict[str, Any] = dict(state["moments"]) if state else {}
+        #: the sum of the logarithms of the lengths so far, weighted, and the sum of the weights
+        norm: tuple[float, float] = state["norm"] if state else (0.0, 0.0)
+        self._log_norm, self._weight = norm
+        self._params: dict[str, Tensor] = {}
+        self._known: set[int] = set()
+        self._adam: torch.optim.Adam | None = None
+
+    def clear(self) -> None:
+        """Forgets all gradients."""
+        for param in self._params.values():
+            param.grad = None
+
+    def step(self, params: Mapping[str, Tensor], lr: float) -> bool:
+        """
+        Takes one step along the gradients, and forgets them.
+
+        :param params: unconstrained parameters by name.
+        :param float lr: the learning rate.
+        :returns: whether it was taken: not if a gradient is not finite.
+        :raises StateError: if the saved state is of other parameters.
+        """
+        self._take(params)
+        trained = [param for param in self._params.values() if param.grad is not None]
+        if not trained or self._adam is None:
+            return True
+        norm = float(torch.nn.utils.clip_grad_norm_(trained, self._limit()))
+        if math.isfinite(norm):
+            self._remember(norm)
+            for group in self._adam.param_groups:
+                group["lr"] = lr
+            self._adam.step()
+        self.clear()
+        return math.isfinite(norm)
+
+    def state(self) -> dict[str, Any]:
+        """Copies of all moments, by the name of their parameter."""
+        moments = dict(self._saved)
+        for name, param in self._params.items():
+            if self._adam is not None and param in self._adam.state:
+                moments[name] = _copy(self._adam.state[param])
+        return {"moments": moments, "norm": (self._log_norm, self._weight)}
+
+    def _take(self, params: Mapping[str, Tensor]) -> None:
+        """Adds parameters that are new, with their saved moments."""
+        new = {n: p for n, p in params.items() if id(p) not in self._known and p.requires_grad}
+        new = {n: p for n, p in new.items() if p.is_floating_point()}
+        if not new:
+            return
+        self._known |= {id(param) for param in new.values()}
+        tensors = list({id(param): param for param in new.values()}.values())
+        if self._adam is None:
+            self._adam = torch.optim.Adam(tensors, fused=_can_fuse(tensors))
+        else:
+            self._adam.add_param_group({"params": tensors, "fused": _can_fuse(tensors)})
+        for name, param in new.items():
+            self._params[name] = param
+            if name in self._saved:
+                moments = _copy(self._saved.pop(name))
+                _check_fits(name, moments, param)
+                self._adam.state[param] = moments
+
+    def _limit(self) -> float:
+        """The longest gradient allowed now."""
+        if self._weight < 0.1:  # a handful of steps: nothing is usual yet
+            return math.inf
+        return _USUAL * math.exp(self._log_norm / self._weight)
+
+    def _remember(self, norm: float) -> None:
+        norm = min(max(norm, 1e-30), self._limit())
+        self._log_norm = _MEMORY * self._log_norm + (1 - _MEMORY) * math.log(norm)
+        self._weight = _MEMORY * self._weight + (1 - _MEMORY)
+
+
+def _can_fuse(params: list[Tensor]) -> bool:
+    return all(p.device.type in ("cpu", "cuda") and not p.is_complex() for p in params)
+
+
+def _copy(moments: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v.clone() if isinstance(v, Tensor) else v for k, v in moments.items()}
+
+
+def _check_fits(name: str, moments: Mapping[str, Any], param: Tensor) -> None:
+    found = tuple(moments["exp_avg"].shape)
+    if found != tuple(param.shape):
+        raise StateError(
+            f"parameter {name!r} has shape {tuple(param.shape)}, and had shape {found} in the run "
+            "to resume: give fit the model and the guide of that run."
+        )

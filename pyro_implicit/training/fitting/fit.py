@@ -1,0 +1,184 @@
+"""Train a guide: an objective, a learning rate and a stop rule by default."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+
+from pyro_implicit._checks import (
+    check_count,
+    check_flag,
+    check_guide,
+    check_instance,
+    check_model,
+    check_number,
+    check_seed,
+    shown,
+)
+from pyro_implicit._random import RandomStream
+from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.training.fitting.arguments import Arguments
+from pyro_implicit.training.fitting.default_objective import default_objective
+from pyro_implicit.training.fitting.learning_rate import LearningRate
+from pyro_implicit.training.fitting.result import FitResult
+from pyro_implicit.training.fitting.run import Run, collected_warnings
+from pyro_implicit.training.fitting.validation import Validation, check_validation
+
+__all__ = ["fit"]
+
+_NUM_STEPS = 10_000
+
+
+def fit(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    *args: Any,
+    objective: Any = None,
+    num_steps: int | None = None,
+    lr: float = 0.005,
+    batches: Any = None,
+    validation: Any = None,
+    progress: bool = True,
+    seed: int | None = None,
+    resume: FitResult | None = None,
+    **kwargs: Any,
+) -> FitResult:
+    r"""
+    Trains a guide, and the parameters of the model, until the objective no longer rises.
+
+    It does nothing that a loop over ``SVI.step`` could not do. What it decides:
+
+    * *objective*: by the guide's sizes, see the table; told in the result.
+    * *learning rate*: Adam at ``lr`` until the loss is level, then cooled by equal ratios to a
+      hundredth of it, in a third as many steps as came before; gradients ten times longer than
+      usual are cut.
+    * *when to stop*: the loss is level when the mean of its last quarter is less than a tenth of
+      the noise of one step (or 0.05 nats) below that of the quarter before it, and this by a
+      standard error that allows for autocorrelation. The run ends when the rate is cold.
+    * *validation*: if given, scored every 100 steps; ten scores without a better one end the run
+      too, and the parameters of the best score are brought back at the end.
+
+    Steps whose loss or gradient is not finite are skipped and counted. Ctrl-C keeps what was
+    reached.
+
+    =====================================================  ==============================
+    guide                                                  objective
+    =====================================================  ==============================
+    generators with a determinant by structure (default
+    up to 256 latents, ``ResidualGenerator``), and
+    Jacobians of up to 2000 x 2000                         ``LinearisedELBO``
+    all other generators                                   ``LanczosELBO``
+    no implicit site (Pyro's own guides)                   Pyro's ``Trace_ELBO``, 4 draws
+    =====================================================  ==============================
+
+    Draws a step: 8 up to 300 latents, 4 up to 10 000, 2 above; vectorised if the model allows it,
+    else one after the other, with a warning in the result that tells why.
+
+    :param model: a Pyro model.
+    :param guide: its guide, of any kind.
+    :param args: arguments of both: the whole data.
+    :param objective: any objective of this package or of Pyro.
+    :param int num_steps: limit of all steps, 10 000 by default; those of a resumed run count.
+    :param float lr: the first learning rate.
+    :param batches: instead of ``args``: a ``DataLoader`` or any other iterable of tuples of
+        arguments, gone through again and again.
+    :param validation: held-out arguments of the model as a tuple, judged by their mean
+        :func:`~pyro_implicit.log_predictive_density`, or a function without arguments whose value
+        should rise.
+    :param bool progress: whether to show a progress bar with the loss and its terms.
+    :param int seed: of all that is drawn, so that the same call gives the same numbers; random
+        numbers outside go on as if nothing had been drawn. None: one that torch draws.
+    :param FitResult resume: go on from this result, with the same model and guide. A run that was
+        interrupted then gives the numbers of one that was not (with whole data); one that had ended
+        begins anew at the full rate, up to ``num_steps``.
+    :param kwargs: keyword arguments of model and guide.
+    :returns: history, reason of the end, warnings; it can be printed and plotted.
+    :raises ArgumentError: for bad values.
+    :raises NonFiniteError: after 20 steps in a row without a finite loss, naming the site.
+    :raises StateError: if ``resume`` is the result of another guide.
+
+    Example::
+
+        guide = HyperNetworkGuide(model)
+        result = fit(model, guide, x, y, seed=0)
+        print(result)
+        result.plot()
+    """
+    check_model(model)
+    check_guide(guide)
+    limit = _NUM_STEPS if num_steps is None else check_count("num_steps", num_steps)
+    lr = check_number("lr", lr, above=0)
+    check_flag("progress", progress)
+    check_validation(validation)
+    _check_objective(objective)
+    _check_resume(resume, limit, seed)
+    seed = None if seed is None else check_seed("seed", seed)
+    arguments = Arguments(args, batches, kwargs)
+    start = time.perf_counter()
+    hints: list[str] = []
+    with RandomStream(int(torch.randint(2**31, ())) if seed is None else seed):
+        with collected_warnings(hints):
+            if objective is None and resume is not None:
+                objective = resume.objective
+            if objective is None:
+                some, named = arguments.peek()
+                objective, hints[:] = default_objective(model, guide, some, named)
+            watch = None if validation is None else Validation(validation, model, guide, kwargs)
+            run = Run(model, guide, objective, arguments, LearningRate(lr, limit), watch)
+            if resume is not None:
+                run.resume(resume)
+            return _finished(run, start, hints, progress, resume)
+
+
+def _finished(
+    run: Run, start: float, hints: list[str], progress: bool, resume: FitResult | None
+) -> FitResult:
+    """Trains, and puts together what came of it."""
+    limit = run.rate.num_steps
+    with tqdm(total=limit, initial=len(run.history), desc="fit", disable=not progress) as bar:
+        reason = run.train(bar)
+    scores = {}
+    state = run.state(reason)
+    if run.validation is not None:
+        if reason != "interrupted":
+            run.validate_last()
+            run.validation.restore()
+        scores = run.validation.scores
+    earlier = 0.0 if resume is None else resume.seconds
+    return FitResult(
+        history=run.history,
+        reason=reason,
+        objective=run.objective,
+        seconds=earlier + time.perf_counter() - start,
+        rates=run.rates,
+        terms=run.terms,
+        scores=({} if resume is None else dict(resume.scores)) | scores,
+        warnings=[*run.told(reason), *hints],
+        state=state,
+    )
+
+
+def _check_objective(objective: Any) -> None:
+    usable = callable(getattr(objective, "loss_and_grads", None))
+    if objective is not None and (isinstance(objective, type) or not usable):
+        raise ArgumentError(
+            f"objective={shown(objective)}; expected an objective, such as "
+            "LinearisedELBO(num_particles=8), or None for one that is chosen by size."
+        )
+
+
+def _check_resume(resume: Any, limit: int, seed: Any) -> None:
+    if resume is None:
+        return
+    check_instance("resume", resume, FitResult, "the result of an earlier fit")
+    if seed is not None:
+        raise ArgumentError("resume goes on with the random numbers of its run: leave seed out.")
+    if resume.num_steps >= limit:
+        raise ArgumentError(
+            f"num_steps={limit}, and the run to resume has taken {resume.num_steps} already: write "
+            "a larger number, which counts both."
+        )

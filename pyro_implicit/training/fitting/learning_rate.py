@@ -1,0 +1,56 @@
+"""The learning rate: constant while the loss falls, then cooled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyro_implicit.training.schedules import geometric_schedule
+
+__all__ = ["LearningRate"]
+
+_COLDEST = 0.01  # the last rate, as a part of the first
+_SHARE = 3  # cooling takes a third as many steps as came before, and the last third at the latest
+
+
+@dataclass
+class LearningRate:
+    """
+    The rate of each step: ``lr`` until cooling begins, then down by equal ratios to a hundredth.
+
+    At a constant rate parameters wander about the optimum, by more the higher it is; cooling takes
+    a third as many steps as came before it, and brings them there.
+
+    :param float lr: the first rate.
+    :param int num_steps: limit of all steps; cooling begins early enough to end there.
+    :param int begun: the step at which cooling began, None before.
+    :param int length: the steps that it takes.
+    """
+
+    lr: float
+    num_steps: int
+    begun: int | None = None
+    length: int = 0
+
+    def at(self, step: int) -> float:
+        """The rate of a step, counting from 0; begins to cool where the limit is near."""
+        if self.begun is None and step >= self.num_steps - self.num_steps // _SHARE:
+            self.begun, self.length = step, self.num_steps - step
+        if self.begun is None:
+            return self.lr
+        schedule = geometric_schedule(self.lr, _COLDEST * self.lr, self.length)
+        return schedule(step - self.begun)
+
+    def cool(self, step: int, num_warm: int) -> None:
+        """
+        Begins to cool, unless it has.
+
+        :param int step: the next step.
+        :param int num_warm: the number of steps at the full rate.
+        """
+        if self.begun is None:
+            self.begun = step
+            self.length = min(max(num_warm // _SHARE, 100), self.num_steps - step)
+
+    def is_cold(self, step: int) -> bool:
+        """Whether cooling is over before a step."""
+        return self.begun is not None and step >= self.begun + self.length

@@ -1,0 +1,93 @@
+r"""
+Whether a noisy loss still falls.
+
+References
+
+- `Batch means and spectral variance estimators in Markov chain Monte Carlo`, J. M. Flegal,
+  G. L. Jones, Annals of Statistics, 2010: standard errors of means of autocorrelated series.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ["Slope", "slope_of"]
+
+_NUM_BATCHES = 10  # of a window, whose means are nearly independent
+_SHARE = 4  # a window is the fourth part of a series
+_RESOLVED = 0.1  # gains below this part of the noise of one step count as none
+_SMALLEST = 0.05  # and gains below so many nats, for a loss with little noise
+_MEDIAN_STEP = 0.954  # the median difference of two independent normal numbers, in deviations
+_OUTLIER = 7.0  # median deviations from the median; of normal numbers 2 in a million are farther
+_ROUNDING = 1e-6  # of the loss itself, in float32
+
+
+@dataclass(frozen=True)
+class Slope:
+    """
+    How much the mean of the last window of a loss is below that of the window before it.
+
+    :param float gain: the difference, positive while the loss falls.
+    :param float standard_error: of the gain; the autocorrelation of the losses is accounted for.
+    :param float tolerance: the gain that counts as none.
+    """
+
+    gain: float
+    standard_error: float
+    tolerance: float
+
+    @property
+    def is_flat(self) -> bool:
+        """
+        Whether the gain is certain to be small.
+
+        Not being able to tell a gain from none is not enough: a short window never is. Nor is the
+        luck of a loss that happens to rise.
+        """
+        return max(self.gain, 0.0) + self.standard_error <= self.tolerance
+
+    @property
+    def is_rising(self) -> bool:
+        """Whether the loss has certainly grown, by more than the noise of one step."""
+        return -self.gain - 4 * self.standard_error > self.tolerance / _RESOLVED
+
+
+def slope_of(losses: Sequence[float]) -> Slope:
+    """
+    Compares the last quarter of a series of losses with the quarter before it.
+
+    Windows grow with the series, and their errors shrink, until a gain of a tenth of the noise of
+    one step can be told from none. What is left to gain is then about as much: for a loss that
+    falls as ``1/t`` it is twice the gain between these windows, and less if it falls faster.
+
+    :param losses: one for each step, at least 40.
+    :returns: what the series has gained lately.
+    """
+    series = np.asarray(losses, dtype=float)
+    length = len(series) // (_SHARE * _NUM_BATCHES) * _NUM_BATCHES
+    steps = np.abs(np.diff(series[-length:]))
+    noise = float(np.median(steps)) / _MEDIAN_STEP  # which a trend or a few outliers leave alone
+    before, after = _trimmed(series[-2 * length : -length]), _trimmed(series[-length:])
+    variance = _variance_of_mean(before) + _variance_of_mean(after)
+    floor = max(_SMALLEST, _ROUNDING * abs(float(after.mean())))
+    return Slope(
+        gain=float(before.mean() - after.mean()),
+        standard_error=float(np.sqrt(variance)),
+        tolerance=max(_RESOLVED * noise, floor),
+    )
+
+
+def _trimmed(window: np.ndarray) -> np.ndarray:
+    """With outliers cut to where they are just that: a draw from the tail hides any slope."""
+    median = np.median(window)
+    spread = _OUTLIER * np.median(np.abs(window - median))
+    return window.clip(median - spread, median + spread)
+
+
+def _variance_of_mean(window: np.ndarray) -> float:
+    """The squared standard error of a window's mean, by batch means."""
+    means = window.reshape(_NUM_BATCHES, -1).mean(-1)
+    return float(means.var(ddof=1)) / _NUM_BATCHES

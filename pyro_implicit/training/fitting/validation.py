@@ -1,0 +1,81 @@
+"""Scores of a fit on data that it does not see."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from pyro_implicit._checks import check_number, shown
+from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.inference.log_predictive_density import log_predictive_density
+from pyro_implicit.training.early_stopping import EarlyStopping
+
+__all__ = ["Validation", "check_validation"]
+
+EVERY = 100  # steps from one score to the next
+_PATIENCE = 10
+_NUM_SAMPLES = 50
+
+
+def check_validation(value: Any) -> Any:
+    """
+    Checks what a fit is to be judged by.
+
+    :returns: ``value``.
+    :raises ArgumentError: unless it is a tuple, a function or None.
+    """
+    function = callable(value) and not isinstance(value, type)
+    if value is None or function or (isinstance(value, tuple) and value):
+        return value
+    raise ArgumentError(
+        f"validation={shown(value)}; expected held-out arguments of the model, such as "
+        "(x_validation, y_validation), or a function without arguments whose value should rise."
+    )
+
+
+class Validation:
+    """
+    Scores model and guide now and then, keeps the best parameters, and says when to stop.
+
+    :param what: a tuple of held-out arguments, scored by their mean
+        :func:`~pyro_implicit.log_predictive_density` with the same random numbers each time, or a
+        function without arguments.
+    :param model: the model.
+    :param guide: the guide.
+    :param kwargs: keyword arguments of both.
+    """
+
+    def __init__(self, what: Any, model: Any, guide: Any, kwargs: Mapping[str, Any]) -> None:
+        self._score: Callable[[], Any] = what
+        if isinstance(what, tuple):
+            self._score = lambda: _density(model, guide, what, kwargs)
+        self._modules = [m for m in (model, guide) if isinstance(m, nn.Module)]
+        self._stopping = EarlyStopping(_PATIENCE, mode="max")
+        self.scores: dict[int, float] = {}
+
+    def __call__(self, step: int) -> bool:
+        """
+        Takes a score.
+
+        :param int step: number of steps taken.
+        :returns: whether to stop.
+        :raises ArgumentError: if the score is no number.
+        """
+        score = check_number("the value of validation()", self._score(), finite=False)
+        self.scores[step] = score
+        return math.isfinite(score) and self._stopping.step(score, *self._modules)
+
+    def restore(self) -> None:
+        """Brings the best parameters back, if there was a score."""
+        if self._stopping.best_step is not None:
+            self._stopping.restore(*self._modules)
+
+
+def _density(model: Any, guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
+    densities = log_predictive_density(
+        model, guide, *args, num_samples=_NUM_SAMPLES, seed=0, **kwargs
+    )
+    return float(densities.mean())

@@ -1,0 +1,116 @@
+"""Adam by name: torch's own where nothing is clipped, and the same bits when taken up again."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_implicit.exceptions import StateError
+from pyro_implicit.training.fitting.clipped_adam import ClippedAdam
+
+
+def _params() -> dict[str, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    return {n: torch.randn(k, generator=g).requires_grad_() for n, k in (("a", 3), ("b", 2))}
+
+
+def _grad(params: dict[str, Tensor], step: int, size: float = 1.0) -> None:
+    g = torch.Generator().manual_seed(step)
+    for param in params.values():
+        param.grad = size * torch.randn(param.shape, generator=g)
+
+
+def _steps(adam: ClippedAdam, params: dict[str, Tensor], numbers: range) -> None:
+    for step in numbers:
+        _grad(params, step)
+        assert adam.step(params, 0.1)
+
+
+def test_it_is_adam() -> None:
+    params, other = _params(), _params()
+    _steps(ClippedAdam(), params, range(20))
+    adam = torch.optim.Adam(other.values(), lr=0.1)
+    for step in range(20):
+        _grad(other, step)
+        adam.step()
+    torch.testing.assert_close(params, other)
+    assert all(param.grad is None for param in params.values())
+
+
+@pytest.mark.parametrize("size", [1e3, 1e8])
+def test_a_gradient_out_of_proportion_is_cut(size: float) -> None:
+    """Once it has seen some: afterwards the moments are those of one ten times as long as usual."""
+    params = _params()
+    adam = ClippedAdam()
+    _steps(adam, params, range(30))
+    before = adam.state()["moments"]["a"]["exp_avg"]
+    _grad(params, 30, size)
+    adam.step(params, 0.1)
+    after = adam.state()["moments"]["a"]["exp_avg"]
+    assert (after - 0.9 * before).norm() < 0.1 * 10 * 5
+    _grad(params, 31, 1e-3)  # short ones stay as they are
+    grad = params["a"].grad.clone()
+    adam.step(params, 0.1)
+    last = adam.state()["moments"]["a"]["exp_avg"]
+    torch.testing.assert_close(last, 0.9 * after + 0.1 * grad)
+
+
+def test_parameters_may_come_later_and_be_tied() -> None:
+    params = _params()
+    adam = ClippedAdam()
+    _steps(adam, {"a": params["a"]}, range(3))
+    before = params["b"].detach().clone()
+    _steps(adam, params | {"tied": params["a"]}, range(3, 6))
+    moments = adam.state()["moments"]
+    assert {name: int(m["step"]) for name, m in moments.items()} == {"a": 6, "b": 3}
+    assert not params["b"].equal(before)
+
+
+def test_what_has_no_gradient_stays() -> None:
+    params = _params() | {"count": torch.tensor(3), "fixed": torch.ones(2)}
+    adam = ClippedAdam()
+    assert adam.step(params, 0.1)
+    params["a"].grad = torch.ones(3)
+    b = params["b"].detach().clone()
+    assert adam.step(params, 0.1)
+    assert params["b"].equal(b) and params["fixed"].equal(torch.ones(2))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_changes_nothing(bad: float) -> None:
+    params = _params()
+    adam = ClippedAdam()
+    _steps(adam, params, range(3))
+    before, state = {n: p.detach().clone() for n, p in params.items()}, adam.state()
+    _grad(params, 3)
+    params["b"].grad[1] = bad
+    assert not adam.step(params, 0.1)
+    torch.testing.assert_close({n: p.detach() for n, p in params.items()}, before, rtol=0, atol=0)
+    torch.testing.assert_close(adam.state()["moments"], state["moments"], rtol=0, atol=0)
+    assert adam.state()["norm"] == state["norm"]
+
+
+def test_the_state_is_a_copy_and_gives_the_same_bits() -> None:
+    whole, params = _params(), _params()
+    _steps(ClippedAdam(), whole, range(20))
+    first = ClippedAdam()
+    _steps(first, params, range(12))
+    state = first.state()
+    second = ClippedAdam(state)
+    _steps(second, params, range(12, 20))
+    assert all(whole[name].equal(params[name]) for name in whole)
+    assert int(state["moments"]["a"]["step"]) == 12
+    unused = ClippedAdam(state).state()["moments"]  # before any step: still all there
+    torch.testing.assert_close(unused, state["moments"])
+
+
+def test_a_state_of_other_parameters_is_refused() -> None:
+    adam = ClippedAdam()
+    _steps(adam, _params(), range(2))
+    other = {"a": torch.zeros(5, requires_grad=True)}
+    other["a"].grad = torch.ones(5)
+    with pytest.raises(StateError, match=r"'a' has shape \(5,\), and had shape \(3,\)"):
+        ClippedAdam(adam.state()).step(other, 0.1)

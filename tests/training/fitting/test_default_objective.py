@@ -1,0 +1,72 @@
+"""The objective that is chosen: by the sizes of the guide, vectorised where the model allows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import Trace_ELBO
+from pyro.infer.autoguide import AutoNormal
+
+from pyro_implicit import (
+    HyperNetworkGuide,
+    LanczosELBO,
+    LinearisedELBO,
+    ResidualGenerator,
+    fit,
+)
+from pyro_implicit.training.fitting.default_objective import default_objective
+
+
+def model_of(size: int) -> Any:
+    def model() -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(size), 1.0).to_event(1))
+        pyro.sample("y", dist.Normal(w.mean(-1), 1.0), obs=torch.tensor(1.0))
+
+    return model
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "kind", "num_particles"),
+    [
+        (5, {}, LinearisedELBO, 8),
+        (400, {}, LinearisedELBO, 4),
+        (50_000, {"hidden_dims": (2,)}, LanczosELBO, 2),
+        (50_000, {"hidden_dims": (2,), "noise_dim": 80}, LinearisedELBO, 2),
+        (11_000, {"generator": lambda m: ResidualGenerator(m, 2)}, LinearisedELBO, 2),
+    ],
+)
+def test_sizes_decide(size: int, options: Any, kind: type, num_particles: int) -> None:
+    model = model_of(size)
+    objective, hints = default_objective(model, HyperNetworkGuide(model, **options), (), {})
+    assert type(objective) is kind and hints == []
+    assert (objective.num_particles, objective.vectorised) == (num_particles, True)
+
+
+def test_a_guide_of_pyro_is_trained_as_pyro_does() -> None:
+    model = model_of(3)
+    objective, hints = default_objective(model, AutoNormal(model), (), {})
+    assert type(objective) is Trace_ELBO and hints == []
+
+
+def test_a_model_of_one_draw_is_looped_and_that_is_told() -> None:
+    def model() -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        pyro.sample("y", dist.Normal(w.reshape(3).sum(), 1.0), obs=torch.tensor(1.0))
+
+    guide = HyperNetworkGuide(model)
+    result = fit(model, guide, num_steps=2, progress=False, seed=0)
+    assert not result.objective.vectorised and result.objective.num_particles == 8
+    assert "one after the other" in result.warnings[-1] and "nor w.sum()" in result.warnings[-1]
+
+
+def test_a_bad_draw_in_the_trial_says_nothing_of_the_model() -> None:
+    def model() -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(w, 1.0), obs=torch.tensor(float("inf")))
+
+    objective, hints = default_objective(model, HyperNetworkGuide(model), (), {})
+    assert objective.vectorised and hints == []

@@ -1,0 +1,334 @@
+"""fit: the same posterior as a loop by hand, the same bits from the same seed, and clear ends."""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import SVI, Trace_ELBO
+from pyro.infer.autoguide import AutoNormal
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from pyro_implicit import FitResult, HyperNetworkGuide, LinearisedELBO, fit
+from pyro_implicit._random import read_random_state
+from pyro_implicit.exceptions import ArgumentError, NonFiniteError, StateError
+from tests.training.fitting import stubs
+from tests.training.fitting.stubs import Bowl
+
+X = torch.tensor([0.5, -1.0, 2.0, 1.5])
+
+
+def conjugate(x: Tensor) -> None:
+    """The mean of normal data under a normal prior: the evidence is known."""
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(X), subsample_size=len(x)):
+        pyro.sample("x", dist.Normal(mean, 1.0), obs=x)
+
+
+def log_evidence() -> float:
+    covariance = torch.eye(4) + 1.0
+    return float(dist.MultivariateNormal(torch.zeros(4), covariance).log_prob(X))
+
+
+def bowl(**options: Any) -> FitResult:
+    given: dict[str, Any] = {"objective": Bowl(), "progress": False, "seed": 1, "lr": 0.05}
+    return fit(stubs.model, stubs.guide, **given | options)
+
+
+# ---- what is reached
+
+
+@pytest.mark.slow
+def test_the_posterior_is_reached_and_the_run_ends_by_itself() -> None:
+    guide = HyperNetworkGuide(conjugate, init_scale=0.3)
+    result = fit(conjugate, guide, X, seed=0, progress=False, lr=0.02, num_steps=1500)
+    assert result.reason == "converged" and 400 < result.num_steps < 1500, str(result)
+    assert result.warnings == []
+    draws = guide.sample(4000)["mean"]
+    assert draws.mean().item() == pytest.approx(3.0 / 5.0, abs=0.06)
+    assert draws.std().item() == pytest.approx(5.0**-0.5, rel=0.06)
+    with torch.no_grad():
+        value = -LinearisedELBO(2000, vectorize_particles=True).loss(conjugate, guide, X)
+    assert value == pytest.approx(log_evidence(), abs=0.06)
+
+
+def test_it_does_what_a_loop_of_svi_does() -> None:
+    """As long as the rate is level and no gradient is cut: the same bits of the loss."""
+    pyro.set_rng_seed(3)
+    guide = AutoNormal(conjugate)
+    svi = SVI(conjugate, guide, pyro.optim.Adam({"lr": 0.01}), Trace_ELBO(4))
+    losses = [svi.step(X) for _ in range(20)]
+    pyro.clear_param_store()
+    other = AutoNormal(conjugate)
+    options: dict[str, Any] = {"seed": 3, "num_steps": 30, "progress": False}
+    result = fit(conjugate, other, X, objective=Trace_ELBO(4), **options)
+    assert result.history[:20] == pytest.approx(losses, rel=1e-5)
+
+
+def test_parameters_of_model_and_guide_are_trained() -> None:
+    result = bowl()
+    assert result.reason == "converged"
+    assert stubs.value() == pytest.approx((1.0, 1.0, 0.0), abs=0.1)
+    assert result.rates[0] == 0.05 and result.rates[-1] < 0.0006
+    assert result.rates == sorted(result.rates, reverse=True)
+    assert len(result.rates) == result.num_steps
+
+
+def test_terms_are_kept_now_and_then_and_add_up() -> None:
+    guide = HyperNetworkGuide(conjugate)
+    result = fit(conjugate, guide, X, seed=0, num_steps=100, progress=False)
+    assert [one["step"] for one in result.terms] == [50, 100]
+    assert set(result.terms[0]) == {"step", "log_likelihood", "log_prior", "entropy"}
+    total = sum(value for name, value in result.terms[-1].items() if name != "step")
+    assert -total == pytest.approx(result.loss, abs=3.0)
+
+
+# ---- the same numbers
+
+
+def test_the_same_seed_gives_the_same_bits_whatever_is_shown(capfd: Any) -> None:
+    outside = read_random_state()["torch"]
+    histories = []
+    for seed, progress in ((1, False), (1, True), (2, False)):
+        pyro.clear_param_store()
+        guide = HyperNetworkGuide(conjugate)
+        result = fit(conjugate, guide, X, seed=seed, num_steps=12, progress=progress)
+        histories.append(result.history)
+    assert histories[0] == histories[1] != histories[2]
+    assert read_random_state()["torch"].equal(outside)
+    shown = capfd.readouterr().err
+    assert "12/12" in shown and "fit" in shown and shown.count("12/12") < 3
+
+
+def test_without_a_seed_torch_draws_one() -> None:
+    histories = []
+    for _ in range(2):
+        pyro.clear_param_store()
+        torch.manual_seed(7)
+        histories.append([bowl(seed=None, num_steps=5).history for _ in range(2)])
+    assert histories[0] == histories[1]
+    assert histories[0][0] != histories[0][1]
+
+
+@pytest.mark.parametrize("at", [1, 37, 80])
+def test_an_interrupted_run_goes_on_to_the_same_bits(at: int) -> None:
+    whole = bowl(num_steps=90)
+    reached = stubs.value()
+    pyro.clear_param_store()
+    first = bowl(num_steps=90, objective=Bowl(events={at: KeyboardInterrupt()}))
+    assert (first.reason, first.num_steps) == ("interrupted", at - 1)
+    taken = list(first.history)
+    result = bowl(num_steps=90, seed=None, resume=first)
+    assert result.history == whole.history and result.rates == whole.rates
+    assert stubs.value() == reached
+    assert first.history == taken and result.seconds > first.seconds
+
+
+def test_a_guide_goes_on_from_a_state_on_disk() -> None:
+    """With its own state_dict and weights_only: no code is run by reading it."""
+
+    def interrupted_at(count: int) -> tuple[HyperNetworkGuide, FitResult]:
+        pyro.clear_param_store()
+        calls = iter(range(1000))
+
+        def model(x: Tensor) -> None:
+            conjugate(x)
+            if next(calls) == count:
+                raise KeyboardInterrupt
+
+        guide = HyperNetworkGuide(conjugate)
+        options: dict[str, Any] = {"objective": LinearisedELBO(2), "num_steps": 20}
+        return guide, fit(model, guide, X, seed=5, progress=False, **options)
+
+    whole_guide, whole = interrupted_at(-1)
+    guide, first = interrupted_at(15)
+    assert first.reason == "interrupted" and 0 < first.num_steps < 20
+    file = io.BytesIO()
+    torch.save({"guide": guide.state_dict(), "state": first.state}, file)
+    file.seek(0)
+    read = torch.load(file, weights_only=True)
+    pyro.clear_param_store()
+    other = HyperNetworkGuide(conjugate)
+    other.load_state_dict(read["guide"])
+    again = FitResult(
+        first.history, "interrupted", LinearisedELBO(2), 0.0, first.rates, state=read["state"]
+    )
+    result = fit(conjugate, other, X, resume=again, num_steps=20, progress=False)
+    assert result.history == whole.history
+    for name, value in whole_guide.state_dict().items():
+        if isinstance(value, Tensor):
+            assert other.state_dict()[name].equal(value), name
+
+
+def test_a_run_that_had_ended_begins_anew() -> None:
+    first = bowl(num_steps=30)
+    assert first.reason == "limit" and first.rates[-1] < 0.05
+    result = bowl(num_steps=60, seed=None, resume=first, objective=None)
+    assert result.history[:30] == first.history and result.num_steps == 60
+    assert result.rates[30] == 0.05 and isinstance(result.objective, Bowl)
+    assert first.num_steps == 30
+
+
+# ---- data in batches
+
+
+def test_batches_are_gone_through_again_and_again() -> None:
+    objective = Bowl()
+    bowl(objective=objective, batches=[(1, 2), {"y": 3}], num_steps=5)
+    assert objective.seen == [(1, 2), {"y": 3}, (1, 2), {"y": 3}, (1, 2)]
+
+
+def test_a_loader_trains_the_default_objective() -> None:
+    loader = DataLoader(TensorDataset(X), batch_size=2, shuffle=True)
+    histories = []
+    for _ in range(2):
+        pyro.clear_param_store()
+        guide = HyperNetworkGuide(conjugate)
+        result = fit(conjugate, guide, batches=loader, num_steps=10, progress=False, seed=0)
+        histories.append(result.history)
+    assert histories[0] == histories[1]
+
+
+# ---- validation
+
+
+def test_validation_stops_and_brings_the_best_back() -> None:
+    """A score that is best at 0.5, on the way to 1."""
+    scores = []
+
+    def score() -> float:
+        w = pyro.param("w")
+        scores.append(-(w - 0.5).square().sum().item())
+        return scores[-1]
+
+    result = bowl(validation=score, lr=0.002, num_steps=5000)
+    assert result.reason == "validation"
+    assert list(result.scores) == list(range(100, result.num_steps + 1, 100))
+    assert list(result.scores.values()) == scores
+    assert score() == max(result.scores.values())
+    assert max(result.scores, key=result.scores.get) == result.num_steps - 1000
+    assert "best validation score" in str(result)
+
+
+def test_validation_by_held_out_data() -> None:
+    guide = AutoNormal(conjugate)
+    options: dict[str, Any] = {"num_steps": 120, "progress": False, "seed": 0}
+    result = fit(conjugate, guide, X, validation=(X[:2],), lr=0.05, **options)
+    assert list(result.scores) == [100, 120]  # the last parameters have a score too
+    predictive = dist.Normal(0.6, math.sqrt(1.2)).log_prob(X[:2]).mean().item()
+    assert result.scores[120] == pytest.approx(predictive, abs=0.1)
+
+
+def test_a_score_that_is_not_finite_is_never_the_best() -> None:
+    scores = iter([math.nan, -1.0, math.inf])
+    result = bowl(validation=lambda: next(scores), num_steps=250)
+    told = list(result.scores.values())
+    assert math.isnan(told[0]) and told[1:] == [-1.0, math.inf]
+
+
+# ---- what goes wrong
+
+
+def test_steps_that_are_not_finite_are_skipped_and_told() -> None:
+    events: dict[int, Any] = {3: math.nan, 5: math.inf, 7: NonFiniteError("site 'w' is to blame")}
+    result = bowl(objective=Bowl(events=events), num_steps=20)
+    assert result.num_steps == 20 and stubs.is_finite()
+    assert all(map(math.isfinite, result.history))
+    assert "3 steps were skipped" in result.warnings[0]
+    assert result.warnings[0].endswith("the last one: site 'w' is to blame")
+
+
+def test_too_many_in_a_row_are_an_error_that_names_the_site() -> None:
+    def model(x: Tensor) -> None:
+        conjugate(x)
+        pyro.sample("bad", dist.Normal(0.0, 1.0), obs=torch.tensor(math.inf))
+
+    with pytest.raises(NonFiniteError, match="20 steps in a row(.|\n)*'bad' of the model"):
+        fit(model, HyperNetworkGuide(conjugate), X, progress=False, seed=0)
+    with pytest.raises(NonFiniteError, match="after 4 that had; the last one: the loss was nan"):
+        bowl(objective=Bowl(events={i: math.nan for i in range(5, 99)}))
+
+
+def test_the_limit_and_a_divergence_are_told() -> None:
+    assert "the limit of 30 steps came before" in bowl(num_steps=30).warnings[0]
+    rising = Bowl(events={i: float(i) for i in range(1, 900)})
+    result = bowl(objective=rising, num_steps=600, lr=1e-6)
+    assert "it has diverged: the loss of the last quarter" in result.warnings[0]
+
+
+def test_warnings_are_shown_and_kept() -> None:
+    def model(x: Tensor) -> None:
+        conjugate(x)
+        warnings.warn("something is odd", UserWarning, stacklevel=2)
+
+    with pytest.warns(UserWarning, match="something is odd"):
+        result = fit(model, AutoNormal(conjugate), X, num_steps=3, progress=False, seed=0)
+    assert result.warnings[-1] == "something is odd"
+
+
+def test_an_objective_without_terms_is_trained_and_its_bad_terms_are_left_out() -> None:
+    class Odd(Bowl):
+        def terms(self, *args: Any, **kwargs: Any) -> Any:
+            raise NonFiniteError("a bad draw")
+
+    assert bowl(num_steps=60).terms == bowl(num_steps=60, objective=Odd()).terms == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_steps": 0}, "num_steps=0; expected an integer >= 1"),
+        ({"lr": 0.0}, "lr=0.0; expected a finite number > 0"),
+        ({"progress": 1}, "progress=1"),
+        ({"seed": -1}, "seed=-1"),
+        ({"objective": LinearisedELBO}, "objective=<class"),
+        ({"objective": 3}, "objective=3; expected an objective, such as LinearisedELBO"),
+        ({"validation": 3}, "validation=3; expected held-out arguments"),
+        ({"validation": ()}, r"validation=\(\)"),
+        ({"validation": int}, "validation=<class 'int'>"),
+        ({"batches": 3}, "batches=3"),
+        ({"resume": 3}, "resume is 3; expected the result of an earlier fit"),
+    ],
+)
+def test_bad_values(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        bowl(**options)
+
+
+def test_a_score_must_be_a_number() -> None:
+    with pytest.raises(ArgumentError, match=r"the value of validation\(\)='good'"):
+        bowl(validation=lambda: "good", num_steps=100)
+
+
+def test_what_cannot_be_resumed() -> None:
+    first = bowl(num_steps=10)
+    with pytest.raises(ArgumentError, match="num_steps=10, and the run to resume has taken 10"):
+        bowl(num_steps=10, seed=None, resume=first)
+    with pytest.raises(ArgumentError, match="leave seed out"):
+        bowl(num_steps=20, resume=first)
+    bare = FitResult(first.history, "limit", Bowl(), 0.0)
+    with pytest.raises(StateError, match="resume has no state to go on from"):
+        bowl(num_steps=20, seed=None, resume=bare)
+    pyro.clear_param_store()
+    pyro.param("w", torch.zeros(3))
+    with pytest.raises(StateError, match=r"'w' has shape \(3,\), and had shape \(2,\)"):
+        bowl(num_steps=20, seed=None, resume=first)
+
+
+@pytest.mark.parametrize("broken", [int, "x"])
+def test_model_and_guide_are_checked(broken: Any) -> None:
+    sides: list[Callable[[], Any]] = [
+        lambda: fit(broken, stubs.guide),
+        lambda: fit(stubs.model, broken),
+    ]
+    for call in sides:
+        with pytest.raises(ArgumentError):
+            call()
