@@ -68,7 +68,7 @@ def test_it_does_what_a_loop_of_svi_does() -> None:
     losses = [svi.step(X) for _ in range(20)]
     pyro.clear_param_store()
     other = AutoNormal(conjugate)
-    options: dict[str, Any] = {"seed": 3, "num_steps": 30, "progress": False}
+    options: dict[str, Any] = {"seed": 3, "num_steps": 30, "progress": False, "lr": 0.01}
     result = fit(conjugate, other, X, objective=Trace_ELBO(4), **options)
     assert result.history[:20] == pytest.approx(losses, rel=1e-5)
 
