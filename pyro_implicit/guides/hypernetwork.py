@@ -26,6 +26,9 @@ __all__ = ["HyperNetworkGuide"]
 
 #: up to here as many noise dimensions as latents, and a linear map beside the network
 _SMALL = 256
+#: standard deviation that an autoregressive generator begins with: from 0.1 a short fit is often
+#: still on its way (on a network of 62 latents, 1000 steps: loss 60.7, and 59.5 from here)
+_FLOW_SCALE = 0.3
 
 _GENERATORS = (
     "a Generator, an nn.Module, or a callable that makes one from the number of outputs, e.g. "
@@ -62,10 +65,10 @@ class HyperNetworkGuide(ImplicitGuide):
         ``nn.Module``, or a callable that makes one from the number of outputs, such as the class
         :class:`~pyro_implicit.ResidualGenerator`.
     :param float init_scale: standard deviation of the first draws in the unconstrained space; with
-        ``init_from`` it is that of the Gaussian that the guide is initialised as. By default 0.1
-        for the generators made here and for the bare classes
-        :class:`~pyro_implicit.ResidualGenerator`, :class:`~pyro_implicit.AutoregressiveGenerator`
-        and :class:`~pyro_implicit.generators.BijectiveGenerator`, while any other generator of
+        ``init_from`` it is that of the Gaussian that the guide is initialised as. By default 0.3
+        for an :class:`~pyro_implicit.AutoregressiveGenerator`, 0.1 for the other generators made
+        here and for the bare classes :class:`~pyro_implicit.ResidualGenerator` and
+        :class:`~pyro_implicit.generators.BijectiveGenerator`, while any other generator of
         one's own stays as it is; if a number is given, its outputs are measured once, centred and
         multiplied by constants (saved with the guide) so that they have it.
     :param options: ``init_loc_fn``, ``init_from``, ``scale``, ``learn_scale``, ``factorized`` and
@@ -135,15 +138,16 @@ class HyperNetworkGuide(ImplicitGuide):
     def _make_generator(
         self, output_dim: int, sites: list[LatentSite], preconditioned: bool
     ) -> Generator:
-        init_scale = 1.0 if preconditioned else self._init_scale or 0.1
-        kind = self._generator[0]
+        kind, small = self._generator[0], output_dim <= _SMALL
+        flows = kind is AutoregressiveGenerator or (kind is None and self._is_free() and small)
+        own_scale = _FLOW_SCALE if flows else 0.1
+        init_scale = 1.0 if preconditioned else self._init_scale or own_scale
         if kind in (AutoregressiveGenerator, BijectiveGenerator, ResidualGenerator):
             return kind(output_dim, init_scale=init_scale)
         own = self._own_generator(output_dim)
         if own is not None:
             return own if self._init_scale is None else rescaled(own, init_scale)
-        small = output_dim <= _SMALL
-        if self._is_free() and small:
+        if flows:
             return AutoregressiveGenerator(output_dim, init_scale=init_scale)
         if preconditioned and not small and self._noise_dim is None and self._hidden_dims is None:
             return ResidualGenerator(output_dim)

@@ -409,6 +409,8 @@ RECEIVERS: dict[str, Callable[[], Any]] = {
 #: no user calls them with arguments of their own: Lightning, Pyro, torch or the package does, as it
 #: does whatever begins with ``on_``
 HOOKS = {
+    "Generator.det_sign",
+    "ResidualGenerator.det_sign",
     "AutoregressiveGenerator.forward",
     "CMMNN.forward",
     "ImplicitDistribution.log_prob",  # of a trace; most refuse whatever they are given
