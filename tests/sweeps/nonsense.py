@@ -77,6 +77,7 @@ OVERRIDES: dict[str, typing.Callable[[Any], bool]] = {
     "objective": lambda v: v is None,
     "example": lambda v: True,
     "dataset": lambda v: True,
+    "watch_folds": lambda v: is_integer(v) and v >= 0,  # 0 never looks
 }
 
 

@@ -31,7 +31,7 @@ def default_objective(
     Chooses an objective by the sizes of a guide's implicit sites.
 
     :class:`~pyro_implicit.LinearisedELBO`, whose determinant is exact, for generators that know
-    theirs by structure and for Jacobians up to 2000 x 2000, else
+    theirs by structure and for Jacobians of up to four million entries, else
     :class:`~pyro_implicit.LanczosELBO`; 8 draws a step up to 300 latents, 4 up to 10 000, 2 above.
     They are vectorised if the model allows it, which one trial tells. A guide without an implicit
     site is trained with Pyro's ``Trace_ELBO``, looped.

@@ -70,7 +70,7 @@ def fit(
     =====================================================  ==============================
     generators with a determinant by structure (default
     up to 256 latents, ``ResidualGenerator``), and
-    Jacobians of up to 2000 x 2000                         ``LinearisedELBO``
+    Jacobians of up to four million entries                ``LinearisedELBO``
     all other generators                                   ``LanczosELBO``
     no implicit site (Pyro's own guides)                   Pyro's ``Trace_ELBO``, 4 draws
     =====================================================  ==============================
