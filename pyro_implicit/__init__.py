@@ -13,7 +13,8 @@ from pyro_implicit.diagnostics.khat import khat
 from pyro_implicit.diagnostics.log_density import log_density
 from pyro_implicit.diagnostics.stein_discrepancy import stein_discrepancy
 from pyro_implicit.diagnostics.vsbc import vsbc
-from pyro_implicit.distributions.implicit import ImplicitDistribution, sample_implicit
+from pyro_implicit.distributions.implicit import ImplicitDistribution
+from pyro_implicit.distributions.implicit_sites import sample_implicit
 from pyro_implicit.generators.autoregressive import AutoregressiveGenerator
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.mlp import MLPGenerator

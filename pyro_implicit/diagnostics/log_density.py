@@ -46,7 +46,8 @@ def log_density(
     several sides. The estimate of ``q`` is unbiased, that of its logarithm too small on average by
     half its squared standard error.
 
-    **Without output noise**, with as many noises as latents, it is the sum of
+    **Without output noise**, with as many noises as latents, it is exact for a guide that is
+    certain to be bijective (``guide.log_density`` gives the same), and for others the sum of
     :math:`p(z) / |\det J(z)|` over the noises ``z`` that lead there, found by Newton's method; its
     standard error is 0, and minus infinity means that no noise was found: the guide, as far as the
     search can tell, never draws such a value.

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_implicit._axes import new_or_given
 from pyro_implicit._checks import (
     check_count,
     check_instance,
@@ -31,7 +32,7 @@ from pyro_implicit.arviz.compatibility import plot_predictive_check as _plot_pre
 from pyro_implicit.diagnostics._reliability import calibration_error, reliability
 from pyro_implicit.diagnostics.entropy_report import EntropyReport
 from pyro_implicit.diagnostics.vsbc import Calibration
-from pyro_implicit.exceptions import ArgumentError, MissingExtraError, ShapeError, SiteError
+from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
 
 __all__ = [
     "plot_loo_pit",
@@ -75,7 +76,7 @@ def plot_predictive_band(
             f"x has shape {tuple(x.shape)}, means {tuple(means.shape)}, predictive "
             f"{tuple(predictive.shape)}; expected (N,), (S, N) and (S', N)"
         )
-    ax = _axes(ax)
+    ax = new_or_given(ax)
     order = x.argsort()
     tails = torch.tensor([0.5 * (1 - level), 0.5 * (1 + level)])
     bands = (
@@ -118,7 +119,7 @@ def plot_objective_terms(history: Sequence[Mapping[str, Any]], *, ax: Any = None
         raise ArgumentError(
             f"history is empty or its entries have different terms; expected {_HISTORY}"
         )
-    ax = _axes(ax)
+    ax = new_or_given(ax)
     columns = {name: [_number(terms[name]) for terms in history] for name in names}
     for name, values in columns.items():
         ax.plot(values, label=name.replace("_", " "))
@@ -141,7 +142,7 @@ def plot_singular_values(report: EntropyReport, *, ax: Any = None) -> Any:
     :returns: the axes.
     """
     check_instance("report", report, EntropyReport, "what entropy_report returned")
-    ax = _axes(ax)
+    ax = new_or_given(ax)
     values = report.singular_values.sort(-1, descending=True).values
     places = range(1, values.shape[-1] + 1)
     middle = values.median(0).values
@@ -176,7 +177,7 @@ def plot_predictive_entropy(probabilities: Tensor | Mapping[str, Tensor], *, ax:
     for table in curves.values():
         if table.dim() != 2:
             raise ShapeError(f"probabilities have shape {tuple(table.shape)}; expected (N, C)")
-    ax = _axes(ax)
+    ax = new_or_given(ax)
     most = 0.0
     for label, table in curves.items():
         entropies = torch.special.entr(table.detach()).sum(-1)
@@ -207,7 +208,7 @@ def plot_reliability(
     """
     confidence, accuracy, share = reliability(probabilities, labels, num_bins)
     error = calibration_error(probabilities, labels, num_bins)
-    ax = _axes(ax)
+    ax = new_or_given(ax)
     filled = share > 0
     ax.plot([0, 1], [0, 1], color="grey", ls=":")
     ax.scatter(
@@ -250,7 +251,7 @@ def plot_ranks(
         raise SiteError(f"no ranks of {name!r}; there are {sorted(calibration.ranks)}")
     entries = calibration.ranks[name].numel() // calibration.num_simulations
     index = check_count("index", index, 0, entries - 1, f" ({name!r} has {entries} entries)")
-    ax = _axes(ax)
+    ax = new_or_given(ax)
     n, bins, num_ranks = calibration.num_simulations, calibration.bins, calibration.num_samples + 1
     ranks = calibration.ranks[name].reshape(n, -1)[:, index]
     ax.hist(_array(ranks), bins=bins, range=(-0.5, num_ranks - 0.5), color="C0", alpha=0.7)
@@ -302,21 +303,6 @@ def _check_data(data: Any) -> None:
             f"data={shown(data)}; expected what to_arviz returned, with the groups "
             "'observed_data' and 'posterior_predictive'."
         )
-
-
-def _axes(ax: Any) -> Any:
-    """The axes given, or new ones."""
-    if ax is not None:
-        if isinstance(ax, type) or not (hasattr(ax, "plot") and hasattr(ax, "set")):
-            raise ArgumentError(f"ax={shown(ax)}; expected Matplotlib axes, or None for new ones.")
-        return ax
-    try:
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise MissingExtraError(
-            "plots need Matplotlib: pip install pyro-implicit[tutorials]"
-        ) from error
-    return pyplot.subplots()[1]
 
 
 def _number(value: Any) -> float:

@@ -10,50 +10,39 @@ References
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
-import pyro
 import pyro.distributions as dist
 import torch
 from pyro.distributions import constraints
 from pyro.distributions.torch_distribution import TorchDistributionMixin
-from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
-from pyro_implicit._checks import (
-    check_callable,
-    check_flag,
-    check_instance,
-    check_names,
-    check_shape,
-    check_tensor,
-    check_text,
-)
+from pyro_implicit._checks import check_instance, check_shape, check_tensor
 from pyro_implicit.distributions._base_dist import is_standard_normal
-from pyro_implicit.exceptions import ArgumentError, DensityError, ShapeError
+from pyro_implicit.exceptions import ArgumentError, DensityError, NonFiniteError, ShapeError
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.noise_alone import check_function_of_noise, refuse_batch_statistics
 from pyro_implicit.generators.preconditioner import Preconditioner
 from pyro_implicit.ops.linearisation import Linearisation
 from pyro_implicit.ops.logdet import check_scale, is_zero
 
-__all__ = ["ImplicitDistribution", "KeptLinearisations", "draw_site", "sample_implicit"]
+__all__ = ["ImplicitDistribution"]
 
 
 class ImplicitDistribution(dist.TorchDistribution):
     r"""
-    A distribution that can be sampled and whose density nobody knows: mapped noise.
+    The distribution of mapped noise: it can be sampled; its density is known for bijections alone.
 
     It is that of :math:`\theta = c + L\,(g(z) + \sigma \varepsilon)` with :math:`\varepsilon \sim
     \mathcal N(0, I_m)` and ``z`` from a base distribution: a Gaussian deep latent variable model
     (Uppal et al. 2023, Eq. 5 and 6; there ``c = 0``, ``L = I``).
 
     Draws are reparameterised. The density is an integral over ``z`` that nobody can evaluate, so
-    :meth:`log_prob` raises. In a guide, draw with :func:`sample_implicit`: it makes two sites, the
-    noise and the latent given the noise, so that an objective finds the noise in the trace and
-    replaying a trace replays it::
+    :meth:`log_prob` raises, unless the map is certain to be a bijection (:attr:`is_bijective`). In
+    a guide, draw with :func:`~pyro_implicit.sample_implicit`: it makes two sites, the noise and the
+    latent given the noise, so that an objective finds the noise in the trace and replaying a trace
+    replays it::
 
         def guide():
             w = sample_implicit("w", ImplicitDistribution(generator, scale=0.01))
@@ -183,7 +172,7 @@ class ImplicitDistribution(dist.TorchDistribution):
         """
         The generator's value and derivative at the fixed noise.
 
-        They are those that the draw was made with, if that was under :class:`KeptLinearisations`.
+        They are those that the draw was made with, if these were kept.
 
         :returns: of batch shape ``batch_shape``.
         :raises ArgumentError: if no noise is fixed.
@@ -297,9 +286,11 @@ class ImplicitDistribution(dist.TorchDistribution):
         :returns: shape ``(..., *batch_shape)``.
         :raises DensityError: unless :attr:`is_bijective`, and for a value that the fixed noise
             does not lead to.
+        :raises NonFiniteError: if a parameter of the generator is not finite.
         :raises ShapeError: for a value of another number of entries.
         """
         if not self.is_bijective:
+            _refuse_non_finite(self.generator)
             raise DensityError(_NO_DENSITY)
         check_tensor("value", value, "a tensor (..., m)")
         if value.shape[-1:] != self.event_shape:
@@ -342,96 +333,19 @@ _NO_DENSITY = (
 )
 
 
-class KeptLinearisations(Messenger):
+def _refuse_non_finite(generator: Generator) -> None:
     """
-    Draws implicit sites by :meth:`ImplicitDistribution.linearisation` and keeps it with the draw.
+    Refuses a generator whose parameters have diverged: it is no bijection for that reason alone.
 
-    An objective that asks for it then does not run the generator again. Without effect under
-    autocast, where draws are made in another precision than derivatives, and for generators with
-    forward hooks, which a derivative does not call.
-
-    :param bool every: for every generator, or only where the pass tells the determinant as well.
+    :raises NonFiniteError: naming a parameter that is not finite.
     """
-
-    def __init__(self, every: bool = True) -> None:
-        super().__init__()
-        self._every = every
-
-    def _pyro_sample(self, msg: Any) -> None:
-        fn = msg["fn"]
-        if not isinstance(fn, ImplicitDistribution) or msg["done"] or msg["value"] is not None:
-            return
-        if not (self._every or (fn.generator.draws_with_log_det and is_zero(fn.scale))):
-            return
-        if fn.noise is None or torch.is_autocast_enabled(fn.noise.device.type):
-            return
-        refuse_batch_statistics(fn.generator)
-        if not any(m._forward_hooks or m._forward_pre_hooks for m in fn.generator.modules()):
-            fn._linearisation = fn.linearisation()
-
-
-def sample_implicit(
-    name: str,
-    fn: ImplicitDistribution,
-    *,
-    latents: tuple[str, ...] = (),
-    auxiliary: bool = False,
-    pack: Callable[[dict[str, Tensor], int], Tensor] | None = None,
-    shared_over: pyro.plate | None = None,
-) -> Tensor:
-    """
-    Draws an implicit site: the noise at the auxiliary site ``f"{name}_noise"``, then the latent.
-
-    Plates expand both. Objectives of this package need sites made so.
-
-    :param str name: name of the latent site.
-    :param ImplicitDistribution fn: its distribution, with no noise fixed.
-    :param latents: names of the model's sites made from this one; by default ``(name,)``.
-    :param bool auxiliary: whether ``name`` itself is no site of the model.
-    :param pack: a function that maps ``n`` values of each of ``latents`` (and ``n``) to the
-        coordinates of this site, shape ``(n, m)``; with it objectives can draw from the prior.
-        Needed only if ``name`` is not the one latent itself.
-    :param shared_over: a plate that the latent is in and its noise is not: its rows share one
-        noise. They are then dependent, so that objectives with an entropy refuse the site.
-    :returns: the draw, shape ``(*batch_shape, m)``.
-    :raises ArgumentError: if ``fn`` has its noise fixed, or for arguments of other types.
-    """
-    if not isinstance(fn, ImplicitDistribution) or fn.noise is not None:
-        raise ArgumentError(
-            f"site {name!r}: sample_implicit expects an ImplicitDistribution without fixed noise, "
-            f"found {fn!r}. Write sample_implicit({name!r}, ImplicitDistribution(generator))."
-        )
-    check_text("name", name, "a name for the site")
-    latents = check_names("latents", latents)
-    check_flag("auxiliary", auxiliary)
-    if pack is not None:
-        check_callable("pack", pack, "a function from values and their number to coordinates")
-    if shared_over is not None:
-        check_instance("shared_over", shared_over, pyro.plate, "a plate, or None")
-    return draw_site(name, fn, latents, auxiliary, pack, shared_over)
-
-
-def draw_site(
-    name: str,
-    fn: ImplicitDistribution,
-    latents: tuple[str, ...] = (),
-    auxiliary: bool = False,
-    pack: Callable[[dict[str, Tensor], int], Tensor] | None = None,
-    shared_over: pyro.plate | None = None,
-) -> Tensor:
-    """:func:`sample_implicit` for arguments that need no check, such as those of our guides."""
-    noise_name = f"{name}_noise"
-    noise_infer: Any = {"is_auxiliary": True, "is_implicit_noise": True}
-    noise = pyro.sample(noise_name, fn.base_dist, infer=noise_infer)
-    infer: Any = {"implicit_noise": noise_name, "implicit_latents": latents or (name,)}
-    infer["implicit_pack"] = pack
-    infer["implicit_shared"] = shared_over is not None
-    if auxiliary:
-        infer["is_auxiliary"] = True
-    given = fn.given(noise)
-    given._shares_noise = shared_over is not None
-    with nullcontext() if shared_over is None else shared_over:
-        return pyro.sample(name, given, infer=infer)
+    for name, parameter in generator.named_parameters():
+        if not bool(parameter.isfinite().all()):
+            raise NonFiniteError(
+                f"parameter {name!r} of {type(generator).__name__} is not finite: its draws have "
+                "no density. Train with a smaller learning rate, or clip the gradients "
+                "(pyro.optim.ClippedAdam)."
+            )
 
 
 def _check_parts(generator: Any, preconditioner: Any, base: Any) -> None:

@@ -10,18 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pyro_implicit._checks import check_choice, check_count, check_number, check_tensor
-from pyro_implicit.exceptions import DensityError, ShapeError
+from pyro_implicit._checks import check_choice, check_count, check_number
+from pyro_implicit.exceptions import DensityError
 from pyro_implicit.generators.base import Generator
-from pyro_implicit.generators.linear_maps import FULL_UP_TO, linear_map
-from pyro_implicit.ops.contraction import Inversion, check_reached, first_order, result_dtype
+from pyro_implicit.generators.linear_maps import INVERTIBLE, default_kind, linear_maps
+from pyro_implicit.ops.inverse import Inversion, check_reached, first_order, result_dtype
 from pyro_implicit.ops.linearisation import FunctionLinearisation, Linearisation
 from pyro_implicit.ops.logdet import is_zero, upcast
 from pyro_implicit.ops.monotone import Steps
 
 __all__ = ["AutoregressiveGenerator"]
 
-_MIXING = ("auto", "diagonal", "triangular")
 #: the logarithm of a scale stays within plus and minus this
 _MOST_LOG_SCALE = 4.0
 
@@ -159,6 +158,7 @@ class AutoregressiveGenerator(Generator):
 
     full_rank = True
     draws_with_log_det = True
+    has_structured_log_det = True
 
     def __init__(
         self,
@@ -176,16 +176,13 @@ class AutoregressiveGenerator(Generator):
         self.hidden_dim = check_count("hidden_dim", hidden_dim)
         self.num_blocks = check_count("num_blocks", num_blocks)
         self.num_steps = check_count("num_steps", num_steps, 0)
-        self.mixing = check_choice("mixing", mixing, _MIXING)
-        kind = mixing
-        if mixing == "auto":
-            kind = "triangular" if output_dim <= FULL_UP_TO else "diagonal"
-        scales = [1.0] * (num_blocks - 1) + [init_scale]
+        self.mixing = check_choice("mixing", mixing, ("auto", *INVERTIBLE))
+        kind = default_kind(output_dim, invertible=True) if mixing == "auto" else mixing
         self.shift = nn.Parameter(torch.zeros(output_dim))
         self.blocks = nn.ModuleList(
             AutoregressiveBlock(output_dim, hidden_dim, num_steps) for _ in range(num_blocks)
         )
-        self.maps = nn.ModuleList(linear_map(kind, output_dim, scale) for scale in scales)
+        self.maps = linear_maps(kind, output_dim, num_blocks, init_scale)
 
     @property
     def is_bijective(self) -> bool:  # type: ignore[override]
@@ -243,11 +240,7 @@ class AutoregressiveGenerator(Generator):
         :raises NonFiniteError: if the noise that was found does not lead there.
         :raises ShapeError: for another number of outputs.
         """
-        check_tensor("x", x, "outputs (..., output_dim)")
-        if x.shape[-1:] != (self.output_dim,):
-            raise ShapeError(
-                f"outputs of shape {tuple(x.shape)}; expected (..., {self.output_dim})"
-            )
+        self.check_outputs(x)
         if not self.is_bijective:
             raise DensityError("a parameter of the generator is not finite: there is no inverse.")
         goal, wants_gradient = upcast(x), _needs_gradient(self, x)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyro_implicit._checks import check_count, check_counts, check_instance
+from pyro_implicit._checks import check_count, check_counts, check_instance, check_tensor
 from pyro_implicit.exceptions import ArgumentError, DensityError, ShapeError
 from pyro_implicit.ops.det_sign import det_sign
 from pyro_implicit.ops.jacobian import function_jacobian
@@ -42,6 +42,8 @@ class Generator(nn.Module, ABC):
     is_bijective: bool = False
     #: whether :meth:`linearise` costs about a draw and tells the determinant with it
     draws_with_log_det: bool = False
+    #: whether :meth:`half_log_det` without output noise is cheap at any size, by structure
+    has_structured_log_det: bool = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -93,6 +95,20 @@ class Generator(nn.Module, ABC):
             raise ShapeError(
                 f"{type(self).__name__} takes noise of shape (..., {', '.join(map(str, shape))}); "
                 f"found {tuple(z.shape)}."
+            )
+
+    def check_outputs(self, x: Tensor) -> None:
+        """
+        Checks that a tensor can be what the generator maps to.
+
+        :raises ArgumentError: if ``x`` is no tensor.
+        :raises ShapeError: if ``x`` does not end in ``output_dim`` entries.
+        """
+        check_tensor("x", x, "outputs (..., output_dim)")
+        if x.shape[-1:] != (self.output_dim,):
+            raise ShapeError(
+                f"outputs of shape {tuple(x.shape)}; expected (..., {self.output_dim}), what "
+                f"{type(self).__name__} maps to."
             )
 
     @abstractmethod

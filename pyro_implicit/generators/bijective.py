@@ -7,24 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_implicit._checks import check_choice, check_count, check_number, check_tensor
-from pyro_implicit.exceptions import DensityError, ShapeError
-from pyro_implicit.generators.linear_maps import FULL_UP_TO
+from pyro_implicit._checks import check_count, check_number
+from pyro_implicit.exceptions import DensityError
+from pyro_implicit.generators.linear_maps import INVERTIBLE, default_kind
 from pyro_implicit.generators.residual import ResidualBlock, ResidualGenerator
 from pyro_implicit.ops.activations import largest_slope
-from pyro_implicit.ops.contraction import (
-    Inversion,
-    check_reached,
-    first_order,
-    invert_block,
-    result_dtype,
-    spectral_norm,
-)
+from pyro_implicit.ops.contraction import invert_block, spectral_norm
+from pyro_implicit.ops.inverse import Inversion, check_reached, first_order, result_dtype
 from pyro_implicit.ops.logdet import upcast
 
 __all__ = ["BijectiveGenerator"]
-
-_MIXING = ("auto", "diagonal", "triangular")
 
 
 class ContractiveBlock(ResidualBlock):
@@ -73,8 +65,9 @@ class BijectiveGenerator(ResidualGenerator):
 
     Noise and draw determine each other. The linearised entropy is then the entropy itself, so that
     :class:`~pyro_implicit.LinearisedELBO` is a true lower bound on the evidence; the density can be
-    evaluated (:meth:`inverse`), so that every objective of Pyro works as well, and so do importance
-    weights and neural transport. The price is flexibility: a block cannot bend as it likes.
+    evaluated (:meth:`inverse`), so that Pyro's ``Trace_ELBO`` and ``RenyiELBO`` work as well, and
+    so do importance weights and neural transport. The price is flexibility: a block cannot bend as
+    it likes.
 
     The constant is not approximated by power iteration: the norms are those of matrices with ``h``
     rows or columns, hence found exactly.
@@ -90,6 +83,8 @@ class BijectiveGenerator(ResidualGenerator):
     :raises ArgumentError: for values outside of these.
     """
 
+    _mixings = ("auto", *INVERTIBLE)
+
     def __init__(
         self,
         output_dim: int,
@@ -103,22 +98,18 @@ class BijectiveGenerator(ResidualGenerator):
     ) -> None:
         why = ": the Lipschitz constant of each block, which must be below 1 to be invertible"
         self._constant = check_number("lipschitz", lipschitz, above=0, below=1, why=why)
-        self._kind = check_choice("mixing", mixing, _MIXING)
         self._slope = largest_slope(activation)
         super().__init__(
             output_dim,
             hidden_dim,
             num_blocks=num_blocks,
             activation=activation,
-            mixing="auto",
+            mixing=mixing,
             init_scale=init_scale,
         )
-        self.mixing = mixing
 
-    def _kind_of_map(self) -> str:
-        if self._kind != "auto":
-            return self._kind
-        return "triangular" if self.output_dim <= FULL_UP_TO else "diagonal"
+    def _default_kind(self) -> str:
+        return default_kind(self.output_dim, invertible=True)
 
     def _make_block(self) -> ResidualBlock:
         return ContractiveBlock(self.output_dim, self.hidden_dim, self._constant, self._slope)
@@ -170,11 +161,7 @@ class BijectiveGenerator(ResidualGenerator):
             not lead to the outputs.
         :raises ShapeError: for another number of outputs.
         """
-        check_tensor("x", x, "outputs (..., output_dim)")
-        if x.shape[-1:] != (self.output_dim,):
-            raise ShapeError(
-                f"outputs of shape {tuple(x.shape)}; expected (..., {self.output_dim})"
-            )
+        self.check_outputs(x)
         tolerance = check_number("tolerance", tolerance, above=0)
         max_iterations = check_count("max_iterations", max_iterations)
         if not self.is_bijective:

@@ -10,10 +10,22 @@ from torch import Tensor, nn
 
 from pyro_implicit.ops.logdet import upcast
 
-__all__ = ["DiagonalMap", "FullMap", "LinearMap", "LowRankMap", "TriangularMap", "linear_map"]
+__all__ = [
+    "INVERTIBLE",
+    "DiagonalMap",
+    "FullMap",
+    "LinearMap",
+    "LowRankMap",
+    "TriangularMap",
+    "default_kind",
+    "linear_map",
+    "linear_maps",
+]
 
-#: up to here a full matrix is the default
-FULL_UP_TO = 256
+#: the kinds that are never singular
+INVERTIBLE = ("diagonal", "triangular")
+#: up to here a matrix with all its entries is the default
+_FULL_UP_TO = 256
 
 
 class LinearMap(nn.Module, ABC):
@@ -247,3 +259,30 @@ def linear_map(kind: str, size: int, scale: float = 1.0) -> LinearMap:
     :param float scale: the multiple of the identity that it starts as.
     """
     return _KINDS[kind](size, scale)
+
+
+def linear_maps(kind: str, size: int, count: int, scale: float = 1.0) -> nn.ModuleList:
+    """
+    Make the maps that follow the blocks of a generator.
+
+    :param str kind: see :func:`linear_map`.
+    :param int size: ``m``.
+    :param int count: how many.
+    :param float scale: the multiple of the identity that the last starts as; the others start as
+        the identity.
+    """
+    scales = [1.0] * (count - 1) + [scale]
+    return nn.ModuleList(linear_map(kind, size, scale) for scale in scales)
+
+
+def default_kind(size: int, *, invertible: bool) -> str:
+    """
+    Choose the kind of maps by their size.
+
+    :param int size: ``m``.
+    :param bool invertible: whether no map may be singular, whatever its parameters.
+    :returns: a matrix with all its entries up to 256, one with few above.
+    """
+    if size <= _FULL_UP_TO:
+        return "triangular" if invertible else "full"
+    return "diagonal" if invertible else "low-rank"

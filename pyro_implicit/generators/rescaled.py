@@ -44,6 +44,11 @@ class Rescaled(Generator):
         """Whether ``g`` is certain to be a bijection."""
         return self.inner.is_bijective
 
+    @property
+    def has_structured_log_det(self) -> bool:  # type: ignore[override]
+        """Whether the determinant of ``g`` is cheap by structure."""
+        return self.inner.has_structured_log_det
+
     def inverse(self, x: Tensor) -> Tensor:
         """See :meth:`Generator.inverse`."""
         return self.inner.inverse(x / self.factor + self.shift)

@@ -12,15 +12,18 @@ from torch import Tensor, nn
 
 from pyro_implicit._checks import check_choice, check_count, check_number
 from pyro_implicit.generators.base import Generator
-from pyro_implicit.generators.linear_maps import FULL_UP_TO, DiagonalMap, LinearMap, linear_map
+from pyro_implicit.generators.linear_maps import (
+    DiagonalMap,
+    LinearMap,
+    default_kind,
+    linear_maps,
+)
 from pyro_implicit.ops.activations import get_activation
 from pyro_implicit.ops.det_sign import det_sign
 from pyro_implicit.ops.linearisation import Linearisation
 from pyro_implicit.ops.logdet import is_zero, low_rank_half_log_det, upcast
 
 __all__ = ["ResidualGenerator"]
-
-_MIXING = ("auto", "diagonal", "low-rank", "full")
 
 
 class ResidualBlock(nn.Module):
@@ -65,9 +68,9 @@ class ResidualGenerator(Generator):
     the slopes of :math:`\phi`: determinants of size ``h`` only, and :math:`O(K m h)` memory. No
     output noise is needed.
 
-    A determinant that passes through zero makes the entropy minus infinity, block by block, which
-    keeps a fit from folding far more often than a perceptron does; it is no proof. A generator
-    that cannot fold is :class:`~pyro_implicit.generators.BijectiveGenerator`.
+    It may fold, as a perceptron may: the fitted objective can then claim more than the evidence.
+    Generators that cannot are :class:`~pyro_implicit.generators.BijectiveGenerator` and
+    :class:`~pyro_implicit.generators.AutoregressiveGenerator`.
 
     :param int output_dim: outputs and noise dimensions ``m``.
     :param int hidden_dim: width ``h`` of each block.
@@ -83,6 +86,9 @@ class ResidualGenerator(Generator):
     """
 
     full_rank = True
+    has_structured_log_det = True
+    #: the kinds of linear maps to choose from
+    _mixings: tuple[str, ...] = ("auto", "diagonal", "low-rank", "full")
 
     def __init__(
         self,
@@ -101,19 +107,16 @@ class ResidualGenerator(Generator):
         self.num_blocks = check_count("num_blocks", num_blocks)
         self.activation = activation
         self._activation = get_activation(activation)
-        self.mixing = check_choice("mixing", mixing, _MIXING)
-        kind = self._kind_of_map()
-        scales = [1.0] * (num_blocks - 1) + [init_scale]
+        self.mixing = check_choice("mixing", mixing, self._mixings)
+        kind = self._default_kind() if mixing == "auto" else mixing
         self.shift = nn.Parameter(torch.zeros(output_dim))
         self.blocks = nn.ModuleList(self._make_block() for _ in range(num_blocks))
-        self.maps = nn.ModuleList(linear_map(kind, output_dim, scale) for scale in scales)
+        self.maps = linear_maps(kind, output_dim, num_blocks, init_scale)
 
-    def _kind_of_map(self) -> str:
-        if self.mixing != "auto":
-            return self.mixing
+    def _default_kind(self) -> str:
         if self.num_blocks == 1:
             return "diagonal"
-        return "full" if self.output_dim <= FULL_UP_TO else "low-rank"
+        return default_kind(self.output_dim, invertible=False)
 
     def _make_block(self) -> ResidualBlock:
         return ResidualBlock(self.output_dim, self.hidden_dim)

@@ -23,7 +23,7 @@ from pyro_implicit._checks import (
     check_tensors,
 )
 from pyro_implicit._params import emit_params
-from pyro_implicit.distributions.implicit import draw_site
+from pyro_implicit.distributions.implicit_sites import draw_site
 from pyro_implicit.exceptions import SiteError, StateError
 from pyro_implicit.generators.preconditioner import Preconditioner
 from pyro_implicit.guides.initialization.gaussian_start import GaussianStart, gaussian_start

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from pyro_implicit._checks import check_count, check_counts, check_flag, check_instance, shown
 from pyro_implicit._memory import check_fits
 from pyro_implicit._params import emit_params
-from pyro_implicit.distributions.implicit import ImplicitDistribution, draw_site
+from pyro_implicit.distributions.implicit import ImplicitDistribution
+from pyro_implicit.distributions.implicit_sites import draw_site
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError, StateError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.context import check_context, read_context

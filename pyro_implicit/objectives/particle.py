@@ -21,7 +21,8 @@ from torch import Tensor
 
 from pyro_implicit.distributions._base_dist import loses_gradients
 from pyro_implicit.distributions.diagonal_mixture import WeightedDraws
-from pyro_implicit.distributions.implicit import ImplicitDistribution, KeptLinearisations
+from pyro_implicit.distributions.implicit import ImplicitDistribution
+from pyro_implicit.distributions.implicit_sites import KeptLinearisations
 from pyro_implicit.exceptions import DensityError, GuideError, NonFiniteError, SiteError
 from pyro_implicit.objectives.batch_dims import PARTICLE_PLATE, check_batch_dims, is_vectorised
 from pyro_implicit.objectives.implicit_site import ImplicitSite

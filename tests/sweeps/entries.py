@@ -344,6 +344,7 @@ METHODS: dict[str, Entry] = {
     "ImplicitELBO.is_bound_for": Entry(lambda: dict(guide=guide()), passed_on=("guide",)),
     "ImplicitGuide.log_density": Entry(lambda: dict(values=draws())),
     "Generator.check_noise": fixed(z=torch.zeros(2, 3)),
+    "Generator.check_outputs": fixed(x=torch.zeros(4, 2)),
     "ImplicitDistribution.given": fixed(draw_from, noise=torch.zeros(2)),
     "ImplicitDistribution.expand": fixed(draw_from, batch_shape=(3,)),
     "ImplicitDistribution.rsample": fixed(sample_shape=(3,)),

@@ -12,10 +12,10 @@ from pyro.infer import ELBO, Trace_ELBO
 from pyro_implicit._random import RandomStream
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import NonFiniteError
-from pyro_implicit.generators.residual import ResidualGenerator
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
+from pyro_implicit.ops.logdet import is_zero
 
 __all__ = ["default_objective"]
 
@@ -68,7 +68,7 @@ def _implicit_sites(guide: Any, args: Any, kwargs: Any) -> list[ImplicitDistribu
 
 def _has_cheap_determinant(fn: ImplicitDistribution) -> bool:
     generator = fn.generator.origin
-    if generator.is_bijective or isinstance(generator, ResidualGenerator):
+    if generator.has_structured_log_det and is_zero(fn.scale):
         return True
     return generator.noise_shape.numel() * generator.output_dim <= _EXACT
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyro_implicit._axes import new_or_given
 from pyro_implicit._checks import (
     check_choice,
     check_count,
@@ -14,7 +15,7 @@ from pyro_implicit._checks import (
     check_number,
     shown,
 )
-from pyro_implicit.exceptions import ArgumentError, MissingExtraError
+from pyro_implicit.exceptions import ArgumentError
 
 __all__ = ["REASONS", "FitResult"]
 
@@ -104,7 +105,7 @@ class FitResult:
         """
         if not self.history:
             raise ArgumentError("there is nothing to plot: no step was taken.")
-        ax = _axes(ax)
+        ax = new_or_given(ax)
         steps = range(1, self.num_steps + 1)
         ax.plot(steps, self.history, lw=0.5, alpha=0.4, label="loss")
         ax.plot(steps, _running_mean(self.history), label="its running mean")
@@ -133,17 +134,3 @@ def _running_mean(values: list[float]) -> list[float]:
 def _usual_highest(values: list[float]) -> float:
     """A bound that leaves out what only the first steps have."""
     return sorted(values)[int(0.98 * (len(values) - 1))]
-
-
-def _axes(ax: Any) -> Any:
-    if ax is not None:
-        if isinstance(ax, type) or not (hasattr(ax, "plot") and hasattr(ax, "set_ylim")):
-            raise ArgumentError(f"ax={shown(ax)}; expected Matplotlib axes, or None for new ones.")
-        return ax
-    try:
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise MissingExtraError(
-            "plots need Matplotlib: pip install pyro-implicit[tutorials]"
-        ) from error
-    return pyplot.subplots()[1]

@@ -16,8 +16,8 @@ from pyro_implicit._random import plain_state, read_random_state, state_from_pla
 from pyro_implicit._random import write_random_state as _write
 from pyro_implicit.exceptions import NonFiniteError, StateError
 from pyro_implicit.training.fitting.arguments import Arguments
-from pyro_implicit.training.fitting.clipped_adam import ClippedAdam
 from pyro_implicit.training.fitting.learning_rate import LearningRate
+from pyro_implicit.training.fitting.norm_clipped_adam import NormClippedAdam
 from pyro_implicit.training.fitting.stall import slope_of
 from pyro_implicit.training.fitting.validation import EVERY, Validation
 
@@ -52,7 +52,7 @@ class Run:
     ) -> None:
         self.model, self.guide, self.objective = model, guide, objective
         self.arguments, self.rate, self.validation = arguments, rate, validation
-        self.adam = ClippedAdam()
+        self.adam = NormClippedAdam()
         self.history: list[float] = []
         self.rates: list[float] = []
         self.terms: list[dict[str, float]] = []
@@ -215,7 +215,7 @@ class Run:
         """
         state = result.state
         try:
-            self.adam = ClippedAdam(state["adam"])
+            self.adam = NormClippedAdam(state["adam"])
             self.warm_from, self.is_flat = state["warm_from"], state["is_flat"]
             self.rate.begun, self.rate.length = state["cooling"]
             self.ask_at = int(state["ask_at"])

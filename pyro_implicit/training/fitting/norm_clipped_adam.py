@@ -11,13 +11,13 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import StateError
 
-__all__ = ["ClippedAdam"]
+__all__ = ["NormClippedAdam"]
 
 _USUAL = 10.0  # a gradient may be so many times longer than usual
 _MEMORY = 0.98  # of what is usual, from step to step
 
 
-class ClippedAdam:
+class NormClippedAdam:
     """
     Torch's Adam for parameters by name, which may come one after the other.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.exceptions import StateError
-from pyro_implicit.training.fitting.clipped_adam import ClippedAdam
+from pyro_implicit.training.fitting.norm_clipped_adam import NormClippedAdam
 
 
 def _params() -> dict[str, Tensor]:
@@ -23,7 +23,7 @@ def _grad(params: dict[str, Tensor], step: int, size: float = 1.0) -> None:
         param.grad = size * torch.randn(param.shape, generator=g)
 
 
-def _steps(adam: ClippedAdam, params: dict[str, Tensor], numbers: range) -> None:
+def _steps(adam: NormClippedAdam, params: dict[str, Tensor], numbers: range) -> None:
     for step in numbers:
         _grad(params, step)
         assert adam.step(params, 0.1)
@@ -31,7 +31,7 @@ def _steps(adam: ClippedAdam, params: dict[str, Tensor], numbers: range) -> None
 
 def test_it_is_adam() -> None:
     params, other = _params(), _params()
-    _steps(ClippedAdam(), params, range(20))
+    _steps(NormClippedAdam(), params, range(20))
     adam = torch.optim.Adam(other.values(), lr=0.1)
     for step in range(20):
         _grad(other, step)
@@ -44,7 +44,7 @@ def test_it_is_adam() -> None:
 def test_a_gradient_out_of_proportion_is_cut(size: float) -> None:
     """Once it has seen some: afterwards the moments are those of one ten times as long as usual."""
     params = _params()
-    adam = ClippedAdam()
+    adam = NormClippedAdam()
     _steps(adam, params, range(30))
     before = adam.state()["moments"]["a"]["exp_avg"]
     _grad(params, 30, size)
@@ -60,7 +60,7 @@ def test_a_gradient_out_of_proportion_is_cut(size: float) -> None:
 
 def test_parameters_may_come_later_and_be_tied() -> None:
     params = _params()
-    adam = ClippedAdam()
+    adam = NormClippedAdam()
     _steps(adam, {"a": params["a"]}, range(3))
     before = params["b"].detach().clone()
     _steps(adam, params | {"tied": params["a"]}, range(3, 6))
@@ -71,7 +71,7 @@ def test_parameters_may_come_later_and_be_tied() -> None:
 
 def test_what_has_no_gradient_stays() -> None:
     params = _params() | {"count": torch.tensor(3), "fixed": torch.ones(2)}
-    adam = ClippedAdam()
+    adam = NormClippedAdam()
     assert adam.step(params, 0.1)
     params["a"].grad = torch.ones(3)
     b = params["b"].detach().clone()
@@ -82,7 +82,7 @@ def test_what_has_no_gradient_stays() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_changes_nothing(bad: float) -> None:
     params = _params()
-    adam = ClippedAdam()
+    adam = NormClippedAdam()
     _steps(adam, params, range(3))
     before, state = {n: p.detach().clone() for n, p in params.items()}, adam.state()
     _grad(params, 3)
@@ -95,22 +95,22 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad: float) -> None:
 
 def test_the_state_is_a_copy_and_gives_the_same_bits() -> None:
     whole, params = _params(), _params()
-    _steps(ClippedAdam(), whole, range(20))
-    first = ClippedAdam()
+    _steps(NormClippedAdam(), whole, range(20))
+    first = NormClippedAdam()
     _steps(first, params, range(12))
     state = first.state()
-    second = ClippedAdam(state)
+    second = NormClippedAdam(state)
     _steps(second, params, range(12, 20))
     assert all(whole[name].equal(params[name]) for name in whole)
     assert int(state["moments"]["a"]["step"]) == 12
-    unused = ClippedAdam(state).state()["moments"]  # before any step: still all there
+    unused = NormClippedAdam(state).state()["moments"]  # before any step: still all there
     torch.testing.assert_close(unused, state["moments"])
 
 
 def test_a_state_of_other_parameters_is_refused() -> None:
-    adam = ClippedAdam()
+    adam = NormClippedAdam()
     _steps(adam, _params(), range(2))
     other = {"a": torch.zeros(5, requires_grad=True)}
     other["a"].grad = torch.ones(5)
     with pytest.raises(StateError, match=r"'a' has shape \(5,\), and had shape \(3,\)"):
-        ClippedAdam(adam.state()).step(other, 0.1)
+        NormClippedAdam(adam.state()).step(other, 0.1)
