@@ -26,6 +26,8 @@ from pyro_implicit.guides.conditional import ConditionalHyperNetworkGuide
 from pyro_implicit.guides.hypernetwork import HyperNetworkGuide
 from pyro_implicit.guides.matmul import CMMNNGuide, MMNNGuide
 from pyro_implicit.guides.mixture_density import MixtureDensityGuide
+from pyro_implicit.inference.evaluate import evaluate
+from pyro_implicit.inference.evaluation.report import EvaluationReport
 from pyro_implicit.inference.log_predictive_density import log_predictive_density
 from pyro_implicit.inference.posterior_draws import posterior_draws
 from pyro_implicit.inference.predict import predict
@@ -68,6 +70,7 @@ __all__ = [
     "CMMNNGuide",
     "ConditionalHyperNetworkGuide",
     "EarlyStopping",
+    "EvaluationReport",
     "FitResult",
     "Generator",
     "HyperNetworkGuide",
@@ -95,6 +98,7 @@ __all__ = [
     "__version__",
     "c2st",
     "entropy_report",
+    "evaluate",
     "fit",
     "geometric_schedule",
     "khat",

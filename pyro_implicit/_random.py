@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +21,7 @@ __all__ = [
     "own_numbers",
     "plain_state",
     "read_random_state",
+    "seed_torch",
     "state_from_plain",
     "write_random_state",
 ]
@@ -54,6 +56,25 @@ def own_numbers() -> Iterator[int]:
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)
         yield seed
+
+
+def seed_torch(seed: int) -> None:
+    """
+    Seeds torch as ``torch.manual_seed`` does, in a hundredth of its time if there is a CPU alone.
+
+    That function keeps a formatted stack for each kind of device that was not used yet.
+
+    :param int seed: of the generators of all devices.
+    """
+    if torch.cuda.is_initialized() or _has_other_devices():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
+@cache
+def _has_other_devices() -> bool:
+    return torch.backends.mps.is_available() or torch.xpu.is_available()
 
 
 def plain_state(state: State) -> State:

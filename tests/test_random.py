@@ -14,6 +14,7 @@ from pyro_implicit._random import (
     own_numbers,
     plain_state,
     read_random_state,
+    seed_torch,
     state_from_plain,
     write_random_state,
 )
@@ -108,3 +109,20 @@ def test_a_file_of_plain_values_brings_it_back():
 def test_anything_else_is_refused(plain):
     with pytest.raises(StateError, match="the saved random state is not readable"):
         state_from_plain(plain)
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**62 - 1])
+def test_seeding_torch_gives_the_numbers_of_its_own_function(seed):
+    seed_torch(seed)
+    found = torch.get_rng_state(), torch.randn(3)
+    torch.manual_seed(seed)
+    assert torch.equal(found[0], torch.get_rng_state())
+    assert torch.equal(found[1], torch.randn(3))
+
+
+def test_seeding_torch_seeds_all_devices_where_there_are_others(monkeypatch):
+    seeds = []
+    monkeypatch.setattr(torch, "manual_seed", seeds.append)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    seed_torch(5)
+    assert seeds == [5]

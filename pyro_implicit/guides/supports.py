@@ -15,6 +15,7 @@ from pyro_implicit.exceptions import SiteError, StateError
 
 __all__ = [
     "check_support",
+    "circular_part",
     "decode_support",
     "encode_support",
     "is_real",
@@ -97,18 +98,23 @@ def check_support(name: str, fn: Any) -> None:
             "continuous. Sum it out by hand, or hide it with poutine.block(model, "
             f"hide=[{name!r}]) and give it another guide in an AutoGuideList."
         )
-    circular = _circular(fn)
+    circular = circular_part(fn)
     if circular is not None:
         raise SiteError(_circular_message(name, type(circular).__name__, fn.event_shape))
 
 
-def _circular(fn: Any) -> Any:
-    """The distribution of angles that another one is, or is made of; None without one."""
+def circular_part(fn: Any) -> Any:
+    """
+    Finds the distribution of angles that another one is, or is made of.
+
+    :param fn: a distribution.
+    :returns: the distribution of angles; None without one.
+    """
     if isinstance(fn, _CIRCULAR) and is_real(fn.support):  # a subclass may restrict it to one turn
         return fn
     for part in ("base_dist", "component_distribution", "component0", "component1"):
         inner = getattr(fn, part, None)
-        found = None if inner is None else _circular(inner)
+        found = None if inner is None else circular_part(inner)
         if found is not None:
             return found
     return None

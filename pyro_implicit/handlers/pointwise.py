@@ -20,6 +20,7 @@ __all__ = [
     "SiteVisitor",
     "Unobserve",
     "base_distribution",
+    "batch_log_prob",
     "is_auxiliary",
     "is_delta",
     "pointwise_log_prob",
@@ -154,12 +155,23 @@ def pointwise_log_prob(site: Any, *, wide: bool = False) -> Tensor:
         exponentials of differences of these numbers, and overflow in float32.
     :returns: tensor of the plates' shape (dimensions of size 1 between plates are kept).
     """
+    log_prob = batch_log_prob(site, wide=wide)
+    dims = reduced_dims(site)
+    return log_prob.sum(dims) if dims else log_prob
+
+
+def batch_log_prob(site: Any, *, wide: bool = False) -> Tensor:
+    """
+    The log-probability of each event of a site, without scale and with masked ones at 0.
+
+    :param site: a sample site with a value.
+    :param bool wide: in float64.
+    :returns: tensor of the batch shape, with dimensions that the value alone has in front.
+    """
     evaluate = _wide_log_prob if wide else _log_prob
     log_prob = evaluate(site["fn"], site["value"], *site["args"], **site["kwargs"])
     log_prob = scale_and_mask(log_prob, mask=site["mask"])
-    log_prob = log_prob.expand(torch.broadcast_shapes(log_prob.shape, site["fn"].batch_shape))
-    dims = reduced_dims(site)
-    return log_prob.sum(dims) if dims else log_prob
+    return log_prob.expand(torch.broadcast_shapes(log_prob.shape, site["fn"].batch_shape))
 
 
 def _log_prob(fn: Any, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -12,6 +12,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_factor, site_is_subsample
 from torch import Tensor
 
+from pyro_implicit._random import seed_torch
 from pyro_implicit.exceptions import ShapeError
 from pyro_implicit.handlers.row_coupling import RowsTogether
 from pyro_implicit.handlers.rows import changed_dims, rows_of, take_rows
@@ -122,7 +123,7 @@ class PredictiveRun(Messenger):
         self.given = given or {}
 
     def __enter__(self) -> Any:
-        torch.manual_seed(self.plan.own_seed(self.first, self._here))
+        seed_torch(self.plan.own_seed(self.first, self._here))
         return super().__enter__()
 
     @property
@@ -229,8 +230,12 @@ class PredictiveRun(Messenger):
         return value
 
     def _drawn(self, fn: Any, unit: int) -> Tensor:
-        torch.manual_seed(_mix(self.plan.seed, self.first, unit, len(self.shapes)))
+        self.seed_noise(unit)
         return fn()
+
+    def seed_noise(self, unit: int) -> None:
+        """Seeds the noise of the site at hand in a unit of rows."""
+        seed_torch(_mix(self.plan.seed, self.first, unit, len(self.shapes)))
 
     def _pyro_post_sample(self, msg: Any) -> None:
         dims = [-frame.dim for frame in msg["cond_indep_stack"] if frame.vectorized]

@@ -23,6 +23,7 @@ import pyro_implicit as pi
 from pyro_implicit.diagnostics import plots
 from pyro_implicit.diagnostics.vsbc import Calibration
 from pyro_implicit.guides.latent_site import LatentSite
+from pyro_implicit.inference import Score
 
 #: modules beside the package itself whose names are meant for users
 MODULES = (plots,)
@@ -118,6 +119,11 @@ def draws(count: int = 20) -> dict[str, Any]:
 @cache
 def exported() -> Any:
     return pi.to_arviz(model, guide(), X, Y, num_samples=10)
+
+
+@cache
+def evaluated() -> pi.EvaluationReport:
+    return pi.evaluate(model, guide(), X, Y, num_samples=2, seed=0)
 
 
 @cache
@@ -232,6 +238,9 @@ CLASSES: dict[str, Entry] = {
     "CMMNNGuide": _guide(),
     "ConditionalHyperNetworkGuide": _local(hidden_dims=(3,)),
     "EarlyStopping": fixed(lambda made: made.step(1.0)),
+    "EvaluationReport": Entry(
+        lambda: dict(log_density=Score(-1.0, 0.1), sites={}, num_samples=2, rows={}, notes=())
+    ),
     "FitResult": Entry(
         lambda: dict(history=[1.0, 2.0], reason="limit", objective=pi.LinearisedELBO(), seconds=1.0)
     ),
@@ -295,6 +304,7 @@ FUNCTIONS: dict[str, Entry] = {
     ),
     "linear_schedule": fixed(call_it, start=1.0, end=0.1, num_steps=10),
     "log_density": _density(theta=draws(2)),
+    "evaluate": Entry(lambda: dict(model=model, guide=guide(), num_samples=2), args=(X, Y)),
     "log_predictive_density": Entry(
         lambda: dict(model=model, guide=guide(), num_samples=2), args=(X, Y)
     ),
@@ -336,6 +346,8 @@ FUNCTIONS: dict[str, Entry] = {
 #: by the class that defines the method; the receiver is the class's own valid call
 METHODS: dict[str, Entry] = {
     "EarlyStopping.step": fixed(score=1.0),
+    "EvaluationReport.difference": Entry(lambda: dict(other=evaluated())),
+    "EvaluationReport.to_dict": Entry(dict),
     "FitResult.plot": Entry(lambda: dict(ax=axes())),
     "ImplicitDistribution.conditional_log_prob": fixed(value=torch.zeros(2)),
     "AutoregressiveGenerator.inverse": fixed(x=torch.zeros(2, 3)),
@@ -394,6 +406,7 @@ METHODS: dict[str, Entry] = {
 #: what a method is called on, if not what the valid call of its class makes
 RECEIVERS: dict[str, Callable[[], Any]] = {
     "AdversarialELBO": _trained_critic,
+    "EvaluationReport": evaluated,
     "Generator": lambda: pi.MLPGenerator(3, 2, (3,)),
     "AutoregressiveGenerator": lambda: pi.AutoregressiveGenerator(3, 2),
     "Generator.inverse": lambda: pi.AutoregressiveGenerator(3, 2),

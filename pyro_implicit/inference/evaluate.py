@@ -1,0 +1,154 @@
+"""How good a fit's predictions of data are: every score that their likelihood allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_implicit._checks import check_count, check_guide, check_model, check_seed
+from pyro_implicit._random import RandomStream
+from pyro_implicit.exceptions import SiteError
+from pyro_implicit.guides.conditional_base import ConditionalGuide
+from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.rows import NotSliceable, number_of_rows
+from pyro_implicit.inference.evaluation.draw_chunks import DrawChunks
+from pyro_implicit.inference.evaluation.evaluation_job import EvaluationJob, SiteData
+from pyro_implicit.inference.evaluation.report import EvaluationReport, Score, SiteEvaluation
+from pyro_implicit.inference.predictive_run import UNIT, RunPlan
+from pyro_implicit.ops.scoring import mean_and_error
+
+__all__ = ["evaluate"]
+
+_NO_SCORE = ("row", "mean", "lower_", "upper_")
+_BINS = 15
+
+
+@torch.no_grad()
+@evaluation_mode()
+def evaluate(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    *args: Any,
+    num_samples: int = 200,
+    batch_size: int | None = None,
+    seed: int | None = None,
+    **kwargs: Any,
+) -> EvaluationReport:
+    r"""
+    Scores a fit on data, best on some that it has not seen.
+
+    Every observed site gets what its distribution allows; the predictive distribution is the mean
+    of the likelihoods at the draws of the guide.
+
+    =============  ==================================================================
+    numbers        ``log_density``, ``rmse`` (of the mean), ``mae`` (of the median),
+                   ``crps``, ``coverage_50``, ``coverage_90``, ``coverage_95`` of
+                   central intervals, and their ``width_50`` and so on
+    counts         the same; intervals end at counts, and so cover a bit more
+    classes        ``log_density``, ``accuracy``, ``nll``, ``brier`` (with two classes
+                   the square of one probability's error), ``ece`` (of the class
+                   predicted, 15 bins; needs torchmetrics)
+    angles         ``log_density``
+    =============  ==================================================================
+
+    The log predictive density is :math:`\log \tfrac1S \sum_s p(y_i \mid \theta_s)` for each datum,
+    the mean of which :func:`~pyro_implicit.log_predictive_density` would give with the same draws;
+    CRPS, medians and intervals come from a thousand draws of observations or more (``num_samples``
+    if that is more). Entries of one observation are scored by themselves and averaged. No minibatch
+    scale is applied, and masked data are left out.
+
+    Rows are what is counted in standard errors: data of the same row are not independent. They do
+    not tell how much luck there was in the draws, nor in the fit.
+
+    :param model: a Pyro model whose arguments include the observations.
+    :param guide: any guide of it.
+    :param args: the model's arguments, such as ``x_test, y_test``.
+    :param int num_samples: draws of the guide; the log density rises a little with their number, so
+        compare at the same.
+    :param int batch_size: rows at a time, rounded up to a multiple of 32; by default as many as fit
+        into some hundred megabytes. It changes nothing but memory and time.
+    :param int seed: of all draws; random numbers outside go on as if nothing had been drawn. None:
+        one that torch draws.
+    :param kwargs: the model's keyword arguments.
+    :returns: the scores; it can be printed.
+    :raises ArgumentError: if a number is no positive integer, or model or guide cannot be run.
+    :raises MissingExtraError: if classes are observed and torchmetrics is not installed.
+    :raises ShapeError: if observations do not fit their distribution.
+    :raises SiteError: if nothing is observed, or only by ``pyro.factor``, or all is masked; if a
+        distribution does not tell its support; if the guide is of another model.
+
+    Example::
+
+        print(evaluate(model, guide, x_test, y_test))
+    """
+    check_model(model)
+    check_guide(guide)
+    num_samples = check_count("num_samples", num_samples)
+    batch_size = None if batch_size is None else check_count("batch_size", batch_size)
+    seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
+    rows = number_of_rows(args, kwargs)
+    by_row = guide if isinstance(guide, ConditionalGuide) else None
+    with RandomStream(seed):
+        chunks = None if by_row else DrawChunks(guide, args, kwargs, num_samples, seed)
+        plan = RunPlan({} if chunks is None else chunks.first, rows, seed, None)
+        plan.numbered = by_row is None and callable(getattr(guide, "sample", None))
+        job = EvaluationJob(model, by_row, args, kwargs, plan, num_samples)
+        job.prepare(chunks)
+        job.find_layout(batch_size)
+        try:
+            job.evaluate(batch_size)
+        except NotSliceable:  # noise that cannot be drawn by row: as many rows as share a state
+            job.evaluate(UNIT)
+        job.check_guide_is_for_the_model()
+    return _report(job)
+
+
+def _report(job: EvaluationJob) -> EvaluationReport:
+    """All scores of all data."""
+    joint = []
+    for data in job.joint.values():
+        joint.append(data.joined())
+        if data.row_dim is None:  # no rows: each datum by itself, and none with those of others
+            joint[-1]["row"] = -1 - joint[-1]["row"] - sum(len(one["row"]) for one in joint[:-1])
+    whole = {name: torch.cat([data[name] for data in joint]) for name in ("log_density", "row")}
+    if not len(whole["row"]):
+        raise SiteError("all observations are masked, so that there is nothing to evaluate.")
+    never = int((whole["log_density"] == -math.inf).sum())
+    if never:
+        job.notes[f"{never} data have density 0 at every draw"] = None
+    return EvaluationReport(
+        log_density=Score(*mean_and_error(whole["log_density"], whole["row"])),
+        sites={name: _site(data) for name, data in job.sites.items()},
+        num_samples=job.num_samples,
+        rows=whole,
+        notes=tuple(job.notes),
+    )
+
+
+def _site(data: SiteData) -> SiteEvaluation:
+    rows = data.joined()
+    scores: dict[str, Score] = {}
+    for name, values in rows.items():
+        if name.startswith(_NO_SCORE) or not len(values):
+            continue
+        mean, error = mean_and_error(values, rows["row"])
+        if name == "squared_error":
+            name, mean = "rmse", math.sqrt(mean)
+            error = error / (2.0 * mean) if mean else math.nan  # by the slope of the square root
+        scores["mae" if name == "absolute_error" else name] = Score(mean, error)
+    if data.calibration:
+        confidence = torch.cat([sure for sure, _ in data.calibration])
+        right = torch.cat([true for _, true in data.calibration])
+        scores["ece"] = Score(_calibration_error(confidence, right))
+    return SiteEvaluation(data.kind, len(rows["row"]), scores, rows)
+
+
+def _calibration_error(confidence: Tensor, right: Tensor) -> float:
+    """The expected calibration error of the predicted class."""
+    from torchmetrics.functional.classification import binary_calibration_error
+
+    return float(binary_calibration_error(confidence, right.long(), n_bins=_BINS, norm="l1"))

@@ -1,0 +1,195 @@
+"""All draws on all rows, batch by batch: what every datum has scored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_implicit.exceptions import MissingExtraError, SiteError
+from pyro_implicit.inference.evaluation.draw_chunks import DrawChunks
+from pyro_implicit.inference.evaluation.evaluation_run import EvaluationRun
+from pyro_implicit.inference.evaluation.observation import Observation
+from pyro_implicit.inference.evaluation.tally import ClassTally, DensityTally, NumberTally
+from pyro_implicit.inference.predictive_job import PredictiveJob
+from pyro_implicit.inference.predictive_run import UNIT
+
+__all__ = ["EvaluationJob", "SiteData"]
+
+_OUTCOMES = 1000  # draws of the observations at least, for intervals
+_AT_A_TIME = 2**23  # numbers that draws of observations may have, unless a batch size is given
+_MOST_ROWS = 4096
+
+
+@dataclass
+class SiteData:
+    """
+    What the data of a site have scored.
+
+    :param str kind: what the data are.
+    :param parts: of each batch of rows the scores of its data, by name, in datum shape.
+    :param row_dim: negative dimension of the rows in them.
+    :param calibration: confidence and rightness of labels.
+    """
+
+    kind: str
+    parts: list[dict[str, Tensor]] = field(default_factory=list)
+    row_dim: int | None = None
+    calibration: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    def joined(self) -> dict[str, Tensor]:
+        """The scores of all data that are not masked, flat, in the order of the plates."""
+        joined = {}
+        for name in self.parts[0]:
+            values = [part[name] for part in self.parts]
+            whole = values[0] if self.row_dim is None else torch.cat(values, self.row_dim)
+            joined[name] = whole.flatten()
+        kept = joined.pop("counted").bool()
+        return {name: value[kept] for name, value in joined.items()}
+
+
+class EvaluationJob(PredictiveJob):
+    """One call of :func:`~pyro_implicit.evaluate`."""
+
+    def prepare(self, chunks: DrawChunks | None) -> None:
+        """
+        Says where draws come from.
+
+        :param chunks: the draws; None for a conditional guide, which draws by row.
+        """
+        self.chunks = chunks
+        self.num_outcomes = -(-_OUTCOMES // self.num_samples)
+        self.kinds: dict[str, str] = {}
+        self.run_kind = partial(EvaluationRun, num_outcomes=self.num_outcomes, kinds=self.kinds)
+        self.sites: dict[str, SiteData] = {}
+        self.joint: dict[Any, SiteData] = {}
+        self.notes: dict[str, None] = {}
+
+    def evaluate(self, batch_size: int | None) -> None:
+        """
+        Fills ``sites`` and ``joint``.
+
+        :param int batch_size: rows at a time; None for as many as fit.
+        :raises SiteError: if there is no data.
+        """
+        self.sites, self.joint, self.notes = {}, {}, {}
+        rows = max(self.plan.rows, 1)
+        step = rows if self.plan.whole else self._step(batch_size, rows)
+        for start in range(0, rows, step):
+            self._one_batch(start, min(start + step, self.plan.rows))
+
+    def _step(self, batch_size: int | None, rows: int) -> int:
+        layout = self.plan.layout
+        if batch_size is None:
+            sizes = [layout.shapes[name].numel() // UNIT for name in layout.row_dims]
+            if not sizes:
+                return rows
+            draws = self.num_outcomes * self.num_samples
+            most = _AT_A_TIME // (draws * max(*sizes, 1))
+            batch_size = min(max(most, 1), _MOST_ROWS)
+        return -(-batch_size // UNIT) * UNIT
+
+    def _one_batch(self, start: int, stop: int) -> None:
+        """All draws of some rows."""
+        args, kwargs = self._cut(start, stop)
+        tallies: dict[str, Any] = {}
+        alone: dict[str, DensityTally] = {}
+        joint: dict[Any, DensityTally] = {}
+        seen: dict[str, Observation] = {}
+        for index in range(self.num_samples):
+            if self.chunks is not None:
+                self.plan.draws, self.plan.offset = self.chunks.holding(index)
+            self._draw_rows(args, kwargs, start, stop, index, index + 1)
+            run: Any = self._evaluated(args, kwargs, start, stop, index, index + 1)
+            self._check_data(run)
+            if index == 0:
+                seen = run.seen
+                tallies = {name: self._tally(name, one) for name, one in seen.items()}
+            together: dict[Any, Any] = {}
+            for name, one in run.seen.items():
+                log_prob = one.log_prob()
+                alone.setdefault(name, DensityTally()).add(log_prob)
+                together[one.key] = together.get(one.key, 0.0) + log_prob
+                if tallies.get(name) is not None:
+                    tallies[name].add(one, run.outcomes.get(name))
+            for key, log_prob in together.items():
+                joint.setdefault(key, DensityTally()).add(log_prob)
+        self._keep(seen, tallies, alone, joint)
+
+    def _check_data(self, run: EvaluationRun) -> None:
+        listed = ", ".join(map(repr, sorted(run.factors)))
+        if listed:
+            self.notes[f"pyro.factor sites hold no data and count for nothing here: {listed}"] = (
+                None
+            )
+        if run.seen:
+            return
+        if listed:
+            raise SiteError(
+                f"the model observes by pyro.factor alone ({listed}), which is a density and no "
+                "data: nobody can tell what was observed. Write pyro.sample(name, distribution, "
+                "obs=data), with a distribution of your own if need be."
+            )
+        raise SiteError(
+            "the model observes nothing with these arguments, so there is nothing to evaluate: "
+            "held-out data need the observations too, as training data do, such as "
+            "evaluate(model, guide, x_test, y_test)."
+        )
+
+    def _tally(self, name: str, seen: Observation) -> Any:
+        """What scores a site beyond its density; None for angles."""
+        kind = self.kinds[name]
+        site = self.sites.setdefault(name, SiteData(kind, row_dim=seen.row_dim))
+        if seen.has_undeclared_rows:
+            self.notes[
+                f"the rows of site {name!r} are in no plate, and were taken for independent data"
+            ] = None
+        if kind == "angle":
+            self.notes[f"site {name!r} observes angles, which are scored by density alone"] = None
+            return None
+        if site.kind == "class":
+            _need_torchmetrics()
+            return ClassTally()
+        return NumberTally(whole=kind == "count")
+
+    def _keep(
+        self,
+        seen: dict[str, Observation],
+        tallies: dict[str, Any],
+        alone: dict[str, DensityTally],
+        joint: dict[Any, DensityTally],
+    ) -> None:
+        """Adds the scores of a batch to those of the others."""
+        for name, one in seen.items():
+            site, tally = self.sites[name], tallies[name]
+            part = {"log_density": alone[name].log_density()} | _places(one)
+            if tally is not None:
+                part |= tally.scores(one)
+            if isinstance(tally, ClassTally):
+                site.calibration.append(tally.calibration(one))
+            if isinstance(tally, NumberTally) and not tally.draws:
+                self.notes[f"site {name!r} cannot be drawn from: no CRPS and no intervals"] = None
+            site.parts.append(part)
+        for key, tally in joint.items():
+            together = [one for one in seen.values() if one.key == key]
+            data = self.joint.setdefault(key, SiteData("joint", row_dim=together[0].row_dim))
+            places = _places(together[0])
+            counted = [one.counted() for one in together]
+            places["counted"] = torch.stack(torch.broadcast_tensors(*counted)).any(0)
+            data.parts.append({"log_density": tally.log_density()} | places)
+
+
+def _places(seen: Observation) -> dict[str, Tensor]:
+    return {"row": seen.rows(), "counted": seen.counted()}
+
+
+def _need_torchmetrics() -> None:
+    try:
+        import torchmetrics  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(
+            'the calibration error of classes needs torchmetrics: pip install "pyro-implicit[main]"'
+        ) from error

@@ -1,0 +1,71 @@
+"""One evaluation of a model that sees its data: their densities, and other data like them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyro.poutine.util import site_is_factor, site_is_subsample
+from torch import Tensor
+
+from pyro_implicit.handlers.pointwise import is_delta
+from pyro_implicit.inference.evaluation.observation import Observation, kind_of
+from pyro_implicit.inference.predictive_run import PredictiveRun
+
+__all__ = ["EvaluationRun"]
+
+
+class EvaluationRun(PredictiveRun):
+    """
+    Sets latents to draws, leaves observed sites at their data, and draws others like them.
+
+    ``seen`` has what was observed, ``outcomes`` the draws of each site (None of one that cannot be
+    drawn from), ``factors`` the names of factor sites.
+
+    :param int num_outcomes: draws of each observed site with numbers.
+    :param dict kinds: what the data of each site are; filled by the first run.
+    """
+
+    def __init__(
+        self, *args: Any, num_outcomes: int, kinds: dict[str, str], **options: Any
+    ) -> None:
+        super().__init__(*args, **options)
+        self.num_outcomes, self.kinds = num_outcomes, kinds
+        self.seen: dict[str, Observation] = {}
+        self.outcomes: dict[str, Tensor | None] = {}
+        self.factors: list[str] = []
+        self._num_now = 0
+
+    def _pyro_sample(self, msg: Any) -> None:
+        name = msg["name"]
+        if site_is_factor(msg):
+            self.factors.append(name)
+        special = (
+            site_is_factor(msg) or site_is_subsample(msg) or msg["infer"].get("_deterministic")
+        )
+        data = msg["is_observed"] and name not in self.plan.draws and not special
+        if not data or is_delta(msg):
+            super()._pyro_sample(msg)
+            return
+        known = self.plan.layout.row_dims
+        row_dim = known.get(name) if known else ...
+        self.seen[name] = Observation(msg, self.start, self.stop, row_dim)
+        if name not in self.kinds:
+            self.kinds[name] = kind_of(name, msg["fn"])
+        if not self.looked_at and self.kinds[name] in ("real", "count"):
+            self.outcomes[name] = self._others_like(msg)
+
+    def _others_like(self, msg: Any) -> Tensor | None:
+        self._num_now = self.num_outcomes
+        try:
+            return self._noisy(msg)
+        except NotImplementedError:
+            return None
+        finally:
+            self._num_now = 0
+
+    def _drawn(self, fn: Any, unit: int) -> Tensor:
+        return super()._drawn(fn, unit) if not self._num_now else self._several(fn, unit)
+
+    def _several(self, fn: Any, unit: int) -> Tensor:
+        self.seed_noise(unit)
+        return fn.sample((self._num_now,))

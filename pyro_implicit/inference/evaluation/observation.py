@@ -1,0 +1,224 @@
+"""An observed site in one run of the model: its data, their rows, and what is masked."""
+
+# Shape legend: a value has shape (*batch, *event); data have the batch shape with size 1 in the
+# dimensions that are one datum, here "datum shape".
+from __future__ import annotations
+
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions import constraints
+from torch import Tensor
+
+from pyro_implicit.exceptions import ShapeError, SiteError
+from pyro_implicit.guides.supports import circular_part, plain_support
+from pyro_implicit.handlers.pointwise import batch_log_prob
+from pyro_implicit.handlers.row_coupling import without_events
+
+__all__ = ["Observation", "kind_of"]
+
+_COUNTS = (
+    type(constraints.nonnegative_integer),
+    type(constraints.integer),
+    constraints.integer_interval,
+    constraints.multinomial,
+)
+
+
+def kind_of(name: str, fn: Any) -> str:
+    """
+    Tells which scores fit an observed site.
+
+    :param str name: of the site.
+    :param fn: its distribution.
+    :returns: ``"real"``, ``"count"``, ``"class"``, or ``"angle"`` for what has no order.
+    :raises SiteError: if the distribution does not tell its support, or one of other objects.
+    """
+    kind = type(without_events(fn)).__name__
+    try:
+        support = plain_support(fn.support)
+        while isinstance(support, constraints.independent):
+            support = support.base_constraint
+        is_discrete = support.is_discrete
+    except (NotImplementedError, AttributeError) as error:
+        raise SiteError(
+            f"observed site {name!r} has a {kind} distribution, which does not tell its support, "
+            "so that nobody knows whether its data are numbers, counts or classes. Give the "
+            "distribution a property `support`, or write log_predictive_density(model, guide, "
+            "...), which needs the density alone."
+        ) from error
+    if not is_discrete:
+        return "real" if circular_part(fn) is None else "angle"
+    if support is constraints.boolean or support is constraints.one_hot or _is_categorical(fn):
+        return "class"
+    if isinstance(support, _COUNTS):
+        return "count"
+    raise SiteError(
+        f"observed site {name!r} has a discrete {kind} distribution on {support}, which are "
+        "neither counts nor classes; expected one such as Poisson, Categorical or Bernoulli. "
+        "log_predictive_density(model, guide, ...) needs the density alone."
+    )
+
+
+def _is_categorical(fn: Any) -> bool:
+    if isinstance(fn, torch.distributions.Categorical):
+        return True
+    inner = [getattr(fn, part, None) for part in ("base_dist", "component_distribution")]
+    return any(_is_categorical(part) for part in inner if part is not None)
+
+
+def _probabilities(fn: Any) -> Tensor:
+    """The probability of each class, along a last dimension."""
+    if isinstance(fn, torch.distributions.MixtureSameFamily):
+        parts = _probabilities(fn.component_distribution)
+        return (fn.mixture_distribution.probs.double()[..., None] * parts).sum(-2)
+    if isinstance(fn, torch.distributions.Bernoulli):
+        return torch.stack([1.0 - fn.probs, fn.probs], -1).double()
+    if isinstance(fn, (torch.distributions.Categorical, torch.distributions.OneHotCategorical)):
+        return fn.probs.double()
+    return fn.log_prob(fn.enumerate_support(expand=True)).double().exp().movedim(0, -1)
+
+
+class Observation:
+    """
+    What one run of a model has at an observed site.
+
+    :param site: the message, with its value.
+    :param int start: number of the first row of this run.
+    :param int stop: one past the last.
+    :param row_dim: negative dimension of the rows in the value, if that is known; None if the site
+        has no rows, and ``...`` if it is not known.
+    :raises ShapeError: if the observed value does not fit the distribution.
+    """
+
+    def __init__(self, site: Any, start: int, stop: int, row_dim: Any) -> None:
+        self.name, self.fn, self.value = site["name"], site["fn"], site["value"]
+        self.start, self.stop, self._site = start, stop, site
+        self.event_dim: int = self.fn.event_dim
+        self.batch_shape = self._checked_batch_shape()
+        frames = site["cond_indep_stack"]
+        self.plates = {frame.dim: frame.size for frame in frames if frame.vectorized}
+        self.row_dim = self._row_dim(row_dim)
+        #: sites of the same plates and rows are one datum
+        names = ((f.name, None if f.vectorized else f.counter) for f in frames)
+        self.key = (*sorted(names), self.has_undeclared_rows)
+
+    @property
+    def has_undeclared_rows(self) -> bool:
+        """Whether the rows are in no plate."""
+        return self.row_dim is not None and self.row_dim not in self.plates
+
+    def _checked_batch_shape(self) -> torch.Size:
+        found, own = self.value.shape, self.fn.batch_shape
+        split = len(found) - self.event_dim
+        try:
+            batch = torch.broadcast_shapes(found[: max(split, 0)], own)
+        except RuntimeError:
+            batch = None
+        # one number for all is one; one row for many, or a column beside a row, is a mistake
+        fits = batch is not None and (split == 0 or found[:split].numel() == batch.numel())
+        if batch is None or not fits or found[split:] != self.fn.event_shape:
+            rows = f" (in rows {self.start} to {self.stop - 1})" if self.stop else ""
+            raise ShapeError(
+                f"site {self.name!r} observes a tensor of shape {tuple(found)}, and its "
+                f"distribution has shape {tuple(self.fn.shape())}{rows}; expected one observation "
+                "for each row of the inputs. Look for arguments of other lengths, or a last "
+                "dimension of size 1 (f.squeeze(-1))."
+            )
+        return batch
+
+    def _row_dim(self, row_dim: Any) -> int | None:
+        """The negative dimension of the rows in the batch shape."""
+        if row_dim is not ...:
+            dim = None if row_dim is None else row_dim + self.event_dim
+            return dim if dim is not None and dim < 0 else None
+        count = self.stop - self.start
+        sizes = self.plates or {
+            dim: self.batch_shape[dim] for dim in range(-len(self.batch_shape), 0)
+        }
+        return min((dim for dim, size in sizes.items() if size == count > 1), default=None)
+
+    @property
+    def _joined(self) -> list[int]:
+        """The dimensions of the batch shape that are one datum."""
+        kept = {*self.plates, self.row_dim}
+        return [dim for dim in range(-len(self.batch_shape), 0) if dim not in kept]
+
+    def log_prob(self) -> Tensor:
+        """The log-density of each datum, masked parts left out, datum shape."""
+        entries = batch_log_prob(self._site).expand(self.batch_shape)
+        entries = entries.to(torch.promote_types(entries.dtype, torch.float32))
+        return entries.sum(self._joined, keepdim=True) if self._joined else entries
+
+    def _unmasked(self) -> Tensor:
+        """Whether each entry counts, shape of the value."""
+        kept = torch.ones(self.values().shape, dtype=torch.bool, device=self.value.device)
+        masks, fn = [(self._site["mask"], self.event_dim)], self.fn
+        while isinstance(fn, (torch.distributions.Independent, dist.MaskedDistribution)):
+            masks.append((getattr(fn, "_mask", None), len(fn.event_shape)))
+            fn = fn.base_dist
+        for mask, event_dim in masks:
+            if mask is not None:
+                told = torch.as_tensor(mask, device=kept.device)
+                kept = kept & told.reshape(told.shape + (1,) * event_dim)
+        return kept
+
+    def counted(self) -> Tensor:
+        """Whether each datum has anything that is not masked, datum shape."""
+        return self._added(self._unmasked()) > 0
+
+    def averaged(self, entries: Tensor) -> Tensor:
+        """
+        Takes the mean of what is not masked within each datum.
+
+        :param torch.Tensor entries: shape of the value, or without its last event dimension.
+        :returns: datum shape, 0 where all is masked.
+        """
+        kept = self.unmasked_entries(entries)
+        total = self._added(torch.where(kept, entries.double(), 0.0))
+        return total / self._added(kept).clamp(min=1)
+
+    def unmasked_entries(self, entries: Tensor) -> Tensor:
+        """Whether each entry counts; those of a shape as in :meth:`averaged`."""
+        kept = self._unmasked()
+        return kept if entries.dim() == kept.dim() else kept.any(-1)
+
+    def _added(self, entries: Tensor) -> Tensor:
+        """Sums within each datum."""
+        batch_dim = len(self.batch_shape)
+        if entries.dim() > batch_dim:
+            entries = entries.flatten(batch_dim).sum(-1)
+        return entries.sum(self._joined, keepdim=True) if self._joined else entries
+
+    def rows(self) -> Tensor:
+        """The number of the row of each datum; of the datum, if the site has no rows."""
+        shape = self.counted().shape
+        if self.row_dim is None:
+            return torch.arange(shape.numel(), device=self.value.device).reshape(shape)
+        numbers = torch.arange(self.start, self.stop, device=self.value.device)
+        return numbers.reshape(-1, *[1] * (-1 - self.row_dim)).expand(shape)
+
+    def values(self) -> Tensor:
+        """The observed value in full shape."""
+        event = self.value.shape[self.value.dim() - self.event_dim :]
+        return self.value.expand(self.batch_shape + event)
+
+    def mean(self) -> Tensor | None:
+        """The mean of the distribution, shape of the value; None if it does not tell it."""
+        try:
+            mean = self.fn.mean
+        except (NotImplementedError, AttributeError):
+            return None
+        return mean.double().expand(self.values().shape) if isinstance(mean, Tensor) else None
+
+    def probabilities(self) -> Tensor:
+        """Class probabilities, shape ``(*batch, *event of labels, C)``."""
+        probs = _probabilities(without_events(self.fn))
+        return probs.expand(*self.labels().shape, probs.shape[-1])
+
+    def labels(self) -> Tensor:
+        """The observed classes as numbers."""
+        value = self.values()
+        one_hot = without_events(self.fn).event_dim == 1
+        return value.argmax(-1) if one_hot else value.long()
