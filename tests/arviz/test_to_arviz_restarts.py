@@ -67,23 +67,25 @@ def test_joint_sites_and_masks_of_each_restart_by_hand(batch_size):
                 "z", dist.Normal((x @ w)[:, None], s).expand([len(x), 2]).to_event(1), obs=x
             )
 
+    drawn = {0.0: set(), 2.0: set()}
+
     def restart(loc):
         def guide(x, y=None, keep=None):
-            pyro.sample("w", dist.MultivariateNormal(torch.full((2,), loc), 0.01 * covariance))
+            joint = dist.MultivariateNormal(torch.full((2,), loc), 0.01 * covariance)
+            drawn[loc].add(tuple(pyro.sample("w", joint).tolist()))
             pyro.sample("s", dist.Delta(torch.tensor(1.0 + loc)))
 
         return guide
 
-    pyro.set_rng_seed(0)
     data = to_arviz(
-        program, [restart(0.0), restart(2.0)], X, Y, mask, num_samples=60, batch_size=batch_size
+        program, [restart(0.0), restart(2.0)], X, Y, mask, num_samples=8, batch_size=batch_size
     )
     w, s = (torch.tensor(data["posterior"][name].values[0]) for name in ("w", "s"))
-    assert w.shape == (60, 2, 2)
+    assert w.shape == (8, 2, 2)
     for r, loc in enumerate((0.0, 2.0)):
         assert bool((s[:, r] == 1 + loc).all())
-        np.testing.assert_allclose(w[:, r].mean(0), loc, atol=0.06)
-        assert np.corrcoef(w[:, r].T)[0, 1] == pytest.approx(0.9, abs=0.1)
+        pairs = {tuple(pair) for pair in w[:, r].tolist()}
+        assert len(pairs) == 8 and pairs <= drawn[loc]  # each drawn by that guide, as a pair
     normal = dist.Normal(torch.einsum("nd,srd->srn", X, w).double(), s[..., None].double())
     found = torch.tensor(data["log_likelihood"]["y"].values[0])
     torch.testing.assert_close(found, normal.log_prob(Y) * mask, rtol=1e-5, atol=1e-5)
