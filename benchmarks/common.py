@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import statistics
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,6 +36,7 @@ __all__ = [
     "fixed_seed",
     "format_table",
     "load_npz",
+    "mean_and_error",
     "parse",
     "parser",
     "positive",
@@ -45,13 +47,21 @@ _NUMBER = re.compile(r"[-+]?[\d.]+( \d{3})*(e[-+]?\d+)?%?|nan|-?inf")
 _ROOT = Path(__file__).resolve().parents[1]
 
 
-def parser(description: str, seeds: Iterable[int] = range(3)) -> argparse.ArgumentParser:
+def parser(
+    description: str,
+    seeds: Iterable[int] = range(3),
+    *,
+    methods: Iterable[str] = (),
+    figure: str | None = None,
+) -> argparse.ArgumentParser:
     """
     A parser with the options that every benchmark has: ``--data-root``, ``--seeds``, ``--threads``,
-    ``--output`` and ``--quiet``.
+    ``--output`` and ``--quiet``; and two that many have.
 
     :param str description: shown by ``--help``.
     :param seeds: the default of ``--seeds``.
+    :param methods: those of which ``--methods`` chooses some, all by default.
+    :param str figure: what ``--figure`` draws.
     """
     result = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -79,6 +89,10 @@ def parser(description: str, seeds: Iterable[int] = range(3)) -> argparse.Argume
         "--output", type=Path, metavar="FILE.json", help="also write a record there"
     )
     result.add_argument("--quiet", action="store_true", help="no progress bars")
+    if methods:
+        result.add_argument("--methods", nargs="+", choices=methods, default=list(methods))
+    if figure is not None:
+        result.add_argument("--figure", type=Path, metavar="FILE.png", help=figure)
     return result
 
 
@@ -177,6 +191,21 @@ def format_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
         "| " + " | ".join(f(c, w) for f, c, w in zip(align, row, widths, strict=True)) + " |"
         for row in cells
     )
+
+
+def mean_and_error(values: Sequence[float], form: str, error_form: str | None = None) -> str:
+    """
+    The mean of some numbers, and its standard error if there are several.
+
+    :param values: one of each seed or split.
+    :param str form: of the mean: ``".2f"``.
+    :param str error_form: of the error; that of the mean by default.
+    """
+    text = f"{statistics.fmean(values):{form}}"
+    if len(values) == 1:
+        return text
+    error = statistics.stdev(values) / len(values) ** 0.5
+    return f"{text} ± {error:{error_form or form}}"
 
 
 def _is_right(values: list[Any]) -> bool:

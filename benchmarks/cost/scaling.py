@@ -172,11 +172,10 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
 
 
 def _options() -> Any:
-    options = parser(__doc__ or "", seeds=[0])
+    options = parser(__doc__ or "", seeds=[0], figure="the log-log plot")
     options.add_argument("--networks", nargs="+", choices=POINTS, default=list(POINTS))
     options.add_argument("--batch-size", type=positive, default=8, metavar="N")
     options.add_argument("--num-steps", type=positive, default=5, help="timed (default: 5)")
-    options.add_argument("--figure", type=Path, metavar="FILE.png", help="the log-log plot")
     return options
 
 

@@ -10,10 +10,8 @@ gradients that are finite. Scores are means over 32 draws, evaluated in float32.
 from __future__ import annotations
 
 import argparse
-import copy
 import logging
 import math
-import statistics
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -25,10 +23,18 @@ import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import TensorDataset
 
-from benchmarks.common import fixed_seed, format_table, parse, parser, positive, stopwatch
-from benchmarks.papers.livi.mnist import SETTINGS, Bench, _mean_probabilities
+from benchmarks.common import (
+    fixed_seed,
+    format_table,
+    mean_and_error,
+    parse,
+    parser,
+    stopwatch,
+)
+from benchmarks.papers.livi.mnist import SETTINGS, Bench, mean_probabilities
 from benchmarks.records import write_record
-from benchmarks.shared.images import GUIDES, classifier, load_mnist
+from benchmarks.shared.image_fits import add_mnist_options, cut_mnist
+from benchmarks.shared.images import GUIDES, classifier
 from pyro_implicit import LanczosELBO, LightningVI, ResumableLoader
 
 PRECISIONS = ("32-true", "bf16-mixed")
@@ -52,13 +58,11 @@ def fit(bench: Bench, precision: str) -> dict[str, Any]:
     """
     :returns: scores on the test images, checks and time.
     """
-    if bench._start is None:
-        bench._start = bench._map(SETTINGS["start_epochs"])
-    model, net = classifier(copy.deepcopy(bench._start), len(bench.x))
+    model, net = classifier(bench.start(), len(bench.x))
     noise = {name: SETTINGS[name] for name in ("init_scale", "scale")}
     pyro.set_rng_seed(bench.seed)
     guide = GUIDES[SETTINGS["guide"]](model, init_loc_fn=net.init_to_module, **noise)
-    steps, finite = bench._steps(bench.epochs), _Finite()
+    steps, finite = bench.steps(bench.epochs), _Finite()
     vi = LightningVI(
         model,
         guide,
@@ -79,7 +83,7 @@ def fit(bench: Bench, precision: str) -> dict[str, Any]:
         trainer.fit(vi, ResumableLoader(data, batch_size=batch, shuffle=True, seed=bench.seed))
     checks = {"steps": finite.steps, "not finite": finite.bad, "entropy": finite.entropy}
     times = {"cpu_seconds": watch.cpu_seconds, "seconds": watch.seconds}
-    return bench.scores(partial(_mean_probabilities, net, guide)) | checks | times
+    return bench.scores(partial(mean_probabilities, net, guide)) | checks | times
 
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
@@ -87,9 +91,7 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     arguments = parse(_options(), argv)
     warnings.filterwarnings("ignore", module="lightning")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    data = load_mnist(arguments.data_root, download=False)
-    for name in data:
-        data[name] = data[name][: arguments.num_train if "train" in name else arguments.num_test]
+    data = cut_mnist(arguments)
     rows: list[dict[str, Any]] = []
     for seed in arguments.seeds:
         bench = Bench(data, seed, arguments.epochs, arguments.quiet)
@@ -106,13 +108,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     keys = ["accuracy 0", "nll 0", "ece 0", "nll 60", "entropy", "not finite", "cpu_seconds"]
     lines = []
     for precision in PRECISIONS:
-        cells = []
-        for key in keys:
-            values = [float(row[key]) for row in rows if row["precision"] == precision]
-            text = f"{statistics.fmean(values):.5g}"
-            if len(values) > 1:
-                text += f" ± {statistics.stdev(values) / len(values) ** 0.5:.2g}"
-            cells.append(text)
+        own = [row for row in rows if row["precision"] == precision]
+        cells = [mean_and_error([float(row[key]) for row in own], ".5g", ".2g") for key in keys]
         lines.append([precision, *cells])
     return format_table(["precision", *keys], lines)
 
@@ -120,10 +117,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def _options() -> argparse.ArgumentParser:
     options = parser(__doc__ or "", seeds=range(3))
     options.add_argument("--epochs", type=float, default=1.0, help="(default: 1)")
-    for part, size in (("train", 60_000), ("test", 10_000)):
-        options.add_argument(
-            f"--num-{part}", type=positive, default=size, metavar="N", help="use the first N"
-        )
+    add_mnist_options(options, 60_000, 10_000)
     return options
 
 

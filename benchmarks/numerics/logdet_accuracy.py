@@ -292,12 +292,11 @@ def figure(results: dict[str, dict[str, Row]], path: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Runs the benchmark and returns the rows."""
-    options = parser(__doc__, seeds=[0])
+    options = parser(__doc__, seeds=[0], figure="also draw the errors")
     options.add_argument("--generators", nargs="+", choices=GENERATORS, default=list(GENERATORS))
     options.add_argument("--train-steps", type=positive, default=1500, help="(default: 1500)")
     options.add_argument("--draws", type=positive, default=3, help="(default: 3)")
     options.add_argument("--probes", type=positive, default=200, help="(default: 200)")
-    options.add_argument("--figure", type=Path, metavar="FILE.png", help="also draw the errors")
     arguments = parse(options, argv)
     results: dict[str, dict[str, Row]] = {}
     for seed in arguments.seeds:

@@ -54,9 +54,8 @@ Row = dict[str, Any]
 
 def main(argv: Sequence[str] | None = None) -> list[Row]:
     """Runs the benchmark and returns the rows."""
-    options = parser(DESCRIPTION)
+    options = parser(DESCRIPTION, methods=METHODS)
     options.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
-    options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     options.add_argument(
         "--effort",
         type=float,

@@ -136,9 +136,8 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Runs the benchmark and returns the rows."""
-    options = parser(__doc__ or "")
+    options = parser(__doc__ or "", figure="scatter plots")
     options.add_argument("--num-steps", type=positive, default=2000, help="(default: 2000)")
-    options.add_argument("--figure", type=Path, metavar="FILE.png", help="scatter plots")
     arguments = parse(options, argv)
     rows, last = [], {}
     for target in (Banana(), TwoModes()):

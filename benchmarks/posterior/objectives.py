@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pyro
@@ -134,14 +133,12 @@ def _cell(values: list[float | None]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Runs the benchmark and returns the rows."""
-    options = parser(__doc__ or "")
+    options = parser(__doc__ or "", methods=METHODS, figure="draws, or KL by step")
     options.add_argument("--num-steps", type=positive, default=1500, help="(default: 1500)")
     options.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
-    options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     options.add_argument(
         "--nuts", type=int, default=1000, metavar="N", help="draws of NUTS, 0 for none"
     )
-    options.add_argument("--figure", type=Path, metavar="FILE.png", help="draws, or KL by step")
     options.add_argument("--instability", action="store_true", help="see above")
     arguments = parse(options, argv)
     return instability(arguments) if arguments.instability else compare(arguments)

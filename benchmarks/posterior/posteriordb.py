@@ -53,9 +53,8 @@ _NO_FIT = dict.fromkeys(["mean_error", "sd_error", "worst", "errors"])
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Runs the benchmark and returns the rows."""
-    options = parser(DESCRIPTION)
+    options = parser(DESCRIPTION, methods=METHODS)
     options.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     options.add_argument(
         "--num-steps", type=positive, default=4000, metavar="N", help="(default: 4000)"
     )

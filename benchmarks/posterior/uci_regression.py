@@ -14,7 +14,7 @@ import pyro
 import torch
 from tqdm.auto import tqdm
 
-from benchmarks.common import format_table, load_npz, parse, parser, positive
+from benchmarks.common import format_table, load_npz, mean_and_error, parse, parser, positive
 from benchmarks.records import write_record
 from benchmarks.shared.uci import build_model, load_split, score
 from benchmarks.shared.uci_fits import CANDIDATES, METHODS, Settings, Workbench, choice
@@ -55,10 +55,9 @@ class Task:
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Runs the benchmark and returns the rows."""
-    options = parser(DESCRIPTION, seeds=[0])
+    options = parser(DESCRIPTION, seeds=[0], methods=METHODS)
     options.add_argument("--sets", nargs="+", default=list(SETS), metavar="NAME")
     options.add_argument("--splits", type=int, nargs="+", default=list(range(5)), metavar="K")
-    options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     options.add_argument(
         "--num-steps", type=float, default=1.0, metavar="F", help="factor on all numbers of steps"
     )
@@ -170,20 +169,14 @@ def differences(rows: list[dict[str, Any]]) -> str:
             values.setdefault((name, method), []).append(change)
     lines = []
     for (name, method), changes in values.items():
-        text = f"{statistics.fmean(changes):+.2f}"
-        if len(changes) > 1:
-            text += f" ± {statistics.stdev(changes) / len(changes) ** 0.5:.2f}"
+        text = mean_and_error(changes, "+.2f", ".2f")
         ahead = f"{sum(change > 0 for change in changes)} of {len(changes)}"
         lines.append([name, method, text, ahead])
     return format_table(["set", "method", "difference", "splits ahead"], lines)
 
 
 def _mean(rows: list[dict[str, Any]], key: str) -> str:
-    values = [row[key] for row in rows]
-    if len(values) == 1:
-        return f"{values[0]:.2f}"
-    error = statistics.stdev(values) / len(values) ** 0.5
-    return f"{statistics.fmean(values):.2f} ± {error:.2f}"
+    return mean_and_error([row[key] for row in rows], ".2f")
 
 
 if __name__ == "__main__":

@@ -16,21 +16,21 @@ and one epoch. Test error of the mean of 10 draws' probabilities, as in the pape
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyro
 import torch
-from pyro.infer import SVI, Trace_ELBO
+from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from torch import Tensor, nn
 from torch.func import functional_call
-from tqdm.auto import tqdm
 
 from benchmarks.common import fixed_seed, format_table, parse, parser, positive, stopwatch
 from benchmarks.papers.kivi._kivi_mnist import NUM_SAMPLES, OBJECTIVES, KiviGuide, Perceptron
 from benchmarks.records import write_record
-from benchmarks.shared.images import classifier, load_mnist, map_step
+from benchmarks.shared.image_fits import ImageFits, add_mnist_options, cut_mnist, standardised
+from benchmarks.shared.images import classifier
 
 METHODS = ("map", "mean-field", *OBJECTIVES)
 SETTINGS: dict[str, Any] = {
@@ -46,12 +46,17 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class Bench:
+class Bench(ImageFits):
     """The data, and fits on them with one seed."""
 
     def __init__(self, data: dict[str, Tensor], arguments: Any) -> None:
+        x, y = data["x_train"], data["y_train"]
+        super().__init__(x, y, SETTINGS["batch_size"], arguments.quiet)
         self.data, self.arguments = data, arguments
-        self.start = self._map(arguments.start_epochs)
+        self.start = self._mode(Perceptron(arguments.width), arguments.start_epochs)
+
+    def _mode(self, net: nn.Module, epochs: float) -> nn.Module:
+        return self.to_mode(net, epochs, SETTINGS["lr"])
 
     def fit(self, method: str) -> tuple[Callable[[Tensor], Tensor], float | None]:
         """
@@ -59,9 +64,9 @@ class Bench:
         """
         net = copy.deepcopy(self.start)
         if method == "map":
-            trained = self._map(self.arguments.epochs, net)
+            trained = self._mode(net, self.arguments.epochs)
             return torch.no_grad()(lambda x: trained(x).softmax(-1)), None
-        model, bayesian = classifier(net, len(self.data["x_train"]))
+        model, bayesian = classifier(net, len(self.x))
         first = bayesian.init_to_module
         if method == "mean-field":
             scale = SETTINGS["mean_field_scale"]
@@ -73,7 +78,8 @@ class Bench:
             guide = KiviGuide(model, hidden=hidden, init_loc_fn=first, **noise)
             elbo = OBJECTIVES[method](SETTINGS["num_particles"])
         lr = SETTINGS["lr"] if method == "mean-field" else self.arguments.guide_lr
-        last = self._train(model, guide, elbo, method, lr)
+        epochs = self.arguments.epochs
+        last = self.train_guide(model, guide, elbo, epochs=epochs, lr=lr, name=method)
         return self._mean_probabilities(net, guide), _claimed(elbo, model, guide, last)
 
     def error(self, probabilities: Callable[[Tensor], Tensor]) -> dict[str, float]:
@@ -82,28 +88,6 @@ class Bench:
         p = torch.cat([probabilities(part) for part in self.data["x_test"].split(2000)])
         nll = -p.clamp(min=1e-12).log()[torch.arange(len(y)), y].mean()
         return {"test_error": float((p.argmax(-1) != y).float().mean()), "nll": float(nll)}
-
-    def _map(self, epochs: float, net: Perceptron | None = None) -> Perceptron:
-        net = Perceptron(self.arguments.width) if net is None else net
-        step, optimiser = map_step(net, SETTINGS["lr"], len(self.data["x_train"]))
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, self._steps(epochs))
-        for x, y, _ in self._batches(epochs, "map"):
-            step(x, y)
-            schedule.step()
-        return net
-
-    def _train(self, model: Any, guide: Any, elbo: Any, name: str, lr: float) -> tuple[Any, ...]:
-        """Adam with a cosine; returns the last minibatch."""
-        epochs = self.arguments.epochs
-        schedule = pyro.optim.CosineAnnealingLR(  # type: ignore[attr-defined]
-            {"optimizer": torch.optim.Adam, "optim_args": {"lr": lr}, "T_max": self._steps(epochs)}
-        )
-        svi = SVI(model, guide, schedule, elbo)
-        batch: tuple[Any, ...] = ()
-        for batch in self._batches(epochs, name):
-            svi.step(*batch)
-            schedule.step()
-        return batch
 
     def _mean_probabilities(self, net: nn.Module, guide: Any) -> Callable[[Tensor], Tensor]:
         with torch.no_grad():
@@ -118,21 +102,9 @@ class Bench:
 
         return mean
 
-    def _steps(self, epochs: float) -> int:
-        return max(round(epochs * -(-len(self.data["x_train"]) // SETTINGS["batch_size"])), 1)
-
-    def _batches(self, epochs: float, name: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Images, labels and row numbers of shuffled minibatches."""
-        x, y = self.data["x_train"], self.data["y_train"]
-        rows: list[Tensor] = []
-        for _ in tqdm(range(self._steps(epochs)), desc=name, disable=self.arguments.quiet):
-            rows = rows or list(torch.randperm(len(x)).split(SETTINGS["batch_size"]))
-            batch = rows.pop()
-            yield x[batch], y[batch], batch
-
 
 @torch.no_grad()
-def _claimed(elbo: Any, model: Any, guide: Any, batch: tuple[Any, ...]) -> float | None:
+def _claimed(elbo: Any, model: Any, guide: Any, batch: Any) -> float | None:
     if isinstance(elbo, Trace_ELBO) or elbo.kl_weight == 0:
         return None
     terms = elbo.terms(model, guide, *batch)
@@ -147,7 +119,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Runs the benchmark and returns the rows."""
-    options = parser(__doc__ or "", seeds=[0])
+    options = parser(__doc__ or "", seeds=[0], methods=METHODS)
     options.add_argument("--width", type=positive, default=400, metavar="L", help="(default: 400)")
     options.add_argument(
         "--hidden", type=positive, metavar="N", help="of the generators (default: the paper's)"
@@ -155,15 +127,12 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     options.add_argument("--epochs", type=float, default=1.0, help="(default: 1)")
     options.add_argument("--start-epochs", type=float, default=1.0, help="of MAP (default: 1)")
     options.add_argument("--guide-lr", type=float, default=SETTINGS["guide_lr"])
-    options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     options.add_argument("--download", action="store_true", help="get MNIST by torchvision")
-    for part in ("train", "test"):
-        options.add_argument(f"--num-{part}", type=positive, default=10_000, metavar="N")
+    add_mnist_options(options, 10_000, 10_000)
     arguments = parse(options, argv)
-    data = load_mnist(arguments.data_root, arguments.download)
-    for key, values in data.items():
-        kept = values[: arguments.num_train if "train" in key else arguments.num_test]
-        data[key] = (kept.flatten(1) - 0.1307) / 0.3081 if key.startswith("x") else kept
+    data = cut_mnist(arguments, arguments.download)
+    for key in ("x_train", "x_test"):
+        data[key] = standardised(data[key].flatten(1))
     rows: list[dict[str, Any]] = []
     for seed in arguments.seeds:
         with fixed_seed(seed):

@@ -24,7 +24,15 @@ from typing import Any
 import pyro
 from tqdm.auto import tqdm
 
-from benchmarks.common import fixed_seed, format_table, parse, parser, positive, stopwatch
+from benchmarks.common import (
+    fixed_seed,
+    format_table,
+    mean_and_error,
+    parse,
+    parser,
+    positive,
+    stopwatch,
+)
 from benchmarks.papers.kivi._kivi_uci import (
     LR,
     MEAN_FIELD_LR,
@@ -77,10 +85,9 @@ def run(arguments: Any, name: str, split_index: int, method: str, seed: int) -> 
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Runs the benchmark and returns the rows."""
-    options = parser(__doc__ or "", seeds=[0])
+    options = parser(__doc__ or "", seeds=[0], methods=METHODS)
     options.add_argument("--sets", nargs="+", default=list(SETS), metavar="NAME")
     options.add_argument("--splits", type=int, nargs="+", default=list(range(5)), metavar="K")
-    options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     options.add_argument("--num-steps", type=positive, default=1000, help="(default: 1000)")
     arguments = parse(options, argv)
     jobs = [
@@ -118,10 +125,7 @@ def _mean(values: list[float]) -> str:
     if not values:
         return ""
     digits = 0 if abs(statistics.fmean(values)) > 20 else 2
-    text = f"{statistics.fmean(values):.{digits}f}"
-    if len(values) == 1:
-        return text
-    return f"{text} ± {statistics.stdev(values) / len(values) ** 0.5:.{digits}f}"
+    return mean_and_error(values, f".{digits}f")
 
 
 if __name__ == "__main__":

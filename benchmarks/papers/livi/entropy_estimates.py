@@ -130,11 +130,10 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Runs the benchmark and returns the rows."""
-    options = parser(__doc__ or "", seeds=range(3))
+    options = parser(__doc__ or "", seeds=range(3), figure="draw the first seed")
     options.add_argument("--guides", nargs="+", choices=list(GUIDES), default=list(GUIDES))
     options.add_argument("--steps", type=positive, default=3000, help="(default: 3000)")
     options.add_argument("--checks", type=positive, default=10, help="(default: 10)")
-    options.add_argument("--figure", type=Path, metavar="FILE.png", help="draw the first seed")
     arguments = parse(options, argv)
     rows: list[dict[str, Any]] = []
     for name in arguments.guides:

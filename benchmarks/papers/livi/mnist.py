@@ -16,26 +16,31 @@ from __future__ import annotations
 
 import argparse
 import copy
-import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import pyro
 import torch
-from pyro.infer import SVI, Trace_ELBO
+from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import CosineAnnealingLR
 from torchmetrics.functional.classification import multiclass_accuracy, multiclass_calibration_error
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import rotate
-from tqdm.auto import tqdm
 
-from benchmarks.common import fixed_seed, format_table, parse, parser, positive, stopwatch
+from benchmarks.common import (
+    fixed_seed,
+    format_table,
+    mean_and_error,
+    parse,
+    parser,
+    stopwatch,
+)
 from benchmarks.networks import LeNet
 from benchmarks.records import write_record
-from benchmarks.shared.images import GUIDES, NoEntropy, classifier, load_mnist, map_step
+from benchmarks.shared.image_fits import ImageFits, add_mnist_options, cut_mnist, standardised
+from benchmarks.shared.images import GUIDES, NoEntropy, classifier
 from pyro_implicit import LanczosELBO, SingularValueELBO, predict
 
 SETTINGS: dict[str, Any] = {
@@ -61,17 +66,18 @@ ANGLES = (0, 60)
 SCORES = ("accuracy", "nll", "ece")
 
 
-class Bench:
+class Bench(ImageFits):
     """The data, and fits on them with one seed."""
 
     def __init__(self, data: dict[str, Tensor], seed: int, epochs: float, quiet: bool) -> None:
-        self.x, self.y = _standardised(data["x_train"]), data["y_train"]
+        x = standardised(data["x_train"])
+        super().__init__(x, data["y_train"], SETTINGS["batch_size"], quiet)
         self.tests = {
-            angle: _standardised(rotate(data["x_test"], angle, InterpolationMode.BILINEAR))
+            angle: standardised(rotate(data["x_test"], angle, InterpolationMode.BILINEAR))
             for angle in ANGLES
         }
         self.y_test = data["y_test"]
-        self.seed, self.epochs, self.quiet = seed, epochs, quiet
+        self.seed, self.epochs = seed, epochs
         self._start: nn.Module | None = None
 
     def fit(self, method: str) -> Callable[[Tensor], Tensor]:
@@ -79,11 +85,9 @@ class Bench:
         :returns: from images to mean probabilities.
         """
         if method == "map":
-            net = self._map(self.epochs)
+            net = self.to_mode(LeNet(), self.epochs, SETTINGS["lr"])
             return torch.no_grad()(lambda x: net(x).softmax(-1))
-        if self._start is None:
-            self._start = self._map(SETTINGS["start_epochs"])
-        model, net = classifier(copy.deepcopy(self._start), len(self.x))
+        model, net = classifier(self.start(), len(self.x))
         start = net.init_to_module
         if method == "mean-field":
             guide: Any = AutoNormal(
@@ -95,8 +99,14 @@ class Bench:
             guide = GUIDES[SETTINGS["guide"]](model, init_loc_fn=start, **noise)
             elbo = OBJECTIVES[method](SETTINGS["num_particles"])
         lr = SETTINGS["lr" if method == "mean-field" else "guide_lr"]
-        self._train_guide(model, guide, elbo, method, lr)
-        return partial(_mean_probabilities, net, guide)
+        self.train_guide(model, guide, elbo, epochs=self.epochs, lr=lr, name=method)
+        return partial(mean_probabilities, net, guide)
+
+    def start(self) -> nn.Module:
+        """A copy of the network at which all guides begin."""
+        if self._start is None:
+            self._start = self.to_mode(LeNet(), SETTINGS["start_epochs"], SETTINGS["lr"])
+        return copy.deepcopy(self._start)
 
     def scores(self, probabilities: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """Accuracy, mean negative log-likelihood and calibration error at each angle."""
@@ -115,45 +125,8 @@ class Bench:
             }
         return found
 
-    def _map(self, epochs: float) -> nn.Module:
-        net = LeNet()
-        step, optimiser = map_step(net, SETTINGS["lr"], len(self.x))
-        schedule = CosineAnnealingLR(optimiser, self._steps(epochs))
-        for x, y, _ in self._batches(epochs, "map"):
-            step(x, y)
-            schedule.step()
-        return net
 
-    def _train_guide(self, model: Any, guide: Any, elbo: Any, name: str, lr: float) -> None:
-        schedule = pyro.optim.CosineAnnealingLR(  # type: ignore[attr-defined]
-            {
-                "optimizer": torch.optim.Adam,
-                "optim_args": {"lr": lr},
-                "T_max": self._steps(self.epochs),
-            }
-        )
-        svi = SVI(model, guide, schedule, elbo)
-        for batch in self._batches(self.epochs, name):
-            svi.step(*batch)
-            schedule.step()
-
-    def _steps(self, epochs: float) -> int:
-        return max(round(epochs * -(-len(self.x) // SETTINGS["batch_size"])), 1)
-
-    def _batches(self, epochs: float, name: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Images, labels and row numbers of shuffled minibatches."""
-        rows: list[Tensor] = []
-        for _ in tqdm(range(self._steps(epochs)), desc=name, disable=self.quiet):
-            rows = rows or list(torch.randperm(len(self.x)).split(SETTINGS["batch_size"]))
-            batch = rows.pop()
-            yield self.x[batch], self.y[batch], batch
-
-
-def _standardised(x: Tensor) -> Tensor:
-    return (x - 0.1307) / 0.3081
-
-
-def _mean_probabilities(net: Any, guide: Any, x: Tensor) -> Tensor:
+def mean_probabilities(net: Any, guide: Any, x: Tensor) -> Tensor:
     """Averaged over draws, the same draws for all images."""
 
     def model(x: Tensor) -> None:
@@ -167,9 +140,7 @@ def _mean_probabilities(net: Any, guide: Any, x: Tensor) -> Tensor:
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Runs the benchmark and returns the rows."""
     arguments = parse(_options(), argv)
-    data = load_mnist(arguments.data_root, arguments.download)
-    for name in data:
-        data[name] = data[name][: arguments.num_train if "train" in name else arguments.num_test]
+    data = cut_mnist(arguments, arguments.download)
     settings = SETTINGS | {"epochs": arguments.epochs, "validation": False}
     rows: list[dict[str, Any]] = []
     for seed in arguments.seeds:
@@ -191,28 +162,19 @@ def table(rows: list[dict[str, Any]]) -> str:
     keys = [f"{name} {angle}" for angle in ANGLES for name in SCORES] + ["cpu_seconds"]
     lines = []
     for method in dict.fromkeys(row["method"] for row in rows):
-        cells = []
-        for key in keys:
-            values = [row[key] for row in rows if row["method"] == method]
-            text = f"{statistics.fmean(values):.4g}"
-            if len(values) > 1:
-                text += f" ± {statistics.stdev(values) / len(values) ** 0.5:.2g}"
-            cells.append(text)
+        own = [row for row in rows if row["method"] == method]
+        cells = [mean_and_error([row[key] for row in own], ".4g", ".2g") for key in keys]
         lines.append([method, *cells])
     return format_table(["method", *keys], lines)
 
 
 def _options() -> argparse.ArgumentParser:
-    options = parser(__doc__ or "", seeds=[0])
+    options = parser(__doc__ or "", seeds=[0], methods=METHODS)
     options.add_argument("--epochs", type=float, default=10.0, help="(default: 10)")
-    options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     options.add_argument(
         "--download", action="store_true", help="get MNIST by torchvision if it is not there"
     )
-    for part, size in (("train", 60_000), ("test", 10_000)):
-        options.add_argument(
-            f"--num-{part}", type=positive, default=size, metavar="N", help="use the first N"
-        )
+    add_mnist_options(options, 60_000, 10_000)
     return options
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pyro
@@ -162,10 +161,8 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
 
 
 def _options() -> Any:
-    options = parser(__doc__ or "", seeds=[0])
+    options = parser(__doc__ or "", seeds=[0], methods=METHODS, figure="bands of the last seed")
     options.add_argument("--num-steps", type=positive, default=3000, help="(default: 3000)")
-    options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    options.add_argument("--figure", type=Path, metavar="FILE.png", help="bands of the last seed")
     return options
 
 

@@ -244,12 +244,11 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
 
 
 def _options() -> Any:
-    options = parser(__doc__ or "", seeds=range(5))
+    options = parser(__doc__ or "", seeds=range(5), methods=METHODS)
     options.add_argument("--epochs", type=positive, default=100, help="(default: 100)")
     options.add_argument("--past", type=positive, default=6, help="months seen (default: 6)")
     options.add_argument("--ahead", type=positive, default=3, help="months (default: 3)")
     options.add_argument("--num-particles", type=positive, default=10, help="(default: 10)")
-    options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     options.add_argument("--csv", type=Path, metavar="FILE", help="another monthly series")
     return options
 

@@ -19,7 +19,6 @@ sd          of the draws in (0.3, 0.6)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pyro
@@ -126,11 +125,9 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
 
 
 def _options() -> Any:
-    options = parser(__doc__ or "", seeds=[0])
+    options = parser(__doc__ or "", seeds=[0], methods=METHODS, figure="draws of the last seed")
     options.add_argument("--num-steps", type=positive, default=3000, help="(default: 3000)")
     options.add_argument("--hidden", type=positive, default=64, help="units (default: 64)")
-    options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    options.add_argument("--figure", type=Path, metavar="FILE.png", help="draws of the last seed")
     return options
 
 

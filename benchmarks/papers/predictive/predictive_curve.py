@@ -18,7 +18,6 @@ sd        of the draws: median and largest at the regular points, smallest at th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyro
@@ -185,12 +184,10 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
 
 
 def _options() -> Any:
-    options = parser(__doc__ or "", seeds=[0])
+    options = parser(__doc__ or "", seeds=[0], methods=METHODS, figure="curves of the last seed")
     options.add_argument("--num-steps", type=positive, default=3000, help="(default: 3000)")
     options.add_argument("--hidden", type=int, default=512, help="units; 0: a line (default: 512)")
     options.add_argument("--lr", type=float, default=3e-3, help="of Adam (default: 0.003)")
-    options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    options.add_argument("--figure", type=Path, metavar="FILE.png", help="curves of the last seed")
     return options
 
 

@@ -11,7 +11,6 @@ left of the data.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pyro
@@ -112,13 +111,12 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
 
 
 def _options() -> Any:
-    options = parser(__doc__ or "", seeds=[0])
+    options = parser(__doc__ or "", seeds=[0], figure="one panel per fit")
     options.add_argument("--num-steps", type=positive, default=1500, help="(default: 1500)")
     options.add_argument("--hidden", type=positive, default=64, help="units (default: 64)")
     options.add_argument("--num-particles", type=positive, nargs="+", default=[1, 10, 100])
     kinds = ["unconditioned", "conditional"]
     options.add_argument("--guides", nargs="+", choices=kinds, default=kinds)
-    options.add_argument("--figure", type=Path, metavar="FILE.png", help="one panel per fit")
     return options
 
 

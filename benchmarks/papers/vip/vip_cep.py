@@ -178,10 +178,9 @@ def _scores(data: Molecules, y: Tensor, prediction: Prediction) -> dict[str, flo
 
 
 def _options() -> Any:
-    options = parser(__doc__ or "", seeds=[0])
+    options = parser(__doc__ or "", seeds=[0], methods=METHODS)
     options.add_argument("--num-molecules", type=positive, default=2000, help="(default: 2000)")
     options.add_argument("--num-steps", type=positive, default=600, help="at most (default: 600)")
-    options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     return options
 
 

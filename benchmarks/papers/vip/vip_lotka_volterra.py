@@ -20,8 +20,6 @@ The simulator takes 0.15 of --num-steps. Seeds are those of the simulation and o
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,15 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import trange
 
-from benchmarks.common import fixed_seed, format_table, parse, parser, positive, stopwatch
+from benchmarks.common import (
+    fixed_seed,
+    format_table,
+    mean_and_error,
+    parse,
+    parser,
+    positive,
+    stopwatch,
+)
 from benchmarks.papers.vip._lotka_volterra import RATES, START, STEP, MeanField, simulate
 from benchmarks.papers.vip._vip_fits import Collapsed, Fit, Weights, negative_log_likelihood, train
 from benchmarks.records import write_record
@@ -148,11 +154,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = []
     for method in dict.fromkeys(row["method"] for row in rows):
         own = [row for row in rows if row["method"] == method]
-        cells = []
-        for key in ("rmse", "nll", "rmse_predators", "rmse_prey", "cpu_seconds"):
-            values = [row[key] for row in own]
-            error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else math.nan
-            cells.append(f"{statistics.fmean(values):.2f} ± {error:.2f}")
+        keys = ("rmse", "nll", "rmse_predators", "rmse_prey", "cpu_seconds")
+        cells = [mean_and_error([row[key] for row in own], ".2f") for key in keys]
         lines.append([method, len(own), *cells])
     header = ["method", "seeds", "RMSE", "NLL", "RMSE, predators", "RMSE, prey", "CPU s"]
     return format_table(header, lines)
@@ -183,11 +186,11 @@ def draw(path: Path, times: Tensor, y: Tensor, shown: dict[str, Prediction]) -> 
 
 
 def _options() -> Any:
-    options = parser(__doc__ or "", seeds=range(5))
+    options = parser(
+        __doc__ or "", seeds=range(5), methods=METHODS, figure="bands of the last seed"
+    )
     options.add_argument("--num-steps", type=positive, default=2000, help="(default: 2000)")
     options.add_argument("--data", choices=DATA, default=DATA[0], help=f"(default: {DATA[0]})")
-    options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    options.add_argument("--figure", type=Path, metavar="FILE.png", help="bands of the last seed")
     return options
 
 

@@ -17,8 +17,6 @@ ones; the fit is then made anew on all training years.
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,12 +25,20 @@ import numpy as np
 import pyro
 import pyro.contrib.gp as gp
 import torch
-from torch import Tensor
 from tqdm.auto import trange
 
-from benchmarks.common import fixed_seed, format_table, load_npz, parse, parser, positive, stopwatch
+from benchmarks.common import (
+    fixed_seed,
+    format_table,
+    load_npz,
+    mean_and_error,
+    parse,
+    parser,
+    positive,
+    stopwatch,
+)
+from benchmarks.papers.vip._vip_curve import Prediction, dropout, network
 from benchmarks.papers.vip._vip_fits import Collapsed, Fit, Weights, negative_log_likelihood, train
-from benchmarks.papers.vip.vip_synthetic import dropout, network
 from benchmarks.records import write_record
 from benchmarks.shared.bands import draw_bands
 from pyro_implicit import RandomNetwork
@@ -50,7 +56,6 @@ SETTINGS: dict[str, Any] = {
     "gp_rate": 0.05,
     "dropout_steps": 2000,
 }
-Prediction = tuple[Tensor, Tensor]
 
 
 class Data:
@@ -211,11 +216,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = []
     for method in dict.fromkeys(row["method"] for row in rows):
         own = [row for row in rows if row["method"] == method]
-        cells = []
-        for key in ("rmse", "nll", "cpu_seconds"):
-            values = [row[key] for row in own]
-            error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else math.nan
-            cells.append(f"{statistics.fmean(values):.2f} ± {error:.2f}")
+        keys = ("rmse", "nll", "cpu_seconds")
+        cells = [mean_and_error([row[key] for row in own], ".2f") for key in keys]
         scales = ", ".join(f"{row['scale']:g}" for row in own)
         lines.append([method, len(own), *cells[:2], PAPER.get(method), scales, cells[2]])
     header = ["method", "seeds", "RMSE", "NLL", "paper", "years / scale", "CPU s"]
@@ -223,10 +225,10 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def _options() -> Any:
-    options = parser(__doc__ or "", seeds=range(5))
+    options = parser(
+        __doc__ or "", seeds=range(5), methods=METHODS, figure="bands of the last seed"
+    )
     options.add_argument("--num-steps", type=positive, default=5000, help="at most, of every fit")
-    options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    options.add_argument("--figure", type=Path, metavar="FILE.png", help="bands of the last seed")
     return options
 
 

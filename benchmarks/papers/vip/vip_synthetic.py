@@ -15,10 +15,8 @@ dropout             the network with dropout 0.01 at training and test (kept: 0.
 from __future__ import annotations
 
 import math
-import statistics
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyro
@@ -26,10 +24,19 @@ import pyro.distributions as dist
 import torch
 from pyro.infer import SVI
 from pyro.infer.autoguide import AutoMultivariateNormal
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm.auto import trange
 
-from benchmarks.common import fixed_seed, format_table, parse, parser, positive, stopwatch
+from benchmarks.common import (
+    fixed_seed,
+    format_table,
+    mean_and_error,
+    parse,
+    parser,
+    positive,
+    stopwatch,
+)
+from benchmarks.papers.vip._vip_curve import DROPOUT, Prediction, dropout, network
 from benchmarks.records import write_record
 from benchmarks.shared.bands import draw_bands
 from pyro_implicit import AlphaEnergy, ImplicitProcess, RandomNetwork
@@ -37,13 +44,9 @@ from pyro_implicit import AlphaEnergy, ImplicitProcess, RandomNetwork
 SETTINGS: dict[str, Any] = {
     "num_functions": 20,
     "num_functions_fresh": 200,
-    "lr": 0.01,
-    "noise": 0.3,
     "num_particles": 32,
-    "num_draws": 1000,
-    "dropout": 0.01,
+    **DROPOUT,
 }
-Prediction = tuple[Tensor, Tensor]  # mean and standard deviation of an observation
 
 
 def curve(x: Tensor) -> Tensor:
@@ -55,13 +58,6 @@ def data() -> tuple[Tensor, Tensor]:
     """The training set, from the random state."""
     x = torch.randn(300, 1)
     return x, curve(x) + 0.1 * torch.randn(300)
-
-
-def network() -> nn.Module:
-    """The architecture of the paper."""
-    return nn.Sequential(
-        nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 10), nn.Tanh(), nn.Linear(10, 1)
-    )
 
 
 def collapsed(
@@ -123,25 +119,6 @@ def exact_gp(x: Tensor, y: Tensor, new: Tensor, _: Any) -> Prediction:
     return torch.as_tensor(mean).float(), torch.as_tensor(sd).float()
 
 
-def dropout(x: Tensor, y: Tensor, new: Tensor, steps: Any) -> Prediction:
-    """Dropout at training and at test, and a learned noise."""
-    layers: list[nn.Module] = []
-    for layer in network():  # type: ignore[attr-defined]
-        layers += (
-            [layer, nn.Dropout(SETTINGS["dropout"])] if isinstance(layer, nn.Tanh) else [layer]
-        )
-    net = nn.Sequential(*layers)
-    log_noise = torch.tensor(math.log(SETTINGS["noise"]), requires_grad=True)
-    optimiser = torch.optim.Adam([*net.parameters(), log_noise], lr=SETTINGS["lr"])
-    for _ in steps:
-        optimiser.zero_grad()
-        (-dist.Normal(net(x)[:, 0], log_noise.exp()).log_prob(y)).mean().backward()
-        optimiser.step()
-    with torch.no_grad():
-        f = torch.stack([net(new)[:, 0] for _ in range(SETTINGS["num_draws"])])
-        return f.mean(0), (f.var(0) + log_noise.exp() ** 2).sqrt()
-
-
 METHODS: dict[str, Callable[..., Prediction]] = {
     "collapsed, frozen": lambda *job: collapsed(*job, seed=0),
     "collapsed, fresh": lambda *job: collapsed(*job, seed=None),
@@ -182,20 +159,17 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = []
     for method in dict.fromkeys(row["method"] for row in rows):
         own = [row for row in rows if row["method"] == method]
-        cells = []
-        for key in ("rmse", "nll", "cpu_seconds"):
-            values = [row[key] for row in own]
-            error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else math.nan
-            cells.append(f"{statistics.fmean(values):.3f} ± {error:.3f}")
+        keys = ("rmse", "nll", "cpu_seconds")
+        cells = [mean_and_error([row[key] for row in own], ".3f") for key in keys]
         lines.append([method, len(own), *cells])
     return format_table(["method", "seeds", "RMSE", "NLL", "CPU s"], lines)
 
 
 def _options() -> Any:
-    options = parser(__doc__ or "", seeds=range(5))
+    options = parser(
+        __doc__ or "", seeds=range(5), methods=METHODS, figure="bands of the last seed"
+    )
     options.add_argument("--num-steps", type=positive, default=500, help="(default: 500)")
-    options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    options.add_argument("--figure", type=Path, metavar="FILE.png", help="bands of the last seed")
     return options
 
 

@@ -26,7 +26,15 @@ from typing import Any
 import pyro
 from tqdm.auto import tqdm
 
-from benchmarks.common import format_table, load_npz, parse, parser, positive, stopwatch
+from benchmarks.common import (
+    format_table,
+    load_npz,
+    mean_and_error,
+    parse,
+    parser,
+    positive,
+    stopwatch,
+)
 from benchmarks.papers.vip._vip_uci import METHODS, SETTINGS, run_mean_field, run_process
 from benchmarks.records import write_record
 from benchmarks.shared.uci import load_split
@@ -111,17 +119,13 @@ def table(rows: list[dict[str, Any]]) -> str:
 def _mean(rows: list[dict[str, Any]], key: str) -> str:
     values = [row[key] for row in rows]
     digits = 4 if abs(statistics.fmean(values)) < 0.02 else 2
-    if len(values) == 1:
-        return f"{values[0]:.{digits}f}"
-    error = statistics.stdev(values) / len(values) ** 0.5
-    return f"{statistics.fmean(values):.{digits}f} ± {error:.{digits}f}"
+    return mean_and_error(values, f".{digits}f")
 
 
 def _options() -> Any:
-    options = parser(__doc__ or "", seeds=[0])
+    options = parser(__doc__ or "", seeds=[0], methods=METHODS)
     options.add_argument("--sets", nargs="+", default=list(SETS), metavar="NAME")
     options.add_argument("--splits", type=int, nargs="+", default=list(range(5)), metavar="K")
-    options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     options.add_argument("--num-steps", type=positive, default=1500, help="at most (default: 1500)")
     options.add_argument(
         "--psi", type=float, nargs="+", default=[0.0], help="to choose from; 0: none (default: 0)"
