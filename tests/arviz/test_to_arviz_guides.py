@@ -141,7 +141,7 @@ to_arviz(model, guide, x[:100], x[:100], num_samples=1)
 before = peak()
 to_arviz(model, guide, x, x, num_samples=num_samples, batch_size=batch_size or None,
          groups=("posterior", "log_likelihood"))
-print(peak() - before - 4 * rows * num_samples)
+print(peak() - before - 8 * rows * num_samples)  # log-likelihoods are float64
 """
 
 

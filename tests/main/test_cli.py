@@ -406,7 +406,11 @@ def test_interrupt(capsys, tmp_path, table, made_fits, monkeypatch, before):
     place = {"fits": "pyro_implicit._main.fit.fit_all", "figure": "pyro_implicit._main.report.draw"}
     monkeypatch.setattr(place[before], interrupt)
     folder = tmp_path / "output"
-    assert quick(table, folder) == 130
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # as in the next test
+    try:
+        assert quick(table, folder) == 130
+    finally:
+        signal.signal(signal.SIGINT, handler)
     out, err = capsys.readouterr()
     scores = folder / "scores.txt"
     so_far = f"; written before: {scores}" if before == "figure" else ""

@@ -194,6 +194,7 @@ class Entry:
     :param args: what is passed for ``*args``.
     :param passed_on: arguments whose contents go unseen to code of the user's own: a network, a
         collation. What that raises is its.
+    :param long: arguments whose default, which a sweep meets among its values, takes many seconds.
     """
 
     valid: Callable[[], dict[str, Any]] = dict
@@ -201,6 +202,7 @@ class Entry:
     target: Callable[..., Any] | None = None
     args: tuple[Any, ...] = ()
     passed_on: tuple[str, ...] = ()
+    long: tuple[str, ...] = ()
 
 
 def fixed(use: Callable[[Any], Any] = nothing, /, **valid: Any) -> Entry:
@@ -294,6 +296,7 @@ FUNCTIONS: dict[str, Entry] = {
             progress=False,
         ),
         args=(X, Y),
+        long=("num_steps",),
     ),
     "geometric_schedule": fixed(call_it, start=1.0, end=0.1, num_steps=10),
     "khat": Entry(
