@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-import pyro
 import torch
 from pyro.util import get_rng_state, set_rng_state
 
@@ -21,6 +20,7 @@ __all__ = [
     "own_numbers",
     "plain_state",
     "read_random_state",
+    "seed_all",
     "seed_torch",
     "state_from_plain",
     "write_random_state",
@@ -44,6 +44,17 @@ def write_random_state(state: State) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
+def seed_all(seed: int) -> None:
+    """
+    As ``pyro.set_rng_seed``, by :func:`seed_torch`.
+
+    :param int seed: of the generators of torch, Python and NumPy, below 2**32.
+    """
+    seed_torch(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
 @contextmanager
 def own_numbers() -> Iterator[int]:
     """
@@ -54,7 +65,7 @@ def own_numbers() -> Iterator[int]:
     seed = int(torch.randint(2**62, ()))
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):
-        torch.manual_seed(seed)
+        seed_torch(seed)
         yield seed
 
 
@@ -138,7 +149,7 @@ class RandomStream:
     def _seeded(seed: int) -> State:
         before = read_random_state()
         try:
-            pyro.set_rng_seed(seed % 2**32)
+            seed_all(seed % 2**32)
             return read_random_state()
         finally:
             write_random_state(before)

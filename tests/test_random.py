@@ -6,14 +6,18 @@ import io
 import random
 
 import numpy as np
+import pyro
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pyro_implicit._random import (
     RandomStream,
     own_numbers,
     plain_state,
     read_random_state,
+    seed_all,
     seed_torch,
     state_from_plain,
     write_random_state,
@@ -126,3 +130,13 @@ def test_seeding_torch_seeds_all_devices_where_there_are_others(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     seed_torch(5)
     assert seeds == [5]
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+def test_quick_seeds_are_those_of_torch_and_pyro(seed: int) -> None:
+    drawn = []
+    for set_seed in (torch.manual_seed, seed_torch, pyro.set_rng_seed, seed_all):
+        pyro.set_rng_seed(1)
+        set_seed(seed)
+        drawn.append(numbers())
+    assert drawn[0] == drawn[1] and drawn[2] == drawn[3]

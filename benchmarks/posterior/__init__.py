@@ -8,6 +8,30 @@ _CPU = {"cpu_seconds": "of the fit"}
 
 BENCHMARKS = (
     Benchmark(
+        "posterior.panel",
+        "Does a fit with nothing tuned give a posterior that is never worse than mean-field?",
+        rows="a model, a seed and a method",
+        columns={
+            "model": "a name of --models",
+            "seed": "of the fit; for UCI sets the split as well",
+            "method": "a name of --methods",
+            "score": "log predictive density of a held-out datum, or minus an error",
+            "num_scores": "held-out data; 1 for an error",
+            "margin": "the score less that of AutoNormal",
+            "margin_error": "its standard error over held-out data, paired",
+            "steps": "of the fit, or draws",
+            "reason": "why the fit ended",
+            "objective": "that fit chose",
+            "warnings": "of the fit",
+            "note": "why there is no fit",
+            **_CPU,
+        },
+        records={"panel": ""},
+        short="--models logistic --methods AutoNormal implicit --seeds 0",
+        short_settings={"max_steps": 3},
+        needs=("uci/concrete.npz", "mnist.npz"),
+    ),
+    Benchmark(
         "posterior.posteriordb",
         "How far are means and deviations from long Hamiltonian Monte Carlo?",
         rows="a model, a method and a seed",

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pyro_implicit._checks import check_count, check_counts, check_flag, check_instance, shown
 from pyro_implicit._memory import check_fits
 from pyro_implicit._params import emit_params
+from pyro_implicit._random import seed_torch
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.distributions.implicit_sites import draw_site
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError, StateError
@@ -314,4 +315,4 @@ def _no_pack(latents: tuple[str, ...], values: dict[str, Tensor], num_samples: i
 
 def _seed(seeds: tuple[int, int] | None, which: int, offset: int) -> None:
     if seeds is not None:
-        torch.manual_seed((seeds[which] + offset) % 2**63)
+        seed_torch((seeds[which] + offset) % 2**63)

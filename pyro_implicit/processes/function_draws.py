@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import pyro
 import torch
 from pyro import poutine
-from pyro.util import get_rng_state, set_rng_seed, set_rng_state
+from pyro.util import get_rng_state, set_rng_state
 from torch import Tensor
 
+from pyro_implicit._random import seed_all
 from pyro_implicit.bayesian.module import BayesianModule
 from pyro_implicit.exceptions import ShapeError
 from pyro_implicit.processes.random_functions import outputs_in_front
@@ -42,27 +41,11 @@ def frozen(seed: int | None) -> Iterator[None]:
     if seed is None:
         yield
         return
-    on_gpu = torch.cuda.is_initialized()
-    devices = range(torch.cuda.device_count()) if on_gpu else ()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     state = get_rng_state()
     with torch.random.fork_rng(devices=devices):
-        _seed(seed, on_gpu)
+        seed_all(seed)
         try:
             yield
         finally:
             set_rng_state(state)
-
-
-def _seed(seed: int, on_gpu: bool) -> None:
-    """
-    As ``pyro.set_rng_seed`` does.
-
-    Without a GPU in use it would queue the seed for all devices with a traceback each, a
-    millisecond or two that a training step notices.
-    """
-    if on_gpu:
-        set_rng_seed(seed)
-        return
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)

@@ -1,0 +1,218 @@
+"""Does a fit with nothing tuned give a posterior that is never worse than mean-field?"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import pyro
+import torch
+from pyro.infer import MCMC, NUTS, Trace_ELBO
+from pyro.infer.autoguide import AutoLaplaceApproximation, AutoMultivariateNormal, AutoNormal
+from pyro.nn import PyroModule
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from benchmarks.common import fixed_seed, format_table, parse, parser
+from benchmarks.posterior._panel_cases import CASES, Case
+from benchmarks.records import write_record
+from pyro_implicit import ConditionalHyperNetworkGuide, HyperNetworkGuide, fit
+
+DESCRIPTION = """\
+Fits a guide to each model by fit(model, guide, *data) with no other argument: no rate, no number of
+steps, no start, no scale.
+
+implicit    HyperNetworkGuide(model); for local latents ConditionalHyperNetworkGuide(model)
+...         Pyro's guides by the same fit, with a vectorised Trace_ELBO of the same number of draws;
+            for networks they start at the network's own values with deviations of 0.01
+NUTS        Pyro's, 300 warm-up steps and 500 draws
+
+A score is the log predictive density of a held-out datum where there are held-out data, else minus
+an error of the posterior: the divergence from a known density, or the root mean square of errors of
+means (in deviations) and of log-deviations against exact moments. The margin is the score less that
+of AutoNormal, with its standard error over held-out data (paired) and seeds."""
+
+SETTINGS: dict[str, Any] = {"max_steps": None, "num_nuts": (300, 500)}
+MANY = 1500  # latents beyond which a full Gaussian is not fitted
+Row = dict[str, Any]
+
+
+def main(argv: Sequence[str] | None = None) -> list[Row]:
+    """Runs the benchmark and returns the rows."""
+    options = parser(DESCRIPTION)
+    options.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
+    default = [name for name in METHODS if name != "NUTS"]
+    options.add_argument("--methods", nargs="+", choices=METHODS, default=default)
+    arguments = parse(options, argv)
+    rows: list[Row] = []
+    for row in run(arguments):
+        rows.append(row)
+        write_record("panel", arguments, SETTINGS, rows)
+    print(table(rows))
+    return rows
+
+
+def run(arguments: Namespace) -> Iterator[Row]:
+    """One row for each model, seed and method; AutoNormal first, for the margins."""
+    methods = sorted(arguments.methods, key=lambda name: name != "AutoNormal")
+    todo = [(model, seed) for model in arguments.models for seed in arguments.seeds]
+    for name, seed in tqdm(todo, disable=arguments.quiet):
+        with fixed_seed(seed):
+            case = CASES[name](arguments.data_root, seed)
+        base: Tensor | None = None
+        for method in methods:
+            with fixed_seed(seed):
+                row, scores = _one(case, method)
+            row = {"model": name, "seed": seed, "method": method} | row
+            if scores is not None:
+                base = scores if method == "AutoNormal" else base
+                row |= _summary(scores, base)
+            yield row
+
+
+def _one(case: Case, method: str) -> tuple[Row, Tensor | None]:
+    begin = time.process_time()
+    try:
+        guide, told = METHODS[method](case)
+    except (ArithmeticError, RuntimeError, ValueError) as error:
+        return {"note": f"no fit: {type(error).__name__}: {str(error)[:120]}"}, None
+    if guide is None:
+        return told, None
+    told["cpu_seconds"] = time.process_time() - begin
+    with torch.no_grad():
+        return told, case.judge(guide).double()
+
+
+def _summary(scores: Tensor, base: Tensor | None) -> Row:
+    row: Row = {"score": float(scores.mean()), "num_scores": len(scores)}
+    if base is not None:
+        margin = scores - base
+        row["margin"] = float(margin.mean())
+        many = len(scores) > 1
+        row["margin_error"] = float(margin.std()) / math.sqrt(len(scores)) if many else None
+    return row
+
+
+# ---- the methods
+
+
+def _implicit(case: Case) -> tuple[Any, Row]:
+    kind = ConditionalHyperNetworkGuide if case.is_local else HyperNetworkGuide
+    guide = kind(case.model)
+    limit = SETTINGS["max_steps"]
+    return guide, _told(fit(case.model, guide, *case.data, num_steps=limit, progress=False))
+
+
+def _told(result: Any) -> Row:
+    return {
+        "steps": result.num_steps,
+        "reason": result.reason,
+        "objective": type(result.objective).__name__,
+        "warnings": [str(text)[:200] for text in result.warnings],
+    }
+
+
+def _pyros(kind: Callable[..., Any], case: Case) -> tuple[Any, Row]:
+    num_latents = _num_latents(case)
+    if kind is not AutoNormal and num_latents > MANY:
+        return None, {"note": f"not fitted: {num_latents} latents"}
+    start: dict[str, Any] = (
+        {} if case.module is None else {"init_loc_fn": case.module.init_to_module}
+    )
+    if kind is not AutoLaplaceApproximation and start:
+        start["init_scale"] = 0.01
+    guide = kind(case.model, **start)
+    count = 8 if num_latents <= 300 else 4 if num_latents <= 10_000 else 2
+    objective = Trace_ELBO(count, vectorize_particles=True, max_plate_nesting=1)
+    options = {"objective": objective, "num_steps": SETTINGS["max_steps"], "progress": False}
+    result = fit(case.model, guide, *case.data, **options)
+    if kind is AutoLaplaceApproximation:
+        guide = guide.laplace_approximation(*case.data)
+    return guide, _told(result)
+
+
+def _num_latents(case: Case) -> int:
+    trace = pyro.poutine.trace(case.model).get_trace(*case.data)
+    return sum(trace.nodes[name]["value"].numel() for name in trace.stochastic_nodes)
+
+
+class _Draws(PyroModule):
+    """Draws of a chain, one after the other, as a guide."""
+
+    def __init__(self, draws: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.draws, self.count = draws, 0
+
+    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """A draw of each site."""
+        index = self.count % len(next(iter(self.draws.values())))
+        self.count += 1
+        drawn = {}
+        for name, value in self.draws.items():
+            fn = pyro.distributions.Delta(value[index])
+            drawn[name] = pyro.sample(name, fn.to_event(value.dim() - 1))
+        return drawn
+
+
+def _nuts(case: Case) -> tuple[Any, Row]:
+    if _num_latents(case) > MANY:
+        return None, {"note": "not run"}
+    warmup, count = SETTINGS["num_nuts"]
+    chain = MCMC(NUTS(case.model), count, warmup_steps=warmup, disable_progbar=True)
+    chain.run(*case.data)
+    return _Draws(chain.get_samples()), {"steps": count}
+
+
+METHODS: dict[str, Callable[[Case], tuple[Any, Row]]] = {
+    "AutoNormal": partial(_pyros, AutoNormal),
+    "implicit": _implicit,
+    "AutoMultivariateNormal": partial(_pyros, AutoMultivariateNormal),
+    "AutoLaplaceApproximation": partial(_pyros, AutoLaplaceApproximation),
+    "NUTS": _nuts,
+}
+
+
+# ---- tables
+
+
+def table(rows: list[Row]) -> str:
+    """A line for each model and method: means over seeds."""
+    header = ["model", "method", "fits", "score", "margin", "steps", "CPU s", "CPU ratio", "told"]
+    lines = []
+    for model, method in dict.fromkeys((r["model"], r["method"]) for r in rows):
+        group = [r for r in rows if (r["model"], r["method"]) == (model, method)]
+        fits = [r for r in group if "score" in r]
+        base = [r for r in rows if (r["model"], r["method"]) == (model, "AutoNormal")]
+        lines.append([model, method, f"{len(fits)} of {len(group)}", *_cells(fits, base)])
+    return format_table(header, lines)
+
+
+def _cells(fits: list[Row], base: list[Row]) -> list[Any]:
+    if not fits:
+        return [None] * 6
+    usual = statistics.fmean(r["cpu_seconds"] for r in base) if base else math.nan
+    seconds = statistics.fmean(r["cpu_seconds"] for r in fits)
+    warned = sum(bool(r.get("warnings")) for r in fits)
+    return [
+        f"{statistics.fmean(r['score'] for r in fits):.3f}",
+        _margin(fits),
+        f"{statistics.fmean(r['steps'] for r in fits):.0f}",
+        f"{seconds:.1f}",
+        f"{seconds / usual:.1f}",
+        f"{warned} of {len(fits)}",
+    ]
+
+
+def _margin(fits: list[Row]) -> str | None:
+    """Mean over seeds; the error has a part from held-out data and one from seeds."""
+    margins = [r["margin"] for r in fits if "margin" in r]
+    if not margins:
+        return None
+    rows = statistics.fmean((r["margin_error"] or 0.0) ** 2 for r in fits)
+    seeds = statistics.variance(margins) / len(margins) if len(margins) > 1 else 0.0
+    return f"{statistics.fmean(margins):+.3f} ± {math.sqrt(rows + seeds):.3f}"
