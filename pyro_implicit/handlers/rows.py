@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import pyro.distributions as dist
@@ -118,9 +119,15 @@ def _cut_arguments(
 
 def _settings(fn: dist.TorchDistribution, arguments: dict[str, Tensor]) -> dict[str, Any]:
     """Plain arguments that are no parameters, such as the number of trials of a multinomial."""
-    names = set(inspect.signature(type(fn).__init__).parameters) - {"self", "validate_args"}
-    found = {name: getattr(fn, name, None) for name in names - arguments.keys()}
+    names = _parameters_of(type(fn)) - arguments.keys()
+    found = {name: getattr(fn, name, None) for name in names}
     return {name: value for name, value in found.items() if isinstance(value, (int, float, str))}
+
+
+@cache
+def _parameters_of(kind: type) -> frozenset[str]:
+    """Names of a constructor's arguments; looking them up takes longer than a draw."""
+    return frozenset(inspect.signature(kind).parameters) - {"validate_args"}
 
 
 def _own_arguments(fn: dist.TorchDistribution) -> list[str]:

@@ -215,12 +215,24 @@ class PredictiveRun(Messenger):
             fn = fn.base_dist  # rows were made event dimensions by .to_event
         if self._here <= UNIT or row_dim >= -fn.event_dim:
             return self._drawn(fn, self.start // UNIT)
+        if type(fn) is dist.Normal:
+            return fn.loc + self._standard_normal(fn.batch_shape, fn.loc, row_dim) * fn.scale
         parts = []
         for offset in range(0, self._here, UNIT):
             end = min(offset + UNIT, self._here)
             rows = take_rows(fn, row_dim + fn.event_dim, offset, end)
             parts.append(self._drawn(rows, (self.start + offset) // UNIT))
         return torch.cat(parts, row_dim)
+
+    def _standard_normal(self, shape: torch.Size, like: Tensor, dim: int) -> Tensor:
+        """What a normal distribution draws for each unit of rows, before it is scaled."""
+        parts = []
+        for offset in range(0, self._here, UNIT):
+            part = list(shape)
+            part[dim] = min(UNIT, self._here - offset)
+            self.seed_noise((self.start + offset) // UNIT)
+            parts.append(torch.empty(part, dtype=like.dtype, device=like.device).normal_())
+        return torch.cat(parts, dim)
 
     def _rows_of(self, value: Tensor, shape: torch.Size) -> Tensor:
         """What a run on some of the first rows has of a value."""

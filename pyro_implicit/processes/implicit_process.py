@@ -75,7 +75,10 @@ class ImplicitProcess(dist.TorchDistribution):
 
     **Frozen or fresh functions.** With ``seed=None`` every instance draws new functions: gradients
     of the collapsed objective are those of a fresh sample at each step, and prediction needs its
-    own, larger ``num_functions`` (200 or more). With a ``seed`` all instances that share it, at
+    own, larger ``num_functions`` (200 or more): two deviations around the mean then covered 94% and
+    77% of the truth between the data on two curves (training with 20, three seeds), and frozen
+    ones 48% and 44%, which fit the mean more closely. Beyond the data neither is to be trusted.
+    With a ``seed`` all instances that share it, at
     whatever inputs, see *the same* random numbers, and so the same functions if the prior's
     randomness does not depend on the inputs (weights of a network, not the noise of each row). A
     posterior over coefficients of the functions (Eq. 10) has a meaning with frozen ones only.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from functools import partial
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -14,6 +16,7 @@ from pyro import poutine
 from pyro.infer.autoguide import AutoGuideList, AutoMultivariateNormal, AutoNormal
 from pyro.poutine import Trace
 from scipy import stats
+from torch import Tensor
 
 from pyro_implicit import BayesianModule, HyperNetworkGuide, predict
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
@@ -475,3 +478,26 @@ def test_draws_that_depend_on_each_other_are_refused_in_parallel(mixed):
     guide(X, X[:, 0])
     with pytest.raises(SiteError, match="parallel=True what one draw predicts at site 'y' depends"):
         predict(program, guide, X, num_samples=5, parallel=True)
+
+
+class _OtherNormal(dist.Normal):
+    """Drawn by cutting the distribution, as any but ``Normal`` itself."""
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_normal_noise_is_that_of_the_distribution_cut_by_rows(parallel: bool) -> None:
+    x = torch.randn(100, 3)
+
+    def model(kind: Any, x: Tensor, y: Tensor | None = None) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("outputs", 2, dim=-2), pyro.plate("data", len(x)):
+            pyro.sample("y", kind((x * w).sum(-1), 0.1), obs=y)
+
+    guide = AutoNormal(partial(model, dist.Normal))
+    guide(x, torch.zeros(2, 100))
+    found = []
+    for kind in (dist.Normal, _OtherNormal):
+        pyro.set_rng_seed(0)
+        options: dict[str, Any] = {"num_samples": 3, "batch_size": 64, "parallel": parallel}
+        found.append(predict(partial(model, kind), guide, x, **options)["y"])
+    assert torch.equal(*found)
