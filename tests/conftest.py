@@ -76,6 +76,21 @@ def isolated() -> Iterator[None]:
         pytest.fail(f"the test leaks global state ({changes})")
 
 
+@pytest.fixture(autouse=True)
+def bare_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Guides start bare in tests of other things; ``@pytest.mark.automatic_start`` keeps the default.
+
+    A search for a start is hundreds of evaluations of the model, and these tests build hundreds of
+    guides.
+    """
+    if "automatic_start" in request.keywords:
+        return
+    from pyro_implicit import ImplicitGuide
+
+    monkeypatch.setitem(ImplicitGuide.__init__.__kwdefaults__, "init_from", None)
+
+
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     """The folder of public data sets: $PYRO_IMPLICIT_DATA, or shared/data beside the checkout."""

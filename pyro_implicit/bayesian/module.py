@@ -214,7 +214,9 @@ class BayesianModule(nn.Module):
         """One sample statement for each stochastic parameter; values ``(*B, *P)`` by site name."""
         values = {}
         for name, prior in self._priors.fitted(self._value):
-            values[self._sites[name]] = pyro.sample(self._sites[name], prior)
+            own = self._value(name).detach()
+            infer: Any = {"implicit_module_value": own}  # for guides' starts
+            values[self._sites[name]] = pyro.sample(self._sites[name], prior, infer=infer)
         return values
 
     def _call(

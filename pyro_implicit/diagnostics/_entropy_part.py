@@ -148,7 +148,7 @@ def _linearised(
     gauss, radau = (
         0.5 * rule.mean(0) + whitened.log_scale() for rule in (quadrature.gauss, quadrature.radau)
     )
-    in_units = part.preconditioner(jacobian.mT).mT - part.preconditioner.loc[:, None]
+    in_units = part.preconditioner(jacobian.mT).mT - part.preconditioner.centre[:, None]
     values = torch.linalg.svdvals(in_units / spread.clamp(min=1e-300)[:, None])
     dead = values < 1e-6 * values[:, :1] if is_zero(part.scale) else own < 1
     signs = det_sign(jacobian, part.scale)

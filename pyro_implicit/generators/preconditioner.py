@@ -13,7 +13,7 @@ __all__ = ["Preconditioner"]
 
 class Preconditioner(nn.Module):
     r"""
-    :math:`u = c + L w` with fixed ``c`` and ``L``, the latter absent, diagonal or a full matrix.
+    :math:`u = c + L w` with fixed ``L``, absent, diagonal or a full matrix.
 
     A generator that works in the whitened coordinates ``w`` need not learn the location, the scales
     and the correlations of a badly scaled posterior; it learns what is left.
@@ -21,14 +21,20 @@ class Preconditioner(nn.Module):
     :param torch.Tensor loc: ``c``, shape ``(m,)``.
     :param torch.Tensor factor: ``L``, shape ``(m,)`` (a diagonal) or ``(m, m)`` (non-singular), or
         None for the identity.
+    :param torch.Tensor unit: if given, ``c`` is learned, in these units: ``loc + unit * shift``
+        with a parameter ``shift`` that begins at zero; shape ``(m,)``. An optimiser then moves it
+        by about ``unit`` times its rate in a step, whatever the size of ``L``.
     :raises ShapeError: for other shapes.
     """
 
     loc: Tensor
     factor: Tensor | None
     log_abs_det: Tensor
+    unit: Tensor | None
 
-    def __init__(self, loc: Tensor, factor: Tensor | None = None) -> None:
+    def __init__(
+        self, loc: Tensor, factor: Tensor | None = None, unit: Tensor | None = None
+    ) -> None:
         super().__init__()
         m = loc.shape[-1] if loc.dim() == 1 else -1
         if m < 0 or (factor is not None and factor.shape not in ((m,), (m, m))):
@@ -37,9 +43,20 @@ class Preconditioner(nn.Module):
                 f"preconditioner with loc {tuple(loc.shape)} and factor {found}; expected loc (m,) "
                 "and factor None, (m,) or (m, m)."
             )
+        if unit is not None and unit.shape != (m,):
+            raise ShapeError(
+                f"preconditioner of {m} latents with unit {tuple(unit.shape)}; expected ({m},)."
+            )
         self.register_buffer("loc", loc.detach().clone())
         self.register_buffer("factor", None if factor is None else factor.detach().clone())
         self.register_buffer("log_abs_det", _log_abs_det(factor).to(loc))
+        self.register_buffer("unit", None if unit is None else unit.detach().clone())
+        self.shift = None if unit is None else nn.Parameter(torch.zeros_like(self.loc))
+
+    @property
+    def centre(self) -> Tensor:
+        """Where the origin of the generator's coordinates is: ``c``, shape ``(m,)``."""
+        return self.loc if self.shift is None else self.loc + self.unit * self.shift
 
     def forward(self, w: Tensor) -> Tensor:
         """
@@ -49,10 +66,10 @@ class Preconditioner(nn.Module):
         :returns: ``u``, shape ``(..., m)``.
         """
         if self.factor is None:
-            return self.loc + w
+            return self.centre + w
         if self.factor.dim() == 1:
-            return self.loc + self.factor * w
-        return self.loc + w @ self.factor.mT
+            return self.centre + self.factor * w
+        return self.centre + w @ self.factor.mT
 
     def inverse(self, u: Tensor) -> Tensor:
         """
@@ -61,7 +78,7 @@ class Preconditioner(nn.Module):
         :param torch.Tensor u: shape ``(..., m)``.
         :returns: ``w``, shape ``(..., m)``.
         """
-        centred = u - self.loc
+        centred = u - self.centre
         if self.factor is None:
             return centred
         if self.factor.dim() == 1:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -26,12 +28,14 @@ from pyro_implicit._params import emit_params
 from pyro_implicit.distributions.implicit_sites import draw_site
 from pyro_implicit.exceptions import SiteError, StateError
 from pyro_implicit.generators.preconditioner import Preconditioner
+from pyro_implicit.guides.initialization.auto import SMALL, auto_start
 from pyro_implicit.guides.initialization.gaussian_start import GaussianStart, gaussian_start
 from pyro_implicit.guides.initialization.prototype import (
     check_all_rows,
     forgiving,
     unconstrained_start,
 )
+from pyro_implicit.guides.initialization.start_report import StartReport
 from pyro_implicit.guides.latent_site import LatentSite, pack
 from pyro_implicit.guides.parts import Factorized, check_factorized, divide, parts_of
 from pyro_implicit.guides.sampler import Sampler, check_scale_arguments
@@ -44,6 +48,9 @@ __all__ = ["ImplicitGuide"]
 
 _OR_GUIDE = ", or a fitted autoguide"
 _LEVELS = "several numbers between 0 and 1, such as [0.05, 0.95]"
+_STARTS = ("auto", None, "mean-field", "laplace", "hessian", "ggn")
+#: deviation of the generator's own part where learned output noise begins as a Gaussian start
+_OWN_PART = 0.1
 _Self = TypeVar("_Self", bound="ImplicitGuide")
 
 
@@ -84,24 +91,29 @@ class ImplicitGuide(SavedGuide):
         self,
         model: Callable[..., Any],
         *,
-        init_loc_fn: Callable[[dict[str, Any]], Tensor] = init_to_median,
-        init_from: str | AutoGuide | None = None,
+        init_loc_fn: Callable[[dict[str, Any]], Tensor] | None = None,
+        init_from: str | AutoGuide | None = "auto",
         scale: float | None = None,
-        learn_scale: bool | str = False,
+        learn_scale: bool | str | None = None,
         factorized: Factorized = False,
         create_plates: Callable[..., Any] | None = None,
     ) -> None:
         check_model(model)
-        check_callable("init_loc_fn", init_loc_fn, "a function such as init_to_median")
+        if init_loc_fn is not None:
+            check_callable("init_loc_fn", init_loc_fn, "a function such as init_to_median")
         if create_plates is not None:
             check_callable("create_plates", create_plates, "a function that returns plates")
         scale = check_scale_arguments(scale, learn_scale)
-        super().__init__(InitMessenger(forgiving(init_loc_fn))(model), create_plates=create_plates)
+        locate = InitMessenger(forgiving(init_loc_fn or self._default_init_loc_fn))
+        super().__init__(locate(model), create_plates=create_plates)
         if not isinstance(init_from, AutoGuide):
-            check_choice("init_from", init_from, (None, "laplace", "hessian", "ggn"), _OR_GUIDE)
+            check_choice("init_from", init_from, _STARTS, _OR_GUIDE)
         # in lists: neither the other guide nor the model is a part of this one
         self._init_from = [init_from]
         self._bare_model: list[Any] = [model]
+        self._has_location = init_loc_fn is not None
+        self._guessed: float | None = None  # the first draws' deviation, as a start judged it
+        self._start_report: StartReport | None = None
         self._scale = scale
         self._learn_scale = learn_scale
         check_factorized(factorized)
@@ -115,6 +127,8 @@ class ImplicitGuide(SavedGuide):
 
     # ---- what a subclass fills
 
+    _default_init_loc_fn = staticmethod(init_to_median)
+
     @abstractmethod
     def _make_generator(
         self, output_dim: int, sites: list[LatentSite], preconditioned: bool
@@ -124,14 +138,26 @@ class ImplicitGuide(SavedGuide):
 
         :param int output_dim: number of unconstrained entries to generate.
         :param sites: the sites that they belong to, in order.
-        :param bool preconditioned: whether outputs should start as a standard normal (a
-            preconditioner follows) rather than with the guide's ``init_scale``.
+        :param bool preconditioned: whether a preconditioner follows: outputs should then start
+            with the deviation :meth:`_own_scale` rather than with the guide's ``init_scale``.
         :returns: a :class:`~pyro_implicit.Generator` of ``output_dim`` outputs.
         """
 
     def _start(self, sites: list[LatentSite], start: GaussianStart) -> GaussianStart:
         """The initialization of one part; a subclass may set units for latents without a scale."""
         return start
+
+    def _has_units(self) -> bool:
+        """Whether the user's arguments fix the generator's units, so that no start may set them."""
+        return self._scale is not None
+
+    def _own_scale(self, full_rank: bool) -> float:
+        """The deviation that a preconditioned generator begins with: little where noise has it."""
+        return _OWN_PART if self._takes_noise(full_rank) else 1.0
+
+    def _takes_noise(self, full_rank: bool) -> bool:
+        """Whether output noise begins as the start's Gaussian, and the generator learns the rest."""
+        return not full_rank and self._scale is None and self._learn_scale is not False
 
     # ---- building
 
@@ -158,6 +184,15 @@ class ImplicitGuide(SavedGuide):
                 "the model's arguments, run the objective once, or load a saved state."
             )
         return self._modules["_samplers"]  # type: ignore[return-value]
+
+    @property
+    def start_report(self) -> StartReport | None:
+        """
+        What ``init_from="auto"`` tried, its scores, and why it took what it took.
+
+        None for any other start, and before the guide is built.
+        """
+        return self._start_report
 
     @property
     def sites(self) -> list[LatentSite]:
@@ -194,12 +229,7 @@ class ImplicitGuide(SavedGuide):
         parts = parts_of(self.factorized, [site.name for site, _ in pairs])
         sites, locs = zip(*(pairs[i] for part in parts.values() for i in part), strict=True)
         loc = torch.cat(locs)
-        start = GaussianStart(loc)
-        init_from = self._init_from[0]
-        if init_from is not None:
-            check_all_rows(sites, init_from)
-            log_joint = LogJoint(self._bare_model[0], sites, args, kwargs)
-            start = gaussian_start(init_from, log_joint, loc)
+        start = self._find_start(LogJoint(self._bare_model[0], sites, args, kwargs), loc)
         sizes = [(name, len(part)) for name, part in parts.items()]
         groups = divide(sites, [size for _, size in sizes])
         starts = [start]
@@ -208,6 +238,18 @@ class ImplicitGuide(SavedGuide):
         samplers = [self._make_sampler(g, begin) for g, begin in zip(groups, starts, strict=True)]
         self._build(list(sites), sizes, samplers)
 
+    def _find_start(self, log_joint: LogJoint, loc: Tensor) -> GaussianStart:
+        init_from, fixed, has_units = self._init_from[0], self._has_location, self._has_units()
+        if init_from is None or (init_from == "auto" and fixed and has_units):
+            return GaussianStart(loc)
+        if init_from != "auto":
+            check_all_rows(log_joint.sites, init_from)
+            return gaussian_start(init_from, log_joint, loc)
+        start, self._start_report = auto_start(
+            log_joint, self.model, loc, fixed=fixed, location_only=has_units
+        )
+        return start
+
     def _read_site(self, node: dict[str, Any]) -> tuple[LatentSite, Tensor]:
         """A site of the prototype trace, and its flat unconstrained initial value."""
         local = self.create_plates is not None or self.master is not None
@@ -215,15 +257,30 @@ class ImplicitGuide(SavedGuide):
         return site, unconstrained_start(site, node["value"])
 
     def _make_sampler(self, sites: list[LatentSite], start: GaussianStart) -> Sampler:
+        self._guessed, found = start.guess, start.factor is not None
         start = self._start(sites, start)
-        generator = self._make_generator(start.loc.numel(), sites, start.factor is not None)
-        scale = self._scale
-        if scale is None:
-            scale = 0.0 if generator.full_rank and not self._learn_scale else 0.01
-        sampler = Sampler(
-            generator, Preconditioner(start.loc, start.factor), scale, self._learn_scale
-        )
-        return sampler.to(start.loc)
+        generator = self._make_generator(start.loc.numel(), sites, found)
+        if found and start.guess is not None and generator.full_rank:
+            # nothing is known of single latents: their own coordinates, where steps are longer
+            generator = self._make_generator(start.loc.numel(), sites, False)
+            start = replace(start, factor=torch.ones_like(start.loc))
+        if found and self._init_from[0] == "auto":
+            start = start.padded(SMALL)
+        noisy = found and self._takes_noise(generator.full_rank)
+        unit = None
+        if noisy:
+            unit = start.deviations() if start.is_settled else torch.ones_like(start.loc)
+        preconditioner = Preconditioner(start.loc, start.factor, unit)
+        return Sampler(generator, preconditioner, *self._noise(generator, noisy)).to(start.loc)
+
+    def _noise(self, generator: Any, noisy: bool) -> tuple[float, bool | str]:
+        """The output noise that a sampler begins with, and how it is learned."""
+        learned = self._learn_scale or False
+        if self._scale is not None:
+            return self._scale, learned
+        if noisy:
+            return math.sqrt(1 - _OWN_PART**2), learned or "diagonal"
+        return 0.0 if generator.full_rank and not learned else 0.01, learned
 
     def _follow(self, module: nn.Module) -> nn.Module:
         """``module`` in the dtype and on the device that ``.to`` asked for, if it did."""

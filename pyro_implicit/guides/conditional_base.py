@@ -55,7 +55,7 @@ class ConditionalGuide(ImplicitGuide):
         init_loc_fn: Callable[[dict[str, Any]], Tensor] = init_to_fan_in,
         **options: Any,
     ) -> None:
-        if options.get("init_from") is not None:
+        if options.setdefault("init_from", None) is not None:
             raise ArgumentError(
                 "init_from is one Gaussian for all rows; a conditional guide has one for each. "
                 "Give init_loc_fn (e.g. the init_to_module of a BayesianModule) instead."

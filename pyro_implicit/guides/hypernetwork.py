@@ -125,6 +125,11 @@ class HyperNetworkGuide(ImplicitGuide):
         option = self._generator[0]
         return None if option is None else as_generator(option, output_dim, self._noise_dim)
 
+    def _has_units(self) -> bool:
+        classes = (None, AutoregressiveGenerator, BijectiveGenerator, ResidualGenerator)
+        own = self._generator[0] not in classes
+        return own or self._init_scale is not None or super()._has_units()
+
     def _is_free(self) -> bool:
         """Whether nothing asks for a perceptron or for output noise."""
         asked = (self._noise_dim, self._hidden_dims, self._activation)
@@ -140,7 +145,7 @@ class HyperNetworkGuide(ImplicitGuide):
     ) -> Generator:
         kind, small = self._generator[0], output_dim <= _SMALL
         flows = kind is AutoregressiveGenerator or (kind is None and self._is_free() and small)
-        own_scale = _FLOW_SCALE if flows else 0.1
+        own_scale = self._guessed or (_FLOW_SCALE if flows else 0.1)
         init_scale = 1.0 if preconditioned else self._init_scale or own_scale
         if kind in (AutoregressiveGenerator, BijectiveGenerator, ResidualGenerator):
             return kind(output_dim, init_scale=init_scale)
@@ -149,11 +154,11 @@ class HyperNetworkGuide(ImplicitGuide):
             return own if self._init_scale is None else rescaled(own, init_scale)
         if flows:
             return AutoregressiveGenerator(output_dim, init_scale=init_scale)
-        if preconditioned and not small and self._noise_dim is None and self._hidden_dims is None:
-            return ResidualGenerator(output_dim)
-        hidden_dims = (40, 40) if small else (100,)
+        hidden_dims, num_inputs = (40, 40) if small else (100,), self._num_inputs(output_dim)
+        if preconditioned:
+            init_scale = self._own_scale(small and num_inputs >= output_dim)
         return MLPGenerator(
-            self._num_inputs(output_dim),
+            num_inputs,
             output_dim,
             hidden_dims if self._hidden_dims is None else self._hidden_dims,
             activation=self._activation or "silu",

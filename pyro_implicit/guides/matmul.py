@@ -29,6 +29,9 @@ from pyro_implicit.ops.activations import get_activation
 __all__ = ["CMMNNGuide", "MMNNGuide"]
 
 
+_INIT_SCALE = 0.05
+
+
 class _MatMulGuide(ImplicitGuide):
     """What both guides share: weights in units of one over the root of their fan-in."""
 
@@ -39,18 +42,23 @@ class _MatMulGuide(ImplicitGuide):
         noise_shape: Shape | None = None,
         budget: float = 2.0,
         activation: str = "elu",
-        init_scale: float = 0.05,
-        init_loc_fn: Callable[[dict[str, Any]], torch.Tensor] = init_to_fan_in,
+        init_scale: float | None = None,
         **options: Any,
     ) -> None:
-        init_scale = check_number("init_scale", init_scale, above=0)
+        if init_scale is not None:
+            init_scale = check_number("init_scale", init_scale, above=0)
         budget = check_budget(budget)
         get_activation(activation)
-        super().__init__(model, init_loc_fn=init_loc_fn, **options)
+        super().__init__(model, **options)
         self._noise_shape = None if noise_shape is None else check_pair("noise_shape", noise_shape)
         self._budget = budget
         self._activation = activation
         self._init_scale = init_scale
+
+    _default_init_loc_fn = staticmethod(init_to_fan_in)
+
+    def _has_units(self) -> bool:
+        return self._init_scale is not None or super()._has_units()
 
     def _start(self, sites: list[LatentSite], start: GaussianStart) -> GaussianStart:
         if start.factor is not None:
@@ -59,11 +67,14 @@ class _MatMulGuide(ImplicitGuide):
         return GaussianStart(start.loc, torch.cat(parts))
 
     def _layout(self, preconditioned: bool) -> dict[str, Any]:
+        init_scale = self._init_scale or _INIT_SCALE
+        if preconditioned:
+            init_scale = self._own_scale(full_rank=False)
         return {
             "noise_shape": self._noise_shape,
             "budget": self._budget,
             "activation": self._activation,
-            "init_scale": 1.0 if self._init_from[0] is not None else self._init_scale,
+            "init_scale": init_scale,
         }
 
 

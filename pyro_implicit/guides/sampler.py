@@ -61,7 +61,7 @@ class Sampler(nn.Module):
         return ImplicitDistribution(generator, scale=self.scale, preconditioner=self.preconditioner)
 
 
-def check_scale_arguments(scale: float | None, learn_scale: bool | str) -> float | None:
+def check_scale_arguments(scale: float | None, learn_scale: bool | str | None) -> float | None:
     """
     Checks the arguments ``scale`` and ``learn_scale`` of a guide.
 
@@ -70,7 +70,7 @@ def check_scale_arguments(scale: float | None, learn_scale: bool | str) -> float
         learned scale that starts at 0.
     """
     why = " (one sigma, or one per latent)"
-    check_choice("learn_scale", learn_scale, (False, "scalar", "diagonal"), why)
+    check_choice("learn_scale", learn_scale, (None, False, "scalar", "diagonal"), why)
     if scale is None:
         return None
     why = (

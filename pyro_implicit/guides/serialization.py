@@ -20,7 +20,7 @@ def sampler_state(sampler: Sampler) -> dict[str, Any]:
     """The structure of ``sampler`` as strings, numbers and lists."""
     learned, generator = sampler.log_scale, sampler.generator
     inner = generator.inner if isinstance(generator, Rescaled) else generator
-    return {
+    state = {
         "generator": inner.config(),
         "generator_type": type(inner).__name__,
         "rescaled": inner is not generator,
@@ -30,6 +30,9 @@ def sampler_state(sampler: Sampler) -> dict[str, Any]:
         "learn_scale": False if learned is None else ("diagonal" if learned.dim() else "scalar"),
         "dtype": str(sampler.preconditioner.loc.dtype).removeprefix("torch."),
     }
+    if sampler.preconditioner.shift is not None:
+        state["learn_loc"] = True
+    return state
 
 
 def sampler_from_state(
@@ -60,6 +63,7 @@ def sampler_from_state(
     shapes: dict[str, tuple[int, ...] | None] = {"none": None, "diagonal": (m,), "full": (m, m)}
     shape = shapes[state["preconditioner"]]
     factor = None if shape is None else (torch.eye(m) if len(shape) == 2 else torch.ones(m))
-    preconditioner = Preconditioner(torch.zeros(m), factor)
+    unit = torch.ones(m) if state.get("learn_loc") else None
+    preconditioner = Preconditioner(torch.zeros(m), factor, unit)
     sampler = Sampler(made, preconditioner, state["scale"], state["learn_scale"])
     return sampler.to(getattr(torch, state["dtype"]))

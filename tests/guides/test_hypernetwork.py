@@ -78,11 +78,17 @@ def test_large_models_get_a_hundred_noises_and_output_noise():
     assert guide.samplers[0].scale == 0.01
 
 
-def test_large_models_that_start_as_a_gaussian_get_a_residual_generator():
+def test_large_models_that_start_as_a_gaussian_have_it_as_learned_output_noise():
     fitted = pyro.infer.autoguide.AutoNormal(make(300))
     fitted()
     guide = HyperNetworkGuide(make(300), init_from=fitted).setup()
-    assert isinstance(generator_of(guide), ResidualGenerator)
+    sampler = guide.samplers[0]
+    assert sampler.log_scale.shape == (301,)
+    assert sampler.preconditioner.shift.shape == (301,)
+    draws = sampler.generator(torch.randn(2000, 100))
+    total = (draws.var(0) + sampler.scale.square()).sqrt()
+    assert torch.allclose(total.mean(), torch.ones(()), atol=0.01)
+    assert draws.std() < 0.15
     own = HyperNetworkGuide(make(300), init_from=fitted, hidden_dims=(5,)).setup()
     assert generator_of(own).hidden_dims == (5,)
 
@@ -181,11 +187,11 @@ def test_a_generator_of_the_wrong_size():
         ({"init_scale": float("nan")}, "init_scale=nan; expected a finite number > 0"),
         ({"activation": "tahn"}, "activation 'tahn' is unknown; expected one of .*'tanh'"),
         ({"scale": -0.1}, "scale=-0.1; expected a finite number >= 0"),
-        ({"learn_scale": True}, "learn_scale=True; expected False, 'scalar'"),
+        ({"learn_scale": True}, "learn_scale=True; expected None, False, 'scalar'"),
         ({"learn_scale": "scalar", "scale": 0.0}, "a learned scale cannot start at 0"),
         (
             {"init_from": "map"},
-            "init_from='map'; expected None, 'laplace', 'hessian' or 'ggn', or a fitted",
+            "init_from='map'; expected 'auto', None, 'mean-field', 'laplace', 'hessian' or 'ggn', or",
         ),
     ],
 )

@@ -59,7 +59,7 @@ def test_bad_scales(scale):
 
 @pytest.mark.parametrize("learn_scale", [True, "full", 1])
 def test_bad_learn_scale(learn_scale):
-    with pytest.raises(ArgumentError, match="expected False, 'scalar' or 'diagonal'"):
+    with pytest.raises(ArgumentError, match="expected None, False, 'scalar' or 'diagonal'"):
         check_scale_arguments(0.1, learn_scale)
 
 

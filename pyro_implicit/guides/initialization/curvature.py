@@ -28,7 +28,13 @@ _ROWS = 256  # rows of a Jacobian or Hessian computed at once
 
 
 def find_mode(
-    log_joint: Density, start: Tensor, explain: Callable[[Tensor], str] = lambda u: ""
+    log_joint: Density,
+    start: Tensor,
+    explain: Callable[[Tensor], str] = lambda u: "",
+    *,
+    num_rounds: int = 10,
+    num_steps: int = 200,
+    num_newton: int = 20,
 ) -> tuple[Tensor, Tensor]:
     """
     L-BFGS with restarts, then damped Newton steps with a clamped Hessian.
@@ -36,16 +42,19 @@ def find_mode(
     :param log_joint: the log-density, NaN outside of its domain.
     :param torch.Tensor start: shape ``(m,)``.
     :param explain: says of a point what makes the density there what it is, for the message.
+    :param int num_rounds: how often L-BFGS begins anew, at most.
+    :param int num_steps: steps of each round, at most.
+    :param int num_newton: Newton steps, at most.
     :returns: the mode ``(m,)`` and the negative Hessian there ``(m, m)``.
     :raises NonFiniteError: if the search ends at a point without a finite density or curvature.
     """
     u = start.detach().clone()
-    for _ in range(10):
-        u, gain = maximise(log_joint, u)
+    for _ in range(num_rounds):
+        u, gain = maximise(log_joint, u, num_steps)
         if not gain > 1e-6:
             break
     curvature = -hessian(log_joint, u)
-    for _ in range(20):
+    for _ in range(num_newton):
         if not torch.isfinite(curvature).all():
             break
         u, gain = _newton(log_joint, u, curvature)

@@ -11,7 +11,7 @@ from 67% to a few percent.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -20,7 +20,9 @@ from pyro.infer.autoguide import AutoContinuous, AutoGuide, AutoNormal
 from torch import Tensor
 
 from pyro_implicit.exceptions import ArgumentError
-from pyro_implicit.guides.initialization.start_search import search
+from pyro_implicit.guides.initialization.ascent import ascend
+from pyro_implicit.guides.initialization.mean_field import fit_mean_field
+from pyro_implicit.guides.initialization.start_search import NO_MODE, search, starting_points
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.log_joint import LogJoint
 
@@ -28,6 +30,9 @@ __all__ = ["GaussianStart", "gaussian_start"]
 
 #: a full matrix of this size takes 0.5 GB in float64
 _MAX_FULL = 8192
+_UPHILL = 30  # steps from each point that a mean-field fit may begin at
+_NARROW = 0.01  # its first deviations
+_MEAN_FIELD = 5000  # its most steps
 
 
 @dataclass(frozen=True)
@@ -38,20 +43,44 @@ class GaussianStart:
     :param torch.Tensor loc: mean, shape ``(m,)``.
     :param torch.Tensor factor: a root of the covariance, shape ``(m,)`` or ``(m, m)``; None if only
         the location is known.
+    :param float guess: where the factor is that of a guess, and not found for each latent: what the
+        scale of each was multiplied by.
+    :param bool is_settled: whether the location is where training will leave it, within some
+        deviations.
     """
 
     loc: Tensor
     factor: Tensor | None = None
+    guess: float | None = None
+    is_settled: bool = True
+
+    def deviations(self) -> Tensor:
+        """The marginal standard deviations, shape ``(m,)``; 1 without a factor."""
+        if self.factor is None:
+            return torch.ones_like(self.loc)
+        return self.factor if self.factor.dim() == 1 else self.factor.square().sum(-1).sqrt()
+
+    def padded(self, most: int) -> GaussianStart:
+        """
+        The same with a factor of a shape that depends on the number of latents alone.
+
+        :param int most: latents up to which it is a full matrix.
+        """
+        if self.factor is None:
+            return self
+        if self.factor.dim() == 1 and self.loc.numel() <= most:
+            return replace(self, factor=torch.diag(self.factor))
+        return self
 
     def split(self, sizes: Sequence[int]) -> list[GaussianStart]:
         """The marginals of consecutive blocks of those sizes."""
         locs = self.loc.split(list(sizes))
         if self.factor is None:
-            return [GaussianStart(loc) for loc in locs]
+            return [replace(self, loc=loc) for loc in locs]
         rows = self.factor.split(list(sizes))
         if self.factor.dim() == 2:
             rows = tuple(torch.linalg.cholesky(row @ row.mT) for row in rows)
-        return [GaussianStart(loc, row) for loc, row in zip(locs, rows, strict=True)]
+        return [replace(self, loc=loc, factor=r) for loc, r in zip(locs, rows, strict=True)]
 
 
 def gaussian_start(kind: str | AutoGuide, log_joint: LogJoint, loc: Tensor) -> GaussianStart:
@@ -60,6 +89,8 @@ def gaussian_start(kind: str | AutoGuide, log_joint: LogJoint, loc: Tensor) -> G
 
     :param kind: one of
 
+        - ``"mean-field"``: a diagonal Gaussian, by Adam on the evidence bound with one draw a step
+          and a rate that cools once the bound is level; for any number of latents;
         - ``"laplace"``, for small models: the mode (L-BFGS, then Newton steps) and the inverse
           Hessian there;
         - ``"hessian"``, for networks: a mean-field fit and the Hessian averaged over 12 of its
@@ -80,12 +111,24 @@ def gaussian_start(kind: str | AutoGuide, log_joint: LogJoint, loc: Tensor) -> G
     """
     if isinstance(kind, AutoGuide):
         return _from_guide(kind, log_joint.sites, loc)
+    if kind == "mean-field":
+        return _mean_field(log_joint, loc)
     if loc.numel() > _MAX_FULL:
         raise ArgumentError(
             f"init_from={kind!r} needs a {loc.numel()} x {loc.numel()} matrix; it is meant for at "
             f"most {_MAX_FULL} latents. Pass a fitted AutoNormal instead: init_from=autonormal."
         )
     return GaussianStart(*search(kind, log_joint, loc))
+
+
+def _mean_field(log_joint: LogJoint, loc: Tensor) -> GaussianStart:
+    """A mean-field fit from where the density is highest, after a few steps uphill."""
+    points = starting_points(log_joint, loc)
+    log_joint.check_deterministic(points[0], NO_MODE)
+    climbed = [ascend(log_joint.value, point, _UPHILL) for point in points]
+    point = max(climbed, key=lambda pair: pair[1])[0]
+    fit = fit_mean_field(log_joint.value, point, torch.full_like(point, _NARROW), _MEAN_FIELD)
+    return GaussianStart(fit.loc, fit.scale, is_settled=fit.is_level)
 
 
 def _from_guide(guide: AutoGuide, sites: Sequence[LatentSite], loc: Tensor) -> GaussianStart:

@@ -19,9 +19,10 @@ from pyro_implicit.guides.initialization.curvature import (
 )
 from pyro_implicit.handlers.log_joint import LogJoint
 
-__all__ = ["objective", "search", "starting_points"]
+__all__ = ["NO_MODE", "objective", "search", "starting_points"]
 
-_NO_MODE = (
+#: what follows from a random density, for a message
+NO_MODE = (
     ", so it has no one mode to start from: a latent site is hidden from this guide, or a plate "
     "draws a random subsample. Call guide.setup(...) with the whole data, or leave init_from out."
 )
@@ -62,7 +63,7 @@ def search(kind: str, log_joint: LogJoint, loc: Tensor) -> tuple[Tensor, Tensor]
     Gaussian in the same place.
     """
     points = starting_points(log_joint, loc)
-    log_joint.check_deterministic(points[0], _NO_MODE)
+    log_joint.check_deterministic(points[0], NO_MODE)
     narrow = torch.full_like(loc, _NARROW)
     floors = [objective(log_joint.value, point, narrow, 4) for point in points]
     far = 10.0 + loc.numel()  # nats

@@ -62,6 +62,8 @@ def fit(
     * *validation*: if given, scored every 100 steps; ten scores without a better one end the run
       too, and the parameters of the best score are brought back at the end.
 
+    * *start*: the guide's own, told in the result.
+
     Steps whose loss or gradient is not finite are skipped and counted. Ctrl-C keeps what was
     reached.
 
@@ -159,7 +161,15 @@ def _finished(
         scores=({} if resume is None else dict(resume.scores)) | scores,
         warnings=[*run.told(reason), *hints],
         state=state,
+        start=_start_of(run.guide) or ("" if resume is None else resume.start),
     )
+
+
+def _start_of(guide: Any) -> str:
+    """How the guide, or the guides that it is made of, began."""
+    parts = guide.modules() if isinstance(guide, torch.nn.Module) else ()
+    reports = [getattr(part, "start_report", None) for part in parts]
+    return "\n".join(str(report) for report in reports if report is not None)
 
 
 def _check_objective(objective: Any) -> None:

@@ -41,6 +41,8 @@ class FitResult:
     :param str reason: ``"converged"``, ``"validation"``, ``"limit"`` or ``"interrupted"``.
     :param objective: what was minimised.
     :param float seconds: of the whole fit, that of earlier runs included if it was resumed.
+    :param str start: how the guide began, where ``init_from="auto"`` chose that: see
+        :attr:`ImplicitGuide.start_report <pyro_implicit.ImplicitGuide.start_report>`.
     :param warnings: what a user should know, in words.
     :param dict state: what ``fit(..., resume=result)`` goes on from.
     :raises ArgumentError: for anything else.
@@ -55,6 +57,7 @@ class FitResult:
     scores: dict[int, float] = field(default_factory=dict, repr=False)
     warnings: list[str] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict, repr=False)
+    start: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         check_choice("reason", self.reason, tuple(REASONS))
@@ -72,6 +75,7 @@ class FitResult:
             check_count("a step of scores", step, 0)
             check_number(f"scores[{step}]", score, finite=False)
         check_instance("state", self.state, Mapping, "that of a fit")
+        check_instance("start", self.start, str, "a text")
 
     @property
     def num_steps(self) -> int:
@@ -89,6 +93,8 @@ class FitResult:
             f"{self.num_steps} steps in {self.seconds:.1f} s: {REASONS[self.reason]}.",
             f"loss {self.loss:.6g} (mean of the last tenth), objective {self.objective!r}",
         ]
+        if self.start:
+            lines.append(self.start.splitlines()[0])
         if self.scores:
             best = max(self.scores, key=lambda step: self.scores[step])
             lines.append(f"best validation score {self.scores[best]:.6g}, after {best} steps")

@@ -1,0 +1,278 @@
+r"""
+The start that a guide has unless another is asked for: candidates judged by the objective.
+
+The gradients of the model that it takes, of one draw each, are bounded by the number ``m`` of
+latents:
+
+=================  =======================================  ====================================
+latents            locations                                Gaussians
+=================  =======================================  ====================================
+up to 256          at most 5, 30 gradients each             mode (about 100) and Hessian there;
+                                                            mean field (at most 1000); Hessian
+                                                            at 12 of its draws
+up to 20 000       at most 5, 30 gradients each             mean field (at most 500)
+more, or where     at most 5, 30 gradients each (above      none: one of 4 deviations, by 4
+only some rows     20 000 latents 5)                        draws each
+are shown, or the
+location is given
+=================  =======================================  ====================================
+
+A thousand of these gradients cost about as much as 125 to 500 steps of training.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pyro import poutine
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyro_implicit._random import RandomStream
+from pyro_implicit.guides.initialization.curvature import find_mode, inverse_root, mean_curvature
+from pyro_implicit.guides.initialization.gaussian_start import GaussianStart
+from pyro_implicit.guides.initialization.initial import fan_in_scale
+from pyro_implicit.guides.initialization.locations import locations
+from pyro_implicit.guides.initialization.mean_field import MeanField, fit_mean_field
+from pyro_implicit.guides.initialization.start_report import StartReport
+from pyro_implicit.guides.initialization.start_search import objective
+from pyro_implicit.guides.initialization.trials import FAILURES, Trials
+from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.log_joint import LogJoint
+
+__all__ = ["SMALL", "auto_start"]
+
+#: latents up to which there is a full matrix
+SMALL = 256
+_MIDDLE = 20_000  # and up to which there is a mean-field fit
+_UPHILL, _UPHILL_LARGE = 30, 5  # steps from each location
+_MEAN_FIELD, _MEAN_FIELD_MIDDLE = 1000, 500  # most steps
+_MODE = {"num_rounds": 1, "num_steps": 100, "num_newton": 3}
+_DEVIATIONS = (0.1, 0.03, 0.01, 0.003)  # relative to the scale of each latent
+_USUAL = 0.1
+_JUDGES, _FEW_JUDGES = 64, 4  # draws that Gaussians are compared on
+_DELAY = 5.0  # seconds before a progress bar shows
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What is looked for, and what is known of the density."""
+
+    unit: Tensor  # the scale of each latent
+    fixed: bool  # whether the location is given
+    location_only: bool
+    is_whole: bool  # whether all rows are seen
+    is_settled: bool  # and nothing else is trained, so that a location found is final
+
+
+def auto_start(
+    log_joint: LogJoint,
+    located: Callable[..., Any],
+    loc: Tensor,
+    *,
+    fixed: bool = False,
+    location_only: bool = False,
+) -> tuple[GaussianStart, StartReport]:
+    """
+    Finds a start for a guide, by trying several.
+
+    Locations are judged by the log-joint density after a few steps uphill, Gaussians by their
+    evidence lower bound on draws that all share. Nothing that is seen from outside changes: random
+    numbers are those of a stream of its own (which one draw of torch seeds), networks are in
+    evaluation mode, and only the latents are moved.
+
+    Where the density is random at given latents (some are hidden from the guide, or a layer draws
+    noise) or a site shows some of its rows only, nothing can be judged: ``loc`` is taken.
+
+    :param LogJoint log_joint: the model's density.
+    :param located: the model with its latents at ``loc``.
+    :param torch.Tensor loc: the location without a search, shape ``(m,)``.
+    :param bool fixed: whether that location is to stay.
+    :param bool location_only: whether no Gaussian is sought.
+    :returns: the start and what was tried.
+    """
+    begin, sites = time.perf_counter(), log_joint.sites
+    cut = next((s.name for s in sites for f in s.frames if f.size != f.full_size), None)
+    unit = torch.cat([loc.new_full((site.numel,), fan_in_scale(site)) for site in sites])
+    with RandomStream(int(torch.randint(2**31, ()))), warnings.catch_warnings(), evaluation_mode():
+        warnings.simplefilter("ignore")
+        trace = poutine.block(poutine.trace(located).get_trace)(*log_joint.args, **log_joint.kwargs)
+        task = _Task(unit, fixed, location_only, _is_whole(trace), _is_settled(trace))
+        if cut is not None:
+            return _bare(loc, task), _untried(f"site {cut!r} shows some of its rows only")
+        found = {"the location given": loc}
+        if not fixed:
+            found = locations([(site, trace.nodes[site.name]) for site in sites], loc)
+        with tqdm(desc="start of the guide", delay=_DELAY, leave=False) as bar:
+            num_samples = _JUDGES if task.is_whole else _FEW_JUDGES
+            trials = Trials(_on_these_rows(log_joint, trace), bar, num_samples)
+            start, told = _search(trials, found, task)
+    return start, StartReport(
+        *told,
+        tuple(trials.locations),
+        tuple(trials.gaussians),
+        trials.num_gradients,
+        time.perf_counter() - begin,
+    )
+
+
+def _search(
+    trials: Trials, found: dict[str, Tensor], task: _Task
+) -> tuple[GaussianStart, tuple[str, str, str]]:
+    """The start; the name of its location, its own name, and why it was taken."""
+    default, loc = next(iter(found.items()))
+    if not _is_certain(trials, found):
+        why = "the model is random at given latents, or has no finite density where it was tried"
+        return _bare(loc, task), (default, "usual deviations", why)
+    name, loc, point = _best_location(trials, found)
+    if task.location_only:
+        why = "units of its own (init_scale, scale or generator) leave only that to choose"
+        return GaussianStart(loc), (name, "the location alone", why)
+    if task.fixed or not task.is_whole or loc.numel() > _MIDDLE:
+        why = "the location is given"
+        if not task.fixed:
+            why = "too many latents for a fit" if task.is_whole else "only some rows are shown"
+        trials.judge("deviations", lambda: _deviations(trials, point, task, loc))
+    else:
+        why = "its evidence bound is the highest"
+        _try_gaussians(trials, point, task)
+    best = trials.best()
+    if best is None:
+        return _bare(loc, task), (name, "usual deviations", "no Gaussian has a finite bound")
+    return trials.starts[best], (name, best, why)
+
+
+def _best_location(trials: Trials, found: dict[str, Tensor]) -> tuple[str, Tensor, Tensor]:
+    """Name of the best location, the location, and the best point uphill from it."""
+    scores = {}
+    for name, loc in found.items():
+        num_steps = _UPHILL if loc.numel() <= _MIDDLE else _UPHILL_LARGE
+        scores[name] = trials.climb(name, loc, num_steps)
+    best = max(scores, key=lambda name: scores[name][0])
+    return best, found[best], scores[best][1]
+
+
+def _try_gaussians(trials: Trials, point: Tensor, task: _Task) -> None:
+    """All Gaussians that the number of latents allows."""
+    small = point.numel() <= SMALL
+    trials.judge("deviations", lambda: _deviations(trials, point, task, point))
+    if small:
+        trials.judge("mode", lambda: _mode(trials, point, task))
+    fits: list[MeanField] = []
+    trials.judge("mean field", lambda: _mean_field(trials, point, task, fits))
+    if small and fits:
+        trials.judge("averaged Hessian", lambda: _averaged_hessian(trials, fits[0], task))
+
+
+def _deviations(
+    trials: Trials, point: Tensor, task: _Task, loc: Tensor
+) -> tuple[GaussianStart, str]:
+    """
+    The best of a few common deviations around ``loc``, relative to the scale of each latent.
+
+    They are compared at a point uphill: where nothing is learned yet the widest is no worse, and
+    hides what there is to learn.
+    """
+
+    def bound(part: float) -> float:
+        return objective(trials.density, point, part * task.unit, _FEW_JUDGES)
+
+    best = max(_DEVIATIONS, key=bound)
+    return GaussianStart(loc, best * task.unit, guess=best), f"{best} of their scales"
+
+
+def _mode(trials: Trials, point: Tensor, task: _Task) -> tuple[GaussianStart, str]:
+    mode, curvature = find_mode(trials.density, point, **_MODE)
+    return GaussianStart(mode, inverse_root(curvature), is_settled=task.is_settled), ""
+
+
+def _mean_field(
+    trials: Trials, point: Tensor, task: _Task, fits: list[MeanField]
+) -> tuple[GaussianStart, str]:
+    """A mean-field fit from the better of the location and the mode; kept in ``fits``."""
+    begins = [(point, 0.01 * task.unit)]
+    if "mode" in trials.starts:
+        mode = trials.starts["mode"]
+        assert mode.factor is not None
+        begins += [(mode.loc, 0.01 * task.unit), (mode.loc, 1 / _precision(mode.factor))]
+    if "deviations" in trials.starts:
+        begins.append((point, trials.starts["deviations"].factor))  # type: ignore[arg-type]
+    loc, scale = max(begins, key=lambda pair: objective(trials.density, *pair, _FEW_JUDGES))
+    num_steps = _MEAN_FIELD if point.numel() <= SMALL else _MEAN_FIELD_MIDDLE
+    fit = fit_mean_field(trials.density, loc, scale, num_steps)
+    fits.append(fit)
+    settled = task.is_settled and fit.is_level
+    note = "" if fit.is_level else f"not level after {num_steps} steps"
+    return GaussianStart(fit.loc, fit.scale, is_settled=settled), note
+
+
+def _precision(factor: Tensor) -> Tensor:
+    """The conditional deviations' inverses of the Gaussian with a root of its covariance."""
+    return torch.linalg.inv(factor).square().sum(0).sqrt()
+
+
+def _averaged_hessian(
+    trials: Trials, fit: MeanField, task: _Task
+) -> tuple[GaussianStart, str]:
+    curvature = mean_curvature(trials.log_joint, fit.loc, fit.scale, gauss_newton=False)
+    return GaussianStart(fit.loc, inverse_root(curvature), is_settled=task.is_settled), ""
+
+
+# ---- what is known of the density
+
+
+def _is_certain(trials: Trials, found: dict[str, Tensor]) -> bool:
+    """Whether the density is the same twice, at a candidate where it is finite."""
+    with torch.no_grad():
+        for loc in found.values():
+            try:
+                first = trials.density(loc)
+                if bool(first.isfinite()):
+                    return torch.allclose(first, trials.density(loc))
+            except FAILURES:
+                continue
+    return False
+
+
+def _on_these_rows(log_joint: LogJoint, trace: Any) -> LogJoint:
+    """The density on the rows of a trace, where the model chooses some by itself."""
+    rows = {
+        name: node["value"] for name, node in trace.nodes.items() if site_is_subsample(node)
+    }
+    if not rows:
+        return log_joint
+    model: Callable[..., Any] = poutine.condition(log_joint.model, data=rows)
+    return LogJoint(model, log_joint.sites, log_joint.args, log_joint.kwargs)
+
+
+def _is_whole(trace: Any) -> bool:
+    """Whether the trace shows all rows: no plate is cut, and no likelihood weighted up."""
+    for node in trace.nodes.values():
+        if node["type"] != "sample":
+            continue
+        cut = any(f.full_size not in (None, f.size) for f in node["cond_indep_stack"])
+        heavy = node["is_observed"] and bool((torch.as_tensor(node["scale"]) > 1).any())
+        if cut or heavy:
+            return False
+    return True
+
+
+def _is_settled(trace: Any) -> bool:
+    """Whether nothing is trained beside the latents."""
+    return all(node["type"] != "param" for node in trace.nodes.values())
+
+
+def _bare(loc: Tensor, task: _Task) -> GaussianStart:
+    if task.location_only:
+        return GaussianStart(loc)
+    return GaussianStart(loc, _USUAL * task.unit, guess=_USUAL)
+
+
+def _untried(why: str) -> StartReport:
+    return StartReport("the default", "usual deviations", why)

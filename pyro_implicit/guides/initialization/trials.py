@@ -1,0 +1,101 @@
+"""The candidates of a search for a start, each scored on the same draws."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_implicit.exceptions import ImplicitError
+from pyro_implicit.guides.initialization.gaussian_start import GaussianStart
+from pyro_implicit.guides.initialization.ascent import ascend
+from pyro_implicit.guides.initialization.start_report import Trial
+from pyro_implicit.guides.initialization.start_search import objective
+from pyro_implicit.handlers.log_joint import LogJoint
+
+__all__ = ["FAILURES", "Trials"]
+
+#: what a candidate may fail with; it is dropped, and the report says so
+FAILURES = (ImplicitError, RuntimeError, ValueError, ArithmeticError)
+
+_NOT_FINITE = "not finite: dropped"
+
+
+@dataclass
+class Trials:
+    """
+    One density, and what has been tried on it so far.
+
+    :param LogJoint log_joint: the density.
+    :param bar: a progress bar.
+    :param int num_samples: draws that Gaussians are compared on.
+    """
+
+    log_joint: LogJoint
+    bar: Any
+    num_samples: int
+    num_gradients: int = 0
+    locations: list[Trial] = field(default_factory=list)
+    gaussians: list[Trial] = field(default_factory=list)
+    starts: dict[str, GaussianStart] = field(default_factory=dict)
+
+    def density(self, u: Tensor) -> Tensor:
+        """
+        The log-density at one point, NaN outside of its domain.
+
+        :param torch.Tensor u: shape ``(m,)``.
+        :returns: shape ``()``.
+        """
+        self.num_gradients += torch.is_grad_enabled()
+        self.bar.update()
+        return self.log_joint.value(u)
+
+    def climb(self, name: str, loc: Tensor, num_steps: int) -> tuple[float, Tensor]:
+        """
+        Scores a location by what a few steps uphill reach.
+
+        :param str name: its name in the report.
+        :param torch.Tensor loc: shape ``(m,)``.
+        :param int num_steps: number of gradients.
+        :returns: the score, and the best point that was met.
+        """
+        try:
+            point, score = ascend(self.density, loc, num_steps)
+            note = "" if math.isfinite(score) else _NOT_FINITE
+        except FAILURES as error:
+            point, score, note = loc, -math.inf, _first_line(error)
+        self.locations.append(Trial(name, score, note))
+        return score, point
+
+    def judge(self, name: str, find: Callable[[], tuple[GaussianStart, str]]) -> None:
+        """
+        Makes a Gaussian and scores it by its evidence bound, or notes why that fails.
+
+        :param str name: its name in the report.
+        :param find: makes it, with a note.
+        """
+        try:
+            start, note = find()
+            assert start.factor is not None
+            score = objective(self.density, start.loc, start.factor, self.num_samples)
+        except FAILURES as error:
+            self.gaussians.append(Trial(name, -math.inf, _first_line(error)))
+            return
+        if math.isfinite(score):
+            self.starts[name] = start
+        self.gaussians.append(Trial(name, score, note if math.isfinite(score) else _NOT_FINITE))
+
+    def best(self) -> str | None:
+        """The name of the Gaussian with the highest score, None if all have failed."""
+        kept = [trial for trial in self.gaussians if trial.name in self.starts]
+        return max(kept, key=lambda trial: trial.score).name if kept else None
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    told = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return f"{told[:120]}: dropped"

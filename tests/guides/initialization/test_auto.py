@@ -1,0 +1,377 @@
+"""The automatic start: as good as it says, within what it was asked, and seen by nothing else."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import SVI
+from pyro.infer.autoguide import AutoGuideList, AutoNormal
+from torch import Tensor, nn
+
+from pyro_implicit import (
+    BayesianModule,
+    CMMNNGuide,
+    HyperNetworkGuide,
+    LanczosELBO,
+    LinearisedELBO,
+    MMNNGuide,
+    ResidualGenerator,
+)
+from pyro_implicit.generators import MLPGenerator
+from pyro_implicit.guides.initialization import auto
+from pyro_implicit.guides.initialization.auto import auto_start
+from pyro_implicit.guides.initialization.start_report import StartReport
+from pyro_implicit.handlers.log_joint import LogJoint
+from pyro_implicit.testing import MODELS, ROWS, Case
+
+pytestmark = pytest.mark.automatic_start
+
+GUIDES = {"hypernetwork": HyperNetworkGuide, "matrix": MMNNGuide, "branches": CMMNNGuide}
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer steps, where how good the start is does not matter."""
+    for name, value in {"_UPHILL": 3, "_MEAN_FIELD": 20, "_MEAN_FIELD_MIDDLE": 20}.items():
+        monkeypatch.setattr(auto, name, value)
+    monkeypatch.setattr(auto, "_JUDGES", 8)
+
+
+def _report(guide: Any) -> StartReport:
+    assert guide.start_report is not None
+    return guide.start_report
+
+
+def _names(trials: Any) -> list[str]:
+    return [trial.name for trial in trials]
+
+
+# ---- as good as it says
+
+
+@pytest.mark.parametrize("kind", GUIDES.values(), ids=GUIDES)
+def test_it_is_the_posterior_of_an_ill_conditioned_gaussian(kind: Any) -> None:
+    scale = torch.logspace(-1.5, 1.5, 6)
+    root = torch.linalg.qr(torch.randn(6, 6))[0] * scale
+    truth = dist.MultivariateNormal(torch.randn(6), root @ root.mT)
+    guide = kind(lambda: pyro.sample("w", truth)).setup()
+    assert _report(guide).taken in ("mode", "averaged Hessian")  # here the same
+    draws = guide.sample(20_000)["w"]
+    white = torch.linalg.solve(root, (draws - truth.loc).mT).mT
+    # no generator is quite the identity at first
+    assert (white.mT.cov() - torch.eye(6)).abs().max() < 0.25
+    assert white.mean(0).abs().max() < 0.25
+
+
+def _many(num: int) -> tuple[Callable[..., Any], Tensor]:
+    """``num`` independent latents with deviations of their own, no two alike."""
+    scale = torch.logspace(-2, 0, num)
+    return lambda: pyro.sample("w", dist.Normal(torch.linspace(-1, 1, num), scale).to_event(1)), (
+        scale
+    )
+
+
+@pytest.mark.parametrize("kind", GUIDES.values(), ids=GUIDES)
+def test_the_noise_of_many_latents_begins_as_the_mean_field(kind: Any) -> None:
+    model, scale = _many(300)
+    guide = kind(model).setup()
+    assert _report(guide).taken == "mean field"
+    sampler = guide.samplers[0]
+    assert sampler.log_scale.shape == (300,) and sampler.preconditioner.shift is not None
+    ratio = guide.sample(2000)["w"].std(0) / scale
+    assert ratio.log().mean().abs() < 0.05 and ratio.log().std() < 0.2
+    elbo = partial(LanczosELBO, num_steps=20) if kind is not HyperNetworkGuide else LinearisedELBO
+    loss = elbo(64, vectorize_particles=True).loss(model, guide)
+    assert loss == pytest.approx(-_report(guide).gaussians[-1].score, abs=8.0)  # 300 latents
+
+
+def test_what_is_not_settled_has_a_location_that_moves_in_units_of_its_own(quick: None) -> None:
+    model, _ = _many(300)
+    unit = HyperNetworkGuide(model).setup().samplers[0].preconditioner.unit
+    assert torch.equal(unit, torch.ones(300))  # not level
+
+
+def test_a_network_with_dead_units_begins_where_its_module_is(quick: None) -> None:
+    layers = nn.Sequential(nn.Linear(2, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU())
+    net = BayesianModule(nn.Sequential(layers, nn.Linear(20, 1)), prior=dist.Normal(0.0, 1.0))
+    x = torch.randn(200, 2)
+    y = (x[:, 0] * x[:, 1] > 0).float()
+
+    def model(x: Tensor) -> None:
+        logits = net(x)[..., 0]
+        with pyro.plate("data", 200, subsample_size=len(x)):
+            pyro.sample("y", dist.Bernoulli(logits=logits), obs=y[: len(x)])
+
+    for rows in (200, 50):
+        report = _report(HyperNetworkGuide(model).setup(x[:rows]))
+        assert _names(report.locations)[0] == "the default"
+        assert report.location in ("the module's values", "fan-in")
+
+
+@pytest.mark.parametrize("case", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("kind", GUIDES.values(), ids=GUIDES)
+def test_it_is_no_worse_than_a_bare_one(quick: None, kind: Any, case: Case) -> None:
+    model, (x, y) = case.make(torch.float64), case.data(dtype=torch.float64)
+    objective = LinearisedELBO(64)
+
+    losses, dtypes = [], []
+    for options in ({}, {"init_from": None}):
+        guide = kind(model, create_plates=case.create_plates(), **options)
+        with torch.no_grad():
+            losses.append(objective.loss(model, guide, x, y))
+        dtypes.append({value.dtype for value in guide.samplers.parameters()})
+    assert losses[0] < losses[1] + 0.5
+    assert dtypes[0] == dtypes[1]
+
+
+# ---- within what it was asked
+
+
+def _regression(x: Tensor, y: Tensor | None = None) -> Tensor:
+    w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with pyro.plate("data", ROWS, subsample_size=len(x)):
+        return pyro.sample("y", dist.Normal((w * x).sum(-1), 0.3), obs=y)
+
+
+DATA = MODELS["regression"].data()
+
+
+def _at_three(site: Any) -> Tensor:
+    return torch.full(site["fn"].shape(), 3.0)
+
+
+@pytest.mark.parametrize("kind", GUIDES.values(), ids=GUIDES)
+def test_a_location_that_is_given_stays(quick: None, kind: Any) -> None:
+    guide = kind(_regression, init_loc_fn=_at_three).setup(*DATA)
+    assert torch.equal(guide.samplers[0].preconditioner.centre, torch.full((2,), 3.0))
+    assert _names(_report(guide).gaussians) == ["deviations"]
+    assert guide.sample(500)["w"].std(0).max() < 0.5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"init_scale": 0.2}, {"scale": 0.2}, {"generator": partial(MLPGenerator, 2), "scale": 0.1}],
+    ids=str,
+)
+def test_units_that_are_given_stay(quick: None, options: dict[str, Any]) -> None:
+    guide = HyperNetworkGuide(_regression, **options).setup(*DATA)
+    assert guide.samplers[0].preconditioner.factor is None
+    assert _report(guide).taken == "the location alone" and not _report(guide).gaussians
+    both = HyperNetworkGuide(_regression, init_loc_fn=_at_three, **options).setup(*DATA)
+    assert both.start_report is None
+    assert torch.equal(both.samplers[0].preconditioner.loc, torch.full((2,), 3.0))
+
+
+def test_units_of_matrix_guides_stay(quick: None) -> None:
+    guide = MMNNGuide(_regression, init_scale=0.2).setup(*DATA)
+    assert torch.equal(guide.samplers[0].preconditioner.factor, torch.ones(2))
+    assert _report(guide).taken == "the location alone"
+
+
+def test_noise_that_is_not_to_be_learned_is_not(quick: None) -> None:
+    guide = MMNNGuide(_regression, learn_scale=False).setup(*DATA)
+    assert guide.samplers[0].log_scale is None and guide.samplers[0].scale == 0.01
+    assert guide.samplers[0].generator(torch.randn(4000, 2, 2)).std() > 0.5  # so it has the width
+
+
+def test_bare_classes_of_generators_take_it_too(quick: None) -> None:
+    guide = HyperNetworkGuide(_regression, generator=ResidualGenerator).setup(*DATA)
+    assert len(_report(guide).gaussians) == 4
+
+
+# ---- some rows, hidden latents, and failures
+
+
+def test_on_some_rows_nothing_is_fitted(quick: None) -> None:
+    x, y = DATA
+    guide = HyperNetworkGuide(_regression).setup(x[:3], y[:3])
+    assert _names(_report(guide).gaussians) == ["deviations"]
+    assert torch.equal(guide.samplers[0].preconditioner.factor, torch.eye(2))
+
+
+def test_a_model_that_weights_its_rows_up_shows_some_of_them(quick: None) -> None:
+    model = poutine.scale(_regression, scale=2.0)
+    assert "some rows" in _report(HyperNetworkGuide(model).setup(*DATA)).reason
+
+
+def test_a_model_that_chooses_its_rows_is_judged_on_the_same_ones(quick: None) -> None:
+    x, y = DATA
+
+    def model() -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("data", ROWS, subsample_size=2) as rows:
+            pyro.sample("y", dist.Normal((w * x[rows]).sum(-1), 0.3), obs=y[rows])
+
+    report = _report(HyperNetworkGuide(model).setup())
+    assert "some rows" in report.reason and report.num_gradients > 0
+
+
+@pytest.mark.parametrize("beside", [AutoNormal, HyperNetworkGuide])
+def test_latents_of_another_guide_leave_it_bare(quick: None, beside: Any) -> None:
+    model, data = MODELS["regression"].make(), MODELS["regression"].data()
+    guide = AutoGuideList(model)
+    guide.append(HyperNetworkGuide(poutine.block(model, hide=["scale"])))
+    guide.append(beside(poutine.block(model, hide=["w"])))
+    guide(*data)
+    assert "random at given latents" in _report(guide[0]).reason
+    assert torch.isfinite(torch.tensor(LinearisedELBO(2).loss(model, guide, *data)))
+
+
+def test_rows_of_local_latents(quick: None) -> None:
+    case = MODELS["local"]
+    model, (x, y) = case.make(), case.data()
+    some = HyperNetworkGuide(model, create_plates=case.create_plates())
+    some(x[:2], y[:2], torch.tensor([0, 1]))
+    assert "shows some of its rows" in _report(some).reason
+    every = HyperNetworkGuide(model, create_plates=case.create_plates()).setup(x, y)
+    assert "averaged Hessian" in _names(_report(every).gaussians)
+
+
+def test_candidates_that_fail_are_dropped_by_name(quick: None) -> None:
+    def unbounded() -> None:  # where s is small the mode is a spike
+        s = pyro.sample("s", dist.ImproperUniform(dist.constraints.positive, (), ()))
+        if bool(s < 0.5):
+            raise ValueError("too small")
+        pyro.sample("y", dist.Normal(0.0, s), obs=torch.tensor(0.0))
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        pyro.factor("never below", torch.where(w > -0.5, 0.0, torch.nan))
+
+    report = _report(HyperNetworkGuide(unbounded).setup())
+    dropped = [t for t in (*report.locations, *report.gaussians) if "dropped" in t.note]
+    assert dropped and all(trial.score == -torch.inf for trial in dropped)
+    assert "dropped" in str(report)
+
+
+def test_where_nothing_is_finite_it_is_bare(quick: None) -> None:
+    def model() -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        pyro.factor("nothing", w * torch.nan)
+
+    with pyro.validation_enabled(False):
+        guide = HyperNetworkGuide(model).setup()
+    assert "no finite density" in _report(guide).reason
+    assert torch.equal(guide.samplers[0].preconditioner.factor, torch.eye(1))
+
+
+def test_where_no_gaussian_is_finite_it_is_bare(quick: None) -> None:
+    def model() -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        pyro.factor("a point", torch.where((w == 0).all(), 0.0, torch.nan) * w.sum())
+
+    with pyro.validation_enabled(False):
+        assert "no Gaussian has a finite" in _report(MMNNGuide(model).setup()).reason
+
+
+def test_errors_that_are_no_number_drop_a_candidate(quick: None) -> None:
+    def model() -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        if bool(w > 1e-3):
+            raise RuntimeError("no such thing\nand more")
+        pyro.sample("y", dist.Normal(w, 1.0), obs=torch.tensor(-3.0))
+
+    report = _report(HyperNetworkGuide(model).setup())
+    assert any("RuntimeError: no such thing: dropped" in trial.note for trial in report.gaussians)
+
+
+def test_more_latents_than_a_fit_serves(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "_MIDDLE", 10)
+    report = _report(HyperNetworkGuide(_many(300)[0]).setup())
+    assert report.reason == "too many latents for a fit"
+    assert report.num_gradients <= 5 * auto._UPHILL_LARGE
+
+
+# ---- seen by nothing else
+
+
+def test_it_is_the_same_from_the_same_seed_and_costs_one_number(quick: None) -> None:
+    sites = HyperNetworkGuide(_regression, init_from=None).setup(*DATA).sites
+    starts = []
+    for seed in (1, 1, 2):
+        pyro.set_rng_seed(seed)
+        log_joint = LogJoint(_regression, sites, DATA, {})
+        starts.append(auto_start(log_joint, _regression, torch.zeros(2))[1].gaussians)
+        after = torch.rand(3), random.random(), np.random.rand()
+        pyro.set_rng_seed(seed)
+        torch.randint(2**31, ())
+        assert torch.equal(after[0], torch.rand(3))
+        assert after[1:] == (random.random(), np.random.rand())
+    assert starts[0] == starts[1] != starts[2]
+
+
+class _Watched(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def test_nothing_but_the_guide_changes(quick: None) -> None:
+    net = _Watched()
+    x, y = DATA
+
+    def model(x: Tensor, y: Tensor) -> None:
+        bias = pyro.param("bias", torch.tensor(0.3))
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", ROWS):
+            pyro.sample("y", dist.Normal(w * net(x)[..., 0] + bias, 0.3), obs=y)
+
+    poutine.trace(model).get_trace(x, y)  # which makes the parameter
+    store = copy.deepcopy(pyro.get_param_store().get_state())
+    before = copy.deepcopy(net.state_dict())
+    HyperNetworkGuide(model).setup(x, y)
+    assert net.training and all(p.grad is None for p in net.parameters())
+    after = net.state_dict()
+    count = "layers.1.num_batches_tracked"
+    # the run that reads the sites off the model is one in training mode; the search adds none
+    assert int(after[count]) - int(before[count]) == 1
+    assert all(torch.equal(before[k], after[k]) for k in before if ".1." not in k)
+    now = pyro.get_param_store().get_state()
+    assert store["params"].keys() == now["params"].keys()
+    assert torch.equal(store["params"]["bias"], now["params"]["bias"])
+
+
+def test_a_first_call_in_an_objective_builds_it(quick: None) -> None:
+    objective = LinearisedELBO(4, vectorize_particles=True)
+    guide = HyperNetworkGuide(_regression)
+    svi = SVI(_regression, guide, pyro.optim.Adam({"lr": 1e-3}), objective)
+    assert np.isfinite(svi.evaluate_loss(*DATA)) and np.isfinite(svi.step(*DATA))
+    assert len(_report(guide).gaussians) == 4
+
+
+@pytest.mark.parametrize("num", [2, 300])
+def test_another_start_loads_into_a_guide_that_is_built(quick: None, num: int) -> None:
+    model, _ = _many(num)
+    pyro.set_rng_seed(0)
+    guide = HyperNetworkGuide(model).setup()
+    bare = poutine.scale(model, scale=1.0)
+    other = HyperNetworkGuide(bare, init_loc_fn=_at_three).setup()
+    other.load_state_dict(guide.state_dict())
+    loaded = HyperNetworkGuide.from_state_dict(guide.state_dict())
+    copied = pickle.loads(pickle.dumps(guide)), copy.deepcopy(guide)
+    expected = None
+    for one in (guide, other, loaded, *copied):
+        torch.manual_seed(3)
+        draws = one.sample(5)["w"]
+        expected = draws if expected is None else expected
+        assert torch.equal(draws, expected)
+    assert loaded.start_report is None and copied[0].start_report == guide.start_report
+    if num == 300:
+        assert loaded.samplers[0].preconditioner.shift.requires_grad
+
+
+def test_it_is_the_default() -> None:
+    for kind in GUIDES.values():
+        assert kind(_regression)._init_from == ["auto"]
