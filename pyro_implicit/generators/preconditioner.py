@@ -56,7 +56,9 @@ class Preconditioner(nn.Module):
     @property
     def centre(self) -> Tensor:
         """Where the origin of the generator's coordinates is: ``c``, shape ``(m,)``."""
-        return self.loc if self.shift is None else self.loc + self.unit * self.shift
+        if self.shift is None or self.unit is None:
+            return self.loc
+        return self.loc + self.unit * self.shift
 
     def forward(self, w: Tensor) -> Tensor:
         """

@@ -42,8 +42,8 @@ class ConditionalGuide(ImplicitGuide):
     :param bool shared_noise: see there.
     :param options: ``init_loc_fn``, ``scale``, ``learn_scale``, ``factorized`` and
         ``create_plates``, see :class:`~pyro_implicit.ImplicitGuide`.
-    :raises ArgumentError: for ``init_from``, which looks for one distribution of the latents, or a
-        ``context`` that is no function.
+    :raises ArgumentError: for ``init_from`` (here None by default), which looks for one
+        distribution of the latents, or a ``context`` that is no function.
     """
 
     def __init__(

@@ -47,10 +47,11 @@ class HyperNetworkGuide(ImplicitGuide):
     :class:`~pyro_implicit.LinearisedELBO` is a true lower bound, the guide has a density
     (:meth:`log_density`) and Pyro's own objectives can train it. In short fits of equal time a
     perceptron, which may fold, is often nearer to the posterior; ``docs/results/generators.md``
-    has the numbers. **Above**: a multilayer perceptron of 100 noise dimensions and
-    ``scale=0.01``, or with ``init_from`` a :class:`~pyro_implicit.ResidualGenerator`, whose
-    determinant stays cheap. With ``noise_dim``, ``hidden_dims``, ``activation`` or output noise it
-    is a perceptron at every size: up to 256 latents with as many noise dimensions as latents (each
+    has the numbers. **Above**: a multilayer perceptron of 100 noise dimensions beside
+    learned output noise, one deviation for each latent, which begin as a mean-field Gaussian (with
+    ``init_from=None`` the noise stays at 0.01). With ``noise_dim``, ``hidden_dims``,
+    ``activation`` or output noise it is a perceptron at every size: up to 256 latents with as many
+    noise dimensions as latents (each
     direction left out costs about :math:`\log(1/\sigma) - \tfrac12` nats) and a linear map beside
     the network, so that draws fill the space and no output noise is needed.
 
@@ -64,10 +65,11 @@ class HyperNetworkGuide(ImplicitGuide):
     :param generator: a generator of one's own: a :class:`~pyro_implicit.Generator` or any
         ``nn.Module``, or a callable that makes one from the number of outputs, such as the class
         :class:`~pyro_implicit.ResidualGenerator`.
-    :param float init_scale: standard deviation of the first draws in the unconstrained space; with
-        ``init_from`` it is that of the Gaussian that the guide is initialised as. By default 0.3
-        for an :class:`~pyro_implicit.AutoregressiveGenerator`, 0.1 for the other generators made
-        here and for the bare classes :class:`~pyro_implicit.ResidualGenerator` and
+    :param float init_scale: standard deviation of the first draws in the unconstrained space. If it
+        is given, ``init_from="auto"`` chooses the location alone; a start as a Gaussian has its
+        deviations. By default what the start finds, and with ``init_from=None`` 0.3 for an
+        :class:`~pyro_implicit.AutoregressiveGenerator`, 0.1 for the other generators made here and
+        for the bare classes :class:`~pyro_implicit.ResidualGenerator` and
         :class:`~pyro_implicit.generators.BijectiveGenerator`, while any other generator of
         one's own stays as it is; if a number is given, its outputs are measured once, centred and
         multiplied by constants (saved with the guide) so that they have it.

@@ -55,7 +55,7 @@ class _MatMulGuide(ImplicitGuide):
         self._activation = activation
         self._init_scale = init_scale
 
-    _default_init_loc_fn = staticmethod(init_to_fan_in)
+    _default_init_loc_fn: Callable[[dict[str, Any]], torch.Tensor] = staticmethod(init_to_fan_in)
 
     def _has_units(self) -> bool:
         return self._init_scale is not None or super()._has_units()
@@ -108,10 +108,12 @@ class MMNNGuide(_MatMulGuide):
         ``factorized=True``.
     :param float budget: variational parameters per latent, greater than 1.
     :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`.
-    :param float init_scale: size of the first draws' noise, relative to the weights.
-    :param init_loc_fn: by default a fresh initialisation of the weights, see
-        :func:`~pyro_implicit.guides.init_to_fan_in`; ``net.init_to_module`` starts at the values of
-        the wrapped module.
+    :param float init_scale: size of the first draws' noise, relative to the weights: by default
+        what the start finds, and 0.05 with ``init_from=None``. If it is given, ``init_from="auto"``
+        chooses the location alone.
+    :param init_loc_fn: with ``init_from=None`` by default a fresh initialisation of the weights,
+        see :func:`~pyro_implicit.guides.init_to_fan_in`; ``net.init_to_module`` starts at the
+        values of the wrapped module.
     :param options: ``init_from``, ``scale``, ``learn_scale``, ``factorized``, ``create_plates``:
         see :class:`~pyro_implicit.ImplicitGuide`.
     :raises ArgumentError: for bad values.

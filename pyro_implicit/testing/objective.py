@@ -21,11 +21,18 @@ __all__ = ["GUIDES", "check_gradients", "check_minibatches", "check_objective", 
 
 #: guides that a new objective meets by default: of several sizes, and with output noise
 GUIDES: dict[str, Callable[..., Any]] = {
-    "HyperNetworkGuide": partial(HyperNetworkGuide, hidden_dims=(8,), scale=0.05),
+    "HyperNetworkGuide": partial(HyperNetworkGuide, hidden_dims=(8,), scale=0.05, init_from=None),
     "with few noises": partial(
-        HyperNetworkGuide, hidden_dims=(8,), noise_dim=1, learn_scale="scalar", scale=0.1
+        HyperNetworkGuide,
+        hidden_dims=(8,),
+        noise_dim=1,
+        learn_scale="scalar",
+        scale=0.1,
+        init_from=None,
     ),
-    "factorised": partial(HyperNetworkGuide, hidden_dims=(4,), factorized=True, scale=0.05),
+    "factorised": partial(
+        HyperNetworkGuide, hidden_dims=(4,), factorized=True, scale=0.05, init_from=None
+    ),
 }
 
 

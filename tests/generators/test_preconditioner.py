@@ -65,3 +65,18 @@ def test_the_determinant_is_kept_in_the_dtype_of_the_location() -> None:
 def test_other_shapes_are_refused(loc: tuple[int, ...], factor: tuple[int, ...] | None) -> None:
     with pytest.raises(ShapeError, match=r"preconditioner with loc .* expected loc \(m,\)"):
         Preconditioner(torch.zeros(loc), None if factor is None else torch.ones(factor))
+
+
+@pytest.mark.parametrize("kind", sorted(FACTORS))
+def test_a_location_that_is_learned_moves_in_its_units(kind: str) -> None:
+    loc, unit = torch.arange(3.0), torch.tensor([1.0, 0.1, 10.0])
+    fixed, made = Preconditioner(loc, FACTORS[kind]), Preconditioner(loc, FACTORS[kind], unit)
+    w = torch.randn(2, 3)
+    assert torch.equal(made(w), fixed(w)) and torch.equal(made.centre, loc)
+    with torch.no_grad():
+        made.shift += 2.0
+    torch.testing.assert_close(made(w), fixed(w) + 2 * unit)
+    torch.testing.assert_close(made.inverse(made(w)), w)
+    assert made.log_abs_det == fixed.log_abs_det
+    with pytest.raises(ShapeError, match=r"of 3 latents with unit \(2,\); expected \(3,\)"):
+        Preconditioner(loc, None, torch.ones(2))

@@ -34,8 +34,8 @@ def ascend(
             if not bool(torch.isfinite(value)):
                 break
             (point.grad,) = torch.autograd.grad(value, point)
-        if float(value) > highest:
-            best, highest = point.detach().clone(), float(value)
+        if float(value.detach()) > highest:
+            best, highest = point.detach().clone(), float(value.detach())
         if not bool(point.grad.isfinite().all()):
             break
         point.grad.neg_()

@@ -53,7 +53,7 @@ SMALL = 256
 _MIDDLE = 20_000  # and up to which there is a mean-field fit
 _UPHILL, _UPHILL_LARGE = 30, 5  # steps from each location
 _MEAN_FIELD, _MEAN_FIELD_MIDDLE = 1000, 500  # most steps
-_MODE = {"num_rounds": 1, "num_steps": 100, "num_newton": 3}
+_MODE_STEPS, _NEWTON_STEPS = 100, 3
 _DEVIATIONS = (0.1, 0.03, 0.01, 0.003)  # relative to the scale of each latent
 _USUAL = 0.1
 _JUDGES, _FEW_JUDGES = 64, 4  # draws that Gaussians are compared on
@@ -184,11 +184,14 @@ def _deviations(
         return objective(trials.density, point, part * task.unit, _FEW_JUDGES)
 
     best = max(_DEVIATIONS, key=bound)
-    return GaussianStart(loc, best * task.unit, guess=best), f"{best} of their scales"
+    start = GaussianStart(loc, best * task.unit, guess=best, is_settled=False)
+    return start, f"{best} of their scales"
 
 
 def _mode(trials: Trials, point: Tensor, task: _Task) -> tuple[GaussianStart, str]:
-    mode, curvature = find_mode(trials.density, point, **_MODE)
+    mode, curvature = find_mode(
+        trials.density, point, num_rounds=1, num_steps=_MODE_STEPS, num_newton=_NEWTON_STEPS
+    )
     return GaussianStart(mode, inverse_root(curvature), is_settled=task.is_settled), ""
 
 
@@ -196,14 +199,12 @@ def _mean_field(
     trials: Trials, point: Tensor, task: _Task, fits: list[MeanField]
 ) -> tuple[GaussianStart, str]:
     """A mean-field fit from the better of the location and the mode; kept in ``fits``."""
-    begins = [(point, 0.01 * task.unit)]
+    begins = [(point, part * task.unit) for part in (*_DEVIATIONS[:1], 0.01)]
     if "mode" in trials.starts:
         mode = trials.starts["mode"]
         assert mode.factor is not None
         begins += [(mode.loc, 0.01 * task.unit), (mode.loc, 1 / _precision(mode.factor))]
-    if "deviations" in trials.starts:
-        begins.append((point, trials.starts["deviations"].factor))  # type: ignore[arg-type]
-    loc, scale = max(begins, key=lambda pair: objective(trials.density, *pair, _FEW_JUDGES))
+    loc, scale = max(begins, key=lambda b: objective(trials.density, b[0], b[1], _FEW_JUDGES))
     num_steps = _MEAN_FIELD if point.numel() <= SMALL else _MEAN_FIELD_MIDDLE
     fit = fit_mean_field(trials.density, loc, scale, num_steps)
     fits.append(fit)
@@ -217,9 +218,7 @@ def _precision(factor: Tensor) -> Tensor:
     return torch.linalg.inv(factor).square().sum(0).sqrt()
 
 
-def _averaged_hessian(
-    trials: Trials, fit: MeanField, task: _Task
-) -> tuple[GaussianStart, str]:
+def _averaged_hessian(trials: Trials, fit: MeanField, task: _Task) -> tuple[GaussianStart, str]:
     curvature = mean_curvature(trials.log_joint, fit.loc, fit.scale, gauss_newton=False)
     return GaussianStart(fit.loc, inverse_root(curvature), is_settled=task.is_settled), ""
 
@@ -242,9 +241,7 @@ def _is_certain(trials: Trials, found: dict[str, Tensor]) -> bool:
 
 def _on_these_rows(log_joint: LogJoint, trace: Any) -> LogJoint:
     """The density on the rows of a trace, where the model chooses some by itself."""
-    rows = {
-        name: node["value"] for name, node in trace.nodes.items() if site_is_subsample(node)
-    }
+    rows = {name: node["value"] for name, node in trace.nodes.items() if site_is_subsample(node)}
     if not rows:
         return log_joint
     model: Callable[..., Any] = poutine.condition(log_joint.model, data=rows)
@@ -271,7 +268,7 @@ def _is_settled(trace: Any) -> bool:
 def _bare(loc: Tensor, task: _Task) -> GaussianStart:
     if task.location_only:
         return GaussianStart(loc)
-    return GaussianStart(loc, _USUAL * task.unit, guess=_USUAL)
+    return GaussianStart(loc, _USUAL * task.unit, guess=_USUAL, is_settled=False)
 
 
 def _untried(why: str) -> StartReport:

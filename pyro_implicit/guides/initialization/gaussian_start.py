@@ -62,9 +62,10 @@ class GaussianStart:
 
     def padded(self, most: int) -> GaussianStart:
         """
-        The same with a factor of a shape that depends on the number of latents alone.
+        Gives the factor a shape that depends on the number of latents alone.
 
         :param int most: latents up to which it is a full matrix.
+        :returns: a start as the same Gaussian.
         """
         if self.factor is None:
             return self

@@ -59,8 +59,8 @@ def fit_mean_field(
     :returns: the Gaussian.
     """
     fit = _Fit(loc, scale)
-    limit, values, cold_from = num_steps, [], num_steps - num_steps // 3
-    is_level = False
+    limit, cold_from, is_level = num_steps, num_steps - num_steps // 3, False
+    values: list[float] = []
     for step in range(num_steps):
         if step >= limit:
             break
@@ -73,14 +73,13 @@ def fit_mean_field(
 
 
 def _is_level(values: list[float]) -> bool:
-    """Whether the mean of the last third of the values is no higher than that of the one before."""
-    if len(values) < 3 * _WINDOW:
+    """Whether the mean of the last quarter is no higher than that of the quarter before it."""
+    series = torch.tensor(values[len(values) // 2 :], dtype=torch.float64)
+    series = series[series.isfinite()]
+    if len(values) < 3 * _WINDOW or len(series) < _WINDOW:
         return False
-    series = torch.tensor(values[-(len(values) // 2) :], dtype=torch.float64)
-    before, after = series[series.isfinite()].chunk(2)
-    gain, noise = after.mean() - before.mean(), after.std()
-    error = noise * (2 / len(after)) ** 0.5
-    return bool(gain < max(_SMALLEST, _RESOLVED * float(noise)) + 0 * error)
+    before, after = series.tensor_split(2)
+    return float(after.mean() - before.mean()) < max(_SMALLEST, _RESOLVED * float(after.std()))
 
 
 class _Fit:
@@ -122,9 +121,11 @@ class _Fit:
         self.length = min(1.0, 1.1 * self.length)
         if keep:
             now = self._copy()
-            self.sums = now if self.sums is None else [a + b for a, b in zip(self.sums, now, strict=True)]
+            self.sums = (
+                now if self.sums is None else [a + b for a, b in zip(self.sums, now, strict=True)]
+            )
             self.count += 1
-        return float(value)
+        return float(value.detach())
 
     def result(self, is_level: bool) -> MeanField:
         """The average of what was kept."""

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.exceptions import ImplicitError
-from pyro_implicit.guides.initialization.gaussian_start import GaussianStart
 from pyro_implicit.guides.initialization.ascent import ascend
+from pyro_implicit.guides.initialization.gaussian_start import GaussianStart
 from pyro_implicit.guides.initialization.start_report import Trial
 from pyro_implicit.guides.initialization.start_search import objective
 from pyro_implicit.handlers.log_joint import LogJoint

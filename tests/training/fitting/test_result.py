@@ -30,6 +30,10 @@ def test_it_is_told_in_a_few_lines() -> None:
     assert lines[1].startswith("loss 18.5 (mean of the last tenth), objective LinearisedELBO(")
     assert lines[2:] == ["best validation score -2, after 10 steps", "warning: look out"]
     assert "history" not in repr(_result())
+    told = str(_result(start="start: mode, at fan-in: why\n  and more")).splitlines()
+    assert told[2:] == ["start: mode, at fan-in: why"]
+    with pytest.raises(ArgumentError, match="start is 3; expected a text"):
+        _result(start=3)
 
 
 def test_without_a_step_there_is_no_loss() -> None:

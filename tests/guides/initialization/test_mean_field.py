@@ -1,0 +1,79 @@
+"""The short mean-field fit against a closed form, and out of domains that end."""
+
+from __future__ import annotations
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_implicit import HyperNetworkGuide
+from pyro_implicit.exceptions import SiteError
+from pyro_implicit.guides.initialization import gaussian_start
+from pyro_implicit.guides.initialization.ascent import ascend
+from pyro_implicit.guides.initialization.mean_field import fit_mean_field
+
+
+def _gaussian(precision: Tensor, loc: Tensor) -> dist.MultivariateNormal:
+    return dist.MultivariateNormal(loc, precision_matrix=precision)
+
+
+def test_of_a_correlated_gaussian_it_is_the_conditional_deviations() -> None:
+    root = torch.randn(4, 4, dtype=torch.float64)
+    precision = root @ root.mT + torch.diag(torch.tensor([1.0, 4.0, 9.0, 100.0]).double())
+    truth = _gaussian(precision, torch.linspace(-1, 1, 4).double())
+    start = torch.zeros(4).double()
+    fit = fit_mean_field(truth.log_prob, start, torch.full_like(start, 0.01), 2000)
+    assert fit.is_level
+    expected = precision.diagonal().rsqrt()
+    assert torch.allclose(fit.scale, expected, rtol=0.15)
+    assert ((fit.loc - truth.loc) / expected).abs().max() < 0.3
+
+
+def test_a_fit_that_is_cut_short_says_so() -> None:
+    fit = fit_mean_field(lambda u: -u.square().sum(), torch.full((2,), 9.0), torch.ones(2), 50)
+    assert not fit.is_level and fit.loc.max() < 9.0
+
+
+def test_steps_out_of_the_domain_are_taken_back() -> None:
+    def density(u: Tensor) -> Tensor:
+        return torch.where((u > 0).all(), (u.log() - u).sum(), torch.nan)
+
+    fit = fit_mean_field(density, torch.full((2,), 0.05), torch.full((2,), 0.1), 600)
+    assert (fit.loc > 0).all() and fit.scale.isfinite().all()
+    never = fit_mean_field(lambda u: u.sum() * torch.nan, torch.ones(2), torch.ones(2), 350)
+    assert torch.equal(never.loc, torch.ones(2))
+
+
+def test_uphill_keeps_the_best_point() -> None:
+    point, value = ascend(lambda u: -(u - 0.05).square().sum(), torch.zeros(2), 30)
+    assert value > -1e-4 and torch.allclose(point, torch.full((2,), 0.05), atol=0.02)
+    point, value = ascend(lambda u: u.sum() * torch.nan, torch.ones(2), 3)
+    assert value == -math.inf and torch.equal(point, torch.ones(2))
+    root = ascend(lambda u: -u.abs().sqrt().sum(), torch.zeros(2), 3)  # no gradient at the top
+    assert root[1] == 0.0
+
+
+def test_by_name_it_preconditions_the_guide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gaussian_start, "_MEAN_FIELD", 900)
+    scale = torch.tensor([0.02, 0.5, 3.0])
+
+    def model() -> None:
+        pyro.sample("w", dist.Normal(torch.tensor([0.5, 0.0, 1.0]), scale).to_event(1))
+
+    guide = HyperNetworkGuide(model, init_from="mean-field").setup()
+    factor = guide.samplers[0].preconditioner.factor
+    assert torch.allclose(factor, scale, rtol=0.2)
+    assert guide.start_report is None
+
+
+def test_by_name_it_refuses_a_density_that_is_random() -> None:
+    def model() -> None:
+        pyro.sample("w", dist.Normal(0.0, 1.0))
+        pyro.factor("noise", torch.randn(()))
+
+    with pytest.raises(SiteError, match="two evaluations of the model"):
+        HyperNetworkGuide(model, init_from="mean-field").setup()
