@@ -66,7 +66,8 @@ def boston(arguments: Any) -> Pair:
         with pyro.plate("data", len(x)):
             pyro.sample("y", dist.Normal(f, 0.3), obs=y)
 
-    guide = HyperNetworkGuide(model, noise_dim=50, scale=SCALE, init_scale=0.05).setup(x, y)
+    bare = {"init_from": None, "scale": SCALE}
+    guide = HyperNetworkGuide(model, noise_dim=50, init_scale=0.05, **bare).setup(x, y)
     objective = LinearisedELBO(4, vectorize_particles=True)
     return _train(model, guide, objective, lambda: (x, y), arguments)
 
@@ -88,7 +89,9 @@ def digits(arguments: Any) -> Pair:
         return x[rows], y[rows]
 
     generator = MMNN(7510, noise_shape=(24, 24), hidden_shapes=[(64, 64)], init_scale=0.05)
-    guide = HyperNetworkGuide(model, generator=generator, scale=SCALE).setup(*batch())
+    guide = HyperNetworkGuide(model, generator=generator, scale=SCALE, init_from=None).setup(
+        *batch()
+    )
     return _train(model, guide, LanczosELBO(2), batch, arguments)
 
 

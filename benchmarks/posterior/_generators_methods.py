@@ -73,17 +73,18 @@ def _residual(num_blocks: int, hidden_dim: int) -> Callable[..., Any]:
         generator=partial(
             ResidualGenerator, hidden_dim=hidden_dim, num_blocks=num_blocks, init_scale=0.1
         ),
+        init_from=None,
     )
 
 
 METHODS: dict[str, Callable[..., Any]] = {
-    "perceptron": partial(HyperNetworkGuide, hidden_dims=(40, 40)),
+    "perceptron": partial(HyperNetworkGuide, hidden_dims=(40, 40), init_from=None),
     "perceptron, Laplace": partial(HyperNetworkGuide, hidden_dims=(40, 40), init_from="laplace"),
     "residual, K = 1": _residual(1, 50),
     "residual, K = 4": _residual(4, 20),
     "residual, K = 8": _residual(8, 20),
-    "bijective residual": partial(HyperNetworkGuide, generator=BijectiveGenerator),
-    "autoregressive": HyperNetworkGuide,
+    "bijective residual": partial(HyperNetworkGuide, generator=BijectiveGenerator, init_from=None),
+    "autoregressive": partial(HyperNetworkGuide, init_from=None),
     "autoregressive, Laplace": partial(HyperNetworkGuide, init_from="laplace"),
     "Pyro: couplings": coupling_flow,
     "Pyro: AutoIAFNormal": AutoIAFNormal,

@@ -59,7 +59,7 @@ def make_guide(target: Target, method: str) -> Any:
         return _GUIDES[method](target.model, **options)
     if method.startswith("semi-implicit"):
         options |= {"scale": 0.1, "learn_scale": "scalar"}
-    return HyperNetworkGuide(target.model, **options)
+    return HyperNetworkGuide(target.model, init_from=None, **options)
 
 
 def fit(target: Target, method: str, num_steps: int, quiet: bool) -> tuple[Tensor, dict[str, Any]]:

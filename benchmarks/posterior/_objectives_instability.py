@@ -56,7 +56,7 @@ def build_model() -> Callable[[], None]:
 def track(name: str, num_steps: int, quiet: bool) -> list[float]:
     """Trains, and returns the estimate of ``KL(q || p)`` at every step."""
     model = build_model()
-    guide = HyperNetworkGuide(model).setup()
+    guide = HyperNetworkGuide(model, init_from=None).setup()
     objective = ESTIMATES[name](NUM_PARTICLES, vectorize_particles=True, max_plate_nesting=1)
     adam = torch.optim.Adam(guide.parameters(), lr=LR)
     curve = []

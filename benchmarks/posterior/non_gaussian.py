@@ -94,7 +94,11 @@ def run(
     options = {} if start is None else {"init_loc_fn": start}
     with fixed_seed(seed), stopwatch() as watch:
         implicit = fit(
-            target.model, HyperNetworkGuide(target.model), LinearisedELBO(**fast), steps, quiet
+            target.model,
+            HyperNetworkGuide(target.model, init_from=None),
+            LinearisedELBO(**fast),
+            steps,
+            quiet,
         )
     with fixed_seed(seed):
         guide = AutoMultivariateNormal(target.model, **options)

@@ -127,7 +127,7 @@ def train(folder: Path, kind: Kind, step: Any = None) -> None:
     steps = _num_steps(kind)
     vi = LightningVI(
         model,
-        HyperNetworkGuide(model, hidden_dims=(10,), scale=0.05),
+        HyperNetworkGuide(model, hidden_dims=(10,), scale=0.05, init_from=None),
         objective,
         optimizer=partial(torch.optim.Adam, lr=3e-3),
         lr_scheduler=partial(CosineAnnealingLR, T_max=steps),

@@ -33,13 +33,18 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "wideresnet-28-10": (partial(WideResNet, 28, 10), (3, 32, 32)),
 }
 
-_PAPER: dict[str, Any] = {"noise_shape": (65, 65), "output_shape": (350, 127)}
+_PAPER: dict[str, Any] = {
+    "noise_shape": (65, 65),
+    "output_shape": (350, 127),
+    "init_from": None,
+}
+_BARE: dict[str, Any] = {"init_from": None}  # records are of steps from there
 #: name -> guide; A and B are the published shapes for LeNet, with two and with one hidden layer
 GUIDES: dict[str, Callable[..., Any]] = {
     "A": partial(MMNNGuide, hidden_shapes=[(250, 250)] * 2, **_PAPER),
     "B": partial(MMNNGuide, hidden_shapes=[(250, 250)], **_PAPER),
-    "mmnn": MMNNGuide,
-    "cmmnn": CMMNNGuide,
+    "mmnn": partial(MMNNGuide, **_BARE),
+    "cmmnn": partial(CMMNNGuide, **_BARE),
 }
 
 

@@ -57,7 +57,7 @@ def run(name: str, seed: int, num_steps: int, num_checks: int, quiet: bool) -> l
         y = torch.sin(4 * x[:, 0]) + 0.1 * torch.randn(ROWS)
         model = make_model()
         options = {"scale": 0.05, "init_scale": 0.3, "hidden_dims": (40,)} | GUIDES[name]
-        guide = HyperNetworkGuide(model, **options).setup(x, y)
+        guide = HyperNetworkGuide(model, init_from=None, **options).setup(x, y)
         objective = LinearisedELBO(8, vectorize_particles=True, max_plate_nesting=1)
         loss = objective(model, guide)
         loss(x, y)

@@ -113,7 +113,7 @@ def fit(method: str, model: Any, train_data: Any, x: Tensor, steps: Any) -> tupl
     at = {"init_loc_fn": pyro.infer.autoguide.init_to_value(values=values)}
     guide: Any = AutoNormal(model, init_scale=0.05, **at)
     if method != "mean-field":
-        guide = HyperNetworkGuide(model, init_scale=0.05, **at)
+        guide = HyperNetworkGuide(model, init_scale=0.05, init_from=None, **at)
     fast = {"vectorize_particles": True, "max_plate_nesting": 1}
     objective = OBJECTIVES[method](SETTINGS["num_particles"], **fast)
     train(model, guide, objective, train_data, steps, SETTINGS["lr"])
