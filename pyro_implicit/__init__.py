@@ -7,6 +7,8 @@ from pyro_implicit._main import early as _early  # noqa: F401, first: it answers
 from pyro_implicit.arviz.process_to_arviz import process_to_arviz
 from pyro_implicit.arviz.to_arviz import to_arviz
 from pyro_implicit.bayesian.module import BayesianModule
+from pyro_implicit.chains.ensemble import EnsembleGuide
+from pyro_implicit.chains.refine import refine
 from pyro_implicit.diagnostics.c2st import c2st
 from pyro_implicit.diagnostics.entropy_report import entropy_report
 from pyro_implicit.diagnostics.khat import khat
@@ -70,6 +72,7 @@ __all__ = [
     "CMMNNGuide",
     "ConditionalHyperNetworkGuide",
     "EarlyStopping",
+    "EnsembleGuide",
     "EvaluationReport",
     "FitResult",
     "Generator",
@@ -108,6 +111,7 @@ __all__ = [
     "posterior_draws",
     "predict",
     "process_to_arviz",
+    "refine",
     "sample_implicit",
     "stein_discrepancy",
     "to_arviz",

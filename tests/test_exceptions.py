@@ -144,7 +144,7 @@ FLOORS = (
     ("guides", "objectives"),
     ("inference",),
     ("arviz",),
-    ("diagnostics", "training"),
+    ("diagnostics", "training", "chains"),
     ("testing",),
 )
 ROOMS = [room for floor in FLOORS for room in floor]

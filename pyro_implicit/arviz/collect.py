@@ -123,6 +123,7 @@ def collect(
     plan: ExportPlan,
     num_samples: int,
     restarts: bool = False,
+    chains: Mapping[str, Tensor] | None = None,
 ) -> dict[str, dict[str, np.ndarray]]:
     """
     Fills the arrays of all groups, one draw at a time.
@@ -132,19 +133,27 @@ def collect(
     :param dict plan: from :func:`make_plan`.
     :param int num_samples: how many draws.
     :param bool restarts: whether the guides become a dimension after that of the draws.
+    :param dict chains: draws of the one guide by site, ``(C, T, *site_shape)``; None to draw them.
     :returns: group to variable to array: ``(1, num_samples, *shape)``, with ``restarts``
-        ``(1, num_samples, num_guides, *shape)`` in :data:`GUIDE_GROUPS`, or the bare data.
+        ``(1, num_samples, num_guides, *shape)``, with ``chains`` ``(C, T, *shape)`` in
+        :data:`GUIDE_GROUPS`, or the bare data.
     """
     sampled = {group: slots for group, slots in plan.items() if group != "observed_data"}
     arrays = _Arrays(sampled, num_samples, len(guides) if restarts else None)
     if sampled.keys() & set(GUIDE_GROUPS):
         for r, (program, guide) in enumerate(zip(programs, guides, strict=True)):
-            _guide_draws(program, guide, arrays, num_samples, (r,) if restarts else ())
+            if chains is None:
+                given = program.batches.args, program.batches.kwargs
+                draws = posterior_draws(guide, num_samples, *given[0], **given[1])
+            else:
+                draws = {name: value.flatten(0, 1) for name, value in chains.items()}
+            _guide_draws(program, draws, arrays, num_samples, (r,) if restarts else ())
     if sampled.keys() & {"prior", "prior_predictive"}:
         for s in range(num_samples):
             _predictive_draw(programs[0], arrays, (s,), {}, "prior_predictive", "prior")
+    by_chain = (1,) if chains is None else (len(next(iter(chains.values()))),)
     result = {
-        group: {name: array[None] for name, array in variables.items()}
+        group: {name: _by_chain(array, group, by_chain) for name, array in variables.items()}
         for group, variables in arrays.groups.items()
     }
     if "observed_data" in plan:
@@ -152,15 +161,20 @@ def collect(
     return {group: result[group] for group in plan}
 
 
+def _by_chain(array: np.ndarray, group: str, by_chain: tuple[int, ...]) -> np.ndarray:
+    """Draws one after the other as ``(chains, draws of each, *shape)``."""
+    chains = by_chain if group in GUIDE_GROUPS else (1,)
+    return array.reshape(*chains, -1, *array.shape[1:]) if array.size else array[None]
+
+
 def _guide_draws(
     program: Program,
-    guide: Callable[..., Any],
+    draws: Mapping[str, Tensor],
     arrays: _Arrays,
     num_samples: int,
     restart: Index,
 ) -> None:
     """All groups that follow from draws of one guide."""
-    draws = posterior_draws(guide, num_samples, *program.batches.args, **program.batches.kwargs)
     _check_shapes(program, draws)
     for s in range(num_samples):
         values = {name: draw[s] for name, draw in draws.items()}

@@ -18,6 +18,7 @@ import numpy as np
 __all__ = [
     "arviz_line",
     "import_arviz",
+    "loo_by_datum",
     "make_inference_data",
     "plot_loo_pit",
     "plot_predictive_check",
@@ -120,6 +121,21 @@ def psis_khat(log_ratios: np.ndarray) -> float:
 
     # this line takes pointwise log-likelihoods, whose negatives are the log-ratios of LOO
     return float(array_stats.psislw(-log_ratios)[1])
+
+
+def loo_by_datum(data: Any) -> np.ndarray:
+    """
+    Calls ArviZ's leave-one-out cross-validation.
+
+    :param data: from ``to_arviz``, with one observed site.
+    :returns: the log predictive density of each datum given all others.
+    """
+    arviz = import_arviz()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=RuntimeWarning)
+        found = arviz.loo(data, pointwise=True)
+    name = "loo_i" if arviz_line(arviz) == 0 else "elpd_i"
+    return np.asarray(getattr(found, name))
 
 
 def plot_predictive_check(data: Any, **options: Any) -> Any:

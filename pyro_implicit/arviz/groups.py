@@ -28,7 +28,10 @@ ON_REQUEST = "sample_stats"
 
 
 def choose_groups(
-    program: Program, groups: Sequence[str] | None, has_constants: bool
+    program: Program,
+    groups: Sequence[str] | None,
+    has_constants: bool,
+    has_statistics: bool = False,
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """
     Chooses the groups that can be made.
@@ -44,7 +47,8 @@ def choose_groups(
     undrawable = [name for name, site in program.sites.items() if not site.drawable]
     notes: dict[str, str] = {}
     if groups is None:
-        chosen = [group for group in GROUPS if group not in empty and group != ON_REQUEST]
+        left_out = set(empty) if has_statistics else {*empty, ON_REQUEST}
+        chosen = [group for group in GROUPS if group not in left_out]
         if undrawable:
             chosen = [group for group in chosen if not group.startswith("prior")]
             notes["prior_omitted"] = f"sites {undrawable} cannot be drawn from their prior"

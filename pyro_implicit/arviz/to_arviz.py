@@ -9,6 +9,7 @@ from pyro.infer import ELBO
 
 from pyro_implicit._checks import check_count, check_guide, check_instance, check_model
 from pyro_implicit.arviz.attrs import run_attrs
+from pyro_implicit.arviz.chain_draws import ChainDraws, chain_draws
 from pyro_implicit.arviz.collect import (
     GUIDE_GROUPS,
     ExportPlan,
@@ -55,6 +56,10 @@ def to_arviz(
     weight, whatever it has found. Compare them, or take one: ``data.sel(restart=0)`` is what
     ``az.loo`` wants, since it takes every dimension but ``chain`` and ``draw`` for data.
 
+    **Chains.** Those of :func:`~pyro_implicit.refine` are stored as they are, ``chain=C, draw=T``:
+    R-hat and effective sample sizes then mean what they say. Of more than ``num_samples`` draws in
+    all, evenly spaced ones are taken; ``sample_stats`` has what happened at each.
+
     **Groups.** ``posterior``: latent sites (constrained) and ``pyro.deterministic`` sites.
     ``log_likelihood``: :math:`\log p(y_n \mid \theta_s)` for each observed site and each datum of
     its plates; event dimensions are summed, a minibatch scale is not applied, masked data get 0. It
@@ -96,7 +101,7 @@ def to_arviz(
         tuple of guides that draw the same sites, see above.
     :param args: arguments of the model and guide, observations included. For arguments whose names
         are taken below, use ``functools.partial(model, ...)``.
-    :param int num_samples: draws of the guide, and of the prior.
+    :param int num_samples: draws of the guide, and of the prior; of chains at most so many.
     :param groups: names of the groups to make; by default all that can be made.
     :param int batch_size: run the model on so many rows at a time, of every tensor argument whose
         first size is that of the first tensor argument; the memory for a run is then bounded. No
@@ -130,12 +135,17 @@ def to_arviz(
     program = programs[0]
     _check_same_sites(programs)
     constants = constant_data(program)
-    chosen, notes = choose_groups(program, groups, bool(constants))
+    chains = None if restarts else chain_draws(guides[0], num_samples)
+    chosen, notes = choose_groups(program, groups, bool(constants), _has_statistics(chains))
     attrs = run_attrs(guides[0], objective, notes)
     num_restarts = len(guides) if restarts else None
     if num_restarts is not None:
         attrs["num_restarts"] = num_restarts
-    dense = check_densities(guides, chosen, restarts) if "sample_stats" in chosen else None
+    if chains is not None:
+        attrs |= chains.attrs
+        num_samples = chains.num_samples
+    asked = "sample_stats" in chosen and chains is None
+    dense = check_densities(guides, chosen, restarts) if asked else None
     plan = make_plan(program, chosen)
     check_size(plan, num_samples, max_bytes, len(guides))
 
@@ -144,20 +154,29 @@ def to_arviz(
         all_slots["constant_data"] = constant_slots(program, constants)
     if dense is not None:
         all_slots["sample_stats"] = DENSITIES
+    elif chains is not None and "sample_stats" in chosen:
+        all_slots["sample_stats"] = chains.slots
     labels = Labels(all_slots, dims, coords, num_restarts, GUIDE_GROUPS)
     renamed = netcdf_names({name for slots in all_slots.values() for name in slots})
 
-    arrays = collect(programs, guides, plan, num_samples, restarts)
+    draws = None if chains is None else chains.draws
+    arrays = collect(programs, guides, plan, num_samples, restarts, draws)
     if "constant_data" in chosen:
         arrays["constant_data"] = {name: to_numpy(value) for name, value in constants.items()}
     if dense is not None:
         arrays["sample_stats"] = densities(model, dense, arrays["posterior"], args, kwargs)
+    elif chains is not None and "sample_stats" in chosen:
+        arrays["sample_stats"] = {name: to_numpy(v) for name, v in chains.statistics.items()}
     return make_inference_data(
         {g: {renamed[n]: a for n, a in arrays[g].items()} for g in GROUPS if g in arrays},
         labels.coords,
         {g: {renamed[n]: names for n, names in ds.items()} for g, ds in labels.dims.items()},
         attrs,
     )
+
+
+def _has_statistics(chains: ChainDraws | None) -> bool:
+    return chains is not None and bool(chains.statistics)
 
 
 def _checked_guides(guide: Any) -> list[Callable[..., Any]]:

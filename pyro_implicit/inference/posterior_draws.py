@@ -49,7 +49,8 @@ def posterior_draws(
     sample = getattr(guide, "sample", None)
     with torch.no_grad(), evaluation_mode():
         if callable(sample):
-            given = (args, kwargs) if isinstance(guide, ImplicitGuide) else ((), {})
+            looks = isinstance(guide, ImplicitGuide) or hasattr(guide, "sample_takes_arguments")
+            given = (args, kwargs) if looks else ((), {})
             drawn = sample(num_samples, *given[0], **given[1])
             return {name: value.detach() for name, value in drawn.items()}
         return _looped(guide, num_samples, args, kwargs)

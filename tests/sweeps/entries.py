@@ -243,6 +243,11 @@ CLASSES: dict[str, Entry] = {
     "EvaluationReport": Entry(
         lambda: dict(log_density=Score(-1.0, 0.1), sites={}, num_samples=2, rows={}, notes=())
     ),
+    "EnsembleGuide": Entry(
+        lambda: dict(guides=[guide(), guide()], model=model, data=(X, Y), num_samples=3),
+        lambda made: made.sample(2),
+        passed_on=("data",),
+    ),
     "FitResult": Entry(
         lambda: dict(history=[1.0, 2.0], reason="limit", objective=pi.LinearisedELBO(), seconds=1.0)
     ),
@@ -326,6 +331,18 @@ FUNCTIONS: dict[str, Entry] = {
     "posterior_draws": Entry(lambda: dict(guide=guide(), num_samples=2), args=(X, Y)),
     "predict": Entry(lambda: dict(model=model, guide=guide(), num_samples=2), args=(X,)),
     "process_to_arviz": Entry(lambda: dict(process=process(), value=Y, num_samples=4)),
+    "refine": Entry(
+        lambda: dict(
+            model=model,
+            start=guide(),
+            num_chains=2,
+            num_steps=2,
+            num_warmup=1,
+            mode_steps=1,
+            progress=False,
+        ),
+        args=(X, Y),
+    ),
     "sample_implicit": Entry(
         lambda: dict(name="w", fn=pi.ImplicitDistribution(pi.MLPGenerator(2, 2, (3,))))
     ),
@@ -349,6 +366,7 @@ FUNCTIONS: dict[str, Entry] = {
 #: by the class that defines the method; the receiver is the class's own valid call
 METHODS: dict[str, Entry] = {
     "EarlyStopping.step": fixed(score=1.0),
+    "EnsembleGuide.sample": Entry(lambda: dict(num_samples=3), args=(X, Y)),
     "EvaluationReport.difference": Entry(lambda: dict(other=evaluated())),
     "EvaluationReport.to_dict": Entry(dict),
     "FitResult.plot": Entry(lambda: dict(ax=axes())),

@@ -1,0 +1,87 @@
+"""Whether chains agree with each other, by ArviZ."""
+
+# Shape legend: C chains, T draws of each.
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyro_implicit.arviz.compatibility import import_arviz
+from pyro_implicit.exceptions import StateError
+
+__all__ = ["LIMIT", "effective_sizes", "r_hats", "warn_of"]
+
+#: the r-hat above which chains are said to disagree
+LIMIT = 1.1
+_FEWEST = 4
+
+
+def r_hats(draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """
+    The rank-normalised split r-hat of each entry.
+
+    :param dict draws: by name, shape ``(C, T, *shape)``.
+    :returns: by name, shape ``(*shape,)``, in float64.
+    :raises StateError: for fewer than 4 draws.
+    """
+    return _summary("rhat", draws)
+
+
+def effective_sizes(draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """
+    The bulk effective sample size of each entry.
+
+    :param dict draws: by name, shape ``(C, T, *shape)``.
+    :returns: by name, shape ``(*shape,)``, in float64.
+    :raises StateError: for fewer than 4 draws.
+    """
+    return _summary("ess", draws)
+
+
+def _summary(function: str, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    import xarray
+
+    found: dict[str, Tensor] = {}
+    for name, values in draws.items():
+        count = values.shape[1]
+        if count < _FEWEST:
+            raise StateError(
+                f"each chain has {count} draws; {function} needs {_FEWEST}. Let them go on: "
+                "chains.run(1000)."
+            )
+        flat = values.detach().double().cpu().reshape(*values.shape[:2], -1).numpy()
+        dims = ("chain", "draw", "entry")
+        data = xarray.Dataset({"x": (dims, np.asarray(flat))})
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")  # of entries that are constant
+            summary: Any = getattr(import_arviz(), function)(data)
+        entries = torch.from_numpy(np.array(summary["x"].values, dtype=float))
+        found[name] = entries.reshape(values.shape[2:])
+    return found
+
+
+def warn_of(what: str, found: Mapping[str, Tensor], remark: str, level: int = 3) -> None:
+    """
+    Warns where chains disagree.
+
+    :param str what: what was compared.
+    :param dict found: r-hats by name.
+    :param str remark: what it means and what to do.
+    :param int level: of the warning's place.
+    """
+    over = {n: v for n, v in found.items() if bool((v[~v.isnan()] > LIMIT).any())}
+    if over:
+        worst = max(over, key=lambda name: float(over[name].nan_to_num(0.0).max()))
+        values = over[worst]
+        share = float((values > LIMIT).double().mean())
+        warnings.warn(
+            f"the r-hat of {what} is up to {float(values.nan_to_num(0.0).max()):.3g} (site "
+            f"{worst!r}; above {LIMIT} for {share:.0%} of its entries): the chains have not "
+            f"mixed. {remark}",
+            stacklevel=level,
+        )

@@ -1,0 +1,158 @@
+"""The log-density of a model and its gradient at the positions of many chains."""
+
+# Shape legend: C chains, m unconstrained latents.
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyro
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from pyro_implicit.chains.recording import record
+from pyro_implicit.exceptions import ImplicitError
+from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.log_joint import LogJoint
+from pyro_implicit.handlers.unvalidated import Unvalidated
+
+__all__ = ["ChainDensity"]
+
+_NO_DENSITY = (
+    ": it draws random numbers beside its latents, so that it has no density to sample from. "
+    "Give every random quantity a pyro.sample statement, and call .eval() on networks with dropout."
+)
+Evaluation = tuple[Tensor, Tensor]
+
+
+class ChainDensity:
+    """
+    Log-density and gradient at ``C`` unconstrained points at once.
+
+    By ``torch.func.vmap`` over the model, recorded as a graph of tensor operations where that gives
+    the same bits; or point by point, where the model does not vectorise, with a warning that says
+    why.
+
+    :param LogJoint log_joint: the model's density.
+    :param torch.dtype dtype: that the model is evaluated in.
+    """
+
+    def __init__(self, log_joint: LogJoint, dtype: torch.dtype) -> None:
+        self.log_joint, self.dtype = log_joint, dtype
+        #: gradients evaluated since the beginning, of all chains together
+        self.num_gradients = 0
+        #: ``"recorded"``, ``"vmap"`` or ``"loop"``; and why it is a loop
+        self.how, self.reason = "loop", ""
+        self._evaluate: Callable[[Tensor], Evaluation] = self._looped
+        self._num_chains = 0
+
+    @contextmanager
+    def ready(self, u: Tensor) -> Iterator[ChainDensity]:
+        """
+        Makes the density ready for points like these, and leaves no global state behind.
+
+        Parameters, data and networks are looked at now: they must stay while the context is open.
+
+        :param torch.Tensor u: shape ``(C, m)``.
+        :raises SiteError: if two evaluations at one point differ.
+        """
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(self.dtype)
+        try:
+            with evaluation_mode(), pyro.validation_enabled(False), Unvalidated():
+                self.log_joint.check_deterministic(u[0], _NO_DENSITY)
+                self._num_chains = 0
+                self.fit_to(u)
+                yield self
+        finally:
+            torch.set_default_dtype(before)
+
+    def fit_to(self, u: Tensor) -> None:
+        """
+        Makes a density that is ready so for another number of points.
+
+        :param torch.Tensor u: shape ``(C, m)``.
+        """
+        if len(u) != self._num_chains:
+            self._choose(u)
+
+    def __call__(self, u: Tensor) -> Evaluation:
+        """
+        Evaluates the density.
+
+        :param torch.Tensor u: shape ``(C, m)``.
+        :returns: log-densities, shape ``(C,)``, and gradients, ``(C, m)``; not finite where the
+            model has no density.
+        """
+        self.num_gradients += len(u)
+        return self._evaluate(u) if len(u) == self._num_chains else self._looped(u)
+
+    def _choose(self, u: Tensor) -> None:
+        self._num_chains, self._evaluate, self.how = len(u), self._looped, "loop"
+        self.reason = self._refusal(u)
+        if self.reason:
+            warnings.warn(
+                "the chains are evaluated one after the other, because the model does not "
+                f"vectorise over them: {self.reason}",
+                stacklevel=2,
+            )
+            return
+        self._evaluate, self.how = self._vectorised, "vmap"
+        recorded = record(self._vectorised, u)
+        if recorded is not None:
+            self._evaluate, self.how = recorded, "recorded"
+
+    def _refusal(self, u: Tensor) -> str:
+        """Why the model cannot be vectorised over chains, or an empty text."""
+        some = u[:2]
+        try:
+            values, gradients = self._vectorised(some)
+        except ImplicitError:
+            raise
+        except Exception as error:  # whatever the model does with a batched tensor
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            return lines[0]
+        for found, expected in zip((values, gradients), self._looped(some), strict=True):
+            if not torch.allclose(found, expected, rtol=1e-3, atol=1e-4, equal_nan=True):
+                return "values of several points at once differ from those of single points"
+        return ""
+
+    def _vectorised(self, u: Tensor) -> Evaluation:
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")
+            leaf = u.detach().requires_grad_(True)
+            values = vmap(self.log_joint)(leaf)
+            (gradients,) = torch.autograd.grad(values.sum(), leaf)
+        return values.detach(), gradients
+
+    def _looped(self, u: Tensor) -> Evaluation:
+        values, gradients = [], []
+        for row in u:
+            with torch.enable_grad():
+                leaf = row.detach().requires_grad_(True)
+                value = self.log_joint.value(leaf)
+                (gradient,) = torch.autograd.grad(value, leaf)
+            values.append(value.detach())
+            gradients.append(gradient)
+        return torch.stack(values), torch.stack(gradients)
+
+
+def cast(values: Any, dtype: torch.dtype) -> Any:
+    """
+    Converts the floating-point tensors among arguments of a model.
+
+    :param values: a tuple or a dictionary of arguments.
+    :param torch.dtype dtype: what tensors of floating-point numbers become.
+    :returns: the same, with anything else as it was.
+    """
+
+    def one(value: Any) -> Any:
+        floating = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(dtype) if floating else value
+
+    if isinstance(values, dict):
+        return {name: one(value) for name, value in values.items()}
+    return tuple(one(value) for value in values)

@@ -1,0 +1,103 @@
+"""What a model has to sample: its latents on all data, and where they may begin."""
+
+# Shape legend: m unconstrained latents.
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.infer.autoguide import init_to_median
+from pyro.infer.autoguide.initialization import InitMessenger, init_to_sample
+from torch import Tensor
+
+from pyro_implicit.exceptions import SiteError
+from pyro_implicit.guides.initialization.prototype import forgiving, unconstrained_start
+from pyro_implicit.guides.latent_site import LatentSite
+from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.pointwise import is_auxiliary
+
+__all__ = ["dispersed_start", "read_latents"]
+
+Model = Callable[..., Any]
+_MEDIAN_OF = 501
+
+
+def read_latents(
+    model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[LatentSite], Tensor]:
+    """
+    Reads the latent sites of a model off one run.
+
+    :param model: a Pyro model.
+    :param args: its arguments, all data.
+    :param kwargs: its keyword arguments.
+    :returns: the sites, and the medians of their priors in the unconstrained space, shape ``(m,)``.
+    :raises SiteError: if there is none, a discrete one, or a plate that shows some of its rows.
+    """
+    # of so many draws that all chains do not share the luck of a few
+    trace = _run(model, partial(init_to_median, num_samples=_MEDIAN_OF), args, kwargs)
+    for name, node in trace.nodes.items():
+        if node["type"] == "sample":
+            _check_all_rows(name, node)
+    nodes = [node for _, node in trace.iter_stochastic_nodes() if not is_auxiliary(node)]
+    if not nodes:
+        raise SiteError(
+            "the model has no latent site to sample: every sample statement is observed or hidden. "
+            "Write a latent pyro.sample(...) without obs=."
+        )
+    sites = [LatentSite.from_trace(node, False) for node in nodes]
+    return sites, _flat(sites, trace)
+
+
+def dispersed_start(
+    model: Model,
+    sites: list[LatentSite],
+    centre: Tensor,
+    dispersion: float,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Tensor:
+    """
+    Draws a place to begin: between the prior's median and a draw of it.
+
+    :param model: the model.
+    :param sites: its latents.
+    :param torch.Tensor centre: the medians, shape ``(m,)``.
+    :param float dispersion: 0 for the median, 1 for the draw.
+    :param args: arguments of the model.
+    :param kwargs: keyword arguments of the model.
+    :returns: shape ``(m,)``. Latents that cannot be drawn are normal about their centre.
+    """
+    drawn = _flat(sites, _run(model, init_to_sample, args, kwargs)).to(centre)
+    noise = torch.randn_like(drawn)
+    start = centre + dispersion * (drawn - centre)
+    still = (drawn == centre) | ~drawn.isfinite()
+    return torch.where(still, centre + dispersion * noise, start)
+
+
+def _run(model: Model, init: Callable[..., Tensor], args: Any, kwargs: Any) -> Any:
+    with torch.no_grad(), evaluation_mode(), poutine.block(), pyro.validation_enabled(False):
+        initialised = InitMessenger(forgiving(init))(model)
+        return poutine.trace(initialised).get_trace(*args, **kwargs)
+
+
+def _flat(sites: list[LatentSite], trace: Any) -> Tensor:
+    values = [trace.nodes[site.name]["value"] for site in sites]
+    return torch.cat([unconstrained_start(s, v) for s, v in zip(sites, values, strict=True)])
+
+
+def _check_all_rows(name: str, node: dict[str, Any]) -> None:
+    for frame in node["cond_indep_stack"]:
+        full = getattr(frame, "full_size", None) or frame.size
+        if frame.size != full:
+            raise SiteError(
+                f"plate {frame.name!r} around site {name!r} shows {frame.size} of its {full} rows: "
+                "a chain needs the density of all data at every step, and the noise of minibatches "
+                "would make it sample from another one. Pass all rows, and write "
+                f"pyro.plate({frame.name!r}, {full}) or subsample_size=len(x). For data that do "
+                "not fit, train a guide: fit(model, guide, batches=loader)."
+            )

@@ -1,0 +1,164 @@
+"""Unadjusted microcanonical Langevin dynamics, and how its step size is found."""
+
+# Shape legend: C chains, m unconstrained latents.
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_implicit._checks import check_choice, check_count, check_number
+from pyro_implicit.chains.kernel import Density, State, Statistics, normal_like, where
+from pyro_implicit.chains.units import PRECONDITIONS, log_size, pulled, stretched
+from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.ops.microcanonical import turn, unit, wobble
+
+__all__ = ["MCLMC"]
+
+_MEMORY = 200  # steps that the running mean of the energy error's constant looks back
+_MOST = 1.3  # times the step size may grow in one step, and 1 / _MOST**2 shrink
+_SURPRISE = 100.0  # times the target: more is not believed of one step
+_FIRST_STEP = 0.02  # in units of the square root of the number of latents
+
+
+@dataclass(frozen=True)
+class MCLMC:
+    r"""
+    Microcanonical Langevin Monte Carlo without an accept step.
+
+    Each step costs one gradient. A chain moves at constant speed, is turned by the gradient, and
+    forgets its direction over the decoherence length. Without an accept step the result is
+    **biased by its step size**, which is chosen so that the mean squared energy error per latent
+    and step is ``energy_error``; the bias vanishes with it (see the table). Halve the error by
+    1/64 for half the step. Where exactness matters, use :class:`~pyro_implicit.chains.HMC`.
+
+    Steps whose energy error is not finite, or enormous, are refused: the chain stays and turns
+    round. They are counted as diverging.
+
+    :param float energy_error: the mean of :math:`\Delta E^2 / m` that the step size is tuned to.
+    :param decoherence: length over which the direction is forgotten, in units of the preconditioned
+        latents; by default :math:`\tfrac12 \sqrt m`.
+    :param precondition: the units that the warm-up learns, within chains: ``"diagonal"``, a
+        deviation for each latent; ``"dense"``, a covariance; None, none; ``"auto"``, ``"dense"`` up
+        to 64 latents and None above (networks are sampled better without).
+    :param step_size: None: tuned in the warm-up, by chain. A number: used as it is.
+    :param int thin: keep a draw every so many steps.
+    :raises ArgumentError: for bad values.
+
+    Source: `Fluctuation without dissipation: Microcanonical Langevin Monte Carlo`, J. Robnik,
+    U. Seljak; started from modes as in `Microcanonical Langevin Ensembles: Advancing the Sampling
+    of Bayesian Neural Networks`, E. Sommer, J. Robnik, G. Nozadze, U. Seljak, D. Rügamer, ICLR.
+    """
+
+    energy_error: float = 0.005
+    decoherence: float | None = None
+    precondition: str | None = "auto"
+    step_size: float | None = None
+    thin: int = 10
+
+    def __post_init__(self) -> None:
+        check_number("energy_error", self.energy_error, above=0)
+        for name in ("decoherence", "step_size"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), above=0, why=", or None")
+        check_choice("precondition", self.precondition, PRECONDITIONS)
+        check_count("thin", self.thin)
+
+    def begin(self, u: Tensor, density: Density, generator: torch.Generator) -> State:
+        """See :class:`~pyro_implicit.chains.kernel.Kernel`."""
+        if u.shape[-1] < 2:
+            raise ArgumentError(
+                "kernel='mclmc' needs two latents at least, since a direction in one dimension "
+                "cannot turn; the model has one. Write kernel='hmc'."
+            )
+        value, gradient = density(u)
+        first = self.step_size or _FIRST_STEP * math.sqrt(u.shape[-1])
+        return {
+            "u": u,
+            "value": value,
+            "gradient": gradient,
+            "scale": torch.ones_like(u[0]),
+            "velocity": unit(normal_like(u, generator)),
+            "step_size": torch.full_like(u[:, 0], first),
+            "constant": torch.zeros_like(u[:, 0]),
+            "tuned": u.new_zeros(()),
+        }
+
+    def step(
+        self, state: State, density: Density, generator: torch.Generator, tune: bool
+    ) -> tuple[State, Statistics]:
+        """See :class:`~pyro_implicit.chains.kernel.Kernel`."""
+        size, scale = state["step_size"][:, None], state["scale"]
+        velocity, first = turn(state["velocity"], pulled(scale, state["gradient"]), size / 2)
+        u = state["u"] + stretched(scale, size * velocity)
+        value, gradient = density(u)
+        velocity, second = turn(velocity, pulled(scale, gradient), size / 2)
+        error = first + second - (value - state["value"])
+        usable = error.isfinite() & (error.abs() < 50 + 5 * math.sqrt(u.shape[-1]))
+        usable = usable & gradient.isfinite().all(-1)
+        new = {
+            **state,
+            "u": where(usable, u, state["u"]),
+            "value": where(usable, value, state["value"]),
+            "gradient": where(usable, gradient, state["gradient"]),
+            "velocity": where(usable, velocity, -state["velocity"]),
+        }
+        if tune and self.step_size is None:
+            new |= self._tuned(state, error, usable)
+        travelled = new["step_size"][:, None] / self._length(u.shape[-1])
+        new["velocity"] = wobble(new["velocity"], normal_like(u, generator), travelled)
+        told = {
+            "lp": new["value"],
+            "energy_error": where(usable, error, torch.zeros_like(error)),
+            "step_size": state["step_size"],
+            "diverging": ~usable,
+        }
+        return new, told
+
+    def _length(self, num_latents: int) -> float:
+        return self.decoherence or 0.5 * math.sqrt(num_latents)
+
+    def _tuned(self, state: State, error: Tensor, usable: Tensor) -> State:
+        """
+        The squared energy error grows as the sixth power of the step size.
+
+        The constant is a running mean, so that the size follows it at once and without a rate.
+        """
+        size, num_latents = state["step_size"], state["u"].shape[-1]
+        found = (error.square() / num_latents).clamp(max=_SURPRISE * self.energy_error)
+        found = torch.where(usable, found, torch.full_like(found, _SURPRISE * self.energy_error))
+        constant = found / size.pow(6)
+        weight = 1 / (state["tuned"] + 1).clamp(max=_MEMORY)
+        constant = ((1 - weight) * state["constant"] + weight * constant).clamp(min=1e-30)
+        wanted = (self.energy_error / constant).pow(1 / 6)
+        return {
+            "constant": constant,
+            "tuned": state["tuned"] + 1,
+            "step_size": wanted.clamp(size / _MOST**2, size * _MOST),
+        }
+
+    def rescale(self, state: State, scale: Tensor, generator: torch.Generator) -> State:
+        """See :class:`~pyro_implicit.chains.kernel.Kernel`."""
+        if scale is state["scale"]:
+            return state
+        change = (log_size(state["scale"]) - log_size(scale)).exp()
+        size = state["step_size"] if self.step_size else state["step_size"] * change
+        return {
+            **state,
+            "scale": scale,
+            "velocity": unit(normal_like(state["u"], generator)),
+            "step_size": size,
+            "constant": torch.zeros_like(size),
+            "tuned": torch.zeros_like(state["tuned"]),
+        }
+
+    def settle(self, state: State) -> State:
+        """See :class:`~pyro_implicit.chains.kernel.Kernel`."""
+        return state
+
+    def describe(self) -> dict[str, Any]:
+        """See :class:`~pyro_implicit.chains.kernel.Kernel`."""
+        return {"kernel": "mclmc", **asdict(self)}

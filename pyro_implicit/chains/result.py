@@ -1,0 +1,393 @@
+"""Chains as a guide: draws of a posterior that go on, and can be looked at, saved and used."""
+
+# Shape legend: C chains, T kept draws of each, m unconstrained latents.
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyro_implicit._checks import check_count, check_flag, check_names, check_state
+from pyro_implicit._plain import as_state_error
+from pyro_implicit.chains.convergence import effective_sizes, r_hats, warn_of
+from pyro_implicit.chains.density import ChainDensity, cast
+from pyro_implicit.chains.draws_guide import DrawsGuide
+from pyro_implicit.chains.kernels import kernel_from
+from pyro_implicit.chains.predictions import expectations
+from pyro_implicit.chains.walk import Progress, Walk
+from pyro_implicit.exceptions import StateError
+from pyro_implicit.guides.latent_site import LatentSite
+from pyro_implicit.handlers.log_joint import LogJoint
+
+__all__ = ["Chains", "Program"]
+
+_OF_LATENTS = (
+    "Where hidden units can change places (networks), that of weights means nothing: look at "
+    "chains.predictive_r_hat(...). Else let them go on (chains.run), or start elsewhere."
+)
+_OF_PREDICTIONS = (
+    "Predictions pool them all the same, as an ensemble does, but their spread is not the "
+    "posterior's. Let them go on: chains.run(...)."
+)
+
+
+class Program:
+    """
+    A model with the arguments that chains sample it for.
+
+    :param model: a Pyro model.
+    :param args: its arguments.
+    :param kwargs: its keyword arguments.
+    """
+
+    def __init__(
+        self, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.model, self.args, self.kwargs = model, args, kwargs
+
+    def density(self, sites: list[LatentSite], dtype: torch.dtype) -> ChainDensity:
+        """
+        The density in some precision.
+
+        :param sites: the latents.
+        :param torch.dtype dtype: of latents and data.
+        :returns: the density of unconstrained points.
+        """
+        args, kwargs = cast(self.args, dtype), cast(self.kwargs, dtype)
+        return ChainDensity(LogJoint(self.model, sites, args, kwargs), dtype)
+
+
+class Chains(DrawsGuide):
+    """
+    The chains of :func:`~pyro_implicit.refine`: a guide, and what it was made by.
+
+    Called, it picks one of the kept draws at random, as Pyro sites: it can be used wherever a
+    guide is drawn from (``predict``, ``posterior_draws``, ``log_predictive_density``, ``to_arviz``
+    with real chains). It has no density, and objectives refuse it.
+
+    Before any draw is kept the current positions count as draws: with ``num_steps=0`` these are the
+    starts, so that ``refine(model, 16, *args, num_steps=0)`` is an ensemble of 16 modes.
+
+    :param sites: the latents.
+    :param torch.dtype dtype: that the model's latents have; chains may move in another.
+    :param Walk walk: where the chains are.
+    :param program: model and arguments, or None for chains that cannot go on.
+    :param bool interrupted: whether the last run was broken off.
+    """
+
+    def __init__(
+        self,
+        sites: list[LatentSite],
+        dtype: torch.dtype,
+        walk: Walk,
+        program: Program | None,
+        interrupted: bool = False,
+    ) -> None:
+        super().__init__(sites, dtype)
+        self._walk, self._program = walk, program
+        #: whether the last run was broken off by Ctrl-C
+        self.interrupted = interrupted
+        #: how the density is evaluated (recorded, vmap or loop), once it has been
+        self.how = ""
+
+    # ---- going on
+
+    def run(self, num_steps: int, progress: bool = True) -> Chains:
+        """
+        Goes on, with the same bits as one longer run of the same warm-up would have had.
+
+        :param int num_steps: further gradients per chain.
+        :param bool progress: whether to show a progress bar.
+        :returns: itself.
+        :raises ArgumentError: for bad values.
+        :raises StateError: if the chains were loaded without a model.
+        """
+        num_steps = check_count("num_steps", num_steps)
+        check_flag("progress", progress)
+        if self._program is None:
+            raise StateError(
+                "these chains were loaded without a model, so they cannot go on. Write "
+                "Chains.from_state_dict(state, model, *args) with the arguments that they had."
+            )
+        position = self._walk.progress.state["u"]
+        density = self._program.density(self.sites, position.dtype)
+        with density.ready(position):
+            return self._run(density, num_steps, progress)
+
+    def _run(self, density: ChainDensity, num_steps: int, progress: bool) -> Chains:
+        walk = self._walk
+        total = walk.target + num_steps
+        with tqdm(
+            total=total, initial=walk.progress.num_steps, desc="chains", disable=not progress
+        ) as bar:
+            self.interrupted = walk.advance(density, num_steps, bar)
+        self.how = density.how
+        return self
+
+    # ---- what they are
+
+    @property
+    def num_chains(self) -> int:
+        """How many chains there are."""
+        return len(self._walk.progress.state["u"])
+
+    @property
+    def num_draws(self) -> int:
+        """Draws of each chain that are kept."""
+        return len(self._walk.kept)
+
+    @property
+    def num_steps(self) -> int:
+        """Gradients that each chain has spent, the warm-up included, the search for modes not."""
+        return self._walk.progress.num_steps
+
+    @property
+    def num_gradients(self) -> int:
+        """Gradients spent in all: those of every chain, and of the search for modes."""
+        return self._walk.progress.num_gradients
+
+    @property
+    def by_chain(self) -> Tensor:
+        """Unconstrained draws, shape ``(C, T, m)``; the current positions before any is kept."""
+        if not self._walk.kept:
+            return self._walk.progress.state["u"][:, None]
+        return torch.stack(self._walk.kept, 1)
+
+    @property
+    def unconstrained(self) -> Tensor:
+        """All draws, chain after chain, shape ``(C * T, m)``."""
+        return self.by_chain.flatten(0, 1)
+
+    @property
+    def draws(self) -> dict[str, Tensor]:
+        """Constrained draws by site, shape ``(C, T, *site_shape)``."""
+        return self.constrained(self.by_chain)
+
+    @property
+    def sample_stats(self) -> dict[str, Tensor]:
+        """
+        What happened at each kept draw, shape ``(C, T)`` each.
+
+        ``lp``: the log-density in the unconstrained space. ``energy_error`` and ``step_size``, of
+        the last step. ``diverging``: whether a step since the draw before was refused, or (HMC) had
+        an enormous energy error. HMC: ``acceptance_rate`` and ``n_steps`` too.
+        """
+        steps = self._walk.statistics
+        return (
+            {key: torch.stack([one[key] for one in steps], 1) for key in steps[0]} if steps else {}
+        )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The kernel's settings and the length of the warm-up, as plain values."""
+        return {**self._walk.kernel.describe(), "num_warmup": self._walk.num_warmup}
+
+    def split(self) -> list[Chains]:
+        """
+        Each chain as a guide of its own, for :class:`~pyro_implicit.EnsembleGuide`.
+
+        :returns: as many as there are chains; they cannot go on.
+        """
+        parts = []
+        for chain in range(self.num_chains):
+            one = slice(chain, chain + 1)
+            now = self._walk.progress
+            state = {**now.state, "u": now.state["u"][one]}
+            walk = Walk(
+                self._walk.kernel,
+                self._walk.num_warmup,
+                self._walk.generator,
+                Progress(state, now.random, 0, now.num_steps, now.num_after, now.num_kept),
+                now.num_steps,
+                [u[one] for u in self._walk.kept],
+                [{k: v[one] for k, v in told.items()} for told in self._walk.statistics],
+            )
+            parts.append(Chains(self.sites, self.dtype, walk, None))
+        return parts
+
+    # ---- whether they agree
+
+    def r_hat(self) -> dict[str, Tensor]:
+        """
+        The rank-normalised split r-hat of each latent, with a warning above 1.1.
+
+        Where a posterior has equivalent modes, as that of a network whose hidden units can change
+        places, each chain is in one of its own, and r-hats of weights mean nothing: then only
+        those of predictions do (:meth:`predictive_r_hat`).
+
+        :returns: by site, shape ``(*site_shape,)``.
+        :raises StateError: for fewer than 4 draws.
+
+        Source: `Rank-Normalization, Folding, and Localization`, A. Vehtari, A. Gelman, D. Simpson,
+        B. Carpenter, P.-C. Bürkner; computed by ArviZ.
+        """
+        found = r_hats(self.draws)
+        warn_of("latents", found, _OF_LATENTS)
+        return found
+
+    def effective_size(self) -> dict[str, Tensor]:
+        """
+        The bulk effective sample size of each latent, of all chains together.
+
+        :returns: by site, shape ``(*site_shape,)``.
+        :raises StateError: for fewer than 4 draws.
+        """
+        return effective_sizes(self.draws)
+
+    def predictive_r_hat(
+        self,
+        *args: Any,
+        sites: Iterable[str] | None = None,
+        num_samples: int = 1000,
+        **kwargs: Any,
+    ) -> dict[str, Tensor]:
+        """
+        The r-hat of what each draw predicts for each datum, with a warning above 1.1.
+
+        What is compared is the expectation of the observation under each draw (its mean, or the
+        probabilities of the classes), without observation noise.
+
+        :param args: arguments of the model, such as the inputs of test rows.
+        :param sites: names of the sites to compare, deterministic ones included; by default all
+            that are neither latent nor deterministic.
+        :param int num_samples: at most so many draws of all chains together are compared.
+        :param kwargs: keyword arguments of the model.
+        :returns: by site, shape ``(rows, ...)``.
+        :raises SiteError: if there is nothing to compare.
+        :raises StateError: for fewer than 4 draws, or chains without a model.
+        """
+        found = r_hats(self._predictions(args, kwargs, sites, num_samples))
+        warn_of("predictions", found, _OF_PREDICTIONS)
+        return found
+
+    def predictive_effective_size(
+        self,
+        *args: Any,
+        sites: Iterable[str] | None = None,
+        num_samples: int = 1000,
+        **kwargs: Any,
+    ) -> dict[str, Tensor]:
+        """
+        The bulk effective sample size of what is predicted for each datum.
+
+        :param args: arguments of the model, such as the inputs of test rows.
+        :param sites: names of the sites to look at, see :meth:`predictive_r_hat`.
+        :param int num_samples: at most so many draws of all chains together are looked at.
+        :param kwargs: keyword arguments of the model.
+        :returns: by site, shape ``(rows, ...)``.
+        :raises SiteError: if there is nothing to look at.
+        :raises StateError: for fewer than 4 draws, or chains without a model.
+        """
+        return effective_sizes(self._predictions(args, kwargs, sites, num_samples))
+
+    def _predictions(
+        self, args: Any, kwargs: Any, sites: Iterable[str] | None, num_samples: int
+    ) -> dict[str, Tensor]:
+        num_samples = check_count("num_samples", num_samples)
+        sites = None if sites is None else check_names("sites", sites)
+        if self._program is None:
+            raise StateError(
+                "these chains have no model to predict with. Write "
+                "Chains.from_state_dict(state, model, *args)."
+            )
+        draws, _ = self.draws_by_chain(num_samples)
+        return expectations(self._program.model, draws, args, kwargs, sites)
+
+    def draws_by_chain(self, num_samples: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """
+        Evenly spaced draws of each chain, and what happened at them.
+
+        :param int num_samples: at most so many of all chains together, and one of each at least.
+        :returns: constrained draws by site, shape ``(C, T', *site_shape)``, and statistics by name,
+            ``(C, T')``.
+        :raises ArgumentError: unless it is a positive integer.
+        """
+        num_samples = check_count("num_samples", num_samples)
+        by_chain = self.by_chain
+        there = by_chain.shape[1]
+        count = min(max(num_samples // self.num_chains, 1), there)
+        places = [(i + 1) * there // count - 1 for i in range(count)]
+        told = {name: value[:, places] for name, value in self.sample_stats.items()}
+        return self.constrained(by_chain[:, places]), told
+
+    def __str__(self) -> str:
+        settings = self.settings
+        lines = [
+            f"{self.num_chains} chains of {settings['kernel']}, {self.num_draws} draws each "
+            f"after a warm-up of {settings['num_warmup']} of {self.num_steps} gradients; "
+            f"{self.num_gradients} in all"
+        ]
+        if self.interrupted:
+            lines.append("interrupted: chains.run(...) goes on")
+        told = self.sample_stats
+        if told:
+            size, error = told["step_size"].double(), told["energy_error"].double()
+            per_latent = float(error.square().mean()) / self.by_chain.shape[-1]
+            lines.append(
+                f"step size {float(size.mean()):.3g}, squared energy error per latent "
+                f"{per_latent:.2g}, {int(told['diverging'].sum())} draws after a refused step"
+            )
+        return "\n".join(lines)
+
+    # ---- saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """
+        All that is needed to go on or to draw, as tensors and plain values.
+
+        :returns: for :func:`~pyro_implicit.saving.save_state`; :meth:`from_state_dict` reads it.
+        """
+        walk, now = self._walk, self._walk.progress
+        return {
+            "chains": 1,
+            "sites": [site.to_state() for site in self.sites],
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "kernel": walk.kernel.describe(),
+            "num_warmup": walk.num_warmup,
+            "target": walk.target,
+            "interrupted": self.interrupted,
+            "progress": {**vars(now), "state": dict(now.state)},
+            "kept": torch.stack(walk.kept, 1) if walk.kept else None,
+            "statistics": self.sample_stats,
+        }
+
+    @classmethod
+    def from_state_dict(
+        cls,
+        state: Mapping[str, Any],
+        model: Callable[..., Any] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Chains:
+        """
+        Chains as they were saved.
+
+        :param dict state: of :meth:`state_dict`.
+        :param model: the model that they sampled, to go on; None for chains to draw from.
+        :param args: its arguments, the same data.
+        :param kwargs: its keyword arguments.
+        :returns: chains that go on with the same bits.
+        :raises StateError: if it is no such state.
+        """
+        state = check_state(cls, state)
+        with as_state_error("the state of chains"):
+            if state["chains"] != 1:
+                raise StateError(f"the state has version {state['chains']}; expected 1.")
+            progress = Progress(**state["progress"])
+            device = progress.state["u"].device
+            generator = torch.Generator(device)
+            generator.set_state(progress.random.cpu())
+            kept = [] if state["kept"] is None else list(state["kept"].unbind(1))
+            columns = {name: value.unbind(1) for name, value in state["statistics"].items()}
+            told = [{n: c[i] for n, c in columns.items()} for i in range(len(kept))]
+            kernel = kernel_from(state["kernel"])
+            walk = Walk(
+                kernel, state["num_warmup"], generator, progress, state["target"], kept, told
+            )
+            sites = [LatentSite.from_state(site) for site in state["sites"]]
+            program = None if model is None else Program(model, args, kwargs)
+            dtype = getattr(torch, state["dtype"])
+            return cls(sites, dtype, walk, program, bool(state["interrupted"]))

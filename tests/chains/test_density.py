@@ -1,0 +1,134 @@
+"""The density of many chains: the same numbers vectorised, recorded and one after the other."""
+
+from __future__ import annotations
+
+import warnings
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+from pyro_implicit.chains.density import ChainDensity, cast
+from pyro_implicit.chains.latents import read_latents
+from pyro_implicit.exceptions import SiteError
+from pyro_implicit.handlers.log_joint import LogJoint
+from tests.chains.models import X, Y, funnel, line, local
+
+
+def density(model, *args, dtype=torch.float32):
+    sites, _ = read_latents(model, args, {})
+    return ChainDensity(LogJoint(model, sites, args, {}), dtype)
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "m"), [(line, (X, Y), 3), (local, (Y,), 13), (funnel, (), 4)]
+)
+def test_recorded_numbers_are_those_of_single_points(model, args, m):
+    found = density(model, *args)
+    u = torch.randn(5, m)
+    with found.ready(u):
+        assert found.how == "recorded" and found.num_gradients == 0
+        values, gradients = found(u)
+        once_more = found._vectorised(u)
+        assert torch.equal(values, once_more[0]) and torch.equal(gradients, once_more[1])
+        expected = found._looped(u)
+    torch.testing.assert_close(values, expected[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(gradients, expected[1], rtol=1e-4, atol=1e-3)
+    assert found.num_gradients == 5
+
+
+def test_a_parameter_is_seen_anew_each_time():
+    def model():
+        loc = pyro.param("loc", torch.tensor(0.0))
+        pyro.sample("x", dist.Normal(loc, 1.0).expand([2]).to_event(1))
+
+    found = density(model)
+    u = torch.zeros(3, 2)
+    with found.ready(u):
+        at_zero = found(u)[0]
+    pyro.get_param_store()["loc"] = torch.tensor(2.0)
+    with found.ready(u):
+        torch.testing.assert_close(found(u)[0], at_zero - 4.0)
+
+
+def test_another_number_of_points_is_evaluated_too():
+    found = density(line, X, Y)
+    u = torch.randn(4, 3)
+    with found.ready(u):
+        torch.testing.assert_close(found(u[:3])[0], found(u)[0][:3])
+
+
+def branching():
+    x = pyro.sample("x", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    scale = 1.0 if float(x[0].detach()) > 0 else 2.0
+    pyro.sample("y", dist.Normal(x[1], scale), obs=torch.tensor(1.0))
+
+
+def test_a_model_that_reads_numbers_is_looped_with_the_reason():
+    found = density(branching)
+    u = torch.tensor([[1.0, 0.5], [-1.0, 0.5]])
+    with pytest.warns(UserWarning, match="one after the other.*does not vectorise over them: "):
+        with found.ready(u):
+            assert found.how == "loop" and found.reason
+            values, gradients = found(u)
+    prior = dist.Normal(0.0, 1.0).log_prob(u).sum(-1)
+    likelihood = dist.Normal(u[:, 1], torch.tensor([1.0, 2.0])).log_prob(torch.tensor(1.0))
+    torch.testing.assert_close(values, prior + likelihood)
+    torch.testing.assert_close(gradients[:, 0], -u[:, 0])
+
+
+def test_a_model_that_is_another_one_when_vectorised_is_looped():
+    def model():
+        x = pyro.sample("x", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        if torch._C._functorch.is_batchedtensor(x):
+            x = 2 * x
+        pyro.factor("f", -x.square().sum())
+
+    found = density(model)
+    with pytest.warns(UserWarning, match="differ from those of single points"):
+        with found.ready(torch.ones(2, 2)):
+            assert found.how == "loop"
+
+
+def test_random_densities_are_refused():
+    def model():
+        pyro.sample("x", dist.Normal(0.0, 1.0))
+        pyro.factor("noise", torch.randn(()))
+
+    with pytest.raises(SiteError, match="draws random numbers beside its latents"):
+        with density(model).ready(torch.zeros(2, 1)):
+            pass
+
+
+def test_nothing_global_is_left_behind():
+    found = density(line, X.double(), Y.double(), dtype=torch.float64)
+    u = torch.zeros(2, 3, dtype=torch.float64)
+    with found.ready(u):
+        assert torch.get_default_dtype() == torch.float64
+        assert found(u)[0].dtype == torch.float64
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_outside_of_the_domain_a_loop_says_nan():
+    def model():
+        x = pyro.sample("x", dist.Normal(0.0, 1.0))
+        if float(x.detach()) > 3:
+            raise ValueError("too far")
+
+    found = density(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with found.ready(torch.zeros(1, 1)):
+            assert found(torch.full((2, 1), 4.0))[0].isnan().all()
+
+
+def test_only_numbers_with_a_point_are_converted():
+    mixed = cast((X, torch.arange(3), "text", None), torch.float64)
+    assert [getattr(one, "dtype", one) for one in mixed] == [
+        torch.float64,
+        torch.int64,
+        "text",
+        None,
+    ]
+    assert cast({"x": X}, torch.float64)["x"].dtype == torch.float64

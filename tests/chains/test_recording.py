@@ -1,0 +1,53 @@
+"""Recorded functions: the same bits, or none."""
+
+from __future__ import annotations
+
+import torch
+
+from pyro_implicit.chains.recording import record
+
+
+def test_constants_are_evaluated_once_and_nothing_is_lost():
+    data = torch.randn(7)
+
+    def function(u):
+        scale = data.square().sum().sqrt() + 1
+        shifted = u.view(3, 2) * 1 - data[:2]
+        return (shifted / scale).sum(-1), torch.tanh(shifted)
+
+    recorded = record(function, torch.randn(3, 2))
+    assert recorded is not None
+    for _ in range(3):
+        u = torch.randn(3, 2)
+        for found, expected in zip(recorded(u), function(u), strict=True):
+            assert torch.equal(found, expected)
+
+
+def test_nan_is_the_same_as_nan():
+    def function(u):
+        return u.log().sum(-1), u.log()
+
+    assert record(function, torch.tensor([[-1.0, 1.0]])) is not None
+
+
+def test_what_does_not_repeat_is_not_recorded():
+    counter = iter(range(100))
+
+    def function(u):
+        return u.sum(-1) + next(counter), u * 1.5
+
+    assert record(function, torch.ones(2, 2)) is None
+
+
+def test_random_numbers_stay_random():
+    def function(u):
+        return u.sum(-1), torch.rand(2, 2)
+
+    assert record(function, torch.ones(2, 2)) is None
+
+
+def test_what_cannot_be_traced_is_not_recorded():
+    def function(u):
+        return u.sum(-1) * float(u.sum()), u
+
+    assert record(function, torch.ones(2, 2)) is None

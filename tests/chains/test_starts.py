@@ -1,0 +1,179 @@
+"""Where chains begin: modes, guides, lists of guides, draws; and what cannot be a start."""
+
+from __future__ import annotations
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer.autoguide import AutoNormal
+
+from pyro_implicit import HyperNetworkGuide, refine
+from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError, SiteError
+from tests.chains.models import X, Y, line, local
+
+
+def begun(start, model=line, args=(X, Y), **options):
+    options = {"num_chains": 4, "num_steps": 0, "seed": 0, "progress": False} | options
+    return refine(model, start, *args, **options)
+
+
+def delta(value: float):
+    def guide(*args):
+        pyro.sample("w", dist.Delta(torch.full((2,), value), event_dim=1))
+        pyro.sample("sigma", dist.Delta(torch.tensor(value)))
+
+    return guide
+
+
+def test_modes_of_few_latents_are_maxima():
+    chains = begun(4)
+    u = chains.by_chain[:, 0]
+    assert (u - u[0]).abs().max() < 1e-2  # there is one mode
+    density = chains._program.density(chains.sites, torch.float32)
+    with density.ready(u):
+        assert density(u)[1].abs().max() < 0.1
+    assert chains.num_gradients > 0 and chains.num_steps == 0
+
+
+def wide(x):
+    with pyro.plate("wide", 40):
+        pyro.sample("z", dist.Normal(x, 0.1))
+
+
+def test_modes_of_many_latents_by_adam_with_early_stop():
+    x = torch.linspace(-1, 1, 40)
+    chains = begun(2, wide, (x,), num_chains=3, mode_steps=1200)
+    torch.testing.assert_close(chains.draws["z"][:, 0], x.expand(3, 40), atol=0.02, rtol=0)
+    assert torch.equal(chains.by_chain[0], chains.by_chain[2])  # they take turns
+    assert chains.num_gradients < 2 * 1200  # it did not take them all
+
+
+def test_few_steps_are_few():
+    chains = begun(2, wide, (torch.zeros(40),), mode_steps=7)
+    assert chains.num_gradients < 2 * 7 + 20
+
+
+def test_starts_differ_and_lie_between_median_and_prior():
+    chains = begun(4, wide, (torch.zeros(40),), mode_steps=1, dispersion=1.0)
+    spread = chains.by_chain.std().item()
+    assert 0.05 < spread < 0.2
+    assert begun(4, wide, (torch.zeros(40),), mode_steps=1, dispersion=0.0).by_chain.std() < 0.06
+
+
+def improper():
+    pyro.sample("x", dist.ImproperUniform(dist.constraints.positive, (), ()))
+    pyro.sample("y", dist.Normal(0.0, 1.0))
+    pyro.factor("f", torch.tensor(0.0))
+
+
+def test_latents_that_cannot_be_drawn_are_dispersed_all_the_same():
+    chains = begun(4, improper, (), mode_steps=1)
+    assert bool(chains.by_chain.isfinite().all())
+
+
+def test_a_guide_gives_its_draws():
+    guide = HyperNetworkGuide(line, hidden_dims=(4,)).setup(X, Y)
+    chains = begun(guide, num_chains=6)
+    assert chains.draws["w"].shape == (6, 1, 2) and chains.draws["sigma"].shape == (6, 1)
+    assert len(chains.draws["w"].flatten(1).unique(dim=0)) == 6
+    assert bool((chains.draws["sigma"] > 0).all())
+
+
+def test_guides_take_turns():
+    chains = begun([delta(0.5), AutoNormal(line), delta(1.5)], num_chains=5)
+    sigma = chains.draws["sigma"][:, 0]
+    torch.testing.assert_close(sigma[[0, 2, 3]], torch.tensor([0.5, 1.5, 0.5]))
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 9])
+def test_draws_by_site(count):
+    given = {"w": torch.randn(count, 2), "sigma": torch.rand(count) + 0.1}
+    chains = begun(given)
+    places = [i * count // 4 for i in range(4)] if count >= 4 else [i % count for i in range(4)]
+    torch.testing.assert_close(chains.draws["w"][:, 0], given["w"][places])
+    torch.testing.assert_close(chains.draws["sigma"][:, 0], given["sigma"][places])
+
+
+def test_unconstrained_draws():
+    u = torch.randn(4, 3)
+    torch.testing.assert_close(begun(u).by_chain[:, 0], u)
+
+
+def test_chains_are_a_start_too():
+    first = begun(4)
+    again = begun(first)
+    torch.testing.assert_close(again.by_chain.sum(), first.by_chain.sum())
+
+
+@pytest.mark.parametrize(
+    ("start", "error", "text"),
+    [
+        (0, ArgumentError, "start=0"),
+        (5, ArgumentError, "start=5; expected an integer >= 1 and <= 4"),
+        (True, ArgumentError, "a number of modes to search for"),
+        (None, ArgumentError, "a number of modes to search for"),
+        ("laplace", ArgumentError, "a number of modes to search for"),
+        ([], ArgumentError, "a list of 0 guides for 4 chains"),
+        ([3], ArgumentError, r"start\[0\]"),
+        (AutoNormal, ArgumentError, "is the class AutoNormal"),
+        (torch.zeros(4), ShapeError, r"unconstrained draws \(n, m\)"),
+        (torch.zeros(4, 5), ShapeError, r"unconstrained draws\s+\(n, 3\), the sites in the order"),
+        (torch.zeros(0, 3), ShapeError, r"unconstrained draws\s+\(n, 3\)"),
+        (torch.full((4, 3), math.nan), ArgumentError, "NaN"),
+        ({"w": torch.zeros(3, 2)}, SiteError, "values are given for sites"),
+        ({"w": torch.zeros(3, 2), "sigma": torch.ones(2)}, ShapeError, "same n >= 1"),
+        ({"w": torch.zeros(3, 2), "sigma": -torch.ones(3)}, SiteError, "outside of its support"),
+    ],
+)
+def test_what_is_no_start(start, error, text):
+    with pytest.raises(error, match=text):
+        begun(start)
+
+
+def test_a_start_without_a_density():
+    with pytest.raises(NonFiniteError, match="not finite at the start of 2 of 2 chains.*'y'"):
+        begun(2, args=(X, Y * math.nan))
+    given = {"w": torch.full((2, 2), 1e30), "sigma": torch.ones(2)}
+    with pytest.raises(NonFiniteError, match="or give other starts"):
+        begun(given)
+
+
+# ---- models that chains cannot sample
+
+
+def test_a_plate_that_shows_some_rows_is_refused():
+    with pytest.raises(SiteError, match="shows 5 of its 12 rows.*the density of all data.*fit"):
+        begun(2, args=(X[:5], Y[:5]))
+
+    def random_rows(y):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(y), subsample_size=3) as rows:
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=y[rows])
+
+    with pytest.raises(SiteError, match="'rows' around site .* shows 3 of its 12 rows"):
+        begun(2, random_rows, (Y,))
+
+
+def test_discrete_latents_are_refused():
+    def mixture():
+        z = pyro.sample("z", dist.Bernoulli(0.5))
+        pyro.sample("x", dist.Normal(z, 1.0))
+
+    with pytest.raises(SiteError, match="'z'.*discrete"):
+        begun(2, mixture, ())
+
+
+def test_a_model_without_latents():
+    def observed():
+        pyro.sample("x", dist.Normal(0.0, 1.0), obs=torch.tensor(0.5))
+
+    with pytest.raises(SiteError, match="no latent site to sample"):
+        begun(2, observed, ())
+
+
+def test_latents_of_every_row_are_fine_in_full_batches():
+    chains = begun(3, local, (Y,), num_steps=60)
+    assert chains.draws["mean"].shape == (4, 3, 12) and chains.draws["scale"].shape == (4, 3)
