@@ -23,6 +23,8 @@ __all__ = ["AutoregressiveGenerator"]
 
 #: the logarithm of a scale stays within plus and minus this
 _MOST_LOG_SCALE = 4.0
+#: the default width: hidden units for each output, within these
+_UNITS_PER_OUTPUT, _LEAST, _MOST = 4, 40, 128
 
 
 class AutoregressiveBlock(nn.Module):
@@ -49,11 +51,9 @@ class AutoregressiveBlock(nn.Module):
         self.register_buffer("mask_in", unit[:, None] >= position, persistent=False)
         self.register_buffer("mask_hidden", unit[:, None] >= unit, persistent=False)
         self.register_buffer("mask_out", position[:, None] > unit, persistent=False)
-        self.weight_in = nn.Parameter(torch.randn(hidden_dim, size) / math.sqrt(size))
+        self.weight_in = nn.Parameter(_first_weights(self.mask_in))
         self.bias_in = nn.Parameter(torch.randn(hidden_dim))
-        self.weight_hidden = nn.Parameter(
-            torch.randn(hidden_dim, hidden_dim) / math.sqrt(hidden_dim)
-        )
+        self.weight_hidden = nn.Parameter(_hidden_weights(self.mask_hidden))
         self.bias_hidden = nn.Parameter(torch.zeros(hidden_dim))
         spread = 0.01 / math.sqrt(hidden_dim)
         self.weight_out = nn.Parameter(spread * torch.randn(self.num_outputs, size, hidden_dim))
@@ -124,6 +124,27 @@ class AutoregressiveBlock(nn.Module):
         return x, count
 
 
+def _first_weights(mask: Tensor) -> Tensor:
+    """
+    Make the first layer's weights: each unit begins as a function of nearly one entry alone.
+
+    It is the last that the unit may see. Most latents depend on few others, and a feature of one
+    entry is found sooner than one of a sum over all.
+    """
+    num_units = len(mask)
+    seen = mask.sum(1)
+    weights = 0.3 * torch.randn(mask.shape) / seen.sqrt()[:, None]
+    signs = 2.0 * torch.randint(2, (num_units,)) - 1
+    weights[torch.arange(num_units), seen - 1] += signs * (0.7 + 0.8 * torch.rand(num_units))
+    return weights
+
+
+def _hidden_weights(mask: Tensor) -> Tensor:
+    """Make the second layer's weights: the identity, and as much of all that a unit may see."""
+    size = len(mask)
+    return torch.eye(size) + 0.5 * torch.randn(size, size) / mask.sum(1).sqrt()[:, None]
+
+
 def _degrees(num_units: int, most: int) -> Tensor:
     """Last entry that each hidden unit sees, spread over all that an entry may depend on."""
     if num_units >= most:
@@ -137,8 +158,14 @@ class AutoregressiveGenerator(Generator):
 
     In each of ``K`` blocks an entry is an increasing function of itself, shaped by the entries
     before it: an inverse autoregressive flow (Kingma et al., NeurIPS 2016) with the identity plus
-    steps in place of the affine map, so that a block can pull mass apart. Between blocks there are
-    linear maps of positive determinant and a reversal of the order.
+    steps in place of the affine map, so that a block can pull mass apart. Each is followed by a
+    linear map of positive determinant. The order of the entries is reversed between two blocks,
+    that of the last is the order of the outputs: put what others depend on first, as a model does.
+
+    The networks begin as functions of nearly one entry for each unit, and with four units for each
+    entry. Both shorten training: on ten bent pairs (20 outputs, 1000 steps) the divergence was
+    1.74 nats with 40 units and 0.61 with 80, and 1.36 where units began as sums over all entries.
+    Three blocks of two steps: 0.38 to 0.30. See ``docs/results/generators.md``.
 
     As for :class:`~pyro_implicit.generators.BijectiveGenerator`, noise and draw determine each
     other: :class:`~pyro_implicit.LinearisedELBO` is a true lower bound on the evidence, and the
@@ -146,7 +173,8 @@ class AutoregressiveGenerator(Generator):
     ``m`` rounds, in practice a few.
 
     :param int output_dim: outputs and noise dimensions ``m``.
-    :param int hidden_dim: width of the two hidden layers of each block.
+    :param int hidden_dim: width of the two hidden layers of each block; by default four units for
+        each output, at least 40 and at most 128.
     :param int num_blocks: ``K``.
     :param int num_steps: steps of each increasing function; 0 leaves it affine.
     :param str mixing: the linear maps: ``"diagonal"``, ``"triangular"`` (a full matrix by its
@@ -163,17 +191,19 @@ class AutoregressiveGenerator(Generator):
     def __init__(
         self,
         output_dim: int,
-        hidden_dim: int = 40,
+        hidden_dim: int | None = None,
         *,
-        num_blocks: int = 2,
-        num_steps: int = 3,
+        num_blocks: int = 3,
+        num_steps: int = 2,
         mixing: str = "auto",
         init_scale: float = 1.0,
     ) -> None:
         output_dim = check_count("output_dim", output_dim)
         super().__init__((output_dim,), output_dim)
         init_scale = check_number("init_scale", init_scale, above=0)
-        self.hidden_dim = check_count("hidden_dim", hidden_dim)
+        if hidden_dim is None:
+            hidden_dim = min(max(_LEAST, _UNITS_PER_OUTPUT * output_dim), _MOST)
+        hidden_dim = self.hidden_dim = check_count("hidden_dim", hidden_dim)
         self.num_blocks = check_count("num_blocks", num_blocks)
         self.num_steps = check_count("num_steps", num_steps, 0)
         self.mixing = check_choice("mixing", mixing, ("auto", *INVERTIBLE))
@@ -198,8 +228,8 @@ class AutoregressiveGenerator(Generator):
         """See :meth:`Generator.forward`."""
         with torch.autocast(z.device.type, enabled=False):  # in the precision of the determinant
             x = z.to(torch.promote_types(z.dtype, torch.float32))
-            for block, mix in zip(self.blocks, self.maps, strict=True):
-                x = mix(block(x)).flip(-1)
+            for number, (block, mix) in enumerate(zip(self.blocks, self.maps, strict=True)):
+                x = mix(block(x.flip(-1) if number else x))
             return (x + self.shift.to(x.dtype)).to(z.dtype)
 
     def half_log_det(self, z: Tensor, scale: float | Tensor = 0.0) -> Tensor:
@@ -214,10 +244,10 @@ class AutoregressiveGenerator(Generator):
         with torch.autocast(z.device.type, enabled=False):
             x = z.to(torch.promote_types(z.dtype, torch.float32))
             total = x.new_zeros(())
-            for block, mix in zip(self.blocks, self.maps, strict=True):
-                x, log_det = block.with_log_det(x)  # type: ignore[operator]
+            for number, (block, mix) in enumerate(zip(self.blocks, self.maps, strict=True)):
+                x, log_det = block.with_log_det(x.flip(-1) if number else x)  # type: ignore[operator]
                 total = total + log_det + mix.log_abs_det().to(x)  # type: ignore[operator]
-                x = mix(x).flip(-1)
+                x = mix(x)
             return (x + self.shift.to(x.dtype)).to(z.dtype), total.to(z.dtype)
 
     def linearise(self, z: Tensor) -> Linearisation:
@@ -246,9 +276,10 @@ class AutoregressiveGenerator(Generator):
         goal, wants_gradient = upcast(x), _needs_gradient(self, x)
         z, most = goal.detach() - self.shift.detach().to(goal.dtype), 0
         with torch.no_grad():
-            for block, mix in zip(reversed(self.blocks), reversed(self.maps), strict=True):
-                z, rounds = block.inverse(mix.inverse(z.flip(-1)))  # type: ignore[operator]
-                most = max(most, rounds)
+            for number in reversed(range(self.num_blocks)):
+                block, mix = self.blocks[number], self.maps[number]
+                z, rounds = block.inverse(mix.inverse(z))  # type: ignore[operator]
+                z, most = z.flip(-1) if number else z, max(most, rounds)
             jacobian = self.jacobian(z) if wants_gradient else None
         rest = self(z) - goal
         worst = float(rest.detach().abs().max()) if rest.numel() else 0.0

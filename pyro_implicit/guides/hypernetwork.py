@@ -26,9 +26,9 @@ __all__ = ["HyperNetworkGuide"]
 
 #: up to here as many noise dimensions as latents, and a linear map beside the network
 _SMALL = 256
-#: standard deviation that an autoregressive generator begins with: from 0.1 a short fit is often
-#: still on its way (on a network of 62 latents, 1000 steps: loss 60.7, and 59.5 from here)
-_FLOW_SCALE = 0.3
+#: standard deviation that an autoregressive generator begins with: narrower it takes one side of a
+#: bent posterior, wider the first steps on a network are lost (docs/results/generators.md)
+_FLOW_SCALE = 0.5
 
 _GENERATORS = (
     "a Generator, an nn.Module, or a callable that makes one from the number of outputs, e.g. "
@@ -67,7 +67,7 @@ class HyperNetworkGuide(ImplicitGuide):
         :class:`~pyro_implicit.ResidualGenerator`.
     :param float init_scale: standard deviation of the first draws in the unconstrained space. If it
         is given, ``init_from="auto"`` chooses the location alone; a start as a Gaussian has its
-        deviations. By default what the start finds, and with ``init_from=None`` 0.3 for an
+        deviations. By default what the start finds, and with ``init_from=None`` 0.5 for an
         :class:`~pyro_implicit.AutoregressiveGenerator`, 0.1 for the other generators made here and
         for the bare classes :class:`~pyro_implicit.ResidualGenerator` and
         :class:`~pyro_implicit.generators.BijectiveGenerator`, while any other generator of

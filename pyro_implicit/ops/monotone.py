@@ -55,8 +55,9 @@ class Steps:
         """
         Find the arguments of given values.
 
-        Newton's method works inside of a bracket, which is halved where its step leaves it or is
-        slow.
+        Newton's method works inside of a bracket, which is halved where its step leaves it, or
+        where neither the bracket nor what is missing became half as much: at a steep step it would
+        go to and fro for ever.
 
         :param torch.Tensor y: shape ``(...)``.
         :param int num_steps: when to stop at the latest; the bracket then has the width of one
@@ -67,19 +68,24 @@ class Steps:
         low, high = y - reach, y + reach
         z = y
         width = high - low
+        rounding = 8 * torch.finfo(y.dtype).eps * (1 + y.abs() + reach)
+        before = torch.full_like(y, torch.inf)
         for _ in range(num_steps):
             value, slope = self.value_and_slope(z)
             rest = value - y
+            stuck = (rest.abs() > 0.5 * before) & (rest.abs() > rounding)
+            before = rest.abs()
             low = torch.where(rest <= 0, z, low)
             high = torch.where(rest >= 0, z, high)
             then = z - rest / slope
             slow = (high - low) > 0.5 * width
             outside = (then < low) | (then > high)
             width = high - low
-            then = torch.where(outside | (slow & (rest.abs() > 1)), 0.5 * (low + high), then)
+            then = torch.where(outside | (slow & stuck), 0.5 * (low + high), then)
             if torch.equal(then, z):
                 break
             small = (then - z).abs() <= 4 * torch.finfo(y.dtype).eps * z.abs().clamp(min=1)
+            small = small | (rest.abs() <= rounding)
             z = then
             if bool(small.all()):
                 break

@@ -43,7 +43,7 @@ def test_small_models_get_a_generator_that_cannot_fold():
     assert guide.is_bijective and guide.samplers[0].scale == 0.0
     assert isinstance(generator_of(HyperNetworkGuide(make(256)).setup()), MLPGenerator)
     draws = guide.sample(2000)
-    assert 0.25 < float(draws["w"].std(0).mean()) < 0.4  # the initial scale
+    assert 0.4 < float(draws["w"].std(0).mean()) < 0.65  # the initial scale
 
 
 @pytest.mark.parametrize(
