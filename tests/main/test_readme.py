@@ -3,27 +3,67 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
+import pyro
 import pytest
+from pyro.infer import MCMC, NUTS, Predictive
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_example():
+def _example() -> str:
     (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    short, count = re.subn(r"range\(\d+\)", "range(3)", example)
-    assert count == 1
-    assert 'num_samples=500, batch_size=50)["y"]  # (500, 100)' in example
-    short, count = re.subn(r"num_samples=\d+", "num_samples=20", short)
-    assert count == 2
+    return example
+
+
+def _run(code: str) -> dict[str, Any]:
     plt.switch_backend("agg")
-    namespace: dict[str, object] = {}
-    exec(compile(short, "README.md", "exec"), namespace)
+    namespace: dict[str, Any] = {}
+    exec(compile(code, "README.md", "exec"), namespace)
     plt.close("all")
-    assert namespace["draws"].shape == (20, 100)
+    return namespace
+
+
+def test_example_runs() -> None:
+    short, count = re.subn(r"num_samples=\d+", "num_samples=20", _example())
+    assert count == 2
+    short, count = re.subn(r"seed=0\)\nprint", "seed=0, num_steps=3, progress=False)\nprint", short)
+    assert count == 1
+    assert 'num_samples=500, batch_size=50)["y"]  # (500, 200)' in _example()
+    assert _run(short)["draws"].shape == (20, 200)
+
+
+def test_loop_of_pyro_runs() -> None:
+    (loop,) = re.findall(
+        r"    from pyro_implicit import LinearisedELBO\n.*?step\(\*train\)", README, re.S
+    )
+    loop, count = re.subn(r"range\(\d+\)", "range(3)", textwrap.dedent(loop))
+    assert count == 1
+    _run(_example().split("result = fit")[0] + loop)
+
+
+@pytest.mark.slow
+def test_example_is_right() -> None:
+    """As it is written: noise and network against Hamiltonian Monte Carlo."""
+    namespace = _run(_example())
+    model, guide, train, x = (namespace[name] for name in ("model", "guide", "train", "x"))
+    pyro.set_rng_seed(0)
+    chain = MCMC(NUTS(model), num_samples=300, warmup_steps=300, disable_progbar=True)
+    chain.run(*train)
+    exact = chain.get_samples()["sigma"]
+    found = guide.sample(2000)["sigma"].flatten()
+    assert abs(found.mean() - exact.mean()) < 3 * exact.std()
+    curves = []
+    for draws in (chain.get_samples(), guide.sample(300)):
+        curves.append(Predictive(lambda x: namespace["net"](x), draws, return_sites=["_RETURN"])(x))
+    means = [curve["_RETURN"].squeeze(-1).mean(0) for curve in curves]
+    assert (means[0] - means[1]).abs().max() < 0.1  # the noise of one observation
+    assert namespace["result"].warnings == []
 
 
 def test_commands_are_those_of_ci():
