@@ -11,18 +11,21 @@ from typing import Any
 from pyro_implicit.exceptions import ArgumentError, ImplicitError, MissingExtraError
 
 from .console import Console, open_console
-from .data import DataFileError
+from .data import TEST_FRACTION, DataFileError
 from .early import INTERRUPTED, watch_no_more
 from .outputs import Outputs, check_folder, describe
 from .read_csv import HEADER_CHOICES, load_csv
 
 DESCRIPTION = """\
-Fits a Bayesian neural network to a regression table by mean-field variational inference and by an
-implicit guide with the linearised objective (and by NUTS with --nuts), prints how well each
-predicts a held-out tenth of the rows, and writes that table (scores.txt), a figure (predictive.png)
+Fits a Bayesian neural network to a table by mean-field variational inference and by an implicit
+guide with the linearised objective (and by NUTS with --nuts), prints how well each predicts
+held-out rows and whether they differ, and writes that table (scores.txt), a figure (predictive.png)
 and the implicit posterior for ArviZ (posterior.nc)."""
 
 LARGEST_COUNT = 10**9
+NUTS_SAMPLES = 200
+GUIDE_FILE = "guide.pt"
+METHOD_CHOICES = ("mean-field", "implicit", "nuts")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,8 +79,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--data",
         metavar="FILE.csv",
-        help="comma-separated numbers, the target in the last column, a header row or none "
-        "(default: the diabetes data of scikit-learn)",
+        help="a table of numbers (text of a few kinds becomes columns, or classes to predict), "
+        "compressed or not (default: the diabetes data of scikit-learn)",
+    )
+    parser.add_argument(
+        "--target",
+        metavar="NAME",
+        help="the column to predict, by its name or its number from 1 on (default: the last)",
+    )
+    parser.add_argument(
+        "--sep",
+        type=_separator,
+        metavar="CHARACTER",
+        help="what separates columns; tab and space can be written as words (default: found out)",
     )
     parser.add_argument(
         "--header",
@@ -85,22 +99,46 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="whether the first row of the file is a header (default: auto, which tells its guess)",
     )
+    parser.add_argument(
+        "--test-fraction",
+        type=_fraction,
+        default=TEST_FRACTION,
+        metavar="SHARE",
+        help=f"share of the rows that is held out (default: {TEST_FRACTION:g})",
+    )
     parser.add_argument("--seed", type=_seed, default=0, help="(default: 0)")
+    parser.add_argument(
+        "--method",
+        choices=METHOD_CHOICES,
+        nargs="+",
+        default=["mean-field", "implicit"],
+        help="what is fitted (default: mean-field implicit)",
+    )
     parser.add_argument(
         "--num-steps",
         type=_positive,
         default=3000,
         metavar="N",
-        help="optimiser steps of both variational fits (default: 3000)",
+        help="most optimiser steps of each variational fit (default: 3000)",
+    )
+    parser.add_argument(
+        "--num-samples",
+        type=_positive,
+        default=500,
+        metavar="N",
+        help="draws of the posterior for scores and files (default: 500)",
     )
     parser.add_argument(
         "--nuts",
         type=_positive,
         nargs="?",
-        const=200,
+        const=NUTS_SAMPLES,
         default=0,
         metavar="N",
         help="also draw N (default: 200) samples by NUTS, after as many warm-up steps",
+    )
+    parser.add_argument(
+        "--save", action="store_true", help=f"also write the guide's state ({GUIDE_FILE})"
     )
     parser.add_argument(
         "--output-dir",
@@ -110,6 +148,7 @@ def _parser() -> argparse.ArgumentParser:
         help="where the files go (default: ./pyro_implicit_output)",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    parser.add_argument("--version", action="version", version=f"pyro_implicit {_version()}")
     return parser
 
 
@@ -126,6 +165,30 @@ def _integer(name: str, least: int, most: int, expected: str) -> Callable[[str],
 
 _positive = _integer("integer", 1, LARGEST_COUNT, f"a positive number up to {LARGEST_COUNT}")
 _seed = _integer("integer", 0, 2**32 - 1, "0 to 2**32 - 1")
+
+
+def _fraction(text: str) -> float:
+    value = float(text)
+    if not 0.0 < value < 1.0:
+        raise argparse.ArgumentTypeError(f"{text} found, expected a number between 0 and 1")
+    return value
+
+
+_fraction.__name__ = "number"
+
+
+def _separator(text: str) -> str:
+    words = {"tab": "\t", "\\t": "\t", "space": " ", "comma": ",", "semicolon": ";"}
+    character = words.get(text, text)
+    if len(character) != 1 or character in '\r\n"':
+        raise argparse.ArgumentTypeError(f"{text!r} found, expected one character, such as ';'")
+    return character
+
+
+def _version() -> str:
+    import pyro_implicit
+
+    return pyro_implicit.__version__
 
 
 @contextmanager
@@ -155,26 +218,35 @@ def _run(arguments: argparse.Namespace, console: Console, outputs: Outputs) -> N
     from .report import FILES, export_bytes, require_extras
     from .score import score
 
-    data, header = arguments.data, arguments.header
-    table = load_bundled() if data is None else load_csv(data, header)
-    split = split_table(table, arguments.seed)
+    table = (
+        load_bundled()
+        if arguments.data is None
+        else load_csv(arguments.data, arguments.header, arguments.target, arguments.sep)
+    )
+    split = split_table(table, arguments.seed, arguments.test_fraction)
     del table
-    check_folder(outputs.folder, FILES, export_bytes(split) // 2)  # compressed, it takes less
-    require_extras()
+    names = (*FILES, *([GUIDE_FILE] if arguments.save else []))
+    needed = export_bytes(split, arguments.num_samples)
+    check_folder(outputs.folder, names, needed // 2)  # compressed, it takes less
+    require_extras(bool(split.classes))
+    methods = {*arguments.method, *(["nuts"] if arguments.nuts else [])}
     # Parameters stay with their guides: nothing of the caller's parameter store is touched.
     with pyro.settings.context(module_local_params=True), _one_thread():
-        model = build_model(split.x_train.shape[-1], len(split.x_train))
+        model = build_model(split.x_train.shape[-1], len(split.x_train), len(split.classes))
         fits = fit_all(
             model,
             split,
+            methods=sorted(methods),
             seed=arguments.seed,
             num_steps=arguments.num_steps,
-            nuts_samples=arguments.nuts,
+            nuts_samples=arguments.nuts or NUTS_SAMPLES,
             quiet=arguments.quiet,
         )
         pyro.set_rng_seed(arguments.seed)
-        scores = [score(model, fit.draws, split) for fit in fits]
-        _report(console, outputs, model, split, arguments.seed, fits, scores)
+        scores = [
+            score(model, fit.guide, split, arguments.num_samples, arguments.seed) for fit in fits
+        ]
+        _report(console, outputs, model, split, arguments, fits, scores)
 
 
 def _report(
@@ -182,19 +254,25 @@ def _report(
     outputs: Outputs,
     model: Any,
     split: Any,
-    seed: int,
+    arguments: argparse.Namespace,
     fits: list[Any],
     scores: list[Any],
 ) -> None:
     """What takes least first, and each by itself: a failure loses nothing but its own file."""
     from .netcdf import netcdf_bytes
-    from .report import FIGURE_FILE, POSTERIOR_FILE, SCORES_FILE, draw, export, format_table
+    from .report import FIGURE_FILE, POSTERIOR_FILE, SCORES_FILE, draw, export, format_table, saved
 
-    table = format_table(split, seed, fits, scores)
+    table = format_table(split, arguments.seed, fits, scores)
+    exported = _exported(fits)
     outputs.write(SCORES_FILE, lambda: f"{table}\n".encode("utf-8", "backslashreplace"))
     outputs.write(FIGURE_FILE, lambda: draw(split, fits, scores))
     console.say(table)
-    outputs.write(POSTERIOR_FILE, lambda: netcdf_bytes(export(model, fits[1], split)))
+    if arguments.save and exported.objective is not None:
+        outputs.write(GUIDE_FILE, lambda: saved(exported, split))
+    outputs.write(
+        POSTERIOR_FILE,
+        lambda: netcdf_bytes(export(model, exported, split, arguments.num_samples)),
+    )
     for path in outputs.written:
         console.say(f"wrote {path}")
     for failure in outputs.failures:
@@ -202,3 +280,10 @@ def _report(
     if console.lost:
         kept = f"; the table is in {outputs.folder / SCORES_FILE}" if outputs.written else ""
         console.complain(f"error: standard output cannot be written to: {console.lost}{kept}")
+
+
+def _exported(fits: list[Any]) -> Any:
+    """The fit whose draws are written: the implicit guide, if it is there."""
+    from .fit import METHODS
+
+    return next((fit for fit in fits if fit.method == METHODS["implicit"]), fits[0])

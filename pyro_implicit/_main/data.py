@@ -20,12 +20,18 @@ class DataFileError(ImplicitError, ValueError):
 
 @dataclass(frozen=True)
 class Table:
-    """A regression table: finite features ``(N, D)`` and target ``(N,)``, a name, notes to show."""
+    """A table: finite features ``(N, D)`` and target ``(N,)``, a name, notes to show, names.
+
+    With ``classes`` the target holds their places.
+    """
 
     name: str
     features: np.ndarray
     target: np.ndarray
     notes: tuple[str, ...] = ()
+    feature_names: tuple[str, ...] = ()
+    target_name: str = "target"
+    classes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,8 @@ class Split:
     """A standardised train and test part; the test target stays in its own units.
 
     ``x_train`` ``(N, D)``, ``y_train`` ``(N,)``, ``x_test`` ``(M, D)``, ``y_test`` ``(M,)``; a
-    standardised target ``t`` means ``y_mean + y_scale * t``.
+    standardised target ``t`` means ``y_mean + y_scale * t``, and a feature likewise with ``x_mean``
+    and ``x_scale``, ``(D,)``. With ``classes`` targets are their places, as integers.
     """
 
     name: str
@@ -44,6 +51,11 @@ class Split:
     y_mean: float
     y_scale: float
     notes: tuple[str, ...] = ()
+    feature_names: tuple[str, ...] = ()
+    target_name: str = "target"
+    classes: tuple[str, ...] = ()
+    x_mean: np.ndarray | float = 0.0
+    x_scale: np.ndarray | float = 1.0
 
 
 def load_bundled() -> Table:
@@ -57,29 +69,35 @@ def load_bundled() -> Table:
     except ImportError as error:
         raise MissingExtraError(
             "the default data need scikit-learn, which is not installed: "
-            'pip install "pyro-implicit[tutorials]", or give a table with --data FILE.csv'
+            'pip install "pyro-implicit[main]", or give a table with --data FILE.csv'
         ) from error
-    features, target = load_diabetes(return_X_y=True)
-    return Table("diabetes (scikit-learn)", features, target)
+    data = load_diabetes()
+    names = tuple(data.feature_names)
+    return Table("diabetes (scikit-learn)", data.data, data.target, (), names, "progression")
 
 
-def split_table(table: Table, seed: int) -> Split:
+def split_table(table: Table, seed: int, test_fraction: float = TEST_FRACTION) -> Split:
     """
-    Draws a tenth of the rows for testing, and standardises all by the mean and scale of the rest.
+    Draws some of the rows for testing, and standardises all by the mean and scale of the rest.
 
     :param Table table: the rows.
     :param int seed: of the random choice; it leaves the global generators alone.
+    :param float test_fraction: the share of rows for testing.
     :raises DataFileError: if the target of the training rows is constant, or a column too large.
     """
-    num_test = max(1, round(TEST_FRACTION * len(table.target)))
+    num_test = min(max(1, round(test_fraction * len(table.target))), len(table.target) - 2)
     order = np.random.default_rng(seed).permutation(len(table.target))
     test, train = order[:num_test], order[num_test:]
     if max(np.abs(table.features).max(), np.abs(table.target).max()) > LARGEST:
         raise DataFileError(f"{table.name}: a column has values too large to standardise")
     x_mean, x_scale = _mean_and_scale(table.features[train])
-    y_mean, y_scale = _mean_and_scale(table.target[train])
+    y_mean, y_scale = np.zeros(()), np.ones(())
+    if not table.classes or len(set(table.target[train])) < 2:
+        y_mean, y_scale = _mean_and_scale(table.target[train])
     if y_scale == 0.0:
-        raise DataFileError(f"{table.name}: the target (last column) is constant in training rows")
+        raise DataFileError(
+            f"{table.name}: the target ({table.target_name}) is constant in training rows"
+        )
     constant = x_scale == 0.0  # nothing can be learned from such a column
     with np.errstate(over="ignore"):
         x = np.where(constant, 0.0, (table.features - x_mean) / np.where(constant, 1.0, x_scale))
@@ -96,12 +114,17 @@ def split_table(table: Table, seed: int) -> Split:
     return Split(
         name=table.name,
         x_train=part(x[train]),
-        y_train=part(y[train]),
+        y_train=part(y[train]).long() if table.classes else part(y[train]),
         x_test=part(x[test]),
-        y_test=torch.as_tensor(table.target[test], dtype=torch.float64),
+        y_test=torch.as_tensor(table.target[test]),
         y_mean=float(y_mean),
         y_scale=float(y_scale),
         notes=table.notes,
+        feature_names=table.feature_names or tuple(str(i + 1) for i in range(x.shape[-1])),
+        target_name=table.target_name,
+        classes=table.classes,
+        x_mean=x_mean,
+        x_scale=x_scale,
     )
 
 

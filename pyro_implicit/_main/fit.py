@@ -1,62 +1,106 @@
-"""The fits of the main job; each returns draws of the posterior and the seconds of fitting."""
+"""The fits of the main job: guides, and the seconds that fitting them took."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyro
+import pyro.distributions as dist
 import torch
 from pyro.infer import ELBO, MCMC, NUTS, Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from torch import Tensor
-from tqdm.auto import trange
 
 from pyro_implicit.generators.residual import ResidualGenerator
 from pyro_implicit.guides.hypernetwork import HyperNetworkGuide
-from pyro_implicit.inference.posterior_draws import posterior_draws
 from pyro_implicit.objectives.linearised import LinearisedELBO
+from pyro_implicit.training.fitting.fit import fit
 
 from .data import Split
 
-NUM_DRAWS = 500
 BATCH_SIZE = 1024  # rows a step; smaller tables are used whole
+METHODS = {
+    "mean-field": "mean-field VI",
+    "implicit": "linearised implicit",
+    "nuts": "NUTS",
+}
 Model = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Draws {site: (S, *shape)} of one method, with its guide and objective (NUTS has none)."""
+    """A guide of one method, its objective (NUTS has none), and what is to be told of the fit."""
 
     method: str
-    draws: dict[str, Tensor]
+    guide: Any
     seconds: float
-    guide: Any = None
     objective: ELBO | None = None
+    told: list[str] = field(default_factory=list)
 
 
-def fit_mean_field(model: Model, split: Split, *, num_steps: int, quiet: bool) -> Fit:
+class Chain:
+    """The draws of a Markov chain as a guide, one after the other."""
+
+    def __init__(self, draws: dict[str, Tensor]) -> None:
+        self.draws, self.place = draws, 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Samples the next draw."""
+        for name, value in self.sample(1).items():
+            pyro.sample(name, dist.Delta(value[0], event_dim=value.dim() - 1))
+
+    def __len__(self) -> int:
+        return len(next(iter(self.draws.values())))
+
+    def sample(self, num_samples: int) -> dict[str, Tensor]:
+        """The next draws, from the first one on after the last."""
+        chosen = torch.arange(self.place, self.place + num_samples) % len(self)
+        self.place = (self.place + num_samples) % len(self)
+        return {name: value[chosen] for name, value in self.draws.items()}
+
+
+def most_draws(guide: Any, num_samples: int) -> int:
+    """So many draws as asked for; no more than a chain has."""
+    return min(num_samples, len(guide)) if isinstance(guide, Chain) else num_samples
+
+
+class Batches:
+    """Some rows of a large table after the other, in another order each time."""
+
+    def __init__(self, split: Split) -> None:
+        self.split = split
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """One epoch, without the rows that do not make a whole batch."""
+        order = torch.randperm(len(self.split.x_train))
+        for rows in order.split(BATCH_SIZE):
+            if len(rows) == BATCH_SIZE:
+                yield self.split.x_train[rows], self.split.y_train[rows]
+
+
+def fit_mean_field(model: Model, split: Split, **options: Any) -> Fit:
     """Mean-field Gaussian variational inference by Pyro itself, for comparison."""
     guide = AutoNormal(model, init_scale=0.01)
     objective = Trace_ELBO(num_particles=4, vectorize_particles=True, max_plate_nesting=1)
-    return _fit("mean-field VI", model, guide, objective, split, num_steps, 1e-2, quiet)
+    return _fit("mean-field", model, guide, objective, split, **options)
 
 
-def fit_implicit(model: Model, split: Split, *, start: Fit, num_steps: int, quiet: bool) -> Fit:
+def fit_implicit(model: Model, split: Split, *, start: Fit, **options: Any) -> Fit:
     """
     The linearised implicit guide, started as the Gaussian of a mean-field fit.
 
-    So it needs few steps, and none to find the scale of each weight; from a start at random it is
-    behind mean-field until some ten thousand. The seconds include those of the start.
+    So it needs few steps, and none to find the scale of each weight. The seconds include those of
+    the start.
     """
     guide = HyperNetworkGuide(model, generator=ResidualGenerator, init_from=start.guide)
     objective = LinearisedELBO(
         num_particles=4, vectorize_particles=True, max_plate_nesting=1, num_entropy_particles=1
     )
-    fit = _fit("linearised implicit", model, guide, objective, split, num_steps, 3e-3, quiet)
-    return replace(fit, seconds=start.seconds + fit.seconds)
+    found = _fit("implicit", model, guide, objective, split, **options)
+    return replace(found, seconds=start.seconds + found.seconds)
 
 
 def fit_nuts(model: Model, split: Split, *, num_samples: int, quiet: bool) -> Fit:
@@ -69,57 +113,57 @@ def fit_nuts(model: Model, split: Split, *, num_samples: int, quiet: bool) -> Fi
         disable_progbar=quiet,
     )
     mcmc.run(split.x_train, split.y_train)
-    return Fit("NUTS", mcmc.get_samples(), time.perf_counter() - start)
+    return Fit(METHODS["nuts"], Chain(mcmc.get_samples()), time.perf_counter() - start)
 
 
 def _fit(
     method: str,
-    model: Any,  # Pyro's annotation asks for a module, its code for any callable
+    model: Any,
     guide: Any,
     objective: ELBO,
     split: Split,
+    *,
     num_steps: int,
-    learning_rate: float,
+    seed: int,
     quiet: bool,
 ) -> Fit:
-    """Adam with a cosine learning rate on the module ``objective(model, guide)``."""
-    start = time.perf_counter()
-    loss_module = objective(model, guide)
-    loss_module(*_batch(split))  # makes the parameters
-    optimizer = torch.optim.Adam(loss_module.parameters(), lr=learning_rate)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)
-    with trange(num_steps, desc=method, disable=quiet) as steps:
-        for step in steps:
-            optimizer.zero_grad()
-            loss = loss_module(*_batch(split))
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            if step % 50 == 0:
-                steps.set_postfix(loss=f"{loss.item():.1f}", refresh=False)
-    seconds = time.perf_counter() - start
-    draws = posterior_draws(guide, NUM_DRAWS, split.x_train)
-    return Fit(method, draws, seconds, guide, objective)
-
-
-def _batch(split: Split) -> tuple[Tensor, Tensor]:
-    """All rows of a small table, a random minibatch of a large one."""
-    if len(split.x_train) <= BATCH_SIZE:
-        return split.x_train, split.y_train
-    rows = torch.randint(len(split.x_train), (BATCH_SIZE,))
-    return split.x_train[rows], split.y_train[rows]
+    """One call of :func:`~pyro_implicit.fit`."""
+    large = len(split.x_train) > BATCH_SIZE
+    result = fit(
+        model,
+        guide,
+        *(() if large else (split.x_train, split.y_train)),
+        batches=Batches(split) if large else None,
+        objective=objective,
+        num_steps=num_steps,
+        progress=not quiet,
+        seed=seed,
+    )
+    told = [f"{METHODS[method]}: {warning}" for warning in result.warnings]
+    return Fit(METHODS[method], guide, result.seconds, objective, told)
 
 
 def fit_all(
-    model: Model, split: Split, *, seed: int, num_steps: int, nuts_samples: int, quiet: bool
+    model: Model,
+    split: Split,
+    *,
+    methods: Sequence[str],
+    seed: int,
+    num_steps: int,
+    nuts_samples: int,
+    quiet: bool,
 ) -> list[Fit]:
-    """All methods, each from the same seed, so that adding NUTS changes none of the others."""
-    steps: Any = {"num_steps": num_steps, "quiet": quiet}
-    pyro.set_rng_seed(seed)
-    mean_field = fit_mean_field(model, split, **steps)
-    pyro.set_rng_seed(seed)
-    fits = [mean_field, fit_implicit(model, split, start=mean_field, **steps)]
-    if nuts_samples:
+    """The methods asked for, each from the same seed, so that none changes another."""
+    options: Any = {"num_steps": num_steps, "seed": seed, "quiet": quiet}
+    fits = []
+    if {"mean-field", "implicit"} & set(methods):
+        pyro.set_rng_seed(seed)
+        mean_field = fit_mean_field(model, split, **options)
+        fits += [mean_field] * ("mean-field" in methods)
+        if "implicit" in methods:
+            pyro.set_rng_seed(seed)
+            fits.append(fit_implicit(model, split, start=mean_field, **options))
+    if "nuts" in methods:
         pyro.set_rng_seed(seed)
         fits.append(fit_nuts(model, split, num_samples=nuts_samples, quiet=quiet))
     return fits

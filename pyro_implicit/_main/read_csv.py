@@ -1,178 +1,206 @@
-"""A CSV file as numbers: read row by row, within the memory that there is."""
+"""A CSV file as a table of numbers, by pandas, within the memory that there is."""
 
 from __future__ import annotations
 
-import csv
-import math
-import os
-import stat
-from array import array
-from collections.abc import Iterator
+import re
+import warnings
+import zipfile
+import zlib
+from lzma import LZMAError
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
 import numpy as np
 
-from pyro_implicit._memory import free_memory
+from pyro_implicit.exceptions import MissingExtraError
 
+from .columns import as_table
 from .console import one_line
 from .data import DataFileError, Table
 from .header import index_note, is_index, numeric_header
+from .table_file import SEPARATORS, Dialect, TableText, find_dialect, open_table
 
 __all__ = ["HEADER_CHOICES", "load_csv"]
 
-MIN_ROWS = 10
-MAX_LINE = 2**24  # characters; a file without line breaks is no table, and may have no end
 CHECK_EVERY = 2**14  # rows
-COPIES = 6  # of the numbers, that reading, splitting and standardising hold at a time
 HEADER_CHOICES = ("auto", "yes", "no")
 
 
-def load_csv(path: str | Path, header: str = "auto") -> Table:
+def load_csv(
+    path: str | Path,
+    header: str = "auto",
+    target: str | None = None,
+    separator: str | None = None,
+) -> Table:
     """
-    Reads a comma-separated table of numbers with the target in the last column.
+    Reads a table of which one column is to be predicted from the others.
 
-    Blank lines are skipped. With ``header="auto"`` a first row without any number is a header, and
-    one of numbers is, if :func:`~pyro_implicit._main.header.numeric_header` says so. A first column
-    that the header shows to be an index is left out. Whatever was guessed is told in
-    ``Table.notes``.
+    Compression (gzip, bzip2, xz, zip), encoding (UTF-8, UTF-16, else Windows-1252) and separator
+    are found out. With ``header="auto"`` a first row without any number is a header, and one of
+    numbers is, if :func:`~pyro_implicit._main.header.numeric_header` says so. A first column that
+    the header shows to be an index is left out. Whatever was guessed is told in ``Table.notes``.
 
     :param path: the file.
     :param str header: whether the first row is one: ``"yes"``, ``"no"`` or ``"auto"``.
+    :param str target: name, or number from 1 on, of the column to predict; the last by default.
+    :param str separator: between columns; found out by default.
     :raises DataFileError: if it cannot be read, is no such table of at least ten rows, or is larger
         than the memory.
+    :raises MissingExtraError: without pandas.
     """
     path = Path(path)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            first, values = _read(path, file, header)
+        with open_table(path) as text:
+            dialect = find_dialect(text.head, separator)
+            frame, notes, hint = _frame(path, text, dialect, header)
+            notes = [*text.notes, *dialect.notes, *notes]
+    except DataFileError:
+        raise
+    except UnicodeError as error:
+        raise DataFileError(f"{path}: is not a text file in UTF-8 ({error})") from error
+    except (EOFError, zipfile.BadZipFile, zlib.error, LZMAError) as error:
+        raise DataFileError(f"{path}: is compressed, and damaged ({error})") from error
     except OSError as error:
         raise DataFileError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except UnicodeDecodeError as error:
-        raise DataFileError(f"{path}: is not a text file in UTF-8") from error
-    except csv.Error as error:
-        raise DataFileError(f"{path}: is not a CSV file ({error})") from error
     except ValueError as error:
-        if isinstance(error, DataFileError):
-            raise
         raise DataFileError(f"{str(path)!r}: is not the name of a file ({error})") from error
-    return _table(path, first, values, header)
+    return as_table(path, frame, target, notes, hint)
 
 
-def _table(path: Path, first: list[str] | None, values: np.ndarray, header: str) -> Table:
-    """The table, after a look at what may be a header or an index; ``first`` is the first row."""
-    notes = []
-    is_header = header == "yes" or (first is not None and not any(map(_is_number, first)))
-    if header == "auto" and first is not None and not is_header:
-        is_header, note = numeric_header(first, values[1:])
-        values = values[1:] if is_header else values
-        notes.append(note)
-    if len(values) < MIN_ROWS:
-        raise DataFileError(
-            f"{path}: {len(values)} data rows found, at least {MIN_ROWS} are needed"
-        )
-    if is_header and first is not None and is_index(first[0], values[:, 0]):
-        if values.shape[1] < 3:
-            raise DataFileError(
-                f"{path}: one column found beside the index ({first[0].strip()!r}); expected at "
-                "least two, the target last"
-            )
-        name = first[0].strip()
-        values = values[:, 1:]
-        notes.append(
-            f"the first column ({one_line(repr(name)) if name else 'without a name'}) numbers the "
-            "rows and was left out; give it another name if it is a feature"
-        )
-    else:
-        notes.append(index_note(values[:, 0]))
-    name = one_line(path.name)
-    return Table(name, values[:, :-1], values[:, -1], tuple(note for note in notes if note))
-
-
-def _read(path: Path, file: TextIO, header: str) -> tuple[list[str], np.ndarray]:
-    """The cells of the first row, and all numbers: without that row if it is a header of text."""
-    lines = _Lines(path, file)
-    reader = csv.reader(lines)
-    rows = ((reader.line_num, row) for row in reader if any(cell.strip() for cell in row))
-    line, first = next(rows, (0, None))
-    if first is None:
+def _frame(path: Path, text: TableText, dialect: Dialect, header: str) -> tuple[Any, Any, str]:
+    """The cells under the names of their columns, what to tell of it, and a hint for errors."""
+    if not dialect.rows:
         raise DataFileError(f"{path}: is empty; expected rows of numbers, the target last")
-    width = len(first)
+    first = dialect.rows[0]
+    width = max(len(row) for row in dialect.rows[:2])
     if width < 2:
         raise DataFileError(
-            f"{path}: one column found; expected at least two, separated by commas"
-            f"{_other_separator(first[0])}, the target last"
+            f"{path}: one column found; expected at least two, separated by "
+            f"{SEPARATORS.get(dialect.separator, repr(dialect.separator))}, the target last "
+            "(--sep says how columns are separated)"
         )
-    numbers = array("d")
-    skip = header == "yes" or (header == "auto" and not any(map(_is_number, first)))
-    if not skip:
-        hint = "; if that is a header, say --header yes" if header == "auto" else ""
-        numbers.extend(_numbers(path, line, first, hint))
-    for count, (line, row) in enumerate(rows):
-        if len(row) != width:
-            raise DataFileError(f"{path}, line {line}: {len(row)} columns found, expected {width}")
-        numbers.extend(_numbers(path, line, row))
-        if count % CHECK_EVERY == CHECK_EVERY - 1:
-            lines.check_memory(8 * len(numbers), f"{count + 1} rows of {width} columns")
-    return first, np.frombuffer(numbers, dtype=np.float64).reshape(-1, width)
+    named = header == "yes" or (
+        header == "auto" and not any(_is_number(cell, dialect.decimal) for cell in first)
+    )
+    frame = _parsed(path, text, dialect, named, [""] * (width - len(first)) + first)
+    told = []
+    if header == "auto" and not named and _all_numbers(frame):
+        named, note = numeric_header(first, frame.to_numpy(np.float64)[1:])
+        frame = frame.iloc[1:].reset_index(drop=True) if named else frame
+        told.append(note)
+    if not named:
+        first = [str(place) for place in range(1, width + 1)]
+    frame, notes = _without_index(path, frame, first, named, width)
+    hint = "; if that is in a header, say --header yes" if header == "auto" and not named else ""
+    return frame, [*told, *notes], hint
 
 
-class _Lines:
-    """The lines of a file, none too long, and how much memory all of them will take."""
-
-    def __init__(self, path: Path, file: TextIO) -> None:
-        self.path, self.file = path, file
-        status = os.fstat(file.fileno())
-        # what is no regular file tells no size: then what was read is all that is known
-        self.size = status.st_size if stat.S_ISREG(status.st_mode) else 0
-        self.read = 0
-
-    def __iter__(self) -> Iterator[str]:
-        while line := self.file.readline(MAX_LINE):
-            if len(line) == MAX_LINE:
-                raise DataFileError(f"{self.path}: has a line of more than {MAX_LINE} characters")
-            self.read += len(line)
-            yield line
-
-    def check_memory(self, held: int, what: str) -> None:
-        """Refuses a file whose numbers, at the rate so far, will not fit."""
-        needed = COPIES * held * max(1.0, self.size / self.read)
-        free = free_memory() + held
-        if needed > free:
-            raise DataFileError(
-                f"{self.path}: is too large: the first {what} of it say that it takes "
-                f"{needed / 2**30:.3g} GiB of memory; {free / 2**30:.3g} GiB are free. "
-                "Take fewer rows or columns"
-            )
-
-
-def _numbers(path: Path, line: int, row: list[str], hint: str = "") -> Iterator[float]:
-    for column, cell in enumerate(row, start=1):
-        where = f"{path}, line {line}, column {column}"
-        if not cell.strip():
-            raise DataFileError(f"{where}: an empty cell; expected a number{hint}")
-        if not _is_number(cell):
-            raise DataFileError(f"{where}: {_shorten(cell)!r} is not a number{hint}")
-        value = float(cell)
-        if not math.isfinite(value):
-            raise DataFileError(f"{where}: {_shorten(cell)!r} is not a finite number")
-        yield value
-
-
-def _is_number(cell: str) -> bool:
+def _parsed(path: Path, text: TableText, dialect: Dialect, named: bool, first: list[str]) -> Any:
+    """What pandas reads, some rows at a time."""
+    pandas = _pandas()
+    options: dict[str, Any] = {"names": range(len(first))} if named else {}
+    options["sep"] = r"\s+" if dialect.separator == " " else dialect.separator
+    if int(pandas.__version__.split(".")[0]) < 3:  # later ones read every digit by themselves
+        options["float_precision"] = "round_trip"
+    parts, rows = [], 0
     try:
-        float(cell)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", pandas.errors.DtypeWarning)
+            for part in pandas.read_csv(
+                text,
+                header=0 if named else None,
+                decimal=dialect.decimal,
+                skipinitialspace=True,
+                chunksize=CHECK_EVERY,
+                **options,
+            ):
+                parts.append(part)
+                rows += len(part)
+                text.check_memory(
+                    8 * rows * part.shape[1], f"{rows} rows of {part.shape[1]} columns"
+                )
+    except pandas.errors.EmptyDataError as error:
+        raise DataFileError(f"{path}: is empty; expected rows of numbers") from error
+    except pandas.errors.ParserError as error:
+        raise DataFileError(f"{path}{_told(str(error))}") from error
+    frame = pandas.concat(parts, ignore_index=True)
+    return frame[~frame.isna().all(axis=1)].reset_index(drop=True)
+
+
+def _told(message: str) -> str:
+    found = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", message)
+    if found:
+        return f", line {found[2]}: {found[3]} columns found, expected {found[1]}"
+    return f": is not a CSV file ({one_line(message)})"
+
+
+def _without_index(
+    path: Path, frame: Any, first: list[str], named: bool, width: int
+) -> tuple[Any, list[str]]:
+    """Names for the columns; a first one that numbers the rows is taken off."""
+    names = [cell.strip() for cell in [""] * (width - len(first)) + first]
+    frame.columns = _unique(names)
+    notes = []
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        listed = ", ".join(map(repr, twice))
+        notes.append(f"several columns are called {listed}; the others have .1, .2, ... appended")
+    column = _floats(frame.iloc[:, 0])
+    if named and column is not None and is_index(names[0], column):
+        if width < 3:
+            raise DataFileError(
+                f"{path}: one column found beside the index ({names[0]!r}); expected at least two, "
+                "the target last"
+            )
+        shown = one_line(repr(names[0])) if names[0] else "without a name"
+        notes.append(
+            f"the first column ({shown}) numbers the rows and was left out; give it another name "
+            "if it is a feature"
+        )
+        frame = frame.iloc[:, 1:]
+    elif column is not None:
+        notes.append(index_note(column))
+    return frame, notes
+
+
+def _unique(names: list[str]) -> list[str]:
+    found: list[str] = []
+    for place, name in enumerate(names):
+        name, count = name or f"column {place + 1}", 0
+        unique = name
+        while unique in found:
+            count += 1
+            unique = f"{name}.{count}"
+        found.append(unique)
+    return found
+
+
+def _floats(column: Any) -> np.ndarray | None:
+    """A column as numbers, if it is one of numbers without gaps and has some."""
+    pandas = _pandas()
+    if not pandas.api.types.is_numeric_dtype(column) or len(column) < 2:
+        return None
+    values = column.to_numpy(np.float64)
+    return values if np.isfinite(values).all() else None
+
+
+def _all_numbers(frame: Any) -> bool:
+    return all(_floats(frame[name]) is not None for name in frame.columns)
+
+
+def _is_number(cell: str, decimal: str) -> bool:
+    try:
+        float(cell.replace(decimal, "."))
     except ValueError:
         return False
     return "_" not in cell  # Python reads 1_000 as a number, spreadsheets do not
 
 
-def _other_separator(cell: str) -> str:
-    for separator, name in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
-        if separator in cell:
-            return f" (there are {name})"
-    return ""
-
-
-def _shorten(cell: str) -> str:
-    return cell if len(cell) <= 30 else cell[:27] + "..."
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError as error:
+        raise MissingExtraError(
+            'tables are read by pandas, which is not installed: pip install "pyro-implicit[main]"'
+        ) from error
+    return pandas

@@ -11,102 +11,90 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_implicit.handlers.pointwise import run_model
+from pyro_implicit.inference.evaluate import evaluate
+from pyro_implicit.inference.evaluation.report import EvaluationReport
 
 from .data import Split
+from .fit import METHODS, Fit, most_draws
 
-COVERAGE = 0.9
-NOISE_DRAWS = 20  # of the observation noise, for each draw of the parameters
-MEANS = 2**23  # of rows and draws, made at a time, 64 MiB; each draw is one run of the model
-# of rows, draws and noise, made at a time: 64 MiB. Below 32 MiB glibc keeps what is freed for
-# itself, and over a large table what it kept grew to 1.4 GiB
-OUTCOMES = 2**23
+COVERAGE = 90
 
 
 @dataclass(frozen=True)
 class Score:
-    """Test scores of one method, and its predictive mean and 90% band for each test row ``(M,)``.
+    """Test scores of one method.
 
-    ``standard_error`` is that of ``log_likelihood`` as a mean over the rows, NaN for one row.
+    ``values`` are those of the table by the title of their column; ``mean``, ``lower`` and
+    ``upper`` the prediction of each test row with its 90% band, ``(M,)``, None for classes.
     """
 
-    rmse: float
-    log_likelihood: float
-    standard_error: float
-    coverage: float
-    mean: np.ndarray
-    lower: np.ndarray
-    upper: np.ndarray
+    report: EvaluationReport
+    values: dict[str, float]
+    mean: Any = None
+    lower: Any = None
+    upper: Any = None
 
 
-def score(model: Callable[..., Tensor], draws: dict[str, Tensor], split: Split) -> Score:
+def score(
+    model: Callable[..., Tensor], guide: Any, split: Split, num_samples: int, seed: int
+) -> Score:
     """
-    Scores draws of the posterior on the test rows.
+    Scores a fit on the test rows, by :func:`~pyro_implicit.evaluate`.
 
-    The log-likelihood is the mean over the rows of the log of the density averaged over the draws,
-    with the Jacobian of the standardisation: it belongs to the target in its own units.
-
-    Some rows at a time: memory does not grow with the table.
+    The log-likelihood has the Jacobian of the standardisation: it belongs to the target in its own
+    units.
 
     :param model: the model of :func:`~pyro_implicit._main.model.build_model`.
-    :param dict draws: {site: (S, *shape)} of all latents.
+    :param guide: its guide.
     :param Split split: the data; its test part is used.
+    :param int num_samples: draws of the guide.
+    :param int seed: of all draws.
     """
-    noise = draws["sigma"].double().reshape(-1, 1)  # [S, 1]
-    standardised = (split.y_test - split.y_mean) / split.y_scale
-    parts = []
-    for rows in _cut(len(split.x_test), MEANS // len(noise)):
-        means = _means(model, draws, split.x_test[rows])
-        for few in _cut(means.shape[-1], OUTCOMES // (len(noise) * NOISE_DRAWS)):
-            parts.append(_predictions(means[:, few], noise, standardised[rows][few]))
-    log_densities, mean, lower, upper = (np.concatenate(each) for each in zip(*parts, strict=True))
-    per_row = log_densities - math.log(split.y_scale)
-    observed = standardised.numpy()
+    y = split.y_test.long()
+    if not split.classes:
+        y = ((split.y_test - split.y_mean) / split.y_scale).to(split.y_train.dtype)
+    draws = most_draws(guide, num_samples)
+    report = evaluate(model, guide, split.x_test, y, num_samples=draws, seed=seed)
+    found = report["y"].scores
+    density = {
+        "test log-lik": found["log_density"].value - math.log(split.y_scale),
+        "(std. error)": found["log_density"].standard_error,
+    }
+    if split.classes:
+        first = {"accuracy": found["accuracy"].value}
+        return Score(report, first | density | {"ECE": found["ece"].value})
+    rows = report["y"].rows
+    shown = {"test RMSE": split.y_scale * found["rmse"].value} | density
+    shown["90% coverage"] = found[f"coverage_{COVERAGE}"].value
+    shown["CRPS"] = split.y_scale * found["crps"].value
     return Score(
-        rmse=split.y_scale * float(np.sqrt(np.mean((mean - observed) ** 2))),
-        log_likelihood=float(per_row.mean()),
-        standard_error=standard_error(per_row),
-        coverage=float(np.mean((lower <= observed) & (observed <= upper))),
-        mean=split.y_mean + split.y_scale * mean,
-        lower=split.y_mean + split.y_scale * lower,
-        upper=split.y_mean + split.y_scale * upper,
+        report,
+        shown,
+        *(_in_units(rows[name], split) for name in ("mean", "lower_90", "upper_90")),
     )
 
 
-def standard_error(values: np.ndarray) -> float:
+def _in_units(values: torch.Tensor, split: Split) -> np.ndarray:
+    return split.y_mean + split.y_scale * values.numpy()
+
+
+def verdict(fits: list[Fit], scores: list[Score]) -> str:
     """
-    The standard error of a mean of independent values.
+    One line: whether the implicit guide predicts better than mean-field, row by row.
 
-    :param numpy.ndarray values: independent ones.
-    :returns: that of their mean; NaN for a single one, which tells nothing of its spread.
+    :param fits: all of them.
+    :param scores: theirs.
+    :returns: the line; empty unless both are there.
     """
-    if len(values) < 2:
-        return math.nan
-    return float(values.std(ddof=1)) / math.sqrt(len(values))
-
-
-def _cut(length: int, at_a_time: int) -> tuple[Tensor, ...]:
-    return torch.arange(length).split(max(1, at_a_time))
-
-
-def _means(model: Callable[..., Tensor], draws: dict[str, Tensor], x: Tensor) -> Tensor:
-    """The network's output for each draw and row, ``(S, rows)``; no trace is kept (or made)."""
-    means = torch.empty(len(draws["sigma"]), len(x), dtype=torch.float64)
-    for s, row in enumerate(means):
-
-        def visit(site: Any, row: Tensor = row) -> None:
-            if site["name"] == "mean":
-                row.copy_(site["value"])
-
-        run_model(model, (x,), {}, visit, values={name: value[s] for name, value in draws.items()})
-    return means
-
-
-def _predictions(means: Tensor, noise: Tensor, y: Tensor) -> tuple[np.ndarray, ...]:
-    """Log-density of each row, mean and band of its prediction, standardised, ``(rows,)``."""
-    densities = torch.distributions.Normal(means, noise).log_prob(y)
-    log_density = densities.logsumexp(0) - math.log(len(densities))
-    outcomes = means + noise * torch.randn(NOISE_DRAWS, *means.shape, dtype=torch.float64)
-    tail = (1.0 - COVERAGE) / 2.0
-    band = np.quantile(outcomes.flatten(0, 1).numpy(), [tail, 1.0 - tail], axis=0)
-    return (log_density.numpy(), means.mean(0).numpy(), *band)
+    found = {fit.method: one.report for fit, one in zip(fits, scores, strict=True)}
+    names = METHODS["implicit"], METHODS["mean-field"]
+    if not set(names) <= found.keys():
+        return ""
+    value, error = found[names[0]].difference(found[names[1]])
+    told = f"{value:+.4f} nats a row, standard error {error:.4f}"
+    if math.isnan(error):
+        return f"Verdict: none from one test row (implicit less mean-field: {value:+.4f} nats)."
+    if abs(value) <= 2 * error:
+        return f"Verdict: no difference that the test rows show (implicit less mean-field: {told})."
+    better = "implicit guide" if value > 0 else "mean-field fit"
+    return f"Verdict: the {better} predicts better (implicit less mean-field: {told})."

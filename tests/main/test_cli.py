@@ -19,13 +19,18 @@ import numpy as np
 import pyro
 import pytest
 import torch
+from pyro import poutine
+from scipy import stats
 
+import pyro_implicit
+from pyro_implicit import HyperNetworkGuide, ResidualGenerator, predict
 from pyro_implicit._main import cli, early, fit, outputs, report
 from pyro_implicit._main.cli import main
 from pyro_implicit._main.data import split_table
 from pyro_implicit._main.model import build_model
 from pyro_implicit._main.read_csv import load_csv
 from pyro_implicit.exceptions import NonFiniteError
+from pyro_implicit.saving import load_state
 
 
 @pytest.fixture
@@ -55,17 +60,16 @@ def assert_refused(capsys, folder, status, expected_status, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("1,2\n" * 20 + "1,x\n", "line 21, column 2: 'x' is not a number"),
-        ("1,2\n" * 20 + "nan,2\n", "line 21, column 1: 'nan' is not a finite number"),
-        ("1,2\n" * 20 + "1,inf\n", "line 21, column 2: 'inf' is not a finite number"),
+        ("1,2\n2,1\n" * 10 + "1,x\n", "data row 21, column '2': 'x' is not a number"),
+        ("1,2\n2,1\n" * 10 + "1,inf\n", "data row 21, column '2': inf is not a finite number"),
         ("", "is empty"),
         ("1\n" * 20, "one column found"),
         ("1,2\n" * 9, "9 data rows found"),
         ("1,2\n" * 20 + "1,2,3\n", "line 21: 3 columns found, expected 2"),
-        ("1,2\n" * 20, "the target .* is constant"),
+        ("1,2\n2,2\n" * 10, "the target .* is constant"),
         (None, "cannot be read"),
     ],
-    ids="text nan inf empty one-column nine-rows ragged constant-target missing".split(),
+    ids="text inf empty one-column nine-rows ragged constant-target missing".split(),
 )
 def test_malformed_table(capsys, tmp_path, content, message):
     path, folder = tmp_path / "malformed.csv", tmp_path / "output"
@@ -84,7 +88,7 @@ def test_directory_as_table(capsys, tmp_path):
 def test_default_data_without_scikit_learn(capsys, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     status = main(["--output-dir", str(tmp_path / "output")])
-    assert_refused(capsys, tmp_path / "output", status, 2, r"pyro-implicit\[tutorials\]")
+    assert_refused(capsys, tmp_path / "output", status, 2, r"pyro-implicit\[main\]")
 
 
 @pytest.mark.parametrize("package", ["matplotlib", "h5netcdf", "h5py"])
@@ -94,7 +98,7 @@ def test_missing_output_package(capsys, tmp_path, monkeypatch, table, package):
         importlib.util, "find_spec", lambda name: None if name == package else found(name)
     )
     status = main(["--data", str(table), "--output-dir", str(tmp_path / "output")])
-    message = rf"need {package}, .*pyro-implicit\[tutorials\]"
+    message = rf"need {package}, .*pyro-implicit\[main\]"
     assert_refused(capsys, tmp_path / "output", status, 2, message)
 
 
@@ -130,6 +134,11 @@ def test_failure_while_running(capsys, tmp_path, table, monkeypatch, error):
         (["--nuts", "-1"], "-1 found, expected a positive number"),
         (["--seed", "-1"], "-1 found, expected 0 to"),
         (["--seed", str(2**32)], "found, expected 0 to"),
+        (["--test-fraction", "1"], "1 found, expected a number between 0 and 1"),
+        (["--test-fraction", "half"], "invalid number value: 'half'"),
+        (["--sep", "::"], "'::' found, expected one character"),
+        (["--method", "laplace"], "invalid choice: 'laplace'"),
+        (["--num-samples", "0"], "0 found, expected a positive number"),
         (["--colour"], "unrecognized arguments"),
     ],
 )
@@ -145,32 +154,35 @@ def test_help(capsys):
     assert "--output-dir DIR" in capsys.readouterr().out
 
 
+def test_version(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"pyro_implicit {pyro_implicit.__version__}\n"
+
+
 def run(capsys, table, folder, *arguments):
     """Rows of the printed table without the seconds, {method: [numbers]}."""
-    options = ["--data", str(table), "--output-dir", str(folder), "--num-steps", "30", "--quiet"]
+    options = ["--data", str(table), "--output-dir", str(folder), *QUICK, "--num-steps", "10"]
     assert main([*options, *arguments]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     lines = out.splitlines()
     assert lines[0] == f"table.csv: 36 training rows, 4 test rows, 2 features, seed {lines[0][-1]}"
-    assert lines[1].split("  ")[0] == "method"
+    assert lines[1] == "predicted: target"
+    assert lines[2].split("  ")[0] == "method"
     assert lines[-3:] == [f"wrote {folder / name}" for name in report.FILES]
     assert (folder / "scores.txt").read_text() == "\n".join(lines[:-3]) + "\n"
-    rows = [re.split(r"\s{2,}", line) for line in lines[2:-4]]
+    last = next(i for i, line in enumerate(lines) if line.startswith("Verdict: "))
+    assert "nats a row, standard error" in lines[last]
+    rows = [re.split(r"\s{2,}", line) for line in lines[3:last]]
     return {row[0]: [float(cell) for cell in row[1:-1]] for row in rows}
 
 
-@pytest.fixture
-def few_draws(monkeypatch):
-    monkeypatch.setattr(fit, "NUM_DRAWS", 20)
-    monkeypatch.setattr(report, "EXPORT_DRAWS", 20)
-
-
-def test_small_run(capsys, tmp_path, table, few_draws):
+def test_small_run(capsys, tmp_path, table):
     folder, threads = tmp_path / "new" / "output", torch.get_num_threads()
     first = run(capsys, table, folder, "--seed", "1")
     assert list(first) == ["mean-field VI", "linearised implicit"]
-    for rmse, log_likelihood, error, coverage in first.values():
+    for rmse, log_likelihood, error, coverage, _ in first.values():
         assert (
             0.0 < rmse < 100.0 and -20.0 < log_likelihood < 0.0 < error and 0.0 <= coverage <= 1.0
         )
@@ -183,7 +195,10 @@ def test_small_run(capsys, tmp_path, table, few_draws):
     assert posterior.attrs["objective"] == "LinearisedELBO"
     assert posterior.attrs["data"] == "table.csv"
     assert posterior.attrs["training_rows"] == posterior.attrs["exported_rows"] == 36
-    assert posterior.attrs["notes"] == ""
+    assert posterior.attrs["notes"] == "" and posterior.attrs["target"] == "target"
+    assert posterior["constant_data"]["x"].dims == ("data", "feature")
+    assert list(posterior["constant_data"]["feature"].values) == ["a", "b"]
+    assert_in_units(posterior, table)
 
     # The same seed gives the same rows, whatever else is run, and overwrites the files.
     second = run(capsys, table, folder, "--seed", "1", "--nuts", "5")
@@ -193,20 +208,88 @@ def test_small_run(capsys, tmp_path, table, few_draws):
     assert torch.get_num_threads() == threads
 
 
-def test_large_tables_are_trained_by_minibatches(table, few_draws, monkeypatch):
+def assert_in_units(posterior, table):
+    """Data and predictions are those of the table, and the density that of its target."""
+    values = np.loadtxt(table, delimiter=",", skiprows=1)
+    y, x = posterior["observed_data"]["y"].values, posterior["constant_data"]["x"].values
+    for row, target in zip(x, y, strict=True):
+        place = np.abs(values[:, :2] - row).sum(-1).argmin()
+        np.testing.assert_allclose(np.r_[row, target], values[place], rtol=1e-4, atol=1e-4)
+    mean = posterior["posterior"]["mean"].values
+    noise = posterior["posterior"]["sigma"].values * posterior.attrs["target_scale"]
+    assert np.abs(posterior["posterior_predictive"]["y"].values.mean() - 50.0) < 20.0
+    expected = stats.norm(mean, noise[..., None]).logpdf(y)
+    np.testing.assert_allclose(posterior["log_likelihood"]["y"].values, expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("columns", [["--target", "a"], ["--target", "1"]])
+def test_another_target(capsys, tmp_path, table, columns):
+    assert quick(table, tmp_path / "output", *columns, "--test-fraction", "0.25") == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("table.csv: 30 training rows, 10 test rows, 2 features")
+    assert out[1] == "predicted: a"
+
+
+def test_classes(capsys, tmp_path):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=60)
+    path, folder = tmp_path / "classes.csv", tmp_path / "output"
+    lines = [f"{value};{'yes' if value > 0 else 'no'}" for value in x]
+    path.write_text("\n".join(["x;answer", *lines]))
+    assert quick(path, folder, "--num-steps", "20", "--save") == 0
+    out = capsys.readouterr().out
+    assert "predicted: answer, one of no, yes" in out and "accuracy" in out and "ECE" in out
+    assert "Note: columns were read as separated by semicolons; --sep says otherwise." in out
+    posterior = az.from_netcdf(folder / "posterior.nc")
+    assert posterior.attrs["classes"] == "no, yes"
+    assert set(posterior["observed_data"]["y"].values.tolist()) == {0, 1}
+    state = load_state(folder / "guide.pt")
+    assert state["classes"] == ["no", "yes"] and state["feature_names"] == ["x"]
+    model = build_model(1, state["training_rows"], num_classes=2)
+    guide = HyperNetworkGuide(model, generator=ResidualGenerator)
+    guide.load_state_dict(state["guide"])
+    draws = predict(model, guide, torch.tensor([[-3.0], [3.0]]), num_samples=50)["y"].float()
+    assert float(draws[:, 0].mean()) < float(draws[:, 1].mean())
+
+
+def test_methods_alone(capsys, tmp_path, table):
+    assert quick(table, tmp_path / "output", "--method", "mean-field", "--save") == 0
+    out = capsys.readouterr().out
+    assert "mean-field VI" in out and "implicit" not in out and "Verdict" not in out
+    assert quick(table, tmp_path / "output", "--method", "nuts", "--nuts", "3") == 0
+    out = capsys.readouterr().out
+    assert "NUTS" in out and "mean-field" not in out
+    posterior = az.from_netcdf(tmp_path / "output" / "posterior.nc")
+    assert posterior["posterior"]["sigma"].shape == (1, 3)
+
+
+def test_large_tables_are_trained_by_minibatches(table, monkeypatch):
     monkeypatch.setattr(fit, "BATCH_SIZE", 16)
     split = split_table(load_csv(table), seed=0)
-    x, y = fit._batch(split)
-    assert x.shape == (16, 2) and y.shape == (16,)
-    rows = [torch.eq(split.x_train, row).all(-1).nonzero().item() for row in x]
-    assert torch.equal(y, split.y_train[rows])
+    batches = list(fit.Batches(split))
+    assert [len(x) for x, _ in batches] == [16, 16]
+    for x, y in batches:
+        rows = [torch.eq(split.x_train, row).all(-1).nonzero().item() for row in x]
+        assert torch.equal(y, split.y_train[rows])
     model = build_model(2, len(split.x_train))
+    options = {"seed": 0, "num_steps": 2, "nuts_samples": 0, "quiet": True}
     with pyro.settings.context(module_local_params=True):
-        fitted = fit.fit_all(model, split, seed=0, num_steps=2, nuts_samples=0, quiet=True)
-    assert [len(each.draws["sigma"]) for each in fitted] == 2 * [fit.NUM_DRAWS]
+        fitted = fit.fit_all(model, split, methods=["mean-field", "implicit"], **options)
+    assert [one.method for one in fitted] == ["mean-field VI", "linearised implicit"]
+    assert all("the limit of 2 steps" in one.told[0] for one in fitted)
 
 
-QUICK = ["--num-steps", "1", "--quiet"]
+def test_a_chain_gives_its_draws_in_turns():
+    chain = fit.Chain({"w": torch.arange(4.0)})
+    assert chain.sample(3)["w"].tolist() == [0.0, 1.0, 2.0]
+    assert chain.sample(3)["w"].tolist() == [3.0, 0.0, 1.0]
+    with poutine.trace() as capture:
+        chain(1, 2)
+    assert capture.trace.nodes["w"]["value"] == 2.0
+    assert fit.most_draws(chain, 10) == 4 and fit.most_draws(None, 10) == 10
+
+
+QUICK = ["--num-steps", "1", "--num-samples", "20", "--quiet"]
 
 
 def quick(table, folder, *arguments):
@@ -251,15 +334,13 @@ def fits_once(tmp_path_factory):
 
     real = fit.fit_all
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fit, "NUM_DRAWS", 20)
-        patch.setattr(report, "EXPORT_DRAWS", 20)
         patch.setattr(fit, "fit_all", fit_all)
         assert quick(write_table(folder / "table.csv"), folder) == 0
     return fits
 
 
 @pytest.fixture
-def made_fits(monkeypatch, few_draws, fits_once):
+def made_fits(monkeypatch, fits_once):
     """For tests of what comes after the fits."""
     monkeypatch.setattr(fit, "fit_all", lambda *args, **options: fits_once)
 
@@ -310,7 +391,6 @@ def forked(action, tmp_path, **streams):
 def test_full_disk(tmp_path, table, made_fits, monkeypatch, limit, kept):
     """The system refuses to write more than so many bytes to a file, as a full disk does."""
     folder, write = tmp_path / "output", outputs.Outputs.write
-    monkeypatch.setattr(report, "EXPORT_DRAWS", 100)
 
     def limited(*args):
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -324,7 +404,7 @@ def test_full_disk(tmp_path, table, made_fits, monkeypatch, limit, kept):
 
     def action():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        return quick(table, folder)
+        return quick(table, folder, "--num-samples", "100")
 
     status, out, err = forked(action, tmp_path)
     assert status == 1 and "linearised implicit" in out
@@ -363,16 +443,14 @@ def test_standard_output_that_cannot_be_written_to(tmp_path, table, made_fits, s
 
 
 @pytest.mark.parametrize("how", ["reader gone", "none"])
-def test_standard_error_that_cannot_be_written_to(
-    tmp_path, table, few_draws, fits_once, small_files, how
-):
+def test_standard_error_that_cannot_be_written_to(tmp_path, table, fits_once, small_files, how):
     reader, writer = os.pipe()
     os.close(reader)
 
     def action():
         if how == "none":
             sys.stderr = None
-        options = ["--output-dir", str(tmp_path / "output"), "--num-steps", "1"]
+        options = ["--output-dir", str(tmp_path / "output"), *QUICK[:-1]]
         return main(["--data", str(table), *options])  # progress bars go there
 
     status, out, _ = forked(action, tmp_path, stderr=writer)
@@ -486,7 +564,7 @@ def test_folder_in_the_place_of_a_file(capsys, tmp_path, table, name):
 def test_disk_without_space(capsys, tmp_path, table, monkeypatch):
     usage = outputs.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(outputs.shutil, "disk_usage", lambda path: usage._replace(free=2**20))
-    status = quick(table, tmp_path / "output")
+    status = quick(table, tmp_path / "output", "--num-samples", "20000")
     message = r"about [\d.]+ MiB are needed; 1 are free"
     assert_refused(capsys, tmp_path / "output", status, 2, message)
 

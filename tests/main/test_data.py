@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import io
+import lzma
 import os
 import sys
 import threading
+import zipfile
 
 import numpy as np
 import pytest
@@ -13,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from pyro_implicit._main import read_csv
+from pyro_implicit._main import read_csv, table_file
 from pyro_implicit._main.data import (
     DataFileError,
     Table,
@@ -22,6 +27,16 @@ from pyro_implicit._main.data import (
 )
 from pyro_implicit._main.read_csv import load_csv
 from pyro_implicit.exceptions import ImplicitError, MissingExtraError
+
+
+def zipped(*names, rows=""):
+    """An archive with that many tables."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name in names:
+            archive.writestr(name, rows)
+    return content.getvalue()
+
 
 ROWS = "".join(f"{i},{i * i % 7},{0.5 * i}\n" for i in range(12))
 
@@ -47,7 +62,14 @@ def test_reads(tmp_path, text):
     np.testing.assert_array_equal(table.target, 0.5 * np.arange(12))
 
 
-@given(hnp.arrays(np.float64, (12, 3), elements=st.floats(allow_nan=False, allow_infinity=False)))
+@given(
+    hnp.arrays(
+        np.float64,
+        (12, 3),
+        elements=st.floats(allow_nan=False, allow_infinity=False),
+        unique=True,  # a column with one value alone would be left out
+    )
+)
 def test_reads_back_every_number(tmp_path_factory, values):
     path = tmp_path_factory.mktemp("csv") / "table.csv"
     path.write_text("\n".join(",".join(map(repr, row)) for row in values.tolist()))
@@ -58,22 +80,37 @@ def test_reads_back_every_number(tmp_path_factory, values):
 MALFORMED = {
     "empty": ("", "is empty"),
     "blank": ("\n \n,,\n", "is empty"),
-    "text": (ROWS + "1,two,3\n", "line 13, column 2: 'two' is not a number"),
-    "long-text": (ROWS + f"1,{'x' * 99},3\n", r"line 13, column 2: 'x{27}\.\.\.' is not a number"),
+    "text": (ROWS + "1,two,3\n", "data row 13, column '2': 'two' is not a number"),
+    "long-text": (ROWS + f"1,{'x' * 99},3\n", r"row 13, column '2': 'x{27}\.\.\.' is not a number"),
     "underscore": (ROWS + "1,1_000,3\n", "'1_000' is not a number"),
-    "nul": (ROWS + "1,\0,3\n", "line"),
-    "empty-cell": (ROWS + "1,,3\n", "line 13, column 2: an empty cell"),
-    "nan": (ROWS + "1,nan,3\n", "line 13, column 2: 'nan' is not a finite number"),
-    "inf": (ROWS + "1,2,-inf\n", "line 13, column 3: '-inf' is not a finite number"),
-    "overflow": (ROWS + "1,2,1e999\n", "'1e999' is not a finite number"),
-    "one-column": (ROWS.replace(",", ";"), "one column found; expected .* separated by commas"),
+    "nul": (ROWS + "1,\0,3\n", "NUL characters"),
+    "inf": (ROWS + "1,2,-inf\n", "row 13, column '3': -inf is not a finite number"),
+    "digits": (ROWS + f"1,2,{'1' * 400}\n", "is not a (finite )?number"),
+    "overflow": (ROWS + "1,2,1e999\n", "inf is not a finite number"),
+    "one-column": (ROWS.replace(",", "!"), "one column found; expected .* separated by commas"),
     "nine-rows": ("\n".join(ROWS.splitlines()[:9]), "9 data rows found, at least 10"),
     "header-only": ("a,b,c\n", "0 data rows found, at least 10"),
-    "ragged": (ROWS + "1,2\n", "line 13: 2 columns found, expected 3"),
-    "two-headers": ("a,b,c\na,b,c\n" + ROWS, "line 2, column 1: 'a' is not a number"),
-    "half-header": ("a,2,c\n" + ROWS, "line 1, column 1: 'a' is not a number"),
-    "not-text": (b"\xff\xfe\x00\x01" * 20, "not a text file in UTF-8"),
-    "huge-cell": ('"' + "1" * 200_000 + '",2,3\n' + ROWS, "not a CSV file"),
+    "three-rows": ("a,b,c\n1,2,3\n4,5,6\n7,8,9\n", "3 data rows found, at least 10"),
+    "all-gaps": ("1,,3\n,2,3\n" * 20, "0 data rows found without an empty cell, at least 10"),
+    "ragged": (ROWS + "1,2,3,4\n", "line 13: 4 columns found, expected 3"),
+    "two-headers": ("a,b,c\na,b,c\n" + ROWS, "data row 1, column 'a': 'a' is not a number"),
+    "half-header": ("a,2,c\n" + ROWS, "data row 1, column '1': 'a' is not a number; if that"),
+    "empty-target": ("a,b\n" + "1,\n" * 20, "the target 'b' is empty in every row"),
+    "names": (
+        "".join(f"{i},n{i},{i}\n" for i in range(30)),
+        "column '2' holds text of 30 kinds, such as 'n0'",
+    ),
+    "many-classes": (
+        "".join(f"{i},{i},n{i}\n" for i in range(30)),
+        "the target '3' holds text of 30 kinds; expected numbers, or 2 to 20 classes",
+    ),
+    "one-class": ("1,a\n2,a\n" * 9, "the target '2' holds text of 1 kinds"),
+    "constant-features": ("1,2\n" * 9 + "1,3\n" * 9, "no column is left to predict '2' from"),
+    "binary": (bytes(range(1, 255)) * 20, "not a text file in UTF-8"),
+    "huge-cell": ('"' + "1" * 200_000 + '",2,3\n' + ROWS, "one column found"),
+    "two-files": (zipped("a.csv", "b.csv"), "holds 2 files; expected one table"),
+    "damaged": (gzip.compress(ROWS.encode() * 99)[:-99], "is compressed, and damaged"),
+    "half-way": (b"1,2\n" * 50_000 + b"\xe9,2\n", "not a text file in UTF-8"),
 }
 
 
@@ -109,7 +146,7 @@ def test_bundled():
 
 def test_bundled_without_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(MissingExtraError, match=r'pip install "pyro-implicit\[tutorials\]"'):
+    with pytest.raises(MissingExtraError, match=r'pip install "pyro-implicit\[main\]"'):
         load_bundled()
 
 
@@ -229,7 +266,7 @@ def test_header_of_text_and_numbers(tmp_path):
     text = "400,500,moisture\n" + FRACTIONS
     with pytest.raises(DataFileError, match="'moisture' is not a number; .* say --header yes"):
         read(tmp_path, text)
-    assert len(read(tmp_path, text, "yes").target) == 30
+    assert read(tmp_path, text, "yes").feature_names == ("400", "500")
     with pytest.raises(DataFileError, match="'a' is not a number$"):
         read(tmp_path, "a,b,c\n" + FRACTIONS, "no")
 
@@ -313,7 +350,7 @@ def test_test_row_too_far_away():
 @pytest.mark.parametrize("regular", [True, False])
 def test_file_larger_than_the_memory(tmp_path, monkeypatch, regular):
     monkeypatch.setattr(read_csv, "CHECK_EVERY", 10)
-    monkeypatch.setattr(read_csv, "free_memory", lambda: 10_000.0)
+    monkeypatch.setattr(table_file, "free_memory", lambda: 10_000.0)
     assert len(read(tmp_path, ROWS).target) == 12
     path = tmp_path / "table.csv"
     path.write_text("0.25,1.5\n" * 2000)
@@ -329,14 +366,143 @@ def test_file_larger_than_the_memory(tmp_path, monkeypatch, regular):
 
 
 def test_line_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(read_csv, "MAX_LINE", 1000)
+    monkeypatch.setattr(table_file, "MAX_LINE", 1000)
+    monkeypatch.setattr(table_file, "HEAD", 500)
     with pytest.raises(DataFileError, match="a line of more than 1000 characters"):
         read(tmp_path, ROWS + "1" * 1001 + ",2,3\n")
-    with pytest.raises(DataFileError, match="a line of more than"):
+    with pytest.raises(DataFileError, match="NUL characters"):
         load_csv("/dev/zero")
 
 
-@pytest.mark.parametrize(("mark", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "bars")])
-def test_other_separators_are_told(tmp_path, mark, name):
-    with pytest.raises(DataFileError, match=rf"separated by commas \(there are {name}\)"):
-        read(tmp_path, ROWS.replace(",", mark))
+# ---- other ways to write a table
+
+#: whose first column does not count
+PLAIN = "".join(f"{5 * i % 13},{i * i % 7},{0.5 * i}\n" for i in range(12))
+
+
+@pytest.mark.parametrize(
+    ("mark", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "bars"), (" ", "blanks")]
+)
+def test_other_separators_are_found_and_told(tmp_path, mark, name):
+    table = read(tmp_path, PLAIN.replace(",", mark))
+    np.testing.assert_array_equal(table.target, 0.5 * np.arange(12))
+    assert table.notes[0] == f"columns were read as separated by {name}; --sep says otherwise"
+
+
+def test_decimal_commas(tmp_path):
+    table = read(tmp_path, PLAIN.replace(",", ";").replace(".", ","))
+    np.testing.assert_array_equal(table.target, 0.5 * np.arange(12))
+    assert "decimals written with commas" in table.notes[0]
+
+
+def test_a_separator_that_is_asked_for(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text(PLAIN.replace(",", "!"))
+    table = load_csv(path, separator="!")
+    assert table.features.shape == (12, 2) and not table.notes
+
+
+@pytest.mark.parametrize(
+    ("compress", "name"),
+    [(gzip.compress, "gzip"), (bz2.compress, "bzip2"), (lzma.compress, "xz")],
+    ids="gzip bzip2 xz".split(),
+)
+def test_compressed(tmp_path, compress, name):
+    path = tmp_path / "table.csv"
+    path.write_bytes(compress(PLAIN.encode()))
+    table = load_csv(path)
+    np.testing.assert_array_equal(table.target, 0.5 * np.arange(12))
+    assert table.notes == (f"the file is compressed ({name})",)
+
+
+def test_zipped(tmp_path):
+    path = tmp_path / "table.zip"
+    path.write_bytes(zipped("inner.csv", rows=PLAIN))
+    assert load_csv(path).notes == ("the file is compressed (zip, inner.csv)",)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "cp1252", "utf-8"])
+def test_encodings(tmp_path, encoding):
+    path = tmp_path / "table.csv"
+    path.write_bytes(("gr\u00f6\u00dfe,b,ziel\n" + PLAIN).encode(encoding))
+    table = load_csv(path)
+    assert table.feature_names == ("gr\u00f6\u00dfe", "b") and table.target_name == "ziel"
+    told = () if encoding == "utf-8" else (f"the file is encoded in {encoding}",)
+    assert table.notes == told
+
+
+def test_the_target_by_name_or_number(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("a,b,c\n" + PLAIN)
+    for target in ("a", "1"):
+        table = load_csv(path, target=target)
+        assert table.feature_names == ("b", "c") and table.target_name == "a"
+        np.testing.assert_array_equal(table.target, 5 * np.arange(12) % 13)
+    with pytest.raises(
+        DataFileError, match=r"no column is called 'aa'; is it 'a'\? There are a, b"
+    ):
+        load_csv(path, target="aa")
+    with pytest.raises(DataFileError, match="no column is called '4' There are a, b, c"):
+        load_csv(path, target="4")
+
+
+def test_names_that_come_twice(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("a,a,c\n" + PLAIN)
+    table = load_csv(path)
+    assert table.feature_names == ("a", "a.1")
+    assert table.notes == ("several columns are called 'a'; the others have .1, .2, ... appended",)
+    with pytest.raises(DataFileError, match="several columns are called 'a'"):
+        load_csv(path, target="a")
+
+
+def test_gaps_are_left_out_and_told(tmp_path):
+    table = read(tmp_path, "a,b,c\n" + PLAIN + "1,,3\n1,nan,3\n1,2\n")
+    assert len(table.target) == 12
+    assert table.notes == (
+        "3 of 15 rows have an empty cell (most in column 'b') and were left out",
+    )
+
+
+def test_columns_that_tell_nothing_are_left_out_and_told(tmp_path):
+    rows = "".join(f"{i * i},7,,{i % 5}\n" for i in range(12))
+    table = read(tmp_path, "a,seven,gap,target\n" + rows)
+    assert table.feature_names == ("a",)
+    assert table.notes == (
+        "columns without any value were left out: 'gap'",
+        "column 'seven' has one value alone and was left out",
+    )
+
+
+def test_text_of_a_few_kinds_becomes_columns(tmp_path):
+    rows = "".join(f"{i * i},{'fm'[i % 2]},{i % 7}\n" for i in range(12))
+    table = read(tmp_path, "a,sex,target\n" + rows)
+    assert table.feature_names == ("a", "sex=f", "sex=m")
+    np.testing.assert_array_equal(table.features[:, 1], np.arange(12) % 2 == 0)
+    assert table.notes == ("column 'sex' holds text of 2 kinds, and became a column for each",)
+
+
+@pytest.mark.parametrize("kinds", [("yes", "no"), ("True", "False")])
+def test_a_target_of_classes(tmp_path, kinds):
+    rows = "".join(f"{i * i},{i % 7},{kinds[i % 2]}\n" for i in range(12))
+    table = read(tmp_path, "a,b,target\n" + rows)
+    assert table.classes == tuple(sorted(kinds))
+    assert [table.classes[int(place)] for place in table.target[:2]] == list(kinds)
+    split = split_table(table, seed=0, test_fraction=0.25)
+    assert split.y_train.dtype == torch.int64 and len(split.y_test) == 3
+    assert (split.y_mean, split.y_scale) == (0.0, 1.0)
+
+
+def test_a_header_without_a_name_for_the_index(tmp_path):
+    """As R writes a table."""
+    table = read(
+        tmp_path,
+        "a,b,target\n" + "".join(f"{i}," + row + "\n" for i, row in enumerate(PLAIN.splitlines())),
+    )
+    assert table.features.shape == (12, 2) and "numbers the rows" in table.notes[0]
+
+
+def test_without_pandas(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingExtraError, match=r"pyro-implicit\[main\]"):
+        read(tmp_path, PLAIN)

@@ -69,7 +69,7 @@ def test_example_is_right() -> None:
 def test_commands_are_those_of_ci():
     """Each set-up command is one line of the README, and .ci/run runs the same."""
     for line in (
-        'pip install -e ".[tutorials]" && python -m pyro_implicit',
+        'pip install -e ".[main]" && python -m pyro_implicit',
         'pip install -e ".[test]" && pytest',
     ):
         assert line in README.splitlines()

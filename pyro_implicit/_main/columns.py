@@ -1,0 +1,168 @@
+"""What each column of a table is: numbers, kinds, an index or nothing."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .console import one_line
+from .data import DataFileError, Table
+
+__all__ = ["as_table"]
+
+MIN_ROWS = 10
+MOST_KINDS = 20
+
+
+def as_table(path: Path, frame: Any, target: str | None, notes: list[str], hint: str) -> Table:
+    """
+    Makes numbers of a table's columns.
+
+    Rows with an empty cell are left out, and so are columns without any number or with one value;
+    text of a few kinds becomes a column for each kind. What was decided is told in the notes.
+
+    :param path: of the file, for messages.
+    :param frame: the table, a ``pandas.DataFrame``.
+    :param str target: the column to predict; the last by default.
+    :param notes: what is told already.
+    :param str hint: what to say of text where numbers are expected.
+    :raises DataFileError: if there is no such column, or what there is cannot be used.
+    """
+    notes = list(notes)
+    name = _target_name(path, frame, target)
+    frame = _without_gaps(path, frame, name, notes)
+    features, names = [], []
+    for other in frame.columns:
+        if other == name:
+            continue
+        for label, values in _feature(path, frame, other, notes, hint):
+            names.append(label)
+            features.append(values)
+    column, classes = _target(path, frame, name, hint)
+    if not features:
+        raise DataFileError(f"{path}: no column is left to predict {name!r} from")
+    return Table(
+        one_line(path.name),
+        np.stack(features, 1),
+        column,
+        tuple(dict.fromkeys(note for note in notes if note)),
+        tuple(one_line(one) for one in names),
+        one_line(name),
+        tuple(one_line(one) for one in classes),
+    )
+
+
+def _target_name(path: Path, frame: Any, target: str | None) -> str:
+    columns = list(frame.columns)
+    if target is None:
+        return columns[-1]
+    if target in columns:
+        if f"{target}.1" in columns:
+            raise DataFileError(f"{path}: several columns are called {target!r}; rename the target")
+        return target
+    if target.isdigit() and 1 <= int(target) <= len(columns):
+        return columns[int(target) - 1]
+    near = difflib.get_close_matches(target, columns, 1)
+    meant = f"; is it {near[0]!r}?" if near else ""
+    shown = ", ".join(columns[:10]) + (", ..." if len(columns) > 10 else "")
+    raise DataFileError(f"{path}: no column is called {target!r}{meant} There are {shown}")
+
+
+def _without_gaps(path: Path, frame: Any, target: str, notes: list[str]) -> Any:
+    """Leaves out columns and rows that have nothing."""
+    empty = [name for name in frame.columns if frame[name].isna().all()]
+    if target in empty and len(frame):
+        raise DataFileError(f"{path}: the target {target!r} is empty in every row")
+    if empty and len(frame):
+        notes.append(f"columns without any value were left out: {', '.join(map(repr, empty))}")
+        frame = frame.drop(columns=empty)
+    gaps = frame.isna()
+    lacking = gaps.any(axis=1)
+    count, rows = int(lacking.sum()), len(frame)
+    if count:
+        most = gaps.sum().idxmax()
+        notes.append(
+            f"{count} of {rows} rows have an empty cell (most in column {most!r}) and were left out"
+        )
+        frame = frame[~lacking]
+    if len(frame) < MIN_ROWS:
+        whole = " without an empty cell" if count else ""
+        raise DataFileError(
+            f"{path}: {len(frame)} data rows found{whole}, at least {MIN_ROWS} are needed"
+        )
+    return frame
+
+
+def _target(path: Path, frame: Any, name: str, hint: str) -> tuple[np.ndarray, list[str]]:
+    """The column to predict, and the names of its classes if it has some."""
+    column = frame[name]
+    if column.dtype == bool or not _is_numeric(path, column, name, hint):
+        kinds = sorted(set(column.astype(str).str.strip()))
+        if not 2 <= len(kinds) <= MOST_KINDS:
+            raise DataFileError(
+                f"{path}: the target {name!r} holds text of {len(kinds)} kinds; expected numbers, "
+                f"or 2 to {MOST_KINDS} classes"
+            )
+        places = {kind: place for place, kind in enumerate(kinds)}
+        return column.astype(str).str.strip().map(places).to_numpy(np.float64), kinds
+    return _numbers(path, column, name, hint), []
+
+
+def _feature(
+    path: Path, frame: Any, name: str, notes: list[str], hint: str
+) -> list[tuple[str, np.ndarray]]:
+    """The columns of numbers that are made of one column."""
+    column = frame[name]
+    if column.nunique() < 2:
+        notes.append(f"column {name!r} has one value alone and was left out")
+        return []
+    if _is_numeric(path, column, name, hint):
+        return [(name, _numbers(path, column, name, hint))]
+    kinds = sorted(set(column.astype(str)))
+    if len(kinds) > MOST_KINDS:
+        raise DataFileError(
+            f"{path}: column {name!r} holds text of {len(kinds)} kinds, such as "
+            f"{_shorten(kinds[0])!r}; expected numbers, or {MOST_KINDS} kinds at most. Take the "
+            "column out, or make numbers of it"
+        )
+    notes.append(f"column {name!r} holds text of {len(kinds)} kinds, and became a column for each")
+    text = column.astype(str)
+    return [(f"{name}={kind}", (text == kind).to_numpy(np.float64)) for kind in kinds]
+
+
+def _is_numeric(path: Path, column: Any, name: str, hint: str) -> bool:
+    """Whether a column holds numbers; an error if most of it does, and some is text."""
+    import pandas
+
+    if pandas.api.types.is_numeric_dtype(column):
+        return True
+    try:
+        bad = pandas.to_numeric(column, errors="coerce").isna()
+    except OverflowError:  # an integer of hundreds of digits
+        bad = column.astype(str).str.len() > 300
+    if bad.mean() > 0.5:
+        return False
+    row = int(bad.to_numpy().argmax())
+    raise DataFileError(
+        f"{path}: data row {column.index[row] + 1}, column {name!r}: "
+        f"{_shorten(str(column.iloc[row]))!r} is not a number{hint}"
+    )
+
+
+def _numbers(path: Path, column: Any, name: str, hint: str) -> np.ndarray:
+    values = column.to_numpy(np.float64)
+    bad = ~np.isfinite(values)
+    if bad.any():
+        row = int(bad.argmax())
+        raise DataFileError(
+            f"{path}: data row {column.index[row] + 1}, column {name!r}: {values[row]} is not a "
+            "finite number"
+        )
+    return values
+
+
+def _shorten(cell: str) -> str:
+    return cell if len(cell) <= 30 else cell[:27] + "..."
