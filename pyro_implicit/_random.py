@@ -46,7 +46,7 @@ def write_random_state(state: State) -> None:
 
 def seed_all(seed: int) -> None:
     """
-    As ``pyro.set_rng_seed``, by :func:`seed_torch`.
+    Seeds what ``pyro.set_rng_seed`` does, torch by :func:`seed_torch`.
 
     :param int seed: of the generators of torch, Python and NumPy, below 2**32.
     """

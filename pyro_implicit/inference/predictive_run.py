@@ -121,6 +121,8 @@ class PredictiveRun(Messenger):
         self.functions: dict[str, Any] = {}
         self.noise: dict[str, Tensor] = {}
         self.given = given or {}
+        #: of the noise at hand: several draws of one site, in front of its shape
+        self.sample_shape: tuple[int, ...] = ()
 
     def __enter__(self) -> Any:
         seed_torch(self.plan.own_seed(self.first, self._here))
@@ -228,9 +230,9 @@ class PredictiveRun(Messenger):
         """What a normal distribution draws for each unit of rows, before it is scaled."""
         parts = []
         for offset in range(0, self._here, UNIT):
-            part = list(shape)
+            part = [*self.sample_shape, *shape]
             part[dim] = min(UNIT, self._here - offset)
-            self.seed_noise((self.start + offset) // UNIT)
+            self._seed_noise((self.start + offset) // UNIT)
             parts.append(torch.empty(part, dtype=like.dtype, device=like.device).normal_())
         return torch.cat(parts, dim)
 
@@ -242,10 +244,10 @@ class PredictiveRun(Messenger):
         return value
 
     def _drawn(self, fn: Any, unit: int) -> Tensor:
-        self.seed_noise(unit)
-        return fn()
+        self._seed_noise(unit)
+        return fn.sample(self.sample_shape) if self.sample_shape else fn()
 
-    def seed_noise(self, unit: int) -> None:
+    def _seed_noise(self, unit: int) -> None:
         """Seeds the noise of the site at hand in a unit of rows."""
         seed_torch(_mix(self.plan.seed, self.first, unit, len(self.shapes)))
 

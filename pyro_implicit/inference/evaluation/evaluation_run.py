@@ -33,7 +33,6 @@ class EvaluationRun(PredictiveRun):
         self.seen: dict[str, Observation] = {}
         self.outcomes: dict[str, Tensor | None] = {}
         self.factors: list[str] = []
-        self._num_now = 0
 
     def _pyro_sample(self, msg: Any) -> None:
         name = msg["name"]
@@ -55,17 +54,10 @@ class EvaluationRun(PredictiveRun):
             self.outcomes[name] = self._others_like(msg)
 
     def _others_like(self, msg: Any) -> Tensor | None:
-        self._num_now = self.num_outcomes
+        self.sample_shape = (self.num_outcomes,)
         try:
             return self._noisy(msg)
         except NotImplementedError:
             return None
         finally:
-            self._num_now = 0
-
-    def _drawn(self, fn: Any, unit: int) -> Tensor:
-        return super()._drawn(fn, unit) if not self._num_now else self._several(fn, unit)
-
-    def _several(self, fn: Any, unit: int) -> Tensor:
-        self.seed_noise(unit)
-        return fn.sample((self._num_now,))
+            self.sample_shape = ()
