@@ -137,15 +137,15 @@ def non_finite(values: dict[str, Any]) -> list[str]:
     """
     Names the values that are NaN or infinite.
 
-    :param dict values: tensors or numbers by name.
+    :param dict values: tensors, numbers, or lists and tuples of them, by name.
     :returns: the names of those that have an infinite entry or one that is no number.
     """
-    bad = []
-    for name, value in values.items():
-        if isinstance(value, Tensor):
-            is_bad = not bool(torch.isfinite(value).all())
-        else:
-            is_bad = isinstance(value, float) and not math.isfinite(value)
-        if is_bad:
-            bad.append(name)
-    return bad
+    return [name for name, value in values.items() if not _is_finite(value)]
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return bool(torch.isfinite(value).all())
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)

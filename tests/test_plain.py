@@ -80,8 +80,10 @@ def test_not_finite():
         "c": math.nan,
         "d": torch.ones(1),
         "e": "",
+        "f": [1.0, (0.5, math.nan)],
+        "g": [1.0, "", None],
     }
-    assert non_finite(values) == ["a", "c"]
+    assert non_finite(values) == ["a", "c", "f"]
 
 
 def test_what_reading_raises_becomes_a_state_error():

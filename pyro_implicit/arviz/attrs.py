@@ -11,8 +11,6 @@ import pyro
 import torch
 from pyro.infer import ELBO
 
-from pyro_implicit.exceptions import ArgumentError
-
 __all__ = ["run_attrs"]
 
 
@@ -26,7 +24,6 @@ def run_attrs(
     :param ELBO objective: the objective it was fitted with, if known.
     :param dict notes: more entries.
     :returns: the attributes.
-    :raises ArgumentError: if ``objective`` is not a Pyro objective.
     """
     attrs: dict[str, str | int | float] = {
         "inference_library": "pyro_implicit",
@@ -43,11 +40,6 @@ def _objective_attrs(objective: ELBO | None, guide: Any) -> dict[str, str | int 
     """Name, weights and all settings of the objective, and whether it bounds the evidence."""
     if objective is None:
         return {"objective": "not given"}
-    if not isinstance(objective, ELBO):
-        raise ArgumentError(
-            f"objective is {objective!r}; expected the pyro.infer.ELBO that the guide was fitted "
-            "with, such as LinearisedELBO(), or None"
-        )
     settings = getattr(objective, "settings", None)
     if not isinstance(settings, dict):
         settings = {"num_particles": objective.num_particles}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -168,15 +169,13 @@ class GuideDensity:
             ``log|du/dvalue|``, shape ``(n,)``.
         """
         check_values(values, self.guide.sites)
-        total, jacobian = None, torch.zeros(())
+        estimates, jacobian = [], torch.zeros(())
         for part in self.parts():
             u, log_jacobian = unconstrain(values, part.sites, part.preconditioner.loc)
             u, log_jacobian = u.detach(), log_jacobian.detach()
             jacobian = jacobian + log_jacobian
-            total = _sum(total, part.density(u, self.num_inner, self.num_starts))
-        if total is None:
-            raise GuideError("the guide has no implicit part, hence no draws to evaluate")
-        return total, jacobian
+            estimates.append(part.density(u, self.num_inner, self.num_starts))
+        return reduce(_sum, estimates), jacobian
 
     def of_own_draws(self, num_samples: int) -> tuple[list[Tensor], DensityEstimate]:
         """
@@ -186,18 +185,14 @@ class GuideDensity:
         :returns: unconstrained draws by part, shape ``(n, m)`` each, and their densities with
             :attr:`DensityEstimate.upper` from the noises that made them.
         """
-        draws, total = [], None
+        draws, estimates = [], []
         for part in self.parts():
             noise, u = part.draw(num_samples)
             draws.append(u)
-            total = _sum(total, part.density(u, self.num_inner, self.num_starts, noise))
-        if total is None:
-            raise GuideError("the guide has no implicit part, hence no draws to evaluate")
-        return draws, total
+            estimates.append(part.density(u, self.num_inner, self.num_starts, noise))
+        return draws, reduce(_sum, estimates)
 
 
-def _sum(a: DensityEstimate | None, b: DensityEstimate) -> DensityEstimate:
-    if a is None:
-        return b
+def _sum(a: DensityEstimate, b: DensityEstimate) -> DensityEstimate:
     error = (a.standard_error.square() + b.standard_error.square()).sqrt()
     return DensityEstimate(a.value + b.value, error, a.upper + b.upper)

@@ -49,7 +49,7 @@ def test_the_densities_are_those_of_traces() -> None:
 
 
 def test_smoothed_weights_repair_an_unfitted_guide() -> None:
-    data = to_arviz(model, _guide(), Y, num_samples=2000, groups=GROUPS)
+    data = to_arviz(model, _guide(), Y, num_samples=2000, groups=("posterior", "sample_stats"))
     ratios = (data["sample_stats"]["lp"] - data["sample_stats"]["log_q"]).values[0]
     weights = np.exp(np.asarray(az.psislw(ratios)[0]))
     variance = 1 / (1 + 3 / 0.25)

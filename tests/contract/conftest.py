@@ -14,13 +14,19 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
+from pyro_implicit.guides import base
+from pyro_implicit.guides.initialization.gaussian_start import GaussianStart, gaussian_start
+from pyro_implicit.handlers.log_joint import LogJoint
 from tests.contract.registry import GUIDES, MODELS, OBJECTIVES, ROW_GUIDES, ROW_MODELS
 
 #: in the order of a test's name; guides and models of rows have tests of their own
@@ -35,6 +41,29 @@ LISTS: dict[str, dict[str, Any]] = {
     "copied": {"pickle": lambda x: pickle.loads(pickle.dumps(x)), "deepcopy": copy.deepcopy},
     "float64": {name: name for name in ("before building", "after building", "before loading")},
 }
+
+
+@pytest.fixture(autouse=True, scope="session")
+def a_start_is_sought_once() -> Iterator[None]:
+    """
+    Guides that begin as the Gaussian of the same posterior share its search, which takes longer
+    than most tests here and has tests of its own. Densities that agree at two points are the same.
+    """
+    found: dict[Any, GaussianStart] = {}
+
+    def shared(kind: Any, log_joint: LogJoint, loc: Tensor) -> GaussianStart:
+        if not isinstance(kind, str):
+            return gaussian_start(kind, log_joint, loc)
+        with torch.no_grad():
+            values = [float(log_joint.value(point)) for point in (loc, loc + 0.3)]
+        key = (kind, loc.dtype, *loc.tolist(), *values)
+        if key not in found:
+            found[key] = gaussian_start(kind, log_joint, loc)
+        return copy.deepcopy(found[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "gaussian_start", shared)
+        yield
 
 
 def pytest_collection_modifyitems(items):

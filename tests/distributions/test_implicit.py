@@ -366,6 +366,14 @@ def test_half_log_det_needs_a_noise() -> None:
         ImplicitDistribution(MLPGenerator(2, 3)).half_log_det()
 
 
+def test_a_linearisation_needs_a_noise_of_real_numbers() -> None:
+    fn = ImplicitDistribution(MLPGenerator(2, 3))
+    with pytest.raises(ArgumentError, match=r"no noise is fixed: write .*\.linearisation\(\)"):
+        fn.linearisation()
+    with pytest.raises(ArgumentError, match="noise is of type torch.int64; expected real numbers"):
+        fn.given(torch.zeros(2, dtype=torch.int64))
+
+
 def test_half_log_det_without_volume_is_refused() -> None:
     fn = ImplicitDistribution(MLPGenerator(2, 3)).given(torch.zeros(2))
     with pytest.raises(ArgumentError, match="scale=0 with 2 noise dimensions for 3 outputs"):

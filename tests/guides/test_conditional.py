@@ -417,6 +417,13 @@ def test_a_state_of_another_context() -> None:
         guide.load_state_dict(other.state_dict())
 
 
+def test_a_state_whose_context_has_no_size() -> None:
+    state = ConditionalHyperNetworkGuide(make_model()).setup(X, Y).state_dict()
+    state["_extra_state"]["context_dim"] = -1
+    with pytest.raises(StateError, match="context_dim=-1 and .*expected a number of entries, and"):
+        ConditionalHyperNetworkGuide.from_state_dict(state)
+
+
 # ---- memory
 
 

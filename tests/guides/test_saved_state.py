@@ -50,6 +50,30 @@ def test_a_guide_of_another_structure_changes_nothing(options, told):
         assert torch.equal(value, before[name]) if torch.is_tensor(value) else value == before[name]
 
 
+def site(**changes):
+    return lambda extra, _: extra["sites"][0].update(changes)
+
+
+def without_factor(extra, state):
+    extra["samplers"][0]["preconditioner"] = "full"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (site(event_dim=5), r"sites\[0\] of the state contradicts itself"),
+        (site(frames=[("rows", 1, 3)]), r"sites\[0\] of the state has the plate \('rows', 1"),
+        (lambda extra, _: extra["samplers"][0].update(output_dim=4), "4 outputs, and no such tens"),
+        (without_factor, r"samplers\[0\] of the state has a full factor, and no such tensor"),
+    ],
+)
+def test_a_state_that_contradicts_itself_is_refused_before_it_is_built(change, told):
+    state = dict(make().state_dict())
+    change(state["_extra_state"], state)
+    with pytest.raises(StateError, match=told):
+        HyperNetworkGuide.from_state_dict(state)
+
+
 def test_where_a_learned_scale_began_does_not_matter():
     guide = make(learn_scale="scalar", scale=0.2)
     other = make(learn_scale="scalar")

@@ -99,6 +99,27 @@ def test_other_distributions_are_signalled(name):
         take_rows(OTHERS[name](), -1, 1, 3)
 
 
+class Widened(dist.Normal):
+    """Made again, it has another shape."""
+
+    def __init__(self, loc, scale, validate_args=None):
+        super().__init__(loc.expand(3, *loc.shape), scale, validate_args=validate_args)
+
+
+class OfFloats(dist.Normal):
+    """Its parameter is a number."""
+
+    def __init__(self, loc, scale, validate_args=None):
+        super().__init__(loc, scale, validate_args=validate_args)
+        self.scale = float(scale)
+
+
+def test_distributions_of_ones_own_that_are_not_their_parameters_are_signalled():
+    for fn in (Widened(R, torch.tensor(1.0)), OfFloats(R, 1.0)):
+        with pytest.raises(NotSliceable):
+            take_rows(fn, -1, 1, 3)
+
+
 def test_rows_of_a_tensor():
     value = torch.arange(12.0).reshape(3, 4)
     for rows in ([2, 0], torch.tensor([1, 3, 1]), torch.tensor([3, 2, 1, 0])):

@@ -158,8 +158,8 @@ def test_the_entropy_of_a_folding_generator_is_between_its_bounds_and_they_close
     for proposal in PROPOSALS:
         widths = []
         for inner in (5, 50, 500):
-            low, e1 = entropy(fn, 10_000, num_inner=inner, proposal=proposal)
-            up, e2 = entropy(fn, 10_000, num_inner=inner, proposal=proposal, bound="upper")
+            low, e1 = entropy(fn, 4000, num_inner=inner, proposal=proposal)
+            up, e2 = entropy(fn, 4000, num_inner=inner, proposal=proposal, bound="upper")
             assert low - 3 * e1 < exact < up + 3 * e2
             widths.append(up - low)
         assert widths[0] > 2 * widths[1] > 4 * abs(widths[2])

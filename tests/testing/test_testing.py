@@ -131,11 +131,21 @@ class Renamed(HyperNetworkGuide):
         return dict(list(super().forward(*args, **kwargs).items())[1:])
 
 
+class Eager(HyperNetworkGuide):
+    """Runs the model when it is loaded."""
+
+    def load_state_dict(self, *args: Any, **options: Any) -> Any:
+        found = super().load_state_dict(*args, **options)
+        self.model(torch.zeros(1, 2))
+        return found
+
+
 @pytest.mark.parametrize(
     ("guide", "message"),
     [
         (Constant, "on model 'regression': two draws of 'scale' are the same"),
         (Renamed, "on model 'regression': a call draws {'w'.*expected {'scale'"),
+        (Eager, "on model 'regression': .*loading a guide calls the model"),
     ],
 )
 def test_a_bad_guide_is_told_what_is_wrong(guide: Any, message: str) -> None:
@@ -181,6 +191,20 @@ def test_a_bad_objective_is_told_what_is_wrong(fault: str, message: str) -> None
         check_objective(partial(Bad, fault), guides=ONE, models=SMALL)
     if fault == "minibatch":
         check_objective(partial(Bad, fault), guides=ONE, models=SMALL, minibatches=False)
+
+
+class Idle(HyperNetworkGuide):
+    """Has a parameter that its draws do not depend on."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.idle = nn.Parameter(torch.zeros(()))
+
+
+def test_a_parameter_without_a_gradient_is_named() -> None:
+    guides = {"idle": partial(Idle, hidden_dims=(4,), scale=0.1)}
+    with pytest.raises(AssertionError, match="guide 'idle' on .*: idle has no gradient"):
+        check_objective(partial(LinearisedELBO, 2), guides=guides, models=SMALL)
 
 
 def test_it_needs_no_test_runner() -> None:

@@ -184,9 +184,33 @@ def option(name, value):
     return lambda content: content["optimizer_states"][0]["param_groups"][0].update({name: value})
 
 
+def parameter_of_nan(content):
+    name = next(key for key in content["state_dict"] if key.endswith("weights.0"))
+    content["state_dict"][name].fill_(float("nan"))
+
+
+def moment(index, value):
+    def change(content):
+        states = content["optimizer_states"][0]["state"]
+        states[index] = copy.deepcopy(states[0])
+        if value is not None:
+            states[index]["exp_avg"].fill_(value)
+
+    return change
+
+
+def progress(**counts):
+    return lambda content: content["loops"]["fit_loop"]["epoch_progress"]["current"].update(counts)
+
+
+def place(content):
+    content["loops"]["fit_loop"]["state_dict"]["combined_loader"][0].update(batch=-1)
+
+
 CHANGES = {
     "learning rate": (option("lr", float("nan")), "lr of the checkpoint's optimiser is nan"),
     "pair": (option("betas", ()), r"betas of the checkpoint's optimiser is \(\)"),
+    "betas": (option("betas", (0.9, float("nan"))), r"betas .* optimiser is \(0.9, nan\)"),
     "flag": (
         option("foreach", torch.zeros(2)),
         "foreach of the .* is a tensor",
@@ -210,6 +234,24 @@ CHANGES = {
     ),
     "moments": (other_moments, r"exp_avg of parameter 0 has shape \(7,\) in the checkpoint's"),
     "parameters": (fewer_parameters, "optimiser is for 5 parameters; here there are 6"),
+    "a kind": (lambda c: c[KEY].update(random={}), "random in .* is a dict; expected a list"),
+    "processes": (lambda c: c[KEY]["gradients"].append({}), "1 processes and gradients of 2"),
+    "no number": (parameter_of_nan, "parameter .* is not finite; take an older one"),
+    "two optimisers": (
+        lambda c: c["optimizer_states"].append(c["optimizer_states"][0]),
+        "has 2 optimiser states; expected one",
+    ),
+    "moment of none": (moment(99, None), "a state for parameter 99"),
+    "moment of nan": (moment(0, float("nan")), "exp_avg of parameter .* is no number; take an"),
+    "schedule": (lambda c: c["lr_schedulers"][0].update(last_epoch=None), "last_epoch .* is None"),
+    "rate": (
+        lambda c: c["lr_schedulers"][0].update(base_lrs=[float("inf")]),
+        r"base_lrs of the checkpoint's schedule is \[inf\]",
+    ),
+    "epoch": (lambda c: c.update(epoch=-1), "epoch of the checkpoint is -1"),
+    "counter": (progress(ready=-1), "of the checkpoint is -1; expected a count"),
+    "counters": (progress(ready=1, completed=2), "of the checkpoint contradicts itself"),
+    "place": (place, "batch in .* of the checkpoint is -1"),
 }
 
 
