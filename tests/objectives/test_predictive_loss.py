@@ -238,10 +238,10 @@ def test_training_by_expected_collapses_and_by_per_datum_keeps_the_spread() -> N
     for form in ("expected", "per_datum"):
         pyro.set_rng_seed(0)
         pyro.clear_param_store()
-        guide = HyperNetworkGuide(clusters, init_scale=0.5)
+        guide = HyperNetworkGuide(clusters, hidden_dims=(8,), init_scale=0.5)
         objective = PosteriorPredictiveLoss(10, form=form, vectorize_particles=True)
         svi = SVI(clusters, guide, pyro.optim.Adam({"lr": 0.02}), objective)
-        for _ in range(400):
+        for _ in range(200):
             svi.step()
         spread[form] = guide.sample(500)["loc"].std().item()
     assert spread["expected"] < 0.1
