@@ -241,7 +241,7 @@ def test_training_by_expected_collapses_and_by_per_datum_keeps_the_spread() -> N
         guide = HyperNetworkGuide(clusters, hidden_dims=(8,), init_scale=0.5)
         objective = PosteriorPredictiveLoss(10, form=form, vectorize_particles=True)
         svi = SVI(clusters, guide, pyro.optim.Adam({"lr": 0.02}), objective)
-        for _ in range(200):
+        for _ in range(400):
             svi.step()
         spread[form] = guide.sample(500)["loc"].std().item()
     assert spread["expected"] < 0.1
