@@ -1,4 +1,4 @@
-"""Errors of the package: one small tree; each also is the builtin that fits it.
+"""Errors of the package: one small tree; each also is the builtin that fits it. And its hints.
 
 A message names the site or argument, what was found, what was expected, and what to write instead.
 """
@@ -14,6 +14,7 @@ __all__ = [
     "MissingExtraError",
     "NonFiniteError",
     "OutOfMemoryError",
+    "PerformanceHint",
     "ShapeError",
     "SiteError",
     "StateError",
@@ -62,3 +63,7 @@ class StateError(ImplicitError, RuntimeError):
 
 class MissingExtraError(ImplicitError, ImportError):
     """An optional dependency is absent; the message names the extra to install."""
+
+
+class PerformanceHint(UserWarning):
+    """Something works, and would be several times as fast if written otherwise."""

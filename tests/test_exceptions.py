@@ -35,7 +35,16 @@ def _python(code: str) -> str:
     return result.stdout.strip()
 
 
-@pytest.mark.parametrize("name", exceptions.__all__)
+WARNINGS = {"PerformanceHint"}
+
+
+def test_hints_are_warnings_of_users_and_no_errors() -> None:
+    for name in WARNINGS:
+        kind = getattr(exceptions, name)
+        assert issubclass(kind, UserWarning) and not issubclass(kind, exceptions.ImplicitError)
+
+
+@pytest.mark.parametrize("name", sorted({*exceptions.__all__} - WARNINGS))
 def test_every_error_is_ours_and_a_builtin_one(name: str) -> None:
     error = getattr(exceptions, name)
     assert issubclass(error, exceptions.ImplicitError)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from pyro_implicit._checks import check_callable, check_count, check_counts, check_number
+from pyro_implicit._hints import hint
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.generators.as_generator import as_generator
 from pyro_implicit.generators.autoregressive import AutoregressiveGenerator
@@ -26,6 +27,8 @@ __all__ = ["HyperNetworkGuide"]
 
 #: up to here as many noise dimensions as latents, and a linear map beside the network
 _SMALL = 256
+#: above, a dense last layer is what a step costs
+_LARGE = 10_000
 #: standard deviation that an autoregressive generator begins with: narrower it takes one side of a
 #: bent posterior, wider the first steps on a network are lost (docs/results/generators.md)
 _FLOW_SCALE = 0.5
@@ -76,6 +79,7 @@ class HyperNetworkGuide(ImplicitGuide):
     :param options: ``init_loc_fn``, ``init_from``, ``scale``, ``learn_scale``, ``factorized`` and
         ``create_plates``, see :class:`~pyro_implicit.ImplicitGuide`.
     :raises ArgumentError: for bad values, or ``generator`` together with options that it replaces.
+    :warns PerformanceHint: once, for the default generator of more than 10 000 latents.
     """
 
     def __init__(
@@ -157,6 +161,12 @@ class HyperNetworkGuide(ImplicitGuide):
         if flows:
             return AutoregressiveGenerator(output_dim, init_scale=init_scale)
         hidden_dims, num_inputs = (40, 40) if small else (100,), self._num_inputs(output_dim)
+        if output_dim > _LARGE and self._hidden_dims is None:
+            hint(
+                "default guide",
+                f"the default generator of {output_dim} latents has more than "
+                f"{100 * output_dim} parameters. MMNNGuide(model) has some two for each latent.",
+            )
         if preconditioned:
             init_scale = self._own_scale(small and num_inputs >= output_dim)
         return MLPGenerator(

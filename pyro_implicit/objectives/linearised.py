@@ -14,12 +14,17 @@ from typing import Any
 from torch import Tensor
 
 from pyro_implicit._checks import check_count
+from pyro_implicit._hints import hint
 from pyro_implicit.objectives.fold_watch import FoldWatch
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.scaled_site import entropy_constant
+from pyro_implicit.ops.logdet import is_zero
 
 __all__ = ["LinearisedELBO"]
+
+_SMALL = 256  # latents up to which as many noises are no burden
+_EXACT = 2000**2  # entries of a Jacobian up to which the exact determinant is cheaper
 
 
 class LinearisedELBO(ImplicitELBO):
@@ -59,6 +64,7 @@ class LinearisedELBO(ImplicitELBO):
     :param options: all others of :class:`~pyro_implicit.ImplicitELBO`.
     :raises ArgumentError: for a negative number.
     :warns UserWarning: if the generator folds, once for each site of a guide.
+    :warns PerformanceHint: once, for a Jacobian too large for an exact determinant.
 
     Source: `Implicit Variational Inference for High-Dimensional Posteriors`, Uppal et al., NeurIPS
     2023.
@@ -86,6 +92,30 @@ class LinearisedELBO(ImplicitELBO):
         :raises GuideError: for noise that is not standard normal and has more dimensions than the
             site.
         """
+        if self.training_step is not None:
+            _hint_at_size(site)
         value = site.distribution.half_log_det() + entropy_constant(site)
         self._watch(self.training_step, site, self.watch_folds, self.vectorised)
         return value
+
+
+def _hint_at_size(site: ImplicitSite) -> None:
+    """Names what is cheaper, where a step spends its time on the determinant."""
+    generator = site.distribution.generator.origin
+    num_latents, num_noises = generator.output_dim, generator.noise_shape.numel()
+    if generator.has_structured_log_det and is_zero(site.distribution.scale):
+        return
+    size = f"implicit site {site.name!r} has {num_latents} latents and {num_noises} noises"
+    if num_latents * num_noises > _EXACT:
+        hint(
+            "exact determinant",
+            f"{size}, and LinearisedELBO factorises all of its Jacobian for every draw. Above some "
+            "four million entries LanczosELBO is cheaper.",
+        )
+    elif num_noises == num_latents > _SMALL:
+        hint(
+            "noise_dim",
+            f"{size}: a determinant of that size for every draw. Leave noise_dim out (100 noises "
+            "beside learned output noise), or write generator=ResidualGenerator, whose determinant "
+            "has the size of its hidden layer.",
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.objectives.finiteness import check_finite
 from pyro_implicit.objectives.gradients import OwnGradients
+from pyro_implicit.objectives.looped_watch import LoopedWatch
 from pyro_implicit.objectives.particle import (
     PARTICLE_PLATE,
     Particle,
@@ -124,6 +126,7 @@ class ParticleObjective(ELBO):
         self.last_terms: Terms = {}
         self._nesting_of: tuple[Any, Any, int] | None = None
         self._coupling = CouplingCheck()
+        self._looped = LoopedWatch()
         self._num_training_steps = 0
         self._training_step: TrainingStep | None = None
 
@@ -249,7 +252,7 @@ class ParticleObjective(ELBO):
         :raises NonFiniteError: with Pyro's validation on (its default), if a term is not finite, or
             a gradient; the message names the site or the parameter.
         """
-        total = 0.0
+        total, start = 0.0, time.perf_counter()
         with self._step(guide), self._gradients(), OwnGradients() as gradients:
             for batch in self._batches(model, guide, args, kwargs):
                 loss = _minus_sum(self._shares(batch))
@@ -258,6 +261,8 @@ class ParticleObjective(ELBO):
                 total += loss.item()
                 if is_validation_enabled():
                     gradients.check_finite(total, batch.particles, model, guide)
+        if self.num_particles > 1 and not self.vectorize_particles:
+            self._looped(time.perf_counter() - start, self, model, guide, args, kwargs)
         return total
 
     def terms(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Terms:
@@ -275,6 +280,10 @@ class ParticleObjective(ELBO):
 
     def _get_trace(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Any:
         raise NotImplementedError  # Pyro's abstract method; draw_particle takes its place
+
+    def forget_models(self) -> None:
+        """Forgets what was found out about the model in earlier calls, to look again."""
+        self._nesting_of, self._coupling, self._training_step = None, CouplingCheck(), None
 
     # ---- draws
 
