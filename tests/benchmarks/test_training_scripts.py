@@ -35,7 +35,7 @@ def test_the_example_in_one_process():
 
 @pytest.mark.slow
 def test_the_example_in_two_processes():
-    command = [sys.executable, "-m", "benchmarks.train_distributed", *SMALL]
+    command = [sys.executable, "-m", "benchmarks.cost.train_distributed", *SMALL]
     command += ["--accelerator", "cpu", "--devices", "2", "--num-train", "64", "--steps", "3"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=dict(os.environ))
     assert done.returncode == 0, done.stderr
