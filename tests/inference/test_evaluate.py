@@ -196,6 +196,26 @@ def test_draws_that_are_not_kept_are_as_many_and_all_different(monkeypatch):
     assert [draw(index) for index in (7, 0, 3, 4, 1)] == [once[i] for i in (7, 0, 3, 4, 1)]
 
 
+def test_a_guide_that_makes_its_draws_together_is_asked_for_all():
+    """Such as a mixture of guides in fixed shares."""
+    asked = []
+
+    class Shares:
+        def __call__(self, *_):
+            raise AssertionError
+
+        def sample(self, num_samples):
+            asked.append(num_samples)
+            return {"w": torch.linspace(-1.0, 1.0, num_samples)}
+
+    x = torch.randn(5)
+    report = evaluate(line, Shares(), x, x, num_samples=3)
+    densities = [dist.Normal(w * x, 0.5).log_prob(x) for w in (-1.0, 0.0, 1.0)]
+    expected = torch.stack(densities).exp().mean(0).log()
+    torch.testing.assert_close(report.rows["log_density"], expected.double())
+    assert asked == [1, 3]
+
+
 def test_few_rows_at_a_time_by_default_where_draws_take_much_memory(monkeypatch):
     sizes = []
 

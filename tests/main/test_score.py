@@ -9,7 +9,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -56,6 +56,7 @@ def test_one_draw_is_a_normal_density():
 
 
 @given(scale=st.floats(1e-3, 1e3), shift=st.floats(-1e3, 1e3))
+@settings(max_examples=10)
 def test_units_of_the_target(scale, shift):
     pyro.set_rng_seed(0)
     draws, split = make(rows=8, num_samples=20)

@@ -45,8 +45,7 @@ class DrawChunks:
         self.size = max(1, _KEPT // max(numel, 1))  # draws held at a time
         self._held, self._offset = self.first, 0
         if 1 < num_samples <= self.size:
-            rest = self._drawn(num_samples - 1, 1)
-            self._held = {n: torch.cat([value, rest[n]]) for n, value in self.first.items()}
+            self._held = self._all()
 
     def holding(self, index: int) -> tuple[dict[str, Tensor], int]:
         """
@@ -62,6 +61,13 @@ class DrawChunks:
             count = min(self.size, self.num_samples - self._offset)
             self._held = self._drawn(count, chunk) if chunk else self.first
         return self._held, self._offset
+
+    def _all(self) -> dict[str, Tensor]:
+        """All draws: of one request, if the guide may make them to belong together."""
+        if callable(getattr(self._call[0], "sample", None)):
+            return self._drawn(self.num_samples, 1)
+        rest = self._drawn(self.num_samples - 1, 1)  # a function's draws may come to an end
+        return {name: torch.cat([value, rest[name]]) for name, value in self.first.items()}
 
     def _drawn(self, count: int, chunk: int) -> dict[str, Tensor]:
         guide, args, kwargs = self._call
