@@ -21,10 +21,11 @@ DESCRIPTION = """\
 Fits each guide to each target for the same CPU time with the same optimiser (ClippedAdam, one
 learning rate that falls geometrically, 32 draws, vectorised) in float64, without init_loc_fn.
 
-perceptron               HyperNetworkGuide(model, hidden_dims=(40, 40))
-residual, K = 1, 4, 8    generator=ResidualGenerator of that many blocks
-bijective residual       generator=BijectiveGenerator
-autoregressive           the default HyperNetworkGuide(model)
+perceptron               HyperNetworkGuide(model, hidden_dims=(40, 40), init_from=None)
+residual, K = 1, 4, 8    generator=ResidualGenerator of that many blocks, init_from=None
+bijective residual       generator=BijectiveGenerator, init_from=None
+autoregressive           the default HyperNetworkGuide(model), its automatic start included
+..., bare                with init_from=None
 ..., Laplace             with init_from="laplace"
 Pyro: couplings          AutoNormalizingFlow of four affine couplings, order reversed in between
 Pyro: ...                Pyro's guides as they are, with Trace_ELBO
@@ -63,6 +64,14 @@ def main(argv: Sequence[str] | None = None) -> list[Row]:
         metavar="F",
         help="factor on the CPU times (default: 1)",
     )
+    options.add_argument(
+        "--once",
+        nargs="+",
+        choices=METHODS,
+        default=[],
+        metavar="METHOD",
+        help="methods that are fitted with the first seed alone",
+    )
     arguments = parse(options, argv)
     rows: list[Row] = []
     for row in run(arguments):
@@ -82,7 +91,11 @@ def run(arguments: Namespace) -> Iterator[Row]:
     with pyro.validation_enabled(False):
         for method in arguments.methods:  # imports and compiles what it needs
             _one("banana", method, 0, 0.0, arguments)
-        todo = list(product(arguments.seeds, arguments.targets, arguments.methods))
+        todo = [
+            (seed, name, method)
+            for seed, name, method in product(arguments.seeds, arguments.targets, arguments.methods)
+            if seed == arguments.seeds[0] or method not in arguments.once
+        ]
         for seed, name, method in tqdm(todo, disable=arguments.quiet):
             seconds = arguments.effort * SECONDS[KINDS[name]]
             yield _one(name, method, seed, seconds, arguments)
