@@ -87,15 +87,13 @@ def _settings(arguments: Namespace) -> dict[str, Any]:
 
 
 def run(arguments: Namespace) -> Iterator[Row]:
-    """One row for each seed, target and method, in this order."""
+    """One row for each seed, target and method, in this order; those that are run once at the end."""
     with pyro.validation_enabled(False):
         for method in arguments.methods:  # imports and compiles what it needs
             _one("banana", method, 0, 0.0, arguments)
-        todo = [
-            (seed, name, method)
-            for seed, name, method in product(arguments.seeds, arguments.targets, arguments.methods)
-            if seed == arguments.seeds[0] or method not in arguments.once
-        ]
+        often = [method for method in arguments.methods if method not in arguments.once]
+        todo = list(product(arguments.seeds, arguments.targets, often))
+        todo += product(arguments.seeds[:1], arguments.targets, arguments.once)
         for seed, name, method in tqdm(todo, disable=arguments.quiet):
             seconds = arguments.effort * SECONDS[KINDS[name]]
             yield _one(name, method, seed, seconds, arguments)
