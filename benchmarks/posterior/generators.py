@@ -87,7 +87,7 @@ def _settings(arguments: Namespace) -> dict[str, Any]:
 
 
 def run(arguments: Namespace) -> Iterator[Row]:
-    """One row for each seed, target and method, in this order; those that are run once at the end."""
+    """One row for each seed, target and method, in this order; those run once come last."""
     with pyro.validation_enabled(False):
         for method in arguments.methods:  # imports and compiles what it needs
             _one("banana", method, 0, 0.0, arguments)

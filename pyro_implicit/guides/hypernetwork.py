@@ -45,18 +45,30 @@ class HyperNetworkGuide(ImplicitGuide):
 
     It is a *hypernetwork* where the latents are the weights of a network.
 
-    Defaults, and why. **Up to 256 latents** an
-    :class:`~pyro_implicit.AutoregressiveGenerator`: it cannot fold, so that
+    Defaults, by the number of latents:
+
+    ============  ============================  =====================  ============================
+    latents       generator                     start                  objective of ``fit``
+    ============  ============================  =====================  ============================
+    up to 256     autoregressive: three         the best of several    linearised: a true bound
+                  blocks, as many noises as     Gaussians
+                  latents, no output noise
+    up to 20 000  perceptron of 100 noises and  a mean field           linearised
+                  learned noise of each latent
+    more          the same                      one of four            linearised up to 40 000
+                                                deviations             latents, then Lanczos
+    ============  ============================  =====================  ============================
+
+    **Up to 256 latents** the :class:`~pyro_implicit.AutoregressiveGenerator` cannot fold:
     :class:`~pyro_implicit.LinearisedELBO` is a true lower bound, the guide has a density
-    (:meth:`log_density`) and Pyro's own objectives can train it. In short fits of equal time a
-    perceptron, which may fold, is often nearer to the posterior; ``docs/results/generators.md``
-    has the numbers. **Above**: a multilayer perceptron of 100 noise dimensions beside
-    learned output noise, one deviation for each latent, which begin as a mean-field Gaussian (with
-    ``init_from=None`` the noise stays at 0.01). With ``noise_dim``, ``hidden_dims``,
-    ``activation`` or output noise it is a perceptron at every size: up to 256 latents with as many
-    noise dimensions as latents (each
-    direction left out costs about :math:`\log(1/\sigma) - \tfrac12` nats) and a linear map beside
-    the network, so that draws fill the space and no output noise is needed.
+    (:meth:`log_density`) and Pyro's own objectives can train it. A step takes about twice the time
+    of one of a perceptron, which may fold; ``docs/results/generators.md`` compares them at equal
+    time. **Above**, with ``init_from=None``, the output noise stays at 0.01.
+
+    With ``noise_dim``, ``hidden_dims``, ``activation`` or output noise it is a perceptron at every
+    size: up to 256 latents with as many noise dimensions as latents (each direction left out costs
+    about :math:`\log(1/\sigma) - \tfrac12` nats) and a linear map beside the network, so that
+    draws fill the space and no output noise is needed.
 
     :param model: a Pyro model whose latents are continuous.
     :param int noise_dim: noise dimensions of a perceptron.
