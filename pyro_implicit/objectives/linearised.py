@@ -61,7 +61,7 @@ class LinearisedELBO(ImplicitELBO):
     With other numbers of noises and of latents a Jacobian has no determinant, hence no sign:
     nothing is watched, and nothing is bounded. :func:`~pyro_implicit.entropy_report` compares the
     linearised entropy with the true one there, after the fit and up to 100 noises, and
-    :class:`~pyro_implicit.SemiImplicitELBO` bounds the true one at any number.
+    :class:`~pyro_implicit.SemiImplicitELBO` bounds the true one wherever there is output noise.
 
     :param int num_particles: number of draws.
     :param int watch_folds: look in every k-th training step of a site; 0 never looks.
