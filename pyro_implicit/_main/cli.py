@@ -76,6 +76,13 @@ def _is_about_memory(error: RuntimeError) -> bool:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pyro_implicit", description=DESCRIPTION)
+    _add_data_options(parser)
+    _add_fit_options(parser)
+    _add_output_options(parser)
+    return parser
+
+
+def _add_data_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data",
         metavar="FILE.csv",
@@ -106,6 +113,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SHARE",
         help=f"share of the rows that is held out (default: {TEST_FRACTION:g})",
     )
+
+
+def _add_fit_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=_seed, default=0, help="(default: 0)")
     parser.add_argument(
         "--method",
@@ -140,6 +150,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--save", action="store_true", help=f"also write the guide's state ({GUIDE_FILE})"
     )
+
+
+def _add_output_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output-dir",
         type=Path,
@@ -149,7 +162,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
     parser.add_argument("--version", action="version", version=f"pyro_implicit {_version()}")
-    return parser
 
 
 def _integer(name: str, least: int, most: int, expected: str) -> Callable[[str], int]:

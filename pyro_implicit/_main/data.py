@@ -91,13 +91,7 @@ def split_table(table: Table, seed: int, test_fraction: float = TEST_FRACTION) -
     if max(np.abs(table.features).max(), np.abs(table.target).max()) > LARGEST:
         raise DataFileError(f"{table.name}: a column has values too large to standardise")
     x_mean, x_scale = _mean_and_scale(table.features[train])
-    y_mean, y_scale = np.zeros(()), np.ones(())
-    if not table.classes or len(set(table.target[train])) < 2:
-        y_mean, y_scale = _mean_and_scale(table.target[train])
-    if y_scale == 0.0:
-        raise DataFileError(
-            f"{table.name}: the target ({table.target_name}) is constant in training rows"
-        )
+    y_mean, y_scale = _units_of_target(table, table.target[train])
     constant = x_scale == 0.0  # nothing can be learned from such a column
     with np.errstate(over="ignore"):
         x = np.where(constant, 0.0, (table.features - x_mean) / np.where(constant, 1.0, x_scale))
@@ -126,6 +120,16 @@ def split_table(table: Table, seed: int, test_fraction: float = TEST_FRACTION) -
         x_mean=x_mean,
         x_scale=x_scale,
     )
+
+
+def _units_of_target(table: Table, train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What the target of the training rows is standardised by; classes are left as they are."""
+    mean, scale = _mean_and_scale(train)
+    if scale == 0.0:
+        raise DataFileError(
+            f"{table.name}: the target ({table.target_name}) is constant in training rows"
+        )
+    return (np.zeros(()), np.ones(())) if table.classes else (mean, scale)
 
 
 def _mean_and_scale(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
