@@ -6,7 +6,7 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -56,28 +56,29 @@ def test_there_is_something_to_read() -> None:
     assert len(PUBLIC) > 100
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_help_stands_alone(name: str) -> None:
-    for part, text in _texts(PUBLIC[name]).items():
-        assert text, f"{name}{part} has no docstring"
+def _leans(name: str, value: Any) -> Iterator[str]:
+    for part, text in _texts(value).items():
         prose = _prose(text)
-        assert not re.search(r"\[\d\]", prose), f"{name}{part} cites by number"
-        assert not re.search(r"\(\w+, \)|(?<!\w)\[[A-Z](, ?[A-Z])*\]", text), (
-            f"{name}{part}: shapes are written (N,) and (N, D)"
-        )
-        assert not re.search(r"\blaws?\b", prose), f"{name}{part}: say distribution"
-        assert not re.match(r"(Of|As|Under|Whether it does|The same|The hook)\b\W", text), (
-            f"{name}{part}: the summary leans on something that help does not show"
-        )
+        if not text:
+            yield f"{name}{part} has no docstring"
+        if re.search(r"\[\d\]", prose):
+            yield f"{name}{part} cites by number"
+        if re.search(r"\(\w+, \)|(?<!\w)\[[A-Z](, ?[A-Z])*\]", text):
+            yield f"{name}{part}: shapes are written (N,) and (N, D)"
+        if re.search(r"\blaws?\b", prose):
+            yield f"{name}{part}: say distribution"
+        if re.match(r"(Of|As|Under|Whether it does|The same|The hook)\b\W", text):
+            yield f"{name}{part}: the summary leans on something that help does not show"
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_who_cites_names_the_paper(name: str) -> None:
-    text = _texts(PUBLIC[name])[""]
-    if re.search(r"[a-z] \(?(19|20)\d\d\b", text) and (
-        inspect.isclass(PUBLIC[name]) or ".ops." not in name
-    ):
-        assert re.search(r"^Sources?: ?(`|$)", text, re.MULTILINE), f"{name} cites without a title"
+def _cites(name: str, value: Any) -> Iterator[str]:
+    """The paper is named where it is cited."""
+    text = _texts(value)[""]
+    if not (inspect.isclass(value) or ".ops." not in name):
+        return
+    cited = re.search(r"[a-z] \(?(19|20)\d\d\b", text)
+    if cited and not re.search(r"^Sources?: ?(`|$)", text, re.MULTILINE):
+        yield f"{name} cites without a title"
 
 
 def _parameters(value: Any) -> set[str]:
@@ -87,15 +88,50 @@ def _parameters(value: Any) -> set[str]:
         return set()
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_numbers_of_draws_have_one_name(name: str) -> None:
+def _counts(name: str, value: Any) -> Iterator[str]:
     """``num_particles`` for the draws of an objective, ``num_samples`` for all others."""
-    value, objectives = PUBLIC[name], name.startswith("pyro_implicit.objectives.")
+    objectives = name.startswith("pyro_implicit.objectives.")
     for part, function in _parts(value):
         found = _parameters(function)
         other = {p for p in found if re.match(r"n_|num_draws$|.*(n|num)_(mc|posterior)_", p)}
-        assert not other, f"{name}{part} takes {other}"
-        assert objectives or "num_particles" not in found, f"{name}{part}: say num_samples"
+        if other:
+            yield f"{name}{part} takes {other}"
+        if not objectives and "num_particles" in found:
+            yield f"{name}{part}: say num_samples"
     if inspect.isclass(value) and issubclass(value, ParticleObjective):
         takes = inspect.signature(value).parameters
-        assert "num_particles" in takes or any(p.kind == p.VAR_KEYWORD for p in takes.values())
+        if "num_particles" not in takes and not any(
+            p.kind == p.VAR_KEYWORD for p in takes.values()
+        ):
+            yield f"{name} does not take num_particles"
+
+
+@pytest.mark.parametrize("check", [_leans, _cites, _counts], ids=lambda check: check.__name__)
+def test_help_of_every_public_name(check: Callable[[str, Any], Iterator[str]]) -> None:
+    faults = [fault for name, value in PUBLIC.items() for fault in check(name, value)]
+    assert not faults, "\n".join(faults)
+
+
+class Leaning(ParticleObjective):
+    """Of a law with z[D], as in [1] by Somebody 1999."""
+
+    def __init__(self, n_mc_draws: int) -> None:
+        super().__init__(n_mc_draws)
+
+    def none(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("check", "faults"),
+    [
+        (_leans, ["by number", "say distribution", "leans on something", "none has no docstring"]),
+        (_cites, ["cites without a title"]),
+        (_counts, ["takes {'n_mc_draws'}", "does not take num_particles"]),
+    ],
+    ids=["leans", "cites", "counts"],
+)
+def test_faults_are_told(check: Callable[[str, Any], Iterator[str]], faults: list[str]) -> None:
+    found = list(check("pyro_implicit.objectives.Leaning", Leaning))
+    assert len(found) == len(faults)
+    for fault, told in zip(faults, found, strict=True):
+        assert fault in told
