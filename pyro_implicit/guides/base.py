@@ -251,16 +251,16 @@ class ImplicitGuide(SavedGuide):
         parts = parts_of(self.factorized, [site.name for site, _ in pairs])
         sites, locs = zip(*(pairs[i] for part in parts.values() for i in part), strict=True)
         loc = torch.cat(locs)
-        start = self._find_start(LogJoint(self._bare_model[0], sites, args, kwargs), loc)
         sizes = [(name, len(part)) for name, part in parts.items()]
         groups = divide(sites, [size for _, size in sizes])
-        starts = [start]
-        if len(groups) > 1:
-            starts = start.split([sum(site.numel for site in group) for group in groups])
+        numels = [sum(site.numel for site in group) for group in groups]
+        log_joint = LogJoint(self._bare_model[0], sites, args, kwargs)
+        start = self._find_start(log_joint, loc, numels)
+        starts = [start] if len(groups) == 1 else start.split(numels)
         samplers = [self._make_sampler(g, begin) for g, begin in zip(groups, starts, strict=True)]
         self._build(list(sites), sizes, samplers)
 
-    def _find_start(self, log_joint: LogJoint, loc: Tensor) -> GaussianStart:
+    def _find_start(self, log_joint: LogJoint, loc: Tensor, sizes: Sequence[int]) -> GaussianStart:
         init_from, fixed, has_units = self._init_from[0], self._has_location, self._has_units()
         if init_from is None or (init_from == "auto" and fixed and has_units):
             return GaussianStart(loc)
@@ -268,7 +268,7 @@ class ImplicitGuide(SavedGuide):
             check_all_rows(log_joint.sites, init_from)
             return gaussian_start(init_from, log_joint, loc)
         start, self._start_report = auto_start(
-            log_joint, self.model, loc, fixed=fixed, location_only=has_units
+            log_joint, self.model, loc, sizes=sizes, fixed=fixed, location_only=has_units
         )
         return start
 

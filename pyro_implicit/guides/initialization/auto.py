@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,7 @@ _MIDDLE = 20_000  # and up to which there is a mean-field fit
 _UPHILL, _UPHILL_LARGE = 30, 5  # steps from each location
 _MEAN_FIELD, _MEAN_FIELD_MIDDLE = 1000, 500  # most steps
 _MODE_STEPS, _NEWTON_STEPS = 100, 3
+_NARROWER = 3.2  # steps of a mean-field fit are shorter for weights with a fan-in above 10
 _DEVIATIONS = (0.1, 0.03, 0.01, 0.003)  # relative to the scale of each latent
 _USUAL = 0.1
 _JUDGES, _FEW_JUDGES = 64, 4  # draws that Gaussians are compared on
@@ -76,6 +77,7 @@ def auto_start(
     located: Callable[..., Any],
     loc: Tensor,
     *,
+    sizes: Sequence[int] = (),
     fixed: bool = False,
     location_only: bool = False,
 ) -> tuple[GaussianStart, StartReport]:
@@ -93,6 +95,7 @@ def auto_start(
     :param LogJoint log_joint: the model's density.
     :param located: the model with its latents at ``loc``.
     :param torch.Tensor loc: the location without a search, shape ``(m,)``.
+    :param sizes: of the parts of the latents that the guide makes independently; one by default.
     :param bool fixed: whether that location is to stay.
     :param bool location_only: whether no Gaussian is sought.
     :returns: the start and what was tried.
@@ -111,7 +114,8 @@ def auto_start(
             found = locations([(site, trace.nodes[site.name]) for site in sites], loc)
         with tqdm(desc="start of the guide", delay=_DELAY, leave=False) as bar:
             num_samples = _JUDGES if task.is_whole else _FEW_JUDGES
-            trials = Trials(_on_these_rows(log_joint, trace), bar, num_samples)
+            density = _on_these_rows(log_joint, trace)
+            trials = Trials(density, bar, num_samples, sizes or (loc.numel(),))
             start, told = _search(trials, found, task)
     return start, StartReport(
         *told,
@@ -206,7 +210,8 @@ def _mean_field(
         begins += [(mode.loc, 0.01 * task.unit), (mode.loc, 1 / _precision(mode.factor))]
     loc, scale = max(begins, key=lambda b: objective(trials.density, b[0], b[1], _FEW_JUDGES))
     num_steps = _MEAN_FIELD if point.numel() <= SMALL else _MEAN_FIELD_MIDDLE
-    fit = fit_mean_field(trials.density, loc, scale, num_steps)
+    unit = (_NARROWER * task.unit).clamp(max=1.0)
+    fit = fit_mean_field(trials.density, loc, scale, num_steps, unit)
     fits.append(fit)
     settled = task.is_settled and fit.is_level
     note = "" if fit.is_level else f"not level after {num_steps} steps"

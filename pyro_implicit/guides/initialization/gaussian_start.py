@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from operator import attrgetter
 from typing import Any
 
@@ -21,10 +22,12 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.initialization.ascent import ascend
+from pyro_implicit.guides.initialization.curvature import inverse_root
 from pyro_implicit.guides.initialization.mean_field import fit_mean_field
 from pyro_implicit.guides.initialization.start_search import NO_MODE, search, starting_points
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.log_joint import LogJoint
+from pyro_implicit.ops.logdet import upcast
 
 __all__ = ["GaussianStart", "gaussian_start"]
 
@@ -72,6 +75,25 @@ class GaussianStart:
         if self.factor.dim() == 1 and self.loc.numel() <= most:
             return replace(self, factor=torch.diag(self.factor))
         return self
+
+    def in_blocks(self, sizes: Sequence[int]) -> GaussianStart:
+        """
+        Makes consecutive blocks independent of each other, as a factorised guide is.
+
+        Each has the covariance of its latents given all others: of all Gaussians of that form it
+        is the one with the highest evidence bound. (Marginals are wider.)
+
+        :param sizes: of the blocks.
+        :returns: the Gaussian in blocks; itself if there is one block, or if it is diagonal.
+        """
+        if self.factor is None or self.factor.dim() == 1 or len(sizes) == 1:
+            return self
+        inverse = torch.linalg.inv(upcast(self.factor))
+        precision = inverse.mT @ inverse
+        ends = list(accumulate(sizes))
+        blocks = [precision[e - n : e, e - n : e] for e, n in zip(ends, sizes, strict=True)]
+        factor = torch.block_diag(*[inverse_root(block) for block in blocks])
+        return replace(self, factor=factor.to(self.factor))
 
     def split(self, sizes: Sequence[int]) -> list[GaussianStart]:
         """The marginals of consecutive blocks of those sizes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,11 +33,13 @@ class Trials:
     :param LogJoint log_joint: the density.
     :param bar: a progress bar.
     :param int num_samples: draws that Gaussians are compared on.
+    :param sizes: of the parts of the latents that the guide makes independently.
     """
 
     log_joint: LogJoint
     bar: Any
     num_samples: int
+    sizes: Sequence[int]
     num_gradients: int = 0
     locations: list[Trial] = field(default_factory=list)
     gaussians: list[Trial] = field(default_factory=list)
@@ -80,6 +82,7 @@ class Trials:
         """
         try:
             start, note = find()
+            start = start.in_blocks(self.sizes)
             assert start.factor is not None
             score = objective(self.density, start.loc, start.factor, self.num_samples)
         except FAILURES as error:
