@@ -34,6 +34,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_implicit._progress import progress_is_hidden
 from pyro_implicit._random import RandomStream
 from pyro_implicit.guides.initialization.curvature import find_mode, inverse_root, mean_curvature
 from pyro_implicit.guides.initialization.gaussian_start import GaussianStart
@@ -112,7 +113,8 @@ def auto_start(
         found = {"the location given": loc}
         if not fixed:
             found = locations([(site, trace.nodes[site.name]) for site in sites], loc)
-        with tqdm(desc="start of the guide", delay=_DELAY, leave=False) as bar:
+        hide = progress_is_hidden()
+        with tqdm(desc="start of the guide", delay=_DELAY, leave=False, disable=hide) as bar:
             num_samples = _JUDGES if task.is_whole else _FEW_JUDGES
             density = _on_these_rows(log_joint, trace)
             trials = Trials(density, bar, num_samples, sizes or (loc.numel(),))

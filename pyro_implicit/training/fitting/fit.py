@@ -19,6 +19,7 @@ from pyro_implicit._checks import (
     check_seed,
     shown,
 )
+from pyro_implicit._progress import hidden_progress
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.training.fitting.arguments import Arguments
@@ -91,7 +92,8 @@ def fit(
     :param validation: held-out arguments of the model as a tuple, judged by their mean
         :func:`~pyro_implicit.log_predictive_density`, or a function without arguments whose value
         should rise.
-    :param bool progress: whether to show a progress bar with the loss and its terms.
+    :param bool progress: whether to show a progress bar with the loss and its terms, and one of a
+        guide's start where that takes long.
     :param int seed: of all that is drawn, so that the same call gives the same numbers; random
         numbers outside go on as if nothing had been drawn. None: one that torch draws.
     :param FitResult resume: go on from this result, with the same model and guide. A run that was
@@ -123,7 +125,7 @@ def fit(
     start = time.perf_counter()
     hints: list[str] = []
     with RandomStream(int(torch.randint(2**31, ())) if seed is None else seed):
-        with collected_warnings(hints):
+        with collected_warnings(hints), hidden_progress(not progress):
             if objective is None and resume is not None:
                 objective = resume.objective
             if objective is None:
