@@ -4,7 +4,8 @@ Runs notebooks, each in a copy of one process that has already imported what mos
 ``python notebooks.py`` reads from standard input the paths of a notebook and of the folder to run
 it in, as a list in JSON per line, and answers each with a line: the name and the text of the error,
 or ``null``. It is started by ``test_tutorials.py``. Cells see what they would see in a kernel
-(IPython, its displays, a module of their own), except for messages between kernel and client.
+(IPython, its displays, a module of their own), except for messages between kernel and client, and
+for guides, which start bare as in other tests.
 """
 
 from __future__ import annotations
@@ -58,6 +59,9 @@ def main() -> None:
         warnings.simplefilter("ignore")  # of the imports of others
         for name in SHARED:
             import_module(name)
+    from pyro_implicit import ImplicitGuide
+
+    ImplicitGuide.__init__.__kwdefaults__["init_from"] = None
     for line in sys.stdin:
         print(json.dumps(in_a_copy(*json.loads(line))), flush=True)
 

@@ -29,6 +29,7 @@ def _run(code: str) -> dict[str, Any]:
     return namespace
 
 
+@pytest.mark.automatic_start
 def test_example_runs() -> None:
     short, count = re.subn(r"num_samples=\d+", "num_samples=20", _example())
     assert count == 2
@@ -48,6 +49,7 @@ def test_loop_of_pyro_runs() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.automatic_start
 def test_example_is_right() -> None:
     """As it is written: noise and network against Hamiltonian Monte Carlo."""
     namespace = _run(_example())
