@@ -29,7 +29,7 @@ from benchmarks.posterior._posteriordb_reference import (
     reference_moments,
 )
 from benchmarks.records import write_record
-from pyro_implicit import HyperNetworkGuide, LinearisedELBO
+from pyro_implicit import HyperNetworkGuide, LinearisedELBO, refine
 
 DESCRIPTION = """\
 Fits the five posteriors of the data folder's posteriordb in float64 and compares the mean and the
@@ -38,9 +38,11 @@ the error of the mean in reference standard deviations, that of the standard dev
 All settings are the same for all models; nothing is chosen by the reference.
 
 Methods: laplace (AutoLaplaceApproximation), mvn (AutoMultivariateNormal), start (the Gaussian that
-init_from="laplace" begins with, untrained), implicit (HyperNetworkGuide and LinearisedELBO)."""
+init_from="laplace" begins with, untrained), implicit (HyperNetworkGuide and LinearisedELBO), mclmc
+and hmc (refine from 16 modes, the kernel's own settings, --chain-steps gradients per chain)."""
 
-METHODS = ("laplace", "mvn", "start", "implicit")
+METHODS = ("laplace", "mvn", "start", "implicit", "mclmc", "hmc")
+CHAINS = ("mclmc", "hmc")
 NUM_DRAWS = 100_000
 NUM_PARTICLES = 16
 LEARNING_RATE = 5e-3
@@ -66,6 +68,9 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
         help="learning rate of Pyro's guides (default: 0.3)",
     )
     options.add_argument(
+        "--chain-steps", type=positive, default=10_000, metavar="N", help="(default: 10000)"
+    )
+    options.add_argument(
         "--reference", action="store_true", help="the error of the reference itself, no fits"
     )
     arguments = parse(options, argv)
@@ -87,6 +92,7 @@ def _settings(arguments: Namespace) -> dict[str, Any]:
         "baseline_rate": arguments.baseline_rate,
         "schedule": "cosine to 0",
         "num_draws": NUM_DRAWS,
+        "chain_steps": arguments.chain_steps,
         "dtype": "float64",
     }
 
@@ -100,14 +106,18 @@ def run(arguments: Namespace) -> Iterator[dict[str, Any]]:
         for method in arguments.methods:
             for seed in arguments.seeds:
                 with fixed_seed(seed, torch.float64):
-                    moments, seconds = fit(
-                        posterior,
-                        posterior.tensors(arrays),
-                        method,
-                        num_steps=arguments.num_steps,
-                        rate=LEARNING_RATE if method == "implicit" else arguments.baseline_rate,
-                        bar=None if arguments.quiet else f"{name} {method} {seed}",
-                    )
+                    data = posterior.tensors(arrays)
+                    if method in CHAINS:
+                        moments, seconds = sample(posterior, data, method, arguments.chain_steps)
+                    else:
+                        moments, seconds = fit(
+                            posterior,
+                            data,
+                            method,
+                            num_steps=arguments.num_steps,
+                            rate=LEARNING_RATE if method == "implicit" else arguments.baseline_rate,
+                            bar=None if arguments.quiet else f"{name} {method} {seed}",
+                        )
                 yield {
                     "model": name,
                     "method": method,
@@ -162,6 +172,23 @@ def fit(
             guide = _laplace(guide, data)
     seconds = {"seconds": watch.seconds, "cpu_seconds": watch.cpu_seconds}
     return None if guide is None else posterior.moments(_draw(guide, data)), seconds
+
+
+def sample(
+    posterior: Posterior, data: tuple[Tensor, ...], kernel: str, num_steps: int
+) -> tuple[Moments, dict[str, float]]:
+    """
+    :param data: the model's arguments.
+    :param str kernel: one of :data:`CHAINS`.
+    :param int num_steps: gradients of each chain, half for the warm-up.
+    :returns: moments of the draws, and the seconds of the run.
+    """
+    with stopwatch() as watch:
+        chains = refine(
+            posterior.model, 16, *data, kernel=kernel, num_steps=num_steps, progress=False
+        )
+    draws = {name: value.flatten(0, 1) for name, value in chains.draws.items()}
+    return posterior.moments(draws), {"seconds": watch.seconds, "cpu_seconds": watch.cpu_seconds}
 
 
 def _laplace(guide: AutoLaplaceApproximation, data: tuple[Tensor, ...]) -> AutoGuide | None:
