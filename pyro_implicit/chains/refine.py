@@ -108,8 +108,8 @@ def refine(
     num_chains = check_count("num_chains", num_chains)
     start = check_start(start, num_chains)
     num_steps = check_count("num_steps", num_steps, 0)
-    num_warmup = _warmup(num_warmup, num_steps)
     moves = make_kernel(kernel)
+    num_warmup = _warmup(num_warmup, num_steps, moves)
     mode_steps = check_count("mode_steps", mode_steps)
     dispersion = check_number("dispersion", dispersion, minimum=0)
     check_choice("dtype", dtype, (None, torch.float32, torch.float64))
@@ -136,10 +136,15 @@ def refine(
             return chains._run(density, num_steps, progress)
 
 
-def _warmup(num_warmup: Any, num_steps: int) -> int:
+def _warmup(num_warmup: Any, num_steps: int, kernel: Kernel) -> int:
     if num_warmup is None:
-        return num_steps // 2
+        return -(-num_steps // 2)
     num_warmup = check_count("num_warmup", num_warmup, 0)
+    if num_steps and not num_warmup and getattr(kernel, "step_size", 1.0) is None:
+        raise ArgumentError(
+            "num_warmup=0 leaves the step size untuned. Give one, such as "
+            "kernel=MCLMC(step_size=0.05), or a warm-up."
+        )
     if num_warmup > num_steps:
         raise ArgumentError(
             f"num_warmup={num_warmup} of num_steps={num_steps}; expected fewer: num_steps counts "

@@ -86,9 +86,22 @@ def test_a_model_that_is_another_one_when_vectorised_is_looped():
         pyro.factor("f", -x.square().sum())
 
     found = density(model)
-    with pytest.warns(UserWarning, match="differ from those of single points"):
+    with pytest.warns(UserWarning, match="differ from those at single points"):
         with found.ready(torch.ones(2, 2)):
             assert found.how == "loop"
+
+
+def test_chains_at_one_mode_are_vectorised_all_the_same():
+    """Gradients there are nothing but rounding, which no two ways of evaluation share."""
+    x = torch.randn(2000)
+
+    def model():
+        w = pyro.sample("w", dist.Normal(0.0, 100.0).expand([2]).to_event(1))
+        pyro.factor("f", -1e3 * (x - w[0]).square().sum() - 1e3 * (x - w[1]).square().sum())
+
+    found = density(model)
+    with found.ready(x.mean().expand(3, 2).contiguous()):
+        assert found.how != "loop"
 
 
 def test_random_densities_are_refused():

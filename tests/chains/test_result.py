@@ -297,6 +297,8 @@ def test_too_few_draws_to_compare():
 def test_bad_arguments(chains):
     with pytest.raises(ArgumentError, match="num_warmup=300 of num_steps=60"):
         run(num_warmup=300)
+    with pytest.raises(ArgumentError, match="num_warmup=0 leaves the step size untuned"):
+        run(num_warmup=0)
     for bad in ({"num_chains": 0}, {"num_steps": -1}, {"mode_steps": 0}, {"dispersion": -1.0}):
         with pytest.raises(ArgumentError, match=next(iter(bad))):
             run(**bad)
