@@ -10,13 +10,32 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from pyro_implicit.chains.memory_reuse import reuse_memory
+
 __all__ = ["record"]
 
 Function = Callable[[Tensor], tuple[Tensor, Tensor]]
 _aten = torch.ops.aten
 #: operations that return their first argument's numbers as they are
 _SAME = (_aten.alias.default, _aten.detach.default, _aten.lift_fresh_copy.default)
-#: those that do so where the shape stays
+#: those that look at the shape of their first argument alone
+_SHAPE_ALONE = (
+    _aten.new_zeros.default,
+    _aten.new_ones.default,
+    _aten.new_full.default,
+    _aten.zeros_like.default,
+    _aten.ones_like.default,
+    _aten.full_like.default,
+)
+#: those that do nothing with this second argument
+_NEUTRAL: dict[Any, int] = {
+    _aten.mul.Tensor: 1,
+    _aten.mul.Scalar: 1,
+    _aten.div.Tensor: 1,
+    _aten.sub.Tensor: 0,
+    _aten.pow.Tensor_Scalar: 1,
+}
+#: those that do nothing where the shape stays
 _SHAPED = (_aten.view.default, _aten.expand.default, _aten._unsafe_view.default)
 
 
@@ -62,13 +81,15 @@ def _simplify(graph: fx.GraphModule, example: Tensor) -> None:
         if node.op == "get_attr":
             constants[node.name] = values[node.name]
         elif node.op == "call_function":
-            if all(inner.name in constants for inner in node.all_input_nodes):
+            known = all(inner.name in constants for inner in node.all_input_nodes)
+            if known or node.target in _SHAPE_ALONE:
                 constants[node.name] = values[node.name]
                 _replace_by_constant(graph, node, values, constants)
             elif _changes_nothing(node, values):
                 node.replace_all_uses_with(node.args[0])
     graph.graph.eliminate_dead_code()
     graph.recompile()
+    reuse_memory(graph, _values(graph, example))
 
 
 def _is_random_or_mutable(node: fx.Node) -> bool:
@@ -116,4 +137,16 @@ def _changes_nothing(node: fx.Node, values: dict[str, Any]) -> bool:
     alike = value.shape == before.shape and value.dtype == before.dtype
     if node.target in _SHAPED:
         return alike and bool(value.stride() == before.stride())
-    return alike and node.target is _aten.mul.Scalar and bool(node.args[1] == 1)
+    return alike and node.target in _NEUTRAL and _is_all(node, values)
+
+
+def _is_all(node: fx.Node, values: dict[str, Any]) -> bool:
+    """Whether the second argument of an operation is its neutral element, for certain."""
+    other = node.args[1]
+    if isinstance(other, fx.Node):
+        if other.op != "get_attr" or node.kwargs:
+            return False
+        other = values[other.name]
+    if isinstance(other, Tensor):
+        return bool((other == _NEUTRAL[node.target]).all())
+    return bool(other == _NEUTRAL[node.target])

@@ -12,7 +12,8 @@ def test_constants_are_evaluated_once_and_nothing_is_lost():
 
     def function(u):
         scale = data.square().sum().sqrt() + 1
-        shifted = u.view(3, 2) * 1 - data[:2]
+        shifted = (u.view(3, 2) * 1 - data[:2] - torch.zeros(2)) / torch.ones(())
+        shifted = shifted**1 + torch.ones_like(u) * torch.zeros_like(u) - u.new_zeros(3, 2)
         return (shifted / scale).sum(-1), torch.tanh(shifted)
 
     recorded = record(function, torch.randn(3, 2))
@@ -21,6 +22,27 @@ def test_constants_are_evaluated_once_and_nothing_is_lost():
         u = torch.randn(3, 2)
         for found, expected in zip(recorded(u), function(u), strict=True):
             assert torch.equal(found, expected)
+
+
+def test_memory_is_reused_only_where_nobody_looks_any_more():
+    data = torch.randn(4, 3)
+    copy = data.clone()
+
+    def function(u):
+        a = torch.tanh(u * 2)  # a is looked at again below, and so is a view of b
+        b = (a + data).exp()
+        first = b[:, :1]
+        c = torch.sigmoid(-b) * 3 + a
+        return (c + first).sum(-1), data - torch.relu(c) + c.neg()
+
+    recorded = record(function, torch.randn(4, 3))
+    assert recorded is not None
+    for _ in range(3):
+        u = torch.randn(4, 3)
+        before = u.clone()
+        for found, expected in zip(recorded(u), function(u), strict=True):
+            assert torch.equal(found, expected)
+        assert torch.equal(u, before) and torch.equal(data, copy)
 
 
 def test_nan_is_the_same_as_nan():
