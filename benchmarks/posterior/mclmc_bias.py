@@ -23,10 +23,10 @@ from pyro_implicit.chains import HMC, MCLMC
 DESCRIPTION = """\
 Densities whose moments are known, sampled from exact draws by 16 chains without preconditioning:
 the relative error of the variance of the worse site, beside the standard error that the effective
-sample size leaves to chance, for several energy errors that the step size is tuned to; and by HMC."""
+sample size leaves to chance, for several energy errors that step sizes are tuned to; and by HMC."""
 
 ERRORS = (0.5, 0.1, 0.02, 0.005, 0.001, 0.0001)
-SETTINGS: dict[str, Any] = {"num_chains": 16, "num_steps": 8000, "num_warmup": 2000}
+SETTINGS: dict[str, Any] = {"num_chains": 16, "num_steps": 4000, "num_warmup": 1000}
 
 
 def normal(size: int) -> Callable[[], None]:

@@ -36,7 +36,7 @@ refine, long   the same chains until 5000 steps: 80 000 gradients, of which the 
 Settings are the package's own, looked at on validation rows of split 0 (--validation) alone.
 --cost measures one gradient of a chain against the same by hand, in CPU microseconds."""
 
-SETS = ("yacht", "boston", "energy", "concrete")
+SETS = ("concrete", "energy", "boston", "yacht")
 METHODS = ("map", "ensemble", "mean-field", "refine, short", "refine, long")
 #: chains, and gradients of each: of the short run, its warm-up, and the long run
 SETTINGS: dict[str, Any] = {
