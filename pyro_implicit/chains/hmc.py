@@ -19,6 +19,7 @@ __all__ = ["HMC"]
 _FIRST_STEP = 0.1
 _DIVERGENT = 1000.0  # nats of energy error
 _TRAIL = 64  # latest positions of a window, for the longest direction
+_MOST_NUMBERS = 10**7  # in these positions
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ class HMC:
             "gradient": where(accepted, gradient, state["gradient"]),
         }
         if tune:
-            new["trail"] = torch.cat([state["trail"], new["u"][None]])[-_TRAIL:]
+            length = max(3, min(_TRAIL, _MOST_NUMBERS // u.numel()))
+            new["trail"] = torch.cat([state["trail"], new["u"][None]])[-length:]
             if self.step_size is None:
                 new |= self._tuned(state, float(probability.mean()))
         told = {

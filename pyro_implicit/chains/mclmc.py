@@ -32,8 +32,11 @@ class MCLMC:
     Each step costs one gradient. A chain moves at constant speed, is turned by the gradient, and
     forgets its direction over the decoherence length. Without an accept step the result is
     **biased by its step size**, which is chosen so that the mean squared energy error per latent
-    and step is ``energy_error``; the bias vanishes with it (see the table). Halve the error by
-    1/64 for half the step. Where exactness matters, use :class:`~pyro_implicit.chains.HMC`.
+    and step is ``energy_error``: a sixty-fourth of the error is half the step, and a quarter of the
+    bias. Where exactness matters, use :class:`~pyro_implicit.chains.HMC`.
+
+    On normals of 20 latents deviations came out 5% too large at an energy error of 0.02, 2% at
+    0.001 and 1% at 0.0001.
 
     Steps whose energy error is not finite, or enormous, are refused: the chain stays and turns
     round. They are counted as diverging.

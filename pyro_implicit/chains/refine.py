@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -119,8 +120,8 @@ def refine(
     with RandomStream(seed):
         sites, centre = read_latents(model, args, kwargs)
         own = centre.dtype
-        job = _Start(program, sites, centre.to(dtype or own), start, num_chains, progress)
-        job.mode_steps, job.dispersion = mode_steps, dispersion
+        centre = centre.to(dtype or own)
+        job = _Start(program, sites, centre, start, num_chains, mode_steps, dispersion, progress)
         u = job.first_points()
         density = program.density(sites, u.dtype)
         with density.ready(u):
@@ -153,21 +154,18 @@ def _warmup(num_warmup: Any, num_steps: int, kernel: Kernel) -> int:
     return num_warmup
 
 
+@dataclass
 class _Start:
     """From what was given to the points where chains begin."""
 
-    def __init__(
-        self,
-        program: Program,
-        sites: list[LatentSite],
-        centre: Tensor,
-        start: Any,
-        num_chains: int,
-        progress: bool,
-    ) -> None:
-        self.program, self.sites, self.centre = program, sites, centre
-        self.start, self.num_chains, self.progress = start, num_chains, progress
-        self.mode_steps, self.dispersion = 0, 0.0
+    program: Program
+    sites: list[LatentSite]
+    centre: Tensor
+    start: Any
+    num_chains: int
+    mode_steps: int
+    dispersion: float
+    progress: bool
 
     def first_points(self) -> Tensor:
         """Of a search for modes its beginnings, one for each; else the starts themselves."""
