@@ -111,6 +111,7 @@ def _parsed(path: Path, text: TableText, dialect: Dialect, named: bool, first: l
                 header=0 if named else None,
                 decimal=dialect.decimal,
                 skipinitialspace=True,
+                na_values=["?"],  # what the tables of UCI write for a gap
                 chunksize=CHECK_EVERY,
                 **options,
             ):

@@ -92,6 +92,8 @@ def verdict(fits: list[Fit], scores: list[Score]) -> str:
         return ""
     value, error = found[names[0]].difference(found[names[1]])
     told = f"{value:+.4f} nats a row, standard error {error:.4f}"
+    if any(fit.told for fit in fits if fit.method in names):
+        told += "; see the notes on the fits"
     if math.isnan(error):
         return f"Verdict: none from one test row (implicit less mean-field: {value:+.4f} nats)."
     if abs(value) <= 2 * error:

@@ -202,8 +202,9 @@ class ImplicitGuide(SavedGuide):
         """
         if self._sites is None:
             raise StateError(
-                f"{type(self).__name__} is not built yet: call guide.setup(*args, **kwargs) with "
-                "the model's arguments, run the objective once, or load a saved state."
+                f"{type(self).__name__} is not built yet: fit it first (fit(model, guide, *args)), "
+                "load a saved state, or call guide.setup(*args, **kwargs) with the model's "
+                "arguments, which trains nothing."
             )
         return self._modules["_samplers"]  # type: ignore[return-value]
 

@@ -457,10 +457,10 @@ def test_names_that_come_twice(tmp_path):
 
 
 def test_gaps_are_left_out_and_told(tmp_path):
-    table = read(tmp_path, "a,b,c\n" + PLAIN + "1,,3\n1,nan,3\n1,2\n")
+    table = read(tmp_path, "a,b,c\n" + PLAIN + "1,,3\n1,nan,3\n1,?,3\n1,2\n")
     assert len(table.target) == 12
     assert table.notes == (
-        "3 of 15 rows have an empty cell (most in column 'b') and were left out",
+        "4 of 16 rows have a cell that is empty, NA or ? (most in column 'b') and were left out",
     )
 
 
