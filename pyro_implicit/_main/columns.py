@@ -85,8 +85,8 @@ def _without_gaps(path: Path, frame: Any, target: str, notes: list[str]) -> Any:
     if count:
         most = gaps.sum().idxmax()
         notes.append(
-            f"{count} of {rows} rows have a cell that is empty, NA or ? (most in column {most!r}) and "
-            "were left out"
+            f"{count} of {rows} rows have a cell that is empty, NA or ? (most in column {most!r}) "
+            "and were left out"
         )
         frame = frame[~lacking]
     if len(frame) < MIN_ROWS:
