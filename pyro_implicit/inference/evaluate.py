@@ -14,6 +14,7 @@ from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.own_subsample import sizes_of_arguments
 from pyro_implicit.handlers.rows import NotSliceable, number_of_rows
 from pyro_implicit.inference.evaluation.draw_chunks import DrawChunks
 from pyro_implicit.inference.evaluation.evaluation_job import EvaluationJob, SiteData
@@ -79,7 +80,8 @@ def evaluate(
     :raises MissingExtraError: if classes are observed and torchmetrics is not installed.
     :raises ShapeError: if observations do not fit their distribution.
     :raises SiteError: if nothing is observed, or only by ``pyro.factor``, or all is masked; if a
-        distribution does not tell its support; if the guide is of another model.
+        distribution does not tell its support; if the guide is of another model; if a plate draws
+        some of its rows at random.
 
     Example::
 
@@ -95,6 +97,7 @@ def evaluate(
     with RandomStream(seed):
         chunks = None if by_row else DrawChunks(guide, args, kwargs, num_samples, seed)
         plan = RunPlan({} if chunks is None else chunks.first, rows, seed, None)
+        plan.sizes = sizes_of_arguments(args, kwargs)
         plan.numbered = by_row is None and callable(getattr(guide, "sample", None))
         job = EvaluationJob(model, by_row, args, kwargs, plan, num_samples)
         job.prepare(chunks)

@@ -12,6 +12,7 @@ from torch import Tensor
 from pyro_implicit._checks import check_count, check_guide, check_model, check_seed
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import SiteError
+from pyro_implicit.handlers.own_subsample import OwnSubsample, sizes_of_arguments
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, pointwise_log_prob, run_model
 from pyro_implicit.inference.posterior_draws import latent_sites
 
@@ -45,7 +46,8 @@ def log_predictive_density(
     :returns: shape ``(number of data,)``.
     :raises ArgumentError: if ``num_samples`` is no positive integer, ``seed`` no seed, or ``model``
         or ``guide`` nothing that can be run.
-    :raises SiteError: if the model observes nothing with these arguments.
+    :raises SiteError: if the model observes nothing with these arguments, or draws some rows of a
+        plate at random.
     """
     check_model(model)
     check_guide(guide)
@@ -82,7 +84,8 @@ def _log_densities(
         key = tuple(frames)
         data[key] = data[key] + value if key in data else value
 
-    run_model(model, args, kwargs, visit, values=latents)
+    with OwnSubsample(sizes_of_arguments(args, kwargs)):
+        run_model(model, args, kwargs, visit, values=latents)
     if not data:
         raise SiteError(
             "the model observes nothing with these arguments, so there is no predictive density: "

@@ -12,6 +12,7 @@ from pyro_implicit._checks import check_count, check_flag, check_guide, check_mo
 from pyro_implicit._random import own_numbers
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.own_subsample import sizes_of_arguments
 from pyro_implicit.handlers.rows import NotSliceable, number_of_rows
 from pyro_implicit.inference.posterior_draws import posterior_draws
 from pyro_implicit.inference.predictive_job import PredictiveJob
@@ -76,7 +77,8 @@ def predict(
     :raises OutOfMemoryError: if rows that belong together will not fit into memory at once.
     :raises ShapeError: if there are no rows.
     :raises SiteError: if a site asked for is not in the model, or none of the guide's latents is;
-        if with ``parallel`` what one draw predicts depends on other draws.
+        if a plate draws some of its rows at random; if with ``parallel`` what one draw predicts
+        depends on other draws.
     """
     check_model(model)
     check_guide(guide)
@@ -89,7 +91,7 @@ def predict(
     draws = {} if by_row else posterior_draws(guide, num_samples, *args, **kwargs)
     rows, kept = number_of_rows(args, kwargs), None if sites is None else frozenset(sites)
     with own_numbers() as seed:
-        plan = RunPlan(draws, rows, seed, kept)
+        plan = RunPlan(draws, rows, seed, kept, sizes=sizes_of_arguments(args, kwargs))
         plan.numbered = by_row is None and callable(getattr(guide, "sample", None))
         job = PredictiveJob(model, by_row, args, kwargs, plan, num_samples)
         job.parallel, job.moments = parallel, moments

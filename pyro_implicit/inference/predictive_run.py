@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyro_implicit._random import seed_torch
 from pyro_implicit.exceptions import ShapeError
+from pyro_implicit.handlers.own_subsample import refuse_own_subsample
 from pyro_implicit.handlers.row_coupling import RowsTogether
 from pyro_implicit.handlers.rows import changed_dims, rows_of, take_rows
 
@@ -64,6 +65,7 @@ class RunPlan:
         numbers (from ``guide.sample``), and not in that of the arguments (the guide was run on
         them).
     :param set met: names of the latents of ``draws`` that the model has sampled.
+    :param sizes: numbers of rows of all arguments.
     """
 
     draws: dict[str, Tensor]
@@ -75,6 +77,7 @@ class RunPlan:
     whole: bool = False
     numbered: bool = False
     met: set[str] = field(default_factory=set)
+    sizes: frozenset[int] = frozenset()
 
     def seeded(self, first: int, row: int) -> int:
         """A seed for latents of draw ``first`` and the unit of rows from ``row`` on (-1: all)."""
@@ -149,8 +152,12 @@ class PredictiveRun(Messenger):
 
         It shows them if it has them all, or any if it has fewer than the batch (the plate of a
         smaller training set).
+
+        :raises SiteError: if it would show others.
         """
         fn, here = msg["fn"], self._here
+        full_size = self.plan.rows if fn.size == here else fn.size
+        refuse_own_subsample(msg, self.plan.sizes | {here}, full_size)
         if msg["value"] is not None or fn.subsample_size != here:
             return
         if fn.size == self.plan.rows:

@@ -1,0 +1,75 @@
+"""Plates that draw some of their rows at random: densities of their data belong to no row."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import site_is_subsample
+
+from pyro_implicit.exceptions import SiteError
+
+__all__ = ["OwnSubsample", "refuse_own_subsample", "sizes_of_arguments"]
+
+
+def sizes_of_arguments(args: Iterable[Any], kwargs: Mapping[str, Any]) -> frozenset[int]:
+    """
+    Collects the numbers of rows that a model is given.
+
+    :param args: positional arguments of a model.
+    :param kwargs: its keyword arguments.
+    :returns: the first size of each array among them, in lists, tuples and dictionaries too.
+    """
+    return frozenset(_first_sizes([*args, *kwargs.values()]))
+
+
+def _first_sizes(values: Iterable[Any]) -> Iterator[int]:
+    for value in values:
+        shape = getattr(value, "shape", None)
+        if isinstance(shape, tuple) and shape:
+            yield int(shape[0])
+        elif isinstance(value, Mapping):
+            yield from _first_sizes(value.values())
+        elif isinstance(value, (list, tuple)):
+            yield from _first_sizes(value)
+
+
+def refuse_own_subsample(site: Any, sizes: Collection[int], full_size: int | None = None) -> None:
+    """
+    Refuses a plate that is about to show some of its rows at random.
+
+    A plate that shows as many as the arguments have is one of a minibatch: nobody uses the numbers
+    that it draws.
+
+    :param site: the message of a plate's rows, before they are drawn.
+    :param sizes: numbers of rows of the arguments.
+    :param int full_size: of the plate, if the model is run on a part of its rows.
+    :raises SiteError: if each run would show other rows.
+    """
+    shown, size = site["fn"].subsample_size, site["fn"].size if full_size is None else full_size
+    if site["value"] is not None or shown is None or shown >= size or shown in sizes:
+        return
+    raise SiteError(
+        f"plate {site['name']!r} draws {shown} of its {size} rows at random, other ones in each "
+        "run of the model: densities and predictions of different rows would be taken for those "
+        f"of one. Expected the rows that are passed: pyro.plate({site['name']!r}, {size}, "
+        "subsample_size=len(x)) with a minibatch x and its observations as arguments, "
+        "subsample=numbers of rows that you choose, or a model without subsample_size here."
+    )
+
+
+class OwnSubsample(Messenger):
+    """
+    Refuses plates that show some of their rows at random, see :func:`refuse_own_subsample`.
+
+    :param sizes: numbers of rows of the arguments.
+    """
+
+    def __init__(self, sizes: Collection[int]) -> None:
+        super().__init__()
+        self.sizes = sizes
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if site_is_subsample(msg):
+            refuse_own_subsample(msg, self.sizes)
