@@ -28,6 +28,8 @@ from pyro_implicit.ops.stacking import stacking_weights
 
 __all__ = ["EnsembleGuide"]
 
+_SHOWN = 8  # weights in a printed ensemble
+
 
 class EnsembleGuide:
     r"""
@@ -50,6 +52,8 @@ class EnsembleGuide:
     :param int num_samples: for stacking, draws of each guide.
     :raises ArgumentError: for bad values; for leave-one-out densities of a guide whose draws are
         all the same, or of several observed sites.
+    :raises NonFiniteError: if stacking meets densities that are NaN, or all 0. Data with a density
+        of 0 under every guide are left out of it, with a warning.
     :raises SiteError: if the guides do not draw the same sites, when they are drawn from.
 
     Example::
@@ -106,6 +110,13 @@ class EnsembleGuide:
             for number, guide in enumerate(self.guides)
         ]
         return stacking_weights(torch.stack(columns, -1))
+
+    def __repr__(self) -> str:
+        shares = [f"{weight:.3g}" for weight in self.weights.tolist()]
+        if len(shares) > _SHOWN:
+            shares = [*shares[: _SHOWN - 1], "...", shares[-1]]
+        count = len(self.guides)
+        return f"EnsembleGuide({count} guide{'s' * (count > 1)}, weights {', '.join(shares)})"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """

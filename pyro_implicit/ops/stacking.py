@@ -9,7 +9,11 @@ References
 
 from __future__ import annotations
 
+import warnings
+
 from torch import Tensor
+
+from pyro_implicit.exceptions import NonFiniteError
 
 __all__ = ["stacking_weights"]
 
@@ -27,8 +31,10 @@ def stacking_weights(
     :param int num_steps: most steps.
     :param float tolerance: nats per datum that may be left to gain.
     :returns: weights in float64, shape ``(K,)``, which sum to one.
+    :raises NonFiniteError: for NaN and plus infinity, and if no datum has a density above 0. Some
+        data with a density of 0 under all components are left out, with a warning.
     """
-    log_densities = log_densities.double()
+    log_densities = _of_data_that_rank(log_densities.double())
     densities = (log_densities - log_densities.amax(-1, keepdim=True)).exp()
     count = densities.shape[-1]
     weights = densities.new_full((count,), 1.0 / count)
@@ -38,3 +44,29 @@ def stacking_weights(
         if float(gain.max()) <= 1 + tolerance:
             break
     return weights / weights.sum()
+
+
+def _of_data_that_rank(log_densities: Tensor) -> Tensor:
+    """The rows of data that are possible under a component at least, shape ``(n', K)``."""
+    bad = log_densities.isnan() | log_densities.isposinf()
+    if bool(bad.any()):
+        row, column = bad.nonzero()[0].tolist()
+        raise NonFiniteError(
+            f"the log-densities of {int(bad.any(-1).sum())} of {len(bad)} data are NaN or infinite "
+            f"(the first: datum {row} under component {column}), so there are no weights. Look "
+            "for NaN in the data and in the draws of that component, and leave out what has it."
+        )
+    possible = ~log_densities.isneginf().all(-1)
+    left = int((~possible).sum())
+    if left == len(possible):
+        raise NonFiniteError(
+            f"all {left} data have a density of 0 under every component, so none is better than "
+            "another. Judge by data that they allow for, or give the weights as numbers."
+        )
+    if left:
+        warnings.warn(
+            f"{left} of {len(possible)} data have a density of 0 under every component. They rank "
+            "none, and are left out of the stacking: the mixture does not allow for them.",
+            stacklevel=5,
+        )
+    return log_densities[possible]

@@ -23,7 +23,7 @@ from pyro_implicit import (
     refine,
     to_arviz,
 )
-from pyro_implicit.exceptions import ArgumentError, GuideError, SiteError
+from pyro_implicit.exceptions import ArgumentError, GuideError, NonFiniteError, SiteError
 from tests.chains.models import X, Y, line
 
 
@@ -114,7 +114,43 @@ def test_held_out_stacking_prefers_the_guide_that_is_right():
     assert float(ensemble.weights[0]) > 0.95
 
 
+def test_it_prints_its_size_and_weights():
+    assert str(EnsembleGuide([at(0.0), at(1.0)], [1, 3])) == (
+        "EnsembleGuide(2 guides, weights 0.25, 0.75)"
+    )
+    assert "20 guides, weights 0.05, 0.05" in repr(EnsembleGuide([at(0.0)] * 20))
+    assert len(repr(EnsembleGuide([at(0.0)] * 20))) < 100
+
+
 # ---- what is refused
+
+
+def within(x, y):
+    """Nothing further than 1 from a line has a density."""
+    w = pyro.sample("w", dist.Normal(torch.zeros(2), 3.0).to_event(1))
+    pyro.sample("sigma", dist.LogNormal(-1.0, 0.5))
+    with pyro.plate("data", len(x)):
+        mean = w[0] + w[1] * x
+        pyro.sample("y", dist.Uniform(mean - 1, mean + 1, validate_args=False), obs=y)
+
+
+def test_held_out_data_that_rank_no_guide():
+    guides = [at(2.0, 0.1), at(1.5, 0.1)]
+    options = {"model": within, "held_out": True, "num_samples": 3}
+    far, gap = Y.clone(), Y.clone()
+    far[3], gap[5] = 50.0, float("nan")
+    with pytest.warns(UserWarning, match="1 of 12 data have a density of 0 under every") as caught:
+        found = EnsembleGuide(guides, "stacking", data=(X, far), **options)
+    assert caught[0].filename == __file__
+    assert bool(found.weights.isfinite().all())
+    with pytest.raises(NonFiniteError, match="all 12 data have a density of 0"):
+        EnsembleGuide(guides, "stacking", data=(X, Y + 50), **options)
+    options["model"] = line
+    with (
+        pyro.validation_enabled(False),
+        pytest.raises(NonFiniteError, match=r"1 of 12 data are NaN .*datum 5 under component 0"),
+    ):
+        EnsembleGuide(guides, "stacking", data=(X, gap), **options)
 
 
 def two_observed(x):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
+from pyro_implicit.exceptions import NonFiniteError
 from pyro_implicit.ops.stacking import stacking_weights
 
 
@@ -32,3 +36,20 @@ def test_a_component_that_is_always_better_takes_all():
     torch.testing.assert_close(
         stacking_weights(logs), torch.tensor([1.0, 0.0], dtype=torch.float64), atol=1e-4, rtol=0
     )
+
+
+def test_a_datum_that_is_impossible_under_all_ranks_none():
+    logs = torch.tensor([[0.0, -1.0], [-math.inf, -math.inf], [-2.0, -1.5], [-math.inf, -3.0]])
+    with pytest.warns(UserWarning, match="1 of 4 data have a density of 0 under every component"):
+        found = stacking_weights(logs)
+    torch.testing.assert_close(found, stacking_weights(logs[[0, 2, 3]]), rtol=0, atol=0)
+    with pytest.raises(NonFiniteError, match="all 2 data have a density of 0"):
+        stacking_weights(torch.full((2, 3), -math.inf))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_one_number_that_is_none_is_told(bad):
+    logs = torch.zeros(4, 2)
+    logs[2, 1] = bad
+    with pytest.raises(NonFiniteError, match="1 of 4 data .*datum 2 under component 1"):
+        stacking_weights(logs)
