@@ -124,6 +124,7 @@ BENCHMARKS = (
             "per_1000": "effective samples, of the worst latent, for as many gradients",
             **_CPU,
         },
+        records={"mclmc_bias": ""},
         short="--targets 'normal, 10'",
         short_settings={"num_chains": 2, "num_steps": 120, "num_warmup": 60},
     ),

@@ -9,6 +9,7 @@ from torch import Tensor
 from pyro_implicit.chains.kernel import State
 
 __all__ = [
+    "FEW_LATENTS",
     "PRECONDITIONS",
     "kind_of",
     "learned_scale",
@@ -23,7 +24,8 @@ __all__ = [
 
 #: what a kernel may ask for
 PRECONDITIONS = ("auto", "dense", "diagonal", None)
-_MOST_DENSE = 64  # latents up to which "auto" learns a whole covariance
+#: up to which "auto" learns a whole covariance, and MCLMC is tuned to smaller steps
+FEW_LATENTS = 64
 
 _ENDS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.45, 0.7)  # of the warm-up
 _FEWEST = 3  # observations that a window needs, and the weight of the units before it
@@ -39,7 +41,7 @@ def kind_of(precondition: str | None, num_latents: int) -> str | None:
     """
     if precondition != "auto":
         return precondition
-    return "dense" if num_latents <= _MOST_DENSE else None
+    return "dense" if num_latents <= FEW_LATENTS else None
 
 
 def stretched(scale: Tensor, x: Tensor) -> Tensor:
