@@ -703,3 +703,22 @@ def test_bad_arguments():
             evaluate(line, gaussian_guide, x, x, **option)
     with pytest.raises(SiteError, match="none of which the model samples"):
         evaluate(line, lambda *_: pyro.sample("other", dist.Normal(0.0, 1.0)), x, x, num_samples=1)
+
+
+# ---- rows among other dimensions
+
+
+@pytest.mark.parametrize("rows_first", [False, True])
+def test_few_rows_beside_a_plate_of_as_many(rows_first):
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        columns = pyro.plate("columns", 10, dim=-1 if rows_first else -2)
+        with columns, pyro.plate("rows", len(x), dim=-2 if rows_first else -1):
+            mean = w * x[:, None] if rows_first else w * x
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=y if rows_first else y.T)
+
+    x = torch.linspace(-1.0, 1.0, 10)
+    y = 3.0 * torch.randn(10, 1) + 0.1 * torch.randn(10, 10)  # rows differ, columns hardly
+    report = evaluate(model, fixed(0.3), x, y, num_samples=1)
+    by_row = dist.Normal(0.3 * x[:, None], 1.0).log_prob(y).mean(1)
+    assert report.log_density.standard_error == pytest.approx(stats.sem(by_row.numpy()), rel=1e-4)

@@ -15,7 +15,7 @@ from pyro_implicit.inference.evaluation.evaluation_run import EvaluationRun
 from pyro_implicit.inference.evaluation.observation import Observation
 from pyro_implicit.inference.evaluation.tally import ClassTally, DensityTally, NumberTally
 from pyro_implicit.inference.predictive_job import PredictiveJob
-from pyro_implicit.inference.predictive_run import UNIT
+from pyro_implicit.inference.predictive_run import UNIT, Layout
 
 __all__ = ["EvaluationJob", "SiteData"]
 
@@ -67,6 +67,24 @@ class EvaluationJob(PredictiveJob):
         self.sites: dict[str, SiteData] = {}
         self.joint: dict[Any, SiteData] = {}
         self.notes: dict[str, None] = {}
+
+    def find_layout(self, batch_size: int | None) -> None:
+        """
+        Learns each site's row dimension.
+
+        Rows that are too few for batches are compared with one less of them: sizes alone do not
+        tell rows from the other plates of as many.
+
+        :param int batch_size: rows at a time.
+        """
+        super().find_layout(batch_size)
+        rows = self.plan.rows
+        if 1 < rows <= UNIT:
+            try:
+                fewer, more = self._probe(stop=rows - 1), self._probe(stop=rows)
+            except Exception:  # a model that only takes all of its rows, which sizes tell then
+                return
+            self.plan.layout = Layout.compare(fewer, more)
 
     def evaluate(self, batch_size: int | None) -> None:
         """
