@@ -722,3 +722,19 @@ def test_few_rows_beside_a_plate_of_as_many(rows_first):
     report = evaluate(model, fixed(0.3), x, y, num_samples=1)
     by_row = dist.Normal(0.3 * x[:, None], 1.0).log_prob(y).mean(1)
     assert report.log_density.standard_error == pytest.approx(stats.sem(by_row.numpy()), rel=1e-4)
+
+
+@pytest.mark.parametrize("count", [4, 40])
+def test_rows_in_different_dimensions_of_sites_without_plates(count):
+    def model(x, a, b):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        pyro.sample("a", dist.Normal(w * x, 1.0), obs=a)
+        pyro.sample("b", dist.Normal(w * x[:, None], torch.ones(3)), obs=b)
+
+    x, a, b = torch.randn(count), torch.randn(count), torch.randn(count, 3)
+    report = evaluate(model, fixed(0.3), x, a, b, num_samples=1)
+    logs = dist.Normal(0.3 * x, 1.0).log_prob(a)
+    logs = logs + dist.Normal(0.3 * x[:, None], 1.0).log_prob(b).sum(1)
+    torch.testing.assert_close(report.rows["log_density"], logs.double())
+    assert report["a"].num_data == report["b"].num_data == count
+    assert report.log_density.standard_error == pytest.approx(stats.sem(logs.numpy()), rel=1e-4)

@@ -130,7 +130,7 @@ class EvaluationJob(PredictiveJob):
             for name, one in run.seen.items():
                 log_prob = one.log_prob()
                 alone.setdefault(name, DensityTally()).add(log_prob)
-                together[one.key] = together.get(one.key, 0.0) + log_prob
+                together[one.key] = together.get(one.key, 0.0) + one.joint(log_prob)
                 if tallies.get(name) is not None:
                     tallies[name].add(one, run.outcomes.get(name))
             for key, log_prob in together.items():
@@ -193,9 +193,9 @@ class EvaluationJob(PredictiveJob):
             site.parts.append(part)
         for key, tally in joint.items():
             together = [one for one in seen.values() if one.key == key]
-            data = self.joint.setdefault(key, SiteData("joint", row_dim=together[0].row_dim))
-            places = _places(together[0])
-            counted = [one.counted() for one in together]
+            data = self.joint.setdefault(key, SiteData("joint", row_dim=together[0].joint_row_dim))
+            counted = [one.joint(one.counted()) for one in together]
+            places = {"row": together[0].joint(together[0].rows())}
             places["counted"] = torch.stack(torch.broadcast_tensors(*counted)).any(0)
             data.parts.append({"log_density": tally.log_density()} | places)
 

@@ -102,7 +102,8 @@ class Observation:
         self.row_dim = self._row_dim(row_dim)
         #: sites of the same plates and rows are one datum
         names = ((f.name, None if f.vectorized else f.counter) for f in frames)
-        self.key = (*sorted(names), self.has_undeclared_rows)
+        undeclared = self.row_dim if self.plates and self.has_undeclared_rows else None
+        self.key = (*sorted(names), self.has_undeclared_rows, undeclared)
 
     @property
     def has_undeclared_rows(self) -> bool:
@@ -144,6 +145,20 @@ class Observation:
         """The dimensions of the batch shape that are one datum."""
         kept = {*self.plates, self.row_dim}
         return [dim for dim in range(-len(self.batch_shape), 0) if dim not in kept]
+
+    def joint(self, values: Tensor) -> Tensor:
+        """
+        Arranges the data of this site as those of other sites with the same key.
+
+        :param torch.Tensor values: datum shape.
+        :returns: the same, flat if there is no plate: the sites' rows may be in other dimensions.
+        """
+        return values.flatten() if self.row_dim is not None and not self.plates else values
+
+    @property
+    def joint_row_dim(self) -> int | None:
+        """The negative dimension of the rows in what :meth:`joint` gives."""
+        return self.row_dim if self.row_dim is None or self.plates else -1
 
     def log_prob(self) -> Tensor:
         """The log-density of each datum, masked parts left out, datum shape."""
