@@ -117,7 +117,8 @@ def _report(job: EvaluationJob) -> EvaluationReport:
         joint.append(data.joined())
         if data.row_dim is None:  # no rows: each datum by itself, and none with those of others
             joint[-1]["row"] = -1 - joint[-1]["row"] - sum(len(one["row"]) for one in joint[:-1])
-    whole = {name: torch.cat([data[name] for data in joint]) for name in ("log_density", "row")}
+    names = ("log_density", "row", "fingerprint")
+    whole = {name: torch.cat([data[name] for data in joint]) for name in names}
     if not len(whole["row"]):
         raise SiteError("all observations are masked, so that there is nothing to evaluate.")
     never = int((whole["log_density"] == -math.inf).sum())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pyro
@@ -602,6 +603,30 @@ def test_differences_are_paired():
         good.difference(evaluate(line, fixed(0.3), x[:5], y[:5], num_samples=1))
 
 
+def test_differences_of_other_data_are_refused():
+    """Whatever the batches, and for one observation of many numbers or classes."""
+    x, y = torch.randn(60), torch.randn(60)
+    report = evaluate(line, fixed(0.3), x, y, num_samples=1)
+    assert report.difference(evaluate(line, fixed(0.3), x, y, num_samples=1, batch_size=32)) == (
+        0,
+        0,
+    )
+    other = y.clone()
+    other[[3, 5]] = other[[5, 3]]
+    with pytest.raises(ShapeError, match="2 of 60 have other observations.*same order"):
+        report.difference(evaluate(line, fixed(0.3), x, other, num_samples=1))
+    one_hot = torch.eye(3)[[0, 1, 2, 0]]
+    model = _observing(lambda w, x: dist.OneHotCategorical(logits=(w * x)[:, None].expand(4, 3)))
+    reports = [
+        evaluate(model, fixed(0.3), x[:4], data, num_samples=1)
+        for data in (one_hot, one_hot.flip(1))
+    ]
+    with pytest.raises(ShapeError, match="3 of 4 have other observations"):
+        reports[0].difference(reports[1])
+    old = replace(report, rows={name: report.rows[name] for name in ("log_density", "row")})
+    assert old.difference(report).value == 0.0
+
+
 def test_the_report_can_be_read_and_written():
     x = torch.randn(40)
     report = evaluate(line, gaussian_guide, x, x, num_samples=3)
@@ -738,3 +763,27 @@ def test_rows_in_different_dimensions_of_sites_without_plates(count):
     torch.testing.assert_close(report.rows["log_density"], logs.double())
     assert report["a"].num_data == report["b"].num_data == count
     assert report.log_density.standard_error == pytest.approx(stats.sem(logs.numpy()), rel=1e-4)
+
+
+@pytest.mark.parametrize("count", [7, 40])
+def test_rows_that_are_one_event_are_told(count):
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(w * x, 0.5).to_event(1), obs=y)
+
+    x = torch.randn(count)
+    report = evaluate(model, gaussian_guide, x, x, num_samples=2)
+    assert report["y"].num_data == 1 and math.isnan(report.log_density.standard_error)
+    (note,) = report.notes
+    assert "rows of site 'y' are one event" in note and "pyro.plate(name, len(x))" in note
+
+
+def test_events_within_rows_are_not_rows():
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(w * x, 0.5).to_event(1), obs=y)
+
+    x = torch.randn(6, 6)
+    report = evaluate(model, gaussian_guide, x, x, num_samples=2)
+    assert report["y"].num_data == 6 and report.notes == ()

@@ -165,6 +165,12 @@ class EvaluationJob(PredictiveJob):
             self.notes[
                 f"the rows of site {name!r} are in no plate, and were taken for independent data"
             ] = None
+        if seen.rows_are_one_event:
+            self.notes[
+                f"the rows of site {name!r} are one event of its distribution, and so one datum, "
+                "which has no standard error; if they are independent, a plate in place of "
+                ".to_event makes them many: with pyro.plate(name, len(x))"
+            ] = None
         if kind == "angle":
             self.notes[f"site {name!r} observes angles, which are scored by density alone"] = None
             return None
@@ -197,6 +203,8 @@ class EvaluationJob(PredictiveJob):
             counted = [one.joint(one.counted()) for one in together]
             places = {"row": together[0].joint(together[0].rows())}
             places["counted"] = torch.stack(torch.broadcast_tensors(*counted)).any(0)
+            prints = [one.joint(one.fingerprint()) for one in together]
+            places["fingerprint"] = torch.stack(torch.broadcast_tensors(*prints)).sum(0)
             data.parts.append({"log_density": tally.log_density()} | places)
 
 

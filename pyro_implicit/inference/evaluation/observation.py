@@ -100,6 +100,7 @@ class Observation:
         frames = site["cond_indep_stack"]
         self.plates = {frame.dim: frame.size for frame in frames if frame.vectorized}
         self.row_dim = self._row_dim(row_dim)
+        self.rows_are_one_event = self._has_rows_in_event(row_dim)
         #: sites of the same plates and rows are one datum
         names = ((f.name, None if f.vectorized else f.counter) for f in frames)
         undeclared = self.row_dim if self.plates and self.has_undeclared_rows else None
@@ -139,6 +140,13 @@ class Observation:
             dim: self.batch_shape[dim] for dim in range(-len(self.batch_shape), 0)
         }
         return min((dim for dim, size in sizes.items() if size == count > 1), default=None)
+
+    def _has_rows_in_event(self, row_dim: Any) -> bool:
+        """Whether the rows are entries of one datum."""
+        if row_dim is ...:
+            count = self.stop - self.start
+            return self.row_dim is None and count > 1 and count in self.fn.event_shape
+        return row_dim is not None and self.row_dim is None
 
     @property
     def _joined(self) -> list[int]:
@@ -218,6 +226,13 @@ class Observation:
         """The observed value in full shape."""
         event = self.value.shape[self.value.dim() - self.event_dim :]
         return self.value.expand(self.batch_shape + event)
+
+    def fingerprint(self) -> Tensor:
+        """A number for each datum by which data are told apart: a weighted mean of its entries."""
+        values = self.values()
+        event = values.shape[values.dim() - self.event_dim :]
+        weights = torch.arange(1.0, event.numel() + 1.0, device=values.device).double()
+        return self.averaged(values * weights.reshape(event))
 
     def mean(self) -> Tensor | None:
         """The mean of the distribution, shape of the value; None if it does not tell it."""

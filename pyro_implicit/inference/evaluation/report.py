@@ -77,7 +77,8 @@ class EvaluationReport:
         the same plates are one datum.
     :param sites: the scores of each observed site by name.
     :param int num_samples: draws of the guide.
-    :param rows: ``log_density`` and ``row`` of each datum, shape ``(N,)``.
+    :param rows: of each datum ``log_density``, ``row`` and ``fingerprint`` (a number made of what
+        was observed, by which :meth:`difference` knows the same data), shape ``(N,)``.
     :param notes: what a user should know, in words.
     """
 
@@ -122,7 +123,22 @@ class EvaluationReport:
             raise ShapeError(
                 f"the reports are of {len(mine)} and {len(theirs)} data; expected two of the same."
             )
+        changed = self._changed_data(other)
+        if changed:
+            raise ShapeError(
+                f"the reports are of other data: {changed} of {len(mine)} have other observations. "
+                "Expected two evaluations of the same rows in the same order, such as "
+                "evaluate(model, guide, x_test, y_test) of two guides."
+            )
         return Score(*mean_and_error(mine - theirs, self.rows["row"]))
+
+    def _changed_data(self, other: EvaluationReport) -> int:
+        """How many data have other observations; as many at most as both reports tell of."""
+        mine, theirs = (report.rows.get("fingerprint") for report in (self, other))
+        if mine is None or theirs is None:
+            return 0
+        same = mine.isclose(theirs.to(mine), rtol=1e-5, atol=1e-6, equal_nan=True)
+        return int((~same).sum())
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain numbers and texts, as JSON has them."""
