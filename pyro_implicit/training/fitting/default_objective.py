@@ -22,6 +22,7 @@ __all__ = ["default_objective"]
 _EXACT = 2000**2  # entries of a Jacobian up to which the exact determinant is cheaper
 _PARTICLES = ((300, 8), (10_000, 4))  # up to so many latents, so many draws a step
 _FEWEST = 2
+_LONGEST = 800  # characters of an error in a hint
 
 
 def default_objective(
@@ -83,6 +84,14 @@ def _why_looped(
     except NonFiniteError:  # a bad draw, which may come in any step
         return None
     except Exception as error:  # what a model raises on shapes that it does not expect
-        told = " ".join(str(error).split())
-        return f"{type(error).__name__}: {told[:300]}"
+        return f"{type(error).__name__}: {_whole_sentences(' '.join(str(error).split()))}"
     return None
+
+
+def _whole_sentences(text: str) -> str:
+    """As many sentences as fit into a hint: the last of a message tells what to write instead."""
+    if len(text) <= _LONGEST:
+        return text
+    cut = text[:_LONGEST]
+    end = cut.rfind(". ") + 1
+    return cut[:end] if end else f"{cut[: cut.rfind(' ')] if ' ' in cut else cut} ..."

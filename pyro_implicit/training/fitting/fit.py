@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from pyro.infer.autoguide import AutoGuide
 from tqdm.auto import tqdm
 
 from pyro_implicit._checks import (
@@ -114,6 +115,7 @@ def fit(
     """
     check_model(model)
     check_guide(guide)
+    _check_order(model)
     limit = _NUM_STEPS if num_steps is None else check_count("num_steps", num_steps)
     lr = check_number("lr", lr, above=0)
     check_flag("progress", progress)
@@ -172,6 +174,14 @@ def _start_of(guide: Any) -> str:
     parts = guide.modules() if isinstance(guide, torch.nn.Module) else ()
     reports = [getattr(part, "start_report", None) for part in parts]
     return "\n".join(str(report) for report in reports if report is not None)
+
+
+def _check_order(model: Any) -> None:
+    if isinstance(model, AutoGuide):
+        raise ArgumentError(
+            f"the model is a guide, {type(model).__name__}: model and guide are swapped. Write "
+            "fit(model, guide, ...), the model first."
+        )
 
 
 def _check_objective(objective: Any) -> None:

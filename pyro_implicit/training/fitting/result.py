@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,14 +92,20 @@ class FitResult:
     def __str__(self) -> str:
         lines = [
             f"{self.num_steps} steps in {self.seconds:.1f} s: {REASONS[self.reason]}.",
-            f"loss {self.loss:.6g} (mean of the last tenth), objective {self.objective!r}",
+            f"loss {self.loss:.6g} (mean of the last tenth), objective {_named(self.objective)}",
         ]
         if self.start:
             lines.append(self.start.splitlines()[0])
         if self.scores:
-            best = max(self.scores, key=lambda step: self.scores[step])
-            lines.append(f"best validation score {self.scores[best]:.6g}, after {best} steps")
+            lines.append(self._told_scores())
         return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings)])
+
+    def _told_scores(self) -> str:
+        finite = {step: score for step, score in self.scores.items() if math.isfinite(score)}
+        if not finite:
+            return f"no validation score was finite, of {len(self.scores)}"
+        best = max(finite, key=lambda step: finite[step])
+        return f"best validation score {finite[best]:.6g}, after {best} steps"
 
     def plot(self, ax: Any = None) -> Any:
         """
@@ -125,6 +132,12 @@ class FitResult:
             twin.set(ylabel="validation score")
         ax.legend()
         return ax
+
+
+def _named(objective: Any) -> str:
+    """An objective as it shows itself, by its class if that is an address only."""
+    plain = type(objective).__repr__ is object.__repr__
+    return type(objective).__name__ if plain else repr(objective)
 
 
 def _running_mean(values: list[float]) -> list[float]:

@@ -70,3 +70,24 @@ def test_a_bad_draw_in_the_trial_says_nothing_of_the_model() -> None:
 
     objective, hints = default_objective(model, HyperNetworkGuide(model), (), {})
     assert objective.vectorised and hints == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("It failed. " * 50 + "Write w.sum(-1).", "It failed. " * 50 + "Write w.sum(-1)."),
+        ("A reason. " * 100, ("A reason. " * 80).strip()),
+        ("word " * 300, ("word " * 160).strip() + " ..."),
+        ("w" * 900, "w" * 800 + " ..."),
+    ],
+)
+def test_an_error_is_told_in_whole_sentences(
+    text: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise TypeError(text)
+
+    monkeypatch.setattr(LinearisedELBO, "differentiable_loss", fails)
+    model = model_of(3)
+    _, hints = default_objective(model, HyperNetworkGuide(model), (), {})
+    assert len(hints) == 1 and hints[0].endswith(f": TypeError: {told}")

@@ -332,3 +332,9 @@ def test_model_and_guide_are_checked(broken: Any) -> None:
     for call in sides:
         with pytest.raises(ArgumentError):
             call()
+
+
+def test_model_and_guide_that_are_swapped() -> None:
+    for guide in (AutoNormal(conjugate), HyperNetworkGuide(conjugate)):
+        with pytest.raises(ArgumentError, match="the model is a guide, .*: model and guide are sw"):
+            fit(guide, conjugate, X)

@@ -8,6 +8,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import pytest
+from pyro.infer import Trace_ELBO
 
 from pyro_implicit import FitResult, LinearisedELBO
 from pyro_implicit.exceptions import ArgumentError, MissingExtraError
@@ -34,6 +35,16 @@ def test_it_is_told_in_a_few_lines() -> None:
     assert told[2:] == ["start: mode, at fan-in: why"]
     with pytest.raises(ArgumentError, match="start is 3; expected a text"):
         _result(start=3)
+
+
+def test_scores_that_are_not_finite_are_never_the_best() -> None:
+    scores = {10: math.nan, 20: -3.0, 30: math.inf}
+    assert "best validation score -3, after 20 steps" in str(_result(scores=scores))
+    assert "no validation score was finite, of 1" in str(_result(scores={10: math.nan}))
+
+
+def test_an_objective_without_a_repr_is_told_by_its_class() -> None:
+    assert str(_result(objective=Trace_ELBO())).endswith("objective Trace_ELBO")
 
 
 def test_without_a_step_there_is_no_loss() -> None:
