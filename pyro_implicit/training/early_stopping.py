@@ -10,7 +10,13 @@ import pyro
 import torch
 from torch import Tensor, nn
 
-from pyro_implicit._checks import check_choice, check_count, check_instance, check_number
+from pyro_implicit._checks import (
+    check_choice,
+    check_count,
+    check_instance,
+    check_number,
+    check_state,
+)
 from pyro_implicit._plain import first_difference
 from pyro_implicit.exceptions import NonFiniteError, StateError
 
@@ -72,11 +78,16 @@ class EarlyStopping:
                 f"defined on these data.{best} restore() brings the best state back."
             )
         if self._improves(value):
-            self._state = _State(modules)  # first: if it fails, nothing else has changed
+            self._state = _State.of(modules)  # first: if it fails, nothing else has changed
             self.best_score, self.best_step, self._waited = value, self.num_steps, 0
         else:
             self._waited += 1
         self.num_steps += 1
+        return self.is_over
+
+    @property
+    def is_over(self) -> bool:
+        """Whether ``patience`` scores have brought no improvement."""
         return self._waited >= self.patience
 
     def restore(self, *modules: nn.Module) -> None:
@@ -93,6 +104,39 @@ class EarlyStopping:
             raise StateError("there is no state to restore; call step(score, ...) first.")
         self._state.restore(modules)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What was kept and counted, the best parameters too: tensors and plain values."""
+        best = self._state
+        return {
+            "best_score": self.best_score,
+            "best_step": self.best_step,
+            "num_steps": self.num_steps,
+            "waited": self._waited,
+            "best": None if best is None else {"params": best.params, "modules": best.modules},
+        }
+
+    def load_state_dict(self, state: Any) -> None:
+        """
+        Goes on from what :meth:`state_dict` returned.
+
+        :param state: that dictionary.
+        :raises StateError: for anything else; then nothing has changed.
+        """
+        check_state(self, state)
+        try:
+            best = state["best"]
+            kept = None if best is None else _State(dict(best["params"]), list(best["modules"]))
+            score = None if kept is None else float(state["best_score"])
+            step = None if kept is None else int(state["best_step"])
+            num_steps, waited = int(state["num_steps"]), int(state["waited"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(
+                f"not a state of EarlyStopping ({error!r}); expected what its state_dict() "
+                "returned."
+            ) from error
+        self._state, self.best_score, self.best_step = kept, score, step
+        self.num_steps, self._waited = num_steps, waited
+
     def _improves(self, value: float) -> bool:
         if self.best_score is None:
             return True
@@ -103,9 +147,16 @@ class EarlyStopping:
 class _State:
     """A copy of the parameter store and of modules."""
 
-    def __init__(self, modules: tuple[nn.Module, ...]) -> None:
-        self.params = {name: value.detach().clone() for name, value in _stored().items()}
-        self.modules = [copy.deepcopy(module.state_dict()) for module in modules]
+    def __init__(self, params: dict[str, Tensor], modules: list[dict[str, Any]]) -> None:
+        self.params, self.modules = params, modules
+
+    @classmethod
+    def of(cls, modules: tuple[nn.Module, ...]) -> _State:
+        """As they are now."""
+        return cls(
+            {name: value.detach().clone() for name, value in _stored().items()},
+            [copy.deepcopy(module.state_dict()) for module in modules],
+        )
 
     def restore(self, modules: tuple[nn.Module, ...]) -> None:
         """Everything is checked before anything is written."""

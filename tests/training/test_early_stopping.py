@@ -157,3 +157,29 @@ def test_a_guide_of_another_structure_changes_nothing():
     with pytest.raises(StateError, match=r"another structure than its best state: .*scale is 0.5"):
         stopping.restore(other)
     assert pyro.param("p") == 0.0
+
+
+def test_it_goes_on_from_its_state() -> None:
+    net = nn.Linear(2, 2)
+    stopping, other = EarlyStopping(2, mode="max"), EarlyStopping(2, mode="max")
+    other.load_state_dict(stopping.state_dict())  # nothing yet
+    assert other.best_step is None and not other.is_over
+    best = {name: value.clone() for name, value in net.state_dict().items()}
+    stopping.step(1.0, net)
+    stopping.step(0.0, net)
+    other.load_state_dict(stopping.state_dict())
+    assert (other.best_score, other.best_step, other.num_steps) == (1.0, 0, 2)
+    with torch.no_grad():
+        net.weight.add_(1.0)
+    assert other.step(0.5, net) and other.is_over
+    other.restore(net)
+    assert all(value.equal(best[name]) for name, value in net.state_dict().items())
+
+
+@pytest.mark.parametrize("state", [3, {}, {"best": 3}])
+def test_what_is_no_state_changes_nothing(state: Any) -> None:
+    stopping = EarlyStopping()
+    stopping.step(1.0)
+    with pytest.raises(StateError, match="not a state of EarlyStopping"):
+        stopping.load_state_dict(state)
+    assert (stopping.best_score, stopping.num_steps) == (1.0, 1)

@@ -97,9 +97,10 @@ def fit(
         guide's start where that takes long.
     :param int seed: of all that is drawn, so that the same call gives the same numbers; random
         numbers outside go on as if nothing had been drawn. None: one that torch draws.
-    :param FitResult resume: go on from this result, with the same model and guide. A run that was
-        interrupted then gives the numbers of one that was not (with whole data); one that had ended
-        begins anew at the full rate, up to ``num_steps``.
+    :param FitResult resume: go on from this result, with the same model, guide and
+        validation, whose best parameters and score are carried over. A run that was interrupted
+        then gives the numbers of one that was not (with whole data); one that had ended begins anew
+        at the full rate, up to ``num_steps``.
     :param kwargs: keyword arguments of model and guide.
     :returns: history, reason of the end, warnings; it can be printed and plotted.
     :raises ArgumentError: for bad values.
@@ -147,11 +148,10 @@ def _finished(
     limit = run.rate.num_steps
     with tqdm(total=limit, initial=len(run.history), desc="fit", disable=not progress) as bar:
         reason = run.train(bar)
-    scores = {}
     state = run.state(reason)
+    scores = {}
     if run.validation is not None:
         if reason != "interrupted":
-            run.validate_last()
             run.validation.restore()
         scores = run.validation.scores
     earlier = 0.0 if resume is None else resume.seconds
@@ -199,7 +199,8 @@ def _check_resume(resume: Any, limit: int, seed: Any) -> None:
     check_instance("resume", resume, FitResult, "the result of an earlier fit")
     if seed is not None:
         raise ArgumentError("resume goes on with the random numbers of its run: leave seed out.")
-    if resume.num_steps >= limit:
+    is_open = resume.reason == "interrupted" and resume.num_steps == limit  # the last score
+    if resume.num_steps >= limit and not is_open:
         raise ArgumentError(
             f"num_steps={limit}, and the run to resume has taken {resume.num_steps} already: write "
             "a larger number, which counts both."

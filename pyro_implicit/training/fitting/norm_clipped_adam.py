@@ -34,6 +34,8 @@ class NormClippedAdam:
         self._log_norm, self._weight = norm
         self._params: dict[str, Tensor] = {}
         self._known: set[int] = set()
+        #: whether parameters have moved; set back by who asks
+        self.has_stepped = False
         self._adam: torch.optim.Adam | None = None
 
     def clear(self) -> None:
@@ -56,10 +58,7 @@ class NormClippedAdam:
             return True
         norm = float(torch.nn.utils.clip_grad_norm_(trained, self._limit()))
         if math.isfinite(norm):
-            self._remember(norm)
-            for group in self._adam.param_groups:
-                group["lr"] = lr
-            self._adam.step()
+            self._move(self._adam, trained[0], norm, lr)
         self.clear()
         return math.isfinite(norm)
 
@@ -89,6 +88,18 @@ class NormClippedAdam:
                 moments = _copy(self._saved.pop(name))
                 _check_fits(name, moments, param)
                 self._adam.state[param] = moments
+
+    def _move(self, adam: torch.optim.Adam, one: Tensor, norm: float, lr: float) -> None:
+        """Moves all parameters; what was interrupted is known to have moved them, or not."""
+        for group in adam.param_groups:
+            group["lr"] = lr
+        before = float(adam.state[one]["step"]) if adam.state.get(one) else 0.0
+        try:
+            adam.step()  # an interruption in its kernels comes after them
+        finally:
+            if adam.state.get(one) and float(adam.state[one]["step"]) > before:
+                self._remember(norm)
+                self.has_stepped = True
 
     def _limit(self) -> float:
         """The longest gradient allowed now."""

@@ -136,8 +136,8 @@ class FitResult:
 
 def _named(objective: Any) -> str:
     """An objective as it shows itself, by its class if that is an address only."""
-    plain = type(objective).__repr__ is object.__repr__
-    return type(objective).__name__ if plain else repr(objective)
+    shown = repr(objective)
+    return type(objective).__name__ if shown == object.__repr__(objective) else shown
 
 
 def _running_mean(values: list[float]) -> list[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from pyro_implicit.exceptions import NonFiniteError, StateError
 from pyro_implicit.training.fitting.arguments import Arguments
 from pyro_implicit.training.fitting.learning_rate import LearningRate
 from pyro_implicit.training.fitting.norm_clipped_adam import NormClippedAdam
+from pyro_implicit.training.fitting.seen_parameters import SeenParameters
 from pyro_implicit.training.fitting.stall import slope_of
 from pyro_implicit.training.fitting.validation import EVERY, Validation
 
@@ -61,6 +62,12 @@ class Run:
         self.is_flat = False
         self.skipped: list[str] = []
         self.num_skipped_now = 0  # in a row
+        self.seen = SeenParameters()
+        self.due: list[str] = []  # what the last step brings with it, and was not done yet
+        self._last: tuple[Any, Any] | None = None  # arguments of the last step
+        self._pending: tuple[int, float, float] | None = None  # a step under way, loss and rate
+        self._random = read_random_state()  # where to go back to if interrupted
+        self._earlier_scores: Any = None  # of the run that is resumed, without validation in this
 
     # ---- the loop
 
@@ -72,54 +79,88 @@ class Run:
         :returns: the reason.
         :raises NonFiniteError: after too many steps in a row without a finite loss.
         """
-        random_state = read_random_state()
         try:
             while True:
+                self._random = read_random_state()
+                self._follow_up()
+                self._tell(bar)
                 reason = self._reason()
                 if reason is not None:
+                    self._score_last()
                     return reason
-                random_state = read_random_state()
                 self._step()
-                self._tell(bar)
-                if self._has_best_behind():
-                    return "validation"
         except KeyboardInterrupt:
-            self.adam.clear()
-            _write(random_state)  # the step that was broken off will be taken anew
+            self._settle()
             return "interrupted"
+
+    def _settle(self) -> None:
+        """Makes of a step that was broken off one that was taken, or one to be taken anew."""
+        self.adam.clear()
+        if self._pending is not None and self.adam.has_stepped:
+            self._commit(*self._pending)
+        else:
+            _write(self._random)
 
     def _reason(self) -> str | None:
         """Why to stop now, or None."""
+        if self.validation is not None and self.validation.is_over:
+            return "validation"
         step = len(self.history)
         num_warm = step - self.warm_from
         if self.rate.begun is None and num_warm >= self.ask_at:
-            self.ask_at = int(_ASK_AGAIN * num_warm)
             self.is_flat = slope_of(self.history[self.warm_from :]).is_flat
             if self.is_flat:
                 self.rate.cool(step, num_warm)
+            self.ask_at = int(_ASK_AGAIN * num_warm)  # last: who is interrupted asks anew
         if self.rate.is_cold(step) and self.is_flat:
             return "converged"
         return "limit" if step >= self.rate.num_steps else None
 
     def _step(self) -> None:
         """Takes one step, or skips it if the loss or a gradient is not finite."""
+        self._last = self.arguments.next()
+        args, kwargs = self._last
         step = len(self.history)
-        args, kwargs = self.arguments.next()
         rate = self.rate.at(step)
+        self.adam.has_stepped = False
+        capture, cause = poutine.trace(param_only=True), None
         try:
-            with poutine.trace(param_only=True) as capture:
+            with capture:
                 loss = float(self.objective.loss_and_grads(self.model, self.guide, *args, **kwargs))
-            if not math.isfinite(loss) or not self.adam.step(_params(capture), rate):
-                self._skip(f"the loss was {loss:.6g}, or a gradient was not finite")
-                return
+            why = f"the loss was {loss:.6g}, or a gradient was not finite"
+            self._pending = step, loss, rate
+            is_taken = self._descend(_params(capture), loss, rate)
         except NonFiniteError as error:
-            self._skip(str(error), error)
-            return
+            is_taken, why, cause = False, str(error), error
+        finally:  # whatever came: no gradient is added to those of the next step
+            for param in _params(capture).values():
+                param.grad = None
+        if is_taken:
+            self._commit(step, loss, rate)
+        else:
+            self._skip(why, cause)
+
+    def _descend(self, params: dict[str, Tensor], loss: float, rate: float) -> bool:
+        """Whether parameters were moved along their gradients, which are finite then."""
+        self.seen.add(params)
+        return math.isfinite(loss) and self.adam.step(params, rate)
+
+    def _commit(self, step: int, loss: float, rate: float) -> None:
+        """Counts a step that was taken; the same if it is called twice."""
+        self.history[step:], self.rates[step:] = [loss], [rate]
         self.num_skipped_now = 0
-        self.history.append(loss)
-        self.rates.append(rate)
-        if (step + 1) % _TERMS_EVERY == 0:
-            self._evaluate_terms(args, kwargs)
+        scored = self.validation is not None and (step + 1) % EVERY == 0
+        self.due = ["terms"] * ((step + 1) % _TERMS_EVERY == 0) + ["score"] * scored
+        self._pending = None
+
+    def _follow_up(self) -> None:
+        """What the last step brings with it: terms of the objective, and a score."""
+        while self.due:
+            if self.due[0] == "terms":
+                self._evaluate_terms()
+            elif self.validation is not None:
+                self.validation(len(self.history))
+            self._random, self.due = read_random_state(), self.due[1:]
 
     def _skip(self, why: str, error: Exception | None = None) -> None:
         self.adam.clear()
@@ -132,29 +173,22 @@ class Run:
             ) from error
 
     @torch.no_grad()
-    def _evaluate_terms(self, args: Any, kwargs: Mapping[str, Any]) -> None:
+    def _evaluate_terms(self) -> None:
         evaluate = getattr(self.objective, "terms", None)
         if evaluate is None:  # an objective of Pyro
             return
+        args, kwargs = self._last or self.arguments.peek()
         try:
             terms = evaluate(self.model, self.guide, *args, **kwargs)
         except NonFiniteError:  # a bad draw: as good as a skipped step
             return
-        self.terms.append(
-            {"step": float(len(self.history))} | {name: float(v) for name, v in terms.items()}
-        )
+        step = float(len(self.history))
+        known = [one for one in self.terms if one["step"] != step]
+        self.terms = [*known, {"step": step} | {name: float(v) for name, v in terms.items()}]
 
-    def _has_best_behind(self) -> bool:
-        """Whether the validation score, where it is time for one, no longer rises."""
-        step = len(self.history)
-        due = self.validation is not None and step and step % EVERY == 0
-        if not due or self.validation is None or step in self.validation.scores:
-            return False
-        return self.validation(step)
-
-    def validate_last(self) -> None:
+    def _score_last(self) -> None:
         """Takes the score of the last parameters, unless it is known."""
-        if self.validation is not None and len(self.history) not in self.validation.scores:
+        if self.validation is not None:
             self.validation(len(self.history))
 
     def _tell(self, bar: Any) -> None:
@@ -176,6 +210,13 @@ class Run:
             told.append(
                 f"{len(self.skipped)} steps were skipped, as the loss or its gradient was not "
                 f"finite; the last one: {self.skipped[-1]}"
+            )
+        scores = list(self.validation.scores.values()) if self.validation is not None else []
+        num_bad = sum(not math.isfinite(score) for score in scores)
+        if num_bad:
+            told.append(
+                f"{num_bad} of {len(scores)} validation scores were NaN or infinite, which are "
+                "never the best: look at what validation computes"
             )
         slope = slope_of(self.history) if len(self.history) >= _FEWEST else None
         if slope is not None and slope.is_rising:
@@ -201,6 +242,9 @@ class Run:
             "is_flat": self.is_flat,
             "ask_at": self.ask_at,
             "skipped": list(self.skipped),
+            "params": self.seen.state(),
+            "due": list(self.due),
+            "validation": self.validation.state() if self.validation else self._earlier_scores,
         }
 
     def resume(self, result: Any) -> None:
@@ -211,7 +255,8 @@ class Run:
         stage at the full rate.
 
         :param FitResult result: of an earlier run.
-        :raises StateError: if its state is not one of ours.
+        :raises StateError: if its state is not one of ours; at the next step, if it has other
+            parameters.
         """
         state = result.state
         try:
@@ -222,6 +267,11 @@ class Run:
             self.skipped = list(state["skipped"])
             random_state = state_from_plain(state["random"])
             is_over = state["reason"] != "interrupted"
+            self.seen = SeenParameters(state["params"])
+            self.due = [] if is_over else list(state["due"])
+            self._earlier_scores = state["validation"]
+            if self.validation is not None and self._earlier_scores is not None:
+                self.validation.load(self._earlier_scores, is_over)
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(
                 f"resume has no state to go on from ({error!r}); expected a result of fit."

@@ -56,17 +56,40 @@ class Validation:
         self._stopping = EarlyStopping(_PATIENCE, mode="max")
         self.scores: dict[int, float] = {}
 
-    def __call__(self, step: int) -> bool:
+    def __call__(self, step: int) -> None:
         """
-        Takes a score.
+        Takes a score, unless it is known.
 
         :param int step: number of steps taken.
-        :returns: whether to stop.
         :raises ArgumentError: if the score is no number.
         """
+        if step in self.scores:
+            return
         score = check_number("the value of validation()", self._score(), finite=False)
-        self.scores[step] = score
-        return math.isfinite(score) and self._stopping.step(score, *self._modules)
+        if math.isfinite(score):
+            self._stopping.step(score, *self._modules)
+        self.scores[step] = score  # last: what was interrupted is done anew
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last scores have brought nothing better."""
+        return self._stopping.is_over
+
+    def state(self) -> dict[str, Any]:
+        """All scores, and the best parameters."""
+        return {"scores": dict(self.scores), "stopping": self._stopping.state_dict()}
+
+    def load(self, state: Mapping[str, Any], is_over: bool) -> None:
+        """
+        Goes on from the scores and the best parameters of an earlier run.
+
+        :param state: what :meth:`state` returned.
+        :param bool is_over: whether that run had ended: then patience begins anew.
+        :raises StateError: if it is no such state.
+        """
+        stopping = dict(state["stopping"])
+        self._stopping.load_state_dict(stopping | {"waited": 0} if is_over else stopping)
+        self.scores = {int(step): float(score) for step, score in state["scores"].items()}
 
     def restore(self) -> None:
         """Brings the best parameters back, if there was a score."""

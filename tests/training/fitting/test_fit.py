@@ -6,6 +6,7 @@ import io
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pyro
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from pyro_implicit import FitResult, HyperNetworkGuide, LinearisedELBO, fit
 from pyro_implicit._random import read_random_state
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, StateError
+from pyro_implicit.training.fitting.norm_clipped_adam import NormClippedAdam
 from tests.training.fitting import stubs
 from tests.training.fitting.stubs import Bowl
 
@@ -132,6 +134,109 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(at: int) -> None:
     assert first.history == taken and result.seconds > first.seconds
 
 
+class Noted(Bowl):
+    """With terms that draw numbers too, and a call of them that may be broken off."""
+
+    def __init__(self, interrupted_at: int = 0, **options: Any) -> None:
+        super().__init__(**options)
+        self.interrupted_at, self.num_terms = interrupted_at, 0
+
+    def terms(self, *args: Any, **kwargs: Any) -> Any:
+        self.num_terms += 1
+        drawn = torch.randn(())
+        if self.num_terms == self.interrupted_at:
+            raise KeyboardInterrupt
+        return {"drawn": drawn}
+
+
+class Score:
+    """Best at 0.5, on the way to 1; it draws a number, and may be broken off."""
+
+    def __init__(self, interrupted_at: int = 0) -> None:
+        self.interrupted_at, self.calls = interrupted_at, 0
+
+    def __call__(self) -> float:
+        self.calls += 1
+        noise = 1e-3 * torch.rand(())
+        if self.calls == self.interrupted_at:
+            raise KeyboardInterrupt
+        return float(noise - (pyro.param("w").detach() - 0.5).square().sum())
+
+
+def _interrupt_adam(monkeypatch: pytest.MonkeyPatch, of: Any, at: int, after: bool) -> None:
+    step, calls = of.step, iter(range(1, 10_000))
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        now = next(calls) == at
+        taken = step(*args, **kwargs) if after or not now else None
+        if now:
+            raise KeyboardInterrupt
+        return taken
+
+    monkeypatch.setattr(of, "step", interrupted)
+
+
+@pytest.mark.parametrize(
+    ("moment", "num_steps"),
+    [
+        ("terms", 100),
+        ("score", 200),
+        ("last score", 230),
+        ("after step", 70),
+        ("in kernels", 70),
+        ("before kernels", 69),
+        ("after backward", 0),
+    ],
+)
+def test_whatever_moment_is_interrupted_it_goes_on_to_the_same_bits(
+    moment: str, num_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"num_steps": 230}
+    whole = bowl(**options, objective=Noted(), validation=Score())
+    reached = stubs.value()
+    pyro.clear_param_store()
+    objective = Noted(interrupted_at=2 if moment == "terms" else 0)
+    score = Score({"score": 2, "last score": 3}.get(moment, 0))
+    with monkeypatch.context() as patch:
+        if moment == "after step":
+            _interrupt_adam(patch, NormClippedAdam, 70, after=True)
+        elif "kernels" in moment:
+            _interrupt_adam(patch, torch.optim.Adam, 70, after=moment == "in kernels")
+        elif moment == "after backward":
+            _interrupt_adam(patch, NormClippedAdam, 1, after=False)
+        first = bowl(**options, objective=objective, validation=score)
+    assert (first.reason, first.num_steps) == ("interrupted", num_steps)
+    result = bowl(**options, objective=Noted(), validation=Score(), seed=None, resume=first)
+    assert result.history == whole.history and result.rates == whole.rates
+    assert result.terms == whole.terms and len(whole.terms) == 4
+    assert result.scores == whole.scores and list(whole.scores) == [100, 200, 230]
+    assert stubs.value() == reached
+    assert result.state["adam"]["norm"] == whole.state["adam"]["norm"]
+
+
+def test_the_best_parameters_of_before_an_interruption_come_back() -> None:
+    options: dict[str, Any] = {"num_steps": 3000, "lr": 0.005}
+    whole = bowl(**options, validation=Score())
+    reached = stubs.value()
+    best = max(whole.scores, key=lambda step: whole.scores[step])
+    assert whole.reason == "validation" and 100 <= best < 777, str(whole)
+    pyro.clear_param_store()
+    events = {777: KeyboardInterrupt()}
+    first = bowl(**options, objective=Bowl(events=events), validation=Score())
+    file = io.BytesIO()
+    torch.save(first.state, file)
+    file.seek(0)
+    read = replace(first, scores={}, state=torch.load(file, weights_only=True))
+    result = bowl(**options, seed=None, resume=read, validation=Score())
+    assert result.history == whole.history and result.scores == whole.scores
+    assert (result.reason, stubs.value()) == ("validation", reached)
+    further = bowl(num_steps=3100, lr=1e-5, seed=None, resume=result, validation=lambda: -9.0)
+    assert len(further.scores) > len(whole.scores) + 1  # patience begins anew
+    assert stubs.value() == reached  # and the best are still the best
+    kept = bowl(num_steps=3200, lr=1e-5, seed=None, resume=further)
+    assert kept.state["validation"] == further.state["validation"]
+
+
 def test_a_guide_goes_on_from_a_state_on_disk() -> None:
     """With its own state_dict and weights_only: no code is run by reading it."""
 
@@ -232,6 +337,7 @@ def test_a_score_that_is_not_finite_is_never_the_best() -> None:
     result = bowl(validation=lambda: next(scores), num_steps=250)
     told = list(result.scores.values())
     assert math.isnan(told[0]) and told[1:] == [-1.0, math.inf]
+    assert "2 of 3 validation scores were NaN or infinite" in result.warnings[0]
 
 
 # ---- what goes wrong
@@ -251,8 +357,9 @@ def test_too_many_in_a_row_are_an_error_that_names_the_site() -> None:
         conjugate(x)
         pyro.sample("bad", dist.Normal(0.0, 1.0), obs=torch.tensor(math.inf))
 
-    with pytest.raises(NonFiniteError, match="20 steps in a row(.|\n)*'bad' of the model"):
+    with pytest.raises(NonFiniteError, match="20 steps in a row(.|\n)*'bad' of the model") as e:
         fit(model, HyperNetworkGuide(conjugate), X, progress=False, seed=0)
+    assert str(e.value).count("steps in a row") == 1
     with pytest.raises(NonFiniteError, match="after 4 that had; the last one: the loss was nan"):
         bowl(objective=Bowl(events={i: math.nan for i in range(5, 99)}))
 
@@ -314,6 +421,14 @@ def test_what_cannot_be_resumed() -> None:
         bowl(num_steps=10, seed=None, resume=first)
     with pytest.raises(ArgumentError, match="leave seed out"):
         bowl(num_steps=20, resume=first)
+    with pytest.raises(
+        StateError,
+        match=r"it has parameter 'of_model', that these have not; it lacks parameters 'a', 'b', "
+        r"'c' and 1 more, that these have\. Give fit the model and the guide of that run",
+    ):
+        other = [pyro.param(name, torch.ones(2)) for name in "abcd"] and None
+        fit(lambda: other, _other_guide, objective=Other(), resume=first, progress=False)
+    assert all(pyro.param(name).grad is None for name in "abcdw")
     bare = FitResult(first.history, "limit", Bowl(), 0.0)
     with pytest.raises(StateError, match="resume has no state to go on from"):
         bowl(num_steps=20, seed=None, resume=bare)
@@ -332,6 +447,16 @@ def test_model_and_guide_are_checked(broken: Any) -> None:
     for call in sides:
         with pytest.raises(ArgumentError):
             call()
+
+
+class Other(Bowl):
+    def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
+        guide().backward()
+        return 1.0
+
+
+def _other_guide() -> Tensor:
+    return sum((pyro.param(name) for name in "abcdw"), torch.zeros(2)).sum()
 
 
 def test_model_and_guide_that_are_swapped() -> None:
