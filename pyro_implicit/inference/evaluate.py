@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ __all__ = ["evaluate"]
 
 _NO_SCORE = ("row", "mean", "lower_", "upper_")
 _BINS = 15
+_CALLER = 4  # frames up: two decorators lie between
 
 
 @torch.no_grad()
@@ -66,7 +68,7 @@ def evaluate(
     not tell how much luck there was in the draws, nor in the fit.
 
     :param model: a Pyro model whose arguments include the observations.
-    :param guide: any guide of it.
+    :param guide: any guide of it. Latents that it does not draw come from their prior.
     :param args: the model's arguments, such as ``x_test, y_test``.
     :param int num_samples: draws of the guide; the log density rises a little with their number, so
         compare at the same.
@@ -80,8 +82,9 @@ def evaluate(
     :raises MissingExtraError: if classes are observed and torchmetrics is not installed.
     :raises ShapeError: if observations do not fit their distribution.
     :raises SiteError: if nothing is observed, or only by ``pyro.factor``, or all is masked; if a
-        distribution does not tell its support; if the guide is of another model; if a plate draws
-        some of its rows at random.
+        distribution does not tell its support; if the guide draws none of the model's
+        latents; if a plate draws some of its rows at random.
+    :warns UserWarning: if the guide does not draw all of the model's latents.
 
     Example::
 
@@ -107,6 +110,8 @@ def evaluate(
         except NotSliceable:  # noise that cannot be drawn by row: as many rows as share a state
             job.evaluate(UNIT)
         job.check_guide_is_for_the_model()
+    if job.missing_latents():
+        warnings.warn(job.missing_latents(), stacklevel=_CALLER)
     return _report(job)
 
 

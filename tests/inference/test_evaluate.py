@@ -787,3 +787,40 @@ def test_events_within_rows_are_not_rows():
     x = torch.randn(6, 6)
     report = evaluate(model, gaussian_guide, x, x, num_samples=2)
     assert report["y"].num_data == 6 and report.notes == ()
+
+
+# ---- guides of a part of the model
+
+
+def _two_latents(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    w2 = pyro.sample("w2", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w * x + w2, 0.5), obs=y)
+
+
+@pytest.mark.parametrize("count", [5, 40])
+def test_latents_that_the_guide_does_not_draw_are_named_once(count):
+    def partial(*_):
+        pyro.sample("w", dist.Normal(0.0, 0.1))
+        pyro.sample("other", dist.Normal(0.0, 0.1))
+
+    x = torch.randn(count)
+    with pytest.warns(UserWarning, match=r"does not draw \['w2'\].*draws \['other'\]") as told:
+        evaluate(_two_latents, partial, x, x, num_samples=3, batch_size=32)
+    assert len(told) == 1 and told[0].filename == __file__
+    with pytest.warns(UserWarning, match=r"learned of them\. Expected a draw") as told:
+        evaluate(_two_latents, gaussian_guide, x, x, num_samples=3)
+    assert len(told) == 1
+
+
+def test_a_guide_leaves_out_what_is_enumerated_or_computed():
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        pyro.deterministic("twice", 2.0 * w)
+        kind = pyro.sample("kind", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(w * x + kind, 0.5), obs=y)
+
+    x = torch.randn(5)
+    evaluate(model, gaussian_guide, x, x, num_samples=2)  # a warning would be an error

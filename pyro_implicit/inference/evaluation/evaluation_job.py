@@ -67,6 +67,7 @@ class EvaluationJob(PredictiveJob):
         self.sites: dict[str, SiteData] = {}
         self.joint: dict[Any, SiteData] = {}
         self.notes: dict[str, None] = {}
+        self.from_prior: set[str] = set()
 
     def find_layout(self, batch_size: int | None) -> None:
         """
@@ -99,6 +100,18 @@ class EvaluationJob(PredictiveJob):
         for start in range(0, rows, step):
             self._one_batch(start, min(start + step, self.plan.rows))
 
+    def missing_latents(self) -> str:
+        """What to say of latents that the guide does not draw; empty if it draws them all."""
+        if not self.from_prior:
+            return ""
+        unknown = sorted(set(self.plan.draws) - self.plan.met)
+        others = f" The guide draws {unknown}, which the model does not sample." if unknown else ""
+        return (
+            f"the guide does not draw {sorted(self.from_prior)}, which the model samples: they "
+            f"came from their prior, as if nothing had been learned of them.{others} Expected a "
+            "draw of each latent of the model, under the same name."
+        )
+
     def _step(self, batch_size: int | None, rows: int) -> int:
         layout = self.plan.layout
         if batch_size is None:
@@ -123,6 +136,7 @@ class EvaluationJob(PredictiveJob):
             self._draw_rows(args, kwargs, start, stop, index, index + 1)
             run: Any = self._evaluated(args, kwargs, start, stop, index, index + 1)
             self._check_data(run)
+            self.from_prior |= run.from_prior
             if index == 0:
                 seen = run.seen
                 tallies = {name: self._tally(name, one) for name, one in seen.items()}

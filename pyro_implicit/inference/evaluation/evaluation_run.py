@@ -19,7 +19,8 @@ class EvaluationRun(PredictiveRun):
     Sets latents to draws, leaves observed sites at their data, and draws others like them.
 
     ``seen`` has what was observed, ``outcomes`` the draws of each site (None of one that cannot be
-    drawn from), ``factors`` the names of factor sites.
+    drawn from), ``factors`` the names of factor sites, and ``from_prior`` those of latents that the
+    guide does not draw (other than those to be enumerated, which it is to leave out).
 
     :param int num_outcomes: draws of each observed site with numbers.
     :param dict kinds: what the data of each site are; filled by the first run.
@@ -33,6 +34,7 @@ class EvaluationRun(PredictiveRun):
         self.seen: dict[str, Observation] = {}
         self.outcomes: dict[str, Tensor | None] = {}
         self.factors: list[str] = []
+        self.from_prior: set[str] = set()
 
     def _pyro_sample(self, msg: Any) -> None:
         name = msg["name"]
@@ -41,8 +43,10 @@ class EvaluationRun(PredictiveRun):
         special = (
             site_is_factor(msg) or site_is_subsample(msg) or msg["infer"].get("_deterministic")
         )
-        data = msg["is_observed"] and name not in self.plan.draws and not special
-        if not data or is_delta(msg):
+        own = name not in self.plan.draws and not special and not is_delta(msg)
+        if own and not msg["is_observed"] and not msg["infer"].get("enumerate"):
+            self.from_prior.add(name)
+        if not (own and msg["is_observed"]):
             super()._pyro_sample(msg)
             return
         known = self.plan.layout.row_dims
