@@ -14,13 +14,14 @@ from pyro.infer.autoguide import init_to_median
 from pyro.infer.autoguide.initialization import InitMessenger, init_to_sample
 from torch import Tensor
 
+from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.initialization.prototype import forgiving, unconstrained_start
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.pointwise import is_auxiliary
 
-__all__ = ["dispersed_start", "read_latents"]
+__all__ = ["dispersed_start", "latent_shapes", "read_latents"]
 
 Model = Callable[..., Any]
 _MEDIAN_OF = 501
@@ -53,6 +54,23 @@ def read_latents(
     return sites, _flat(sites, trace)
 
 
+def latent_shapes(
+    model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, tuple[int, ...]]:
+    """
+    Reads the shapes of a model's latents off one run, which moves no random numbers.
+
+    :param model: a Pyro model.
+    :param args: its arguments, all data.
+    :param kwargs: its keyword arguments.
+    :returns: by site, in the order of the run.
+    """
+    with RandomStream(0):
+        trace = _run(model, init_to_sample, args, kwargs)
+    nodes = [node for _, node in trace.iter_stochastic_nodes() if not is_auxiliary(node)]
+    return {node["name"]: tuple(node["value"].shape) for node in nodes}
+
+
 def dispersed_start(
     model: Model,
     sites: list[LatentSite],
@@ -81,13 +99,33 @@ def dispersed_start(
 
 def _run(model: Model, init: Callable[..., Tensor], args: Any, kwargs: Any) -> Any:
     with torch.no_grad(), evaluation_mode(), poutine.block(), pyro.validation_enabled(False):
-        initialised = InitMessenger(forgiving(init))(model)
+        initialised = InitMessenger(_continuous(forgiving(init)))(model)
         return poutine.trace(initialised).get_trace(*args, **kwargs)
 
 
 def _flat(sites: list[LatentSite], trace: Any) -> Tensor:
     values = [trace.nodes[site.name]["value"] for site in sites]
     return torch.cat([unconstrained_start(s, v) for s, v in zip(sites, values, strict=True)])
+
+
+def _continuous(init: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """An initialisation that refuses discrete latents."""
+
+    def checked(site: Any) -> Tensor:
+        try:
+            discrete = site["fn"].support.is_discrete
+        except NotImplementedError:  # told with the bijection that is missing
+            discrete = False
+        if discrete:
+            raise SiteError(
+                f"latent site {site['name']!r} is discrete ({type(site['fn']).__name__}), and "
+                "chains move by gradients, which it has none of. Sum it out in the model: write "
+                "dist.MixtureSameFamily(dist.Categorical(probs), components) instead of an "
+                "assignment to components, or pyro.factor with torch.logsumexp over its values."
+            )
+        return init(site)
+
+    return checked
 
 
 def _check_all_rows(name: str, node: dict[str, Any]) -> None:

@@ -35,7 +35,7 @@ class MCLMC:
     **biased by its step size**, which is chosen so that the mean squared energy error per latent
     and step is ``energy_error``: a sixty-fourth of the error is half the step.
 
-    What that meant for variances (16 chains of 4000 steps; chance 1 to 3%):
+    What that meant for variances (16 chains of 4000 steps from exact draws; chance 1 to 3%):
 
     ===========================  =======  =======  =======
     energy error                 0.005    0.00125  0.0003

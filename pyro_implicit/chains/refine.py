@@ -25,7 +25,8 @@ from pyro_implicit.chains.kernel import Kernel
 from pyro_implicit.chains.kernels import make_kernel
 from pyro_implicit.chains.latents import dispersed_start, read_latents
 from pyro_implicit.chains.modes import find_modes
-from pyro_implicit.chains.result import Chains, Program
+from pyro_implicit.chains.program import Program
+from pyro_implicit.chains.result import Chains
 from pyro_implicit.chains.starts import check_finite, check_start, given_starts
 from pyro_implicit.chains.walk import Walk
 from pyro_implicit.exceptions import ArgumentError
@@ -78,8 +79,11 @@ def refine(
     :param int num_steps: gradients per chain, the warm-up included. 0 keeps the starts.
     :param int num_warmup: of these, how many are for tuning, half by default. Give it if the chains
         are to go on: ``chains.run(more)`` then has the bits of one long run.
-    :param kernel: ``"mclmc"`` (biased by its step size, cheap), ``"hmc"`` (exact), or one with
-        settings, such as ``chains.MCLMC(energy_error=1e-3)``.
+        Of what is left, ``"mclmc"`` keeps every tenth draw (``MCLMC(thin=1)``: all), 100 of each
+        chain by default; ``"hmc"`` one for each trajectory of several gradients.
+    :param kernel: ``"mclmc"`` (biased by its step size, see :class:`~pyro_implicit.chains.MCLMC`;
+        cheap), ``"hmc"`` (exact: the one to take up to 64 latents), or one with settings, such as
+        ``chains.MCLMC(energy_error=1e-3)``.
     :param int mode_steps: most steps of the search for modes, one gradient each.
     :param float dispersion: how far from the prior's median towards a draw that search begins.
     :param torch.dtype dtype: that chains move in, such as ``torch.float64``, for models whose

@@ -13,16 +13,16 @@ from tqdm.auto import tqdm
 from pyro_implicit._checks import check_count, check_flag, check_names, check_state
 from pyro_implicit._plain import as_state_error
 from pyro_implicit.chains.convergence import effective_sizes, r_hats, warn_of
-from pyro_implicit.chains.density import ChainDensity, cast
+from pyro_implicit.chains.density import ChainDensity
 from pyro_implicit.chains.draws_guide import DrawsGuide
 from pyro_implicit.chains.kernels import kernel_from
 from pyro_implicit.chains.predictions import expectations
+from pyro_implicit.chains.program import Program
 from pyro_implicit.chains.walk import Progress, Walk
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.guides.latent_site import LatentSite
-from pyro_implicit.handlers.log_joint import LogJoint
 
-__all__ = ["Chains", "Program"]
+__all__ = ["Chains"]
 
 _OF_LATENTS = (
     "Where hidden units can change places (networks), that of weights means nothing: look at "
@@ -32,32 +32,6 @@ _OF_PREDICTIONS = (
     "Predictions pool them all the same, as an ensemble does, but their spread is not the "
     "posterior's. Let them go on: chains.run(...)."
 )
-
-
-class Program:
-    """
-    A model with the arguments that chains sample it for.
-
-    :param model: a Pyro model.
-    :param args: its arguments.
-    :param kwargs: its keyword arguments.
-    """
-
-    def __init__(
-        self, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        self.model, self.args, self.kwargs = model, args, kwargs
-
-    def density(self, sites: list[LatentSite], dtype: torch.dtype) -> ChainDensity:
-        """
-        The density in some precision.
-
-        :param sites: the latents.
-        :param torch.dtype dtype: of latents and data.
-        :returns: the density of unconstrained points.
-        """
-        args, kwargs = cast(self.args, dtype), cast(self.kwargs, dtype)
-        return ChainDensity(LogJoint(self.model, sites, args, kwargs), dtype)
 
 
 class Chains(DrawsGuide):
@@ -103,10 +77,15 @@ class Chains(DrawsGuide):
         :param bool progress: whether to show a progress bar.
         :returns: itself.
         :raises ArgumentError: for bad values.
-        :raises StateError: if the chains were loaded without a model.
+        :raises StateError: if the chains were loaded without a model, or are a part of others.
         """
         num_steps = check_count("num_steps", num_steps)
         check_flag("progress", progress)
+        if "gradient" not in self._walk.progress.state:
+            raise StateError(
+                "these are one chain of chains.split(), which cannot go on without the others: let "
+                "all go on, chains.run(...), and split them again."
+            )
         if self._program is None:
             raise StateError(
                 "these chains were loaded without a model, so they cannot go on. Write "
@@ -189,13 +168,13 @@ class Chains(DrawsGuide):
         """
         Each chain as a guide of its own, for :class:`~pyro_implicit.EnsembleGuide`.
 
-        :returns: as many as there are chains; they cannot go on.
+        :returns: as many as there are chains; they cannot go on, and nor can what is saved of them.
         """
         parts = []
         for chain in range(self.num_chains):
             one = slice(chain, chain + 1)
             now = self._walk.progress
-            state = {**now.state, "u": now.state["u"][one]}
+            state = {"u": now.state["u"][one]}  # the rest belongs to all chains
             walk = Walk(
                 self._walk.kernel,
                 self._walk.num_warmup,
@@ -370,7 +349,7 @@ class Chains(DrawsGuide):
         :param args: its arguments, the same data.
         :param kwargs: its keyword arguments.
         :returns: chains that go on with the same bits.
-        :raises StateError: if it is no such state.
+        :raises StateError: if it is no such state, or the model has other latents.
         """
         state = check_state(cls, state)
         with as_state_error("the state of chains"):
@@ -390,4 +369,7 @@ class Chains(DrawsGuide):
             sites = [LatentSite.from_state(site) for site in state["sites"]]
             program = None if model is None else Program(model, args, kwargs)
             dtype = getattr(torch, state["dtype"])
-            return cls(sites, dtype, walk, program, bool(state["interrupted"]))
+            chains = cls(sites, dtype, walk, program, bool(state["interrupted"]))
+        if program is not None:
+            program.check_latents(sites)
+        return chains

@@ -208,6 +208,27 @@ def test_a_chain_each(chains):
     assert parts[1].sample_stats["lp"].shape == (1, 200)
 
 
+def test_a_part_that_was_saved_is_drawn_from_and_does_not_go_on(chains):
+    part = chains.split()[1]
+    again = Chains.from_state_dict(copy.deepcopy(part.state_dict()), line, X, Y)
+    assert torch.equal(again.by_chain, chains.by_chain[1:2]) and again.num_chains == 1
+    assert again.predictive_effective_size(X, num_samples=8)["y"].shape == (12,)
+    for one in (part, again):
+        with pytest.raises(StateError, match=r"one chain of chains.split\(\), which cannot go on"):
+            one.run(10, progress=False)
+
+
+def test_another_model_is_told_by_its_latents(chains):
+    state, before = chains.state_dict(), torch.get_rng_state()
+    Chains.from_state_dict(state, line, X, Y)
+    assert torch.equal(torch.get_rng_state(), before)
+    with pytest.raises(StateError, match=r"'w': \(2,\), 'sigma': \(\)}.*{'scale': \(\), 'mean'"):
+        Chains.from_state_dict(state, local, Y)
+    rows = run(model=local, args=(Y,), start=2, mode_steps=5, num_steps=0, num_warmup=None)
+    with pytest.raises(StateError, match=r"'mean': \(12,\)}.*'mean': \(5,\)}"):
+        Chains.from_state_dict(rows.state_dict(), local, Y[:5])
+
+
 def test_double_precision_on_request_and_draws_of_the_models_own():
     chains = run(dtype=torch.float64)
     assert chains.by_chain.dtype == torch.float64
