@@ -824,3 +824,22 @@ def test_a_guide_leaves_out_what_is_enumerated_or_computed():
 
     x = torch.randn(5)
     evaluate(model, gaussian_guide, x, x, num_samples=2)  # a warning would be an error
+
+
+@pytest.mark.parametrize("count", [10, 40])
+def test_observations_that_have_their_rows_last(count):
+    """A plate in front has as many entries, so that observations are cut along that."""
+
+    def model(x, y, size):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("columns", count, dim=-2), pyro.plate("rows", size or len(x), dim=-1):
+            pyro.sample("y", dist.Normal(w * x, 1.0), obs=y)
+
+    x = torch.linspace(-1.0, 1.0, count)
+    y = 3.0 * torch.randn(count) + 0.1 * torch.randn(count, count)
+    report = evaluate(model, fixed(0.3), x, y, None, num_samples=1)
+    by_row = dist.Normal(0.3 * x, 1.0).log_prob(y).mean(0)
+    assert report.log_density.standard_error == pytest.approx(stats.sem(by_row.numpy()), rel=1e-4)
+    assert report.notes == ()
+    (note,) = evaluate(model, fixed(0.3), x, y, count, num_samples=1).notes
+    assert "in dimensions [-2, -1]" in note and "-2 was taken" in note

@@ -15,7 +15,7 @@ from pyro_implicit.inference.evaluation.evaluation_run import EvaluationRun
 from pyro_implicit.inference.evaluation.observation import Observation
 from pyro_implicit.inference.evaluation.tally import ClassTally, DensityTally, NumberTally
 from pyro_implicit.inference.predictive_job import PredictiveJob
-from pyro_implicit.inference.predictive_run import UNIT, Layout
+from pyro_implicit.inference.predictive_run import UNIT, Layout, PredictiveRun
 
 __all__ = ["EvaluationJob", "SiteData"]
 
@@ -74,18 +74,33 @@ class EvaluationJob(PredictiveJob):
         Learns each site's row dimension.
 
         Rows that are too few for batches are compared with one less of them: sizes alone do not
-        tell rows from the other plates of as many.
+        tell rows from the other plates of as many. Where the observations cannot be cut with the
+        rows (those of a plate in front, and as many), distributions alone are compared.
 
         :param int batch_size: rows at a time.
         """
         super().find_layout(batch_size)
-        rows = self.plan.rows
-        if 1 < rows <= UNIT:
-            try:
-                fewer, more = self._probe(stop=rows - 1), self._probe(stop=rows)
-            except Exception:  # a model that only takes all of its rows, which sizes tell then
+        plan = self.plan
+        if plan.rows < 2 or plan.whole or plan.layout.row_dims:
+            return
+        found = self._one_row_less(self.run_kind) if plan.rows <= UNIT else None
+        if found is None:
+            found = self._one_row_less(PredictiveRun)
+            if found is None or not found.row_dims:
                 return
-            self.plan.layout = Layout.compare(fewer, more)
+            plan.whole = True
+        plan.layout = found
+
+    def _one_row_less(self, run_kind: Any) -> Layout | None:
+        """The layout by runs on all rows and on one less; None if the model takes only all."""
+        own, self.run_kind = self.run_kind, run_kind
+        try:
+            fewer, more = self._probe(stop=self.plan.rows - 1), self._probe(stop=self.plan.rows)
+        except Exception:  # whatever a model does without a row of its data
+            return None
+        finally:
+            self.run_kind = own
+        return Layout.compare(fewer, more)
 
     def evaluate(self, batch_size: int | None) -> None:
         """
@@ -178,6 +193,12 @@ class EvaluationJob(PredictiveJob):
         if seen.has_undeclared_rows:
             self.notes[
                 f"the rows of site {name!r} are in no plate, and were taken for independent data"
+            ] = None
+        if seen.like_rows:
+            self.notes[
+                f"site {name!r} has as many entries as rows in dimensions {seen.like_rows}, and "
+                f"the model takes only all rows: {seen.row_dim} was taken for theirs; a plate of "
+                "len(x) would tell"
             ] = None
         if seen.rows_are_one_event:
             self.notes[

@@ -99,6 +99,7 @@ class Observation:
         self.batch_shape = self._checked_batch_shape()
         frames = site["cond_indep_stack"]
         self.plates = {frame.dim: frame.size for frame in frames if frame.vectorized}
+        self.like_rows: list[int] = []  # dimensions of which nobody knows which has the rows
         self.row_dim = self._row_dim(row_dim)
         self.rows_are_one_event = self._has_rows_in_event(row_dim)
         #: sites of the same plates and rows are one datum
@@ -139,7 +140,9 @@ class Observation:
         sizes = self.plates or {
             dim: self.batch_shape[dim] for dim in range(-len(self.batch_shape), 0)
         }
-        return min((dim for dim, size in sizes.items() if size == count > 1), default=None)
+        found = sorted(dim for dim, size in sizes.items() if size == count > 1)
+        self.like_rows = found if len(found) > 1 else []
+        return min(found, default=None)
 
     def _has_rows_in_event(self, row_dim: Any) -> bool:
         """Whether the rows are entries of one datum."""
