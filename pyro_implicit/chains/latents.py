@@ -3,6 +3,7 @@
 # Shape legend: m unconstrained latents.
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.initialization.prototype import forgiving, unconstrained_start
 from pyro_implicit.guides.latent_site import LatentSite
+from pyro_implicit.handlers.data_use import DataUse
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.pointwise import is_auxiliary
 
@@ -50,6 +52,8 @@ def read_latents(
             "the model has no latent site to sample: every sample statement is observed or hidden. "
             "Write a latent pyro.sample(...) without obs=."
         )
+    if args or kwargs:
+        _warn_if_nothing_is_observed(trace)
     sites = [LatentSite.from_trace(node, False) for node in nodes]
     return sites, _flat(sites, trace)
 
@@ -126,6 +130,16 @@ def _continuous(init: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return init(site)
 
     return checked
+
+
+def _warn_if_nothing_is_observed(trace: Any) -> None:
+    use = DataUse()
+    for node in trace.nodes.values():
+        if node["type"] == "sample":
+            use.note(node)
+    said = use.nothing_observed("refine(model, 16, x, y)")
+    if said is not None:
+        warnings.warn(said, UserWarning, stacklevel=4)
 
 
 def _check_all_rows(name: str, node: dict[str, Any]) -> None:

@@ -14,6 +14,9 @@ from pyro_implicit import HyperNetworkGuide, refine
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError, SiteError
 from tests.chains.models import X, Y, line, local
 
+#: a density with parameters, not a model of data
+of_no_data = pytest.mark.filterwarnings("ignore:the model observes nothing:UserWarning")
+
 
 def begun(start, model=line, args=(X, Y), **options):
     options = {"num_chains": 4, "num_steps": 0, "seed": 0, "progress": False} | options
@@ -43,6 +46,16 @@ def wide(x):
         pyro.sample("z", dist.Normal(x, 0.1))
 
 
+def test_data_that_were_forgotten_are_told():
+    def model(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(w * x, 1.0).to_event(1), obs=y)
+
+    with pytest.warns(UserWarning, match=r"observes nothing.*'w', 'y', is a latent.*refine\("):
+        begun(2, model, (X,), mode_steps=1)
+
+
+@of_no_data
 def test_modes_of_many_latents_by_adam_with_early_stop():
     x = torch.linspace(-1, 1, 40)
     chains = begun(2, wide, (x,), num_chains=3, mode_steps=1200)
@@ -51,11 +64,13 @@ def test_modes_of_many_latents_by_adam_with_early_stop():
     assert chains.num_gradients < 2 * 1200  # it did not take them all
 
 
+@of_no_data
 def test_few_steps_are_few():
     chains = begun(2, wide, (torch.zeros(40),), mode_steps=7)
     assert chains.num_gradients < 2 * 7 + 20
 
 
+@of_no_data
 def test_starts_differ_and_lie_between_median_and_prior():
     chains = begun(4, wide, (torch.zeros(40),), mode_steps=1, dispersion=1.0)
     spread = chains.by_chain.std().item()

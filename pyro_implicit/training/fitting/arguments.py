@@ -82,6 +82,19 @@ class Arguments:
             self._ahead = self.next()
         return self._ahead
 
+    @property
+    def is_any(self) -> bool:
+        """Whether the model is given anything."""
+        return bool(self.args or self.kwargs) or self.batches is not None
+
+    @property
+    def num_batches(self) -> int:
+        """The number of batches, 0 where there are none or they cannot be counted."""
+        try:
+            return 0 if self.batches is None else len(self.batches)
+        except TypeError:  # an iterable without a length
+            return 0
+
     def _next_batch(self) -> Any:
         for _ in range(2):
             if self._epoch is None:

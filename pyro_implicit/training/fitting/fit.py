@@ -67,7 +67,8 @@ def fit(
     * *start*: the guide's own, told in the result.
 
     Steps whose loss or gradient is not finite are skipped and counted. Ctrl-C keeps what was
-    reached.
+    reached. A model that is given arguments and observes nothing, and several batches that are not
+    scaled to all data, are told by a warning.
 
     =====================================================  ==============================
     guide                                                  objective

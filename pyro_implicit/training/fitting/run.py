@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from pyro import poutine
+from pyro.infer import ELBO
 from torch import Tensor
 
 from pyro_implicit._random import plain_state, read_random_state, state_from_plain
 from pyro_implicit._random import write_random_state as _write
 from pyro_implicit.exceptions import NonFiniteError, StateError
+from pyro_implicit.handlers.data_use import DataUse
 from pyro_implicit.training.fitting.arguments import Arguments
 from pyro_implicit.training.fitting.learning_rate import LearningRate
 from pyro_implicit.training.fitting.norm_clipped_adam import NormClippedAdam
@@ -67,6 +69,8 @@ class Run:
         self._last: tuple[Any, Any] | None = None  # arguments of the last step
         self._pending: tuple[int, float, float] | None = None  # a step under way, loss and rate
         self._random = read_random_state()  # where to go back to if interrupted
+        #: at the sites of the first step; other objectives may run the model in ways of their own
+        self._look: Any = DataUse() if isinstance(objective, ELBO) else nullcontext()
         self._earlier_scores: Any = None  # of the run that is resumed, without validation in this
 
     # ---- the loop
@@ -125,7 +129,7 @@ class Run:
         self.adam.has_stepped = False
         capture, cause = poutine.trace(param_only=True), None
         try:
-            with capture:
+            with self._look, capture:
                 loss = float(self.objective.loss_and_grads(self.model, self.guide, *args, **kwargs))
             why = f"the loss was {loss:.6g}, or a gradient was not finite"
             self._pending = step, loss, rate
@@ -137,8 +141,22 @@ class Run:
                 param.grad = None
         if is_taken:
             self._commit(step, loss, rate)
+            self._warn_once()
         else:
             self._skip(why, cause)
+
+    def _warn_once(self) -> None:
+        """Of data that were forgotten or count too little, after the first step."""
+        if not isinstance(self._look, DataUse):
+            return
+        seen, self._look = self._look, nullcontext()
+        said = None
+        if self.arguments.is_any:
+            said = seen.nothing_observed("fit(model, guide, x, y)")
+        if said is None and self.arguments.num_batches > 1:
+            said = seen.unscaled_batches()
+        if said is not None:
+            warnings.warn(said, UserWarning, stacklevel=2)
 
     def _descend(self, params: dict[str, Tensor], loss: float, rate: float) -> bool:
         """Whether parameters were moved along their gradients, which are finite then."""

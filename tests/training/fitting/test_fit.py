@@ -463,3 +463,34 @@ def test_model_and_guide_that_are_swapped() -> None:
     for guide in (AutoNormal(conjugate), HyperNetworkGuide(conjugate)):
         with pytest.raises(ArgumentError, match="the model is a guide, .*: model and guide are sw"):
             fit(guide, conjugate, X)
+
+
+def forgetful(x: Tensor, y: Tensor | None = None) -> None:
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w * x, 1.0), obs=y)
+
+
+@pytest.mark.parametrize("objective", [None, LinearisedELBO(2), Trace_ELBO()])
+def test_data_that_were_forgotten_are_told_once(objective: Any) -> None:
+    guide: Any = HyperNetworkGuide if objective is None else AutoNormal
+    if isinstance(objective, LinearisedELBO):
+        guide = HyperNetworkGuide
+    options: dict[str, Any] = {"objective": objective, "num_steps": 2, "progress": False}
+    with pytest.warns(UserWarning, match=r"observes nothing.*'w', 'y', is a latent.*fit\(") as told:
+        result = fit(forgetful, guide(forgetful), X, **options)
+    assert sum("observes nothing" in str(one.message) for one in told) == 1
+    assert any("observes nothing" in text for text in result.warnings)
+
+
+@pytest.mark.parametrize("kind", [AutoNormal, HyperNetworkGuide])
+def test_batches_that_count_as_all_data_are_told(kind: Any) -> None:
+    batches = [(X[:2], X[:2]), (X[2:], X[2:])]
+    options: dict[str, Any] = {"num_steps": 2, "progress": False}
+    with pytest.warns(UserWarning, match=r"no observed site \('y'\) is scaled up: each batch"):
+        result = fit(forgetful, kind(forgetful), batches=batches, **options)
+    assert any("subsample_size=len(x)" in text for text in result.warnings)
+    pyro.clear_param_store()
+    for fine in (batches[:1], type("Endless", (), {"__iter__": lambda _: iter(batches)})()):
+        result = fit(forgetful, kind(forgetful), batches=fine, **options)
+        assert not any("scaled up" in text for text in result.warnings)

@@ -1,0 +1,92 @@
+"""What model and guide do with their data: whether anything is observed, and at which scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+
+from pyro_implicit.handlers.pointwise import is_auxiliary
+
+__all__ = ["DataUse"]
+
+_SHOWN = 5  # sites in a message
+
+
+class DataUse(Messenger):
+    """
+    Notes the sites of model and guide as they pass, and says what looks forgotten.
+
+    Data that are not handed over make a latent of ``pyro.sample("y", ..., obs=y)``, and a minibatch
+    in a plate of its own size counts as all data; neither raises an error.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._latents: dict[str, frozenset[str]] = {}  # by name, their plates
+        self._observed: dict[str, frozenset[str]] = {}
+        self._has_factor = self._is_scaled = False
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        self.note(msg)
+
+    def note(self, site: Any) -> None:
+        """
+        Notes one site.
+
+        :param site: a message of a handler, or a node of a trace.
+        """
+        infer = site["infer"] or {}
+        if infer.get("_deterministic") or infer.get("_do_not_trace"):
+            return
+        if is_auxiliary(site):
+            self._has_factor |= bool(site["is_observed"])
+            return
+        plates = frozenset(frame.name for frame in site["cond_indep_stack"])
+        sites = self._observed if site["is_observed"] else self._latents
+        sites[site["name"]] = plates - {"num_particles_vectorized"}
+        if site["is_observed"]:
+            scale = site["scale"]
+            self._is_scaled |= isinstance(scale, Tensor) or scale != 1
+
+    def nothing_observed(self, call: str) -> str | None:
+        """
+        Says that nothing is observed, where that is so.
+
+        :param str call: how all data are handed over, such as ``"fit(model, guide, x, y)"``.
+        :returns: what to say if there are latents, and neither an observed site nor a factor.
+        """
+        if self._observed or self._has_factor or not self._latents:
+            return None
+        return (
+            "the model observes nothing, though it was given arguments: each of its sample sites, "
+            f"{_listed(self._latents)}, is a latent. Hand over all data, as in {call}, and write "
+            "obs= at the site of the data, as in pyro.sample('y', ..., obs=y)."
+        )
+
+    def unscaled_batches(self) -> str | None:
+        """
+        Says that a batch counts as all data, where that is so.
+
+        It does not matter where each latent belongs to a datum, as all are in the plates of the
+        data then.
+
+        :returns: what to say if no observed site has a scale.
+        """
+        if not self._observed or self._is_scaled:
+            return None
+        of_data = frozenset.intersection(*self._observed.values())
+        if of_data and all(of_data <= plates for plates in self._latents.values()):
+            return None
+        return (
+            f"there are several batches, and no observed site ({_listed(self._observed)}) is "
+            "scaled up: each batch counts as if it were all data, and the posterior is too wide. "
+            "With N data in all, write pyro.plate('data', N, subsample_size=len(x))."
+        )
+
+
+def _listed(names: Any) -> str:
+    names = list(names)
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(repr, names[:_SHOWN])) + more

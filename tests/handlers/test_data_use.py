@@ -1,0 +1,98 @@
+"""Data that were forgotten, or count too little, are told; models that are in order are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from pyro_implicit.handlers.data_use import DataUse
+
+X = torch.tensor([0.5, -1.0])
+
+
+def model(x: Tensor | None, size: int = 2, subsample: int | None = None) -> None:
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    pyro.deterministic("twice", 2 * mean)
+    with pyro.plate("data", size, subsample_size=subsample):
+        pyro.sample("x", dist.Normal(mean, 1.0), obs=x)
+
+
+def with_factor() -> None:
+    pyro.factor("prior", -pyro.sample("a", dist.Normal(0.0, 1.0)).square())
+
+
+def local() -> None:
+    """A latent for each datum, as in a variational autoencoder."""
+    with pyro.plate("num_particles_vectorized", 3, dim=-2), pyro.plate("data", 2):
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+        pyro.sample("x", dist.Normal(z, 1.0), obs=X)
+
+
+def particles() -> None:
+    with pyro.plate("num_particles_vectorized", 3, dim=-2):
+        model(X)
+
+
+def nothing() -> None:
+    pyro.param("w", torch.zeros(()))
+
+
+def seen(run: Callable[..., Any], *args: Any) -> DataUse:
+    with DataUse() as use:
+        run(*args)
+    return use
+
+
+@pytest.mark.parametrize(
+    ("run", "args", "said"),
+    [
+        (model, (None,), r"each of its sample sites, 'mean', 'x', is a latent\. .* f\(x, y\), and"),
+        (model, (X,), None),
+        (with_factor, (), None),
+        (nothing, (), None),
+    ],
+)
+def test_nothing_observed(run: Any, args: Any, said: str | None) -> None:
+    told = seen(run, *args).nothing_observed("f(x, y)")
+    assert (told is None) == (said is None)
+    if said is not None:
+        pytest.raises(ValueError, _raise, told).match(said)
+
+
+def _raise(text: str) -> None:
+    raise ValueError(text)
+
+
+def test_many_sites_are_told_by_the_first() -> None:
+    def many() -> None:
+        for i in range(8):
+            pyro.sample(f"w{i}", dist.Normal(0.0, 1.0))
+
+    assert "'w4' and 3 more, is" in str(seen(many).nothing_observed("f(x)"))
+
+
+@pytest.mark.parametrize(
+    ("run", "args", "is_told"),
+    [
+        (model, (X,), True),
+        (particles, (), True),
+        (model, (X, 10, 2), False),
+        (poutine.scale(model, scale=5.0), (X,), False),
+        (poutine.scale(model, scale=torch.tensor(5.0)), (X,), False),
+        (local, (), False),
+        (with_factor, (), False),
+    ],
+)
+def test_batches_that_count_as_all_data(run: Any, args: Any, is_told: bool) -> None:
+    told = seen(run, *args).unscaled_batches()
+    assert (told is not None) == is_told
+    if told is not None:
+        assert "no observed site ('x') is scaled up" in told
+        assert "pyro.plate('data', N, subsample_size=len(x))" in told
