@@ -178,7 +178,7 @@ def test_vectorised_draws_under_a_plate(chains):
 
 
 def test_latents_of_rows_are_in_their_plates():
-    chains = run(model=local, args=(Y,), start=2, mode_steps=5)
+    chains = run(model=local, args=(Y,), start=torch.zeros(3, 13))
     with poutine.trace() as watcher:
         chains(Y)
     (frame,) = watcher.trace.nodes["mean"]["cond_indep_stack"]
@@ -224,7 +224,7 @@ def test_another_model_is_told_by_its_latents(chains):
     assert torch.equal(torch.get_rng_state(), before)
     with pytest.raises(StateError, match=r"'w': \(2,\), 'sigma': \(\)}.*{'scale': \(\), 'mean'"):
         Chains.from_state_dict(state, local, Y)
-    rows = run(model=local, args=(Y,), start=2, mode_steps=5, num_steps=0, num_warmup=None)
+    rows = run("mclmc", 0, torch.zeros(3, 13), local, (Y,), num_warmup=None)
     with pytest.raises(StateError, match=r"'mean': \(12,\)}.*'mean': \(5,\)}"):
         Chains.from_state_dict(rows.state_dict(), local, Y[:5])
 
