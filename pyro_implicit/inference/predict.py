@@ -58,7 +58,8 @@ def predict(
     evaluated all at once.
 
     :param model: a Pyro model; arguments for observations are left out, or ignored.
-    :param guide: a fitted guide, implicit or not.
+    :param guide: a fitted guide, implicit or not. What it does not draw comes from the model:
+        observations, and latents that it leaves out, from their prior.
     :param args: the model's arguments.
     :param int num_samples: number of draws.
     :param int batch_size: rows at a time, rounded up to a multiple of 32; all by default, or where
