@@ -82,9 +82,11 @@ def refine(
         Of what is left, ``"mclmc"`` keeps every tenth draw (``MCLMC(thin=1)``: all), 100 of each
         chain by default; ``"hmc"`` one for each trajectory of several gradients.
     :param kernel: ``"mclmc"`` (biased by its step size, see :class:`~pyro_implicit.chains.MCLMC`;
-        cheap), ``"hmc"`` (exact: the one to take up to 64 latents), or one with settings, such as
+        cheap), ``"hmc"`` (exact: the one to take up to 64 latents, unless their widths are
+        thousands of times apart), or one with settings, such as
         ``chains.MCLMC(energy_error=1e-3)``.
-    :param int mode_steps: most steps of the search for modes, one gradient each.
+    :param int mode_steps: most steps of the search for modes, one gradient each. (Up to 32 latents
+        the search goes by curvature, and ends by itself.)
     :param float dispersion: how far from the prior's median towards a draw that search begins.
     :param torch.dtype dtype: that chains move in, such as ``torch.float64``, for models whose
         density is too steep for single precision; the model's own by default. Floating-point

@@ -195,7 +195,11 @@ def test_points_have_no_leave_one_out():
 def test_two_observed_sites_are_ambiguous():
     with pytest.raises(ArgumentError, match=r"observes \['a', 'b'\].*held_out=True"):
         EnsembleGuide(
-            [AutoNormal(two_observed)], "stacking", model=two_observed, data=(torch.ones(()),)
+            [AutoNormal(two_observed)],
+            "stacking",
+            model=two_observed,
+            data=(torch.ones(()),),
+            num_samples=20,
         )
 
 
