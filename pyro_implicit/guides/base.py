@@ -75,8 +75,8 @@ class ImplicitGuide(SavedGuide):
     their evidence bound on draws that all share: up to 256 latents the mode with its Hessian, a
     short mean-field fit and the Hessian averaged over that; up to 20 000 latents the mean-field
     fit; above, and where the first call shows only some rows, one of four deviations, which the
-    prior's scale or the fan-in of the weights multiplies. It takes at most 1300 gradients of one
-    draw (650 above 256 latents, 150 where nothing is fitted, 25 above 20 000 latents) and shows a
+    prior's scale or the fan-in of the weights multiplies. It takes at most 1800 gradients of one
+    draw (1150 above 256 latents, 150 where nothing is fitted, 25 above 20 000 latents) and shows a
     bar if it takes long; :attr:`start_report` tells what was tried and why the winner won.
     Arguments are honoured: with an ``init_loc_fn`` only the deviations are judged; with an
     ``init_scale``, a ``scale`` or a generator of one's own only the location; with both it is None.

@@ -8,9 +8,11 @@ latents:
 latents            locations                                Gaussians
 =================  =======================================  ====================================
 up to 256          at most 5, 30 gradients each             mode (about 100) and Hessian there;
-                                                            mean field (at most 1000); Hessian
-                                                            at 12 of its draws
-up to 20 000       at most 5, 30 gradients each             mean field (at most 500)
+                                                            mean field (at most 1000, and 500
+                                                            from afar); Hessian at 12 draws of
+                                                            the better one
+up to 20 000       at most 5, 30 gradients each             mean field (at most 500, and 500
+                                                            from afar)
 more, or where     at most 5, 30 gradients each (above      none: one of 4 deviations, by 4
 only some rows     20 000 latents 5)                        draws each
 are shown, or the
@@ -147,7 +149,7 @@ def _search(
         trials.judge("deviations", lambda: _deviations(trials, point, task, loc))
     else:
         why = "its evidence bound is the highest"
-        _try_gaussians(trials, point, task)
+        _try_gaussians(trials, point, loc, task)
     best = trials.best()
     if best is None:
         return _bare(loc, task), (name, "usual deviations", "no Gaussian has a finite bound")
@@ -164,16 +166,23 @@ def _best_location(trials: Trials, found: dict[str, Tensor]) -> tuple[str, Tenso
     return best, found[best], scores[best][1]
 
 
-def _try_gaussians(trials: Trials, point: Tensor, task: _Task) -> None:
-    """All Gaussians that the number of latents allows."""
+def _try_gaussians(trials: Trials, point: Tensor, loc: Tensor, task: _Task) -> None:
+    """
+    All Gaussians that the number of latents allows.
+
+    Uphill of a location there may be a peak that has no mass, as where the scale of a hierarchical
+    model goes to zero. A second mean-field fit therefore begins at the location itself.
+    """
     small = point.numel() <= SMALL
     trials.judge("deviations", lambda: _deviations(trials, point, task, point))
     if small:
         trials.judge("mode", lambda: _mode(trials, point, task))
     fits: list[MeanField] = []
     trials.judge("mean field", lambda: _mean_field(trials, point, task, fits))
+    trials.judge("mean field, from afar", lambda: _mean_field_from(trials, loc, task, fits))
     if small and fits:
-        trials.judge("averaged Hessian", lambda: _averaged_hessian(trials, fits[0], task))
+        best = max(fits, key=lambda f: objective(trials.density, f.loc, f.scale, _FEW_JUDGES))
+        trials.judge("averaged Hessian", lambda: _averaged_hessian(trials, best, task))
 
 
 def _deviations(
@@ -212,8 +221,25 @@ def _mean_field(
         begins += [(mode.loc, 0.01 * task.unit), (mode.loc, 1 / _precision(mode.factor))]
     loc, scale = max(begins, key=lambda b: objective(trials.density, b[0], b[1], _FEW_JUDGES))
     num_steps = _MEAN_FIELD if point.numel() <= SMALL else _MEAN_FIELD_MIDDLE
+    return _fitted(trials, (loc, scale), num_steps, task, fits)
+
+
+def _mean_field_from(
+    trials: Trials, loc: Tensor, task: _Task, fits: list[MeanField]
+) -> tuple[GaussianStart, str]:
+    """A mean-field fit from a location with usual deviations, as Pyro's guides begin."""
+    return _fitted(trials, (loc, _USUAL * task.unit), _MEAN_FIELD_MIDDLE, task, fits)
+
+
+def _fitted(
+    trials: Trials,
+    begin: tuple[Tensor, Tensor],
+    num_steps: int,
+    task: _Task,
+    fits: list[MeanField],
+) -> tuple[GaussianStart, str]:
     unit = (_NARROWER * task.unit).clamp(max=1.0)
-    fit = fit_mean_field(trials.density, loc, scale, num_steps, unit)
+    fit = fit_mean_field(trials.density, *begin, num_steps, unit)
     fits.append(fit)
     settled = task.is_settled and fit.is_level
     note = "" if fit.is_level else f"not level after {num_steps} steps"
