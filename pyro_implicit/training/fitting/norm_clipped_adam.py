@@ -58,7 +58,7 @@ class NormClippedAdam:
             return True
         norm = float(torch.nn.utils.clip_grad_norm_(trained, self._limit()))
         if math.isfinite(norm):
-            self._move(self._adam, trained[0], norm, lr)
+            self._move(self._adam, min(trained, key=Tensor.numel), norm, lr)
         self.clear()
         return math.isfinite(norm)
 
@@ -93,13 +93,33 @@ class NormClippedAdam:
         """Moves all parameters; what was interrupted is known to have moved them, or not."""
         for group in adam.param_groups:
             group["lr"] = lr
-        before = float(adam.state[one]["step"]) if adam.state.get(one) else 0.0
+        before = _copy(adam.state[one]) if one in adam.state else None
         try:
-            adam.step()  # an interruption in its kernels comes after them
-        finally:
-            if adam.state.get(one) and float(adam.state[one]["step"]) > before:
-                self._remember(norm)
-                self.has_stepped = True
+            adam.step()
+        except KeyboardInterrupt:  # those in its kernels come after them
+            if not self._has_moved(adam, one, before):
+                raise
+            self._note(norm)
+            raise
+        self._note(norm)
+
+    def _note(self, norm: float) -> None:
+        self._remember(norm)
+        self.has_stepped = True
+
+    def _has_moved(self, adam: torch.optim.Adam, one: Tensor, before: Any) -> bool:
+        """Whether a broken step has moved parameters; one that was only counted no longer is."""
+        now = adam.state.get(one)
+        if not now:
+            return False
+        squares = torch.zeros_like(one) if before is None else before["exp_avg_sq"]
+        if not now["exp_avg_sq"].equal(squares):
+            return True
+        if float(now["step"]) > (0.0 if before is None else float(before["step"])):
+            for param in self._params.values():
+                if param.grad is not None:
+                    adam.state[param]["step"].sub_(1.0)
+        return False
 
     def _limit(self) -> float:
         """The longest gradient allowed now."""

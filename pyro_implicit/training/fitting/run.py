@@ -300,6 +300,7 @@ class Run:
             self.warm_from, self.is_flat, self.ask_at = len(self.history), False, _FEWEST
             self.rate.begun, self.rate.length = None, 0
         _write(random_state)
+        self._random = random_state
 
 
 def _params(capture: Any) -> dict[str, Tensor]:

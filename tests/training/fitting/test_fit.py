@@ -163,8 +163,10 @@ class Score:
         return float(noise - (pyro.param("w").detach() - 0.5).square().sum())
 
 
-def _interrupt_adam(monkeypatch: pytest.MonkeyPatch, of: Any, at: int, after: bool) -> None:
-    step, calls = of.step, iter(range(1, 10_000))
+def _interrupt(
+    monkeypatch: pytest.MonkeyPatch, of: Any, at: int, after: bool, name: str = "step"
+) -> None:
+    step, calls = getattr(of, name), iter(range(1, 10_000))
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         now = next(calls) == at
@@ -173,7 +175,7 @@ def _interrupt_adam(monkeypatch: pytest.MonkeyPatch, of: Any, at: int, after: bo
             raise KeyboardInterrupt
         return taken
 
-    monkeypatch.setattr(of, "step", interrupted)
+    monkeypatch.setattr(of, name, interrupted)
 
 
 @pytest.mark.parametrize(
@@ -185,6 +187,7 @@ def _interrupt_adam(monkeypatch: pytest.MonkeyPatch, of: Any, at: int, after: bo
         ("after step", 70),
         ("in kernels", 70),
         ("before kernels", 69),
+        ("counted, not moved", 69),
         ("after backward", 0),
     ],
 )
@@ -199,11 +202,13 @@ def test_whatever_moment_is_interrupted_it_goes_on_to_the_same_bits(
     score = Score({"score": 2, "last score": 3}.get(moment, 0))
     with monkeypatch.context() as patch:
         if moment == "after step":
-            _interrupt_adam(patch, NormClippedAdam, 70, after=True)
+            _interrupt(patch, NormClippedAdam, 70, after=True)
         elif "kernels" in moment:
-            _interrupt_adam(patch, torch.optim.Adam, 70, after=moment == "in kernels")
+            _interrupt(patch, torch.optim.Adam, 70, after=moment == "in kernels")
+        elif moment == "counted, not moved":
+            _interrupt(patch, torch, 70, after=False, name="_fused_adam_")
         elif moment == "after backward":
-            _interrupt_adam(patch, NormClippedAdam, 1, after=False)
+            _interrupt(patch, NormClippedAdam, 1, after=False)
         first = bowl(**options, objective=objective, validation=score)
     assert (first.reason, first.num_steps) == ("interrupted", num_steps)
     result = bowl(**options, objective=Noted(), validation=Score(), seed=None, resume=first)
