@@ -76,19 +76,28 @@ def isolated() -> Iterator[None]:
         pytest.fail(f"the test leaks global state ({changes})")
 
 
-@pytest.fixture(autouse=True)
-def bare_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def bare_starts() -> None:
     """
     Guides start bare in tests of other things; ``@pytest.mark.automatic_start`` keeps the default.
 
     A search for a start is hundreds of evaluations of the model, and these tests build hundreds of
-    guides.
+    guides, some of them in fixtures that many tests share.
     """
-    if "automatic_start" in request.keywords:
-        return
     from pyro_implicit import ImplicitGuide
 
-    monkeypatch.setitem(ImplicitGuide.__init__.__kwdefaults__, "init_from", None)
+    ImplicitGuide.__init__.__kwdefaults__["init_from"] = None
+
+
+@pytest.fixture(autouse=True)
+def automatic_start(
+    request: pytest.FixtureRequest, bare_starts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a user has who says nothing, in tests that are marked so."""
+    if "automatic_start" in request.keywords:
+        from pyro_implicit import ImplicitGuide
+
+        monkeypatch.setitem(ImplicitGuide.__init__.__kwdefaults__, "init_from", "auto")
 
 
 @pytest.fixture(scope="session")
