@@ -26,7 +26,7 @@ BENCHMARKS = (
             "note": "why there is no fit",
             **_CPU,
         },
-        records={"panel": ""},
+        records={"panel": "--seeds 0 1"},
         short="--models logistic --methods AutoNormal implicit --seeds 0",
         short_settings={"max_steps": 3},
         needs=("uci/concrete.npz", "mnist.npz"),
