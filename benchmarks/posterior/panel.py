@@ -68,7 +68,7 @@ def run(arguments: Namespace) -> Iterator[Row]:
         for method in methods:
             with fixed_seed(seed):
                 row, scores = _one(case, method)
-            row = {"model": name, "seed": seed, "method": method} | row
+            row = {"model": name, "seed": seed, "method": method, "note": None} | row
             if scores is not None:
                 base = scores if method == "AutoNormal" else base
                 row |= _summary(scores, base)
