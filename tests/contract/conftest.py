@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -43,27 +42,29 @@ LISTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True, scope="session")
-def a_start_is_sought_once() -> Iterator[None]:
-    """
-    Guides that begin as the Gaussian of the same posterior share its search, which takes longer
-    than most tests here and has tests of its own. Densities that agree at two points are the same.
-    """
-    found: dict[Any, GaussianStart] = {}
+_FOUND: dict[Any, GaussianStart] = {}
 
-    def shared(kind: Any, log_joint: LogJoint, loc: Tensor) -> GaussianStart:
-        if not isinstance(kind, str):
-            return gaussian_start(kind, log_joint, loc)
-        with torch.no_grad():
-            values = [float(log_joint.value(point)) for point in (loc, loc + 0.3)]
-        key = (kind, loc.dtype, *loc.tolist(), *values)
-        if key not in found:
-            found[key] = gaussian_start(kind, log_joint, loc)
-        return copy.deepcopy(found[key])
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base, "gaussian_start", shared)
-        yield
+def _shared_start(kind: Any, log_joint: LogJoint, loc: Tensor) -> GaussianStart:
+    """Densities that agree at two points are the same."""
+    if not isinstance(kind, str):
+        return gaussian_start(kind, log_joint, loc)
+    with torch.no_grad():
+        values = [float(log_joint.value(point)) for point in (loc, loc + 0.3)]
+    key = (kind, loc.dtype, *loc.tolist(), *values)
+    if key not in _FOUND:
+        _FOUND[key] = gaussian_start(kind, log_joint, loc)
+    return copy.deepcopy(_FOUND[key])
+
+
+@pytest.fixture(autouse=True)
+def a_start_is_sought_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Guides that begin as the Gaussian of the same posterior share its search.
+
+    It takes longer than most tests here and has tests of its own, which run in the same process.
+    """
+    monkeypatch.setattr(base, "gaussian_start", _shared_start)
 
 
 def pytest_collection_modifyitems(items):

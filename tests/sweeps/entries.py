@@ -366,6 +366,7 @@ FUNCTIONS: dict[str, Entry] = {
 #: by the class that defines the method; the receiver is the class's own valid call
 METHODS: dict[str, Entry] = {
     "EarlyStopping.step": fixed(score=1.0),
+    "EarlyStopping.load_state_dict": Entry(lambda: dict(state=pi.EarlyStopping(1).state_dict())),
     "EnsembleGuide.sample": Entry(lambda: dict(num_samples=3), args=(X, Y)),
     "EvaluationReport.difference": Entry(lambda: dict(other=evaluated())),
     "EvaluationReport.to_dict": Entry(dict),
