@@ -24,7 +24,7 @@ __all__ = ["find_mode", "hessian", "inverse_root", "mean_curvature", "mean_field
 
 Density = Callable[[Tensor], Tensor]
 
-_ROWS = 256  # rows of a Jacobian or Hessian computed at once
+_ROWS = 32  # rows of a Jacobian or Hessian at once: more do not stay in the cache
 
 
 def find_mode(
