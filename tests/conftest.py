@@ -84,7 +84,7 @@ def bare_starts() -> None:
     A search for a start is hundreds of evaluations of the model, and these tests build hundreds of
     guides, some of them in fixtures that many tests share.
     """
-    from pyro_implicit import ImplicitGuide
+    from pyro_implicit.guides import ImplicitGuide
 
     ImplicitGuide.__init__.__kwdefaults__["init_from"] = None
 
@@ -95,7 +95,7 @@ def automatic_start(
 ) -> None:
     """What a user has who says nothing, in tests that are marked so."""
     if "automatic_start" in request.keywords:
-        from pyro_implicit import ImplicitGuide
+        from pyro_implicit.guides import ImplicitGuide
 
         monkeypatch.setitem(ImplicitGuide.__init__.__kwdefaults__, "init_from", "auto")
 

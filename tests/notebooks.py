@@ -59,7 +59,7 @@ def main() -> None:
         warnings.simplefilter("ignore")  # of the imports of others
         for name in SHARED:
             import_module(name)
-    from pyro_implicit import ImplicitGuide
+    from pyro_implicit.guides import ImplicitGuide
 
     ImplicitGuide.__init__.__kwdefaults__["init_from"] = None
     for line in sys.stdin:

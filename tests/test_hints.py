@@ -11,16 +11,10 @@ import pytest
 import torch
 from pyro.infer import SVI
 
-from pyro_implicit import (
-    HyperNetworkGuide,
-    LanczosELBO,
-    LinearisedELBO,
-    MLPGenerator,
-    ResidualGenerator,
-    _hints,
-)
+from pyro_implicit import HyperNetworkGuide, LanczosELBO, LinearisedELBO, _hints
 from pyro_implicit._hints import hint
 from pyro_implicit.exceptions import PerformanceHint
+from pyro_implicit.generators import MLPGenerator, ResidualGenerator
 from pyro_implicit.objectives import looped_watch
 
 

@@ -26,7 +26,8 @@ from tqdm import tqdm
 
 from benchmarks.common import fixed_seed, format_table, parse, parser, positive
 from benchmarks.records import write_record
-from pyro_implicit import BayesianModule, HyperNetworkGuide, LinearisedELBO, MLPGenerator
+from pyro_implicit import BayesianModule, HyperNetworkGuide, LinearisedELBO
+from pyro_implicit.generators import MLPGenerator
 
 Job = Callable[[], Any]
 SCALE = 0.01

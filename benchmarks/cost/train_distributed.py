@@ -32,7 +32,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from benchmarks.common import parse, parser, positive
 from benchmarks.shared.images import GUIDES, NETWORKS, classifier, load_mnist
-from pyro_implicit import LanczosELBO, LightningVI, ResumableLoader
+from pyro_implicit import LanczosELBO, LightningVI
+from pyro_implicit.training import ResumableLoader
 
 
 class RandomImages(Dataset):

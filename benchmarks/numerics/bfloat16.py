@@ -35,7 +35,8 @@ from benchmarks.papers.livi.mnist import SETTINGS, Bench, mean_probabilities
 from benchmarks.records import write_record
 from benchmarks.shared.image_fits import add_mnist_options, cut_mnist
 from benchmarks.shared.images import GUIDES, classifier
-from pyro_implicit import LanczosELBO, LightningVI, ResumableLoader
+from pyro_implicit import LanczosELBO, LightningVI
+from pyro_implicit.training import ResumableLoader
 
 PRECISIONS = ("32-true", "bf16-mixed")
 

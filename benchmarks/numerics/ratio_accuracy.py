@@ -32,7 +32,8 @@ from tqdm.auto import tqdm
 
 from benchmarks.common import fixed_seed, format_table, parse, parser, positive, stopwatch
 from benchmarks.records import write_record
-from pyro_implicit import AdversarialELBO, Generator, HyperNetworkGuide, KernelDensityRatioELBO
+from pyro_implicit import AdversarialELBO, HyperNetworkGuide, KernelDensityRatioELBO
+from pyro_implicit.generators import Generator
 
 #: d -> m, s
 TARGETS = {1: (1.0, 0.5), 2: (0.5, 0.5), 10: (0.3, 0.7), 50: (0.3, 0.7), 500: (0.3, 0.5)}
@@ -64,7 +65,7 @@ class Affine(Generator):
         self.scale = nn.Parameter(torch.tensor(scale))
 
     def forward(self, z: Tensor) -> Tensor:
-        """See :meth:`pyro_implicit.Generator.forward`."""
+        """See :meth:`pyro_implicit.generators.Generator.forward`."""
         return self.mean + self.scale * z
 
 

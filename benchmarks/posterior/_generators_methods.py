@@ -27,13 +27,8 @@ from torch.distributions import transform_to
 from benchmarks.posterior._generators_targets import Target
 from benchmarks.posterior._objectives_targets import entropy
 from benchmarks.posterior._posteriordb_reference import compare
-from pyro_implicit import (
-    HyperNetworkGuide,
-    LinearisedELBO,
-    ResidualGenerator,
-    entropy_report,
-)
-from pyro_implicit.generators import BijectiveGenerator
+from pyro_implicit import HyperNetworkGuide, LinearisedELBO, entropy_report
+from pyro_implicit.generators import BijectiveGenerator, ResidualGenerator
 
 __all__ = ["METHODS", "SETTINGS", "fit", "measure"]
 

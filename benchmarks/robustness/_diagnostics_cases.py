@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.distributions import biject_to
 
-from pyro_implicit import Generator, HyperNetworkGuide
+from pyro_implicit import HyperNetworkGuide
+from pyro_implicit.generators import Generator
 
 __all__ = ["CASES", "Case", "guide_of"]
 

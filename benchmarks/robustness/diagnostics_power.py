@@ -19,7 +19,8 @@ from tqdm import tqdm
 from benchmarks.common import fixed_seed, format_table, parse, parser, positive
 from benchmarks.records import write_record
 from benchmarks.robustness._diagnostics_cases import CASES, Case, guide_of
-from pyro_implicit import c2st, entropy_report, khat, stein_discrepancy, vsbc
+from pyro_implicit import entropy_report
+from pyro_implicit.diagnostics import c2st, khat, stein_discrepancy, vsbc
 from pyro_implicit.exceptions import DensityError
 
 CHECKS = ("entropy", "k-hat", "Stein", "SBC", "C2ST")

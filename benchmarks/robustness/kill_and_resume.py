@@ -45,7 +45,6 @@ from benchmarks.records import write_record
 from pyro_implicit import (
     AdversarialELBO,
     AlphaEnergy,
-    Anneal,
     BayesianModule,
     HyperNetworkGuide,
     KernelDensityRatioELBO,
@@ -53,12 +52,12 @@ from pyro_implicit import (
     LightningVI,
     LinearisedELBO,
     PosteriorPredictiveLoss,
-    ResumableLoader,
     SemiImplicitELBO,
     SingularValueELBO,
-    linear_schedule,
 )
 from pyro_implicit._files import atomic_path
+from pyro_implicit.training import ResumableLoader, linear_schedule
+from pyro_implicit.training.lightning import Anneal
 from pyro_implicit.training.lightning.checkpoint_io import AtomicCheckpointIO
 
 SETTINGS: dict[str, Any] = {"rows": 60, "batch_size": 8, "hidden": 8, "checkpoint_every": 2}

@@ -16,7 +16,8 @@ from torch import Tensor
 from benchmarks.common import Stopwatch, stopwatch
 from benchmarks.shared.replay import cosine, flat_then_cosine, train
 from benchmarks.shared.uci import Model, Split
-from pyro_implicit import HyperNetworkGuide, LinearisedELBO, ResidualGenerator, posterior_draws
+from pyro_implicit import HyperNetworkGuide, LinearisedELBO, posterior_draws
+from pyro_implicit.generators import ResidualGenerator
 
 __all__ = ["CANDIDATES", "METHODS", "Settings", "Workbench", "choice"]
 

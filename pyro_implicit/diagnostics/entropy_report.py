@@ -128,7 +128,7 @@ def entropy_report(
     (Eq. 18, converged) and its two Lanczos estimates come from the Jacobian at the guide's draws.
     The true entropy comes from the estimated density, as in their appendix F.5 but with the
     linearised posterior of ``z`` as proposal, from several starts, and from both sides: see
-    :func:`~pyro_implicit.log_density` and :func:`~pyro_implicit.khat`.
+    :func:`~pyro_implicit.diagnostics.log_density` and :func:`~pyro_implicit.diagnostics.khat`.
 
     **It warns when the map folds**, so that several noises lead to one draw: mass is then counted
     twice, the linearised entropy exceeds the true one and the objective promises more than it

@@ -84,13 +84,13 @@ def khat(
     one. It does not see what no draw comes near: a guide that has one of two separated modes
     passes, and so does a modest bias.
 
-    The guide's density is estimated as in :func:`~pyro_implicit.log_density`. At its own draws the
-    noise is known that made each, so that two estimates can be made of it, one too small and one
-    too large in expectation, whatever the search has missed. **k-hat is refused where they are
-    apart** by more than ``tolerance`` nats on average, or where the standard error is larger: the
-    tail would be that of the estimate. Then use checks that need draws only
-    (:func:`~pyro_implicit.stein_discrepancy`, :func:`~pyro_implicit.vsbc`,
-    :func:`~pyro_implicit.c2st`), or the k-hat of each datum in ``az.loo``.
+    The guide's density is estimated as in :func:`~pyro_implicit.diagnostics.log_density`. At its
+    own draws the noise is known that made each, so that two estimates can be made of it, one too
+    small and one too large in expectation, whatever the search has missed. **k-hat is refused where
+    they are apart** by more than ``tolerance`` nats on average, or where the standard error is
+    larger: the tail would be that of the estimate. Then use checks that need draws only
+    (:func:`~pyro_implicit.diagnostics.stein_discrepancy`, :func:`~pyro_implicit.diagnostics.vsbc`,
+    :func:`~pyro_implicit.diagnostics.c2st`), or the k-hat of each datum in ``az.loo``.
 
     Cost: a run of the model for each draw, and ``num_samples * num_inner`` runs of the generator.
 
@@ -100,7 +100,8 @@ def khat(
     :param ImplicitGuide guide: a guide of this package that is built.
     :param args: arguments of the model, observations included.
     :param int num_samples: draws, at least 100.
-    :param int num_inner: draws of the noise for each, see :func:`~pyro_implicit.log_density`.
+    :param int num_inner: draws of the noise for each, see
+        :func:`~pyro_implicit.diagnostics.log_density`.
     :param int num_starts: starts of the search for noises, at most 64.
     :param float tolerance: in nats, see above.
     :param kwargs: keyword arguments of the model.

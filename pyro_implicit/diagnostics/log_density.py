@@ -54,8 +54,8 @@ def log_density(
 
     *When to use it:* up to some tens of noise dimensions. A branch of a folded map that every start
     misses is missing from the value and, what is worse, from its standard error; at draws of the
-    guide itself :func:`~pyro_implicit.khat` and :func:`~pyro_implicit.entropy_report` look for
-    that.
+    guide itself :func:`~pyro_implicit.diagnostics.khat` and :func:`~pyro_implicit.entropy_report`
+    look for that.
 
     Example::
 

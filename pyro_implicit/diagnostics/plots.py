@@ -237,7 +237,7 @@ def plot_ranks(
     The band holds 99% of the bars of uniform ranks. A U says too narrow, a hump too wide, a slope
     biased.
 
-    :param Calibration calibration: from :func:`~pyro_implicit.vsbc`.
+    :param Calibration calibration: from :func:`~pyro_implicit.diagnostics.vsbc`.
     :param str name: of the site or quantity; by default the first.
     :param int index: of the entry, counted flat.
     :param ax: Matplotlib axes; new ones by default.

@@ -40,9 +40,9 @@ class ImplicitDistribution(dist.TorchDistribution):
 
     Draws are reparameterised. The density is an integral over ``z`` that nobody can evaluate, so
     :meth:`log_prob` raises, unless the map is certain to be a bijection (:attr:`is_bijective`). In
-    a guide, draw with :func:`~pyro_implicit.sample_implicit`: it makes two sites, the noise and the
-    latent given the noise, so that an objective finds the noise in the trace and replaying a trace
-    replays it::
+    a guide, draw with :func:`~pyro_implicit.distributions.sample_implicit`: it makes two sites, the
+    noise and the latent given the noise, so that an objective finds the noise in the trace and
+    replaying a trace replays it::
 
         def guide():
             w = sample_implicit("w", ImplicitDistribution(generator, scale=0.01))

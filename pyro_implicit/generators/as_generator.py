@@ -18,7 +18,7 @@ __all__ = ["as_generator"]
 
 def as_generator(generator: Any, output_dim: int, noise_dim: int | None = None) -> Generator:
     """
-    Makes a :class:`~pyro_implicit.Generator` of what a user may pass.
+    Makes a :class:`~pyro_implicit.generators.Generator` of what a user may pass.
 
     :param generator: a generator; any other ``nn.Module`` from ``(n, noise_dim)`` to
         ``(n, output_dim)``, whose Jacobians come from StochMan if its layers do; or a callable (a

@@ -177,7 +177,7 @@ class Generator(nn.Module, ABC):
         raise DensityError(
             f"{type(self).__name__} is not certain to be invertible: several noises may lead to "
             "one draw, some values to none. Use a generator that is, such as BijectiveGenerator, "
-            "or pyro_implicit.log_density(guide, draws), which searches for all noises."
+            "or pyro_implicit.diagnostics.log_density(guide, draws), which searches for all noises."
         )
 
     def config(self) -> dict[str, Any] | None:

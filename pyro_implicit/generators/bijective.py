@@ -57,7 +57,7 @@ class ContractiveBlock(ResidualBlock):
 
 class BijectiveGenerator(ResidualGenerator):
     r"""
-    A :class:`~pyro_implicit.ResidualGenerator` that cannot fold.
+    A :class:`~pyro_implicit.generators.ResidualGenerator` that cannot fold.
 
     The network of each block has a Lipschitz constant of at most :math:`c < 1` (a residual flow,
     Behrmann et al., Invertible Residual Networks, ICML 2019), and the linear maps between them are

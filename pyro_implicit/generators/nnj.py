@@ -21,8 +21,8 @@ class NnjGenerator(ModuleGenerator):
 
     Value and Jacobian come from one forward pass, in a third or a quarter of the time that
     ``torch.func`` takes; where a network is not a perceptron (convolutions, transposed ones,
-    upsampling) nothing else here does it as fast. :class:`~pyro_implicit.MLPGenerator` is at least
-    as fast for perceptrons, and is saved with a guide by value, which this one is not::
+    upsampling) nothing else here does it as fast. :class:`~pyro_implicit.generators.MLPGenerator`
+    is at least as fast for perceptrons, and is saved with a guide by value, which this one is not::
 
         from stochman import nnj
 

@@ -162,7 +162,7 @@ class ImplicitGuide(SavedGuide):
         :param sites: the sites that they belong to, in order.
         :param bool preconditioned: whether a preconditioner follows: outputs should then start
             with the deviation :meth:`_own_scale` rather than with the guide's ``init_scale``.
-        :returns: a :class:`~pyro_implicit.Generator` of ``output_dim`` outputs.
+        :returns: a :class:`~pyro_implicit.generators.Generator` of ``output_dim`` outputs.
         """
 
     def _start(self, sites: list[LatentSite], start: GaussianStart) -> GaussianStart:
@@ -390,7 +390,7 @@ class ImplicitGuide(SavedGuide):
         r"""
         Evaluate the exact density of a bijective guide, differentiably.
 
-        For any other guide see :func:`~pyro_implicit.log_density`, which estimates it.
+        For any other guide see :func:`~pyro_implicit.diagnostics.log_density`, which estimates it.
 
         :param dict values: constrained values of every latent site, ``(n, *site_shape)`` each.
         :returns: :math:`\log q(\theta)` in the constrained space, shape ``(n,)``.

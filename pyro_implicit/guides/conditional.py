@@ -60,13 +60,13 @@ class ConditionalHyperNetworkGuide(ConditionalGuide, HyperNetworkGuide):
     :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`.
     :param generator: instead of the perceptron: a module (or a callable that makes one from the
         number of outputs) from noise and context, side by side, to all latents of one row. Then
-        ``noise_dim`` is needed, unless it is a :class:`~pyro_implicit.Generator`.
+        ``noise_dim`` is needed, unless it is a :class:`~pyro_implicit.generators.Generator`.
     :param float init_scale: standard deviation of the first draws in the unconstrained space, over
         noise and a context of unit size; see :class:`~pyro_implicit.HyperNetworkGuide`.
     :param options: ``init_loc_fn``, ``scale``, ``learn_scale``, ``factorized`` and
-        ``create_plates``, see :class:`~pyro_implicit.ImplicitGuide`. The output noise (0.01 by
-        default where there is less noise than latents) serves the entropy: write ``scale=0.0`` for
-        the predictive loss.
+        ``create_plates``, see :class:`~pyro_implicit.guides.ImplicitGuide`. The output noise (0.01
+        by default where there is less noise than latents) serves the entropy: write ``scale=0.0``
+        for the predictive loss.
     :raises ArgumentError: for bad values.
     """
 

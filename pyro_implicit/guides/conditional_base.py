@@ -41,7 +41,7 @@ class ConditionalGuide(ImplicitGuide):
     :param context: see :class:`~pyro_implicit.ConditionalHyperNetworkGuide`.
     :param bool shared_noise: see there.
     :param options: ``init_loc_fn``, ``scale``, ``learn_scale``, ``factorized`` and
-        ``create_plates``, see :class:`~pyro_implicit.ImplicitGuide`.
+        ``create_plates``, see :class:`~pyro_implicit.guides.ImplicitGuide`.
     :raises ArgumentError: for ``init_from`` (here None by default), which looks for one
         distribution of the latents, or a ``context`` that is no function.
     """

@@ -59,8 +59,8 @@ class HyperNetworkGuide(ImplicitGuide):
                                                 deviations             latents, then Lanczos
     ============  ============================  =====================  ============================
 
-    **Up to 256 latents** the :class:`~pyro_implicit.AutoregressiveGenerator` cannot fold:
-    :class:`~pyro_implicit.LinearisedELBO` is a true lower bound, the guide has a density
+    **Up to 256 latents** the :class:`~pyro_implicit.generators.AutoregressiveGenerator` cannot
+    fold: :class:`~pyro_implicit.LinearisedELBO` is a true lower bound, the guide has a density
     (:meth:`log_density`) and Pyro's own objectives can train it. A step takes about twice the time
     of one of a perceptron, which may fold; ``docs/results/generators.md`` compares them at equal
     time. **Above**, with ``init_from=None``, the output noise stays at 0.01.
@@ -77,19 +77,19 @@ class HyperNetworkGuide(ImplicitGuide):
         perceptron is by default ``"silu"``, which does not saturate, so that tails can be longer
         than a Gaussian's: on eight schools the worst error of a standard deviation is 6% with it
         and 11% or more with tanh.
-    :param generator: a generator of one's own: a :class:`~pyro_implicit.Generator` or any
-        ``nn.Module``, or a callable that makes one from the number of outputs, such as the class
-        :class:`~pyro_implicit.ResidualGenerator`.
+    :param generator: a generator of one's own: a :class:`~pyro_implicit.generators.Generator` or
+        any ``nn.Module``, or a callable that makes one from the number of outputs, such as the
+        class :class:`~pyro_implicit.generators.ResidualGenerator`.
     :param float init_scale: standard deviation of the first draws in the unconstrained space. If it
         is given, ``init_from="auto"`` chooses the location alone; a start as a Gaussian has its
         deviations. By default what the start finds, and with ``init_from=None`` 0.5 for an
-        :class:`~pyro_implicit.AutoregressiveGenerator`, 0.1 for the other generators made here and
-        for the bare classes :class:`~pyro_implicit.ResidualGenerator` and
-        :class:`~pyro_implicit.generators.BijectiveGenerator`, while any other generator of
-        one's own stays as it is; if a number is given, its outputs are measured once, centred and
+        :class:`~pyro_implicit.generators.AutoregressiveGenerator`, 0.1 for the other generators
+        made here and for the bare classes :class:`~pyro_implicit.generators.ResidualGenerator` and
+        :class:`~pyro_implicit.generators.BijectiveGenerator`, while any other generator of one's
+        own stays as it is; if a number is given, its outputs are measured once, centred and
         multiplied by constants (saved with the guide) so that they have it.
     :param options: ``init_loc_fn``, ``init_from``, ``scale``, ``learn_scale``, ``factorized`` and
-        ``create_plates``, see :class:`~pyro_implicit.ImplicitGuide`.
+        ``create_plates``, see :class:`~pyro_implicit.guides.ImplicitGuide`.
     :raises ArgumentError: for bad values, or ``generator`` together with options that it replaces.
     :warns PerformanceHint: once, for the default generator of more than 10 000 latents.
     """

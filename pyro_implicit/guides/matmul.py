@@ -80,7 +80,7 @@ class _MatMulGuide(ImplicitGuide):
 
 class MMNNGuide(_MatMulGuide):
     r"""
-    An implicit guide whose latents come out of one :class:`~pyro_implicit.MMNN`.
+    An implicit guide whose latents come out of one :class:`~pyro_implicit.generators.MMNN`.
 
     With ``factorized=True`` there is one per site (the posterior family of KIVI).
 
@@ -115,7 +115,7 @@ class MMNNGuide(_MatMulGuide):
         see :func:`~pyro_implicit.guides.init_to_fan_in`; ``net.init_to_module`` starts at the
         values of the wrapped module.
     :param options: ``init_from``, ``scale``, ``learn_scale``, ``factorized``, ``create_plates``:
-        see :class:`~pyro_implicit.ImplicitGuide`.
+        see :class:`~pyro_implicit.guides.ImplicitGuide`.
     :raises ArgumentError: for bad values.
     """
 
@@ -153,7 +153,7 @@ class MMNNGuide(_MatMulGuide):
 
 class CMMNNGuide(_MatMulGuide):
     r"""
-    An implicit guide whose latents come out of one :class:`~pyro_implicit.CMMNN`.
+    An implicit guide whose latents come out of one :class:`~pyro_implicit.generators.CMMNN`.
 
     That is a shared trunk, then a branch for each layer of the network (Uppal et al. 2023, appendix
     D).

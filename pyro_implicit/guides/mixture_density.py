@@ -49,7 +49,7 @@ class MixtureDensityGuide(ConditionalGuide):
     :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`.
     :param float init_scale: standard deviation of the first draws in the unconstrained space.
     :param options: ``init_loc_fn``, ``factorized`` and ``create_plates``, see
-        :class:`~pyro_implicit.ImplicitGuide`.
+        :class:`~pyro_implicit.guides.ImplicitGuide`.
     :raises ArgumentError: for bad values, or options of an implicit guide.
     """
 

@@ -62,7 +62,7 @@ class ImplicitSite:
         """
         Reads a site off a trace of the guide, where its parts have been checked.
 
-        :param dict node: one that :func:`~pyro_implicit.sample_implicit` made.
+        :param dict node: one that :func:`~pyro_implicit.distributions.sample_implicit` made.
         """
         infer, value = node["infer"], node["value"]
         if not isinstance(value, Tensor):

@@ -38,7 +38,7 @@ class LinearisedELBO(ImplicitELBO):
         + \tfrac12\, \mathbb E_z \log\det(J(z) J(z)^\top + \sigma^2 I_m),
 
     with ``J`` the Jacobian of ``g``, computed exactly, on the smaller side, by the fastest route
-    that the generator knows (see :class:`~pyro_implicit.Generator`).
+    that the generator knows (see :class:`~pyro_implicit.generators.Generator`).
 
     For a **linear** generator this is the exact ELBO at every ``sigma``. For a **nonlinear** one it
     is an *objective, not a lower bound*: where the map folds, mass is counted twice, and the value

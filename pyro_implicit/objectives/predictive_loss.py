@@ -42,7 +42,7 @@ class PosteriorPredictiveLoss(ParticleObjective):
         :math:`-\tfrac1L \sum_l \sum_n \log p(y_n \mid x_n, \theta_l)`, what the appendices
         describe. Nothing rewards a spread: the guide **collapses to the maximum-likelihood point**
         (appendix C; on :math:`x \sin x` its standard deviation falls to about 0.02). Stop early, on
-        held-out data (:class:`~pyro_implicit.EarlyStopping`).
+        held-out data (:class:`~pyro_implicit.training.EarlyStopping`).
     ``"per_batch"``
         :math:`-\log \tfrac1L \sum_l \prod_n p(y_n \mid x_n, \theta_l)` over the minibatch,
         Algorithm 1 with the logarithm outside. The best draw takes it all: erratic, and the value
@@ -54,7 +54,7 @@ class PosteriorPredictiveLoss(ParticleObjective):
 
     None of them is a bound on the evidence, and none makes the guide approximate the posterior: the
     spread is what the *predictions* need. A narrow likelihood makes ``"per_datum"`` slow and
-    ragged: anneal its scale from about 1 downwards (:class:`~pyro_implicit.Annealed`).
+    ragged: anneal its scale from about 1 downwards (:class:`~pyro_implicit.training.Annealed`).
 
     The likelihood may be any observed site, or a pseudo-likelihood as ``pyro.factor`` inside of the
     data plate (L1, hinge, synthetic likelihoods).

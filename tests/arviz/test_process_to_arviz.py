@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_implicit import ImplicitProcess, process_to_arviz
+from pyro_implicit import ImplicitProcess
+from pyro_implicit.arviz import process_to_arviz
 from pyro_implicit.arviz.compatibility import import_arviz
 from pyro_implicit.exceptions import ArgumentError, ShapeError
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.numerics import logdet_accuracy
-from pyro_implicit import MLPGenerator
+from pyro_implicit.generators import MLPGenerator
 from pyro_implicit.ops.logdet import half_log_det
 
 

@@ -19,7 +19,8 @@ from benchmarks.shared import replay, uci_fits
 from benchmarks.shared.replay import cosine, flat_then_cosine, record
 from benchmarks.shared.uci import build_model, load_split, score
 from benchmarks.shared.uci_fits import CANDIDATES, METHODS, choice
-from pyro_implicit import HyperNetworkGuide, LinearisedELBO, ResidualGenerator
+from pyro_implicit import HyperNetworkGuide, LinearisedELBO
+from pyro_implicit.generators import ResidualGenerator
 
 DATA_ROOT: Path = parser("").get_default("data_root")
 needs_data = pytest.mark.skipif(

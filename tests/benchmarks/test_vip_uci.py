@@ -13,7 +13,7 @@ from benchmarks.papers.vip import vip_uci
 from benchmarks.papers.vip._vip_fits import Collapsed, Weights, negative_log_likelihood, train
 from benchmarks.papers.vip._vip_uci import run_process
 from benchmarks.shared.uci import load_split
-from pyro_implicit import RandomNetwork
+from pyro_implicit.processes import RandomNetwork
 
 
 @pytest.fixture()

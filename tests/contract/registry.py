@@ -30,19 +30,18 @@ from pyro_implicit import (
     HyperNetworkGuide,
     ImplicitDistribution,
     ImplicitELBO,
-    ImplicitGuide,
     KernelDensityRatioELBO,
     LanczosELBO,
     LinearisedELBO,
-    MLPGenerator,
     MMNNGuide,
     PosteriorPredictiveLoss,
-    ResidualGenerator,
     SemiImplicitELBO,
     SingularValueELBO,
-    sample_implicit,
 )
+from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.exceptions import GuideError, SiteError
+from pyro_implicit.generators import MLPGenerator, ResidualGenerator
+from pyro_implicit.guides import ImplicitGuide
 from pyro_implicit.testing import MODELS as MODELS
 from pyro_implicit.testing import ROWS, Case
 

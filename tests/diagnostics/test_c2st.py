@@ -10,7 +10,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 
-from pyro_implicit import c2st
+from pyro_implicit.diagnostics import c2st
 from pyro_implicit.exceptions import ArgumentError, MissingExtraError, ShapeError, SiteError
 
 LINEAR = LogisticRegression()

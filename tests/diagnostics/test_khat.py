@@ -8,8 +8,8 @@ import pytest
 import torch
 from pyro.infer.autoguide import AutoNormal
 
-from pyro_implicit import khat
 from pyro_implicit.arviz.compatibility import psis_khat
+from pyro_implicit.diagnostics import khat
 from pyro_implicit.diagnostics._density import GuideDensity
 from pyro_implicit.diagnostics.khat import KHat
 from pyro_implicit.exceptions import (

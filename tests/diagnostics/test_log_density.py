@@ -10,7 +10,8 @@ import pytest
 import torch
 from pyro.infer.autoguide import AutoNormal
 
-from pyro_implicit import HyperNetworkGuide, log_density
+from pyro_implicit import HyperNetworkGuide
+from pyro_implicit.diagnostics import log_density
 from pyro_implicit.exceptions import (
     ArgumentError,
     DensityError,

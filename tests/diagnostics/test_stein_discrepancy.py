@@ -8,7 +8,8 @@ import pytest
 import torch
 from pyro.infer.autoguide import AutoNormal
 
-from pyro_implicit import posterior_draws, stein_discrepancy
+from pyro_implicit import posterior_draws
+from pyro_implicit.diagnostics import stein_discrepancy
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError, SiteError
 from pyro_implicit.ops.stein import stein_matrix, stein_u_statistic
 from tests.diagnostics.known import affine_guide, normal_model

@@ -13,7 +13,8 @@ from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoGuideList, AutoNormal
 from scipy import stats
 
-from pyro_implicit import ConditionalHyperNetworkGuide, HyperNetworkGuide, vsbc
+from pyro_implicit import ConditionalHyperNetworkGuide, HyperNetworkGuide
+from pyro_implicit.diagnostics import vsbc
 from pyro_implicit.diagnostics._uniformity import (
     asymmetry_p_values,
     num_bins,

@@ -6,9 +6,9 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_implicit import ImplicitDistribution, MLPGenerator
+from pyro_implicit import ImplicitDistribution
 from pyro_implicit.exceptions import ArgumentError, ShapeError
-from pyro_implicit.generators import Preconditioner
+from pyro_implicit.generators import MLPGenerator, Preconditioner
 
 FACTORS = {
     "none": None,

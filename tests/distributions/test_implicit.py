@@ -21,16 +21,10 @@ from pyro.infer import (
 )
 from torch import Tensor
 
-from pyro_implicit import (
-    Generator,
-    HyperNetworkGuide,
-    ImplicitDistribution,
-    LinearisedELBO,
-    MLPGenerator,
-    ResidualGenerator,
-    sample_implicit,
-)
+from pyro_implicit import HyperNetworkGuide, ImplicitDistribution, LinearisedELBO
+from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.exceptions import ArgumentError, DensityError, GuideError, ShapeError
+from pyro_implicit.generators import Generator, MLPGenerator, ResidualGenerator
 from pyro_implicit.generators.preconditioner import Preconditioner
 
 

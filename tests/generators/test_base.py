@@ -11,8 +11,8 @@ import torch
 from stochman import nnj
 from torch import Tensor, nn
 
-from pyro_implicit import Generator, MLPGenerator, ModuleGenerator, ResidualGenerator
 from pyro_implicit.exceptions import ArgumentError, ShapeError
+from pyro_implicit.generators import Generator, MLPGenerator, ModuleGenerator, ResidualGenerator
 from pyro_implicit.generators.as_generator import as_generator
 from pyro_implicit.ops.logdet import half_log_det
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from pyro_implicit import MLPGenerator, ModuleGenerator
 from pyro_implicit.exceptions import ShapeError
+from pyro_implicit.generators import MLPGenerator, ModuleGenerator
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.conditioned import Conditioned
 

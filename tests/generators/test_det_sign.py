@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pyro_implicit import Generator, MLPGenerator, ModuleGenerator, ResidualGenerator
+from pyro_implicit.generators import Generator, MLPGenerator, ModuleGenerator, ResidualGenerator
 from pyro_implicit.generators.conditioned import Conditioned
 from pyro_implicit.generators.rescaled import rescaled
 

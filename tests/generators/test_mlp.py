@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from pyro_implicit import Generator, MLPGenerator, ResidualGenerator
 from pyro_implicit.exceptions import ArgumentError, ShapeError
+from pyro_implicit.generators import Generator, MLPGenerator, ResidualGenerator
 from pyro_implicit.ops.activations import ACTIVATIONS
 
 SMOOTH = ["elu", "gelu", "silu", "sin", "softplus", "tanh"]

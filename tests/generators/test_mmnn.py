@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from pyro_implicit import CMMNN, MMNN, Generator
 from pyro_implicit.exceptions import ArgumentError, ShapeError
+from pyro_implicit.generators import CMMNN, MMNN, Generator
 from pyro_implicit.ops.activations import ACTIVATIONS
 
 PAPER: dict[str, Any] = {"noise_shape": (65, 65), "output_shape": (350, 127)}

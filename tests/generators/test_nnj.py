@@ -11,9 +11,9 @@ import torch
 from stochman import nnj
 from torch import Tensor, nn
 
-from pyro_implicit import HyperNetworkGuide, LanczosELBO, LinearisedELBO, ModuleGenerator
+from pyro_implicit import HyperNetworkGuide, LanczosELBO, LinearisedELBO
 from pyro_implicit.exceptions import ArgumentError, LayerError
-from pyro_implicit.generators import NnjGenerator, as_generator
+from pyro_implicit.generators import ModuleGenerator, NnjGenerator, as_generator
 from pyro_implicit.generators.nnj import pushes_jacobians
 
 NETS = {

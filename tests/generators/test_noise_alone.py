@@ -19,13 +19,12 @@ from pyro_implicit import (
     KernelDensityRatioELBO,
     LanczosELBO,
     LinearisedELBO,
-    MLPGenerator,
-    ModuleGenerator,
     PosteriorPredictiveLoss,
     SemiImplicitELBO,
     SingularValueELBO,
 )
 from pyro_implicit.exceptions import LayerError, ShapeError
+from pyro_implicit.generators import MLPGenerator, ModuleGenerator
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.conditioned import Conditioned
 from pyro_implicit.generators.mmnn import CMMNN, MMNN

@@ -11,8 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyro_implicit import ImplicitDistribution, MLPGenerator
+from pyro_implicit import ImplicitDistribution
 from pyro_implicit.exceptions import ArgumentError, DensityError, NonFiniteError, ShapeError
+from pyro_implicit.generators import MLPGenerator
 from pyro_implicit.generators.autoregressive import AutoregressiveGenerator
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.bijective import BijectiveGenerator

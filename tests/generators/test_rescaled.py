@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pyro_implicit import Generator, MLPGenerator, ModuleGenerator, ResidualGenerator
 from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.generators import Generator, MLPGenerator, ModuleGenerator, ResidualGenerator
 from pyro_implicit.generators.rescaled import rescaled
 
 INNER: dict[str, Any] = {

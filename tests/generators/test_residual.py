@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pyro_implicit import ResidualGenerator
 from pyro_implicit.exceptions import ArgumentError, DensityError
+from pyro_implicit.generators import ResidualGenerator
 from pyro_implicit.generators.base import Generator
 
 SMOOTH = ["elu", "gelu", "identity", "silu", "sin", "softplus", "tanh"]

@@ -12,15 +12,9 @@ import torch
 from pyro import poutine
 from pyro.infer import RenyiELBO, Trace_ELBO
 
-from pyro_implicit import (
-    HyperNetworkGuide,
-    ImplicitDistribution,
-    LinearisedELBO,
-    entropy_report,
-    khat,
-    log_density,
-    sample_implicit,
-)
+from pyro_implicit import HyperNetworkGuide, ImplicitDistribution, LinearisedELBO, entropy_report
+from pyro_implicit.diagnostics import khat, log_density
+from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.exceptions import DensityError, ShapeError, SiteError
 from pyro_implicit.generators.autoregressive import AutoregressiveGenerator
 from pyro_implicit.generators.bijective import BijectiveGenerator

@@ -10,19 +10,21 @@ from stochman import nnj
 from torch import nn
 
 from pyro_implicit import (
-    CMMNN,
-    MMNN,
-    AutoregressiveGenerator,
     CMMNNGuide,
     HyperNetworkGuide,
     LinearisedELBO,
     MixtureDensityGuide,
-    MLPGenerator,
     MMNNGuide,
+)
+from pyro_implicit.exceptions import ArgumentError, ShapeError
+from pyro_implicit.generators import (
+    CMMNN,
+    MMNN,
+    AutoregressiveGenerator,
+    MLPGenerator,
     ModuleGenerator,
     ResidualGenerator,
 )
-from pyro_implicit.exceptions import ArgumentError, ShapeError
 
 
 def make(size):

@@ -16,16 +16,9 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 from torch import Tensor, nn
 
 from benchmarks.networks import LeNet, WideResNet
-from pyro_implicit import (
-    CMMNN,
-    MMNN,
-    BayesianModule,
-    CMMNNGuide,
-    LinearisedELBO,
-    MMNNGuide,
-    predict,
-)
+from pyro_implicit import BayesianModule, CMMNNGuide, LinearisedELBO, MMNNGuide, predict
 from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.generators import CMMNN, MMNN
 
 Guide = type[MMNNGuide] | type[CMMNNGuide]
 both = pytest.mark.parametrize("kind", [MMNNGuide, CMMNNGuide])

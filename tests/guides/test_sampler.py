@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from pyro_implicit import MLPGenerator, ResidualGenerator
 from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.generators import MLPGenerator, ResidualGenerator
 from pyro_implicit.generators.preconditioner import Preconditioner
 from pyro_implicit.guides.sampler import Sampler, check_scale_arguments
 

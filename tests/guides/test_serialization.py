@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from pyro_implicit import Generator, HyperNetworkGuide, MLPGenerator, ResidualGenerator
+from pyro_implicit import HyperNetworkGuide
 from pyro_implicit.exceptions import StateError
+from pyro_implicit.generators import Generator, MLPGenerator, ResidualGenerator
 from pyro_implicit.generators.preconditioner import Preconditioner
 from pyro_implicit.guides.sampler import Sampler
 from pyro_implicit.guides.serialization import sampler_from_state, sampler_state

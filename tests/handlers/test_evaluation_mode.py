@@ -14,16 +14,8 @@ import torch.nn.functional as F
 from pyro.infer.autoguide import AutoNormal
 from torch import nn
 
-from pyro_implicit import (
-    BayesianModule,
-    HyperNetworkGuide,
-    khat,
-    posterior_draws,
-    predict,
-    stein_discrepancy,
-    to_arviz,
-    vsbc,
-)
+from pyro_implicit import BayesianModule, HyperNetworkGuide, posterior_draws, predict, to_arviz
+from pyro_implicit.diagnostics import khat, stein_discrepancy, vsbc
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 
 X = torch.linspace(-1, 1, 150).sin().reshape(75, 2)

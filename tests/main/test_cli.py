@@ -23,13 +23,14 @@ from pyro import poutine
 from scipy import stats
 
 import pyro_implicit
-from pyro_implicit import HyperNetworkGuide, ResidualGenerator, predict
+from pyro_implicit import HyperNetworkGuide, predict
 from pyro_implicit._main import cli, early, fit, outputs, report
 from pyro_implicit._main.cli import main
 from pyro_implicit._main.data import split_table
 from pyro_implicit._main.model import build_model
 from pyro_implicit._main.read_csv import load_csv
 from pyro_implicit.exceptions import NonFiniteError
+from pyro_implicit.generators import ResidualGenerator
 from pyro_implicit.saving import load_state
 
 

@@ -14,7 +14,9 @@ from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
-from pyro_implicit import ImplicitDistribution, MLPGenerator, ResidualGenerator, sample_implicit
+from pyro_implicit import ImplicitDistribution
+from pyro_implicit.distributions import sample_implicit
+from pyro_implicit.generators import MLPGenerator, ResidualGenerator
 
 
 @pytest.fixture

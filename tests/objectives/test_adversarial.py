@@ -14,14 +14,10 @@ import torch
 from pyro.infer import SVI
 from torch import Tensor, nn
 
-from pyro_implicit import (
-    AdversarialELBO,
-    HyperNetworkGuide,
-    ImplicitDistribution,
-    ResidualGenerator,
-    sample_implicit,
-)
+from pyro_implicit import AdversarialELBO, HyperNetworkGuide, ImplicitDistribution
+from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.exceptions import ArgumentError, ShapeError, StateError
+from pyro_implicit.generators import ResidualGenerator
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.objectives.critic import Critic
 

@@ -23,11 +23,11 @@ from pyro_implicit import (
     LanczosELBO,
     LinearisedELBO,
     PosteriorPredictiveLoss,
-    ResidualGenerator,
     SemiImplicitELBO,
-    sample_implicit,
 )
+from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.exceptions import SiteError
+from pyro_implicit.generators import ResidualGenerator
 
 pytestmark = pytest.mark.usefixtures("double")
 Model = Callable[[], None]

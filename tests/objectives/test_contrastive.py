@@ -16,17 +16,13 @@ from torch import Tensor, nn
 
 from pyro_implicit import (
     AdversarialELBO,
-    Generator,
     HyperNetworkGuide,
     ImplicitDistribution,
     KernelDensityRatioELBO,
     LinearisedELBO,
-    MLPGenerator,
-    ModuleGenerator,
-    ResidualGenerator,
     SemiImplicitELBO,
-    sample_implicit,
 )
+from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.exceptions import (
     ArgumentError,
     DensityError,
@@ -34,6 +30,7 @@ from pyro_implicit.exceptions import (
     ShapeError,
     SiteError,
 )
+from pyro_implicit.generators import Generator, MLPGenerator, ModuleGenerator, ResidualGenerator
 from pyro_implicit.objectives.contrastive import ContrastiveELBO
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 

@@ -19,11 +19,10 @@ from pyro_implicit import (
     ImplicitDistribution,
     LanczosELBO,
     LinearisedELBO,
-    MLPGenerator,
-    ModuleGenerator,
     SingularValueELBO,
-    sample_implicit,
 )
+from pyro_implicit.distributions import sample_implicit
+from pyro_implicit.generators import MLPGenerator, ModuleGenerator
 
 pytestmark = pytest.mark.usefixtures("double")
 X = torch.linspace(-1.0, 1.0, 10).reshape(5, 2)

@@ -13,14 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_implicit import (
-    ImplicitDistribution,
-    ImplicitELBO,
-    LinearisedELBO,
-    MLPGenerator,
-    sample_implicit,
-)
+from pyro_implicit import ImplicitDistribution, ImplicitELBO, LinearisedELBO
+from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.exceptions import NonFiniteError
+from pyro_implicit.generators import MLPGenerator
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 
 pytestmark = pytest.mark.usefixtures("double")

@@ -20,16 +20,14 @@ from torch import Tensor, nn
 
 from pyro_implicit import (
     ConditionalHyperNetworkGuide,
-    Generator,
     HyperNetworkGuide,
     ImplicitDistribution,
     LanczosELBO,
     LinearisedELBO,
-    MLPGenerator,
-    ResidualGenerator,
-    sample_implicit,
 )
+from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.generators import Generator, MLPGenerator, ResidualGenerator
 from pyro_implicit.generators.bijective import BijectiveGenerator
 
 FOLDS = "the generator folds"

@@ -19,12 +19,11 @@ from pyro_implicit import (
     ImplicitDistribution,
     ImplicitELBO,
     LinearisedELBO,
-    MLPGenerator,
-    ResidualGenerator,
     SemiImplicitELBO,
-    sample_implicit,
 )
+from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.exceptions import ArgumentError, StateError
+from pyro_implicit.generators import MLPGenerator, ResidualGenerator
 
 pytestmark = pytest.mark.usefixtures("double")
 LOG_2PI = math.log(2 * math.pi)

@@ -11,12 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pyro_implicit import (
-    HyperNetworkGuide,
-    ImplicitDistribution,
-    KernelDensityRatioELBO,
-    sample_implicit,
-)
+from pyro_implicit import HyperNetworkGuide, ImplicitDistribution, KernelDensityRatioELBO
+from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.generators.base import Generator
 

@@ -23,8 +23,8 @@ from pyro_implicit import (
     LanczosELBO,
     LinearisedELBO,
     SemiImplicitELBO,
-    sample_implicit,
 )
+from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.generators.base import Generator
 
 pytestmark = pytest.mark.usefixtures("double")

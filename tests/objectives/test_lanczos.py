@@ -23,10 +23,10 @@ from pyro_implicit import (
     HyperNetworkGuide,
     ImplicitDistribution,
     LinearisedELBO,
-    MLPGenerator,
-    sample_implicit,
 )
+from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.exceptions import ArgumentError, GuideError, StateError
+from pyro_implicit.generators import MLPGenerator
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.preconditioner import Preconditioner
 from pyro_implicit.objectives.implicit_site import ImplicitSite

@@ -21,8 +21,8 @@ from pyro_implicit import (
     PosteriorPredictiveLoss,
     SemiImplicitELBO,
     SingularValueELBO,
-    sample_implicit,
 )
+from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.distributions.diagonal_mixture import DiagonalMixture
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.generators.module import ModuleGenerator

@@ -15,16 +15,10 @@ from hypothesis import strategies as st
 from pyro.infer import SVI
 from torch import Tensor, nn
 
-from pyro_implicit import (
-    Generator,
-    HyperNetworkGuide,
-    ImplicitDistribution,
-    LinearisedELBO,
-    MLPGenerator,
-    ModuleGenerator,
-    sample_implicit,
-)
+from pyro_implicit import HyperNetworkGuide, ImplicitDistribution, LinearisedELBO
+from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.exceptions import GuideError
+from pyro_implicit.generators import Generator, MLPGenerator, ModuleGenerator
 from pyro_implicit.generators.preconditioner import Preconditioner
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.scaled_site import entropy_constant

@@ -19,10 +19,10 @@ from pyro_implicit import (
     KernelDensityRatioELBO,
     LinearisedELBO,
     PosteriorPredictiveLoss,
-    ResidualGenerator,
-    sample_implicit,
 )
+from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.exceptions import SiteError
+from pyro_implicit.generators import ResidualGenerator
 
 Make = Callable[..., Any]
 Y = torch.tensor([-1.0, 0.5, 2.0])

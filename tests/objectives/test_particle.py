@@ -13,15 +13,10 @@ from pyro import poutine
 from pyro.infer.autoguide import AutoNormal
 from torch import Tensor
 
-from pyro_implicit import (
-    HyperNetworkGuide,
-    ImplicitDistribution,
-    LinearisedELBO,
-    MLPGenerator,
-    ResidualGenerator,
-    sample_implicit,
-)
+from pyro_implicit import HyperNetworkGuide, ImplicitDistribution, LinearisedELBO
+from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.exceptions import DensityError, GuideError, NonFiniteError, SiteError
+from pyro_implicit.generators import MLPGenerator, ResidualGenerator
 from pyro_implicit.objectives.particle import Reads, draw_particle, plate_nesting, sample_nodes
 
 INF = float("inf")

@@ -14,15 +14,10 @@ from pyro import poutine
 from pyro.distributions import constraints
 from torch import Tensor
 
-from pyro_implicit import (
-    HyperNetworkGuide,
-    ImplicitDistribution,
-    KernelDensityRatioELBO,
-    MLPGenerator,
-    ResidualGenerator,
-    sample_implicit,
-)
+from pyro_implicit import HyperNetworkGuide, ImplicitDistribution, KernelDensityRatioELBO
+from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.exceptions import GuideError, SiteError
+from pyro_implicit.generators import MLPGenerator, ResidualGenerator
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.particle import Particle, Reads, draw_particle
 from pyro_implicit.objectives.prior_draws import PriorDraws

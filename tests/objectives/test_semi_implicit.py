@@ -15,16 +15,10 @@ import torch
 from scipy.stats import norm
 from torch import Tensor, nn
 
-from pyro_implicit import (
-    HyperNetworkGuide,
-    ImplicitDistribution,
-    LinearisedELBO,
-    MLPGenerator,
-    ModuleGenerator,
-    SemiImplicitELBO,
-    sample_implicit,
-)
+from pyro_implicit import HyperNetworkGuide, ImplicitDistribution, LinearisedELBO, SemiImplicitELBO
+from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.exceptions import ArgumentError, DensityError, GuideError
+from pyro_implicit.generators import MLPGenerator, ModuleGenerator
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.conditioned import Conditioned
 from pyro_implicit.generators.preconditioner import Preconditioner

@@ -19,13 +19,9 @@ from hypothesis import strategies as st
 from pyro.infer import SVI
 from torch import Tensor, nn
 
-from pyro_implicit import (
-    HyperNetworkGuide,
-    ImplicitDistribution,
-    LinearisedELBO,
-    MLPGenerator,
-)
+from pyro_implicit import HyperNetworkGuide, ImplicitDistribution, LinearisedELBO
 from pyro_implicit.exceptions import ArgumentError, GuideError, StateError
+from pyro_implicit.generators import MLPGenerator
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.conditioned import Conditioned
 from pyro_implicit.generators.preconditioner import Preconditioner

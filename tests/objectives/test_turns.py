@@ -6,7 +6,8 @@ import gc
 
 import torch
 
-from pyro_implicit import ImplicitDistribution, MLPGenerator
+from pyro_implicit import ImplicitDistribution
+from pyro_implicit.generators import MLPGenerator
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.conditioned import Conditioned
 from pyro_implicit.objectives.implicit_site import ImplicitSite

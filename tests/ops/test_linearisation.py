@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pyro_implicit import CMMNN, MMNN, Generator, MLPGenerator, ModuleGenerator, ResidualGenerator
+from pyro_implicit.generators import (
+    CMMNN,
+    MMNN,
+    Generator,
+    MLPGenerator,
+    ModuleGenerator,
+    ResidualGenerator,
+)
 from pyro_implicit.ops.linearisation import DenseLinearisation, FunctionLinearisation
 
 GENERATORS: dict[str, Callable[[], Generator]] = {

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pyro_implicit import ImplicitProcess, NeuralSampler, RandomNetwork
+from pyro_implicit import ImplicitProcess
 from pyro_implicit.exceptions import ArgumentError, ShapeError
+from pyro_implicit.processes import NeuralSampler, RandomNetwork
 
 
 class LastOutput(nn.Module):

@@ -17,6 +17,7 @@ import pyro.distributions as dist
 import torch
 from matplotlib.figure import Figure
 from sklearn.linear_model import LogisticRegression
+from stochman import nnj
 from torch import nn
 
 import pyro_implicit as pi
@@ -24,9 +25,54 @@ from pyro_implicit.diagnostics import plots
 from pyro_implicit.diagnostics.vsbc import Calibration
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.inference import Score
+from pyro_implicit.training import lightning
 
 #: modules beside the package itself whose names are meant for users
-MODULES = (plots,)
+MODULES = (
+    pi.arviz,
+    pi.bayesian,
+    pi.chains,
+    pi.diagnostics,
+    pi.distributions,
+    pi.generators,
+    pi.guides,
+    pi.inference,
+    pi.objectives,
+    pi.processes,
+    pi.training,
+    lightning,
+    plots,
+)
+
+#: names in them that no user makes or calls: results, what the package hands to a hook of one's
+#: own, and bases and parts whose arguments the package fills in
+HANDED_OUT = {
+    "C2ST",
+    "Calibration",
+    "Chains",
+    "Conditioned",
+    "ConditionalGuide",
+    "ContrastiveELBO",
+    "Critic",
+    "DiagonalMixture",
+    "EntropyReport",
+    "KHat",
+    "Kernel",
+    "LanczosReport",
+    "LatentSite",
+    "LogDensity",
+    "MixtureDensityNetwork",
+    "ParticleBatch",
+    "Preconditioner",
+    "Reads",
+    "Score",
+    "SingularValueReport",
+    "SiteEvaluation",
+    "SteinDiscrepancy",
+    "Terms",
+    "as_generator",
+    "init_to_fan_in",
+}
 
 ROWS = 6
 X = torch.linspace(-1.0, 1.0, ROWS)[:, None]
@@ -54,14 +100,14 @@ def local_model(x, y=None):
         return pyro.sample("y", dist.Normal(w * x[:, 0], 0.3), obs=y)
 
 
-class OwnGuide(pi.ImplicitGuide):
+class OwnGuide(pi.guides.ImplicitGuide):
     def _make_generator(
         self, output_dim: int, sites: list[LatentSite], preconditioned: bool
     ) -> Any:
-        return pi.ResidualGenerator(output_dim, 2)
+        return pi.generators.ResidualGenerator(output_dim, 2)
 
 
-class OwnGenerator(pi.Generator):
+class OwnGenerator(pi.generators.Generator):
     def forward(self, z):
         return z.flatten(-len(self.noise_shape))[..., : self.output_dim]
 
@@ -92,11 +138,11 @@ def _flow_guide() -> Any:
 
 def process(**settings: Any) -> Any:
     settings = {"num_functions": 4, "noise_scale": 0.3, "seed": 0} | settings
-    return pi.ImplicitProcess(pi.RandomNetwork(network()), X, **settings)
+    return pi.ImplicitProcess(pi.processes.RandomNetwork(network()), X, **settings)
 
 
 def _site() -> dict[str, Any]:
-    fn = pi.ImplicitDistribution(pi.MLPGenerator(2, 2, (3,))).given(torch.zeros(4, 2))
+    fn = pi.ImplicitDistribution(pi.generators.MLPGenerator(2, 2, (3,))).given(torch.zeros(4, 2))
     return {"name": "w", "distribution": fn, "value": torch.zeros(4, 2), "latents": ("w",)}
 
 
@@ -122,7 +168,7 @@ def exported() -> Any:
 
 
 @cache
-def evaluated() -> pi.EvaluationReport:
+def evaluated() -> pi.inference.EvaluationReport:
     return pi.evaluate(model, guide(), X, Y, num_samples=2, seed=0)
 
 
@@ -236,6 +282,7 @@ CLASSES: dict[str, Entry] = {
         lambda: dict(module=network(), prior=dist.Normal(0.0, 1.0)), lambda made: made(X)
     ),
     "AutoregressiveGenerator": fixed(generate, output_dim=3, hidden_dim=2),
+    "BijectiveGenerator": fixed(generate, output_dim=3, hidden_dim=2),
     "CMMNN": fixed(generate, group_sizes=[10, 12]),
     "CMMNNGuide": _guide(),
     "ConditionalHyperNetworkGuide": _local(hidden_dims=(3,)),
@@ -252,12 +299,17 @@ CLASSES: dict[str, Entry] = {
         lambda: dict(history=[1.0, 2.0], reason="limit", objective=pi.LinearisedELBO(), seconds=1.0)
     ),
     "Generator": Entry(lambda: dict(noise_shape=(3,), output_dim=2), generate, OwnGenerator),
+    "HMC": fixed(),
     "HyperNetworkGuide": _guide(hidden_dims=(3,)),
-    "ImplicitDistribution": Entry(lambda: dict(generator=pi.MLPGenerator(2, 2, (3,))), draw_from),
+    "ImplicitDistribution": Entry(
+        lambda: dict(generator=pi.generators.MLPGenerator(2, 2, (3,))), draw_from
+    ),
     "ImplicitELBO": Entry(dict, train_with, OwnObjective),
     "ImplicitGuide": Entry(lambda: dict(model=model), draw_from_guide, OwnGuide),
     "ImplicitProcess": Entry(
-        lambda: dict(prior=pi.RandomNetwork(network()), inputs=X, num_functions=3, noise_scale=0.3),
+        lambda: dict(
+            prior=pi.processes.RandomNetwork(network()), inputs=X, num_functions=3, noise_scale=0.3
+        ),
         lambda made: made.log_prob(made.rsample()),
         passed_on=("inputs",),
     ),
@@ -269,6 +321,7 @@ CLASSES: dict[str, Entry] = {
         lambda made: made(X, Y),
     ),
     "LinearisedELBO": fixed(train_with),
+    "MCLMC": fixed(),
     "MLPGenerator": fixed(generate, noise_dim=2, output_dim=3, hidden_dims=(4,)),
     "MMNN": fixed(generate, output_dim=30),
     "MMNNGuide": _guide(),
@@ -277,6 +330,11 @@ CLASSES: dict[str, Entry] = {
         lambda: dict(module=nn.Linear(2, 3), noise_shape=(2,), output_dim=3), generate
     ),
     "NeuralSampler": fixed(draw_functions, in_features=1, noise_dim=2, hidden_dims=(3,)),
+    "NeuTraReparam": Entry(lambda: dict(guide=_flow_guide())),
+    "NnjGenerator": Entry(
+        lambda: dict(module=nnj.Sequential(nnj.Linear(2, 3)), noise_shape=(2,), output_dim=3),
+        generate,
+    ),
     "ParticleObjective": Entry(dict, train_with, OwnParticleObjective),
     "PosteriorPredictiveLoss": fixed(train_with, num_particles=2),
     "RandomNetwork": Entry(lambda: dict(module=network()), draw_functions),
@@ -284,7 +342,6 @@ CLASSES: dict[str, Entry] = {
     "ResumableLoader": Entry(lambda: dict(dataset=list(range(4))), iterate, passed_on=("dataset",)),
     "SemiImplicitELBO": fixed(train_with, num_inner=3),
     "SingularValueELBO": fixed(train_with),
-    # of public modules
 }
 
 FUNCTIONS: dict[str, Entry] = {
@@ -344,7 +401,7 @@ FUNCTIONS: dict[str, Entry] = {
         args=(X, Y),
     ),
     "sample_implicit": Entry(
-        lambda: dict(name="w", fn=pi.ImplicitDistribution(pi.MLPGenerator(2, 2, (3,))))
+        lambda: dict(name="w", fn=pi.ImplicitDistribution(pi.generators.MLPGenerator(2, 2, (3,))))
     ),
     "stein_discrepancy": Entry(
         lambda: dict(model=model, guide=guide(), num_samples=6, num_bootstrap=5), args=(X, Y)
@@ -366,7 +423,9 @@ FUNCTIONS: dict[str, Entry] = {
 #: by the class that defines the method; the receiver is the class's own valid call
 METHODS: dict[str, Entry] = {
     "EarlyStopping.step": fixed(score=1.0),
-    "EarlyStopping.load_state_dict": Entry(lambda: dict(state=pi.EarlyStopping(1).state_dict())),
+    "EarlyStopping.load_state_dict": Entry(
+        lambda: dict(state=pi.training.EarlyStopping(1).state_dict())
+    ),
     "EnsembleGuide.sample": Entry(lambda: dict(num_samples=3), args=(X, Y)),
     "EvaluationReport.difference": Entry(lambda: dict(other=evaluated())),
     "EvaluationReport.to_dict": Entry(dict),
@@ -374,6 +433,10 @@ METHODS: dict[str, Entry] = {
     "ImplicitDistribution.conditional_log_prob": fixed(value=torch.zeros(2)),
     "AutoregressiveGenerator.inverse": fixed(x=torch.zeros(2, 3)),
     "AutoregressiveGenerator.invert": fixed(x=torch.zeros(2, 3)),
+    "BijectiveGenerator.inverse": fixed(x=torch.zeros(2, 3)),
+    "BijectiveGenerator.invert": fixed(x=torch.zeros(2, 3)),
+    "NeuTraReparam.reparam": Entry(lambda: dict(model=model)),
+    "NeuTraReparam.transform_sample": fixed(latent=torch.zeros(2, 3)),
     "Generator.inverse": fixed(x=torch.zeros(2, 3)),
     "ImplicitELBO.is_bound_for": Entry(lambda: dict(guide=guide()), passed_on=("guide",)),
     "ImplicitGuide.log_density": Entry(lambda: dict(values=draws())),
@@ -416,7 +479,7 @@ METHODS: dict[str, Entry] = {
     "SavedGuide.set_extra_state": Entry(lambda: dict(state=guide().get_extra_state())),
     "LanczosELBO.load_state_dict": Entry(lambda: dict(state=pi.LanczosELBO().state_dict())),
     "ResumableLoader.load_state_dict": Entry(
-        lambda: dict(state=pi.ResumableLoader(list(range(4))).state_dict())
+        lambda: dict(state=pi.training.ResumableLoader(list(range(4))).state_dict())
     ),
     "SingularValueELBO.load_state_dict": Entry(
         lambda: dict(state=pi.SingularValueELBO().state_dict())
@@ -429,12 +492,14 @@ METHODS: dict[str, Entry] = {
 RECEIVERS: dict[str, Callable[[], Any]] = {
     "AdversarialELBO": _trained_critic,
     "EvaluationReport": evaluated,
-    "Generator": lambda: pi.MLPGenerator(3, 2, (3,)),
-    "AutoregressiveGenerator": lambda: pi.AutoregressiveGenerator(3, 2),
-    "Generator.inverse": lambda: pi.AutoregressiveGenerator(3, 2),
+    "BijectiveGenerator": lambda: pi.generators.BijectiveGenerator(3, 2),
+    "NeuTraReparam": lambda: pi.inference.NeuTraReparam(_flow_guide()),
+    "Generator": lambda: pi.generators.MLPGenerator(3, 2, (3,)),
+    "AutoregressiveGenerator": lambda: pi.generators.AutoregressiveGenerator(3, 2),
+    "Generator.inverse": lambda: pi.generators.AutoregressiveGenerator(3, 2),
     "ImplicitGuide.log_density": _flow_guide,
     "ImplicitDistribution": lambda: pi.ImplicitDistribution(
-        pi.MLPGenerator(2, 2, (3,)), scale=0.1
+        pi.generators.MLPGenerator(2, 2, (3,)), scale=0.1
     ).given(torch.zeros(2)),
     "ImplicitGuide": guide,
     "SavedGuide": guide,
@@ -448,17 +513,21 @@ HOOKS = {
     "Generator.det_sign",
     "ResidualGenerator.det_sign",
     "AutoregressiveGenerator.forward",
+    "BijectiveGenerator.forward",
     "CMMNN.forward",
     "ImplicitDistribution.log_prob",  # of a trace; most refuse whatever they are given
     "ImplicitSite.of_node",
     "ImplicitSite.with_draws",
     "LightningVI.load_from_checkpoint",  # bad files are a matter of tests/training
     "LightningVI.setup",
+    "HMC.step",
+    "MCLMC.step",
     "MLPGenerator.forward",  # users call the generator, which looks at the noise first
     "MMNN.forward",
     "ModuleGenerator.forward",
     "ResidualGenerator.forward",
     "batch_to_args",
+    "begin",
     "config",
     "configure_optimizers",
     "divergence",
@@ -472,6 +541,8 @@ HOOKS = {
     "jacobian",
     "linearise",
     "pair",
+    "rescale",
+    "settle",
     "state_dict",
     "terms_of",
     "training_step",

@@ -244,7 +244,7 @@ class HandWritten(nn.Module):
         self.log_scales = nn.ParameterList()
         for latent in problem.spec.latents:
             m = latent.event[0]
-            self.generators.append(pi.MLPGenerator(2, m, (3,)))
+            self.generators.append(pi.generators.MLPGenerator(2, m, (3,)))
             shape = (m,) if learned == "diagonal" else ()
             value = torch.full(shape, float(scale)).log()
             self.log_scales.append(nn.Parameter(value, requires_grad=bool(learned)))
@@ -261,7 +261,7 @@ class HandWritten(nn.Module):
             with self.problem.inside(made, latent.plates):
                 count = counts[latent.plates[-1]] if latent.plates else 0
                 with weighted(latent.weight, latent.plates, count, x):
-                    pi.sample_implicit(latent.name, fn)
+                    pi.distributions.sample_implicit(latent.name, fn)
 
 
 def make_guide(spec: CaseSpec, problem: Problem) -> Any:
@@ -276,10 +276,10 @@ def make_guide(spec: CaseSpec, problem: Problem) -> Any:
         options["init_loc_fn"] = STARTS[options["init_loc_fn"]]
     if "generator" in options:
         options["generator"] = {
-            "residual": partial(pi.ResidualGenerator, hidden_dim=3),
-            "perceptron": lambda n: pi.MLPGenerator(n, n, (3,), skip=True),
+            "residual": partial(pi.generators.ResidualGenerator, hidden_dim=3),
+            "perceptron": lambda n: pi.generators.MLPGenerator(n, n, (3,), skip=True),
             "linear": lambda n: nn.Linear(n, n),
-            "module": lambda n: pi.ModuleGenerator(nn.Linear(n + 1, n), (n + 1,), n),
+            "module": lambda n: pi.generators.ModuleGenerator(nn.Linear(n + 1, n), (n + 1,), n),
         }[options["generator"]]
     if "init_from" in options:
         started = _autoguide(options["init_from"], problem)

@@ -21,7 +21,16 @@ import torch
 
 import pyro_implicit
 from pyro_implicit.exceptions import ImplicitError
-from tests.sweeps.entries import CLASSES, FUNCTIONS, HOOKS, METHODS, MODULES, RECEIVERS, Entry
+from tests.sweeps.entries import (
+    CLASSES,
+    FUNCTIONS,
+    HANDED_OUT,
+    HOOKS,
+    METHODS,
+    MODULES,
+    RECEIVERS,
+    Entry,
+)
 from tests.sweeps.nonsense import VALUES, belongs
 
 #: values for each argument in the default run
@@ -62,7 +71,7 @@ def _public() -> dict[str, Any]:
     names = {n: getattr(pyro_implicit, n) for n in dir(pyro_implicit) if not n.startswith("_")}
     for module in MODULES:
         names |= {name: getattr(module, name) for name in module.__all__}
-    return {name: found for name, found in names.items() if _own(found)}
+    return {name: found for name, found in names.items() if _own(found) and name not in HANDED_OUT}
 
 
 def _methods(kind: type) -> Iterator[tuple[str, type]]:

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyro_implicit import Annealed
 from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.training import Annealed
 
 POSITIVE = st.floats(1e-3, 1e3)
 

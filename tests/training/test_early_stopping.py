@@ -15,8 +15,9 @@ from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from torch import nn
 
-from pyro_implicit import EarlyStopping, HyperNetworkGuide, LinearisedELBO
+from pyro_implicit import HyperNetworkGuide, LinearisedELBO
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, StateError
+from pyro_implicit.training import EarlyStopping
 
 scores = st.lists(st.floats(-5, 5), min_size=1, max_size=30)
 

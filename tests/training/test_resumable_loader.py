@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from pyro_implicit import ResumableLoader
 from pyro_implicit.exceptions import ArgumentError, StateError
+from pyro_implicit.training import ResumableLoader
 
 
 class Noisy(Dataset):

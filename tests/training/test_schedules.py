@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyro_implicit import geometric_schedule, linear_schedule
 from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.training import geometric_schedule, linear_schedule
 
 positive = st.floats(1e-3, 1e3)
 

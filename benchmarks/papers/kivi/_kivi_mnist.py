@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.shared.images import NoEntropy
-from pyro_implicit import MMNN, Generator, KernelDensityRatioELBO, MMNNGuide
+from pyro_implicit import KernelDensityRatioELBO, MMNNGuide
+from pyro_implicit.generators import MMNN, Generator
 from pyro_implicit.guides.latent_site import LatentSite
 
 __all__ = ["KiviGuide", "OBJECTIVES", "Perceptron"]

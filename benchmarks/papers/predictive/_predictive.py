@@ -14,15 +14,14 @@ from pyro.infer import SVI
 from torch import Tensor, nn
 
 from pyro_implicit import (
-    Annealed,
     BayesianModule,
     ConditionalHyperNetworkGuide,
-    EarlyStopping,
     HyperNetworkGuide,
     MixtureDensityGuide,
     PosteriorPredictiveLoss,
     predict,
 )
+from pyro_implicit.training import Annealed, EarlyStopping
 
 __all__ = [
     "EXTRA",

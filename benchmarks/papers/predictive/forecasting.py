@@ -42,14 +42,8 @@ from benchmarks.common import fixed_seed, format_table, load_npz, parse, parser,
 from benchmarks.networks import NBeats
 from benchmarks.papers.predictive._predictive import loss
 from benchmarks.records import write_record
-from pyro_implicit import (
-    Annealed,
-    BayesianModule,
-    ConditionalHyperNetworkGuide,
-    EarlyStopping,
-    HyperNetworkGuide,
-    predict,
-)
+from pyro_implicit import BayesianModule, ConditionalHyperNetworkGuide, HyperNetworkGuide, predict
+from pyro_implicit.training import Annealed, EarlyStopping
 
 SETTINGS: dict[str, Any] = {
     "batch_size": 128,

@@ -37,7 +37,7 @@ from benchmarks.papers.predictive._predictive import (
 )
 from benchmarks.records import write_record
 from benchmarks.shared.curves import draw_curves
-from pyro_implicit import Annealed
+from pyro_implicit.training import Annealed
 
 SETTINGS: dict[str, Any] = {"scale": 0.1, "num_particles": 10, "lr": 5e-3, "near": 0.3}
 METHODS = ("per datum", "expected", "labels")

@@ -39,7 +39,8 @@ from benchmarks.papers.predictive._predictive import (
 )
 from benchmarks.records import write_record
 from benchmarks.shared.curves import draw_curves
-from pyro_implicit import AdversarialELBO, Annealed, HyperNetworkGuide
+from pyro_implicit import AdversarialELBO, HyperNetworkGuide
+from pyro_implicit.training import Annealed
 
 SETTINGS: dict[str, Any] = {
     "scale": 0.1,

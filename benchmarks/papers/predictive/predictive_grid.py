@@ -28,7 +28,8 @@ from benchmarks.papers.predictive._predictive import (
 )
 from benchmarks.records import write_record
 from benchmarks.shared.curves import draw_curves
-from pyro_implicit import Annealed, MLPGenerator
+from pyro_implicit.generators import MLPGenerator
+from pyro_implicit.training import Annealed
 
 SETTINGS: dict[str, Any] = {"scale": 0.1, "lr": 3e-3}
 #: noises and hidden units; a linear map without the latter; 0 stands for N

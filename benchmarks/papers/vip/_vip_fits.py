@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import kl_divergence
 
-from pyro_implicit import EarlyStopping, ImplicitProcess
+from pyro_implicit import ImplicitProcess
+from pyro_implicit.training import EarlyStopping
 
 __all__ = ["Collapsed", "Fit", "Weights", "negative_log_likelihood", "train"]
 

@@ -14,7 +14,7 @@ from benchmarks.common import fixed_seed
 from benchmarks.papers.vip._vip_fits import Collapsed, Fit, Weights, negative_log_likelihood, train
 from benchmarks.shared.uci import Split, build_model, score
 from benchmarks.shared.uci_fits import Workbench, choice
-from pyro_implicit import NeuralSampler, RandomNetwork
+from pyro_implicit.processes import NeuralSampler, RandomNetwork
 
 __all__ = ["METHODS", "SETTINGS", "run_mean_field", "run_process"]
 

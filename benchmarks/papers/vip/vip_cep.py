@@ -32,7 +32,9 @@ from benchmarks.common import fixed_seed, format_table, parse, parser, positive,
 from benchmarks.papers.vip._cep import LastState, Molecules, load_molecules
 from benchmarks.papers.vip._vip_fits import Collapsed, Fit, Weights, negative_log_likelihood, train
 from benchmarks.records import write_record
-from pyro_implicit import BayesianModule, EarlyStopping, RandomNetwork, posterior_draws
+from pyro_implicit import BayesianModule, posterior_draws
+from pyro_implicit.processes import RandomNetwork
+from pyro_implicit.training import EarlyStopping
 
 SETTINGS: dict[str, Any] = {
     "hidden": 32,

@@ -41,7 +41,7 @@ from benchmarks.common import (
 from benchmarks.papers.vip._lotka_volterra import RATES, START, STEP, MeanField, simulate
 from benchmarks.papers.vip._vip_fits import Collapsed, Fit, Weights, negative_log_likelihood, train
 from benchmarks.records import write_record
-from pyro_implicit import RandomNetwork
+from pyro_implicit.processes import RandomNetwork
 
 NUM_TRAIN, NUM_TEST = 500, 100
 SETTINGS: dict[str, Any] = {

@@ -41,7 +41,7 @@ from benchmarks.papers.vip._vip_curve import Prediction, dropout, network
 from benchmarks.papers.vip._vip_fits import Collapsed, Fit, Weights, negative_log_likelihood, train
 from benchmarks.records import write_record
 from benchmarks.shared.bands import draw_bands
-from pyro_implicit import RandomNetwork
+from pyro_implicit.processes import RandomNetwork
 
 SETTINGS: dict[str, Any] = {
     "num_functions": {"weights": 20, "collapsed": 50, "prediction of collapsed": 200},

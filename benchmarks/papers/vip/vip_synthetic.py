@@ -39,7 +39,8 @@ from benchmarks.common import (
 from benchmarks.papers.vip._vip_curve import DROPOUT, Prediction, dropout, network
 from benchmarks.records import write_record
 from benchmarks.shared.bands import draw_bands
-from pyro_implicit import AlphaEnergy, ImplicitProcess, RandomNetwork
+from pyro_implicit import AlphaEnergy, ImplicitProcess
+from pyro_implicit.processes import RandomNetwork
 
 SETTINGS: dict[str, Any] = {
     "num_functions": 20,

@@ -43,7 +43,7 @@ class FitResult:
     :param objective: what was minimised.
     :param float seconds: of the whole fit, that of earlier runs included if it was resumed.
     :param str start: how the guide began, where ``init_from="auto"`` chose that: see
-        :attr:`ImplicitGuide.start_report <pyro_implicit.ImplicitGuide.start_report>`.
+        :attr:`ImplicitGuide.start_report <pyro_implicit.guides.ImplicitGuide.start_report>`.
     :param warnings: what a user should know, in words.
     :param dict state: what ``fit(..., resume=result)`` goes on from.
     :raises ArgumentError: for anything else.

@@ -89,7 +89,7 @@ class LightningVI(pytorch.LightningModule):
     not at all, never with a parameter that is not finite, and read only if no bit has changed, with
     ``weights_only=True``
     (:class:`~pyro_implicit.training.lightning.checkpoint_io.AtomicCheckpointIO`, which takes the
-    place of Lightning's default here). With a :class:`~pyro_implicit.ResumableLoader` a
+    place of Lightning's default here). With a :class:`~pyro_implicit.training.ResumableLoader` a
     run that goes on from any of them, made after a step, a validation or an epoch, ends, on the
     CPU, in the same bits as one that was never stopped; with a plain ``DataLoader`` that holds for
     checkpoints made at the end of an epoch. A validation that was due at the very step of the

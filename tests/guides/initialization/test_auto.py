@@ -26,10 +26,9 @@ from pyro_implicit import (
     LanczosELBO,
     LinearisedELBO,
     MMNNGuide,
-    ResidualGenerator,
 )
 from pyro_implicit._random import RandomStream
-from pyro_implicit.generators import MLPGenerator
+from pyro_implicit.generators import MLPGenerator, ResidualGenerator
 from pyro_implicit.guides.initialization import auto
 from pyro_implicit.guides.initialization.auto import auto_start
 from pyro_implicit.guides.initialization.start_report import StartReport

@@ -20,8 +20,9 @@ from pyro.infer.autoguide import (
     AutoNormal,
 )
 
-from pyro_implicit import HyperNetworkGuide, ResidualGenerator
+from pyro_implicit import HyperNetworkGuide
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, SiteError
+from pyro_implicit.generators import ResidualGenerator
 from pyro_implicit.guides.initialization import curvature, gaussian_start, start_search
 from pyro_implicit.guides.initialization.gaussian_start import GaussianStart
 

@@ -18,7 +18,8 @@ import pytest
 import torch
 from pyro.infer import SVI
 
-from pyro_implicit import HyperNetworkGuide, ImplicitGuide
+from pyro_implicit import HyperNetworkGuide
+from pyro_implicit.guides import ImplicitGuide
 from pyro_implicit.objectives import ParticleObjective
 from tests.contract.registry import GUIDES, MODELS
 from tests.objectives.examples.amortised_svgd import AmortisedSVGD

@@ -11,13 +11,8 @@ import torch
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 
-from pyro_implicit import (
-    HyperNetworkGuide,
-    LanczosELBO,
-    LinearisedELBO,
-    ResidualGenerator,
-    fit,
-)
+from pyro_implicit import HyperNetworkGuide, LanczosELBO, LinearisedELBO, fit
+from pyro_implicit.generators import ResidualGenerator
 from pyro_implicit.training.fitting.default_objective import default_objective
 
 

@@ -18,9 +18,10 @@ from pyro.infer.autoguide import AutoNormal
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from pyro_implicit import FitResult, HyperNetworkGuide, LinearisedELBO, fit
+from pyro_implicit import HyperNetworkGuide, LinearisedELBO, fit
 from pyro_implicit._random import read_random_state
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, StateError
+from pyro_implicit.training import FitResult
 from pyro_implicit.training.fitting.norm_clipped_adam import NormClippedAdam
 from tests.training.fitting import stubs
 from tests.training.fitting.stubs import Bowl

@@ -10,8 +10,9 @@ import matplotlib.pyplot as plt
 import pytest
 from pyro.infer import Trace_ELBO
 
-from pyro_implicit import FitResult, LinearisedELBO
+from pyro_implicit import LinearisedELBO
 from pyro_implicit.exceptions import ArgumentError, MissingExtraError
+from pyro_implicit.training import FitResult
 
 
 def _result(**changes: Any) -> FitResult:

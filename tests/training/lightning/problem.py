@@ -21,8 +21,8 @@ from pyro_implicit import (
     LanczosELBO,
     LightningVI,
     LinearisedELBO,
-    ResumableLoader,
 )
+from pyro_implicit.training import ResumableLoader
 
 ROWS, BATCH = 20, 4
 OBJECTIVES = {

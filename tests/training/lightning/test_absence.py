@@ -15,4 +15,6 @@ def test_no_other_name_is_made_up():
 def test_with_lightning():
     lightning = pytest.importorskip("lightning.pytorch", reason="needs the extra 'lightning'")
     assert issubclass(pyro_implicit.LightningVI, lightning.LightningModule)
-    assert issubclass(pyro_implicit.Anneal, lightning.Callback)
+    from pyro_implicit.training.lightning import Anneal
+
+    assert issubclass(Anneal, lightning.Callback)

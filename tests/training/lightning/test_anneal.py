@@ -9,8 +9,10 @@ pytest.importorskip("lightning", reason="needs the extra 'lightning'")
 
 import lightning.pytorch as pl
 
-from pyro_implicit import Anneal, LinearisedELBO, linear_schedule
+from pyro_implicit import LinearisedELBO
 from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.training import linear_schedule
+from pyro_implicit.training.lightning import Anneal
 from tests.training.lightning.problem import fit_module, loader, trainer
 
 

@@ -19,16 +19,11 @@ pytest.importorskip("lightning", reason="needs the extra 'lightning'")
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import EarlyStopping
 
-from pyro_implicit import (
-    BayesianModule,
-    HyperNetworkGuide,
-    LightningVI,
-    LinearisedELBO,
-    MLPGenerator,
-    ResumableLoader,
-)
+from pyro_implicit import BayesianModule, HyperNetworkGuide, LightningVI, LinearisedELBO
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, SiteError, StateError
+from pyro_implicit.generators import MLPGenerator
+from pyro_implicit.training import ResumableLoader
 from tests.contract.registry import GUIDES, MODELS, OBJECTIVES
 from tests.training.lightning.problem import (
     BATCH,

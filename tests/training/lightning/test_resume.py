@@ -12,8 +12,10 @@ from torch.utils.data import DataLoader
 
 pytest.importorskip("lightning", reason="needs the extra 'lightning'")
 
-from pyro_implicit import Anneal, HyperNetworkGuide, LightningVI, LinearisedELBO, linear_schedule
+from pyro_implicit import HyperNetworkGuide, LightningVI, LinearisedELBO
 from pyro_implicit.exceptions import StateError
+from pyro_implicit.training import linear_schedule
+from pyro_implicit.training.lightning import Anneal
 from pyro_implicit.training.lightning.checkpoint_state import KEY
 from tests.training.lightning.problem import OBJECTIVES, data, fit_module, flat, loader, trainer
 
