@@ -47,7 +47,8 @@ def fit_module(objective: str = "linearised", **options: Any) -> LightningVI:
     """With the same parameters whenever and wherever it is called."""
     pyro.set_rng_seed(3)
     pyro.clear_param_store()
-    guide = HyperNetworkGuide(model, hidden_dims=(8,))
+    # Bare also where no conftest.py makes it so: in the processes that tests start.
+    guide = HyperNetworkGuide(model, hidden_dims=(8,), init_from=None)
     return LightningVI(model, guide, OBJECTIVES[objective](), **options)
 
 
