@@ -212,10 +212,10 @@ class BayesianModule(nn.Module):
 
     def _draw(self) -> dict[str, Tensor]:
         """One sample statement for each stochastic parameter; values ``(*B, *P)`` by site name."""
+        own = {name: self._value(name) for name in self._sites}
         values = {}
-        for name, prior in self._priors.fitted(self._value):
-            own = self._value(name).detach()
-            infer: Any = {"implicit_module_value": own}  # for guides' starts
+        for name, prior in self._priors.fitted(own).items():
+            infer: Any = {"implicit_module_value": own[name].detach()}  # for guides' starts
             values[self._sites[name]] = pyro.sample(self._sites[name], prior, infer=infer)
         return values
 

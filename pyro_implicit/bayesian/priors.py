@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import pyro.poutine as poutine
@@ -63,24 +63,23 @@ class ParameterPriors:
         """Names of the stochastic parameters."""
         return tuple(self._rules)
 
-    def fitted(
-        self, value_of: Callable[[str], Tensor]
-    ) -> Iterator[tuple[str, TorchDistributionMixin]]:
+    def fitted(self, values: Mapping[str, Tensor]) -> dict[str, TorchDistributionMixin]:
         """
-        Yields each stochastic parameter's name and its prior, of the parameter's shape.
+        Gives each stochastic parameter its prior, of the parameter's shape.
 
-        :param value_of: gives the wrapped module's value of a parameter: its shape, dtype and
-            device count.
+        :param dict values: the wrapped module's value of each: shape, dtype and device count.
+        :returns: the priors by name.
         """
         shared = _SharedSites()
+        priors = {}
         for name, rule in self._rules.items():
-            value = value_of(name)
             if isinstance(rule, TorchDistributionMixin):
-                yield name, self._constant(name, rule, value)
+                priors[name] = self._constant(name, rule, values[name])
             else:
                 with shared:
-                    prior = rule(name, value)
-                yield name, fit_to_parameter(name, _checked(prior, name), value)
+                    prior = rule(name, values[name])
+                priors[name] = fit_to_parameter(name, _checked(prior, name), values[name])
+        return priors
 
     def _constant(
         self, name: str, prior: TorchDistributionMixin, value: Tensor

@@ -30,7 +30,7 @@ PARAMETERS = {
 
 
 def fitted(prior: Any, parameters: dict[str, Tensor] = PARAMETERS) -> dict[str, Any]:
-    return dict(ParameterPriors(prior, parameters).fitted(parameters.__getitem__))
+    return dict(ParameterPriors(prior, parameters).fitted(parameters))
 
 
 def mlp() -> nn.Sequential:

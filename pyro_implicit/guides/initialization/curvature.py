@@ -1,5 +1,5 @@
 r"""
-Mode, mean-field fit and curvature of a log-density, for Gaussian initializations.
+Mode and curvature of a log-density, for Gaussian initializations.
 
 The generalised Gauss-Newton matrix of a likelihood with parameters :math:`f(u)` is
 :math:`J^\top F J` with ``F`` its Fisher information: the Hessian without the second derivatives of
@@ -20,7 +20,7 @@ from pyro_implicit.exceptions import NonFiniteError
 from pyro_implicit.guides.initialization.lbfgs import maximise
 from pyro_implicit.handlers.log_joint import LogJoint
 
-__all__ = ["find_mode", "hessian", "inverse_root", "mean_curvature", "mean_field"]
+__all__ = ["find_mode", "hessian", "inverse_root", "mean_curvature"]
 
 Density = Callable[[Tensor], Tensor]
 
@@ -133,55 +133,6 @@ def inverse_root(matrix: Tensor) -> Tensor:
     values = values.abs()
     values = values.clamp(min=float(values.max()) * 1e-8 + 1e-300)
     return ((vectors * values.rsqrt()) @ vectors.mT).to(matrix.dtype)
-
-
-def mean_field(
-    log_joint: Density, start: Tensor, num_map_steps: int = 1500, num_steps: int = 4000
-) -> tuple[Tensor, Tensor]:
-    """
-    A mean-field Gaussian fit: Adam to a maximum, then on the ELBO with one draw a step.
-
-    :param torch.Tensor start: shape ``(m,)``.
-    :returns: mean and standard deviations, shapes ``(m,)``.
-    """
-    mean = start.detach().clone().requires_grad_(True)
-    log_scale = torch.full_like(mean, -4.0).detach().requires_grad_(True)
-    with torch.enable_grad():
-        _adam([mean], lambda: -log_joint(mean), num_map_steps, 1e-2)
-
-        def loss() -> Tensor:
-            draw = mean + log_scale.exp() * torch.randn_like(mean)
-            return -log_joint(draw) - log_scale.sum()
-
-        _adam([mean, log_scale], loss, num_steps, 5e-3)
-    return mean.detach(), log_scale.detach().exp()
-
-
-def _adam(parameters: list[Tensor], loss: Callable[[], Tensor], steps: int, rate: float) -> None:
-    """
-    Adam with a cosine schedule.
-
-    Where loss or gradient is not finite it goes back to where they last were, and takes shorter
-    steps for a while.
-    """
-    optimiser = torch.optim.Adam(parameters, lr=rate)
-    kept, length = [p.detach().clone() for p in parameters], 1.0
-    for step in range(steps):
-        value = loss()
-        gradients = torch.autograd.grad(value, parameters)
-        if not all(bool(torch.isfinite(t).all()) for t in (value, *gradients)):
-            with torch.no_grad():
-                for parameter, good in zip(parameters, kept, strict=True):
-                    parameter.copy_(good)
-            length *= 0.5
-            continue
-        kept = [p.detach().clone() for p in parameters]
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
-        optimiser.param_groups[0]["lr"] = length * rate * (0.05 + 0.95 * cosine)
-        optimiser.step()
-        length = min(1.0, 1.1 * length)
 
 
 def mean_curvature(

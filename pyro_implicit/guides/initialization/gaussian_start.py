@@ -21,9 +21,8 @@ from pyro.infer.autoguide import AutoContinuous, AutoGuide, AutoNormal
 from torch import Tensor
 
 from pyro_implicit.exceptions import ArgumentError
-from pyro_implicit.guides.initialization.ascent import ascend
 from pyro_implicit.guides.initialization.curvature import inverse_root
-from pyro_implicit.guides.initialization.mean_field import fit_mean_field
+from pyro_implicit.guides.initialization.mean_field import fit_mean_field_near
 from pyro_implicit.guides.initialization.start_search import NO_MODE, search, starting_points
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.log_joint import LogJoint
@@ -33,9 +32,6 @@ __all__ = ["GaussianStart", "gaussian_start"]
 
 #: a full matrix of this size takes 0.5 GB in float64
 _MAX_FULL = 8192
-_UPHILL = 30  # steps from each point that a mean-field fit may begin at
-_NARROW = 0.01  # its first deviations
-_MEAN_FIELD = 5000  # its most steps
 
 
 @dataclass(frozen=True)
@@ -148,9 +144,7 @@ def _mean_field(log_joint: LogJoint, loc: Tensor) -> GaussianStart:
     """A mean-field fit from where the density is highest, after a few steps uphill."""
     points = starting_points(log_joint, loc)
     log_joint.check_deterministic(points[0], NO_MODE)
-    climbed = [ascend(log_joint.value, point, _UPHILL) for point in points]
-    point = max(climbed, key=lambda pair: pair[1])[0]
-    fit = fit_mean_field(log_joint.value, point, torch.full_like(point, _NARROW), _MEAN_FIELD)
+    fit = fit_mean_field_near(log_joint.value, points)
     return GaussianStart(fit.loc, fit.scale, is_settled=fit.is_level)
 
 

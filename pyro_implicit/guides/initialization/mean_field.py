@@ -9,13 +9,15 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = ["MeanField", "fit_mean_field"]
+from pyro_implicit.guides.initialization.ascent import ascend
+
+__all__ = ["MeanField", "fit_mean_field", "fit_mean_field_near"]
 
 # The rates were chosen on regressions and classifiers of scikit-learn's own data (diabetes, moons).
 _RATE = 0.04  # of the mean, in its units
@@ -24,6 +26,10 @@ _COLDEST = 0.02  # the last rate, as a part of the first
 _WINDOW = 100  # steps between looks at the objective
 _SMALLEST = 0.1  # nats of a gain that counts as none, whatever the noise
 _RESOLVED = 0.1  # of the deviation of one step, likewise
+# Of a fit that begins at a mere point:
+_UPHILL = 30  # steps from each point that it may begin at
+_NARROW = 0.01  # its first deviations
+_MOST = 5000  # its most steps
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,19 @@ def fit_mean_field(
         cooling = max(0, step - cold_from) / max(1, limit - cold_from)
         values.append(fit.step(density, _COLDEST**cooling, keep=cooling > 0.5))
     return fit.result(is_level)
+
+
+def fit_mean_field_near(density: Callable[[Tensor], Tensor], points: Sequence[Tensor]) -> MeanField:
+    """
+    Fits a diagonal Gaussian from the highest of some points, after a few steps uphill from each.
+
+    :param density: the log-density, NaN outside of its domain.
+    :param points: where it may begin, shape ``(m,)`` each.
+    :returns: the Gaussian.
+    """
+    climbed = [ascend(density, point, _UPHILL) for point in points]
+    point = max(climbed, key=lambda pair: pair[1])[0]
+    return fit_mean_field(density, point, torch.full_like(point, _NARROW), _MOST)
 
 
 def _is_level(values: list[float]) -> bool:

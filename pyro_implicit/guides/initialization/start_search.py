@@ -15,8 +15,8 @@ from pyro_implicit.guides.initialization.curvature import (
     find_mode,
     inverse_root,
     mean_curvature,
-    mean_field,
 )
+from pyro_implicit.guides.initialization.mean_field import fit_mean_field_near
 from pyro_implicit.handlers.log_joint import LogJoint
 
 __all__ = ["NO_MODE", "objective", "search", "starting_points"]
@@ -92,7 +92,8 @@ def _fit(kind: str, log_joint: LogJoint, point: Tensor) -> _Found:
         mean, curvature = find_mode(density, point, log_joint.explain)
         scale = curvature.diagonal().clamp(min=1e-4).rsqrt()
     else:
-        mean, scale = mean_field(density, point)
+        fit = fit_mean_field_near(density, [point])
+        mean, scale = fit.loc, fit.scale
         curvature = mean_curvature(log_joint, mean, scale, gauss_newton=kind == "ggn")
     factor = inverse_root(curvature)
     bounds = [objective(density, mean, root) for root in (factor, scale)]

@@ -18,7 +18,6 @@ from pyro_implicit.guides.initialization.curvature import (
     hessian,
     inverse_root,
     mean_curvature,
-    mean_field,
 )
 from pyro_implicit.handlers.log_joint import LogJoint
 
@@ -227,7 +226,6 @@ def test_the_mode_of_a_curved_and_badly_scaled_density():
 def test_the_start_is_left_as_it_was():
     start = torch.ones(M).double()
     find_mode(density(make(lambda f: dist.Normal(f, 0.3), COUNTS)), start)
-    mean_field(density(make(lambda f: dist.Normal(f, 0.3), COUNTS)), start, 2, 2)
     assert torch.equal(start, torch.ones(M).double())
     assert not start.requires_grad
 
@@ -256,32 +254,6 @@ def test_a_search_that_ends_without_a_finite_density_is_told():
 def test_a_search_without_a_density_or_curvature_is_told(function):
     with pytest.raises(NonFiniteError, match="search for the posterior mode ended where"):
         find_mode(function, torch.zeros(2))
-
-
-def test_the_mean_field_fit_of_a_diagonal_gaussian():
-    torch.manual_seed(0)
-    loc, scale = torch.tensor([1.0, -0.5]), torch.tensor([0.05, 0.2])
-
-    def log_density(u):
-        return -0.5 * ((u - loc) / scale).square().sum()
-
-    mean, deviation = mean_field(log_density, torch.zeros(2), 500, 1500)  # type: ignore[arg-type]
-    torch.testing.assert_close((mean - loc) / scale, torch.zeros(2), rtol=0, atol=0.25)
-    torch.testing.assert_close(deviation, scale, rtol=0.2, atol=0)
-
-
-def test_a_mean_field_fit_finds_its_way_through_a_domain_with_holes():
-    loc = torch.tensor([1.0, -0.5])
-
-    def log_density(u):
-        room = 9 - u.square().sum()  # not finite beyond a radius of 3
-        return -50 * (u - loc).square().sum() if room > 0 else u.sum() * torch.nan
-
-    torch.manual_seed(0)
-    mean, deviation = mean_field(log_density, torch.tensor([2.0, 2.2]), 400, 600)
-    torch.testing.assert_close(mean, loc, rtol=0, atol=0.1)
-    assert (deviation < 0.3).all()
-    assert mean_field(lambda u: u.sum() * torch.nan, loc, 3, 3)[0].equal(loc)
 
 
 def half_domain():

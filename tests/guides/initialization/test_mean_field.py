@@ -12,9 +12,9 @@ from torch import Tensor
 
 from pyro_implicit import HyperNetworkGuide
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.guides.initialization import gaussian_start
+from pyro_implicit.guides.initialization import mean_field
 from pyro_implicit.guides.initialization.ascent import ascend
-from pyro_implicit.guides.initialization.mean_field import fit_mean_field
+from pyro_implicit.guides.initialization.mean_field import fit_mean_field, fit_mean_field_near
 
 
 def _gaussian(precision: Tensor, loc: Tensor) -> dist.MultivariateNormal:
@@ -48,6 +48,31 @@ def test_steps_out_of_the_domain_are_taken_back() -> None:
     assert torch.equal(never.loc, torch.ones(2))
 
 
+def test_it_finds_its_way_through_a_domain_with_holes() -> None:
+    loc = torch.tensor([1.0, -0.5])
+
+    def density(u: Tensor) -> Tensor:
+        room = 9 - u.square().sum()  # not finite beyond a radius of 3
+        return -50 * (u - loc).square().sum() if room > 0 else u.sum() * torch.nan
+
+    start = torch.tensor([2.0, 2.2])
+    fit = fit_mean_field_near(density, [start])
+    assert torch.allclose(fit.loc, loc, atol=0.1) and (fit.scale < 0.3).all()
+    assert start.tolist() == pytest.approx([2.0, 2.2]) and not start.requires_grad
+    never = fit_mean_field_near(lambda u: u.sum() * torch.nan, [loc])
+    assert torch.equal(never.loc, loc)
+
+
+def test_of_several_points_it_begins_at_the_highest() -> None:
+    def density(u: Tensor) -> Tensor:  # two peaks that no step joins
+        return torch.logaddexp(-50 * (u + 5).square(), -50 * (u - 5).square() + 3).sum()
+
+    for points in ([-5.0, 5.0], [5.0, -5.0]):
+        fit = fit_mean_field_near(density, [torch.full((1,), point) for point in points])
+        assert torch.allclose(fit.loc, torch.tensor([5.0]), atol=0.1)
+        assert torch.allclose(fit.scale, torch.tensor([0.1]), rtol=0.25)
+
+
 def test_uphill_keeps_the_best_point() -> None:
     point, value = ascend(lambda u: -(u - 0.05).square().sum(), torch.zeros(2), 30)
     assert value > -1e-4 and torch.allclose(point, torch.full((2,), 0.05), atol=0.02)
@@ -58,7 +83,7 @@ def test_uphill_keeps_the_best_point() -> None:
 
 
 def test_by_name_it_preconditions_the_guide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gaussian_start, "_MEAN_FIELD", 900)
+    monkeypatch.setattr(mean_field, "_MOST", 900)
     scale = torch.tensor([0.02, 0.5, 3.0])
 
     def model() -> None:
