@@ -52,7 +52,6 @@ class ConditionalGuide(ImplicitGuide):
         *,
         context: Callable[..., Any] | None = None,
         shared_noise: bool = False,
-        init_loc_fn: Callable[[dict[str, Any]], Tensor] = init_to_fan_in,
         **options: Any,
     ) -> None:
         if options.setdefault("init_from", None) is not None:
@@ -61,11 +60,13 @@ class ConditionalGuide(ImplicitGuide):
                 "Give init_loc_fn (e.g. the init_to_module of a BayesianModule) instead."
             )
         check_context(context)
-        super().__init__(model, init_loc_fn=init_loc_fn, **options)
+        super().__init__(model, **options)
         self._context: list[Any] = [None if isinstance(context, nn.Module) else context]
         self.context_network = context if isinstance(context, nn.Module) else None
         self.shared_noise = check_flag("shared_noise", shared_noise)
         self._context_dim: int | None = None
+
+    _default_init_loc_fn: Callable[[dict[str, Any]], Tensor] = staticmethod(init_to_fan_in)
 
     # ---- what it looks at
 

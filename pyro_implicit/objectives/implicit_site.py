@@ -17,6 +17,7 @@ from pyro_implicit._checks import (
 )
 from pyro_implicit.distributions._base_dist import draw
 from pyro_implicit.distributions.implicit import ImplicitDistribution
+from pyro_implicit.exceptions import ArgumentError
 
 __all__ = ["ImplicitSite"]
 
@@ -51,6 +52,10 @@ class ImplicitSite:
         # its numbers are for draw_particle to judge, which blames the generator: looking at them
         # waits for the device, at every step
         check_instance("value", self.value, Tensor, "the site's draws")
+        if not self.value.is_floating_point():
+            raise ArgumentError(
+                f"value is of type {self.value.dtype}; expected the site's draws, real numbers."
+            )
         check_names("latents", self.latents)
         for name in ("pack", "prior"):
             function = getattr(self, name)

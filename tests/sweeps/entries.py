@@ -7,8 +7,8 @@ arguments that are looked at late).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
@@ -240,6 +240,7 @@ class Entry:
     :param args: what is passed for ``*args``.
     :param passed_on: arguments whose contents go unseen to code of the user's own: a network, a
         collation. What that raises is its.
+    :param takes: by argument, what it takes that its name and annotation do not tell.
     :param long: arguments whose default, which a sweep meets among its values, takes many seconds.
     """
 
@@ -248,6 +249,7 @@ class Entry:
     target: Callable[..., Any] | None = None
     args: tuple[Any, ...] = ()
     passed_on: tuple[str, ...] = ()
+    takes: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
     long: tuple[str, ...] = ()
 
 
@@ -281,7 +283,11 @@ CLASSES: dict[str, Entry] = {
     "BayesianModule": Entry(
         lambda: dict(module=network(), prior=dist.Normal(0.0, 1.0)), lambda made: made(X)
     ),
-    "AutoregressiveGenerator": fixed(generate, output_dim=3, hidden_dim=2),
+    "AutoregressiveGenerator": Entry(
+        lambda: dict(output_dim=3, hidden_dim=2),
+        generate,
+        takes={"num_steps": lambda v: type(v) is int and v == 0},
+    ),
     "BijectiveGenerator": fixed(generate, output_dim=3, hidden_dim=2),
     "CMMNN": fixed(generate, group_sizes=[10, 12]),
     "CMMNNGuide": _guide(),
@@ -296,7 +302,15 @@ CLASSES: dict[str, Entry] = {
         passed_on=("data",),
     ),
     "FitResult": Entry(
-        lambda: dict(history=[1.0, 2.0], reason="limit", objective=pi.LinearisedELBO(), seconds=1.0)
+        lambda: dict(
+            history=[1.0, 2.0], reason="limit", objective=pi.LinearisedELBO(), seconds=1.0
+        ),
+        takes={
+            "history": lambda v: isinstance(v, list) and v == [-1],  # losses
+            "warnings": lambda v: isinstance(v, list) and v == ["a"],
+            "state": lambda v: isinstance(v, dict) and v == {"a": 1},
+            "start": lambda v: isinstance(v, str),
+        },
     ),
     "Generator": Entry(lambda: dict(noise_shape=(3,), output_dim=2), generate, OwnGenerator),
     "HMC": fixed(),
@@ -314,7 +328,10 @@ CLASSES: dict[str, Entry] = {
         passed_on=("inputs",),
     ),
     "KernelDensityRatioELBO": fixed(train_with, num_samples=8),
-    "ImplicitSite": Entry(_site),
+    # objectives judge the numbers of draws; to look at them here would wait for the device
+    "ImplicitSite": Entry(
+        _site, takes={"value": lambda v: isinstance(v, torch.Tensor) and v.is_floating_point()}
+    ),
     "LanczosELBO": fixed(train_with, num_steps=2),
     "LightningVI": Entry(
         lambda: dict(model=model, guide=guide(), objective=pi.LinearisedELBO()),

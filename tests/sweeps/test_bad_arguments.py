@@ -185,6 +185,10 @@ def test_the_valid_calls_are_valid(name):
 def _failure(sweep: Sweep, argument: str, told: str) -> str | None:
     """What is wrong with how one bad argument ends, or None."""
     value = VALUES[told]()
+    takes = sweep.entry.takes.get(argument)
+    if takes is not None and takes(value):
+        sweep.run(**{argument: value})
+        return None
     if argument in sweep.entry.long and _is_default(sweep, argument, value):
         return None
     try:

@@ -66,9 +66,9 @@ class FitResult:
         check_names("warnings", check_instance("warnings", self.warnings, list, "a list"))
         if not callable(getattr(self.objective, "loss_and_grads", None)):
             raise ArgumentError(f"objective={shown(self.objective)}; expected an objective.")
-        for name in ("history", "rates"):
+        for name, minimum in (("history", None), ("rates", 0)):
             for value in check_instance(name, getattr(self, name), list, "a list of numbers"):
-                check_number(f"an entry of {name}", value)
+                check_number(f"an entry of {name}", value, minimum=minimum)
         for one in check_instance("terms", self.terms, list, "a list of dictionaries"):
             for name, value in check_instance("terms", one, Mapping, "dictionaries").items():
                 check_number(f"terms[{name!r}]", value)

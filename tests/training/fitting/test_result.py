@@ -81,6 +81,7 @@ def test_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"history": 3}, "history is 3; expected a list of numbers"),
         ({"history": ["a"]}, "an entry of history='a'"),
         ({"rates": [None]}, "an entry of rates=None"),
+        ({"rates": [-0.1]}, "an entry of rates=-0.1; expected a finite number >= 0"),
         ({"reason": "bored"}, "reason='bored'"),
         ({"seconds": -1.0}, "seconds=-1.0"),
         ({"objective": 3}, "objective=3; expected an objective"),
