@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyro_implicit._checks import check_count
 from pyro_implicit.exceptions import DensityError
+from pyro_implicit.guides.draw_quantiles import DrawQuantiles
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.flat_latents import by_site
 
@@ -33,7 +34,7 @@ class _Pick(dist.Categorical):
         return _Pick(probs, validate_args=False)
 
 
-class DrawsGuide:
+class DrawsGuide(DrawQuantiles):
     """
     A guide of all latents at once, over a set of unconstrained draws.
 
@@ -69,11 +70,13 @@ class DrawsGuide:
         }
         return {site.name: site.sample(part, plates) for site, part in by_site(flat, self.sites)}
 
-    def sample(self, num_samples: int) -> dict[str, Tensor]:
+    def sample(self, num_samples: int, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """
         Picks several draws: without repetition, as long as there are enough.
 
         :param int num_samples: how many.
+        :param args: arguments of the model, of no use here.
+        :param kwargs: keyword arguments of the model.
         :returns: constrained draws by site, shape ``(num_samples, *site_shape)``.
         :raises ArgumentError: unless it is a positive integer.
         """

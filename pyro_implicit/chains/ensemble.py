@@ -22,6 +22,7 @@ from pyro_implicit._checks import (
 from pyro_implicit.arviz.compatibility import loo_by_datum
 from pyro_implicit.arviz.to_arviz import to_arviz
 from pyro_implicit.exceptions import ArgumentError, GuideError, SiteError
+from pyro_implicit.guides.draw_quantiles import DrawQuantiles
 from pyro_implicit.inference.log_predictive_density import log_predictive_density
 from pyro_implicit.inference.posterior_draws import posterior_draws
 from pyro_implicit.ops.stacking import stacking_weights
@@ -31,7 +32,7 @@ __all__ = ["EnsembleGuide"]
 _SHOWN = 8  # weights in a printed ensemble
 
 
-class EnsembleGuide:
+class EnsembleGuide(DrawQuantiles):
     r"""
     A mixture of fitted guides, such as modes from several starts: a deep ensemble.
 

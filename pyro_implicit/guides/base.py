@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from pyro.infer.autoguide import AutoGuide, init_to_median
 from pyro.infer.autoguide.initialization import InitMessenger
@@ -19,15 +18,14 @@ from pyro_implicit._checks import (
     check_callable,
     check_choice,
     check_count,
-    check_instance,
     check_model,
-    check_number,
     check_tensors,
 )
 from pyro_implicit._params import emit_params
 from pyro_implicit.distributions.implicit_sites import draw_site
 from pyro_implicit.exceptions import SiteError, StateError
 from pyro_implicit.generators.preconditioner import Preconditioner
+from pyro_implicit.guides.draw_quantiles import DrawQuantiles
 from pyro_implicit.guides.initialization.auto import SMALL, auto_start
 from pyro_implicit.guides.initialization.gaussian_start import GaussianStart, gaussian_start
 from pyro_implicit.guides.initialization.prototype import (
@@ -47,14 +45,13 @@ from pyro_implicit.handlers.log_joint import LogJoint
 __all__ = ["ImplicitGuide"]
 
 _OR_GUIDE = ", or a fitted autoguide"
-_LEVELS = "several numbers between 0 and 1, such as [0.05, 0.95]"
 _STARTS = ("auto", None, "mean-field", "laplace", "hessian", "ggn")
 #: deviation of the generator's own part where learned output noise begins as a Gaussian start
 _OWN_PART = 0.1
 _Self = TypeVar("_Self", bound="ImplicitGuide")
 
 
-class ImplicitGuide(SavedGuide):
+class ImplicitGuide(DrawQuantiles, SavedGuide):
     """
     An :class:`~pyro.infer.autoguide.AutoGuide` whose latents are draws of a generator.
 
@@ -404,42 +401,3 @@ class ImplicitGuide(SavedGuide):
             u, log_jacobian = unconstrain(values, sites, sampler.preconditioner.loc)
             total = total + sampler.distribution().log_prob(u) + log_jacobian
         return total
-
-    def median(self, *args: Any, num_samples: int = 1000, **kwargs: Any) -> dict[str, Tensor]:
-        """
-        Estimates marginal medians of the posterior from draws.
-
-        :param int num_samples: number of draws that the medians are taken over.
-        :returns: the marginal posterior median of each latent entry, by site.
-        """
-        return {
-            name: values[0]
-            for name, values in self.quantiles(
-                [0.5], *args, num_samples=num_samples, **kwargs
-            ).items()
-        }
-
-    def quantiles(
-        self,
-        quantiles: Sequence[float] | np.ndarray | Tensor,
-        *args: Any,
-        num_samples: int = 1000,
-        **kwargs: Any,
-    ) -> dict[str, Tensor]:
-        """
-        Estimates marginal quantiles of the posterior from draws.
-
-        :param quantiles: numbers between 0 and 1.
-        :param int num_samples: number of draws that the quantiles are taken over.
-        :raises ArgumentError: for anything else.
-        :returns: marginal quantiles by site, shape ``(len(quantiles), *site_shape)``.
-        """
-        if isinstance(quantiles, (np.ndarray, Tensor)):
-            quantiles = quantiles.tolist()
-        check_instance("quantiles", quantiles, (list, tuple), _LEVELS)
-        levels = [check_number("quantiles", one, minimum=0, maximum=1) for one in quantiles]
-        draws = self.sample(num_samples, *args, **kwargs)
-        return {
-            name: torch.quantile(value, torch.tensor(levels).to(value), dim=0)
-            for name, value in draws.items()
-        }

@@ -472,8 +472,8 @@ METHODS: dict[str, Entry] = {
     "ImplicitSite.first": fixed(count=2),
     "ImplicitSite.fresh": fixed(num_samples=3),
     "ImplicitSite.means": fixed(num=3),
-    "ImplicitGuide.median": Entry(lambda: dict(num_samples=3)),
-    "ImplicitGuide.quantiles": Entry(lambda: dict(quantiles=[0.5], num_samples=3)),
+    "DrawQuantiles.median": Entry(lambda: dict(num_samples=3)),
+    "DrawQuantiles.quantiles": Entry(lambda: dict(quantiles=[0.5], num_samples=3)),
     "ImplicitGuide.sample": Entry(lambda: dict(num_samples=3)),
     "ConditionalGuide.sample": Entry(lambda: dict(num_samples=3), args=(X, Y)),
     "ConditionalGuide.sample_at": Entry(lambda: dict(num_samples=3, context=X)),
@@ -518,6 +518,7 @@ RECEIVERS: dict[str, Callable[[], Any]] = {
     "ImplicitDistribution": lambda: pi.ImplicitDistribution(
         pi.generators.MLPGenerator(2, 2, (3,)), scale=0.1
     ).given(torch.zeros(2)),
+    "DrawQuantiles": guide,
     "ImplicitGuide": guide,
     "SavedGuide": guide,
     "ConditionalGuide": _local_guide,
