@@ -29,16 +29,12 @@ from pyro_implicit._checks import (
 )
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import StateError
+from pyro_implicit.objectives.batch_dims import PARTICLE_PLATE
+from pyro_implicit.objectives.draw_particle import draw_particle, plate_nesting
 from pyro_implicit.objectives.finiteness import check_finite
 from pyro_implicit.objectives.gradients import OwnGradients
 from pyro_implicit.objectives.looped_watch import LoopedWatch
-from pyro_implicit.objectives.particle import (
-    PARTICLE_PLATE,
-    Particle,
-    Reads,
-    draw_particle,
-    plate_nesting,
-)
+from pyro_implicit.objectives.particle import Particle, Reads
 from pyro_implicit.objectives.particle_batch import ParticleBatch
 from pyro_implicit.objectives.particle_coupling import CouplingCheck, blames_vectorisation
 from pyro_implicit.objectives.prior_draws import PriorDraws

@@ -15,8 +15,8 @@ import torch
 
 from pyro_implicit.distributions.diagonal_mixture import WeightedDraws
 from pyro_implicit.guides.conditional_base import ConditionalGuide
+from pyro_implicit.objectives import draw_particle as traces
 from pyro_implicit.objectives import likelihood
-from pyro_implicit.objectives import particle as traces
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.particle import Particle
 from pyro_implicit.objectives.particle_batch import ParticleBatch

@@ -18,8 +18,9 @@ from pyro_implicit import HyperNetworkGuide, ImplicitDistribution, KernelDensity
 from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.exceptions import GuideError, SiteError
 from pyro_implicit.generators import MLPGenerator, ResidualGenerator
+from pyro_implicit.objectives.draw_particle import draw_particle
 from pyro_implicit.objectives.implicit_site import ImplicitSite
-from pyro_implicit.objectives.particle import Particle, Reads, draw_particle
+from pyro_implicit.objectives.particle import Particle, Reads
 from pyro_implicit.objectives.prior_draws import PriorDraws
 
 INF = float("inf")

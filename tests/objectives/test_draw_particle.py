@@ -17,7 +17,8 @@ from pyro_implicit import HyperNetworkGuide, ImplicitDistribution, LinearisedELB
 from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.exceptions import DensityError, GuideError, NonFiniteError, SiteError
 from pyro_implicit.generators import MLPGenerator, ResidualGenerator
-from pyro_implicit.objectives.particle import Reads, draw_particle, plate_nesting, sample_nodes
+from pyro_implicit.objectives.draw_particle import draw_particle, plate_nesting
+from pyro_implicit.objectives.particle import Reads, sample_nodes
 
 INF = float("inf")
 Y = torch.randn(5)
