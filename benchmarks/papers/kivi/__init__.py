@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.benchmark import Benchmark
+from benchmarks.shared.columns import BY_METHOD, CPU, PREDICTIONS, UCI
 
 BENCHMARKS = (
     Benchmark(
@@ -10,16 +11,11 @@ BENCHMARKS = (
         "What is the published ratio's KL term worth in regression?",
         rows="a set, a split, a seed and a method",
         columns={
-            "set": "of UCI",
-            "split": "canonical",
-            "seed": "of the fit",
-            "method": "a name of --methods",
-            "rmse": "in the target's units",
-            "log_likelihood": "of a test row, mean",
-            "coverage": "of the central 90% interval",
+            **UCI,
+            **PREDICTIONS,
             "claimed_kl": "what the objective takes it for",
             "forced_kl": "what the marginal moments force",
-            "cpu_seconds": "of the fit",
+            **CPU,
         },
         records={"kivi_uci": ""},
         short="--sets boston --splits 0 --num-steps 2",
@@ -30,12 +26,11 @@ BENCHMARKS = (
         "And for the 478 410 weights of a network for MNIST?",
         rows="a method and a seed",
         columns={
-            "method": "a name of --methods",
-            "seed": "of the fit",
+            **BY_METHOD,
             "test_error": "share",
             "nll": "mean negative log-likelihood",
             "claimed_kl": "what the objective takes it for",
-            "cpu_seconds": "of the fit",
+            **CPU,
         },
         records={"kivi_mnist": "--num-train 6000"},
         short="--width 16 --hidden 20 --epochs 2 --num-train 8 --num-test 4",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.benchmark import Benchmark
+from benchmarks.shared.columns import BY_METHOD, CPU
 
 BENCHMARKS = (
     Benchmark(
@@ -18,7 +19,7 @@ BENCHMARKS = (
             "sd, gap": "between them",
             "ratio": "of the two deviations",
             "critic right": "share, of an adversarial method",
-            "cpu_seconds": "of the fit",
+            **CPU,
         },
         records={
             "toy_regression": '--methods mean-field "no KL" linearised lanczos kernel '
@@ -33,8 +34,7 @@ BENCHMARKS = (
         "Accuracy and calibration of LeNet on MNIST, as it comes and rotated?",
         rows="a method and a seed",
         columns={
-            "method": "a name of --methods",
-            "seed": "of the fit",
+            **BY_METHOD,
             "accuracy 0": "as they come",
             "nll 0": "mean negative log-likelihood",
             "ece 0": "expected calibration error, 15 bins",
@@ -42,7 +42,7 @@ BENCHMARKS = (
             "nll 60": "rotated",
             "ece 60": "rotated",
             "seconds": "by the clock",
-            "cpu_seconds": "of the fit",
+            **CPU,
         },
         records={"mnist": "--epochs 10 --seeds 0 1 2"},
         short="--epochs 2 --num-train 8 --num-test 4",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.benchmark import Benchmark
+from benchmarks.shared.columns import BY_METHOD
 
 _SPREAD = {
     "rmse": "of the mean of the draws, at the regular points",
@@ -16,8 +17,7 @@ BENCHMARKS = (
         "Which form of the loss keeps a spread where data contradict each other, and only there?",
         rows="a method, a seed and a state: the best one or the last",
         columns={
-            "method": "a name of --methods",
-            "seed": "of the fit",
+            **BY_METHOD,
             "state": "best or last",
             "step": "of that state",
             "sd regular, max": "largest deviation there",

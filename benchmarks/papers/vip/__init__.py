@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from benchmarks.benchmark import Benchmark
+from benchmarks.shared.columns import BY_METHOD, UCI
 
 _SCORES = {
-    "method": "a name of --methods",
-    "seed": "of the fit",
+    **BY_METHOD,
     "rmse": "root mean squared error",
     "nll": "mean negative log predictive density",
     "cpu_seconds": "of the fit, choices included",
@@ -29,8 +29,7 @@ BENCHMARKS = (
         "How do collapsed and weight-space objectives score on UCI sets?",
         rows="a set, a method, a split and a seed",
         columns={
-            "set": "of UCI",
-            "split": "canonical",
+            **UCI,
             "steps": "by early stopping",
             **_SCORES,
         },
