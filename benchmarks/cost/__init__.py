@@ -58,6 +58,18 @@ BENCHMARKS = (
         short="--rounds 1 --warm-up 0",
     ),
     Benchmark(
+        "cost.file_changes",
+        "How many files does a reader meet on the way of a draw and of a data row?",
+        rows="a job",
+        columns={
+            "job": "what is run",
+            "files": "of the package that it calls",
+            "calls": "of its functions",
+            "changes": "calls into another file than the one before",
+        },
+        records={"file_changes": ""},
+    ),
+    Benchmark(
         "cost.process_cost",
         "How do time and memory of an implicit process grow with the number of inputs?",
         rows="a number of functions and of inputs",

@@ -16,13 +16,13 @@ from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.handlers.pointwise import (
     is_auxiliary,
     is_delta,
+    latent_sites,
     pointwise_log_prob,
     reduced_dims,
     run_model,
 )
 from pyro_implicit.handlers.row_coupling import coupled_sites, drawn_jointly
 from pyro_implicit.handlers.rows import changed_dims
-from pyro_implicit.inference.posterior_draws import latent_sites
 
 __all__ = ["Program", "Site", "Slot"]
 

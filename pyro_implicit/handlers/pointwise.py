@@ -23,6 +23,7 @@ __all__ = [
     "batch_log_prob",
     "is_auxiliary",
     "is_delta",
+    "latent_sites",
     "pointwise_log_prob",
     "reduced_dims",
     "run_model",
@@ -94,6 +95,28 @@ def run_model(
     with torch.no_grad(), evaluation_mode(), SiteVisitor(visit):
         with poutine.condition(data=dict(values or {})), Unobserve(unobserve):
             model(*args, **kwargs)
+
+
+def latent_sites(
+    guide: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """
+    Runs a guide once, without gradients.
+
+    :param callable guide: a guide.
+    :param tuple args: its positional arguments.
+    :param dict kwargs: its keyword arguments.
+    :returns: the latent sites (messages, as in a trace) by name.
+    """
+    sites: dict[str, Any] = {}
+
+    def visit(site: Any) -> None:
+        if not site["is_observed"] and not is_auxiliary(site):
+            sites[site["name"]] = site
+
+    with torch.no_grad(), evaluation_mode(), SiteVisitor(visit):
+        guide(*args, **kwargs)
+    return sites
 
 
 def base_distribution(fn: Any) -> Any:

@@ -13,8 +13,13 @@ from pyro_implicit._checks import check_count, check_guide, check_model, check_s
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.handlers.own_subsample import OwnSubsample, sizes_of_arguments
-from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, pointwise_log_prob, run_model
-from pyro_implicit.inference.posterior_draws import latent_sites
+from pyro_implicit.handlers.pointwise import (
+    is_auxiliary,
+    is_delta,
+    latent_sites,
+    pointwise_log_prob,
+    run_model,
+)
 
 __all__ = ["log_predictive_density"]
 

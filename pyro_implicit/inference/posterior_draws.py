@@ -12,9 +12,9 @@ from pyro_implicit._checks import check_count, check_guide
 from pyro_implicit.exceptions import ShapeError, SiteError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
-from pyro_implicit.handlers.pointwise import SiteVisitor, is_auxiliary
+from pyro_implicit.handlers.pointwise import latent_sites
 
-__all__ = ["latent_sites", "posterior_draws"]
+__all__ = ["posterior_draws"]
 
 
 def posterior_draws(
@@ -54,28 +54,6 @@ def posterior_draws(
             drawn = sample(num_samples, *given[0], **given[1])
             return {name: value.detach() for name, value in drawn.items()}
         return _looped(guide, num_samples, args, kwargs)
-
-
-def latent_sites(
-    guide: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    """
-    Runs a guide once, without gradients.
-
-    :param callable guide: a guide.
-    :param tuple args: its positional arguments.
-    :param dict kwargs: its keyword arguments.
-    :returns: the latent sites (messages, as in a trace) by name.
-    """
-    sites: dict[str, Any] = {}
-
-    def visit(site: Any) -> None:
-        if not site["is_observed"] and not is_auxiliary(site):
-            sites[site["name"]] = site
-
-    with torch.no_grad(), evaluation_mode(), SiteVisitor(visit):
-        guide(*args, **kwargs)
-    return sites
 
 
 def _looped(
