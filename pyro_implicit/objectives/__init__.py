@@ -2,11 +2,14 @@
 
 from pyro_implicit.objectives.adversarial import AdversarialELBO
 from pyro_implicit.objectives.alpha_energy import AlphaEnergy
+from pyro_implicit.objectives.amortised_svgd import AmortisedSVGD
 from pyro_implicit.objectives.contrastive import ContrastiveELBO
 from pyro_implicit.objectives.critic import Critic
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.kernel_ratio import KernelDensityRatioELBO
+from pyro_implicit.objectives.kpg import KPG
+from pyro_implicit.objectives.ksivi import KSIVI
 from pyro_implicit.objectives.lanczos import LanczosELBO, LanczosReport
 from pyro_implicit.objectives.linearised import LinearisedELBO
 from pyro_implicit.objectives.particle import Reads
@@ -17,8 +20,11 @@ from pyro_implicit.objectives.semi_implicit import SemiImplicitELBO
 from pyro_implicit.objectives.singular_value import SingularValueELBO, SingularValueReport
 
 __all__ = [
+    "KPG",
+    "KSIVI",
     "AdversarialELBO",
     "AlphaEnergy",
+    "AmortisedSVGD",
     "ContrastiveELBO",
     "Critic",
     "ImplicitELBO",

@@ -1,11 +1,17 @@
-"""Gaussian kernels between sets of points, and the width that suits them."""
+"""Kernels between sets of points, and the width that suits them."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-__all__ = ["gaussian_kernel", "median_distance", "squared_distances"]
+__all__ = [
+    "gaussian_kernel",
+    "inverse_multiquadric_kernel",
+    "median_distance",
+    "riesz_kernel",
+    "squared_distances",
+]
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
@@ -46,3 +52,39 @@ def median_distance(x: Tensor, y: Tensor) -> Tensor:
     tiny = torch.finfo(distances.dtype).eps * (1 + distances.max())
     apart = distances[distances > 10 * tiny]
     return apart.median().sqrt() if len(apart) else distances.new_ones(())
+
+
+def inverse_multiquadric_kernel(x: Tensor, y: Tensor, bandwidth: Tensor | float) -> Tensor:
+    r"""
+    The inverse multiquadric kernel :math:`(1 + \lVert x - y \rVert^2 / h^2)^{-1/2}` of all pairs.
+
+    Its tails fall as a power: points far apart still feel each other.
+
+    :param torch.Tensor x: points, shape ``(n, m)``.
+    :param torch.Tensor y: points, shape ``(k, m)``.
+    :param bandwidth: ``h > 0``, a number or shape ``()``.
+    :returns: shape ``(n, k)``.
+    """
+    return (1 + squared_distances(x, y) / bandwidth**2).rsqrt()
+
+
+def riesz_kernel(x: Tensor, y: Tensor, centre: Tensor, bandwidth: Tensor | float) -> Tensor:
+    r"""
+    The Riesz kernel :math:`-\lVert x - y \rVert` of all pairs, made positive definite.
+
+    It is :math:`1 + (\lVert x - c \rVert + \lVert y - c \rVert - \lVert x - y \rVert) / 2h`, which
+    differs from it by functions of one point alone: between measures of equal mass both give the
+    same discrepancy. A field of scores has no mass of 0, and so needs the positive definite form.
+
+    :param torch.Tensor x: points, shape ``(n, m)``.
+    :param torch.Tensor y: points, shape ``(k, m)``.
+    :param torch.Tensor centre: ``c``, shape ``(m,)``.
+    :param bandwidth: ``h > 0``, a number or shape ``()``.
+    :returns: shape ``(n, k)``.
+    """
+    tiny = torch.finfo(x.dtype).eps  # the slope of a distance at 0 is none
+    apart, left, right = (
+        (squared_distances(a, b) + tiny**2).sqrt()
+        for a, b in ((x, y), (x, centre[None]), (y, centre[None]))
+    )
+    return 1 + (left + right.mT - apart) / (2 * bandwidth)

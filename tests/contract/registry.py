@@ -42,6 +42,7 @@ from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.exceptions import GuideError, SiteError
 from pyro_implicit.generators import MLPGenerator, ResidualGenerator
 from pyro_implicit.guides import ImplicitGuide
+from pyro_implicit.objectives import KPG, KSIVI, AmortisedSVGD
 from pyro_implicit.testing import MODELS as MODELS
 from pyro_implicit.testing import ROWS, Case
 
@@ -151,12 +152,19 @@ class Objective:
     :param draws_prior: whether it compares draws of the guide with draws of the model's prior.
     :param trains: whether it has parameters of its own, which it trains whenever it is evaluated
         with gradients enabled: its value then depends on what came before.
+    :param whole: whether it compares draws of the whole posterior: its value is no evidence, and a
+        site with a weight is refused.
+    :param whole_guide: whether it refuses ordinary sites beside implicit ones.
+    :param unbiased: what the mean over minibatches leaves as it is.
     """
 
     make: Callable[..., ImplicitELBO]
     guide_options: dict[str, Any] = field(default_factory=dict)
     draws_prior: bool = False
     trains: bool = False
+    whole: bool = False
+    whole_guide: bool = False
+    unbiased: tuple[str, ...] = ("loss", "gradient")
 
     def __call__(self, **options: Any) -> ImplicitELBO:
         return self.make(**options)
@@ -232,4 +240,28 @@ OBJECTIVES: dict[str, Objective] = {
         guide_options={"scale": 0.05},
     ),
     "singular value": Objective(partial(SingularValueELBO, num_particles=2, num_iterations=200)),
+    "kernel Stein": Objective(
+        partial(KSIVI, num_particles=6, vectorize_particles=True),
+        guide_options={"scale": 0.05},
+        whole=True,
+        whole_guide=True,
+        unbiased=(),
+    ),
+    "kernelised path gradient": Objective(
+        partial(KPG, num_particles=4),
+        guide_options={"scale": 0.05},
+        whole=True,
+        unbiased=("gradient",),
+    ),
+    "kernelised path gradient, weighed": Objective(
+        partial(KPG, num_particles=6, importance=True, vectorize_particles=True),
+        guide_options={"scale": 0.05},
+        whole=True,
+        unbiased=("gradient",),
+    ),
+    "amortised Stein": Objective(
+        partial(AmortisedSVGD, num_particles=6, vectorize_particles=True),
+        whole=True,
+        unbiased=("gradient",),
+    ),
 }

@@ -63,6 +63,8 @@ def refused(request):
     """
     asked = request.node.callspec.params if hasattr(request.node, "callspec") else {}
     objective = asked.get("make_objective")
+    if objective is not None and objective.whole:
+        pytest.skip("sees rows together; see test_draws_of_the_whole_posterior_are_of_weight_1")
     conditional = asked.get("make_row_guide", ROW_GUIDES["conditional"])
     while isinstance(conditional, partial):
         conditional = conditional.func
@@ -88,6 +90,29 @@ def by_rows(objective):
 def replaces_kl(objective):
     """Whether its estimate stands for prior and entropy together."""
     return getattr(objective, "replaces", "entropy") == "kl"
+
+
+WHOLE = [name for name, made in OBJECTIVES.items() if made.whole]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("kind", ROW_GUIDES)
+def test_draws_of_the_whole_posterior_are_of_weight_1(name, kind):
+    """Objectives that compare these take the rows of a plate together, or refuse them."""
+    make_objective, row_case = OBJECTIVES[name], ROW_MODELS["positive rows"]
+    make_row_guide = partial(ROW_GUIDES[kind], **make_objective.guide_options)
+    model, guide = build(make_row_guide, row_case)
+    objective, data = make_objective(), (*row_case.data(), torch.arange(ROWS))
+    assert all(term.isfinite() for term in terms(objective, model, guide, *data).values())
+    scaled = [poutine.scale(program, scale=3.0) for program in (model, guide)]
+    with pytest.raises(SiteError, match="has weight 3, and .* compares draws of the whole"):
+        terms(objective, *scaled, *data)
+    with pytest.raises(SiteError, match="has weight 3, and .* compares draws of the whole"):
+        terms(objective, *build(make_row_guide, row_case, size=3 * ROWS), *data)
+    some = torch.arange(ROWS) < 2
+    masked = [poutine.mask(program, mask=some) for program in (model, guide)]
+    with pytest.raises(SiteError, match="scale or mask that differs between its entries"):
+        terms(objective, *masked, *data)
 
 
 @pytest.mark.parametrize("scale", [0.25, torch.tensor(3.0)], ids=["number", "tensor"])

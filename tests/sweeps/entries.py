@@ -276,6 +276,7 @@ def _evaluated() -> Entry:
 CLASSES: dict[str, Entry] = {
     "AdversarialELBO": fixed(train_with, num_critic_steps=1, num_samples=8),
     "AlphaEnergy": fixed(train_with, num_particles=2),
+    "AmortisedSVGD": fixed(train_with, num_particles=3),
     "Anneal": Entry(
         lambda: dict(target=pi.LinearisedELBO(), attribute="kl_weight", schedule=lambda step: 1.0)
     ),
@@ -332,6 +333,8 @@ CLASSES: dict[str, Entry] = {
     "ImplicitSite": Entry(
         _site, takes={"value": lambda v: isinstance(v, torch.Tensor) and v.is_floating_point()}
     ),
+    "KPG": fixed(train_with, num_particles=3),
+    "KSIVI": fixed(train_with, num_particles=4),
     "LanczosELBO": fixed(train_with, num_steps=2),
     "LightningVI": Entry(
         lambda: dict(model=model, guide=guide(), objective=pi.LinearisedELBO()),
