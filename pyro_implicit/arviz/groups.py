@@ -9,6 +9,7 @@ from pyro_implicit._memory import free_memory
 from pyro_implicit.arviz.collect import GUIDE_GROUPS, ExportPlan, nbytes
 from pyro_implicit.arviz.program import Program
 from pyro_implicit.exceptions import ArgumentError, SiteError
+from pyro_implicit.handlers.choice_for_all import choice_for_all
 
 __all__ = ["GROUPS", "check_size", "choose_groups"]
 
@@ -63,6 +64,8 @@ def choose_groups(
                     "drawn (an ImproperUniform has no samples); leave the group out, or give these "
                     "sites a proper prior"
                 )
+    if "posterior_predictive" in chosen and program.choices_for_all:
+        raise choice_for_all(next(iter(program.choices_for_all)))
     if "log_likelihood" in chosen:
         _check_likelihood(program)
     return tuple(chosen), notes

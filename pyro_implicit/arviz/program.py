@@ -13,6 +13,7 @@ from torch import Tensor
 from pyro_implicit._random import own_numbers
 from pyro_implicit.arviz.rows import Batch, RowBatches
 from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.handlers.choice_for_all import is_choice_for_all
 from pyro_implicit.handlers.pointwise import (
     is_auxiliary,
     is_delta,
@@ -81,6 +82,8 @@ class Program:
         self.subsamples: dict[str, Tensor] = {}
         #: what was observed, and on which rows, when the sites were found out
         self.observed: list[Tensor] = []
+        #: discrete latents of all data, which no draw of the guide fixes
+        self.choices_for_all: dict[str, None] = {}
         self.first_rows = slice(0, batches.batch_size)
         with own_numbers():
             self.sites = self._inspect(self.draw)
@@ -171,6 +174,8 @@ class Program:
                 sites[site["name"]] = described = _describe(site, draw)
                 if described.kind != "latent":
                     functions[described.name] = site["fn"]
+                if described.kind == "free" and is_choice_for_all(site):
+                    self.choices_for_all[described.name] = None
                 if described.kind == "observed":
                     observed.append(site["value"])
 

@@ -17,7 +17,11 @@ from torch import Tensor
 
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.guides.initialization.prototype import forgiving, unconstrained_start
+from pyro_implicit.guides.initialization.prototype import (
+    forgiving,
+    is_summed_out,
+    unconstrained_start,
+)
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.data_use import DataUse
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
@@ -46,7 +50,7 @@ def read_latents(
     for name, node in trace.nodes.items():
         if node["type"] == "sample":
             _check_all_rows(name, node)
-    nodes = [node for _, node in trace.iter_stochastic_nodes() if not is_auxiliary(node)]
+    nodes = _latents(trace)
     if not nodes:
         raise SiteError(
             "the model has no latent site to sample: every sample statement is observed or hidden. "
@@ -71,7 +75,7 @@ def latent_shapes(
     """
     with RandomStream(0):
         trace = _run(model, init_to_sample, args, kwargs)
-    nodes = [node for _, node in trace.iter_stochastic_nodes() if not is_auxiliary(node)]
+    nodes = _latents(trace)
     return {node["name"]: tuple(node["value"].shape) for node in nodes}
 
 
@@ -107,6 +111,12 @@ def _run(model: Model, init: Callable[..., Tensor], args: Any, kwargs: Any) -> A
         return poutine.trace(initialised).get_trace(*args, **kwargs)
 
 
+def _latents(trace: Any) -> list[dict[str, Any]]:
+    """The latents that chains move: all but those that are summed out."""
+    nodes = [node for _, node in trace.iter_stochastic_nodes() if not is_auxiliary(node)]
+    return [node for node in nodes if not is_summed_out(node)]
+
+
 def _flat(sites: list[LatentSite], trace: Any) -> Tensor:
     values = [trace.nodes[site.name]["value"] for site in sites]
     return torch.cat([unconstrained_start(s, v) for s, v in zip(sites, values, strict=True)])
@@ -120,10 +130,11 @@ def _continuous(init: Callable[..., Tensor]) -> Callable[..., Tensor]:
             discrete = site["fn"].support.is_discrete
         except NotImplementedError:  # told with the bijection that is missing
             discrete = False
-        if discrete:
+        if discrete and not is_summed_out(site):
             raise SiteError(
                 f"latent site {site['name']!r} is discrete ({type(site['fn']).__name__}), and "
-                "chains move by gradients, which it has none of. Sum it out in the model: write "
+                "chains move by gradients, which it has none of. Mark it infer={'enumerate': "
+                "'parallel'}, so that it is summed out, or sum it out in the model: write "
                 "dist.MixtureSameFamily(dist.Categorical(probs), components) instead of an "
                 "assignment to components, or pyro.factor with torch.logsumexp over its values."
             )

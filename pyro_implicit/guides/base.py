@@ -31,6 +31,7 @@ from pyro_implicit.guides.initialization.gaussian_start import GaussianStart, ga
 from pyro_implicit.guides.initialization.prototype import (
     check_all_rows,
     forgiving,
+    is_summed_out,
     unconstrained_start,
 )
 from pyro_implicit.guides.initialization.start_report import StartReport
@@ -239,7 +240,11 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)
         prototype: Any = self.prototype_trace
-        nodes = list(prototype.iter_stochastic_nodes())
+        nodes = [
+            (name, node)
+            for name, node in prototype.iter_stochastic_nodes()
+            if not is_summed_out(node)
+        ]
         if not nodes:
             raise SiteError(
                 "the model has no latent site to infer: every sample statement is observed or "

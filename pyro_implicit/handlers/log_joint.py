@@ -14,8 +14,15 @@ from pyro.poutine import Trace
 from torch import Tensor
 
 from pyro_implicit.exceptions import ImplicitError, NonFiniteError, SiteError
+from pyro_implicit.handlers.enumeration import (
+    EnumerationNeeded,
+    NoticeEnumeration,
+    enumerated,
+    nesting_of,
+)
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.flat_latents import by_site
+from pyro_implicit.handlers.sum_out import sum_out
 
 __all__ = ["LogJoint"]
 
@@ -44,6 +51,8 @@ class LogJoint:
     """
     ``log p(data, latents) + log|dlatents/du|`` at unconstrained ``u``.
 
+    Discrete latents that are marked for enumeration are summed out.
+
     :param model: a Pyro model.
     :param sites: its latent sites, in the order in which ``u`` holds them.
     :param args: arguments of the model.
@@ -59,6 +68,7 @@ class LogJoint:
     ) -> None:
         self.model, self.args, self.kwargs = model, args, kwargs
         self.sites: Sequence[Any] = sites
+        self._nesting: int | None = None  # of a model with latents to sum out
 
     def values(self, u: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """
@@ -78,8 +88,19 @@ class LogJoint:
         values, correction = self.values(u)
         with poutine.block():
             conditioned = poutine.condition(self.model, data=values)
-            trace = poutine.trace(conditioned).get_trace(*self.args, **self.kwargs)
+            if self._nesting is None:
+                try:
+                    with NoticeEnumeration():
+                        return self._traced(conditioned), correction
+                except EnumerationNeeded:
+                    self._nesting = nesting_of(conditioned, self.args, self.kwargs)
+            trace = self._traced(enumerated(conditioned, self._nesting))
+            trace.compute_log_prob()
+            sum_out(trace)
         return trace, correction
+
+    def _traced(self, model: Callable[..., Any]) -> Trace:
+        return poutine.trace(model).get_trace(*self.args, **self.kwargs)
 
     def __call__(self, u: Tensor) -> Tensor:
         """

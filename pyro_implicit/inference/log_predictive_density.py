@@ -12,6 +12,11 @@ from torch import Tensor
 from pyro_implicit._checks import check_count, check_guide, check_model, check_seed
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import SiteError
+from pyro_implicit.handlers.enumeration import (
+    EnumerationNeeded,
+    NoticeEnumeration,
+    run_summed_out,
+)
 from pyro_implicit.handlers.own_subsample import OwnSubsample, sizes_of_arguments
 from pyro_implicit.handlers.pointwise import (
     is_auxiliary,
@@ -20,6 +25,7 @@ from pyro_implicit.handlers.pointwise import (
     pointwise_log_prob,
     run_model,
 )
+from pyro_implicit.handlers.sum_out import inseparable
 
 __all__ = ["log_predictive_density"]
 
@@ -39,7 +45,9 @@ def log_predictive_density(
     minibatch scale. Observed sites in the same plates are one datum.
 
     Draws are made one after the other, and of each only its densities are kept. In expectation the
-    value rises with ``num_samples``: compare at the same number.
+    value rises with ``num_samples``: compare at the same number. Discrete latents that are marked
+    for enumeration are summed out; what they join is one datum (a sequence of a hidden Markov
+    model).
 
     :param model: a model whose arguments include the observations.
     :param guide: any guide; called with the same arguments.
@@ -52,7 +60,8 @@ def log_predictive_density(
     :raises ArgumentError: if ``num_samples`` is no positive integer, ``seed`` no seed, or ``model``
         or ``guide`` nothing that can be run.
     :raises SiteError: if the model observes nothing with these arguments, or draws some rows of a
-        plate at random.
+        plate at random; if the prior of a latent of the guide and data are within one sum over a
+        discrete latent.
     """
     check_model(model)
     check_guide(guide)
@@ -78,8 +87,15 @@ def _log_densities(
     data: dict[Any, Tensor] = {}
 
     def visit(site: Any) -> None:
+        marginal = site["infer"].get("marginal_of", ())  # sites that one density stands for
+        if marginal:
+            drawn = [name for name in marginal if name in latents]
+            if drawn and len(drawn) < len(marginal):
+                raise inseparable(drawn, site["name"])
         observed = site["is_observed"] and site["name"] not in latents
-        if not observed or is_auxiliary(site) or is_delta(site):
+        if not observed or (is_auxiliary(site) and not marginal) or is_delta(site):
+            return
+        if marginal and all(name in latents for name in marginal):
             return
         frames = sorted(
             (f.name, None if f.vectorized else f.counter) for f in site["cond_indep_stack"]
@@ -90,7 +106,12 @@ def _log_densities(
         data[key] = data[key] + value if key in data else value
 
     with OwnSubsample(sizes_of_arguments(args, kwargs)):
-        run_model(model, args, kwargs, visit, values=latents)
+        try:
+            with NoticeEnumeration():
+                run_model(model, args, kwargs, visit, values=latents)
+        except EnumerationNeeded:
+            data.clear()
+            run_summed_out(model, args, kwargs, visit, values=latents)
     if not data:
         raise SiteError(
             "the model observes nothing with these arguments, so there is no predictive density: "

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyro_implicit._random import seed_torch
 from pyro_implicit.exceptions import ShapeError
+from pyro_implicit.handlers.choice_for_all import choice_for_all, is_choice_for_all
 from pyro_implicit.handlers.own_subsample import refuse_own_subsample
 from pyro_implicit.handlers.row_coupling import RowsTogether
 from pyro_implicit.handlers.rows import changed_dims, rows_of, take_rows
@@ -143,6 +144,8 @@ class PredictiveRun(Messenger):
             self.plan.met.add(name)
             msg["value"], msg["done"] = self._latent(msg), True
         elif not (site_is_factor(msg) or msg["infer"].get("_deterministic")):
+            if is_choice_for_all(msg, PREDICTIVE_PLATE):
+                raise choice_for_all(msg["name"])
             msg["is_observed"] = False
             msg["value"], msg["done"] = self._noisy(msg), True
 

@@ -69,7 +69,7 @@ class AlphaEnergy(LinearisedELBO):
     @property
     def reads(self) -> Reads:  # type: ignore[override]
         """The parts of a run that an ELBO reads, of explicit guides too."""
-        return Reads(implicit_site=False)
+        return Reads(implicit_site=False, apart=self._parts_are_weighed)
 
     @property
     def settings(self) -> dict[str, Any]:

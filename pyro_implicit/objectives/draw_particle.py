@@ -22,10 +22,12 @@ from pyro_implicit.distributions.diagonal_mixture import WeightedDraws
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.distributions.implicit_sites import KeptLinearisations
 from pyro_implicit.exceptions import DensityError, GuideError, NonFiniteError, SiteError
+from pyro_implicit.handlers.enumeration import NoticeEnumeration, enumerated
 from pyro_implicit.objectives.batch_dims import check_batch_dims, is_vectorised
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.pairing import check_pairing
 from pyro_implicit.objectives.particle import ALL, Particle, Reads, sample_nodes
+from pyro_implicit.objectives.summed_out import summed_out
 
 __all__ = ["draw_particle", "lost_gradients", "plate_nesting"]
 
@@ -38,6 +40,8 @@ def draw_particle(
     max_plate_nesting: float,
     reads: Reads = ALL,
     implicit_prior: Callable[[ImplicitDistribution, Tensor], Tensor] | None = None,
+    *,
+    enumerate_latents: bool = False,
 ) -> Particle:
     """
     Runs the guide, then the model with its draws.
@@ -45,6 +49,9 @@ def draw_particle(
     :param Reads reads: what is computed; all of it by default.
     :param implicit_prior: log-density, or a bound on it, for latents whose prior is itself an
         :class:`~pyro_implicit.ImplicitDistribution`.
+    :param bool enumerate_latents: whether to sum out the model's latents that are marked so; this
+        needs a finite ``max_plate_nesting``.
+    :raises EnumerationNeeded: without it, if the model has such a latent.
     :raises DensityError: if it is needed and the prior of a latent has none.
     :raises GuideError: if the guide has no implicit site, or one drawn without its noise; if its
         entropy is needed and rows share their noise.
@@ -52,9 +59,9 @@ def draw_particle(
     :raises SiteError: if an explicit guide site, or noise with learned parameters, is not
         reparameterised; if a plate of the guide and the model's minibatch, or its size, disagree;
         if a log-density has a batch dimension that no plate declares (with vectorised particles
-        also with validation off); if a site of the model is to be enumerated; if the entropy of a
-        latent is needed that the model does not sample; with validation on, if a latent that the
-        guide maps on a support has another one in the model.
+        also with validation off); if a site of the model cannot be summed out as it is marked; if
+        the entropy of a latent is needed that the model does not sample; with validation on, if a
+        latent that the guide maps on a support has another one in the model.
     """
     tracer = poutine.trace(guide)
     kept = reads.linearisation or reads.log_det
@@ -65,7 +72,12 @@ def draw_particle(
     implicit = _implicit_sites(guide_nodes, reads.implicit_site)
     if validated:
         _check_draws(implicit)
-    model_trace = _replayed(model, guide_trace, args, kwargs)
+    if enumerate_latents:
+        model = enumerated(model, int(max_plate_nesting), guide_nodes)
+        model_trace = _replayed(model, guide_trace, args, kwargs)
+    else:
+        with NoticeEnumeration():
+            model_trace = _replayed(model, guide_trace, args, kwargs)
     model_nodes = sample_nodes(model_trace)
     check_pairing(model_nodes, guide_nodes, entropy=reads.guide, supports=validated)
     if validated:
@@ -73,22 +85,34 @@ def draw_particle(
     guide_trace = prune_subsample_sites(guide_trace)
     model_trace = prune_subsample_sites(model_trace)
     particle = Particle(model_trace, guide_trace, implicit)
-    left_out: set[str] = set() if reads.prior else set(particle.implicit_latents)
-    if not (reads.prior or reads.guide):
-        left_out = {n for n, node in particle.model_nodes.items() if not node["is_observed"]}
-    known = set()  # in the model alone: the guide's site of that name has a density of its own
-    for name, node in particle.model_nodes.items():
-        if isinstance(node["fn"], ImplicitDistribution) and name not in left_out:
-            _set_log_prob(name, node, implicit_prior)
-            known.add(name)
-    model_trace.compute_log_prob(lambda name, _: name not in left_out | known)
-    explicit = set(particle.guide_nodes) - left_out if reads.guide else set()
-    guide_trace.compute_log_prob(lambda name, _: name in explicit)
-    _sum_in_float32(particle)
+    _compute_densities(particle, reads, implicit_prior)
+    if enumerate_latents:
+        particle = summed_out(particle, max_plate_nesting, reads)
     _check_shapes(particle, max_plate_nesting)
     _check_reparameterised(particle)
     _check_noise(particle)
     return particle
+
+
+def _compute_densities(
+    particle: Particle,
+    reads: Reads,
+    implicit_prior: Callable[[ImplicitDistribution, Tensor], Tensor] | None,
+) -> None:
+    """The log-densities that an objective reads, and no others."""
+    left_out: set[str] = set() if reads.prior else set(particle.implicit_latents)
+    nodes = particle.model_nodes.items()
+    if not (reads.prior or reads.guide):
+        left_out = {n for n, x in nodes if not (x["is_observed"] or "_enumerate_dim" in x["infer"])}
+    known = set()  # in the model alone: the guide's site of that name has a density of its own
+    for name, node in nodes:
+        if isinstance(node["fn"], ImplicitDistribution) and name not in left_out:
+            _set_log_prob(name, node, implicit_prior)
+            known.add(name)
+    particle.model.compute_log_prob(lambda name, _: name not in left_out | known)
+    explicit = set(particle.guide_nodes) - left_out if reads.guide else set()
+    particle.guide.compute_log_prob(lambda name, _: name in explicit)
+    _sum_in_float32(particle)
 
 
 def plate_nesting(

@@ -193,7 +193,13 @@ class ImplicitELBO(ParticleObjective):
             prior_draws=kl,
             linearisation=self.linearises and all_used,
             log_det=self.takes_log_det and all_used,
+            apart=self._parts_are_weighed,
         )
+
+    @property
+    def _parts_are_weighed(self) -> bool:
+        """Whether likelihood and prior do not simply add up to the log-joint density."""
+        return bool(self.power) or self.kl_weight * self.prior_weight != 1
 
     @property
     def pools(self) -> bool:  # type: ignore[override]

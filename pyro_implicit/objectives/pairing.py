@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
@@ -24,37 +24,13 @@ def check_pairing(model_nodes: Nodes, guide_nodes: Nodes, *, entropy: bool, supp
     :param bool entropy: whether the objective reads the guide's entropy.
     :param bool supports: whether to compare supports, whose bounds may be on a device.
     :raises GuideError: if the entropy is read, and the rows of an implicit site share their noise.
-    :raises SiteError: for a site of the model that is to be enumerated; if the entropy is read, for
-        latents that have one and no prior, or another number of rows there; for supports that
-        differ.
+    :raises SiteError: if the entropy is read, for latents that have one and no prior, or another
+        number of rows there; for supports that differ.
     """
-    _check_not_enumerated(model_nodes, guide_nodes)
     if entropy:
         _check_latents(model_nodes, guide_nodes)
     if supports:
         _check_supports(model_nodes, guide_nodes)
-
-
-def _check_not_enumerated(model_nodes: Nodes, guide_names: Iterable[str]) -> None:
-    """
-    A site that Pyro would enumerate is drawn from its prior by a plain run of the model.
-
-    :param model_nodes: the model's sample sites by name.
-    :param guide_names: names of those of the guide.
-    :raises SiteError: naming such a site.
-    """
-    names = set(guide_names)
-    for name, node in model_nodes.items():
-        if node["is_observed"] or name in names or not node["infer"].get("enumerate"):
-            continue
-        raise SiteError(
-            f"site {name!r} of the model is to be enumerated (infer={{'enumerate': "
-            f"{node['infer']['enumerate']!r}}}), which objectives for implicit guides do not do: "
-            "it would be drawn from its prior, whatever the data say. Sum it out in the model: "
-            "dist.MixtureSameFamily(dist.Categorical(weights), components) in place of a choice "
-            "and what depends on it, dist.DiscreteHMM for a chain, or torch.logsumexp and "
-            "pyro.factor."
-        )
 
 
 def _check_latents(model_nodes: Nodes, guide_nodes: Nodes) -> None:

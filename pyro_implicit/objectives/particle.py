@@ -37,6 +37,8 @@ class Reads:
         which tell it with the draw are run once for both.
     :param bool linearisation: the derivative of the generators at the draws, so that they are run
         once for both (``site.distribution.linearisation()``).
+    :param bool apart: the likelihood apart from the prior. A latent whose prior depends on discrete
+        ones that are summed out is then refused: both are within one sum.
     """
 
     prior: bool = True
@@ -45,6 +47,7 @@ class Reads:
     implicit_site: bool = True
     linearisation: bool = False
     log_det: bool = False
+    apart: bool = False
 
 
 #: what an evidence bound reads

@@ -27,8 +27,10 @@ from pyro_implicit._checks import (
     check_model,
     check_state,
 )
+from pyro_implicit._random import RandomStream, read_random_state, write_random_state
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import StateError
+from pyro_implicit.handlers.enumeration import EnumerationNeeded
 from pyro_implicit.objectives.batch_dims import PARTICLE_PLATE
 from pyro_implicit.objectives.draw_particle import draw_particle, plate_nesting
 from pyro_implicit.objectives.finiteness import check_finite
@@ -121,6 +123,8 @@ class ParticleObjective(ELBO):
         #: parts of the latest :meth:`differentiable_loss`, detached; for logs
         self.last_terms: Terms = {}
         self._nesting_of: tuple[Any, Any, int] | None = None
+        #: whether a model with latents to sum out has been seen; None before the first draw
+        self._enumerates: bool | None = None
         self._coupling = CouplingCheck()
         self._looped = LoopedWatch()
         self._num_training_steps = 0
@@ -280,6 +284,7 @@ class ParticleObjective(ELBO):
     def forget_models(self) -> None:
         """Forgets what was found out about the model in earlier calls, to look again."""
         self._nesting_of, self._coupling, self._training_step = None, CouplingCheck(), None
+        self._enumerates = None
 
     # ---- draws
 
@@ -339,7 +344,21 @@ class ParticleObjective(ELBO):
         """One pass of guide and model."""
         known = type(self).implicit_prior is not ParticleObjective.implicit_prior
         prior = self.implicit_prior if known else None
-        return draw_particle(model, guide, args, kwargs, nesting, self.reads, prior)
+        draw = partial(draw_particle, model, guide, args, kwargs)
+        if not self._enumerates:
+            before = read_random_state() if self._enumerates is None else None
+            try:
+                particle = draw(nesting, self.reads, prior)
+                self._enumerates = False
+                return particle
+            except EnumerationNeeded:  # of this model from now on, and harmless for others
+                self._enumerates = True
+                if before is not None:  # as if the first attempt had not been made
+                    write_random_state(before)
+        if nesting == math.inf:
+            with RandomStream(0):
+                nesting = self._nesting(model, guide, args, kwargs)
+        return draw(nesting, self.reads, prior, enumerate_latents=True)
 
     def _with_prior(
         self, particles: list[Particle], model: Any, args: Any, kwargs: Any, nesting: int | None

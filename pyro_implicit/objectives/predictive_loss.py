@@ -110,7 +110,8 @@ class PosteriorPredictiveLoss(ParticleObjective):
     @property
     def reads(self) -> Reads:  # type: ignore[override]
         """What the loss reads of a run: a likelihood and, if it has a weight, the prior."""
-        return Reads(prior=self.prior_weight != 0, guide=False, implicit_site=False)
+        weighed = self.prior_weight != 0
+        return Reads(prior=weighed, guide=False, implicit_site=False, apart=True)
 
     @property
     def pools(self) -> bool:  # type: ignore[override]

@@ -818,8 +818,8 @@ def test_a_guide_leaves_out_what_is_enumerated_or_computed():
     def model(x, y):
         w = pyro.sample("w", dist.Normal(0.0, 1.0))
         pyro.deterministic("twice", 2.0 * w)
-        kind = pyro.sample("kind", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
         with pyro.plate("data", len(x)):
+            kind = pyro.sample("kind", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
             pyro.sample("y", dist.Normal(w * x + kind, 0.5), obs=y)
 
     x = torch.randn(5)

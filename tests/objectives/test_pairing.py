@@ -34,31 +34,7 @@ OBJECTIVES: list[Make] = [
 ]
 
 
-# ---- enumeration
-
-
-def marked(how: str | None) -> Callable[[], None]:
-    infer: Any = {"enumerate": how} if how else {}
-
-    def model() -> None:
-        locs = pyro.sample("locs", dist.Normal(torch.zeros(2), 1.0).to_event(1))
-        with pyro.plate("data", 3):
-            z = pyro.sample("z", dist.Categorical(torch.ones(2)), infer=infer)
-            pyro.sample("y", dist.Normal(z * locs[..., 1] + locs[..., 0], 1.0), obs=Y)
-
-    return model
-
-
-@pytest.mark.parametrize("make", [*OBJECTIVES, PosteriorPredictiveLoss])
-@pytest.mark.parametrize("vectorised", [False, True])
-def test_a_latent_that_is_to_be_enumerated_is_refused(make: Make, vectorised: bool) -> None:
-    objective = make(2, vectorize_particles=vectorised)
-    for model in (marked("parallel"), marked("sequential"), config_enumerate(marked(None))):
-        guide = HyperNetworkGuide(poutine.block(model, hide=["z"])).setup()
-        message = r"'z' of the model is to be enumerated.*dist\.MixtureSameFamily"
-        for validate in (True, False):
-            with pyro.validation_enabled(validate), pytest.raises(SiteError, match=message):
-                objective.loss_and_grads(model, guide)
+# ---- marks for enumeration
 
 
 def test_marks_that_change_nothing_are_left_alone() -> None:

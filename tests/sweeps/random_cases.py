@@ -104,7 +104,6 @@ def draw_nonsense(seed: int) -> CaseSpec:
 #: what the error for nonsense must say
 TOLD = {
     "discrete": "'wrong' is discrete|'wrong' is in no plate",
-    "enumerated": "'wrong' is discrete|'wrong' is in no plate|enumerate",
     "undeclared": "no plate declares dimension -1|'wrong' is in no plate",
     "unmappable": "latent site 'wrong'",
     "circular": "latent site 'wrong' has a VonMises distribution",

@@ -86,7 +86,6 @@ LIKELIHOODS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Tensor], Tensor]
 #: mistakes that no guide nor objective may take in silence
 NONSENSE = (
     "discrete",
-    "enumerated",
     "undeclared",
     "unmappable",
     "circular",
@@ -397,9 +396,6 @@ def _nonsense(kind: str, x: Tensor) -> Tensor:
     """A sample statement that cannot be meant so, and what it adds to every row."""
     if kind == "discrete":
         pyro.sample("wrong", dist.Poisson(x.new_tensor(2.0)))
-    elif kind == "enumerated":
-        infer: Any = {"enumerate": "parallel"}
-        pyro.sample("wrong", dist.Bernoulli(x.new_tensor(0.3)), infer=infer)
     elif kind == "undeclared":
         pyro.sample("wrong", dist.Normal(x.new_zeros(3), 1.0))
     elif kind == "unmappable":

@@ -15,8 +15,9 @@ from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.initialization.initial import init_to_finite_mean
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.supports import check_support, plain_support
+from pyro_implicit.handlers.enumeration import is_to_be_enumerated
 
-__all__ = ["check_all_rows", "forgiving", "unconstrained_start"]
+__all__ = ["check_all_rows", "forgiving", "is_summed_out", "unconstrained_start"]
 
 
 def check_all_rows(sites: Sequence[LatentSite], init_from: str | AutoGuide) -> None:
@@ -48,8 +49,8 @@ def forgiving(init_loc_fn: Callable[[dict[str, Any]], Tensor]) -> Callable[..., 
     """
     Makes an ``init_loc_fn`` serve all continuous sites, and refuse discrete ones by name.
 
-    It then serves those that cannot be drawn from and those whose mean is infinite, where Pyro's
-    ``init_to_mean`` looks for NaN only.
+    Those that objectives sum out are drawn. It then serves sites that cannot be drawn from and
+    those whose mean is infinite, where Pyro's ``init_to_mean`` looks for NaN only.
 
     :raises SiteError: when it is called, if a start is not finite.
     """
@@ -58,6 +59,8 @@ def forgiving(init_loc_fn: Callable[[dict[str, Any]], Tensor]) -> Callable[..., 
 
     def init(site: dict[str, Any]) -> Tensor:
         fn = site["fn"]
+        if is_summed_out(site):
+            return fn.sample()
         try:
             if fn.support.is_discrete:
                 check_support(site["name"], fn)
@@ -70,6 +73,21 @@ def forgiving(init_loc_fn: Callable[[dict[str, Any]], Tensor]) -> Callable[..., 
             return transform(torch.zeros(shape))
 
     return init
+
+
+def is_summed_out(site: Any) -> bool:
+    """
+    Whether a latent site is left to objectives, which sum over its values.
+
+    :param site: a latent site.
+    :returns: whether it is discrete and marked ``infer={"enumerate": "parallel"}``.
+    :raises SiteError: if it is discrete and marked so that it cannot be summed out.
+    """
+    try:
+        discrete = site["fn"].support.is_discrete
+    except NotImplementedError:
+        return False
+    return discrete and is_to_be_enumerated(site)
 
 
 def _finite(name: str, value: Tensor) -> Tensor:

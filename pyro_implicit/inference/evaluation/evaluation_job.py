@@ -172,6 +172,11 @@ class EvaluationJob(PredictiveJob):
             self.notes[f"pyro.factor sites hold no data and count for nothing here: {listed}"] = (
                 None
             )
+        if run.summed_out:
+            self.notes[
+                f"discrete latents {sorted(run.summed_out)} were drawn given the others, not "
+                "summed out: log densities are noisy and low; log_predictive_density is exact"
+            ] = None
         if run.seen:
             return
         if listed:

@@ -20,7 +20,8 @@ class EvaluationRun(PredictiveRun):
 
     ``seen`` has what was observed, ``outcomes`` the draws of each site (None of one that cannot be
     drawn from), ``factors`` the names of factor sites, and ``from_prior`` those of latents that the
-    guide does not draw (other than those to be enumerated, which it is to leave out).
+    guide does not draw, other than ``summed_out``: those to be enumerated, which it is to leave
+    out.
 
     :param int num_outcomes: draws of each observed site with numbers.
     :param dict kinds: what the data of each site are; filled by the first run.
@@ -35,6 +36,7 @@ class EvaluationRun(PredictiveRun):
         self.outcomes: dict[str, Tensor | None] = {}
         self.factors: list[str] = []
         self.from_prior: set[str] = set()
+        self.summed_out: set[str] = set()
 
     def _pyro_sample(self, msg: Any) -> None:
         name = msg["name"]
@@ -44,8 +46,9 @@ class EvaluationRun(PredictiveRun):
             site_is_factor(msg) or site_is_subsample(msg) or msg["infer"].get("_deterministic")
         )
         own = name not in self.plan.draws and not special and not is_delta(msg)
-        if own and not msg["is_observed"] and not msg["infer"].get("enumerate"):
-            self.from_prior.add(name)
+        if own and not msg["is_observed"]:
+            marked = bool(msg["infer"].get("enumerate"))
+            (self.summed_out if marked else self.from_prior).add(name)
         if not (own and msg["is_observed"]):
             super()._pyro_sample(msg)
             return

@@ -1,0 +1,121 @@
+"""Scores and predictions of models whose discrete latents are summed out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import config_enumerate
+from torch import Tensor
+
+from pyro_implicit import HyperNetworkGuide, evaluate, predict, to_arviz
+from pyro_implicit.exceptions import SiteError
+from pyro_implicit.inference import log_predictive_density
+
+X = torch.tensor([-1.0, 0.5, 2.0])
+
+
+@config_enumerate
+def mixture(y: Any = None) -> Any:
+    p = pyro.sample("p", dist.Beta(2.0, 2.0))
+    with pyro.plate("data", 3):
+        z = pyro.sample("z", dist.Bernoulli(p))
+        return pyro.sample("y", dist.Normal(4.0 * z, 0.5), obs=y)
+
+
+@config_enumerate
+def chain(y: Any = None) -> None:
+    p = pyro.sample("p", dist.Beta(2.0, 2.0))
+    z: Any = torch.tensor(0.0)
+    for t in pyro.markov(range(2)):
+        z = pyro.sample(f"z_{t}", dist.Bernoulli(0.1 + 0.8 * p * z))
+        pyro.sample(f"y_{t}", dist.Normal(z, 1.0), obs=None if y is None else y[t])
+
+
+@config_enumerate
+def choice_for_all(y: Any = None) -> None:
+    loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+    z = pyro.sample("z", dist.Bernoulli(0.3))
+    with pyro.plate("data", 3):
+        pyro.sample("y", dist.Normal(loc + z, 1.0), obs=y)
+
+
+@config_enumerate
+def within_one_sum(y: Any = None) -> None:
+    z = pyro.sample("z", dist.Bernoulli(0.3))
+    loc = pyro.sample("loc", dist.Normal(z, 1.0))
+    with pyro.plate("data", 3):
+        pyro.sample("y", dist.Normal(loc + z, 1.0), obs=y)
+
+
+def at(name: str, value: float) -> Any:
+    def guide(*_: Any) -> None:
+        pyro.sample(name, dist.Delta(torch.tensor(value)))
+
+    return guide
+
+
+def density(y: Tensor, p: float) -> Tensor:
+    zero, one = (dist.Normal(4.0 * z, 0.5).log_prob(y) for z in (0, 1))
+    return torch.logaddexp(zero + math.log(1 - p), one + math.log(p))
+
+
+def test_rows_of_a_mixture_are_scored_exactly() -> None:
+    found = log_predictive_density(mixture, at("p", 0.3), X, num_samples=2)
+    torch.testing.assert_close(found, density(X, 0.3))
+
+
+def test_a_chain_is_one_datum() -> None:
+    found = log_predictive_density(chain, at("p", 0.5), X, num_samples=1)
+    total = torch.tensor(0.0)
+    for a in (0.0, 1.0):
+        for b in (0.0, 1.0):
+            stays = 0.1 + 0.4 * a
+            log_p = math.log(0.1 if a else 0.9) + math.log(stays if b else 1 - stays)
+            log_p = log_p + dist.Normal(a, 1.0).log_prob(X[0]) + dist.Normal(b, 1.0).log_prob(X[1])
+            total = total + log_p.exp()
+    torch.testing.assert_close(found, total.log().reshape(1))
+
+
+def test_a_prior_within_the_sum_is_refused() -> None:
+    with pytest.raises(SiteError, match="the prior of loc depends on discrete latents"):
+        log_predictive_density(within_one_sum, at("loc", 0.5), X, num_samples=1)
+    found = log_predictive_density(choice_for_all, at("loc", 0.5), X, num_samples=1)
+    rows = torch.stack([dist.Normal(0.5 + z, 1.0).log_prob(X).sum() for z in (0, 1)])
+    expected = torch.logsumexp(rows + torch.tensor([0.7, 0.3]).log(), 0)
+    torch.testing.assert_close(found, expected.reshape(1))
+
+
+def test_predictions_draw_what_each_row_has_of_its_own() -> None:
+    pyro.set_rng_seed(0)
+    draws = predict(mixture, at("p", 0.25), num_samples=2000)["y"]
+    assert abs(float((draws > 2.0).float().mean()) - 0.25) < 0.02  # 4 standard errors
+
+
+def test_scores_say_that_they_are_noisy() -> None:
+    report = evaluate(mixture, at("p", 0.3), X, num_samples=400, seed=0)
+    assert any("['z'] were drawn given the others" in note for note in report.notes)
+    assert abs(float(report.log_density.value) - float(density(X, 0.3).mean())) < 0.3
+
+
+@pytest.mark.parametrize("call", [predict, evaluate])
+def test_a_choice_for_all_data_is_not_drawn_from_its_prior(call: Any) -> None:
+    args = (X,) if call is evaluate else ()
+    with pytest.raises(SiteError, match="'z' is summed out and in no plate.*infer_discrete"):
+        call(choice_for_all, at("loc", 0.0), *args, num_samples=3)
+
+
+def test_groups_without_a_likelihood_are_exported() -> None:
+    guide = HyperNetworkGuide(mixture, init_from=None).setup(X)
+    with pytest.raises(SiteError, match=r"log-likelihood of 'y' may depend on \['z'\]"):
+        to_arviz(mixture, guide, X, num_samples=3)
+    data = to_arviz(mixture, guide, X, num_samples=3, groups=("posterior", "posterior_predictive"))
+    assert set(data.posterior_predictive) == {"y", "z"}
+    everything = HyperNetworkGuide(choice_for_all, init_from=None).setup(X)
+    with pytest.raises(SiteError, match="'z' is summed out and in no plate"):
+        to_arviz(choice_for_all, everything, X, num_samples=3, groups=["posterior_predictive"])
+    to_arviz(choice_for_all, everything, X, num_samples=3, groups=["posterior"])
