@@ -142,6 +142,9 @@ def refusals(spec: CaseSpec) -> Iterator[str]:
         yield "which proposal='gauss-newton' does not know"
     if objective.get("rule", "gauss") != "gauss" and "scale" not in options:
         yield "has no output noise"
+    outside = any("data" not in site.plates for site in model.observed)
+    if options.get("num_components", 1) > 1 and outside:
+        yield "each row's mixture must explain data of that row"
     if spec.guide == "MixtureDensityGuide" and spec.objective == "AlphaEnergy":
         yield "is not reparameterised"
 
