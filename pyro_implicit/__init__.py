@@ -78,13 +78,30 @@ __all__ = [
 ]
 
 
+#: sub-packages that are the home of the names that are not here
+_HOMES = (
+    "arviz",
+    "chains",
+    "diagnostics",
+    "distributions",
+    "generators",
+    "guides",
+    "inference",
+    "objectives",
+    "processes",
+    "training",
+)
+
+
 def __getattr__(name: str) -> Any:
     """``LightningVI`` is a subclass of one of Lightning's classes: imported only when asked for."""
     if name == "LightningVI":  # not in __all__, so that a star import does not need Lightning
         from pyro_implicit.training.lightning import LightningVI
 
         return LightningVI
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    homes = [home for home in _HOMES if name in globals()[home].__all__]
+    where = f"; it is in pyro_implicit.{homes[0]}" if homes else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{where}")
 
 
 def __dir__() -> list[str]:

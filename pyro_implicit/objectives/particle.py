@@ -13,7 +13,7 @@ from torch import Tensor
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 
-__all__ = ["ALL", "Particle", "Reads", "sample_nodes"]
+__all__ = ["Particle", "Reads", "sample_nodes"]
 
 
 def sample_nodes(trace: Trace) -> dict[str, Any]:
