@@ -24,7 +24,7 @@ def _public() -> dict[str, Any]:
         module = importlib.import_module(info.name)
         for name in getattr(module, "__all__", ()):
             value = getattr(module, name)
-            if getattr(value, "__module__", None) == info.name:
+            if callable(value) and getattr(value, "__module__", None) == info.name:
                 found[f"{info.name}.{name}"] = value
     return found
 

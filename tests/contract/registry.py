@@ -42,7 +42,7 @@ from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.exceptions import GuideError, SiteError
 from pyro_implicit.generators import MLPGenerator, ResidualGenerator
 from pyro_implicit.guides import ImplicitGuide
-from pyro_implicit.objectives import KPG, KSIVI, AmortisedSVGD
+from pyro_implicit.objectives import AISIVI, IWAE, KPG, KSIVI, UIVI, AmortisedSVGD
 from pyro_implicit.testing import MODELS as MODELS
 from pyro_implicit.testing import ROWS, Case
 
@@ -154,6 +154,8 @@ class Objective:
         with gradients enabled: its value then depends on what came before.
     :param whole: whether it compares draws of the whole posterior: its value is no evidence, and a
         site with a weight is refused.
+    :param together: whether draws are within one logarithm: a minibatch of a plate that not all
+        sites are in is refused, and no scale multiplies the value.
     :param whole_guide: whether it refuses ordinary sites beside implicit ones.
     :param unbiased: what the mean over minibatches leaves as it is.
     """
@@ -163,6 +165,7 @@ class Objective:
     draws_prior: bool = False
     trains: bool = False
     whole: bool = False
+    together: bool = False
     whole_guide: bool = False
     unbiased: tuple[str, ...] = ("loss", "gradient")
 
@@ -173,6 +176,11 @@ class Objective:
         self, guide: partial[ImplicitGuide], case: Case, minibatch: bool = False
     ) -> tuple[type[Exception], str] | None:
         """The error that this combination must raise, and its message."""
+        if self.together and minibatch:
+            return (
+                SiteError,
+                f"plate 'data' shows . of its {ROWS} rows, and not all sites are in it",
+            )
         if not self.draws_prior:
             return None
         if minibatch and case.local:
@@ -240,6 +248,34 @@ OBJECTIVES: dict[str, Objective] = {
         guide_options={"scale": 0.05},
     ),
     "singular value": Objective(partial(SingularValueELBO, num_particles=2, num_iterations=200)),
+    "reverse conditionals": Objective(
+        partial(AISIVI, num_particles=2, num_inner=5), guide_options={"scale": 0.05}
+    ),
+    "reverse conditionals, prior": Objective(
+        partial(
+            AISIVI,
+            num_particles=3,
+            num_inner=5,
+            proposal="prior",
+            include_own=True,
+            vectorize_particles=True,
+        ),
+        guide_options={"scale": 0.05},
+    ),
+    "reverse chains": Objective(
+        partial(UIVI, num_particles=2, num_burn_in=1, num_inner=1, num_leapfrog=2),
+        guide_options={"scale": 0.05},
+    ),
+    "importance weighted": Objective(
+        partial(IWAE, num_particles=3, num_inner=3, vectorize_particles=True),
+        guide_options={"scale": 0.05},
+        together=True,
+    ),
+    "importance weighted, alpha": Objective(
+        partial(IWAE, num_particles=2, num_inner=3, alpha=0.5, proposal="prior"),
+        guide_options={"scale": 0.05},
+        together=True,
+    ),
     "kernel Stein": Objective(
         partial(KSIVI, num_particles=6, vectorize_particles=True),
         guide_options={"scale": 0.05},

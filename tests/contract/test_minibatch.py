@@ -102,6 +102,6 @@ def test_global_latents_take_batches_of_any_size(make_guide, make_objective, glo
     guide = make_guide(model).setup(x, y)
     for idx in (*BATCHES, torch.arange(ROWS)):
         for explicit in (None, idx):  # subsample_size alone, or the indices too
-            with make_objective.allowed(make_guide, global_case):
+            with make_objective.allowed(make_guide, global_case, minibatch=len(idx) < ROWS):
                 loss = make_objective().loss(model, guide, x[idx], y[idx], explicit)
                 assert math.isfinite(loss)

@@ -274,6 +274,7 @@ def _evaluated() -> Entry:
 
 
 CLASSES: dict[str, Entry] = {
+    "AISIVI": fixed(train_with, num_inner=2),
     "AdversarialELBO": fixed(train_with, num_critic_steps=1, num_samples=8),
     "AlphaEnergy": fixed(train_with, num_particles=2),
     "AmortisedSVGD": fixed(train_with, num_particles=3),
@@ -316,6 +317,7 @@ CLASSES: dict[str, Entry] = {
     "Generator": Entry(lambda: dict(noise_shape=(3,), output_dim=2), generate, OwnGenerator),
     "HMC": fixed(),
     "HyperNetworkGuide": _guide(hidden_dims=(3,)),
+    "IWAE": fixed(train_with, num_particles=2, num_inner=2),
     "ImplicitDistribution": Entry(
         lambda: dict(generator=pi.generators.MLPGenerator(2, 2, (3,))), draw_from
     ),
@@ -362,6 +364,11 @@ CLASSES: dict[str, Entry] = {
     "ResumableLoader": Entry(lambda: dict(dataset=list(range(4))), iterate, passed_on=("dataset",)),
     "SemiImplicitELBO": fixed(train_with, num_inner=3),
     "SingularValueELBO": fixed(train_with),
+    "UIVI": Entry(
+        lambda: dict(num_inner=1, num_burn_in=1),
+        train_with,
+        takes={"num_burn_in": lambda v: type(v) is int and v == 0},
+    ),
 }
 
 FUNCTIONS: dict[str, Entry] = {
@@ -494,6 +501,7 @@ METHODS: dict[str, Entry] = {
     "AdversarialELBO.load_state_dict": Entry(lambda: dict(state=_trained_critic().state_dict())),
     "ConditionalGuide.set_extra_state": Entry(lambda: dict(state=_local_guide().get_extra_state())),
     "ParticleObjective.load_state_dict": Entry(lambda: dict(state={})),
+    "UIVI.load_state_dict": Entry(lambda: dict(state={"step_sizes": {"w": 0.1}})),
     "SavedGuide.from_state_dict": Entry(lambda: dict(state_dict=guide().state_dict())),
     "SavedGuide.load_state_dict": Entry(lambda: dict(state_dict=guide().state_dict())),
     "SavedGuide.set_extra_state": Entry(lambda: dict(state=guide().get_extra_state())),
