@@ -157,7 +157,9 @@ def test_discrete_latents_are_summed_out(make: Any, vectorised: bool) -> None:
     guide = ConditionalHyperNetworkGuide(by_hand, hidden_dims=(4,), scale=0.2).setup(Y)
     options: Any = {"proposal": "prior"} if make is IWAE else {}
     found = [
-        value(make(4, vectorize_particles=vectorised, **options), model, guide, Y)
+        value(
+            make(4, vectorize_particles=vectorised, max_plate_nesting=1, **options), model, guide, Y
+        )
         for model in (enumerated, by_hand)
     ]
     assert found[0] == pytest.approx(found[1], rel=1e-4)
