@@ -10,7 +10,7 @@ latents            locations                                Gaussians
 up to 256          at most 5, 30 gradients each             mode (about 100) and Hessian there;
                                                             mean field (at most 1000, and 500
                                                             from afar); Hessian at 12 draws of
-                                                            the better one
+                                                            both
 up to 20 000       at most 5, 30 gradients each             mean field (at most 500, and 500
                                                             from afar)
 more, or where     at most 5, 30 gradients each (above      none: one of 4 deviations, by 4
@@ -28,6 +28,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -180,9 +181,9 @@ def _try_gaussians(trials: Trials, point: Tensor, loc: Tensor, task: _Task) -> N
     fits: list[MeanField] = []
     trials.judge("mean field", lambda: _mean_field(trials, point, task, fits))
     trials.judge("mean field, from afar", lambda: _mean_field_from(trials, loc, task, fits))
-    if small and fits:
-        best = max(fits, key=lambda f: objective(trials.density, f.loc, f.scale, _FEW_JUDGES))
-        trials.judge("averaged Hessian", lambda: _averaged_hessian(trials, best, task))
+    names = ("averaged Hessian", "averaged Hessian, from afar")
+    for fit, name in zip(fits if small else (), names, strict=False):
+        trials.judge(name, partial(_averaged_hessian, trials, fit, task))
 
 
 def _deviations(

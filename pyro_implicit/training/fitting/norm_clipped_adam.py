@@ -38,6 +38,17 @@ class NormClippedAdam:
         self.has_stepped = False
         self._adam: torch.optim.Adam | None = None
 
+    @property
+    def params(self) -> dict[str, Tensor]:
+        """All parameters so far, unconstrained, by name."""
+        return dict(self._params)
+
+    def forget(self) -> None:
+        """Forgets the moments of all parameters, but not how long gradients usually are."""
+        self._saved = {}
+        if self._adam is not None:
+            self._adam.state.clear()
+
     def clear(self) -> None:
         """Forgets all gradients."""
         for param in self._params.values():
@@ -52,7 +63,7 @@ class NormClippedAdam:
         :returns: whether it was taken: not if a gradient is not finite.
         :raises StateError: if the saved state is of other parameters.
         """
-        self._take(params)
+        self.take(params)
         trained = [param for param in self._params.values() if param.grad is not None]
         if not trained or self._adam is None:
             return True
@@ -70,8 +81,13 @@ class NormClippedAdam:
                 moments[name] = _copy(self._adam.state[param])
         return {"moments": moments, "norm": (self._log_norm, self._weight)}
 
-    def _take(self, params: Mapping[str, Tensor]) -> None:
-        """Adds parameters that are new, with their saved moments."""
+    def take(self, params: Mapping[str, Tensor]) -> None:
+        """
+        Adds parameters that are new, with their saved moments.
+
+        :param params: unconstrained parameters by name.
+        :raises StateError: if the saved state is of other parameters.
+        """
         new = {n: p for n, p in params.items() if id(p) not in self._known and p.requires_grad}
         new = {n: p for n, p in new.items() if p.is_floating_point()}
         if not new:

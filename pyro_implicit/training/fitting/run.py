@@ -20,6 +20,7 @@ from pyro_implicit.handlers.data_use import DataUse
 from pyro_implicit.training.fitting.arguments import Arguments
 from pyro_implicit.training.fitting.learning_rate import LearningRate
 from pyro_implicit.training.fitting.norm_clipped_adam import NormClippedAdam
+from pyro_implicit.training.fitting.retreat import Retreat, is_comparable
 from pyro_implicit.training.fitting.seen_parameters import SeenParameters
 from pyro_implicit.training.fitting.stall import slope_of
 from pyro_implicit.training.fitting.validation import EVERY, Validation
@@ -30,6 +31,7 @@ _FEWEST = 400  # steps before the objective is asked whether it still rises
 _ASK_AGAIN = 1.1  # times as many steps later: who asks at every step is fooled by luck at some
 _TERMS_EVERY = 50
 _MOST_SKIPPED = 20  # steps in a row without a finite loss
+_ASTRAY = 10  # and so many, if there are parameters to go back to
 
 
 class Run:
@@ -65,6 +67,7 @@ class Run:
         self.skipped: list[str] = []
         self.num_skipped_now = 0  # in a row
         self.seen = SeenParameters()
+        self.retreat = Retreat(is_comparable(objective))
         self.due: list[str] = []  # what the last step brings with it, and was not done yet
         self._last: tuple[Any, Any] | None = None  # arguments of the last step
         self._pending: tuple[int, float, float] | None = None  # a step under way, loss and rate
@@ -100,6 +103,9 @@ class Run:
     def _settle(self) -> None:
         """Makes of a step that was broken off one that was taken, or one to be taken anew."""
         self.adam.clear()
+        if "retreat" in self.due:  # half of the parameters may be those of before
+            self._go_back()
+            self.due.remove("retreat")
         if self._pending is not None and self.adam.has_stepped:
             self._commit(*self._pending)
         else:
@@ -125,7 +131,7 @@ class Run:
         self._last = self.arguments.next()
         args, kwargs = self._last
         step = len(self.history)
-        rate = self.rate.at(step)
+        rate = self.retreat.factor * self.rate.at(step)
         self.adam.has_stepped = False
         capture, cause = poutine.trace(param_only=True), None
         try:
@@ -161,6 +167,7 @@ class Run:
     def _descend(self, params: dict[str, Tensor], loss: float, rate: float) -> bool:
         """Whether parameters were moved along their gradients, which are finite then."""
         self.seen.add(params)
+        self.adam.take(params)
         return math.isfinite(loss) and self.adam.step(params, rate)
 
     def _commit(self, step: int, loss: float, rate: float) -> None:
@@ -169,12 +176,16 @@ class Run:
         self.num_skipped_now = 0
         scored = self.validation is not None and (step + 1) % EVERY == 0
         self.due = ["terms"] * ((step + 1) % _TERMS_EVERY == 0) + ["score"] * scored
+        if self.retreat.look(self.history, self.adam.params):
+            self.due = ["retreat", *self.due]
         self._pending = None
 
     def _follow_up(self) -> None:
         """What the last step brings with it: terms of the objective, and a score."""
         while self.due:
-            if self.due[0] == "terms":
+            if self.due[0] == "retreat":
+                self._go_back()
+            elif self.due[0] == "terms":
                 self._evaluate_terms()
             elif self.validation is not None:
                 self.validation(len(self.history))
@@ -184,11 +195,22 @@ class Run:
         self.adam.clear()
         self.skipped.append(why)
         self.num_skipped_now += 1
-        if self.num_skipped_now >= _MOST_SKIPPED:
+        if self.num_skipped_now >= _ASTRAY and self.retreat.is_possible(len(self.history)):
+            self.due = ["retreat"]
+        elif self.num_skipped_now >= _MOST_SKIPPED:
             raise NonFiniteError(
                 f"{_MOST_SKIPPED} steps in a row had no finite loss, after {len(self.history)} "
                 f"that had; the last one: {why}"
             ) from error
+
+    def _go_back(self) -> None:
+        """To parameters that were good, with half the rate and an optimiser that knows nothing."""
+        step = len(self.history)
+        self.retreat.go_back(step, self.adam.params)
+        self.adam.forget()
+        self.num_skipped_now = 0
+        if self.rate.begun is None:
+            self.warm_from, self.is_flat, self.ask_at = step, False, _FEWEST
 
     @torch.no_grad()
     def _evaluate_terms(self) -> None:
@@ -229,6 +251,7 @@ class Run:
                 f"{len(self.skipped)} steps were skipped, as the loss or its gradient was not "
                 f"finite; the last one: {self.skipped[-1]}"
             )
+        told += self.retreat.told()
         scores = list(self.validation.scores.values()) if self.validation is not None else []
         num_bad = sum(not math.isfinite(score) for score in scores)
         if num_bad:
@@ -260,7 +283,9 @@ class Run:
             "is_flat": self.is_flat,
             "ask_at": self.ask_at,
             "skipped": list(self.skipped),
+            "num_skipped_now": self.num_skipped_now,
             "params": self.seen.state(),
+            "retreat": self.retreat.state(),
             "due": list(self.due),
             "validation": self.validation.state() if self.validation else self._earlier_scores,
         }
@@ -278,15 +303,17 @@ class Run:
         """
         state = result.state
         try:
+            is_over = state["reason"] != "interrupted"
             self.adam = NormClippedAdam(state["adam"])
             self.warm_from, self.is_flat = state["warm_from"], state["is_flat"]
             self.rate.begun, self.rate.length = state["cooling"]
             self.ask_at = int(state["ask_at"])
             self.skipped = list(state["skipped"])
+            self.num_skipped_now = 0 if is_over else int(state["num_skipped_now"])
             random_state = state_from_plain(state["random"])
-            is_over = state["reason"] != "interrupted"
             self.seen = SeenParameters(state["params"])
             self.due = [] if is_over else list(state["due"])
+            self.retreat = Retreat(is_comparable(self.objective), state["retreat"])
             self._earlier_scores = state["validation"]
             if self.validation is not None and self._earlier_scores is not None:
                 self.validation.load(self._earlier_scores, is_over)

@@ -1,0 +1,154 @@
+"""Going back to where parameters still were good, after a run has been thrown off its way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from pyro.infer import Trace_ELBO
+from torch import Tensor
+
+from pyro_implicit._checks import check_count, check_number
+from pyro_implicit.objectives.lanczos import LanczosELBO
+from pyro_implicit.objectives.linearised import LinearisedELBO
+
+__all__ = ["Retreat", "is_comparable"]
+
+_WINDOW = 50  # steps whose losses are looked at together
+_FAR = 10.0  # deviations of one step's loss: a window so much above the best has gone astray
+_NEAR = 3.0  # and one so near is worth keeping
+_MOST = 6  # how often a run goes back, at half the rate each time
+_MEDIAN_STEP = 0.954  # the median difference of two independent normal numbers, in deviations
+
+
+def is_comparable(objective: Any) -> bool:
+    """
+    Whether the losses of two steps far apart mean the same.
+
+    Those of an objective whose weights change with the steps, or that learns a critic, may rise
+    and nothing be wrong.
+    """
+    return type(objective) in (LinearisedELBO, LanczosELBO, Trace_ELBO)
+
+
+class Retreat:
+    """
+    Copies of the parameters while all goes well, and the way back to them.
+
+    The copy that a run goes back to is followed by a whole window of good losses: parameters are
+    often spoilt some steps before the loss tells.
+
+    :param bool judges_losses: whether a loss that has grown far above its best counts as astray,
+        see :func:`is_comparable`.
+    :param state: what :meth:`state` returned, to go on from.
+    """
+
+    def __init__(self, judges_losses: bool, state: Mapping[str, Any] | None = None) -> None:
+        self.judges_losses = judges_losses
+        self._kept: list[dict[str, Any]] = []  # the older one is that to go back to
+        self._best = math.inf  # the lowest median of a window
+        self._noise = math.inf  # deviation of one step's loss in that window
+        self._begin = 0  # the step at which windows are counted from
+        #: the steps at which it went back, and those it went back to
+        self.turns: list[tuple[int, int]] = []
+        if state is not None:
+            self._load(state)
+
+    @property
+    def factor(self) -> float:
+        """What the learning rate is multiplied by."""
+        return 0.5 ** len(self.turns)
+
+    def is_possible(self, step: int) -> bool:
+        """
+        Whether there is a copy to go back to, and a turn left.
+
+        :param int step: the number of steps so far; without a new one nothing would change.
+        """
+        has_moved = not self.turns or self.turns[-1][0] != step
+        return bool(self._kept) and has_moved and len(self.turns) < _MOST
+
+    def look(self, losses: Sequence[float], params: Mapping[str, Tensor]) -> bool:
+        """
+        Looks at the last losses, if another window is full, and copies good parameters.
+
+        :param losses: of all steps so far.
+        :param params: as they are now, by name.
+        :returns: whether the run has gone astray.
+        """
+        num_new = len(losses) - self._begin
+        if num_new < _WINDOW or num_new % _WINDOW:
+            return False
+        window = np.asarray(losses[-_WINDOW:])
+        level, noise = float(np.median(window)), _noise_of(window)
+        if self.judges_losses and level > self._best + _FAR * self._noise:
+            return self.is_possible(len(losses))
+        if level < self._best:
+            self._best, self._noise = level, noise
+        is_near = not self.judges_losses or level <= self._best + _NEAR * self._noise
+        if is_near and not (self._kept and self._kept[-1]["step"] == len(losses)):
+            now = {name: param.detach().clone() for name, param in params.items()}
+            self._kept = [*self._kept[-1:], {"step": len(losses), "params": now}]
+        return False
+
+    @torch.no_grad()
+    def go_back(self, step: int, params: Mapping[str, Tensor]) -> None:
+        """
+        Sets parameters to their good copy; the same if it is called twice at one step.
+
+        :param int step: the number of steps so far.
+        :param params: those to be set, by name; what has no copy stays.
+        """
+        good = self._kept[0]
+        for name, param in params.items():
+            if name in good["params"]:
+                param.copy_(good["params"][name])
+        self._kept, self._begin = [good], step
+        if not self.turns or self.turns[-1][0] != step:
+            self.turns.append((step, good["step"]))
+
+    def told(self) -> list[str]:
+        """What a user should know, in words."""
+        if not self.turns:
+            return []
+        step, good = self.turns[-1]
+        times = "once" if len(self.turns) == 1 else f"{len(self.turns)} times"
+        return [
+            f"the run went astray {times}, and back to parameters that were good, at half the "
+            f"learning rate each time; last after {step} steps, to those after {good}: a lower lr "
+            "may be faster"
+        ]
+
+    def state(self) -> dict[str, Any]:
+        """Copies, as tensors and plain values."""
+        kept = [
+            {"step": one["step"], "params": {n: p.clone() for n, p in one["params"].items()}}
+            for one in self._kept
+        ]
+        return {
+            "kept": kept,
+            "best": (self._best, self._noise),
+            "begin": self._begin,
+            "turns": list(self.turns),
+        }
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        for one in state["kept"]:
+            params = {str(name): param.detach().clone() for name, param in one["params"].items()}
+            self._kept.append({"step": check_count("step", one["step"]), "params": params})
+        best, noise = state["best"]
+        self._best = check_number("best", best, finite=False)
+        self._noise = check_number("noise", noise, finite=False)
+        self._begin = check_count("begin", state["begin"], 0)
+        self.turns = [
+            (check_count("a turn", a), check_count("a turn", b)) for a, b in state["turns"]
+        ]
+
+
+def _noise_of(window: np.ndarray) -> float:
+    """The deviation of one loss, which a trend leaves alone."""
+    noise = float(np.median(np.abs(np.diff(window)))) / _MEDIAN_STEP
+    return max(noise, 1e-3 * abs(float(np.median(window))), 1e-3)
