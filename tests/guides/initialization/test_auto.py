@@ -244,7 +244,7 @@ def test_noise_that_is_not_to_be_learned_is_not(quick: None) -> None:
 
 def test_bare_classes_of_generators_take_it_too(quick: None) -> None:
     guide = HyperNetworkGuide(_regression, generator=ResidualGenerator).setup(*DATA)
-    assert len(_report(guide).gaussians) == 5
+    assert len(_report(guide).gaussians) == 6
 
 
 # ---- some rows, hidden latents, and failures
@@ -410,7 +410,7 @@ def test_a_first_call_in_an_objective_builds_it(quick: None) -> None:
     guide = HyperNetworkGuide(_regression)
     svi = SVI(_regression, guide, pyro.optim.Adam({"lr": 1e-3}), objective)
     assert np.isfinite(svi.evaluate_loss(*DATA)) and np.isfinite(svi.step(*DATA))
-    assert len(_report(guide).gaussians) == 5
+    assert len(_report(guide).gaussians) == 6
 
 
 @pytest.mark.parametrize("num", [2, 300])

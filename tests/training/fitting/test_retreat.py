@@ -1,4 +1,4 @@
-"""Going back after a run was thrown off its way: when, to what, at which rate, and what it tells."""
+"""Going back after a run was thrown off its way: when, where to, at what rate, and what is told."""
 
 from __future__ import annotations
 
