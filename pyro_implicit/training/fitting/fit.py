@@ -25,6 +25,7 @@ from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.training.fitting.arguments import Arguments
 from pyro_implicit.training.fitting.default_objective import default_objective
+from pyro_implicit.training.fitting.default_rate import default_rate
 from pyro_implicit.training.fitting.learning_rate import LearningRate
 from pyro_implicit.training.fitting.result import FitResult
 from pyro_implicit.training.fitting.run import Run, collected_warnings
@@ -41,7 +42,7 @@ def fit(
     *args: Any,
     objective: Any = None,
     num_steps: int | None = None,
-    lr: float = 0.005,
+    lr: float | None = None,
     batches: Any = None,
     validation: Any = None,
     progress: bool = True,
@@ -55,7 +56,9 @@ def fit(
     It does nothing that a loop over ``SVI.step`` could not do. What it decides:
 
     * *objective*: by the guide's sizes, see the table; told in the result.
-    * *learning rate*: Adam at ``lr`` until the loss is level, then cooled by equal ratios to a
+    * *learning rate*: Adam at ``lr`` (0.002 with an
+      :class:`~pyro_implicit.AutoregressiveGenerator`, whose many layers make it restless, else
+      0.005) until the loss is level, then cooled by equal ratios to a
       hundredth of it, in a third as many steps as came before; gradients ten times longer than
       usual are cut.
     * *when to stop*: the loss is level when the mean of its last quarter is less than a tenth of
@@ -66,7 +69,10 @@ def fit(
 
     * *start*: the guide's own, told in the result.
 
-    Steps whose loss or gradient is not finite are skipped and counted. Ctrl-C keeps what was
+    Steps whose loss or gradient is not finite are skipped and counted. After ten in a row, or where
+    the loss has risen far above what it was (of a ``LinearisedELBO``, ``LanczosELBO`` or
+    ``Trace_ELBO``), the run goes back to parameters that were good and on at half the rate, at most
+    six times; the result tells. Ctrl-C keeps what was
     reached. A model that is given arguments and observes nothing, and several batches that are not
     scaled to all data, are told by a warning.
 
@@ -88,7 +94,7 @@ def fit(
     :param args: arguments of both: the whole data.
     :param objective: any objective of this package or of Pyro.
     :param int num_steps: limit of all steps, 10 000 by default; those of a resumed run count.
-    :param float lr: the first learning rate.
+    :param float lr: the first learning rate; by default as told above.
     :param batches: instead of ``args``: a ``DataLoader`` or any other iterable of tuples of
         arguments, gone through again and again.
     :param validation: held-out arguments of the model as a tuple, judged by their mean
@@ -105,7 +111,8 @@ def fit(
     :param kwargs: keyword arguments of model and guide.
     :returns: history, reason of the end, warnings; it can be printed and plotted.
     :raises ArgumentError: for bad values.
-    :raises NonFiniteError: after 20 steps in a row without a finite loss, naming the site.
+    :raises NonFiniteError: after 20 steps in a row without a finite loss and no parameters to go
+        back to, naming the site.
     :raises StateError: if ``resume`` is the result of another guide.
 
     Example::
@@ -119,7 +126,7 @@ def fit(
     check_guide(guide)
     _check_order(model)
     limit = _NUM_STEPS if num_steps is None else check_count("num_steps", num_steps)
-    lr = check_number("lr", lr, above=0)
+    lr = None if lr is None else check_number("lr", lr, above=0)
     check_flag("progress", progress)
     check_validation(validation)
     _check_objective(objective)
@@ -135,8 +142,9 @@ def fit(
             if objective is None:
                 some, named = arguments.peek()
                 objective, hints[:] = default_objective(model, guide, some, named)
+            rate = default_rate(guide, arguments) if lr is None else lr
             watch = None if validation is None else Validation(validation, model, guide, kwargs)
-            run = Run(model, guide, objective, arguments, LearningRate(lr, limit), watch)
+            run = Run(model, guide, objective, arguments, LearningRate(rate, limit), watch)
             if resume is not None:
                 run.resume(resume)
             return _finished(run, start, hints, progress, resume)

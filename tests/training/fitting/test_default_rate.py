@@ -1,0 +1,51 @@
+"""The first learning rate follows the generators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer.autoguide import AutoGuideList, AutoNormal
+from pyro.poutine import block
+
+from pyro_implicit import HyperNetworkGuide, LinearisedELBO, MLPGenerator, MMNNGuide, fit
+
+
+def model() -> None:
+    pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+
+
+def several() -> AutoGuideList:
+    guide = AutoGuideList(model)
+    guide.append(HyperNetworkGuide(block(model, expose=["w"])))
+    return guide
+
+
+@pytest.mark.parametrize("objective", [None, LinearisedELBO()])
+@pytest.mark.parametrize(
+    ("guide", "rate"),
+    [
+        (HyperNetworkGuide(model), 0.002),
+        (several(), 0.002),
+        (HyperNetworkGuide(model, generator=lambda shape: MLPGenerator(shape.numel(), 3)), 0.005),
+        (MMNNGuide(model), 0.005),
+        (AutoNormal(model), 0.005),
+    ],
+)
+def test_the_rate_is_that_of_the_kind(guide: Any, rate: float, objective: Any) -> None:
+    if isinstance(guide, AutoNormal) and objective is not None:
+        objective = pyro.infer.Trace_ELBO()
+    result = fit(model, guide, objective=objective, num_steps=3, progress=False, seed=0)
+    assert result.rates[0] == rate
+    assert fit(model, guide, num_steps=3, lr=0.01, progress=False).rates[0] == 0.01
+
+
+def test_a_function_has_the_usual_one() -> None:
+    def guide() -> None:
+        pyro.sample("w", dist.Normal(pyro.param("at", torch.zeros(())), 1.0).expand([3]).to_event(1))
+
+    result = fit(model, guide, num_steps=3, progress=False, seed=0)
+    assert result.rates[0] == 0.005
