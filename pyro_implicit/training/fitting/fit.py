@@ -56,11 +56,10 @@ def fit(
     It does nothing that a loop over ``SVI.step`` could not do. What it decides:
 
     * *objective*: by the guide's sizes, see the table; told in the result.
-    * *learning rate*: Adam at ``lr`` (0.002 with an
-      :class:`~pyro_implicit.AutoregressiveGenerator`, whose many layers make it restless, else
-      0.005) until the loss is level, then cooled by equal ratios to a
-      hundredth of it, in a third as many steps as came before; gradients ten times longer than
-      usual are cut.
+    * *learning rate*: Adam at ``lr``, by default 0.002 with an
+      :class:`~pyro_implicit.generators.AutoregressiveGenerator` and 0.005 without, until the loss
+      is level, then cooled by equal ratios to a hundredth of it, in a third as many steps as came
+      before; gradients ten times longer than usual are cut.
     * *when to stop*: the loss is level when the mean of its last quarter is less than a tenth of
       the noise of one step (or 0.05 nats) below that of the quarter before it, and this by a
       standard error that allows for autocorrelation. The run ends when the rate is cold.

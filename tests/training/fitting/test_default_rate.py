@@ -11,7 +11,8 @@ import torch
 from pyro.infer.autoguide import AutoGuideList, AutoNormal
 from pyro.poutine import block
 
-from pyro_implicit import HyperNetworkGuide, LinearisedELBO, MLPGenerator, MMNNGuide, fit
+from pyro_implicit import HyperNetworkGuide, LinearisedELBO, MMNNGuide, fit
+from pyro_implicit.generators import MLPGenerator
 
 
 def model() -> None:
@@ -30,7 +31,7 @@ def several() -> AutoGuideList:
     [
         (HyperNetworkGuide(model), 0.002),
         (several(), 0.002),
-        (HyperNetworkGuide(model, generator=lambda shape: MLPGenerator(shape.numel(), 3)), 0.005),
+        (HyperNetworkGuide(model, generator=lambda size: MLPGenerator(size, 3)), 0.005),
         (MMNNGuide(model), 0.005),
         (AutoNormal(model), 0.005),
     ],
@@ -45,7 +46,9 @@ def test_the_rate_is_that_of_the_kind(guide: Any, rate: float, objective: Any) -
 
 def test_a_function_has_the_usual_one() -> None:
     def guide() -> None:
-        pyro.sample("w", dist.Normal(pyro.param("at", torch.zeros(())), 1.0).expand([3]).to_event(1))
+        pyro.sample(
+            "w", dist.Normal(pyro.param("at", torch.zeros(())), 1.0).expand([3]).to_event(1)
+        )
 
     result = fit(model, guide, num_steps=3, progress=False, seed=0)
     assert result.rates[0] == 0.005
