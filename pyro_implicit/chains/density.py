@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from pyro_implicit.chains.recording import record
 from pyro_implicit.exceptions import ImplicitError
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.handlers.unvalidated import Unvalidated
+from pyro_implicit.ops.recording import record
 
 __all__ = ["ChainDensity"]
 

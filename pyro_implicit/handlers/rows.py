@@ -10,6 +10,7 @@ from typing import Any
 import pyro.distributions as dist
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from pyro_implicit.exceptions import ShapeError
 
@@ -69,9 +70,18 @@ def rows_of(value: Tensor, dim: int, rows: Any) -> Tensor:
     if rows is None or value.shape[dim] == 1:  # the same for all
         return value
     chosen = torch.as_tensor(rows, device=value.device)
-    if torch.equal(chosen, torch.arange(value.shape[dim], device=value.device)):
+    if not _is_recording() and _is_all(chosen, value.shape[dim]):
         return value
     return value.index_select(dim, chosen)
+
+
+def _is_all(chosen: Tensor, size: int) -> bool:
+    return torch.equal(chosen, torch.arange(size, device=chosen.device))
+
+
+def _is_recording() -> bool:
+    """Whether operations are recorded as a graph, which cannot look at numbers."""
+    return get_proxy_mode() is not None
 
 
 def take_rows(

@@ -17,6 +17,8 @@ from pyro_implicit._random import plain_state, read_random_state, state_from_pla
 from pyro_implicit._random import write_random_state as _write
 from pyro_implicit.exceptions import NonFiniteError, StateError
 from pyro_implicit.handlers.data_use import DataUse
+from pyro_implicit.objectives.lanczos import LanczosELBO
+from pyro_implicit.objectives.linearised import LinearisedELBO
 from pyro_implicit.training.fitting.arguments import Arguments
 from pyro_implicit.training.fitting.learning_rate import LearningRate
 from pyro_implicit.training.fitting.norm_clipped_adam import NormClippedAdam
@@ -24,6 +26,7 @@ from pyro_implicit.training.fitting.retreat import Retreat, is_comparable
 from pyro_implicit.training.fitting.seen_parameters import SeenParameters
 from pyro_implicit.training.fitting.stall import slope_of
 from pyro_implicit.training.fitting.validation import EVERY, Validation
+from pyro_implicit.training.recorded import RecordedObjective
 
 __all__ = ["Run", "collected_warnings"]
 
@@ -31,6 +34,7 @@ _FEWEST = 400  # steps before the objective is asked whether it still rises
 _ASK_AGAIN = 1.1  # times as many steps later: who asks at every step is fooled by luck at some
 _TERMS_EVERY = 50
 _MOST_SKIPPED = 20  # steps in a row without a finite loss
+_WORTH_RECORDING = 500  # steps that are left: to record one takes as long as some hundred
 _ASTRAY = 10  # and so many, if there are parameters to go back to
 
 
@@ -57,6 +61,7 @@ class Run:
     ) -> None:
         self.model, self.guide, self.objective = model, guide, objective
         self.arguments, self.rate, self.validation = arguments, rate, validation
+        self._stepper: Any = None  # the objective, or what records its steps
         self.adam = NormClippedAdam()
         self.history: list[float] = []
         self.rates: list[float] = []
@@ -132,11 +137,13 @@ class Run:
         args, kwargs = self._last
         step = len(self.history)
         rate = self.retreat.factor * self.rate.at(step)
+        if self._stepper is None:
+            self._stepper = _stepper_for(self.objective, self.rate.num_steps - step)
         self.adam.has_stepped = False
         capture, cause = poutine.trace(param_only=True), None
         try:
             with self._look, capture:
-                loss = float(self.objective.loss_and_grads(self.model, self.guide, *args, **kwargs))
+                loss = float(self._stepper.loss_and_grads(self.model, self.guide, *args, **kwargs))
             why = f"the loss was {loss:.6g}, or a gradient was not finite"
             self._pending = step, loss, rate
             is_taken = self._descend(_params(capture), loss, rate)
@@ -328,6 +335,15 @@ class Run:
             self.rate.begun, self.rate.length = None, 0
         _write(random_state)
         self._random = random_state
+
+
+def _stepper_for(objective: Any, num_steps: int) -> Any:
+    """What takes the steps: recorded ones, where so many are worth it."""
+    if num_steps < _WORTH_RECORDING or type(objective) not in (LinearisedELBO, LanczosELBO):
+        return objective
+    if not objective.vectorize_particles:
+        return objective
+    return RecordedObjective(objective, hints=False)
 
 
 def _params(capture: Any) -> dict[str, Tensor]:

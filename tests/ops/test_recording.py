@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from pyro_implicit.chains.recording import record
+from pyro_implicit.ops.recording import lighten, record
 
 
 def test_constants_are_evaluated_once_and_nothing_is_lost():
@@ -73,3 +76,34 @@ def test_what_cannot_be_traced_is_not_recorded():
         return u.sum(-1) * float(u.sum()), u
 
     assert record(function, torch.ones(2, 2)) is None
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_a_graph_that_is_lightened_reads_what_it_holds_anew(size: int) -> None:
+    """One is not taken for a constant where the tensor that is one now may change; draws stay."""
+    held = torch.ones(size)
+
+    def function(x: Tensor) -> Tensor:
+        return (x * held + 0.0).view(size).expand(size) * torch.randn(size) * 1.0
+
+    graph = make_fx(function)(torch.zeros(size))
+    before = len(graph.graph.nodes)
+    lighten(graph, torch.zeros(size))
+    assert len(graph.graph.nodes) < before
+    for value in (1.0, 3.0):
+        held.fill_(value)
+        x = torch.randn(size)
+        torch.manual_seed(0)
+        expected = function(x)
+        torch.manual_seed(0)
+        assert torch.equal(graph(x), expected)
+
+
+def test_a_graph_that_writes_into_tensors_stays() -> None:
+    held = torch.zeros(3)
+    graph = make_fx(lambda x: held.add_(x) * 1.0)(torch.ones(3))
+    held.zero_()
+    lighten(graph, torch.ones(3))
+    held.zero_()
+    assert torch.equal(graph(torch.ones(3)), torch.ones(3))
+    assert torch.equal(held, torch.ones(3))

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pyro_implicit.chains.memory_reuse import reuse_memory
+from pyro_implicit.ops.memory_reuse import reuse_memory
 
-__all__ = ["record"]
+__all__ = ["lighten", "record"]
 
 Function = Callable[[Tensor], tuple[Tensor, Tensor]]
 _aten = torch.ops.aten
@@ -69,9 +69,31 @@ def _same_bits(found: Tensor, expected: Tensor) -> bool:
     return found.dtype == expected.dtype and bool(equal.all())
 
 
+@torch.no_grad()
+def lighten(graph: fx.GraphModule, *example: Tensor) -> None:
+    """
+    Takes out of a graph what changes nothing, and reuses memory.
+
+    Tensors that the graph holds may be other numbers whenever it runs, and random ones are drawn
+    anew: nothing is taken for constant.
+
+    :param graph: as recorded; one that writes into tensors stays so but for dead code.
+    :param example: tensors that it can be run with.
+    """
+    graph.graph.eliminate_dead_code()
+    if not any(_is_mutable(node) for node in graph.graph.nodes):
+        values = _values(graph, *example)
+        for node in list(graph.graph.nodes):
+            if node.op == "call_function" and _changes_nothing(node, values, live=True):
+                node.replace_all_uses_with(node.args[0])
+        graph.graph.eliminate_dead_code()
+        reuse_memory(graph, _values(graph, *example))
+    graph.recompile()
+
+
 def _simplify(graph: fx.GraphModule, example: Tensor) -> None:
     """Evaluates what is constant, and takes out what changes nothing."""
-    if any(_is_random_or_mutable(node) for node in graph.graph.nodes):
+    if any(_is_mutable(node) or _is_random(node) for node in graph.graph.nodes):
         graph.graph.eliminate_dead_code()
         graph.recompile()
         return
@@ -92,14 +114,16 @@ def _simplify(graph: fx.GraphModule, example: Tensor) -> None:
     reuse_memory(graph, _values(graph, example))
 
 
-def _is_random_or_mutable(node: fx.Node) -> bool:
+def _is_mutable(node: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
-    tags = getattr(node.target, "tags", ())
-    changes = schema is not None and bool(schema.is_mutable)
-    return changes or torch.Tag.nondeterministic_seeded in tags
+    return schema is not None and bool(schema.is_mutable)
 
 
-def _values(graph: fx.GraphModule, example: Tensor) -> dict[str, Any]:
+def _is_random(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _values(graph: fx.GraphModule, *example: Tensor) -> dict[str, Any]:
     """What each node of the graph is at the example."""
     values: dict[str, Any] = {}
 
@@ -108,7 +132,7 @@ def _values(graph: fx.GraphModule, example: Tensor) -> dict[str, Any]:
             values[node.name] = super().run_node(node)
             return values[node.name]
 
-    Interpreter(graph).run(example)
+    Interpreter(graph).run(*example)
     return values
 
 
@@ -126,7 +150,8 @@ def _replace_by_constant(
     values[constant.name] = constants[constant.name] = value
 
 
-def _changes_nothing(node: fx.Node, values: dict[str, Any]) -> bool:
+def _changes_nothing(node: fx.Node, values: dict[str, Any], *, live: bool = False) -> bool:
+    """Whether a node is its first argument; if ``live``, whatever tensors the graph holds."""
     if not node.args or not isinstance(node.args[0], fx.Node) or node.target is operator.getitem:
         return False
     value, before = values[node.name], values[node.args[0].name]
@@ -137,14 +162,14 @@ def _changes_nothing(node: fx.Node, values: dict[str, Any]) -> bool:
     alike = value.shape == before.shape and value.dtype == before.dtype
     if node.target in _SHAPED:
         return alike and bool(value.stride() == before.stride())
-    return alike and node.target in _NEUTRAL and _is_all(node, values)
+    return alike and node.target in _NEUTRAL and _is_all(node, values, live)
 
 
-def _is_all(node: fx.Node, values: dict[str, Any]) -> bool:
+def _is_all(node: fx.Node, values: dict[str, Any], live: bool) -> bool:
     """Whether the second argument of an operation is its neutral element, for certain."""
     other = node.args[1]
     if isinstance(other, fx.Node):
-        if other.op != "get_attr" or node.kwargs:
+        if live or other.op != "get_attr" or node.kwargs:
             return False
         other = values[other.name]
     if isinstance(other, Tensor):

@@ -1,0 +1,348 @@
+r"""
+Training steps as one graph of tensor operations, where that gives the same bits.
+
+A step of a small model spends more time in Python, in Pyro's handlers and in the bookkeeping of
+autograd, than in arithmetic. Its operations, forwards and backwards and the draws of random numbers
+among them, are the same at each step: they are recorded once and replayed.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.infer import ELBO
+from pyro.infer.util import is_validation_enabled
+from pyro.poutine.runtime import _PYRO_STACK
+from pyro.poutine.trace_messenger import TraceMessenger
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree
+
+from pyro_implicit._checks import check_flag, shown
+from pyro_implicit._random import read_random_state, write_random_state
+from pyro_implicit.exceptions import ArgumentError, PerformanceHint
+from pyro_implicit.handlers.unvalidated import Unvalidated
+from pyro_implicit.objectives.lanczos import LanczosELBO
+from pyro_implicit.objectives.linearised import LinearisedELBO
+from pyro_implicit.ops.recording import lighten
+from pyro_implicit.training.python_state import python_state
+
+__all__ = ["RecordedObjective", "why_not_recorded"]
+
+_WARM_UP = 3  # steps before one is recorded: the first makes parameters
+_TRIALS = 3  # steps in which the graph must give the bits of the step, and be faster
+_AUDIT = 100  # steps from one comparison with the program itself to the next
+_MOST_GRAPHS = 4  # kinds of arguments, such as a last batch that is shorter
+_FASTER = 0.9  # of the time of a step, at most
+
+
+def why_not_recorded(objective: Any, guide: Any) -> str:
+    """
+    Tells why the steps of an objective are not the same at all times.
+
+    :param objective: what is minimised.
+    :param guide: the guide, built.
+    :returns: the reason, or an empty text.
+    """
+    if type(objective) not in (LinearisedELBO, LanczosELBO):
+        return f"{type(objective).__name__} may do something else from step to step"
+    if not objective.vectorize_particles:
+        return "its draws are made one after the other (vectorize_particles=False)"
+    if getattr(objective, "entropy_every", 1) != 1:
+        return f"its entropy is evaluated in every {objective.entropy_every}th step only"
+    if objective.watch_folds and not getattr(guide, "is_bijective", False):
+        return "it watches the generator for folds (watch_folds=0 leaves that out)"
+    return ""
+
+
+@dataclass
+class _Graph:
+    """One recorded step, for arguments of some shapes."""
+
+    #: from the tensors among the arguments to the loss and its gradients; None: not to be used
+    run: Callable[..., tuple[Tensor, ...]] | None = None
+    #: the parameters by name, in the gradients' order
+    params: dict[str, Tensor] = field(default_factory=dict)
+    num_steps: int = 0  # so far, of these arguments
+    seconds: list[tuple[float, float]] = field(default_factory=list)  # of program and graph
+
+
+class RecordedObjective(ELBO):
+    """
+    An objective whose steps are recorded as graphs of tensor operations and replayed.
+
+    It gives the same bits as the objective itself, and takes about half the time for small models.
+    The first steps are those of the program; then one is recorded for each kind of arguments
+    (shapes, dtypes, devices; values that are no tensors), training mode and settings. Whatever
+    shows that the program is not the same at each step keeps it as it is, with a
+    :class:`~pyro_implicit.exceptions.PerformanceHint`: operations that cannot be recorded (a branch
+    on the value of a tensor), numbers that model or guide count by themselves, buffers that they
+    write (batch norm in training mode), three trials with other bits, or no gain. Every hundredth
+    step is compared with the program again.
+
+    **What it cannot see**: a model that reads, from step to step, other Python numbers that neither
+    it nor the guide holds (a global that someone else changes) takes the value of the recording
+    until the next comparison.
+
+    :param objective: a :class:`~pyro_implicit.LinearisedELBO` or
+        :class:`~pyro_implicit.LanczosELBO` with vectorised particles.
+    :param bool hints: whether to tell why steps are not recorded, if so.
+    :raises ArgumentError: for anything else.
+
+    Example::
+
+        objective = RecordedObjective(LinearisedELBO(8, vectorize_particles=True))
+        svi = SVI(model, guide, optim, objective)
+        for _ in range(2000):
+            svi.step(x, y)
+    """
+
+    def __init__(self, objective: Any, *, hints: bool = True) -> None:
+        if (
+            type(objective) not in (LinearisedELBO, LanczosELBO)
+            or not objective.vectorize_particles
+        ):
+            raise ArgumentError(
+                f"objective={shown(objective)}; expected a LinearisedELBO or LanczosELBO with "
+                "vectorize_particles=True: steps of others may differ from one to the next."
+            )
+        super().__init__(objective.num_particles, vectorize_particles=True)
+        self.objective = objective
+        self.hints = check_flag("hints", hints)
+        #: why steps are those of the program, or an empty text
+        self.reason = ""
+        self._graphs: dict[Any, _Graph] = {}
+
+    def loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
+        """The loss alone, by the objective itself."""
+        return float(self.objective.loss(model, guide, *args, **kwargs))
+
+    def terms(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Any:
+        """The parts of the objective, by the objective itself."""
+        return self.objective.terms(model, guide, *args, **kwargs)
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether some steps are replayed."""
+        return any(graph.run is not None for graph in self._graphs.values())
+
+    def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
+        """
+        Adds the gradients of the loss to the parameters.
+
+        :returns: minus the objective.
+        :raises NonFiniteError: as the objective itself does.
+        """
+        if self.reason or _is_handled():
+            return self._program(model, guide, args, kwargs)
+        key, tensors = self._key(model, guide, args, kwargs)
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = self._graphs[key] = _Graph()
+            if len(self._graphs) > _MOST_GRAPHS:
+                self._give_up("its arguments have more than four combinations of shapes")
+        if any(not _is_current(name, param) for name, param in graph.params.items()):
+            graph = self._graphs[key] = _Graph()  # somebody has put other tensors in their place
+        graph.num_steps += 1
+        if graph.num_steps <= _WARM_UP:
+            return self._program(model, guide, args, kwargs)
+        if graph.num_steps == _WARM_UP + 1:
+            self._record(graph, model, guide, args, kwargs)
+        num_replayed = graph.num_steps - _WARM_UP - 1
+        if graph.run is None:
+            return self._program(model, guide, args, kwargs)
+        if num_replayed < _TRIALS or num_replayed % _AUDIT == 0:
+            return self._compare(graph, tensors, model, guide, args, kwargs)
+        return self._replay(graph, tensors, model, guide, args, kwargs)
+
+    def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """The loss with its graph, by the objective itself."""
+        loss: Tensor = self.objective.differentiable_loss(model, guide, *args, **kwargs)
+        return loss
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.objective!r})"
+
+    def _get_trace(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Any:
+        raise NotImplementedError  # Pyro's abstract method
+
+    # ---- the program
+
+    def _program(self, model: Any, guide: Any, args: Any, kwargs: Any) -> float:
+        return float(self.objective.loss_and_grads(model, guide, *args, **kwargs))
+
+    def _give_up(self, reason: str) -> None:
+        self.reason, self._graphs = reason, {}
+        if self.hints:
+            told = f"steps are not recorded, and may take twice as long: {reason}"
+            warnings.warn(told, PerformanceHint, stacklevel=4)
+
+    def _key(self, model: Any, guide: Any, args: Any, kwargs: Any) -> tuple[Any, list[Tensor]]:
+        """What a graph is valid for, and the tensors that it takes."""
+        leaves, shape = _pytree.tree_flatten((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        kinds = tuple(
+            (tuple(leaf.shape), leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else repr(leaf)
+            for leaf in leaves
+        )
+        modes = tuple(
+            part.training
+            for program in (model, guide)
+            if isinstance(program, nn.Module)
+            for part in program.modules()
+        )
+        precision = torch.get_default_dtype(), torch.is_autocast_enabled("cpu")
+        settings = repr(self.objective), is_validation_enabled(), precision
+        return (kinds, str(shape), modes, settings, id(model), id(guide)), tensors
+
+    # ---- the graph
+
+    def _record(self, graph: _Graph, model: Any, guide: Any, args: Any, kwargs: Any) -> None:
+        """Records one step, if its program is the same at each step as far as can be seen."""
+        reason = why_not_recorded(self.objective, guide)
+        if not reason:
+            reason = self._what_changes(graph, model, guide, args, kwargs)
+        if reason:
+            self._give_up(reason)
+            return
+        leaves, shape = _pytree.tree_flatten((args, kwargs))
+        params = list(graph.params.values())
+
+        def step(*tensors: Tensor) -> tuple[Tensor, ...]:
+            given = iter(tensors)
+            filled = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            some, named = _pytree.tree_unflatten(filled, shape)
+            loss = self.objective.differentiable_loss(model, guide, *some, **named)
+            gradients = torch.autograd.grad(loss, params, allow_unused=True)
+            return loss.detach(), *gradients
+
+        state, terms = read_random_state(), self.objective.last_terms
+        try:
+            with warnings.catch_warnings(), pyro.validation_enabled(False), Unvalidated():
+                warnings.simplefilter("ignore")
+                recorded = make_fx(step)(*(leaf for leaf in leaves if isinstance(leaf, Tensor)))
+        except Exception as error:  # whatever the tracer, or a model under it, raises
+            self._give_up(_why(error))
+            return
+        finally:
+            write_random_state(state)
+            self.objective.last_terms = terms
+        try:
+            lighten(recorded, *(leaf for leaf in leaves if isinstance(leaf, Tensor)))
+        finally:
+            write_random_state(state)
+        graph.run = torch.no_grad()(recorded)
+
+    def _what_changes(self, graph: _Graph, model: Any, guide: Any, args: Any, kwargs: Any) -> str:
+        """What a step changes beside the gradients, in words; notes its parameters."""
+        state, before = read_random_state(), python_state(model, guide)
+        with poutine.trace(param_only=True) as capture, torch.enable_grad():
+            self.objective.differentiable_loss(model, guide, *args, **kwargs)
+        changed = before.changes(python_state(model, guide))
+        write_random_state(state)
+        nodes = capture.trace.nodes
+        values: dict[str, Any] = {name: nodes[name]["value"] for name in capture.trace.param_nodes}
+        found: dict[str, Tensor] = {name: p.unconstrained() for name, p in values.items()}
+        graph.params = {name: param for name, param in found.items() if param.requires_grad}
+        if not all(_is_current(name, param) for name, param in graph.params.items()):
+            return "its parameters are not in Pyro's store (module_local_params)"
+        return f"a step changes {changed}" if changed else ""
+
+    def _replay(
+        self, graph: _Graph, tensors: list[Tensor], model: Any, guide: Any, args: Any, kwargs: Any
+    ) -> float:
+        assert graph.run is not None
+        state = read_random_state()
+        loss, *gradients = graph.run(*tensors)
+        found = [gradient for gradient in gradients if gradient is not None]
+        norms = torch.stack([loss.abs(), *torch._foreach_norm(found)])
+        if not bool(norms.isfinite().all()):  # the program names the site
+            write_random_state(state)
+            return self._program(model, guide, args, kwargs)
+        for (name, param), gradient in zip(graph.params.items(), gradients, strict=True):
+            pyro.param(name)  # so that whoever traces the parameters of a step meets them
+            if gradient is not None:
+                param.grad = gradient if param.grad is None else param.grad + gradient
+        return float(loss)
+
+    def _compare(
+        self, graph: _Graph, tensors: list[Tensor], model: Any, guide: Any, args: Any, kwargs: Any
+    ) -> float:
+        """One step of the program, and whether the graph gives the same bits."""
+        assert graph.run is not None
+        params = list(graph.params.values())
+        before = [param.grad for param in params]
+        state, start = read_random_state(), time.perf_counter()
+        loss, *gradients = graph.run(*tensors)
+        then, middle = read_random_state(), time.perf_counter()
+        write_random_state(state)
+        for param in params:
+            param.grad = None
+        value = self._program(model, guide, args, kwargs)
+        graph.seconds.append((time.perf_counter() - middle, middle - start))
+        same = _is_same(torch.as_tensor(value, dtype=loss.dtype), loss)
+        same = same and _are_same_states(then, read_random_state())
+        for param, gradient, had in zip(params, gradients, before, strict=True):
+            same = same and _is_same(param.grad, gradient)
+            if had is not None:
+                param.grad = had if param.grad is None else had + param.grad
+        self._judge(graph, same)
+        return value
+
+    def _judge(self, graph: _Graph, same: bool) -> None:
+        if not same and len(graph.seconds) > _TRIALS:
+            self._give_up(
+                "the program has changed since it was recorded, at most "
+                f"{_AUDIT} steps ago, which went by the recording"
+            )
+        elif not same:
+            self._give_up("a recorded step gives other numbers")
+        elif len(graph.seconds) == _TRIALS:
+            program, recorded = (
+                sorted(times)[_TRIALS // 2] for times in zip(*graph.seconds, strict=True)
+            )
+            if recorded > _FASTER * program:
+                self._give_up("a recorded step takes as long")
+
+
+def _is_current(name: str, param: Tensor) -> bool:
+    """Whether a tensor is the trained parameter of that name."""
+    return pyro.get_param_store()._params.get(name) is param and param.requires_grad
+
+
+def _why(error: Exception) -> str:
+    """What keeps a step from being recorded, in a line."""
+    said = str(error).strip()
+    if "value out of a tracing tensor" in said or "data-dependent" in said:
+        return "it reads a number from a tensor, as a branch on its value does"
+    return f"{type(error).__name__}: {(said.splitlines() or [''])[0][:200]}"
+
+
+def _is_handled() -> bool:
+    """Whether effect handlers are at work around a step, other than those that look on."""
+    return any(type(handler) is not TraceMessenger for handler in _PYRO_STACK)
+
+
+def _is_same(found: Any, expected: Any) -> bool:
+    if found is None or expected is None:
+        return found is None and (expected is None or not bool(expected.any()))
+    if found.dtype != expected.dtype or found.shape != expected.shape:
+        return False
+    equal = found == expected
+    return bool((equal | (found.isnan() & expected.isnan())).all())
+
+
+def _are_same_states(one: Any, other: Any) -> bool:
+    leaves, _ = _pytree.tree_flatten(one)
+    others, _ = _pytree.tree_flatten(other)
+    return len(leaves) == len(others) and all(
+        torch.equal(a, b) if isinstance(a, Tensor) else repr(a) == repr(b)
+        for a, b in zip(leaves, others, strict=True)
+    )

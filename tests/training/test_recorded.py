@@ -1,0 +1,377 @@
+"""Recorded steps give the bits of the program's, or are not taken."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.distributions import constraints
+from pyro.infer import SVI, Trace_ELBO
+from torch import Tensor
+
+from pyro_implicit import (
+    BayesianModule,
+    HyperNetworkGuide,
+    LanczosELBO,
+    LinearisedELBO,
+    MMNNGuide,
+    SemiImplicitELBO,
+    fit,
+)
+from pyro_implicit.exceptions import ArgumentError, NonFiniteError, PerformanceHint
+from pyro_implicit.generators import AutoregressiveGenerator, MLPGenerator
+from pyro_implicit.training import RecordedObjective
+from pyro_implicit.training.fitting import run
+from pyro_implicit.training.recorded import why_not_recorded
+
+X = torch.linspace(-1.0, 1.0, 12).unsqueeze(-1)
+Y = torch.sin(2.0 * X[:, 0])
+
+
+def regression(x: Tensor, y: Tensor | None = None, noise: float = 0.5) -> Tensor:
+    weight = pyro.sample("weight", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    scale = pyro.sample("scale", dist.LogNormal(0.0, noise))
+    bias = pyro.param("bias", torch.tensor(0.1))
+    width = pyro.param("width", torch.tensor(2.0), constraint=constraints.positive)
+    f = (weight * torch.cat([x, x**2 / width], -1)).sum(-1) + bias
+    with pyro.plate("rows", 12, subsample_size=len(x), dim=-1):
+        return pyro.sample("y", dist.Normal(f, scale), obs=y)
+
+
+def linearised(**options: Any) -> LinearisedELBO:
+    return LinearisedELBO(3, vectorize_particles=True, max_plate_nesting=1, **options)
+
+
+def simple(x: Tensor) -> None:
+    """One latent of several entries, so that any model of Python around it is short."""
+    with pyro.plate("rows", len(x)):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        pyro.sample("x", dist.Normal(mean, 0.5), obs=x)
+
+
+DATA = torch.randn(4, generator=torch.Generator().manual_seed(0))
+
+
+def small(size: int) -> AutoregressiveGenerator:
+    """Recorded in a fraction of the time that the default takes."""
+    return AutoregressiveGenerator(size, 4, num_blocks=1, num_steps=1)
+
+
+def bare(model: Any, **options: Any) -> HyperNetworkGuide:
+    return HyperNetworkGuide(model, **({"init_from": None, "generator": small} | options))
+
+
+def trained(
+    objective: Any, model: Any, guide: Any, batches: list[tuple[Any, ...]]
+) -> tuple[list[float], dict[str, Tensor], Tensor]:
+    pyro.clear_param_store()
+    pyro.set_rng_seed(3)
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), objective)
+    losses = [svi.step(*batch) for batch in batches]
+    store = pyro.get_param_store()
+    params = {name: store._params[name].detach().clone() for name in store.keys()}
+    return losses, params, torch.get_rng_state()
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    assert found[0] == expected[0]
+    assert found[1].keys() == expected[1].keys()
+    assert all(torch.equal(found[1][name], value) for name, value in expected[1].items())
+    assert torch.equal(found[2], expected[2])
+
+
+WHOLE = [(X, Y)] * 30
+BATCHES = [(X[:5], Y[:5]), (X[5:10], Y[5:10]), (X[10:], Y[10:])] * 12
+
+
+@pytest.mark.parametrize("batches", [WHOLE, BATCHES], ids=["whole", "batches"])
+@pytest.mark.parametrize(
+    ("objective", "guide"),
+    [
+        (linearised, lambda: bare(regression)),
+        pytest.param(linearised, lambda: bare(regression, factorized=True), marks=pytest.mark.slow),
+        (linearised, lambda: copy.deepcopy(bare(regression)).double()),
+        pytest.param(
+            lambda: linearised(kl_weight=0.5), lambda: bare(regression), marks=pytest.mark.slow
+        ),
+        pytest.param(
+            lambda: linearised(watch_folds=0),
+            lambda: bare(regression, generator=lambda m: MLPGenerator(m, m), learn_scale="scalar"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            lambda: LanczosELBO(2, vectorize_particles=True, max_plate_nesting=1, watch_folds=0),
+            lambda: MMNNGuide(regression, init_from=None),
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["default", "factorised", "float64", "weighted", "learned noise", "Lanczos"],
+)
+def test_the_bits_are_those_of_the_program(
+    objective: Callable[[], Any], guide: Callable[[], Any], batches: Any, slow_program: None
+) -> None:
+    expected = trained(objective(), regression, guide(), batches)
+    recorded = RecordedObjective(objective())
+    found = trained(recorded, regression, guide(), batches)
+    assert_same(found, expected)
+    assert recorded.is_recorded and recorded.reason == ""
+
+
+@pytest.fixture
+def slow_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the clock says, recorded steps are faster."""
+    monkeypatch.setattr("pyro_implicit.training.recorded._FASTER", 1e9)
+
+
+def test_networks_with_a_mode_are_recorded_for_each(slow_program: None) -> None:
+    network = torch.nn.Sequential(torch.nn.Linear(1, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+    net = BayesianModule(network, prior=dist.Normal(0.0, 1.0))
+
+    def model(x: Tensor, y: Tensor) -> None:
+        f = net(x).squeeze(-1)
+        with pyro.plate("rows", 12):
+            pyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    expected = trained(linearised(), model, bare(model), WHOLE)
+    recorded = RecordedObjective(linearised())
+    assert_same(trained(recorded, model, bare(model), WHOLE), expected)
+    assert recorded.is_recorded
+
+
+def test_a_setting_that_changes_is_followed(slow_program: None) -> None:
+    def losses(objective: Any, inner: Any) -> list[float]:
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        svi = SVI(simple, bare(simple), pyro.optim.Adam({"lr": 0.01}), objective)
+        found = []
+        for step in range(30):
+            inner.kl_weight = 1.0 if step < 15 else 0.25
+            found.append(svi.step(DATA))
+        return found
+
+    plain, wrapped = linearised(), linearised()
+    recorded = RecordedObjective(wrapped)
+    assert losses(recorded, wrapped) == losses(plain, plain)
+    assert recorded.is_recorded
+
+
+def test_parameters_that_were_replaced_are_met_again(slow_program: None) -> None:
+    recorded = RecordedObjective(linearised())
+    first = trained(recorded, simple, bare(simple), [(DATA,)] * 12)
+    guide = bare(simple)
+    assert_same(trained(recorded, simple, guide, [(DATA,)] * 12), first)
+    store = pyro.get_param_store()
+    store.set_state(copy.deepcopy(store.get_state()))
+    assert np.isfinite(recorded.loss_and_grads(simple, guide, DATA))
+
+
+# ---- what cannot be recorded
+
+
+class Counting(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def forward(self, x: Tensor) -> None:
+        self.count += 1
+        _scaled(1.0 + self.count)
+
+
+def _scaled(scale: Any) -> None:
+    with pyro.plate("rows", len(DATA)):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        pyro.sample("x", dist.Normal(mean, scale), obs=DATA)
+
+
+def _branching(x: Tensor) -> None:
+    with pyro.plate("rows", len(DATA)):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        pyro.sample("x", dist.Normal(mean, 1.0 if mean.sum() > 0 else 2.0), obs=DATA)
+
+
+def _closure() -> Any:
+    calls = [0]
+
+    def model(x: Tensor) -> None:
+        calls[0] += 1
+        _scaled(1.0 + calls[0] // 1000)
+
+    return model
+
+
+def _nonlocal() -> Any:
+    calls = 0
+
+    def model(x: Tensor) -> None:
+        nonlocal calls
+        calls += 1
+        _scaled(1.0)
+
+    return model
+
+
+def _drawing(x: Tensor) -> None:
+    _scaled(float(np.random.uniform(1.0, 2.0)))
+
+
+class Normalised(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(1, affine=False)
+
+    def forward(self, x: Tensor) -> None:
+        _scaled(1.0 + self.norm(x.unsqueeze(-1)).square().mean())
+
+
+_GLOBAL = {"scale": 1.0, "calls": 0}
+
+
+def _global(x: Tensor) -> None:
+    _GLOBAL["calls"] += 1
+    _scaled(_GLOBAL["scale"])
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (Counting(), "a step changes Counting.count"),
+        (_branching, "reads a number from a tensor"),
+        (_closure(), "a step changes calls"),
+        (_nonlocal(), "a step changes calls"),
+        (_drawing, "a step changes the random numbers of NumPy"),
+        (Normalised(), "a step changes the buffer Normalised.norm"),
+        (_global, "a step changes _GLOBAL"),
+    ],
+)
+def test_programs_that_differ_from_step_to_step_stay_as_they_are(model: Any, reason: str) -> None:
+    pyro.set_rng_seed(0)
+    recorded = RecordedObjective(linearised())
+    svi = SVI(model, bare(model), pyro.optim.Adam({"lr": 0.01}), recorded)
+    with pytest.warns(PerformanceHint, match=f"steps are not recorded.*({reason})"):
+        for _ in range(6):
+            svi.step(DATA)
+    assert not recorded.is_recorded and recorded.reason
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        svi.step(DATA)  # it is told once
+
+
+def test_objectives_whose_steps_differ_are_told_apart() -> None:
+    guide = bare(simple)
+    guide(DATA)
+    folding = bare(simple, generator=lambda m: MLPGenerator(m, 4))
+    folding(DATA)
+    assert why_not_recorded(linearised(), guide) == ""
+    assert "folds" in why_not_recorded(linearised(), folding)
+    assert why_not_recorded(linearised(watch_folds=0), folding) == ""
+    assert "one after the other" in why_not_recorded(LinearisedELBO(2), guide)
+    often = LanczosELBO(2, vectorize_particles=True, entropy_every=4)
+    assert "every 4th step" in why_not_recorded(often, guide)
+    assert "Trace_ELBO" in why_not_recorded(Trace_ELBO(), guide)
+
+
+@pytest.mark.parametrize("objective", [LinearisedELBO(2), SemiImplicitELBO(2), None, Trace_ELBO()])
+def test_other_objectives_are_refused(objective: Any) -> None:
+    with pytest.raises(ArgumentError, match="expected a LinearisedELBO or LanczosELBO"):
+        RecordedObjective(objective)
+
+
+def test_five_kinds_of_arguments_are_too_many(slow_program: None) -> None:
+    recorded = RecordedObjective(linearised())
+    batches = [(X[:n], Y[:n]) for n in (2, 3, 4, 5, 6)]
+    with pytest.warns(PerformanceHint, match="more than four combinations"):
+        found = trained(recorded, regression, bare(regression), batches)
+    assert_same(found, trained(linearised(), regression, bare(regression), batches))
+
+
+def test_a_recording_that_is_no_faster_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyro_implicit.training.recorded._FASTER", 0.0)
+    recorded = RecordedObjective(linearised())
+    with pytest.warns(PerformanceHint, match="takes as long"):
+        trained(recorded, simple, bare(simple), [(DATA,)] * 10)
+
+
+def test_a_change_from_outside_is_found_at_the_next_comparison(
+    slow_program: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyro_implicit.training.recorded._AUDIT", 5)
+    outside = Outside()
+
+    def model(x: Tensor) -> None:
+        _scaled(outside())
+
+    recorded = RecordedObjective(linearised())
+    svi = SVI(model, bare(model), pyro.optim.Adam({"lr": 0.01}), recorded)
+    for _ in range(10):
+        svi.step(DATA)
+    assert recorded.is_recorded
+    Outside.scale = 3.0
+    with pytest.warns(PerformanceHint, match="has changed since it was recorded"):
+        for _ in range(6):
+            svi.step(DATA)
+    Outside.scale = 1.0
+
+
+class Outside:
+    scale = 1.0  # of the class: not among what the model holds
+
+    def __call__(self) -> float:
+        return Outside.scale
+
+
+def test_a_loss_that_is_not_finite_names_its_site(slow_program: None) -> None:
+    data = DATA.clone()
+    recorded = RecordedObjective(linearised())
+    guide = bare(simple)
+    svi = SVI(simple, guide, pyro.optim.Adam({"lr": 0.01}), recorded)
+    for _ in range(10):
+        svi.step(data)
+    data[0] = torch.inf
+    with pytest.raises((NonFiniteError, ValueError), match="x"):
+        svi.step(data)
+
+
+def test_other_handlers_around_a_step_are_obeyed(slow_program: None) -> None:
+    recorded, plain = RecordedObjective(linearised()), linearised()
+    guide = bare(simple)
+    for _ in range(10):
+        recorded.loss_and_grads(simple, guide, DATA)
+    values = []
+    for objective in (recorded, plain):
+        pyro.set_rng_seed(0)
+        with pyro.poutine.scale(scale=0.1):
+            values.append(objective.loss_and_grads(simple, guide, DATA))
+    assert values[0] == values[1]
+
+
+def test_the_rest_is_the_objectives(slow_program: None) -> None:
+    plain = linearised()
+    recorded, guide = RecordedObjective(plain), bare(simple)
+    guide(DATA)
+    for name in ("loss", "terms", "differentiable_loss"):
+        found = []
+        for objective in (recorded, plain):
+            pyro.set_rng_seed(0)
+            found.append(getattr(objective, name)(simple, guide, DATA))
+        assert str(found[0]) == str(found[1])
+    assert repr(recorded).startswith("RecordedObjective(LinearisedELBO(")
+
+
+def test_fit_records_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for worth in (1, 10**9):
+        monkeypatch.setattr(run, "_WORTH_RECORDING", worth)
+        pyro.clear_param_store()
+        guide = bare(simple)
+        result = fit(simple, guide, DATA, seed=0, num_steps=60, progress=False)
+        found.append((result.history, guide.state_dict()["_samplers.0.generator.shift"]))
+        assert isinstance(result.objective, LinearisedELBO)
+    assert found[0][0] == found[1][0] and torch.equal(found[0][1], found[1][1])
