@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from torch.func import functional_call
 
 from pyro_implicit._checks import check_choice, check_count, check_flag, check_text
 from pyro_implicit._params import emit_params
+from pyro_implicit.bayesian.joint_prior import JointPrior, part_for
 from pyro_implicit.bayesian.priors import ParameterPriors, Prior
 from pyro_implicit.bayesian.private_copy import (
     aliases,
@@ -74,7 +76,10 @@ class BayesianModule(nn.Module):
           dist.HalfNormal(1.))[(..., *[None] * w.dim())])``. The indexing matters when plates batch
           the scale. A hyperparameter of the same name is drawn once for all tensors. It is also
           called once when the module is wrapped, unseen by Pyro, to learn which parameters it
-          selects.
+          selects;
+        - a :class:`~pyro_implicit.bayesian.JointPrior` of all parameters together, such as
+          yesterday's posterior (:func:`~pyro_implicit.inference.prior_from`). Parameters that are
+          none of its sites are deterministic, and its other sites are left out.
 
         A distribution has either no event dims and a batch shape that broadcasts to the parameter's
         shape, or exactly the parameter's shape as its event shape. It follows the parameter's dtype
@@ -107,7 +112,7 @@ class BayesianModule(nn.Module):
     def __init__(
         self,
         module: nn.Module,
-        prior: Prior,
+        prior: Prior | JointPrior,
         *,
         name: str = "",
         local: bool = False,
@@ -125,15 +130,19 @@ class BayesianModule(nn.Module):
         self._adopt(prior)
         self._vmap_fails = False
 
-    def _adopt(self, prior: Prior) -> None:
+    def _adopt(self, prior: Prior | JointPrior) -> None:
         """Selects the parameters, and takes all but the deterministic ones out of training."""
         names = aliases(self.module)
         parameters = dict(self.module.named_parameters())
         frozen = [name for name, parameter in parameters.items() if not parameter.requires_grad]
         trainable = {name: p.detach() for name, p in parameters.items() if p.requires_grad}
+        prefix = f"{self.name}." if self.name else ""
+        #: one prior of all stochastic parameters together, if it was given
+        self.joint_prior: JointPrior | None = None
+        if isinstance(prior, JointPrior):
+            self.joint_prior, prior = part_for(prior, prefix, trainable)
         self._priors = ParameterPriors(prior, trainable, frozen)
         stochastic = self._priors.names
-        prefix = f"{self.name}." if self.name else ""
         self._sites = {name: prefix + name for name in stochastic}
         self._shapes = {self._sites[name]: trainable[name].shape for name in stochastic}
         self._aliases = {self._sites[name]: names[name] for name in stochastic}
@@ -214,9 +223,11 @@ class BayesianModule(nn.Module):
         """One sample statement for each stochastic parameter; values ``(*B, *P)`` by site name."""
         own = {name: self._value(name) for name in self._sites}
         values = {}
-        for name, prior in self._priors.fitted(own).items():
-            infer: Any = {"implicit_module_value": own[name].detach()}  # for guides' starts
-            values[self._sites[name]] = pyro.sample(self._sites[name], prior, infer=infer)
+        joint = self.joint_prior
+        with nullcontext() if joint is None else joint.replacing():
+            for name, prior in self._priors.fitted(own).items():
+                infer: Any = {"implicit_module_value": own[name].detach()}  # for guides' starts
+                values[self._sites[name]] = pyro.sample(self._sites[name], prior, infer=infer)
         return values
 
     def _call(

@@ -6,6 +6,7 @@ from pyro_implicit.inference.log_predictive_density import log_predictive_densit
 from pyro_implicit.inference.neutra import NeuTraReparam
 from pyro_implicit.inference.posterior_draws import posterior_draws
 from pyro_implicit.inference.predict import predict
+from pyro_implicit.inference.prior_from import prior_from
 
 __all__ = [
     "EvaluationReport",
@@ -16,4 +17,5 @@ __all__ = [
     "log_predictive_density",
     "posterior_draws",
     "predict",
+    "prior_from",
 ]

@@ -17,7 +17,7 @@ from torch import Tensor
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError
 from pyro_implicit.ops.logdet import upcast
 
-__all__ = ["standardise"]
+__all__ = ["draws_in_factors", "standardise"]
 
 
 def standardise(draws: Tensor, covariance: str = "diagonal") -> tuple[Tensor, Tensor]:
@@ -67,3 +67,31 @@ def standardise(draws: Tensor, covariance: str = "diagonal") -> tuple[Tensor, Te
     excess = 0.5 * (torch.digamma(freedom / 2) - math.log((n - 1) / 2)).sum()
     entropy = 0.5 * m * (1 + math.log(2 * math.pi)) + log_det - excess
     return u.to(draws), entropy.to(draws)
+
+
+def draws_in_factors(rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    r"""
+    A covariance as a few directions and a diagonal, with its own variances.
+
+    :math:`X^\top X \approx W W^\top + D` with ``W`` the leading principal directions, and ``D``
+    what each variance lacks (a hundredth of it at least, at the directions' expense: ``D`` is to be
+    inverted).
+
+    :param torch.Tensor rows: ``X``, such as centred draws over the root of their number, shape
+        ``(n, m)``.
+    :param int rank: most directions; no more than ``n`` and ``m`` are taken.
+    :returns: ``W``, shape ``(m, r)``, and the square root of ``D``, shape ``(m,)``.
+    """
+    wide = upcast(rows)
+    variance = wide.square().sum(0)
+    if len(wide) < wide.shape[1]:  # by the smaller of two matrices of products
+        _, vectors = torch.linalg.eigh(wide @ wide.mT)
+        factor = wide.mT @ vectors[:, -rank:]
+    else:
+        values, vectors = torch.linalg.eigh(wide.mT @ wide)
+        factor = vectors[:, -rank:] * values[-rank:].clamp(min=0.0).sqrt()
+    held = factor.square().sum(-1)
+    shrink = torch.where(held > 0.99 * variance, (0.99 * variance / held.clamp(min=1e-300)), 1.0)
+    factor = factor * shrink.sqrt().unsqueeze(-1)
+    rest = (variance - factor.square().sum(-1)).sqrt()
+    return factor.to(rows), rest.to(rows)

@@ -337,6 +337,13 @@ CLASSES: dict[str, Entry] = {
     ),
     "KPG": fixed(train_with, num_particles=3),
     "KSIVI": fixed(train_with, num_particles=4),
+    "JointPrior": Entry(
+        lambda: dict(
+            sites=pi.inference.prior_from(guide(), num_samples=30).sites,
+            loc=torch.zeros(guide().latent_dim),
+            scale=torch.ones(guide().latent_dim),
+        )
+    ),
     "LanczosELBO": fixed(train_with, num_steps=2),
     "LightningVI": Entry(
         lambda: dict(model=model, guide=guide(), objective=pi.LinearisedELBO()),
@@ -404,6 +411,7 @@ FUNCTIONS: dict[str, Entry] = {
     "log_predictive_density": Entry(
         lambda: dict(model=model, guide=guide(), num_samples=2), args=(X, Y)
     ),
+    "prior_from": Entry(lambda: dict(guide=guide(), num_samples=30)),
     "plot_loo_pit": Entry(lambda: dict(data=exported(), var_name="y", ax=axes())),
     "plot_objective_terms": Entry(lambda: dict(history=[{"entropy": 1.0}], ax=axes())),
     "plot_predictive_band": Entry(
@@ -466,6 +474,10 @@ METHODS: dict[str, Entry] = {
     "AutoregressiveGenerator.invert": fixed(x=torch.zeros(2, 3)),
     "BijectiveGenerator.inverse": fixed(x=torch.zeros(2, 3)),
     "BijectiveGenerator.invert": fixed(x=torch.zeros(2, 3)),
+    "JointPrior.forward": Entry(lambda: dict(model=model), passed_on=("model",)),
+    "JointPrior.restricted": Entry(
+        lambda: dict(names=pi.inference.prior_from(guide(), num_samples=30).names)
+    ),
     "NeuTraReparam.reparam": Entry(lambda: dict(model=model)),
     "NeuTraReparam.transform_sample": fixed(latent=torch.zeros(2, 3)),
     "Generator.inverse": fixed(x=torch.zeros(2, 3)),

@@ -149,6 +149,26 @@ def _mean_field(log_joint: LogJoint, loc: Tensor) -> GaussianStart:
 
 
 def _from_guide(guide: AutoGuide, sites: Sequence[LatentSite], loc: Tensor) -> GaussianStart:
+    """A guide as a start for one with ``sites``, whose flat latent is like ``loc``."""
+    start = gaussian_of(guide, sites)
+    if start.loc.shape != loc.shape:
+        raise ArgumentError(
+            f"init_from has {start.loc.numel()} latent entries; this guide has {loc.numel()}: it "
+            "was fitted to other shapes."
+        )
+    assert start.factor is not None
+    return GaussianStart(start.loc.to(loc), start.factor.to(loc))
+
+
+def gaussian_of(guide: AutoGuide, sites: Sequence[Any]) -> GaussianStart:
+    """
+    The Gaussian that one of Pyro's guides is, of unconstrained latents.
+
+    :param guide: a fitted Gaussian autoguide.
+    :param sites: its sites, in the order wanted.
+    :returns: the mean and a root of the covariance.
+    :raises ArgumentError: for other sites, and for a guide that is no fitted Gaussian.
+    """
     if guide.prototype_trace is None:
         raise ArgumentError(
             f"init_from is a {type(guide).__name__} that has not been fitted: train it with SVI "
@@ -165,32 +185,24 @@ def _from_guide(guide: AutoGuide, sites: Sequence[LatentSite], loc: Tensor) -> G
             scales = [attrgetter(s.name)(guide.scales).reshape(-1) for s in sites]
             start = GaussianStart(torch.cat(locs), torch.cat(scales))
         elif isinstance(guide, AutoContinuous):
-            start = _from_posterior(guide, guide.get_posterior(), sites, loc.device)
+            start = _from_posterior(guide, guide.get_posterior(), sites)
         else:
             raise _not_gaussian(guide)
-    if start.loc.shape != loc.shape:
-        raise ArgumentError(
-            f"init_from has {start.loc.numel()} latent entries; this guide has {loc.numel()}: it "
-            "was fitted to other shapes."
-        )
-    assert start.factor is not None
-    return GaussianStart(start.loc.to(loc), start.factor.to(loc))
+    return start
 
 
-def _from_posterior(
-    guide: AutoContinuous, posterior: Any, sites: Sequence[LatentSite], device: torch.device
-) -> GaussianStart:
+def _from_posterior(guide: AutoContinuous, posterior: Any, sites: Sequence[Any]) -> GaussianStart:
     """Mean and covariance root of an ``AutoContinuous`` guide, in the order of ``sites``."""
-    positions = torch.arange(guide.latent_dim, device=device)
-    blocks = {node["name"]: part.reshape(-1) for node, part in guide._unpack_latent(positions)}
-    order = torch.cat([blocks[site.name] for site in sites])
     base = getattr(posterior, "base_dist", posterior)
-    if type(base).__name__ == "Normal":
-        return GaussianStart(base.loc[order], base.scale[order])
-    root = getattr(posterior, "scale_tril", None)
+    is_normal = type(base).__name__ == "Normal"
+    root = base.scale if is_normal else getattr(posterior, "scale_tril", None)
     if root is None:
         raise _not_gaussian(guide)
-    return GaussianStart(posterior.mean[order], root[order])  # a root, if no longer triangular
+    positions = torch.arange(guide.latent_dim, device=root.device)
+    blocks = {node["name"]: part.reshape(-1) for node, part in guide._unpack_latent(positions)}
+    order = torch.cat([blocks[site.name] for site in sites])
+    loc = base.loc if is_normal else posterior.mean
+    return GaussianStart(loc[order], root[order])  # a root, if no longer triangular
 
 
 def _not_gaussian(guide: AutoGuide) -> ArgumentError:

@@ -1,0 +1,186 @@
+"""Yesterday's posterior as today's prior."""
+
+# Shape legend: m unconstrained entries of all sites, S draws, r rank.
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyro
+import torch
+from pyro.infer.autoguide import AutoContinuous, AutoGuide, AutoNormal
+from torch import Tensor
+
+from pyro_implicit._checks import (
+    check_choice,
+    check_count,
+    check_guide,
+    check_number,
+    check_seed,
+)
+from pyro_implicit._random import RandomStream
+from pyro_implicit.bayesian.joint_prior import JointPrior, JointSite
+from pyro_implicit.exceptions import ArgumentError, SiteError
+from pyro_implicit.guides.base import ImplicitGuide
+from pyro_implicit.guides.conditional_base import ConditionalGuide
+from pyro_implicit.guides.initialization.gaussian_start import gaussian_of
+from pyro_implicit.guides.latent_site import LatentSite
+from pyro_implicit.inference.posterior_draws import latent_sites, posterior_draws
+from pyro_implicit.ops.moments import draws_in_factors
+
+__all__ = ["prior_from"]
+
+_FORMS = ("diagonal", "low-rank", "full")
+
+
+@torch.no_grad()
+def prior_from(
+    guide: Callable[..., Any],
+    *args: Any,
+    form: str = "diagonal",
+    rank: int = 10,
+    num_samples: int | None = None,
+    widen: float = 1.0,
+    seed: int | None = None,
+    **kwargs: Any,
+) -> JointPrior:
+    r"""
+    A guide's posterior as a prior for the next data, by its moments.
+
+    It is the Gaussian over the unconstrained values of all latents with the mean of the guide and
+
+    ``"diagonal"``
+        its variances: what variational continual learning carries on (Nguyen et al. 2018);
+    ``"low-rank"``
+        its variances, and its covariances as far as ``rank`` directions hold them;
+    ``"full"``
+        its covariances, for up to some thousand latents.
+
+    Of all Gaussians of that form it is, but for ``"low-rank"``, the one closest to the guide in
+    :math:`KL(q \,\|\, p)`. Moments of Pyro's Gaussian autoguides are exact, those of others are
+    taken of draws. What a guide knows beyond its moments (skewness, curved ridges, several modes)
+    is lost: two modes become one wide prior around a mean where neither is. The guide itself as a
+    prior is not offered: objectives would need its density, which few guides have.
+
+    Source: `Variational Continual Learning`, Nguyen, Li, Bui and Turner, ICLR 2018.
+
+    Example::
+
+        prior = prior_from(guide, form="low-rank")        # fitted to yesterday's data
+        model = prior(model)                              # sites of the same names; or
+        net = BayesianModule(network, prior=prior)        # its part for a network's weights
+
+    :param guide: a fitted guide; its latents outside of all plates or, with ``"diagonal"``, in
+        plates that show all rows.
+    :param args: arguments of the guide (of no use to guides that are built already).
+    :param str form: see above.
+    :param int rank: of ``"low-rank"``.
+    :param int num_samples: draws ``S`` for the moments; by default 1000, and 20 for each latent
+        with ``"full"``.
+    :param float widen: deviations are multiplied by it: above 1 for what drifts, so that the old
+        data count less and less.
+    :param int seed: of the draws; None: one that torch draws.
+    :param kwargs: keyword arguments of the guide.
+    :returns: the prior; :meth:`~pyro_implicit.bayesian.JointPrior.restricted` takes a part of it.
+    :raises ArgumentError: for a bad number or form, fewer draws than latents with ``"full"``, or a
+        conditional guide.
+    :raises SiteError: for latents that only some rows were shown of, or whose draws do not differ.
+    """
+    check_guide(guide)
+    check_choice("form", form, _FORMS)
+    rank, widen = check_count("rank", rank), check_number("widen", widen, above=0)
+    if isinstance(guide, ConditionalGuide):
+        raise ArgumentError(
+            f"guide is a {type(guide).__name__}, whose latents are functions of each row's inputs: "
+            "there is no posterior of theirs to carry on to other rows."
+        )
+    sites = _sites(guide, args, kwargs)
+    seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
+    numel = sum(site.numel for site in sites)
+    if num_samples is None:
+        num_samples = max(1000, 20 * numel) if form == "full" else 1000
+    num_samples = check_count("num_samples", num_samples, 2)
+    known = _gaussian(guide, sites)
+    if known is None:
+        with RandomStream(seed):
+            draws = posterior_draws(guide, num_samples, *args, **kwargs)
+        loc, rows = _centred(sites, draws)
+        if form == "full" and num_samples <= numel:
+            raise ArgumentError(
+                f"num_samples={num_samples}; the covariance of {numel} latents needs more draws "
+                "than that, and several times as many to be told well. Take form='low-rank'."
+            )
+    else:
+        loc, rows = known
+    return _prior(sites, loc, widen * rows, form, rank)
+
+
+def _prior(sites: list[JointSite], loc: Tensor, rows: Tensor, form: str, rank: int) -> JointPrior:
+    """The prior with covariance ``rows' rows``, shape ``(S, m)``, or these deviations, ``(m,)``."""
+    scale = rows if rows.dim() == 1 else rows.square().sum(0).sqrt()
+    _check_spread(sites, loc, scale)
+    if form == "diagonal" or rows.dim() == 1:
+        return JointPrior(sites, loc, scale)
+    if form == "full":
+        wide = rows.double()
+        return JointPrior(sites, loc, covariance=(wide.mT @ wide).to(loc))
+    factor, rest = draws_in_factors(rows, rank)
+    return JointPrior(sites, loc, rest, factor)
+
+
+def _check_spread(sites: list[JointSite], loc: Tensor, scale: Tensor) -> None:
+    apart = scale > 1e-6 * loc.abs()  # beyond rounding
+    parts = apart.split([site.numel for site in sites])
+    flat = [site.name for site, part in zip(sites, parts, strict=True) if not part.all()]
+    if flat:
+        raise SiteError(
+            f"draws of the guide do not differ at {flat}: it is a point there, and as a prior "
+            "would never move again. Leave these sites to the guide of a model that fixes them, or "
+            "fit a guide that has a spread (no AutoDelta)."
+        )
+
+
+def _sites(guide: Callable[..., Any], args: Any, kwargs: Any) -> list[JointSite]:
+    """The latents of a guide with their supports."""
+    if isinstance(guide, ImplicitGuide):
+        return [_known(site) for site in guide.sites]
+    prototype = getattr(guide, "prototype_trace", None)
+    if isinstance(guide, AutoGuide) and prototype is not None:
+        nodes = dict(prototype.iter_stochastic_nodes())
+    else:
+        nodes = latent_sites(guide, args, kwargs)
+    if not nodes:
+        raise SiteError("the guide has no latent site, and so no posterior to carry on.")
+    return [_known(LatentSite.from_trace(node, False)) for node in nodes.values()]
+
+
+def _known(site: LatentSite) -> JointSite:
+    for frame in site.frames:
+        if frame.size != frame.full_size:
+            raise SiteError(
+                f"latent {site.name!r} is in plate {frame.name!r}, which showed {frame.size} of "
+                f"its {frame.full_size} rows: latents of rows are not carried on. Make the prior "
+                "of those that all data share."
+            )
+    return JointSite(site.name, site.shape, site.event_dim, site.support)
+
+
+def _gaussian(guide: Any, sites: list[JointSite]) -> tuple[Tensor, Tensor] | None:
+    """Mean and ``rows`` with ``rows' rows`` the covariance (or deviations), if it is Gaussian."""
+    if not isinstance(guide, (AutoNormal, AutoContinuous)) or guide.prototype_trace is None:
+        return None
+    try:
+        with pyro.poutine.block():
+            found = gaussian_of(guide, sites)
+    except ArgumentError:  # a flow, or another guide without these moments
+        return None
+    root = found.factor
+    assert root is not None
+    return found.loc, root if root.dim() == 1 else root.mT
+
+
+def _centred(sites: list[JointSite], draws: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """The mean, and centred draws over the square root of their number."""
+    flat = torch.cat([site.flat(draws[site.name]) for site in sites], -1)
+    loc = flat.mean(0)
+    return loc, (flat - loc) / (len(flat) - 1) ** 0.5
