@@ -32,6 +32,24 @@ def _public() -> dict[str, Any]:
 PUBLIC = _public()
 
 
+def _exported() -> dict[str, Any]:
+    """What users import: all that a sub-package lists, or one of the modules beside them."""
+    found = {}
+    beside = ("pyro_implicit.diagnostics.plots", "pyro_implicit.saving")
+    for info in pkgutil.walk_packages(pyro_implicit.__path__, "pyro_implicit."):
+        if "._" not in info.name and (info.ispkg or info.name in beside):
+            module = importlib.import_module(info.name)
+            for name in getattr(module, "__all__", ()):
+                value = getattr(module, name)
+                is_protocol = getattr(value, "_is_protocol", False)  # nobody makes one
+                if (inspect.isclass(value) and not is_protocol) or inspect.isfunction(value):
+                    found[f"{info.name}.{name}"] = value
+    return found
+
+
+EXPORTED = _exported()
+
+
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     """A public function; or a class and its public methods and properties."""
     yield "", value
@@ -106,6 +124,52 @@ def _counts(name: str, value: Any) -> Iterator[str]:
             yield f"{name} does not take num_particles"
 
 
+def _own_parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Without what fills a hook of a base class or a protocol, where its arguments are told."""
+    for part, function in _parts(value):
+        bases = value.__mro__[1:] if part else ()
+        hook = any(part[1:] in vars(base) for base in bases)
+        if not (hook or re.match(r"See :class:", function.__doc__ or "")):
+            yield part, function
+
+
+def _arguments(name: str, value: Any) -> Iterator[str]:
+    """Every argument of what users import has a field."""
+    for part, function in _own_parts(value):
+        text = inspect.cleandoc(function.__doc__ or "")
+        for argument in sorted(_parameters(function) - {"self", "cls"}):
+            told = re.search(rf"^:param [^:]*\b{re.escape(argument)}:", text, re.MULTILINE)
+            if not (told or argument.startswith("_")):
+                yield f"{name}{part} does not tell of {argument}"
+
+
+def _refuses(function: Any) -> bool:
+    """Whether a function, or the making of an object, raises by itself or checks an argument."""
+    if inspect.isclass(function):
+        function = vars(function).get("__init__")
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):  # made by a decorator, as those of data classes are
+        return False
+    return re.search(r"^\s+raise \w+Error|(?<!def )\bcheck_\w+\(", source, re.MULTILINE) is not None
+
+
+def _errors(name: str, value: Any) -> Iterator[str]:
+    """What refuses something says so."""
+    for part, function in _own_parts(value):
+        text = inspect.cleandoc(function.__doc__ or "")
+        told = re.search(r"^:raises \w+Error:", text, re.MULTILINE)
+        if _refuses(function) and not told:
+            yield f"{name}{part} raises and does not tell"
+
+
+@pytest.mark.parametrize("check", [_arguments, _errors], ids=lambda check: check.__name__)
+def test_help_of_what_users_import(check: Callable[[str, Any], Iterator[str]]) -> None:
+    assert len(EXPORTED) > 80
+    faults = [fault for name, value in EXPORTED.items() for fault in check(name, value)]
+    assert not faults, "\n".join(faults)
+
+
 @pytest.mark.parametrize("check", [_leans, _cites, _counts], ids=lambda check: check.__name__)
 def test_help_of_every_public_name(check: Callable[[str, Any], Iterator[str]]) -> None:
     faults = [fault for name, value in PUBLIC.items() for fault in check(name, value)]
@@ -116,6 +180,8 @@ class Leaning(ParticleObjective):
     """Of a law with z[D], as in [1] by Somebody 1999."""
 
     def __init__(self, n_mc_draws: int) -> None:
+        if n_mc_draws < 0:
+            raise ValueError("too few")
         super().__init__(n_mc_draws)
 
     def none(self) -> None: ...
@@ -127,8 +193,10 @@ class Leaning(ParticleObjective):
         (_leans, ["by number", "say distribution", "leans on something", "none has no docstring"]),
         (_cites, ["cites without a title"]),
         (_counts, ["takes {'n_mc_draws'}", "does not take num_particles"]),
+        (_arguments, ["does not tell of n_mc_draws"]),
+        (_errors, ["Leaning raises and does not tell"]),
     ],
-    ids=["leans", "cites", "counts"],
+    ids=["leans", "cites", "counts", "arguments", "errors"],
 )
 def test_faults_are_told(check: Callable[[str, Any], Iterator[str]], faults: list[str]) -> None:
     found = list(check("pyro_implicit.objectives.Leaning", Leaning))

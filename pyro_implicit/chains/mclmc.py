@@ -42,7 +42,7 @@ class MCLMC:
     ===========================  =======  =======  =======
     10 normal latents            +8%      +5%      +3%
     5 of a Gamma(2, 1)           +10%     +6%      +4%
-    12 of three kinds, the worst +18%     +10%     +7%
+    12 of three kinds, worst     +18%     +10%     +7%
     ===========================  =======  =======  =======
 
     Deviations are off by half as much. **For exact moments of up to 64 latents write**

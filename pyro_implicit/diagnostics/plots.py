@@ -140,6 +140,8 @@ def plot_singular_values(report: EntropyReport, *, ax: Any = None) -> Any:
     :param EntropyReport report: from :func:`~pyro_implicit.entropy_report`.
     :param ax: Matplotlib axes; new ones by default.
     :returns: the axes.
+    :raises ArgumentError: for anything else.
+    :raises MissingExtraError: without Matplotlib.
     """
     check_instance("report", report, EntropyReport, "what entropy_report returned")
     ax = new_or_given(ax)
@@ -287,6 +289,8 @@ def plot_loo_pit(data: Any, var_name: str, **options: Any) -> Any:
     :param str var_name: the observed site, with a continuous distribution.
     :param options: of that function.
     :returns: what that returns.
+    :raises ArgumentError: for anything else than such data.
+    :raises SiteError: if no site of that name is observed.
     """
     _check_data(data)
     observed = sorted(data["observed_data"].data_vars)

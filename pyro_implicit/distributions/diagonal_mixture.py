@@ -26,6 +26,8 @@ class DiagonalMixture(dist.TorchDistribution):
     :param torch.Tensor loc: shape ``(*batch, K, m)``.
     :param torch.Tensor scale: likewise, positive.
     :param torch.Tensor logits: logarithms of the weights up to a constant, shape ``(*batch, K)``.
+    :param bool validate_args: see ``torch.distributions.Distribution``.
+    :raises ValueError: with validation on, for values outside of these.
     """
 
     arg_constraints = {

@@ -83,6 +83,7 @@ class Generator(nn.Module, ABC):
         """
         Checks that a tensor can be the generator's noise.
 
+        :param torch.Tensor z: noise, shape ``(..., *noise_shape)``.
         :raises ArgumentError: if ``z`` is no tensor of real numbers.
         :raises ShapeError: if ``z`` does not end in ``noise_shape``.
         """
@@ -101,6 +102,7 @@ class Generator(nn.Module, ABC):
         """
         Checks that a tensor can be what the generator maps to.
 
+        :param torch.Tensor x: outputs, shape ``(..., output_dim)``.
         :raises ArgumentError: if ``x`` is no tensor.
         :raises ShapeError: if ``x`` does not end in ``output_dim`` entries.
         """

@@ -23,6 +23,7 @@ class ModuleGenerator(Generator):
     :param torch.nn.Module module: maps ``(n, *noise_shape)`` to ``(n, output_dim)``.
     :param noise_shape: shape of one noise.
     :param int output_dim: number of outputs.
+    :raises ArgumentError: for anything else.
     """
 
     def __init__(self, module: nn.Module, noise_shape: Sequence[int], output_dim: int) -> None:

@@ -230,6 +230,8 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         """
         Builds the guide now, with the model's arguments; ``init_from`` looks at these data.
 
+        :param args: the model's arguments.
+        :param kwargs: its keyword arguments.
         :raises SiteError: if the model has no latent, a discrete one, or one local to a subsampled
             plate without ``create_plates``.
         :raises ShapeError: if a site has batch dimensions that no plate declares.
@@ -368,7 +370,10 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
 
         :param int num_samples: number of draws.
         :param args: arguments of the model, of no use here; a conditional guide needs them.
+        :param kwargs: keyword arguments of the model, likewise.
         :returns: constrained draws by site, shape ``(num_samples, *site_shape)``.
+        :raises ArgumentError: if ``num_samples`` is no positive number.
+        :raises StateError: before the guide is built.
         """
         num_samples = check_count("num_samples", num_samples)
         draws = {}

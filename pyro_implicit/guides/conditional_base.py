@@ -75,6 +75,7 @@ class ConditionalGuide(ImplicitGuide):
         Reads from the model's arguments what the guide is conditioned on.
 
         :param args: the model's arguments.
+        :param kwargs: its keyword arguments.
         :returns: what the guide is conditioned on, shape ``(rows, k)``.
         :raises ArgumentError: if there is no such tensor among them.
         :raises ShapeError: for another ``k`` than the guide was built with.
@@ -215,6 +216,7 @@ class ConditionalGuide(ImplicitGuide):
 
         :param int num_samples: number of draws.
         :param args: arguments of the model, of which the context is read.
+        :param kwargs: its keyword arguments, likewise.
         :returns: constrained draws by site, shape ``(num_samples, rows, *event_shape)``, with the
             dimensions of size 1 that the plate's place needs.
         :raises ArgumentError: without the arguments.
@@ -235,6 +237,8 @@ class ConditionalGuide(ImplicitGuide):
         :param seeds: of the noise that all rows share and of the rest, so that rows can be drawn
             in pieces.
         :returns: see :meth:`sample`.
+        :raises ArgumentError: for values outside of these.
+        :raises ShapeError: for another context than the guide was built with.
         """
         num_samples = check_count("num_samples", num_samples)
         self._check_context(context)

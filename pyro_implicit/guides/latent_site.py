@@ -67,6 +67,8 @@ class LatentSite:
         """
         Reads a site off a trace of the model.
 
+        :param dict node: the site's node in the trace.
+        :param bool allow_subsample: whether it may be local to a subsampled plate.
         :raises SiteError: if the site is local to a subsampled plate and ``allow_subsample`` is
             false, or its support differs between the rows of one, or if nothing maps the real line
             on its support.
@@ -170,6 +172,7 @@ class LatentSite:
         """
         Maps unconstrained values to the support.
 
+        :param torch.Tensor unconstrained: shape ``(..., *unconstrained_shape)``.
         :returns: the constrained value, inside of the support also where it rounds to a bound.
         """
         return keep_inside(self.support, self.transform()(unconstrained))
@@ -178,6 +181,7 @@ class LatentSite:
         """
         Maps unconstrained values to the support, and tells how that changes densities.
 
+        :param torch.Tensor unconstrained: shape ``(..., *unconstrained_shape)``.
         :returns: the constrained value and the log-density correction ``log|du/dvalue|``, one per
             batch entry.
         """
@@ -249,7 +253,11 @@ class LatentSite:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> LatentSite:
-        """The inverse of :meth:`to_state`."""
+        """
+        Makes a site from what :meth:`to_state` returned.
+
+        :param dict state: plain values.
+        """
         return cls(
             state["name"],
             torch.Size(state["shape"]),

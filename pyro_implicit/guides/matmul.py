@@ -162,14 +162,16 @@ class CMMNNGuide(_MatMulGuide):
     layers of more than ``branch_size`` latents have several: the cost of a branch grows with the
     1.5th power of its size, so that of the guide grows in proportion to the number of latents only
     if branches are bounded (draw and gradient of 17 million latents on one CPU thread: 28 ns per
-    latent without a bound, 17 with the default). The guide for networks of millions of weights;
-    options as for :class:`MMNNGuide`, and:
+    latent without a bound, 17 with the default). The guide for networks of millions of weights.
 
     Source: `Implicit Variational Inference for High-Dimensional Posteriors`, Uppal et al., NeurIPS
     2023.
 
+    :param model: a Pyro model whose latents are continuous.
     :param trunk_shapes: shapes of the trunk's layers; the last one is split by columns.
     :param int branch_size: most latents of one branch.
+    :param options: ``noise_shape``, ``budget``, ``activation``, ``init_scale`` and what all guides
+        have, see :class:`MMNNGuide`; not ``factorized``.
     :raises ArgumentError: for bad values, or ``factorized=True`` (use :class:`MMNNGuide`).
     """
 

@@ -68,6 +68,7 @@ class ImplicitSite:
         Reads a site off a trace of the guide, where its parts have been checked.
 
         :param dict node: one that :func:`~pyro_implicit.distributions.sample_implicit` made.
+        :raises ArgumentError: if its value is no tensor.
         """
         infer, value = node["infer"], node["value"]
         if not isinstance(value, Tensor):
@@ -93,6 +94,7 @@ class ImplicitSite:
 
         :param int count: a number of draws.
         :returns: the site with the first of its draws only.
+        :raises ArgumentError: if it is no positive number.
         """
         count = check_count("count", count)
         return self.with_draws(self.distribution.given(self.noise[:count]), self.value[:count])
@@ -113,6 +115,7 @@ class ImplicitSite:
 
         :param int num: their number.
         :returns: ``g(z)`` in the coordinates of ``value``, shape ``(num, *plates, m)``.
+        :raises ArgumentError: if it is no positive number.
         """
         return self.at_fresh_noise(check_count("num", num)).mean
 
@@ -124,6 +127,7 @@ class ImplicitSite:
 
         :param int num_samples: their number ``n``.
         :returns: reparameterised draws, shape ``(n, *plates, m)``.
+        :raises ArgumentError: if it is no positive number.
         """
         return self.at_fresh_noise(check_count("num_samples", num_samples)).rsample()
 
@@ -133,6 +137,7 @@ class ImplicitSite:
 
         :param int num: a number of noises.
         :returns: the site's distribution given new noise, ``batch_shape`` of ``(num, *plates)``.
+        :raises ArgumentError: if it is no positive number.
         """
         num = check_count("num", num)
         fn, plates = self.distribution, self.value.shape[1:-1]

@@ -240,6 +240,7 @@ class ParticleBatch:
         """
         Zeros, one for each draw.
 
+        :param int shape: their shape.
         :returns: zeros of that shape, in the type and place of the log-densities.
         """
         particle = self.particles[0]

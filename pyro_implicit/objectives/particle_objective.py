@@ -44,6 +44,7 @@ from pyro_implicit.objectives.shared_rows import SharedRows
 
 __all__ = ["ParticleObjective", "Terms"]
 
+#: terms of an objective by name, each of shape ``()``; they add up to minus the loss
 Terms = dict[str, Tensor]
 
 
@@ -152,6 +153,7 @@ class ParticleObjective(ELBO):
         :param ImplicitDistribution fn: the prior of a latent.
         :param torch.Tensor value: shape ``(*batch, m)``.
         :returns: shape ``batch``.
+        :raises NotImplementedError: here.
         """
         raise NotImplementedError
 
@@ -178,6 +180,7 @@ class ParticleObjective(ELBO):
         """
         Restores what :meth:`state_dict` returned; loads all of it or nothing.
 
+        :param dict state: what was returned.
         :raises StateError: if it is not a state of such an objective.
         """
         if check_state(self, state):
@@ -219,6 +222,10 @@ class ParticleObjective(ELBO):
         """
         The loss as a number.
 
+        :param model: a Pyro model.
+        :param guide: its guide.
+        :param args: arguments of both.
+        :param kwargs: keyword arguments of both.
         :returns: minus the objective, without gradients.
         :raises NonFiniteError: if a term is not finite; the message names the site. Only with
             Pyro's validation on (its default): the check waits for the device.
@@ -232,6 +239,10 @@ class ParticleObjective(ELBO):
         """
         The loss with its graph.
 
+        :param model: a Pyro model.
+        :param guide: its guide.
+        :param args: arguments of both.
+        :param kwargs: keyword arguments of both.
         :returns: minus the objective, shape ``()``, to be differentiated.
         :raises NonFiniteError: if a term is not finite; the message names the site. Only with
             Pyro's validation on (its default): the check waits for the device.
@@ -248,6 +259,10 @@ class ParticleObjective(ELBO):
         Looped particles come one after the other, so that only one graph is alive at a time. If it
         fails, no parameter's gradient has changed.
 
+        :param model: a Pyro model.
+        :param guide: its guide.
+        :param args: arguments of both.
+        :param kwargs: keyword arguments of both.
         :returns: minus the objective.
         :raises NonFiniteError: with Pyro's validation on (its default), if a term is not finite, or
             a gradient; the message names the site or the parameter.
@@ -269,6 +284,10 @@ class ParticleObjective(ELBO):
         """
         The parts of the objective, weights included, so that they add up to minus the loss.
 
+        :param model: a Pyro model.
+        :param guide: its guide.
+        :param args: arguments of both.
+        :param kwargs: keyword arguments of both.
         :returns: what :meth:`terms_of` names, each of shape ``()``.
         """
         total: Terms = {}

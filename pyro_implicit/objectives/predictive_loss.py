@@ -69,8 +69,8 @@ class PosteriorPredictiveLoss(ParticleObjective):
         prior). 0: the prior is never evaluated; latents that the data depend on through the prior
         alone (hyperparameters) then get no gradient.
     :param bool vectorize_particles: draw them in one vectorised pass.
-    :param options: ``max_plate_nesting``, ``retain_graph``, see
-        :class:`~pyro_implicit.ImplicitELBO`.
+    :param max_plate_nesting: see :class:`~pyro_implicit.ImplicitELBO`.
+    :param options: ``retain_graph``, likewise.
     :raises ArgumentError: for another ``form``, or options of an evidence bound.
     """
 

@@ -14,6 +14,7 @@ from pyro_implicit.exceptions import ArgumentError
 
 __all__ = ["ACTIVATIONS", "Activation", "get_activation", "largest_slope"]
 
+#: a function and its slope
 Activation = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 
 

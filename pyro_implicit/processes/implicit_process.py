@@ -447,6 +447,7 @@ class ImplicitProcess(dist.TorchDistribution):
 
         :param torch.Tensor inputs: inputs; None for the own ones.
         :returns: whether the noise there is known: it is one for all, or these are the own ones.
+        :raises ArgumentError: if they are no tensor.
         """
         if inputs is not None:
             check_tensor("inputs", inputs, "a tensor (K, ...)")

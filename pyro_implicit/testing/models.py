@@ -46,7 +46,12 @@ class Case:
     coupled: bool = False
 
     def data(self, rows: int = ROWS, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """Inputs ``(rows, inputs)`` and targets ``(rows,)``, the same in every process."""
+        """
+        Inputs ``(rows, inputs)`` and targets ``(rows,)``, the same in every process.
+
+        :param int rows: their number.
+        :param torch.dtype dtype: of both.
+        """
         x = torch.linspace(-1.0, 1.0, rows * self.inputs, dtype=dtype).sin().reshape(rows, -1)
         return x, x.sum(-1) + 0.1 * torch.cos(7 * x[:, 0])
 

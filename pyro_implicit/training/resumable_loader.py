@@ -36,6 +36,7 @@ class ResumableLoader(DataLoader[Any]):
     so are particles spread over devices.
 
     :param dataset: with ``__len__`` and ``__getitem__``.
+    :param args: arguments of ``DataLoader`` by place, such as the batch size.
     :param int seed: of all that is random in the loading.
     :param options: those of ``DataLoader``.
     :raises ArgumentError: for an iterable dataset, or none, a ``generator`` (give ``seed``), or
@@ -103,6 +104,7 @@ class ResumableLoader(DataLoader[Any]):
         """
         The next iteration goes on after that place.
 
+        :param dict state: what :meth:`state_dict` returned.
         :raises StateError: if it is not a state of this class, or is of another seed, batch size or
             number of rows.
         """

@@ -110,8 +110,9 @@ class LightningVI(pytorch.LightningModule):
     :param guide: a guide that is a module.
     :param objective: an objective with ``differentiable_loss``, of this package or of Pyro.
     :param optimizer: from parameters to a ``torch.optim.Optimizer``; by default Adam at 1e-3.
-    :param lr_scheduler: from the optimiser to a schedule of ``torch.optim.lr_scheduler``, stepped
-        after each training step, or as ``lr_scheduler_interval`` says (``"step"``, ``"epoch"``).
+    :param lr_scheduler: from the optimiser to a schedule of ``torch.optim.lr_scheduler``.
+    :param str lr_scheduler_interval: when it is stepped: after each training ``"step"`` or each
+        ``"epoch"``.
     :param modules: further modules that the model uses, such as the
         :class:`~pyro_implicit.BayesianModule` of a model that is a function.
     :param int num_val_samples: draws for validation.

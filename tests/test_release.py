@@ -1,0 +1,109 @@
+"""What is released: one version everywhere, and packages that hold the package and nothing else."""
+
+from __future__ import annotations
+
+import configparser
+import io
+import re
+import runpy
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+CHECK = ROOT / ".ci" / "check_packages.py"
+
+
+@pytest.fixture(scope="module")
+def checks() -> dict[str, Any]:
+    return runpy.run_path(str(CHECK))
+
+
+def config() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    return parser
+
+
+def test_one_version() -> None:
+    version = config()["metadata"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_hosted_jobs_run_what_the_checkout_has() -> None:
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text()
+    for path in re.findall(r"\.ci/[\w.]+", workflow):
+        assert (ROOT / path).is_file(), path
+    lowest = config()["options"]["python_requires"].removeprefix(">=").strip()
+    versions = re.findall(r'"(3\.\d+)"', workflow.partition("matrix:")[2].partition("steps:")[0])
+    assert versions[0] == lowest
+    for extra in re.findall(r'-e "\.\[([\w,]+)\]"', workflow):
+        assert set(extra.split(",")) <= set(config()["options.extras_require"])
+
+
+def test_forms_and_policies_are_there() -> None:
+    for name in ("CODE_OF_CONDUCT.md", "SECURITY.md", "CITATION.cff", "LICENSE"):
+        assert (ROOT / name).stat().st_size > 300
+    assert len(list((ROOT / ".github/ISSUE_TEMPLATE").glob("*.md"))) == 2
+
+
+def make(folder: Path, names: set[str]) -> None:
+    """A wheel and an sdist of empty files."""
+    with zipfile.ZipFile(folder / "p-1-py3-none-any.whl", "w") as wheel:
+        for name in names:
+            wheel.writestr(name, "")
+        wheel.writestr("p-1.dist-info/licenses/LICENSE", "")
+    beside = ("LICENSE", "MANIFEST.in", "PKG-INFO", "README.md", "pyproject.toml", "setup.cfg")
+    with tarfile.open(folder / "p-1.tar.gz", "w:gz") as sdist:
+        for name in {*names, *beside}:
+            sdist.addfile(tarfile.TarInfo(f"p-1/{name}"), io.BytesIO())
+
+
+def test_packages_that_hold_what_they_should(checks: dict[str, Any], tmp_path: Path) -> None:
+    assert checks["check"](tmp_path) == [
+        f"{tmp_path} has 0 files *.whl; expected one",
+        f"{tmp_path} has 0 files *.tar.gz; expected one",
+    ]
+    make(tmp_path, checks["package_files"]())
+    assert checks["check"](tmp_path) == []
+
+
+def test_packages_that_do_not(checks: dict[str, Any], tmp_path: Path) -> None:
+    names = checks["package_files"]() | {"tests/test_a.py", "benchmarks/__init__.py"}
+    make(tmp_path, names - {"pyro_implicit/py.typed"})
+    faults = checks["check"](tmp_path)
+    assert len(faults) == 6
+    assert sum(fault.endswith("lacks pyro_implicit/py.typed") for fault in faults) == 2
+    assert sum("should not have tests/test_a.py" in fault for fault in faults) == 2
+
+
+@pytest.mark.slow
+def test_the_packages_are_built_as_they_should_be(tmp_path: Path) -> None:
+    pytest.importorskip("build", reason="packages are built by 'build'")
+    clone, packages = tmp_path / "clone", tmp_path / "dist"
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(packages)]
+    subprocess.run(command, cwd=clone, check=True, capture_output=True, timeout=600)
+    script = [sys.executable, str(clone / ".ci/check_packages.py"), str(packages)]
+    done = subprocess.run(script, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    (wheel,) = packages.glob("*.whl")
+    place = tmp_path / "installed"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(place)
+    smoke = subprocess.run(
+        [sys.executable, str(clone / ".ci/smoke.py")],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(place), "PATH": "", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert smoke.returncode == 0, smoke.stderr
+    assert str(place) in smoke.stdout
