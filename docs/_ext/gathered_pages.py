@@ -1,4 +1,4 @@
-"""Pages that live elsewhere in the repository, copied in as they are: notebooks, results, changes."""
+"""Pages that live elsewhere in the repository, copied in as they are."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """References to a public name, by whichever of its paths, lead to the one page that it has.
 
-What is in the package and has no page, as a type in a signature may be, is shown as plain text. What is
-not there at all stays unresolved, and Sphinx warns of it.
+What is in the package and has no page, as a type in a signature may be, is shown as plain text.
+What is not there at all stays unresolved, and Sphinx warns of it.
 """
 
 from __future__ import annotations

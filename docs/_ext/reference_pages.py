@@ -77,7 +77,7 @@ def page(name: str, module: ModuleType) -> str:
 
 
 def file_names() -> dict[str, str]:
-    """Pages whose names differ in the case of letters alone, which some file systems cannot hold."""
+    """Pages whose names differ in the case of letters alone, and cannot be files everywhere."""
     names = [f"{m}.{n}" for m, module in public_modules().items() for n in module.__all__]
     count = Counter(name.lower() for name in names)
     return {
