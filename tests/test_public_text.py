@@ -102,7 +102,7 @@ def _cites(name: str, value: Any) -> Iterator[str]:
 def _parameters(value: Any) -> set[str]:
     try:
         return set(inspect.signature(value).parameters)
-    except ValueError:  # a builtin one, of an enumeration or an exception
+    except (TypeError, ValueError):  # a value; a builtin one, of an enumeration or an exception
         return set()
 
 
