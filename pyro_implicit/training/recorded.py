@@ -121,11 +121,25 @@ class RecordedObjective(ELBO):
         self._graphs: dict[Any, _Graph] = {}
 
     def loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
-        """The loss alone, by the objective itself."""
+        """
+        The loss alone, by the objective itself.
+
+        :param model: a Pyro model.
+        :param guide: its guide.
+        :param args: arguments of both.
+        :param kwargs: keyword arguments of both.
+        """
         return float(self.objective.loss(model, guide, *args, **kwargs))
 
     def terms(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Any:
-        """The parts of the objective, by the objective itself."""
+        """
+        The parts of the objective, by the objective itself.
+
+        :param model: a Pyro model.
+        :param guide: its guide.
+        :param args: arguments of both.
+        :param kwargs: keyword arguments of both.
+        """
         return self.objective.terms(model, guide, *args, **kwargs)
 
     @property
@@ -137,6 +151,10 @@ class RecordedObjective(ELBO):
         """
         Adds the gradients of the loss to the parameters.
 
+        :param model: a Pyro model.
+        :param guide: its guide.
+        :param args: arguments of both.
+        :param kwargs: keyword arguments of both.
         :returns: minus the objective.
         :raises NonFiniteError: as the objective itself does.
         """
@@ -163,7 +181,14 @@ class RecordedObjective(ELBO):
         return self._replay(graph, tensors, model, guide, args, kwargs)
 
     def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """The loss with its graph, by the objective itself."""
+        """
+        The loss with its graph, by the objective itself.
+
+        :param model: a Pyro model.
+        :param guide: its guide.
+        :param args: arguments of both.
+        :param kwargs: keyword arguments of both.
+        """
         loss: Tensor = self.objective.differentiable_loss(model, guide, *args, **kwargs)
         return loss
 
