@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._checks import check_instance, check_number
+from pyro_implicit._random import RandomStream
 
 __all__ = ["DrawQuantiles"]
 
@@ -18,7 +19,12 @@ _MOST = 2**23  # numbers at once
 
 
 class DrawQuantiles:
-    """What Pyro's autoguides tell of their marginals, from draws: for guides with ``sample``."""
+    """
+    What Pyro's autoguides tell of their marginals, from draws: for guides with ``sample``.
+
+    The draws are the same at each call, so that medians and quantiles agree with each other and
+    from call to call, and random numbers outside go on as if nothing had been drawn.
+    """
 
     #: draws by site: ``sample(num_samples, *args, **kwargs)``, with the arguments of the model
     sample: Callable[..., dict[str, Tensor]]
@@ -56,7 +62,8 @@ class DrawQuantiles:
             quantiles = quantiles.tolist()
         check_instance("quantiles", quantiles, (list, tuple), _LEVELS)
         levels = [check_number("quantiles", one, minimum=0, maximum=1) for one in quantiles]
-        draws = self.sample(num_samples, *args, **kwargs)
+        with RandomStream(0):
+            draws = self.sample(num_samples, *args, **kwargs)
         return {name: _quantiles(value, levels) for name, value in draws.items()}
 
 

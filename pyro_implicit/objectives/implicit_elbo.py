@@ -53,6 +53,8 @@ class ImplicitELBO(ParticleObjective):
         plates the log of the *mean* likelihood over draws. The latter is **no bound**, often
         predicts better where data outnumber weights, and needs several particles to differ.
     :param bool retain_graph: passed to ``backward``.
+    :param pyro_arguments: ``strict_enumeration_warning`` and the others that every objective of
+        Pyro takes, see :class:`~pyro_implicit.ParticleObjective`.
     :raises ArgumentError: for values outside of these.
     """
 
@@ -80,12 +82,14 @@ class ImplicitELBO(ParticleObjective):
         num_entropy_particles: int | None = None,
         likelihood: str = "expected",
         retain_graph: bool | None = None,
+        **pyro_arguments: Any,
     ) -> None:
         super().__init__(
             num_particles,
             vectorize_particles=vectorize_particles,
             max_plate_nesting=max_plate_nesting,
             retain_graph=retain_graph,
+            **pyro_arguments,
         )
         if num_entropy_particles is not None:
             num_entropy_particles = check_count(

@@ -40,6 +40,7 @@ from pyro_implicit.objectives.particle import Particle, Reads
 from pyro_implicit.objectives.particle_batch import ParticleBatch
 from pyro_implicit.objectives.particle_coupling import CouplingCheck, blames_vectorisation
 from pyro_implicit.objectives.prior_draws import PriorDraws
+from pyro_implicit.objectives.pyro_arguments import check_pyro_arguments
 from pyro_implicit.objectives.shared_rows import SharedRows
 
 __all__ = ["ParticleObjective", "Terms"]
@@ -93,6 +94,10 @@ class ParticleObjective(ELBO):
     :param max_plate_nesting: number of plate dimensions, found by one run of model and guide if
         infinite.
     :param bool retain_graph: passed to ``backward``.
+    :param bool strict_enumeration_warning: taken, as by every objective of Pyro; nothing is warned.
+    :param bool ignore_jit_warnings: taken likewise; nothing is traced by ``torch.jit``.
+    :param jit_options: refused, unless None: it would do nothing.
+    :param float tail_adaptive_beta: refused, unless Pyro's default: it would do nothing.
     :raises ArgumentError: for values outside of these.
     """
 
@@ -110,13 +115,30 @@ class ParticleObjective(ELBO):
         vectorize_particles: bool = False,
         max_plate_nesting: float = math.inf,
         retain_graph: bool | None = None,
+        strict_enumeration_warning: bool = True,
+        ignore_jit_warnings: bool = False,
+        jit_options: dict[str, Any] | None = None,
+        tail_adaptive_beta: float = -1.0,
     ) -> None:
+        check_pyro_arguments(
+            type(self).__name__,
+            strict_enumeration_warning,
+            ignore_jit_warnings,
+            jit_options,
+            tail_adaptive_beta,
+        )
         num_particles = check_count("num_particles", num_particles)
         check_flag("vectorize_particles", vectorize_particles)
         if not (isinstance(max_plate_nesting, float) and max_plate_nesting == math.inf):
             max_plate_nesting = check_count("max_plate_nesting", max_plate_nesting, 0)
         check_choice("retain_graph", retain_graph, (None, True, False))
-        super().__init__(num_particles, vectorize_particles=False, retain_graph=retain_graph)
+        super().__init__(
+            num_particles,
+            vectorize_particles=False,
+            retain_graph=retain_graph,
+            strict_enumeration_warning=strict_enumeration_warning,
+            ignore_jit_warnings=ignore_jit_warnings,
+        )
         self.vectorize_particles = vectorize_particles
         self.max_plate_nesting = max_plate_nesting
         #: networks that the objective trains itself, by name

@@ -22,6 +22,13 @@ from pyro_implicit.objectives.particle_objective import ParticleObjective, Terms
 __all__ = ["PosteriorPredictiveLoss"]
 
 _FORMS = ("per_datum", "expected", "per_batch")
+_OF_PYRO = {
+    "retain_graph",
+    "strict_enumeration_warning",
+    "ignore_jit_warnings",
+    "jit_options",
+    "tail_adaptive_beta",
+}
 _RAW = ("raw", "density", "eq4", "mean")
 
 
@@ -91,12 +98,12 @@ class PosteriorPredictiveLoss(ParticleObjective):
                 "form='per_datum', the logarithm of the mean for each datum."
             )
         check_choice("form", form, _FORMS)
-        unknown = sorted(options.keys() - {"retain_graph"})
+        unknown = sorted(options.keys() - _OF_PYRO)
         if unknown:
             raise ArgumentError(
                 f"PosteriorPredictiveLoss got {', '.join(unknown)}; it has no entropy and no KL "
                 "term to weigh. Its options are form, prior_weight, vectorize_particles, "
-                "max_plate_nesting and retain_graph."
+                "max_plate_nesting and retain_graph, and what every objective of Pyro takes."
             )
         super().__init__(
             num_particles,

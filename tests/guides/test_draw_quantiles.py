@@ -65,3 +65,17 @@ def test_chains_and_ensembles_have_them() -> None:
 def test_levels_are_numbers_between_0_and_1(levels: Any) -> None:
     with pytest.raises(ArgumentError, match="quantiles"):
         _Fixed(torch.zeros(3)).quantiles(levels)
+
+
+def test_medians_and_quantiles_agree_and_leave_random_numbers_alone():
+    def model():
+        pyro.sample("a", dist.LogNormal(torch.zeros(3), 1.0).to_event(1))
+
+    guide = HyperNetworkGuide(model, init_from=None).setup()
+    pyro.set_rng_seed(5)
+    expected = torch.rand(2)
+    pyro.set_rng_seed(5)
+    median, quantiles = guide.median(), guide.quantiles([0.1, 0.5])
+    assert torch.equal(median["a"], quantiles["a"][1])
+    assert torch.equal(guide.median()["a"], median["a"])
+    assert torch.equal(torch.rand(2), expected)
