@@ -77,6 +77,8 @@ OVERRIDES: dict[str, typing.Callable[[Any], bool]] = {
     "objective": lambda v: v is None,
     "example": lambda v: True,
     "dataset": lambda v: True,
+    "jit_options": lambda v: v is None,  # Pyro's, refused but for their defaults
+    "tail_adaptive_beta": lambda v: v == -1,
     "watch_folds": lambda v: is_integer(v) and v >= 0,  # 0 never looks
 }
 
