@@ -84,6 +84,10 @@ class BayesianModule(nn.Module):
         A distribution has either no event dims and a batch shape that broadcasts to the parameter's
         shape, or exactly the parameter's shape as its event shape. It follows the parameter's dtype
         and device.
+        Biases alone are ``{r".*bias": prior}``. Made by functions of ``pyro_implicit.bayesian``:
+        ``last_layer(module, prior)``, ``priors_by_type(module, {nn.Linear: prior})``,
+        ``fan_in_prior()``, ``hierarchical_prior()``; ``with_adapters(module)`` is a frozen copy
+        with low-rank adapters as its only parameters.
     :param str name: prefix of the site names.
     :param bool local: whether the draws are per datum (an amortised, conditional guide; a model
         with random effects in the network). The call then belongs *inside* the data plate at dim

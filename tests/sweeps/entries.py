@@ -411,6 +411,13 @@ FUNCTIONS: dict[str, Entry] = {
     "log_predictive_density": Entry(
         lambda: dict(model=model, guide=guide(), num_samples=2), args=(X, Y)
     ),
+    "fan_in_prior": fixed(lambda made: made("weight", torch.zeros(2, 3))),
+    "hierarchical_prior": fixed(lambda made: made("weight", torch.zeros(2, 3))),
+    "last_layer": Entry(lambda: dict(module=network(), prior=dist.Normal(0.0, 1.0))),
+    "priors_by_type": Entry(
+        lambda: dict(module=network(), priors={nn.Linear: dist.Normal(0.0, 1.0)})
+    ),
+    "with_adapters": Entry(lambda: dict(module=network(), rank=1)),
     "prior_from": Entry(lambda: dict(guide=guide(), num_samples=30)),
     "plot_loo_pit": Entry(lambda: dict(data=exported(), var_name="y", ax=axes())),
     "plot_objective_terms": Entry(lambda: dict(history=[{"entropy": 1.0}], ax=axes())),

@@ -1,0 +1,125 @@
+r"""
+Low-rank adapters: a frozen network, and few parameters that change what its layers do.
+
+References
+
+- `LoRA: Low-Rank Adaptation of Large Language Models`, E. Hu and others, ICLR 2022. Section 4.1.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+
+import torch
+from torch import Tensor, nn
+
+from pyro_implicit._checks import check_count, check_flag, check_instance, check_number, check_text
+from pyro_implicit.exceptions import ArgumentError, LayerError
+
+__all__ = ["AdaptedLinear", "with_adapters"]
+
+#: layers that read the weights of the linear layers within them directly
+_DIRECT = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+
+
+class AdaptedLinear(nn.Module):
+    r"""
+    A frozen linear layer and its adapter: :math:`W x + b + \tfrac{\alpha}{r} U D x`.
+
+    :param torch.nn.Linear base: the layer; it is frozen.
+    :param int rank: ``r``, rows of ``D`` (``down``) and columns of ``U`` (``up``).
+    :param float alpha: strength of the adapter.
+    :param bool train_down: whether ``down`` is a parameter; else it stays as it was drawn.
+    :raises ArgumentError: for a rank above the layer's sizes.
+    """
+
+    def __init__(
+        self, base: nn.Linear, rank: int = 4, alpha: float = 1.0, *, train_down: bool = True
+    ) -> None:
+        super().__init__()
+        self.base = check_instance("base", base, nn.Linear, "a layer nn.Linear")
+        most = min(base.in_features, base.out_features)
+        rank = check_count("rank", rank, 1, most, " (of the layer)")
+        self.strength = check_number("alpha", alpha, above=0) / rank
+        for parameter in self.base.parameters():
+            parameter.requires_grad_(False)
+        like = base.weight
+        down = torch.randn(rank, base.in_features).to(like) * base.in_features**-0.5
+        self.down = nn.Parameter(down, requires_grad=check_flag("train_down", train_down))
+        self.up = nn.Parameter(like.new_zeros(base.out_features, rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """
+        Applies the layer and its adapter.
+
+        :param torch.Tensor x: shape ``(..., in_features)``.
+        :returns: shape ``(..., out_features)``.
+        """
+        inner = nn.functional.linear(x, self.down)
+        return self.base(x) + self.strength * nn.functional.linear(inner, self.up)
+
+
+def with_adapters(
+    module: nn.Module,
+    rank: int = 4,
+    *,
+    layers: str = ".*",
+    alpha: float = 1.0,
+    train_down: bool = True,
+) -> nn.Module:
+    r"""
+    Copies a network, frozen, with a low-rank adapter beside each of its linear layers.
+
+    The adapters (``<layer>.up`` and ``<layer>.down``) are its only trainable parameters, and so the
+    only latents of ``BayesianModule(with_adapters(network), prior=...)``: a posterior over
+    thousands of numbers for a network of millions. It begins at the trained network (``up`` is 0 at
+    first, so start the guide there: ``init_loc_fn=net.init_to_module``). With ``train_down=False``
+    only ``up`` is one; the function is then linear in the latents of one layer, and the posterior
+    has none of the signs and rotations that leave ``up @ down`` the same.
+
+    Source: `LoRA: Low-Rank Adaptation of Large Language Models`, Hu and others, ICLR 2022.
+
+    Example::
+
+        net = BayesianModule(with_adapters(network, rank=2), prior=dist.Normal(0.0, 0.1))
+
+    :param torch.nn.Module module: a network, itself untouched.
+    :param int rank: of each adapter; smaller where a layer is.
+    :param str layers: a regular expression for the whole names of the layers to adapt.
+    :param float alpha: strength of the adapters.
+    :param bool train_down: whether ``down`` is a parameter as well as ``up``.
+    :returns: the copy.
+    :raises ArgumentError: if no linear layer matches.
+    :raises LayerError: for layers within attention, which reads their weights directly and would
+        pass over an adapter.
+    """
+    check_instance("module", module, nn.Module, "a network, torch.nn.Module")
+    rank = check_count("rank", rank)
+    try:
+        pattern = re.compile(check_text("layers", layers, "a regular expression"))
+    except re.error as error:
+        raise ArgumentError(f"layers={layers!r} is no regular expression: {error}.") from error
+    adapted = copy.deepcopy(module).requires_grad_(False)
+    found = 0
+    for path, parent in list(adapted.named_modules()):
+        for name, layer in list(parent.named_children()):
+            whole = f"{path}.{name}" if path else name
+            if not isinstance(layer, nn.Linear) or not pattern.fullmatch(whole):
+                continue
+            if isinstance(parent, _DIRECT):
+                raise LayerError(
+                    f"layer {whole!r} is within a {type(parent).__name__}, which reads its weights "
+                    "directly: an adapter would do nothing there. Leave it out by layers=..., a "
+                    "regular expression for the names to adapt."
+                )
+            size = min(rank, layer.in_features, layer.out_features)
+            made = AdaptedLinear(layer, size, alpha, train_down=train_down)
+            setattr(parent, name, made.train(layer.training))
+            found += 1
+    if not found:
+        raise ArgumentError(
+            f"layers={layers!r} matches no nn.Linear of the network; expected a regular expression "
+            "for the whole name of a linear layer within it."
+        )
+    return adapted

@@ -1,0 +1,36 @@
+"""A prior for the last layer of a network alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from pyro_implicit._checks import check_instance
+from pyro_implicit.exceptions import ArgumentError
+
+__all__ = ["last_layer"]
+
+
+def last_layer(module: nn.Module, prior: Any) -> dict[str, Any]:
+    r"""
+    Gives the last layer with trainable parameters a prior, and leaves the rest deterministic.
+
+    The last one is that which was registered last: for a network whose ``forward`` goes another way
+    write its name, ``prior={r"head\..*": ...}``. What is before it is trained along with the guide
+    unless its parameters do not require gradients.
+
+    :param torch.nn.Module module: the network.
+    :param prior: a distribution, or a function ``(name, tensor)``.
+    :returns: the ``prior`` of ``BayesianModule(module, prior=...)``, by parameter.
+    :raises ArgumentError: if no parameter is trainable.
+    """
+    check_instance("module", module, nn.Module, "a network, torch.nn.Module")
+    names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    if not names:
+        raise ArgumentError(
+            "module has no trainable parameter, and so no last layer to be random; call "
+            "requires_grad_(True) on it."
+        )
+    layer = names[-1].rpartition(".")[0]
+    return {name: prior for name in names if name.rpartition(".")[0] == layer}

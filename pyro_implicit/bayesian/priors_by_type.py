@@ -1,0 +1,51 @@
+"""Priors for the parameters of some kinds of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from pyro_implicit._checks import check_instance, shown
+from pyro_implicit.exceptions import ArgumentError
+
+__all__ = ["priors_by_type"]
+
+_KINDS = "a dict from classes of layers to priors, such as {nn.Linear: dist.Normal(0.0, 1.0)}"
+
+
+def priors_by_type(module: nn.Module, priors: Mapping[type[nn.Module], Any]) -> dict[str, Any]:
+    """
+    Gives parameters a prior by the kind of the layer that they belong to.
+
+    A layer takes the first entry whose class it is an instance of; those of no entry, and of an
+    entry None, stay deterministic. ``{nn.Linear: prior}`` leaves the normalisation of a network as
+    it is, ``{nn.BatchNorm2d: None, nn.Module: prior}`` does so for all but one kind.
+
+    :param torch.nn.Module module: the network.
+    :param priors: by class of layer, a distribution, a function ``(name, tensor)`` or None.
+    :returns: the ``prior`` of ``BayesianModule(module, prior=...)``, by parameter.
+    :raises ArgumentError: if a class is none, or no trainable parameter gets a prior.
+    """
+    check_instance("module", module, nn.Module, "a network, torch.nn.Module")
+    check_instance("priors", priors, Mapping, _KINDS)
+    for kind in priors:
+        if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+            raise ArgumentError(f"priors has the key {shown(kind)}; expected {_KINDS}.")
+    found: dict[str, Any] = {}
+    for path, layer in module.named_modules():
+        rule = next((priors[kind] for kind in priors if isinstance(layer, kind)), None)
+        if rule is None:
+            continue
+        for name, parameter in layer.named_parameters(path, recurse=False):
+            if parameter.requires_grad:
+                found[name] = rule
+    kept = {name for name, _ in module.named_parameters()}  # tied ones have one name
+    found = {name: prior for name, prior in found.items() if name in kept}
+    if not found:
+        kinds = sorted({type(layer).__name__ for layer in module.modules()})
+        raise ArgumentError(
+            f"priors selects no trainable parameter: the network has layers of {kinds}."
+        )
+    return found
