@@ -35,10 +35,10 @@ class NeuTraReparam:
     Example::
 
         guide = HyperNetworkGuide(model, generator=AutoregressiveGenerator)
-        ...                                     # fit it
+        fit(model, guide, x, y)
         neutra = NeuTraReparam(guide)
         mcmc = MCMC(NUTS(neutra.reparam(model)), num_samples=500)
-        mcmc.run(data)
+        mcmc.run(x, y)
         draws = neutra.transform_sample(mcmc.get_samples()["neutra_noise"])  # by site, constrained
 
     The chain is exact whatever the fit: a poor guide costs effective samples, not correctness. The
