@@ -10,7 +10,7 @@ from typing import Any
 import pyro.distributions as dist
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode
 
 from pyro_implicit.exceptions import ShapeError
 
@@ -81,7 +81,7 @@ def _is_all(chosen: Tensor, size: int) -> bool:
 
 def _is_recording() -> bool:
     """Whether operations are recorded as a graph, which cannot look at numbers."""
-    return get_proxy_mode() is not None
+    return get_innermost_proxy_mode() is not None
 
 
 def take_rows(
