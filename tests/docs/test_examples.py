@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pkgutil
 import re
 import textwrap
 from collections.abc import Iterator
@@ -22,8 +24,7 @@ from pyro.infer.autoguide import AutoNormal
 from torch import nn
 
 import pyro_implicit as pi
-from pyro_implicit import diagnostics, generators, inference, processes, training
-from pyro_implicit.arviz import process_to_arviz
+from pyro_implicit import diagnostics, processes
 from pyro_implicit.diagnostics import plots
 from tests.docs.pages import ROOT
 
@@ -66,11 +67,13 @@ def names() -> dict[str, Any]:
         with pyro.plate("data", len(x)):
             return pyro.sample("y", dist.Normal(f, sigma), obs=y)
 
-    network = nn.Linear(1, 1, bias=False)
+    network = nn.Sequential(nn.Linear(1, 1, bias=False))
     net = pi.BayesianModule(network, dist.Normal(0.0, 1.0))
     found: dict[str, Any] = {}
-    for package in (pi, diagnostics, generators, inference, processes, training):
-        found |= {name: getattr(package, name) for name in package.__all__}
+    for info in pkgutil.iter_modules(pi.__path__, "pyro_implicit."):
+        if info.ispkg and "._" not in info.name:
+            package = importlib.import_module(info.name)
+            found |= {name: getattr(package, name) for name in getattr(package, "__all__", ())}
     guides = [pi.HyperNetworkGuide(model).setup(x, y) for _ in range(2)]
     data = {
         f"{name}{kind}": v for name, v in (("x", x), ("y", y)) for kind in ("", "_test", "_val")
@@ -92,7 +95,6 @@ def names() -> dict[str, Any]:
             *args, num_simulations=10, progress=False, **options
         ),
         "net": net,
-        "process_to_arviz": process_to_arviz,
     }
 
 
