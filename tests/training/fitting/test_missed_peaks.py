@@ -1,0 +1,108 @@
+"""A peak that a fitted guide leaves out is told; nothing is said where there is none."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer.autoguide import AutoNormal
+
+from pyro_implicit import HyperNetworkGuide, fit
+from pyro_implicit.guides import ImplicitGuide
+from pyro_implicit.training.fitting import fit as module
+from pyro_implicit.training.fitting.missed_peaks import missed_peaks
+
+
+def mixture(weight: float, apart: float) -> Any:
+    """Two normal distributions of deviation 0.5 in the plane."""
+
+    def model() -> None:
+        locs = torch.tensor([[-apart, 0.0], [apart, 1.0]])
+        parts = dist.Normal(locs, 0.5).to_event(1)
+        weights = dist.Categorical(torch.tensor([1 - weight, weight]))
+        pyro.sample("x", dist.MixtureSameFamily(weights, parts))
+
+    return model
+
+
+def at_one(model: Any, where: tuple[float, float], scale: float) -> ImplicitGuide:
+    guide = HyperNetworkGuide(
+        model,
+        init_from=None,
+        init_scale=scale,
+        init_loc_fn=lambda site: torch.tensor(where),
+    )
+    guide()
+    return guide
+
+
+@pytest.mark.parametrize("weight", [0.3, 0.7])
+def test_a_mode_left_out_is_told_with_its_mass_and_place(weight: float) -> None:
+    pyro.set_rng_seed(0)
+    model = mixture(weight, 3.0)
+    guide = at_one(model, (-3.0, 0.0), 0.5)
+    (told,) = missed_peaks(guide, model, (), {}, math.log(1 - weight))
+    assert "a peak that the guide does not reach" in told
+    assert "x = (3, 1)" in told
+    # of the evidence, of which the bound knows one part: w / (w + (1 - w))
+    assert f"about {weight:.0%} of the mass" in told
+
+
+@pytest.mark.parametrize(
+    ("model", "where", "scale"),
+    [
+        (mixture(0.5, 0.3), (0.0, 0.5), 0.6),  # one peak
+        (mixture(0.5, 1.5), (0.0, 0.5), 2.0),  # both are reached
+        (mixture(0.01, 3.0), (-3.0, 0.0), 0.5),  # hardly any mass
+    ],
+)
+def test_nothing_is_told_where_nothing_is_left_out(model: Any, where: Any, scale: float) -> None:
+    pyro.set_rng_seed(0)
+    assert missed_peaks(at_one(model, where, scale), model, (), {}, 0.0) == []
+
+
+def test_a_spike_without_mass_is_no_matter() -> None:
+    """Higher than the peak, and narrow."""
+
+    def model() -> None:
+        parts = dist.Normal(torch.tensor([0.0, 5.0]), torch.tensor([1.0, 1e-4]))
+        pyro.sample(
+            "x", dist.MixtureSameFamily(dist.Categorical(torch.tensor([0.99, 0.01])), parts)
+        )
+
+    guide = HyperNetworkGuide(model, init_from=None, init_scale=1.0)
+    guide()
+    assert missed_peaks(guide, model, (), {}, 0.0) == []
+
+
+def test_other_guides_larger_models_and_random_densities_are_not_looked_at() -> None:
+    model = mixture(0.5, 3.0)
+    assert missed_peaks(AutoNormal(model), model, (), {}, 0.0) == []
+    guide = at_one(model, (-3.0, 0.0), 0.5)
+    assert missed_peaks(guide, model, (), {}, math.inf) == []
+    assert missed_peaks(HyperNetworkGuide(model), model, (), {}, 0.0) == []  # not built
+
+    def wide() -> None:
+        pyro.sample("x", dist.Normal(0.0, 1.0).expand([21]).to_event(1))
+
+    large = HyperNetworkGuide(wide, init_from=None)
+    large()
+    assert missed_peaks(large, wide, (), {}, 0.0) == []
+
+    def refusing() -> None:
+        raise ValueError("no")
+
+    assert missed_peaks(guide, refusing, (), {}, 0.0) == []
+
+
+def test_fit_tells_after_a_long_run_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LONG", 30)
+    model = mixture(0.5, 4.0)
+    for num_steps, count in ((20, 0), (30, 1)):
+        guide = at_one(model, (-4.0, 0.0), 0.5)
+        result = fit(model, guide, num_steps=num_steps, lr=1e-4, seed=0, progress=False)
+        assert sum("does not reach" in text for text in result.warnings) == count
