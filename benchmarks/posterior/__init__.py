@@ -205,4 +205,20 @@ BENCHMARKS = (
         short="--targets funnel --seeds 0",
         short_settings={"cpu_seconds": 0.0, "num_warmup": 4, "num_samples": 8},
     ),
+    Benchmark(
+        "posterior.continual",
+        "Does yesterday's posterior as today's prior keep what was learned, task after task?",
+        rows="a task that was just learned, by a method and a seed",
+        columns={
+            "method": "what is carried on from task to task",
+            "seed": "of the split and of training",
+            "task": "number of the task that was just learned",
+            "accuracies": "on the test data of each of the five tasks",
+            "log_densities": "mean log predictive density of each",
+            "cpu_seconds": "of this task's training, its start and its scores",
+        },
+        records={"continual": ""},
+        short="--seeds 0 --methods 'implicit, low rank' 'mean field'",
+        short_settings={"steps": 2, "draws": 3},
+    ),
 )

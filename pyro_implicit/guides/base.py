@@ -85,7 +85,8 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
     begins as that Gaussian, while its own part begins with a tenth of the Gaussian's deviations,
     and a learned location: the family contains mean-field, and begins there.
 
-    :param model: a Pyro model whose latents are continuous.
+    :param model: a Pyro model whose latents are continuous. Discrete ones that are marked
+        ``infer={"enumerate": "parallel"}`` are left out: objectives sum over their values.
     :param init_loc_fn: per-site function giving the centre of the first draws, as for Pyro's
         autoguides; without a search ``init_to_median`` by default (``init_to_fan_in`` for matrix
         guides). Sites without a density to draw from (``ImproperUniform``) start at the image of

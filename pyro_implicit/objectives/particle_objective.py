@@ -84,6 +84,11 @@ class ParticleObjective(ELBO):
     (An objective that is an evidence bound but for its entropy is shorter as an
     :class:`~pyro_implicit.ImplicitELBO`.)
 
+    *Discrete latents* of the model that are marked ``infer={"enumerate": "parallel"}``
+    (``pyro.infer.config_enumerate``) are summed out by Pyro's own enumeration, as in
+    ``TraceEnum_ELBO``: the batch then has the marginal densities. Their values are drawn afterwards
+    by ``infer_discrete(poutine.replay(model, guide_trace), first_available_dim)``.
+
     Unlike Pyro's objectives it keeps nothing about a model between calls that could break the next.
 
     :param int num_particles: number of draws.
