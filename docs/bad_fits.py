@@ -1,6 +1,6 @@
 """Bad fits, their checks and their cures: the figures and numbers of `howto/bad_fit.md`.
 
-python docs/bad_fits.py [NAME ...]    some eight minutes on one busy core; writes docs/figures/
+python docs/bad_fits.py [NAME ...]    some minutes on one core; writes docs/figures/
 """
 
 from __future__ import annotations
@@ -123,9 +123,10 @@ def lost_mode() -> None:
         pyro.set_rng_seed(seed)
         start = float(torch.randn(()))
         guide = HyperNetworkGuide(square, init_loc_fn=lambda site, s=start: torch.tensor(s))
-        fit(square, guide, y, seed=seed, num_steps=1500, progress=False)
+        result = fit(square, guide, y, seed=seed, num_steps=1500, progress=False)
         guides.append(guide)
-        print("mean of fit", seed, f"{posterior_draws(guide, 1000)['theta'].mean():.2f}")
+        mean = posterior_draws(guide, 1000)["theta"].mean()
+        print("mean of fit", seed, f"{mean:.2f}", result.warnings)
     figure, axes = plt.subplots(1, 2, figsize=(7, 3), sharex=True)
     grid = torch.linspace(-3, 3, 400)
     exact = (dist.Normal(0.0, 3.0).log_prob(grid) + dist.Normal(grid**2, 0.5).log_prob(y)).exp()
