@@ -96,7 +96,8 @@ def check_support(name: str, fn: Any) -> None:
         raise SiteError(
             f"latent site {name!r} is discrete ({type(fn).__name__}); an implicit guide is "
             "continuous. Mark it infer={'enumerate': 'parallel'} (pyro.infer.config_enumerate does "
-            "so for all), and objectives sum it out; or hide it with poutine.block(model, "
+            "so for all), and objectives sum it out (https://pyro.ai/examples/enumeration.html), "
+            "or hide it with poutine.block(model, "
             f"hide=[{name!r}]) and give it another guide in an AutoGuideList."
         )
     circular = circular_part(fn)
