@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -27,8 +28,9 @@ from pyro_implicit import (
     SingularValueELBO,
     posterior_draws,
 )
+from pyro_implicit.objectives import AISIVI, IWAE, KPG, KSIVI, UIVI, AmortisedSVGD
 
-__all__ = ["METHODS", "fit", "nuts"]
+__all__ = ["AT_EQUAL_TIME", "METHODS", "fit", "nuts"]
 
 _PRIOR: dict[str, Any] = {"contrast": "prior"}
 
@@ -38,6 +40,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "full Gaussian": Trace_ELBO,
     "no KL": partial(LinearisedELBO, kl_weight=0.0),
     "linearised": LinearisedELBO,
+    "linearised, output noise": LinearisedELBO,
     "lanczos": LanczosELBO,
     "singular value": SingularValueELBO,
     "kernel adaptive": KernelDensityRatioELBO,
@@ -48,7 +51,47 @@ METHODS: dict[str, Callable[..., Any]] = {
     "critic prior, 1 step": partial(AdversarialELBO, **_PRIOR, num_critic_steps=1),
     "semi-implicit": SemiImplicitELBO,
     "semi-implicit GN": partial(SemiImplicitELBO, proposal="gauss-newton", num_inner=10),
+    "KSIVI": KSIVI,
+    "KSIVI, Riesz": partial(KSIVI, kernel="riesz"),
+    "KPG": KPG,
+    "KPG, weighed": partial(KPG, importance=True),
+    "amortised SVGD": AmortisedSVGD,
+    "UIVI": UIVI,
+    "AISIVI": AISIVI,
+    "AISIVI, without own": partial(AISIVI, include_own=False),
+    "IWAE": IWAE,
+    "IWAE, output noise": IWAE,
+    "VR-IWAE 0.5": partial(IWAE, alpha=0.5),
 }
+#: those that are compared at equal CPU time
+AT_EQUAL_TIME = (
+    "full Gaussian",
+    "linearised",
+    "linearised, output noise",
+    "kernel adaptive",
+    "semi-implicit",
+    "KSIVI",
+    "KPG",
+    "KPG, weighed",
+    "amortised SVGD",
+    "UIVI",
+    "AISIVI",
+    "AISIVI, without own",
+    "IWAE",
+    "IWAE, output noise",
+)
+#: those whose guide has output noise, which is learned
+_NOISY = (
+    "linearised, output noise",
+    "semi-implicit",
+    "KSIVI",
+    "KPG",
+    "UIVI",
+    "AISIVI",
+    "IWAE, output noise",
+)
+#: those whose value is no estimate of the evidence
+_NO_EVIDENCE = ("no KL", "KSIVI", "KSIVI, Riesz", "KPG", "KPG, weighed", "amortised SVGD", "UIVI")
 _GUIDES = {"mean-field": AutoNormal, "full Gaussian": AutoMultivariateNormal}
 
 
@@ -57,13 +100,17 @@ def make_guide(target: Target, method: str) -> Any:
     options: dict[str, Any] = {"init_loc_fn": target.start, "init_scale": target.init_scale}
     if method in _GUIDES:
         return _GUIDES[method](target.model, **options)
-    if method.startswith("semi-implicit"):
+    if method.startswith(_NOISY):
         options |= {"scale": 0.1, "learn_scale": "scalar"}
     return HyperNetworkGuide(target.model, init_from=None, **options)
 
 
-def fit(target: Target, method: str, num_steps: int, quiet: bool) -> tuple[Tensor, dict[str, Any]]:
+def fit(
+    target: Target, method: str, num_steps: int, quiet: bool, cpu_seconds: float = 0.0
+) -> tuple[Tensor, dict[str, Any]]:
     """
+    One fit; the learning rate falls geometrically over the steps, or over the CPU time if given.
+
     :returns: draws, shape ``(num_draws, dim)``; and the divergence that the objective claims at
         the end, the CPU time of training, and what is to be noted of a ratio: clipped draws, the
         critic's accuracy.
@@ -72,27 +119,35 @@ def fit(target: Target, method: str, num_steps: int, quiet: bool) -> tuple[Tenso
     objective = METHODS[method](
         SETTINGS["num_particles"], vectorize_particles=True, max_plate_nesting=target.nesting
     )
-    optimiser = pyro.optim.ExponentialLR(  # type: ignore[attr-defined]
-        {
-            "optimizer": torch.optim.Adam,
-            "optim_args": {"lr": SETTINGS["lr"]},
-            "gamma": (SETTINGS["last_lr"] / SETTINGS["lr"]) ** (1 / num_steps),
-        }
-    )
+    optimiser = pyro.optim.Adam({"lr": SETTINGS["lr"]})  # type: ignore[attr-defined]
     svi = SVI(target.model, guide, optimiser, objective)
-    losses = []
+    losses: list[float] = []
+    bar = trange(num_steps, desc=f"{target.name}: {method}", disable=quiet, leave=False)
     with stopwatch() as watch:
-        for _ in trange(num_steps, desc=f"{target.name}: {method}", disable=quiet, leave=False):
+        start = time.process_time()
+        for i in bar:
             losses.append(svi.step())
-            optimiser.step()
+            spent = (time.process_time() - start) / cpu_seconds if cpu_seconds else 0.0
+            _set_rate(optimiser, spent if cpu_seconds else (i + 1) / num_steps)
+            if spent >= 1:
+                break
     claimed = statistics.fmean(losses[-SETTINGS["last"] :]) + target.log_evidence
     values = posterior_draws(guide, SETTINGS["num_draws"])
     draws = torch.cat([v.reshape(len(v), -1) for v in values.values()], -1)
     return draws, {
-        "claimed_kl": None if method == "no KL" else claimed,
+        "claimed_kl": None if method in _NO_EVIDENCE else claimed,
         "cpu_seconds": watch.cpu_seconds,
+        "steps": len(losses),
         "note": _note(objective),
     }
+
+
+def _set_rate(optimiser: Any, done: float) -> None:
+    """The learning rate of the next step, once a share of the fit is done."""
+    rate = SETTINGS["lr"] * (SETTINGS["last_lr"] / SETTINGS["lr"]) ** min(done, 1.0)
+    for one in optimiser.optim_objs.values():
+        for group in one.param_groups:
+            group["lr"] = rate
 
 
 def _note(objective: Any) -> str:

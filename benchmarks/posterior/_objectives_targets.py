@@ -85,6 +85,8 @@ class Mixture(Target):
     """Modes at -3 and 3 of standard deviation 1 (appendix A.1 of the paper)."""
 
     name, dim, init_scale = "mixture", 1, 3.0
+    #: of the mode at 3
+    share = 0.5
 
     def model(self) -> None:
         """As a likelihood, with a prior N(0, 25)."""
@@ -93,8 +95,11 @@ class Mixture(Target):
         pyro.factor("density", self._density(t) - prior.log_prob(t))
 
     def _density(self, t: Tensor) -> Tensor:
-        modes = [-0.5 * (t - mode) ** 2 - 0.5 * math.log(8 * math.pi) for mode in (-3, 3)]
-        return torch.logaddexp(*modes)
+        modes = [
+            dist.Normal(mode, 1.0).log_prob(t) + math.log(share)
+            for mode, share in ((-3.0, 1 - self.share), (3.0, self.share))
+        ]
+        return torch.stack(modes).logsumexp(0)  # logaddexp has no second derivative far out
 
     def log_density(self, x: Tensor) -> Tensor:
         """See :class:`Target`."""
@@ -102,12 +107,43 @@ class Mixture(Target):
 
     def exact(self, n: int) -> Tensor:
         """See :class:`Target`."""
-        return torch.randn(n, 1) + 3.0 * (2 * torch.randint(2, (n, 1)) - 1)
+        return torch.randn(n, 1) + 3.0 * (2 * (torch.rand(n, 1) < self.share).float() - 1)
 
     def errors(self, draws: Tensor) -> dict[str, float]:
         """With the share of draws right of 0 and that of the bridge."""
         shares = {"right": (draws > 0), "bridge": (draws.abs() < 1)}
         return super().errors(draws) | {k: float(v.double().mean()) for k, v in shares.items()}
+
+
+class Unequal(Mixture):
+    """The same modes in proportion 1 to 4."""
+
+    name, share = "unequal", 0.8
+
+
+class XShape(Target):
+    """Two crossed Gaussians, as in the papers on semi-implicit inference."""
+
+    name, dim = "x-shape", 2
+    covariance = torch.tensor([[2.0, 1.8], [1.8, 2.0]])
+
+    def model(self) -> None:
+        """As a likelihood, with a prior N(0, 25) for both."""
+        prior = dist.Normal(torch.zeros(2), PRIOR_SCALE).to_event(1)
+        w = pyro.sample("w", prior)
+        pyro.factor("density", self.log_density(w) - prior.log_prob(w))
+
+    def log_density(self, x: Tensor) -> Tensor:
+        """See :class:`Target`."""
+        turned = x * x.new_tensor([1.0, -1.0])
+        one = dist.MultivariateNormal(x.new_zeros(2), self.covariance.to(x))
+        both = torch.stack([one.log_prob(x), one.log_prob(turned)])
+        return both.logsumexp(0) - math.log(2)
+
+    def exact(self, n: int) -> Tensor:
+        """See :class:`Target`."""
+        draws = torch.randn(n, 2) @ torch.linalg.cholesky(self.covariance).mT
+        return draws * torch.stack([torch.ones(n), 2.0 * torch.randint(2, (n,)) - 1], -1)
 
 
 class Banana(Target):
@@ -177,7 +213,7 @@ class Logistic(Target):
         return self._grid[chosen] + self._cell * (torch.rand(n, 2) - 0.5)
 
 
-TARGETS: dict[str, type[Target]] = {c.name: c for c in (Mixture, Logistic, Banana)}
+TARGETS: dict[str, type[Target]] = {c.name: c for c in (Mixture, Unequal, XShape, Logistic, Banana)}
 
 
 def _assigned(a: Tensor, b: Tensor) -> float:

@@ -2,6 +2,8 @@
 The same small posteriors by every objective of the family, with its controls.
 
 mixture   modes at -3 and 3 in one dimension
+unequal   the same in proportion 1 to 4
+x-shape   two crossed Gaussians of correlation 0.9 and -0.9
 logistic  2-D Bayesian logistic regression, 200 points, correlated inputs; NUTS beside it
 banana    a curved density in the plane
 
@@ -25,7 +27,7 @@ from torch import Tensor
 
 from benchmarks.common import fixed_seed, format_table, parse, parser, positive, stopwatch
 from benchmarks.posterior._objectives_figure import draw_curves, draw_sets
-from benchmarks.posterior._objectives_fits import METHODS, fit, nuts
+from benchmarks.posterior._objectives_fits import AT_EQUAL_TIME, METHODS, fit, nuts
 from benchmarks.posterior._objectives_instability import ESTIMATES, track
 from benchmarks.posterior._objectives_targets import SETTINGS, TARGETS, Target
 from benchmarks.records import write_record
@@ -37,13 +39,16 @@ COLUMNS = {
     "gaussian_kl": "Gaussian KL",
     "claimed_kl": "claimed KL",
     "true_kl": "true KL",
+    "steps": "steps",
     "cpu_seconds": "CPU s",
 }
 LAST = 200
+#: steps that no CPU time that is given here suffices for
+_MANY = 1_000_000
 
 
 def run(
-    target: Target, method: str, seed: int, num_steps: int, quiet: bool
+    target: Target, method: str, seed: int, num_steps: int, quiet: bool, cpu_seconds: float = 0.0
 ) -> tuple[dict[str, Any], Tensor | None]:
     """One fit: its row, and its draws unless it failed."""
     row: dict[str, Any] = {"target": target.name, "method": method, "seed": seed}
@@ -55,7 +60,8 @@ def run(
                     draws = nuts(target, num_steps, quiet)
                 found: dict[str, Any] = {"note": "", "cpu_seconds": watch.cpu_seconds}
             else:
-                draws, found = fit(target, method, num_steps, quiet)
+                steps = _MANY if cpu_seconds else num_steps
+                draws, found = fit(target, method, steps, quiet, cpu_seconds)
             row |= target.errors(draws) | found
         except (ArithmeticError, RuntimeError, ValueError) as error:
             row["note"] = f"{type(error).__name__}: {str(error)[:80]}"
@@ -73,7 +79,8 @@ def compare(arguments: Any) -> list[dict[str, Any]]:
             jobs.append(("NUTS", arguments.seeds[0]))
         for method, seed in jobs:
             steps = arguments.nuts if method == "NUTS" else arguments.num_steps
-            row, draws = run(target, method, seed, steps, arguments.quiet)
+            budget = arguments.cpu_seconds
+            row, draws = run(target, method, seed, steps, arguments.quiet, budget)
             rows.append(row)
             if draws is not None:
                 sets[name][method] = draws
@@ -135,12 +142,20 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Runs the benchmark and returns the rows."""
     options = parser(__doc__ or "", methods=METHODS, figure="draws, or KL by step")
     options.add_argument("--num-steps", type=positive, default=1500, help="(default: 1500)")
+    options.add_argument(
+        "--cpu-seconds",
+        type=float,
+        default=0.0,
+        help="for each fit, in place of --num-steps; then of fewer --methods",
+    )
     options.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     options.add_argument(
         "--nuts", type=int, default=1000, metavar="N", help="draws of NUTS, 0 for none"
     )
     options.add_argument("--instability", action="store_true", help="see above")
     arguments = parse(options, argv)
+    if arguments.cpu_seconds and arguments.methods == list(METHODS):
+        arguments.methods = list(AT_EQUAL_TIME)
     return instability(arguments) if arguments.instability else compare(arguments)
 
 

@@ -39,7 +39,8 @@ class KPG(ParticleObjective):
         \nabla \log p(y, x_j)).
 
     In expectation it is what :class:`~pyro_implicit.objectives.AmortisedSVGD` follows, which is
-    the only one for ``scale=0``. No second derivative of the model is needed. Where the guide is
+    the only one for ``scale=0``. Its noise is that of ``1 / sigma``: with a small output noise
+    SVGD's is far smaller, with a wide one KPG's is a little. No second derivative of the model is needed. Where the guide is
     the posterior it is 0; on the way there it is weighed by the guide's own density and seen
     through the kernel: a wide one moves the mean of the draws alone, a narrow one is noisy.
 
@@ -77,7 +78,7 @@ class KPG(ParticleObjective):
         *,
         importance: bool = False,
         kernel: str = "gaussian",
-        bandwidth: float = 0.5,
+        bandwidth: float = 0.3,
         width: float | None = None,
         **options: Any,
     ) -> None:

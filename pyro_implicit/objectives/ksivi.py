@@ -44,10 +44,12 @@ class KSIVI(ParticleObjective):
     number and no bound on the evidence; its estimate is negative at times.
 
     Use it where the entropy is what other objectives get wrong, in few dimensions. It costs a
-    second derivative of the model. **It is blind to modes that are far apart, and to their
-    proportions**: the score is the same on each of them whatever their shares. Minibatches leave
-    the scores unbiased, not the loss: it gains :math:`\mathbb E\, k(x, x') \operatorname{tr}
-    \operatorname{Cov}(s(x), s(x'))` over the choice of rows, since all draws see the same ones.
+    second derivative of the model, which must have one (``torch.logaddexp`` has none where its
+    arguments are far apart; write ``torch.logsumexp``). **It is blind to modes that are far apart,
+    and to their proportions**: the score is the same on each of them whatever their shares.
+    Minibatches leave the scores unbiased, not the loss: it gains :math:`\mathbb E\, k(x, x')
+    \operatorname{tr} \operatorname{Cov}(s(x), s(x'))` over the choice of rows, since all draws see
+    the same ones.
 
     Distances are in the coordinates of the generator, so that a preconditioned guide
     (``init_from="laplace"``) has kernels of the posterior's shape.

@@ -257,7 +257,7 @@ OBJECTIVES: dict[str, Objective] = {
             num_particles=3,
             num_inner=5,
             proposal="prior",
-            include_own=True,
+            include_own=False,
             vectorize_particles=True,
         ),
         guide_options={"scale": 0.05},
