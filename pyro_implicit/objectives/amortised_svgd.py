@@ -36,8 +36,8 @@ class AmortisedSVGD(ParticleObjective):
 
     It asks nothing of the guide but draws: no density, no output noise (``scale=0``), any number of
     noises. In expectation it is the direction of :class:`~pyro_implicit.objectives.KPG`, whose
-    estimate takes the output noise and grows noisy as that shrinks. A draw is left out of its own mean,
-    otherwise than in the paper, where few draws of it make the guide too narrow.
+    estimate takes the output noise and grows noisy as that shrinks. A draw is left out of its own
+    mean, otherwise than in the paper, where few draws of it make the guide too narrow.
 
     Use it for guides with few noises or none of their own. In more than some ten dimensions
     kernels tell draws apart no longer, and guides come out too narrow.

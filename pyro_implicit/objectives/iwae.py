@@ -51,11 +51,11 @@ class IWAE(ParticleObjective):
     autoencoder) each row has a logarithm of its own, which is tighter and serves minibatches.
     Elsewhere the logarithm of a mean over minibatches bounds nothing, and is refused.
 
-    **A tighter bound is not a better guide.** More draws make the gradient of the guide noisier, and
-    a draw of weight 0 has none: a part of the guide may go astray at the price of its share of the
-    draws (on a banana one in some hundred draws ended far outside, at a bound within 0.2 nats of
-    the evidence). Use it to learn a model, or to tell the evidence after a fit with another
-    objective; for the posterior begin with :class:`~pyro_implicit.LinearisedELBO`.
+    **A tighter bound is not a better guide.** More draws make the gradient of the guide noisier,
+    and a draw of weight 0 has none: a part of the guide may go astray at the price of its share of
+    the draws (on a banana some ended far outside, at a bound within 0.2 nats of the evidence). Use
+    it to learn a model, or to tell the evidence after a fit with another objective; for the
+    posterior begin with :class:`~pyro_implicit.LinearisedELBO`.
 
     Sources:
 

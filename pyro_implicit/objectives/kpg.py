@@ -38,11 +38,12 @@ class KPG(ParticleObjective):
     .. math::  \Delta(x_i) = \tfrac1{n-1} \sum_{j \ne i} k(x_i, x_j)\, (-\varepsilon_j / \sigma -
         \nabla \log p(y, x_j)).
 
-    In expectation it is what :class:`~pyro_implicit.objectives.AmortisedSVGD` follows, which is
-    the only one for ``scale=0``. Its noise is that of ``1 / sigma``: with a small output noise
-    SVGD's is far smaller, with a wide one KPG's is a little. No second derivative of the model is needed. Where the guide is
-    the posterior it is 0; on the way there it is weighed by the guide's own density and seen
-    through the kernel: a wide one moves the mean of the draws alone, a narrow one is noisy.
+    In expectation it is what :class:`~pyro_implicit.objectives.AmortisedSVGD` follows, which is the
+    only one for ``scale=0``. Its noise is that of ``1 / sigma``: with a small output noise SVGD's
+    is far smaller, with a wide one KPG's is a little. No second derivative of the model is needed.
+    Where the guide is the posterior it is 0; on the way there it is weighed by the guide's own
+    density and seen through the kernel: a wide one moves the mean of the draws alone, a narrow one
+    is noisy.
 
     **With** ``importance=True`` the weights are divided by the guide's density, :math:`w_{ij}
     \propto k(x_i, x_j) / \hat q(x_j)`, so that the mean is one under the kernel around
