@@ -7,7 +7,8 @@ Pyro's own tests of autoguides and objectives, with the guides and objectives of
 ``GUIDES`` are replaced, and its evidence bounds by one of ours, before its tests are collected.
 Printed are the tests that pass, refusals that name what cannot be (an error of this package), tests
 that look at what only Pyro's classes have (``OWN``), and all others, which are defects until looked
-at: the exit status is 1 if there are any.
+at: the exit status is 1 if there are any. Guides begin bare, which spares most of the time;
+``--start`` gives them the start that users have, which ``test_quantiles`` needs at its high rate.
 """
 
 from __future__ import annotations
