@@ -251,28 +251,12 @@ OBJECTIVES: dict[str, Objective] = {
     "reverse conditionals": Objective(
         partial(AISIVI, num_particles=2, num_inner=5), guide_options={"scale": 0.05}
     ),
-    "reverse conditionals, prior": Objective(
-        partial(
-            AISIVI,
-            num_particles=3,
-            num_inner=5,
-            proposal="prior",
-            include_own=False,
-            vectorize_particles=True,
-        ),
-        guide_options={"scale": 0.05},
-    ),
     "reverse chains": Objective(
         partial(UIVI, num_particles=2, num_burn_in=1, num_inner=1, num_leapfrog=2),
         guide_options={"scale": 0.05},
     ),
     "importance weighted": Objective(
-        partial(IWAE, num_particles=3, num_inner=3, vectorize_particles=True),
-        guide_options={"scale": 0.05},
-        together=True,
-    ),
-    "importance weighted, alpha": Objective(
-        partial(IWAE, num_particles=2, num_inner=3, alpha=0.5, proposal="prior"),
+        partial(IWAE, num_particles=3, num_inner=3, proposal="prior", vectorize_particles=True),
         guide_options={"scale": 0.05},
         together=True,
     ),
@@ -284,13 +268,7 @@ OBJECTIVES: dict[str, Objective] = {
         unbiased=(),
     ),
     "kernelised path gradient": Objective(
-        partial(KPG, num_particles=4),
-        guide_options={"scale": 0.05},
-        whole=True,
-        unbiased=("gradient",),
-    ),
-    "kernelised path gradient, weighed": Objective(
-        partial(KPG, num_particles=6, importance=True, vectorize_particles=True),
+        partial(KPG, num_particles=4, importance=True),
         guide_options={"scale": 0.05},
         whole=True,
         unbiased=("gradient",),

@@ -65,7 +65,7 @@ def test_it_is_pyros_bound_where_the_guide_has_a_density(make_guide: Any, alpha:
 def test_the_mean_weight_is_the_evidence(proposal: str) -> None:
     case = GaussianCase(scale=0.5)
     objective = IWAE(2000, num_inner=2, proposal=proposal, vectorize_particles=True)
-    weights = [-objective.loss(gaussian, case.guide) for _ in range(12)]
+    weights = [-objective.loss(gaussian, case.guide) for _ in range(8)]
     close(torch.tensor(weights).exp(), torch.ones(()))
 
 
@@ -76,8 +76,8 @@ def test_more_draws_and_a_smaller_alpha_are_tighter_and_all_are_bounds() -> None
         for count, alpha in ((4000, 1.0), (4000, 0.5), (4000, 0.0))
     ]
     assert values == sorted(values) and abs(values[-1]) < 0.2
-    few = [-IWAE(3).loss(gaussian, case.guide) for _ in range(100)]
-    assert values[0] < sum(few) / 100 < values[-1]
+    few = [-IWAE(3).loss(gaussian, case.guide) for _ in range(30)]
+    assert values[0] < sum(few) / 30 < values[-1]
     assert IWAE().is_bound
 
 
