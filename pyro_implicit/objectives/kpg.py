@@ -20,7 +20,11 @@ from pyro_implicit.objectives.joint_draws import JointDraws
 from pyro_implicit.objectives.particle_batch import ParticleBatch
 from pyro_implicit.objectives.particle_objective import ParticleObjective, Terms
 from pyro_implicit.objectives.path_direction import follow
-from pyro_implicit.ops.kernels import gaussian_kernel, inverse_multiquadric_kernel
+from pyro_implicit.ops.kernels import (
+    gaussian_kernel,
+    inverse_multiquadric_kernel,
+    squared_distances,
+)
 from pyro_implicit.ops.score_difference import smoothed, smoothing_weights, squared_discrepancy
 
 __all__ = ["KPG"]
@@ -115,14 +119,20 @@ class KPG(ParticleObjective):
         with torch.no_grad():
             x, difference = draws.points, conditional - score
             of_pairs = gaussian_kernel if self.kernel == "gaussian" else inverse_multiquadric_kernel
-            kernel = of_pairs(x, x, draws.bandwidth(self.width, self.bandwidth))
+            width = draws.bandwidth(self.width, self.bandwidth)
+            kernel = of_pairs(x, x, width)
             value = -squared_discrepancy(kernel, difference, "u-statistic")
             if self.importance:
-                weights = smoothing_weights(kernel.log(), _log_density(batch))
+                weights = smoothing_weights(self._log_kernel(x, width), _log_density(batch))
                 direction = -(weights @ difference)
             else:
                 direction = -smoothed(kernel, difference)
         return {"negative_discrepancy": follow(batch, draws, value, direction, score)}
+
+    def _log_kernel(self, x: Tensor, width: Tensor) -> Tensor:
+        """Finite for points that are too far apart for the kernel itself."""
+        squares = squared_distances(x, x) / width**2
+        return -0.5 * (squares if self.kernel == "gaussian" else squares.log1p())
 
 
 def _log_density(batch: ParticleBatch) -> Tensor:

@@ -268,7 +268,7 @@ OBJECTIVES: dict[str, Objective] = {
         unbiased=(),
     ),
     "kernelised path gradient": Objective(
-        partial(KPG, num_particles=4, importance=True),
+        partial(KPG, num_particles=4),
         guide_options={"scale": 0.05},
         whole=True,
         unbiased=("gradient",),

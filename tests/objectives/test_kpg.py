@@ -49,6 +49,14 @@ def test_importance_weights_give_the_gradient_of_the_divergence(kernel: str) -> 
     assert (weighed.mean(0) - exact).norm() < bias * exact.norm() + 4 * _error(weighed)
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_weights_are_finite_where_the_kernel_is_0(kernel: str) -> None:
+    case = GaussianCase()
+    objective = KPG(5, importance=True, kernel=kernel, width=1e-6)
+    losses, found = case.gradients(objective, 3)
+    assert losses.isfinite().all() and found.isfinite().all()
+
+
 def _error(found: torch.Tensor) -> float:
     return float((found.std(0) / len(found) ** 0.5).norm())
 
