@@ -68,6 +68,8 @@ class _Graph:
 
     #: from the tensors among the arguments to the loss and its gradients; None: not to be used
     run: Callable[..., tuple[Tensor, ...]] | None = None
+    #: model and guide, which a graph keeps: another object may have the number of one that is gone
+    programs: tuple[Any, ...] = ()
     #: the parameters by name, in the gradients' order
     params: dict[str, Tensor] = field(default_factory=dict)
     num_steps: int = 0  # so far, of these arguments
@@ -163,11 +165,12 @@ class RecordedObjective(ELBO):
         key, tensors = self._key(model, guide, args, kwargs)
         graph = self._graphs.get(key)
         if graph is None:
-            graph = self._graphs[key] = _Graph()
+            graph = self._graphs[key] = _Graph(programs=(model, guide))
             if len(self._graphs) > _MOST_GRAPHS:
                 self._give_up("its arguments have more than four combinations of shapes")
         if any(not _is_current(name, param) for name, param in graph.params.items()):
-            graph = self._graphs[key] = _Graph()  # somebody has put other tensors in their place
+            # somebody has put other tensors in their place
+            graph = self._graphs[key] = _Graph(programs=(model, guide))
         graph.num_steps += 1
         if graph.num_steps <= _WARM_UP:
             return self._program(model, guide, args, kwargs)
@@ -218,14 +221,15 @@ class RecordedObjective(ELBO):
             for leaf in leaves
         )
         modes = tuple(
-            part.training
+            name
             for program in (model, guide)
             if isinstance(program, nn.Module)
-            for part in program.modules()
+            for name, part in program.named_modules()  # more of them once a guide is built
+            if not part.training
         )
         precision = torch.get_default_dtype(), torch.is_autocast_enabled("cpu")
         settings = repr(self.objective), is_validation_enabled(), precision
-        return (kinds, str(shape), modes, settings, id(model), id(guide)), tensors
+        return (kinds, str(shape), modes, settings, _same(model), _same(guide)), tensors
 
     # ---- the graph
 
@@ -340,6 +344,12 @@ class RecordedObjective(ELBO):
 def _is_current(name: str, param: Tensor) -> bool:
     """Whether a tensor is the trained parameter of that name."""
     return pyro.get_param_store()._params.get(name) is param and param.requires_grad
+
+
+def _same(program: Any) -> tuple[int, ...]:
+    """What tells a program from others; a bound method is a new object at each look."""
+    own = getattr(program, "__self__", None)
+    return (id(program),) if own is None else (id(own), id(program.__func__))
 
 
 def _why(error: Exception) -> str:

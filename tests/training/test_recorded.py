@@ -172,6 +172,31 @@ def test_parameters_that_were_replaced_are_met_again(slow_program: None) -> None
     assert np.isfinite(recorded.loss_and_grads(simple, guide, DATA))
 
 
+def test_each_model_has_its_own_graph_also_where_another_is_gone(slow_program: None) -> None:
+    recorded = RecordedObjective(linearised())
+    for scale in (1.0, 2.0, 3.0):
+
+        def model(x: Tensor, scale: float = scale) -> None:
+            _scaled(scale)
+
+        expected = trained(linearised(), model, bare(model), [(DATA,)] * 8)
+        assert_same(trained(recorded, model, bare(model), [(DATA,)] * 8), expected)
+        del model
+    assert recorded.is_recorded
+
+
+def test_methods_of_an_object_are_recorded_once(slow_program: None) -> None:
+    class Holder:
+        def model(self, x: Tensor) -> None:
+            _scaled(1.5)
+
+    holder, recorded = Holder(), RecordedObjective(linearised())
+    guide = bare(holder.model)
+    for _ in range(12):
+        recorded.loss_and_grads(holder.model, guide, DATA)
+    assert recorded.is_recorded
+
+
 # ---- what cannot be recorded
 
 
