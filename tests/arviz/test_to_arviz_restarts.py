@@ -101,7 +101,8 @@ def test_one_guide_in_a_list_is_one_restart():
 
 
 def test_loo_of_a_selected_restart_and_netcdf(tmp_path):
-    guides = [HyperNetworkGuide(model, init_scale=0.1).setup(X, Y) for _ in range(2)]
+    pyro.set_rng_seed(0)  # importance weights of wide draws may have a tail that ArviZ warns of
+    guides = [HyperNetworkGuide(model, init_scale=0.02).setup(X, Y) for _ in range(2)]
     coords = {"restart": ["first", "second"]}
     data = to_arviz(model, guides, X, Y, num_samples=200, coords=coords)
     one = data.sel(restart="second")

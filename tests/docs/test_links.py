@@ -47,6 +47,8 @@ def faults_of(path: Path, text: str) -> Iterator[str]:
             continue
         target, _, place = link.partition("#")
         file = (path.parent / target) if target else path
+        if file.suffix == ".ipynb" and file.resolve().parent == DOCS / "tutorials":
+            file = ROOT / "tutorials" / file.name  # the site copies them when it is built
         if not file.exists() and file.name not in ("index.md",):
             yield f"{link} leads nowhere"
         elif place and file.suffix == ".md" and file.exists():
