@@ -67,6 +67,7 @@ def counting(parameters: Any) -> Counting:
 # ---- the value
 
 
+@pytest.mark.slow
 def test_the_critic_reaches_the_divergence_of_known_gaussians() -> None:
     mean, scale = torch.tensor([0.5, -0.5]), torch.tensor([0.5, 0.7])
     exact = (0.5 * (mean**2 + scale**2 - 1) - scale.log()).sum().item()

@@ -257,6 +257,7 @@ HARD = (30.0, 3.0, 1.0, 0.1)
 MILD = (3.0, 1.0, 0.3, 0.1)
 
 
+@pytest.mark.slow
 def test_ill_conditioned_regression_from_the_laplace_start() -> None:
     model, x, y, noise = _regression(HARD)
     guide = HyperNetworkGuide(model, init_from="laplace")

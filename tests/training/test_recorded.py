@@ -97,7 +97,11 @@ BATCHES = [(X[:5], Y[:5]), (X[5:10], Y[5:10]), (X[10:], Y[10:])] * 12
     [
         (linearised, lambda: bare(regression)),
         pytest.param(linearised, lambda: bare(regression, factorized=True), marks=pytest.mark.slow),
-        (linearised, lambda: copy.deepcopy(bare(regression)).double()),
+        pytest.param(
+            linearised,
+            lambda: copy.deepcopy(bare(regression)).double(),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             lambda: linearised(kl_weight=0.5), lambda: bare(regression), marks=pytest.mark.slow
         ),

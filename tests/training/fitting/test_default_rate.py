@@ -25,7 +25,9 @@ def several() -> AutoGuideList:
     return guide
 
 
-@pytest.mark.parametrize("objective", [None, LinearisedELBO()])
+@pytest.mark.parametrize(
+    "objective", [None, pytest.param(LinearisedELBO(), marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     ("guide", "rate"),
     [

@@ -127,7 +127,7 @@ def test_a_rate_far_too_high_is_mended() -> None:
             pyro.sample("x", dist.Normal(mean, 0.01), obs=x)
 
     guide = AutoNormal(model)
-    result = fit(model, guide, x, seed=0, lr=0.8, num_steps=3000, progress=False)
+    result = fit(model, guide, x, seed=0, lr=0.8, num_steps=1200, progress=False)
     exact = float(x.mean())
     assert abs(float(guide.median()["mean"]) - exact) < 0.01
     assert math.isfinite(result.loss)
