@@ -120,6 +120,8 @@ class RecordedObjective(ELBO):
         self.hints = check_flag("hints", hints)
         #: why steps are those of the program, or an empty text
         self.reason = ""
+        #: whether the program has changed after it was recorded: some steps were those of before
+        self.has_changed = False
         self._graphs: dict[Any, _Graph] = {}
 
     def loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
@@ -327,6 +329,7 @@ class RecordedObjective(ELBO):
 
     def _judge(self, graph: _Graph, same: bool) -> None:
         if not same and len(graph.seconds) > _TRIALS:
+            self.has_changed = True
             self._give_up(
                 "the program has changed since it was recorded, at most "
                 f"{_AUDIT} steps ago, which went by the recording"

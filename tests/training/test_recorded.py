@@ -404,3 +404,26 @@ def test_fit_records_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None
         found.append((result.history, guide.state_dict()["_samplers.0.generator.shift"]))
         assert isinstance(result.objective, LinearisedELBO)
     assert found[0][0] == found[1][0] and torch.equal(found[0][1], found[1][1])
+
+
+def test_fit_tells_of_a_change_from_outside(
+    slow_program: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "_WORTH_RECORDING", 1)
+    monkeypatch.setattr("pyro_implicit.training.recorded._AUDIT", 5)
+    outside = Outside()
+
+    def model(x: Tensor) -> None:
+        _scaled(outside())
+
+    def validation() -> float:
+        Outside.scale = 3.0
+        return 0.0
+
+    try:
+        result = fit(
+            model, bare(model), DATA, validation=validation, num_steps=110, seed=0, progress=False
+        )
+    finally:
+        Outside.scale = 1.0
+    assert any("changed between steps from outside" in text for text in result.warnings)

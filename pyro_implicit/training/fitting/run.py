@@ -259,6 +259,11 @@ class Run:
                 f"finite; the last one: {self.skipped[-1]}"
             )
         told += self.retreat.told()
+        if getattr(self._stepper, "has_changed", False):
+            told.append(
+                "the model changed between steps from outside, and up to a hundred steps went by "
+                "what it was before: keep what changes in the model, the guide or their arguments"
+            )
         scores = list(self.validation.scores.values()) if self.validation is not None else []
         num_bad = sum(not math.isfinite(score) for score in scores)
         if num_bad:
