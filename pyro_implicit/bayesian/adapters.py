@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import re
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +77,8 @@ def with_adapters(
     thousands of numbers for a network of millions. It begins at the trained network (``up`` is 0 at
     first, so start the guide there: ``init_loc_fn=net.init_to_module``). With ``train_down=False``
     only ``up`` is one; the function is then linear in the latents of one layer, and the posterior
-    has none of the signs and rotations that leave ``up @ down`` the same.
+    has none of the signs and rotations that leave ``up @ down`` the same. A layer that is used in
+    several places has one adapter, in all of them.
 
     Source: `LoRA: Low-Rank Adaptation of Large Language Models`, Hu and others, ICLR 2022.
 
@@ -86,7 +88,8 @@ def with_adapters(
 
     :param torch.nn.Module module: a network, itself untouched.
     :param int rank: of each adapter; smaller where a layer is.
-    :param str layers: a regular expression for the whole names of the layers to adapt.
+    :param str layers: a regular expression for the whole names of the layers to adapt; any of its
+        names will do for a layer that has several.
     :param float alpha: strength of the adapters.
     :param bool train_down: whether ``down`` is a parameter as well as ``up``.
     :returns: the copy.
@@ -101,25 +104,46 @@ def with_adapters(
     except re.error as error:
         raise ArgumentError(f"layers={layers!r} is no regular expression: {error}.") from error
     adapted = copy.deepcopy(module).requires_grad_(False)
-    found = 0
-    for path, parent in list(adapted.named_modules()):
-        for name, layer in list(parent.named_children()):
-            whole = f"{path}.{name}" if path else name
-            if not isinstance(layer, nn.Linear) or not pattern.fullmatch(whole):
-                continue
-            if isinstance(parent, _DIRECT):
-                raise LayerError(
-                    f"layer {whole!r} is within a {type(parent).__name__}, which reads its weights "
-                    "directly: an adapter would do nothing there. Leave it out by layers=..., a "
-                    "regular expression for the names to adapt."
-                )
-            size = min(rank, layer.in_features, layer.out_features)
-            made = AdaptedLinear(layer, size, alpha, train_down=train_down)
-            setattr(parent, name, made.train(layer.training))
-            found += 1
-    if not found:
+    uses = _uses_of_linear_layers(adapted)
+    chosen = {id(use.layer) for use in uses if pattern.fullmatch(use.name)}
+    if not chosen:
         raise ArgumentError(
             f"layers={layers!r} matches no nn.Linear of the network; expected a regular expression "
             "for the whole name of a linear layer within it."
         )
+    made: dict[int, nn.Module] = {}
+    for use in uses:
+        layer = use.layer
+        if id(layer) not in chosen:
+            continue
+        if isinstance(use.parent, _DIRECT):
+            raise LayerError(
+                f"layer {use.name!r} is within a {type(use.parent).__name__}, which reads its "
+                "weights directly: an adapter would do nothing there. Leave it out by layers=..., "
+                "a regular expression for the names to adapt."
+            )
+        if id(layer) not in made:
+            size = min(rank, layer.in_features, layer.out_features)
+            one = AdaptedLinear(layer, size, alpha, train_down=train_down)
+            made[id(layer)] = one.train(layer.training)
+        setattr(use.parent, use.child, made[id(layer)])
     return adapted
+
+
+@dataclass(frozen=True)
+class _Use:
+    """A place where a linear layer is registered; one that is shared has several."""
+
+    name: str
+    parent: nn.Module
+    child: str
+    layer: nn.Linear
+
+
+def _uses_of_linear_layers(module: nn.Module) -> list[_Use]:
+    uses = []
+    for path, parent in module.named_modules(remove_duplicate=False):
+        for child, layer in parent._modules.items():  # named_children() leaves repetitions out
+            if isinstance(layer, nn.Linear):
+                uses.append(_Use(f"{path}.{child}" if path else child, parent, child, layer))
+    return uses

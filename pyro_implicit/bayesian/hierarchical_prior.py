@@ -34,14 +34,13 @@ def hierarchical_prior(
     :param str name: prefix of the widths' sites; give each of several networks one of its own.
     :returns: the ``prior`` of a :class:`~pyro_implicit.BayesianModule`.
     :raises ArgumentError: for another ``by``, or a ``scale`` that is no distribution of one
-        positive number.
+        positive number, of integers for example.
     """
     scale = dist.HalfNormal(1.0) if scale is None else scale
     check_instance("scale", scale, TorchDistributionMixin, "a distribution of pyro.distributions")
-    positive = bool(getattr(scale.support, "lower_bound", -1) == 0)
-    if scale.batch_shape or scale.event_shape or not positive:
+    if scale.batch_shape or scale.event_shape or not _is_positive(scale):
         raise ArgumentError(
-            f"scale is {scale} on {scale.support}; expected a distribution of one positive number, "
+            f"scale is {scale}; expected a distribution of one positive number, with a density, "
             "such as dist.HalfNormal(1.0)."
         )
     check_choice("by", by, ("tensor", "layer", "network"))
@@ -59,3 +58,13 @@ def hierarchical_prior(
         )
 
     return prior
+
+
+def _is_positive(fn: TorchDistributionMixin) -> bool:
+    """Whether the draws of a distribution of one number are positive, and not integers."""
+    try:
+        support: Any = fn.support
+    except NotImplementedError:
+        return False
+    bound = getattr(support, "lower_bound", None)
+    return bound is not None and float(bound) >= 0 and not support.is_discrete

@@ -88,7 +88,8 @@ class JointPrior(nn.Module):
     :param torch.Tensor factor: ``W``, shape ``(m, r)``; None for independent entries.
     :param torch.Tensor covariance: ``C``, shape ``(m, m)``, in place of ``scale`` and ``factor``.
     :raises ArgumentError: for no sites, several of one name, or neither of the two forms; for
-        deviations that are not positive, or a covariance that is not positive definite.
+        deviations that are not positive, a covariance that is not symmetric and positive definite,
+        or numbers that are not all of one floating type.
     :raises ShapeError: if the tensors do not have the sites' numbers of entries.
     """
 
@@ -338,9 +339,20 @@ def _root(covariance: Tensor) -> Tensor:
     """
     The Cholesky factor of a covariance.
 
-    :raises ArgumentError: if it has none.
+    :raises ArgumentError: if it has none, or is not symmetric.
     """
-    root, failed = torch.linalg.cholesky_ex(covariance.double())
+    wide = covariance.double()
+    diagonal = wide.diagonal().abs()
+    rounding = torch.finfo(covariance.dtype).eps ** 0.5  # what inverting a matrix may leave
+    apart = (wide - wide.mT).abs()
+    if not bool((apart <= rounding * diagonal.outer(diagonal).sqrt()).all()):
+        i, j = divmod(int(apart.argmax()), len(wide))
+        raise ArgumentError(
+            f"covariance is not symmetric: entry [{i}, {j}] is {float(wide[i, j]):.6g} and "
+            f"[{j}, {i}] is {float(wide[j, i]):.6g}. From one triangle write "
+            "c.tril() + c.tril(-1).mT, or pass root @ root.mT for a Cholesky factor root."
+        )
+    root, failed = torch.linalg.cholesky_ex(0.5 * (wide + wide.mT))
     if bool(failed):
         raise ArgumentError(
             "covariance is not positive definite: draws on a surface, or fewer draws than entries. "
@@ -378,6 +390,7 @@ def _check_form(
     for name, value in given.items():
         if value is not None or name == "loc":
             check_tensor(name, value, "a tensor of real numbers")
+            _check_type(name, value, loc)
         if value is not None and tuple(value.shape) != shapes[name]:
             raise ShapeError(
                 f"{name} has shape {tuple(value.shape)}; the sites have {size} unconstrained "
@@ -385,3 +398,15 @@ def _check_form(
             )
     if scale is not None and not bool((scale > 0).all()):
         raise ArgumentError("scale has entries that are not positive; expected deviations > 0.")
+
+
+def _check_type(name: str, value: Tensor, loc: Tensor) -> None:
+    if not value.is_floating_point():
+        raise ArgumentError(
+            f"{name} is of type {value.dtype}; expected floating-point numbers: {name}.float()."
+        )
+    if value.dtype != loc.dtype:
+        raise ArgumentError(
+            f"{name} is of type {value.dtype} and loc of {loc.dtype}; expected one type for all: "
+            f"{name}.to(loc)."
+        )

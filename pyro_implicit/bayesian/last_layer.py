@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from pyro_implicit._checks import check_instance
+from pyro_implicit.bayesian.priors import check_rule
 from pyro_implicit.exceptions import ArgumentError
 
 __all__ = ["last_layer"]
@@ -23,9 +24,10 @@ def last_layer(module: nn.Module, prior: Any) -> dict[str, Any]:
     :param torch.nn.Module module: the network.
     :param prior: a distribution, or a function ``(name, tensor)``.
     :returns: the ``prior`` of ``BayesianModule(module, prior=...)``, by parameter.
-    :raises ArgumentError: if no parameter is trainable.
+    :raises ArgumentError: if no parameter is trainable, or ``prior`` is of another kind.
     """
     check_instance("module", module, nn.Module, "a network, torch.nn.Module")
+    check_rule("prior", prior)
     names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
     if not names:
         raise ArgumentError(

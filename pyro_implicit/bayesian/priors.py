@@ -16,7 +16,7 @@ from torch.distributions import Distribution
 from pyro_implicit.bayesian.prior_shapes import fit_to_parameter, map_tensors
 from pyro_implicit.exceptions import ArgumentError
 
-__all__ = ["ParameterPriors", "Prior"]
+__all__ = ["ParameterPriors", "Prior", "check_rule"]
 
 PriorFunction: TypeAlias = Callable[[str, Tensor], TorchDistributionMixin | None]
 Rule: TypeAlias = TorchDistributionMixin | PriorFunction
@@ -115,12 +115,12 @@ def _match(
 ) -> dict[str, Rule]:
     """The rule of each parameter: an exact name wins, then the first pattern that matches."""
     if not isinstance(prior, Mapping):
-        _check_rule("prior", prior)
+        check_rule("prior", prior)
         return dict.fromkeys(parameters, prior)
     rules: dict[str, Rule | None] = {}
     for key in sorted(prior, key=lambda key: key not in parameters):
         if prior[key] is not None:
-            _check_rule(f"prior[{key!r}]", prior[key])
+            check_rule(f"prior[{key!r}]", prior[key])
         found = [key] if key in parameters else [n for n in parameters if _fullmatch(key, n)]
         if not found:
             raise ArgumentError(
@@ -143,7 +143,14 @@ def _fullmatch(pattern: str, name: str) -> bool:
         ) from error
 
 
-def _check_rule(where: str, rule: object) -> None:
+def check_rule(where: str, rule: object) -> None:
+    """
+    Checks that something gives parameters a prior.
+
+    :param str where: what it is, for the message.
+    :param rule: a distribution of Pyro, or a function.
+    :raises ArgumentError: for anything else.
+    """
     if isinstance(rule, TorchDistributionMixin):
         return
     if callable(rule) and not isinstance(rule, type):

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from pyro_implicit._checks import check_instance, shown
+from pyro_implicit.bayesian.priors import check_rule
 from pyro_implicit.exceptions import ArgumentError
 
 __all__ = ["priors_by_type"]
@@ -26,13 +27,15 @@ def priors_by_type(module: nn.Module, priors: Mapping[type[nn.Module], Any]) -> 
     :param torch.nn.Module module: the network.
     :param priors: by class of layer, a distribution, a function ``(name, tensor)`` or None.
     :returns: the ``prior`` of ``BayesianModule(module, prior=...)``, by parameter.
-    :raises ArgumentError: if a class is none, or no trainable parameter gets a prior.
+    :raises ArgumentError: if a class or a prior is none, or no trainable parameter gets a prior.
     """
     check_instance("module", module, nn.Module, "a network, torch.nn.Module")
     check_instance("priors", priors, Mapping, _KINDS)
-    for kind in priors:
+    for kind, prior in priors.items():
         if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
             raise ArgumentError(f"priors has the key {shown(kind)}; expected {_KINDS}.")
+        if prior is not None:
+            check_rule(f"priors[{kind.__name__}]", prior)
     found: dict[str, Any] = {}
     for path, layer in module.named_modules():
         rule = next((priors[kind] for kind in priors if isinstance(layer, kind)), None)

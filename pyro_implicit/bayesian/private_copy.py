@@ -51,10 +51,18 @@ def private_copy(module: nn.Module) -> nn.Module:
 
 
 def aliases(module: nn.Module) -> dict[str, tuple[str, ...]]:
-    """All names of each parameter tensor, by the first of them (tied parameters have several)."""
+    """
+    The names of each parameter tensor, by the first of them: tied parameters have several.
+
+    Of the names that a layer has which is used in several places, one is enough.
+    """
     names: dict[int, list[str]] = {}
+    places: set[tuple[int, str]] = set()
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
+        owner, attribute = owner_of(module, name)
+        if (id(owner), attribute) not in places:
+            places.add((id(owner), attribute))
+            names.setdefault(id(parameter), []).append(name)
     return {same[0]: tuple(same) for same in names.values()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -54,6 +55,8 @@ def test_by_type() -> None:
         priors_by_type(network(), {nn.Conv2d: NORMAL})
     with pytest.raises(ArgumentError, match="priors has the key 'Linear'"):
         priors_by_type(network(), {"Linear": NORMAL})  # type: ignore[dict-item]
+    with pytest.raises(ArgumentError, match=r"priors\[Linear\] is 3"):
+        priors_by_type(network(), {nn.Linear: 3})
 
 
 def test_last_layer_and_biases() -> None:
@@ -62,6 +65,11 @@ def test_last_layer_and_biases() -> None:
     assert sites({r".*bias": NORMAL}) == ("0.bias", "1.bias", "3.bias")
     with pytest.raises(ArgumentError, match="module has no trainable parameter"):
         last_layer(network().requires_grad_(False), NORMAL)
+    for bad in (None, "x", 3):
+        with pytest.raises(
+            ArgumentError, match="prior is .*expected an instance of a distribution"
+        ):
+            last_layer(network(), bad)
 
 
 def test_widths_by_fan_in() -> None:
@@ -103,9 +111,13 @@ def test_widths_that_are_learned(by: str, names: set[str], vectorised: bool) -> 
 
 
 def test_widths_that_cannot_be() -> None:
-    for scale in (dist.Normal(0.0, 1.0), dist.HalfNormal(torch.ones(2))):
+    discrete = (dist.Poisson(3.0), dist.Geometric(0.5), dist.Binomial(3, 0.5))
+    negative = (dist.Normal(0.0, 1.0), dist.Uniform(-1.0, 1.0))
+    vectors = (dist.HalfNormal(torch.ones(2)), dist.Dirichlet(torch.ones(2)))
+    for scale in (*discrete, *negative, *vectors):
         with pytest.raises(ArgumentError, match="expected a distribution of one positive number"):
             hierarchical_prior(scale)
+    hierarchical_prior(dist.Uniform(0.5, 2.0))
     with pytest.raises(ArgumentError, match="by='row'"):
         hierarchical_prior(by="row")
     linear = nn.Linear(1, 1)
@@ -154,6 +166,30 @@ def test_adapters_are_the_only_latents(vectorised: bool) -> None:
     assert [site.name for site in guide.sites] == list(net.site_names)
     assert guide.latent_dim == (3 + 4) + (4 + 2)
     LinearisedELBO(2, vectorize_particles=vectorised).loss_and_grads(model, guide)
+
+
+def test_a_shared_layer_has_one_adapter_wherever_it_is_used() -> None:
+    class Parent(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+    layer, x = nn.Linear(2, 2), torch.randn(5, 2)
+    block = nn.Sequential(layer, nn.Tanh(), layer, Parent(layer), Parent(layer))
+    for shared in (block, nn.Sequential(block, block)):
+        for layers in (".*", r"(.*\.)?3\.inner"):  # one of its names is enough
+            adapted = with_adapters(shared, 1, layers=layers)
+            assert torch.equal(adapted(x), shared(x))
+            (down, up) = (p for p in adapted.parameters() if p.requires_grad)
+            nn.init.normal_(up)
+            changed = copy.deepcopy(shared)
+            with torch.no_grad():
+                next(changed.parameters()).add_(up @ down)
+            torch.testing.assert_close(adapted(x), changed(x))
+            assert len(sites(dist.Normal(0.0, 1.0), adapted)) == 2
 
 
 def test_layers_that_cannot_be_adapted() -> None:

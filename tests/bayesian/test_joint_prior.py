@@ -230,3 +230,24 @@ def test_numbers_that_do_not_fit() -> None:
         JointPrior(SITES, loc, -scale)
     with pytest.raises(ArgumentError, match="covariance is not positive definite"):
         JointPrior(SITES, loc, covariance=factor @ factor.mT)
+    asymmetric = made("full")[1].tril()
+    with pytest.raises(ArgumentError, match=r"covariance is not symmetric: entry \[\d, \d\] is"):
+        JointPrior(SITES, loc, covariance=asymmetric)
+    whole = asymmetric + asymmetric.tril(-1).mT  # as the message says
+    rounded = whole * (1.0 + 1e-6 * torch.randn(7, 7))
+    root = JointPrior(SITES, loc, covariance=rounded).root
+    assert root is not None
+    torch.testing.assert_close(root @ root.mT, whole)
+
+
+def test_numbers_of_other_types() -> None:
+    loc, scale, factor = numbers()
+    ones = torch.ones(7, dtype=torch.int64)
+    with pytest.raises(ArgumentError, match=r"loc is of type torch.int64.*loc.float\(\)"):
+        JointPrior(SITES, ones, ones)
+    with pytest.raises(ArgumentError, match="scale is of type torch.int64"):
+        JointPrior(SITES, loc, ones)
+    with pytest.raises(ArgumentError, match=r"factor is of type torch.float64 and loc of.*\.to\("):
+        JointPrior(SITES, loc, scale, factor.double())
+    with pytest.raises(ArgumentError, match="covariance is of type torch.float64"):
+        JointPrior(SITES, loc, covariance=torch.eye(7).double())

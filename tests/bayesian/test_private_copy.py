@@ -41,6 +41,22 @@ def test_frozen_parameters_keep_their_value() -> None:
     torch.testing.assert_close(net.module[2].weight, user[2].weight.data)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_layer_of_several_places_is_one_layer(frozen: bool) -> None:
+    layer, x = nn.Linear(2, 2), torch.randn(5, 2)
+    layer.weight.requires_grad_(not frozen)
+    network = nn.Sequential(layer, nn.Tanh(), layer)
+    net = BayesianModule(network, prior=dist.Normal(0.0, 1.0))
+    assert net.site_names == (("0.bias",) if frozen else ("0.weight", "0.bias"))
+    for _ in range(2):  # the second run finds the module as the first did
+        with pyro.plate("draws", 3, dim=-2):
+            trace = poutine.trace(net).get_trace(x)
+        values = {name: trace.nodes[name]["value"] for name in net.site_names}
+        for k, found in enumerate(trace.nodes["_RETURN"]["value"]):
+            state = {name: value[k, 0] for name, value in values.items()}
+            torch.testing.assert_close(found, torch.func.functional_call(network, state, (x,)))
+
+
 def test_tied_parameters_are_one_latent() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
