@@ -65,13 +65,17 @@ class OwnGradients:
                 leaf.grad = None
         loss.backward(retain_graph=retain_graph)
 
-    def check_finite(self, loss: float, particles: Sequence[Particle], *programs: Any) -> None:
+    def check_finite(
+        self, loss: float, particles: Sequence[Particle], *programs: Any, second: bool = False
+    ) -> None:
         """
         Refuses gradients that are NaN or infinite.
 
         :param float loss: the loss, for the message.
         :param particles: those of the latest backward pass.
         :param programs: model and guide, asked for the names of parameters.
+        :param bool second: whether the loss is made of the model's score, so that its gradients
+            take second derivatives of the log-density.
         :raises NonFiniteError: naming parameters, and sites where they are to blame, if a gradient
             is not finite.
         """
@@ -82,12 +86,20 @@ class OwnGradients:
         if not names:
             return  # finite, with a norm that is not
         sites = list(dict.fromkeys(chain.from_iterable(map(_sites_to_blame, particles))))
-        blame = (
-            f"So are those of the log-density of site {', '.join(sites)} by itself. "
-            if sites
-            else "Those of each log-density by itself are finite: look at what the model or the "
-            "generator computes. "
-        )
+        if sites:
+            blame = f"So are those of the log-density of site {', '.join(sites)} by itself. "
+        elif second:
+            blame = (
+                "The loss is made of first derivatives of the model's log-density, which are "
+                "finite, and its gradients take second ones: torch's are NaN for logaddexp of "
+                "numbers far apart (torch.stack(...).logsumexp(0) has them) and for a norm at 0. "
+                "An objective without the model's score, such as LinearisedELBO, needs none. "
+            )
+        else:
+            blame = (
+                "Those of each log-density by itself are finite: look at what the model or the "
+                "generator computes. "
+            )
         raise NonFiniteError(
             f"the loss is finite ({loss:.6g}), and gradients are not: those of {names}. {blame}"
             "No parameter was changed and no gradient is kept. Common causes: a square root, norm "

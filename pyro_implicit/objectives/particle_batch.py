@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -40,6 +40,7 @@ class ParticleBatch:
     vectorised: bool
     num_particles: int
     first: int = 0
+    _asked: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return self.num_particles if self.vectorised else len(self.particles)
@@ -48,6 +49,11 @@ class ParticleBatch:
     def share(self) -> float:
         """The fraction of all draws of the evaluation that is here."""
         return len(self) / self.num_particles
+
+    @property
+    def differentiates_score(self) -> bool:
+        """Whether the model's score was asked for with its graph, to be differentiated again."""
+        return "graph of the score" in self._asked
 
     # ---- densities, shape (S,)
 
@@ -147,6 +153,8 @@ class ParticleBatch:
                 "guide asks for. Write requires_grad_(True) for the guide, and needs_score = True "
                 "in the objective."
             )
+        if create_graph:
+            self._asked.add("graph of the score")
         grads = torch.autograd.grad(
             self.log_joint.sum(), leaves, create_graph=create_graph, retain_graph=True
         )

@@ -302,7 +302,8 @@ class ParticleObjective(ELBO):
                     gradients.backward(loss, self.retain_graph)
                 total += loss.item()
                 if is_validation_enabled():
-                    gradients.check_finite(total, batch.particles, model, guide)
+                    second = batch.differentiates_score
+                    gradients.check_finite(total, batch.particles, model, guide, second=second)
         if self.num_particles > 1 and not self.vectorize_particles:
             self._looped(time.perf_counter() - start, self, model, guide, args, kwargs)
         return total

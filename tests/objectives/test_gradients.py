@@ -27,6 +27,7 @@ from pyro_implicit import (
     SingularValueELBO,
 )
 from pyro_implicit.exceptions import NonFiniteError
+from pyro_implicit.objectives import KPG, KSIVI
 from pyro_implicit.objectives.gradients import OwnGradients, all_finite
 
 Make = Callable[..., Any]
@@ -247,3 +248,20 @@ def test_gradients_of_every_kind_of_leaf() -> None:
             gradients.check_finite(0.0, [])
     assert table.weight.grad.to_dense()[1, 0] == 2.0
     assert all_finite([])
+
+
+def test_a_second_derivative_that_torch_does_not_have_is_told_as_such() -> None:
+    def model() -> None:
+        x = pyro.sample("x", dist.Normal(0.0, 5.0))
+        peaks = (-2.0 * (x - place).square() for place in (6.0, -6.0))
+        pyro.factor("two", torch.logaddexp(*peaks))
+
+    guide = HyperNetworkGuide(
+        model, scale=0.1, init_from=None, init_loc_fn=lambda site: torch.tensor(6.0)
+    ).setup()
+    LinearisedELBO(2).loss_and_grads(model, guide)
+    KPG(4).loss_and_grads(model, guide)  # which has the score as a number
+    for vectorised in (False, True):
+        objective = KSIVI(4, vectorize_particles=vectorised)
+        with pytest.raises(NonFiniteError, match="gradients take second ones: torch's are NaN for"):
+            objective.loss_and_grads(model, guide)

@@ -24,6 +24,7 @@ __all__ = ["find_mode", "hessian", "inverse_root", "mean_curvature"]
 
 Density = Callable[[Tensor], Tensor]
 
+_AGREE = 0.1  # of a row's largest entry: differences at a kink are apart by a factor of two
 _ROWS = 32  # rows of a Jacobian or Hessian at once: more do not stay in the cache
 
 
@@ -61,15 +62,30 @@ def find_mode(
         curvature = -hessian(log_joint, u)
         if not gain > 1e-6:
             break
-    with torch.no_grad():
-        found = torch.cat([log_joint(u).reshape(1), u, curvature.reshape(-1)])
-    if not (torch.isfinite(found).all() and curvature.any()):
+    _check_mode(log_joint, u, curvature, explain)
+    return u, curvature
+
+
+def _check_mode(
+    log_joint: Density, u: Tensor, curvature: Tensor, explain: Callable[[Tensor], str]
+) -> None:
+    point = u.detach().clone().requires_grad_(True)
+    with torch.enable_grad():
+        value = log_joint(point)
+        (gradient,) = torch.autograd.grad(value, point)
+    finite = bool(torch.cat([value.detach().reshape(1), u, gradient]).isfinite().all())
+    if finite and not bool(curvature.isfinite().all()):
+        raise NonFiniteError(
+            "at the posterior mode that was found the log-density and its gradient are finite, and "
+            "its second derivative is not: a kink there (a norm, square root or absolute value at "
+            "0). Use init_from='mean-field' or None, which take first derivatives alone."
+        )
+    if not finite or not curvature.any():
         raise NonFiniteError(
             "the search for the posterior mode ended where the log-density is not finite, or flat "
             f"in every direction{explain(u)}: the density may be unbounded, or init_loc_fn may "
             "start outside of its domain. Use init_from=None, or give another init_loc_fn."
         )
-    return u, curvature
 
 
 def _newton(log_joint: Density, u: Tensor, curvature: Tensor) -> tuple[Tensor, float]:
@@ -93,6 +109,10 @@ def hessian(function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
     """
     The matrix of second derivatives of a function.
 
+    Rows that torch does not have (its second derivative of ``logaddexp`` is NaN where the two are
+    far apart, and so is that of a norm at 0) are central differences of the gradient, where those
+    of two widths agree: at a kink they do not, and the row stays as it is.
+
     :param function: from ``(m,)`` to a scalar.
     :param torch.Tensor u: shape ``(m,)``.
     :returns: symmetric matrix ``(m, m)``.
@@ -101,7 +121,33 @@ def hessian(function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
         point = u.detach().clone().requires_grad_(True)
         (gradient,) = torch.autograd.grad(function(point), point, create_graph=True)
         matrix = _jacobian_rows(gradient, point)
+    missing = (~matrix.isfinite().all(-1)).nonzero().flatten().tolist()
+    if missing and bool(gradient.isfinite().all()):
+        differences = {index: _difference(function, u, index) for index in missing}
+        for index, row in differences.items():
+            if row is not None:
+                matrix[index] = matrix[:, index] = row
     return 0.5 * (matrix + matrix.mT)
+
+
+def _difference(function: Density, u: Tensor, index: int) -> Tensor | None:
+    """One row of the Hessian, ``(m,)``; None where the gradient has no derivative."""
+    width = torch.finfo(u.dtype).eps ** (1 / 3) * (1.0 + float(u[index].abs()))
+    coarse, fine = (_central_difference(function, u, index, h) for h in (2 * width, width))
+    largest = fine.abs().max()
+    agree = bool(((coarse - fine).abs() <= _AGREE * largest).all()) and bool(largest.isfinite())
+    return fine if agree else None
+
+
+def _central_difference(function: Density, u: Tensor, index: int, width: float) -> Tensor:
+    step = torch.zeros_like(u)
+    step[index] = width
+    gradients = []
+    for place in (u + step, u - step):
+        point = place.detach().requires_grad_(True)
+        with torch.enable_grad():
+            gradients.append(torch.autograd.grad(function(point), point)[0])
+    return (gradients[0] - gradients[1]) / (2 * width)
 
 
 def _jacobian_rows(outputs: Tensor, inputs: Tensor) -> Tensor:
@@ -158,26 +204,29 @@ def mean_curvature(
     :returns: shape ``(m, m)``.
     :raises NonFiniteError: if the density or its curvature is finite at none of many draws.
     """
-    total, used = torch.zeros(mean.numel(), mean.numel()).to(mean), 0
+    total, used, has_density = torch.zeros(mean.numel(), mean.numel()).to(mean), 0, False
     for _ in range(3 * num_samples):
-        matrix = _curvature_at(log_joint, mean + scale * torch.randn_like(mean), gauss_newton)
+        draw = mean + scale * torch.randn_like(mean)
+        with torch.no_grad():
+            inside = bool(torch.isfinite(log_joint.value(draw)))
+        has_density |= inside
+        matrix = _curvature_at(log_joint, draw, gauss_newton) if inside else None
         if matrix is not None:
             total, used = total + matrix, used + 1
         if used == num_samples:
             break
     if not used:
+        density = "the log-density"
+        what = f"the second derivative of {density}, itself finite," if has_density else density
         raise NonFiniteError(
-            "the curvature of the log-density is finite at no draw of the mean-field fit"
-            f"{log_joint.explain(mean)}. Use init_from=None, or give another init_loc_fn."
+            f"{what} is finite at no draw of the mean-field fit{log_joint.explain(mean)}. Use "
+            "init_from='mean-field' or None, or give another init_loc_fn."
         )
     return total / used
 
 
 def _curvature_at(log_joint: LogJoint, u: Tensor, gauss_newton: bool) -> Tensor | None:
-    """The curvature at one draw, None where it is not finite."""
-    with torch.no_grad():
-        if not torch.isfinite(log_joint.value(u)):
-            return None
+    """The curvature at one draw with a finite density, None where it is not finite."""
     residual = _residual(log_joint, u) if gauss_newton else None
     if residual is None:
         matrix, rows = -hessian(log_joint.value, u), u.new_zeros(1, u.numel())

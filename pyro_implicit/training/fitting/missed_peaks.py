@@ -66,6 +66,7 @@ def missed_peaks(
         joint = LogJoint(model, sites, args, kwargs)
         with RandomStream(0), evaluation_mode(), pyro.validation_enabled(False), torch.no_grad():
             draws, _ = unconstrain(guide.sample(_DRAWS), sites, next(guide.parameters()))
+            joint.check_deterministic(draws[0], "")  # another subsample at each call, for example
             peaks = list(_peaks(joint, draws))
             missed = [peak for peak in peaks if _is_missed(peak, draws, bound)]
             return [_told(missed, joint, bound)] if missed else []

@@ -273,3 +273,41 @@ def test_draws_outside_of_the_domain_are_left_out_of_the_curvature(gauss_newton)
 def test_a_curvature_that_is_nowhere_finite_is_told():
     with pytest.raises(NonFiniteError, match="finite at no draw .* of site 'y' is nan"):
         mean_curvature(density(half_domain), -torch.ones(M).double(), 0.1 * torch.ones(M).double())
+
+
+# ---- second derivatives that torch does not have
+
+
+def two_sides(u):
+    """Two peaks along the first entry; torch's second derivative is NaN far from the middle."""
+    first, second = (-2.0 * (u[0] - place).square() for place in (30.0, -30.0))
+    return torch.logaddexp(first, second) - 0.5 * (u[1] - u[0]).square()
+
+
+@pytest.mark.parametrize("dtype, exact", [(torch.float32, 1e-3), (torch.float64, 1e-7)])
+def test_what_torch_does_not_have_is_taken_by_differences(dtype, exact):
+    expected = torch.tensor([[5.0, -1.0], [-1.0, 1.0]], dtype=dtype)
+    point = torch.tensor([29.0, 1.0], dtype=dtype)
+    assert not torch.autograd.functional.hessian(two_sides, point).isfinite().all()
+    torch.testing.assert_close(-hessian(two_sides, point), expected, rtol=exact, atol=exact)
+    mode, curvature = find_mode(two_sides, point)
+    torch.testing.assert_close(mode, torch.full((2,), 30.0, dtype=dtype), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(curvature, expected, rtol=exact, atol=exact)
+
+
+def test_a_kink_has_no_curvature_and_is_told_as_such():
+    def kink(u):
+        return -u[:2].norm() - u[2].square()
+
+    assert hessian(kink, torch.zeros(3)).isnan().any()
+    with pytest.raises(NonFiniteError, match="gradient are finite, and its second derivative"):
+        find_mode(kink, torch.zeros(3))
+
+
+def test_a_density_without_derivatives_is_told():
+    def flat():
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        pyro.factor("f", (0 * w).sqrt())  # 0, and its gradient is NaN
+
+    with pytest.raises(NonFiniteError, match="second derivative of the log-density, itself finite"):
+        mean_curvature(density(flat), torch.zeros(1), torch.ones(1))

@@ -65,6 +65,36 @@ def test_nothing_is_told_where_nothing_is_left_out(model: Any, where: Any, scale
     assert missed_peaks(at_one(model, where, scale), model, (), {}, 0.0) == []
 
 
+def test_a_mode_where_torch_has_no_second_derivative() -> None:
+    def model() -> None:
+        x = pyro.sample("x", dist.Normal(0.0, 5.0))
+        peaks = (-2.0 * (x - place).square() for place in (6.0, -6.0))
+        pyro.factor("two", torch.logaddexp(*peaks))
+
+    guide = HyperNetworkGuide(
+        model, init_from=None, init_scale=0.5, init_loc_fn=lambda site: torch.tensor(-6.0)
+    )
+    guide()
+    # each peak is one of N(0, 25) times a normal density without its constant
+    evidence = dist.Normal(0.0, 25.25**0.5).log_prob(torch.tensor(6.0)) + 0.5 * math.log(
+        math.pi / 2
+    )
+    (told,) = missed_peaks(guide, model, (), {}, float(evidence))
+    assert "about 50% of the mass" in told and "x = 5.94" in told
+
+
+def test_densities_of_other_rows_at_each_call_are_not_judged() -> None:
+    y = torch.randn(200, generator=torch.Generator().manual_seed(0))
+
+    def model() -> None:
+        mixture(0.5, 3.0)()
+        with pyro.plate("rows", 200, subsample_size=10) as rows:
+            pyro.sample("y", dist.Normal(0.0, 1.0), obs=y[rows])
+
+    guide = at_one(mixture(0.5, 3.0), (-3.0, 0.0), 0.5)
+    assert missed_peaks(guide, model, (), {}, -280.0) == []
+
+
 def test_a_spike_without_mass_is_no_matter() -> None:
     """Higher than the peak, and narrow."""
 
