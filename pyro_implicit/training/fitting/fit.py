@@ -152,6 +152,8 @@ def fit(
             run = Run(model, guide, objective, arguments, LearningRate(rate, limit), watch)
             if resume is not None:
                 run.resume(resume)
+            if batches is not None:
+                run.retreat.num_batches = arguments.num_batches
             return _finished(run, start, hints, progress, resume)
 
 

@@ -41,6 +41,9 @@ class Retreat:
     The copy that a run goes back to is followed by a whole window of good losses: parameters are
     often spoilt some steps before the loss tells.
 
+    The losses of batches are those of different rows, and batches may come in an order of the data.
+    A window of them is therefore compared with the worst one of two epochs, wherever it begins.
+
     :param bool judges_losses: whether a loss that has grown far above its best counts as astray,
         see :func:`is_comparable`.
     :param state: what :meth:`state` returned, to go on from.
@@ -48,8 +51,9 @@ class Retreat:
 
     def __init__(self, judges_losses: bool, state: Mapping[str, Any] | None = None) -> None:
         self.judges_losses = judges_losses
+        self.num_batches: int | None = None  # of an epoch; None for whole data at each step
         self._kept: list[dict[str, Any]] = []  # the older one is that to go back to
-        self._best = math.inf  # the lowest median of a window
+        self._best = math.inf  # the lowest median of a window, or of the worst in two epochs
         self._noise = math.inf  # deviation of one step's loss in that window
         self._begin = 0  # the step at which windows are counted from
         #: the steps at which it went back, and those it went back to
@@ -82,17 +86,29 @@ class Retreat:
         num_new = len(losses) - self._begin
         if num_new < _WINDOW or num_new % _WINDOW:
             return False
-        window = np.asarray(losses[-_WINDOW:])
-        level, noise = float(np.median(window)), _noise_of(window)
-        if self.judges_losses and level > self._best + _FAR * self._noise:
+        level = float(np.median(losses[-_WINDOW:]))
+        judges = self.judges_losses and self.num_batches != 0
+        if judges and level > self._best + _FAR * self._noise:
             return self.is_possible(len(losses))
-        if level < self._best:
-            self._best, self._noise = level, noise
-        is_near = not self.judges_losses or level <= self._best + _NEAR * self._noise
+        self._learn(losses, num_new)
+        is_near = not judges or level <= self._best + _NEAR * self._noise
         if is_near and not (self._kept and self._kept[-1]["step"] == len(losses)):
             now = {name: param.detach().clone() for name, param in params.items()}
             self._kept = [*self._kept[-1:], {"step": len(losses), "params": now}]
         return False
+
+    def _learn(self, losses: Sequence[float], num_new: int) -> None:
+        """What a good level is, from the last losses."""
+        window = np.asarray(losses[-_WINDOW:])
+        if self.num_batches is not None:
+            span = max(2 * self.num_batches, _WINDOW) + _WINDOW - 1  # windows of any phase
+            if num_new < span:
+                return
+            windows = np.lib.stride_tricks.sliding_window_view(np.asarray(losses[-span:]), _WINDOW)
+            window = windows[np.median(windows, axis=-1).argmax()]
+        level = float(np.median(window))
+        if level < self._best:
+            self._best, self._noise = level, _noise_of(window)
 
     @torch.no_grad()
     def go_back(self, step: int, params: Mapping[str, Tensor]) -> None:

@@ -68,6 +68,50 @@ def test_only_losses_that_mean_the_same_are_compared() -> None:
     assert not any(map(is_comparable, (AdversarialELBO(), Bowl())))
 
 
+@given(st.integers(1, 230), st.floats(0.1, 1e3), st.booleans(), st.integers(0, 2**31))
+def test_batches_in_any_order_are_no_reason_and_a_leap_is(
+    num_batches: int, spread: float, in_order: bool, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    levels = spread * torch.randn(num_batches, generator=generator).exp()
+    levels = levels.sort().values if in_order else levels
+    retreat, losses, steps = Retreat(True), list[float](), -(-(3 * num_batches + 200) // 50) * 50
+    retreat.num_batches = num_batches
+    for step in range(steps):
+        noise = float(torch.randn((), generator=generator))
+        losses.append(float(levels[step % num_batches]) + noise)
+        assert not retreat.look(losses, {"w": torch.zeros(1)})
+    # beyond every batch, and far more than batches differ from one to the next
+    losses += [100.0 * float(levels.max() + 1.0)] * 50
+    assert retreat.look(losses, {"w": torch.zeros(1)})
+
+
+def test_batches_that_nobody_counted_are_not_compared() -> None:
+    retreat = Retreat(True)
+    retreat.num_batches = 0
+    rising = noisy(0.0) + noisy(1e6)
+    assert not retreat.look(rising[:50], {"w": torch.zeros(1)})
+    assert not retreat.look(rising, {"w": torch.ones(1)})
+    assert retreat.is_possible(100)  # after steps without a finite loss
+
+
+def test_quiet_rows_before_loud_ones_do_not_halve_the_rate() -> None:
+    generator = torch.Generator().manual_seed(0)
+    levels = torch.tensor([0.1] * 60 + [30.0] * 60)
+    batches = [(level * torch.randn(20, generator=generator),) for level in levels]
+
+    def model(y: Tensor) -> None:
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", 2400, subsample_size=len(y)):
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    options: dict[str, Any] = {"batches": batches, "progress": False, "objective": Trace_ELBO()}
+    guide = AutoNormal(model)
+    first = fit(model, guide, seed=0, num_steps=150, **options)
+    second = fit(model, guide, num_steps=300, resume=first, **options)
+    assert second.num_steps == 300 and not second.state["retreat"]["turns"]
+
+
 def test_it_does_not_go_back_for_ever() -> None:
     retreat = Retreat(True)
     retreat.look(noisy(0.0), {"w": torch.zeros(1)})
