@@ -17,6 +17,7 @@ from pyro_implicit.exceptions import StateError
 
 __all__ = [
     "RandomStream",
+    "mixed_seed",
     "own_numbers",
     "plain_state",
     "read_random_state",
@@ -67,6 +68,23 @@ def own_numbers() -> Iterator[int]:
     with torch.random.fork_rng(devices):
         seed_torch(seed)
         yield seed
+
+
+def mixed_seed(*numbers: int) -> int:
+    """
+    One seed from several numbers, such as a seed and a counter.
+
+    Neighbours of one lead to neighbours of the other nowhere: with a sum of both, seeds that differ
+    by one would share all but one of their draws.
+
+    :param int numbers: any integers.
+    :returns: a seed below ``2**63``.
+    """
+    state = 0x9E3779B97F4A7C15
+    for number in numbers:
+        state = (state ^ (number % 2**64)) * 0xBF58476D1CE4E5B9 % 2**64
+        state ^= state >> 31
+    return state % 2**63
 
 
 def seed_torch(seed: int) -> None:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.arviz.program import Program, Slot
-from pyro_implicit.exceptions import ShapeError
 from pyro_implicit.handlers.pointwise import pointwise_log_prob
 from pyro_implicit.inference.posterior_draws import posterior_draws
 
@@ -147,6 +146,7 @@ def collect(
                 draws = posterior_draws(guide, num_samples, *given[0], **given[1])
             else:
                 draws = {name: value.flatten(0, 1) for name, value in chains.items()}
+            draws = program.at_rows(draws)
             _guide_draws(program, draws, arrays, num_samples, (r,) if restarts else ())
     if sampled.keys() & {"prior", "prior_predictive"}:
         for s in range(num_samples):
@@ -175,22 +175,10 @@ def _guide_draws(
     restart: Index,
 ) -> None:
     """All groups that follow from draws of one guide."""
-    _check_shapes(program, draws)
     for s in range(num_samples):
         values = {name: draw[s] for name, draw in draws.items()}
         if not _given_data(program, arrays, (s, *restart), values):
             _predictive_draw(program, arrays, (s, *restart), values, "posterior_predictive", None)
-
-
-def _check_shapes(program: Program, draws: Mapping[str, Tensor]) -> None:
-    """A guide that draws without the arguments may know another number of local latents."""
-    for name, value in program.draw.items():
-        found = tuple(draws[name].shape[1:])
-        if found != tuple(value.shape):
-            raise ShapeError(
-                f"guide.sample draws site {name!r} with shape {found}, but with these arguments "
-                f"the site has shape {tuple(value.shape)}; pass all rows, not a minibatch"
-            )
 
 
 def observed_data(program: Program, slots: Mapping[str, Slot]) -> dict[str, np.ndarray]:

@@ -14,6 +14,8 @@ from pyro_implicit._random import own_numbers
 from pyro_implicit.arviz.rows import Batch, RowBatches
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.handlers.choice_for_all import is_choice_for_all
+from pyro_implicit.handlers.latent_rows import Cuts, at_rows
+from pyro_implicit.handlers.own_subsample import OwnSubsample, sizes_of_arguments
 from pyro_implicit.handlers.pointwise import (
     is_auxiliary,
     is_delta,
@@ -24,6 +26,8 @@ from pyro_implicit.handlers.pointwise import (
 )
 from pyro_implicit.handlers.row_coupling import coupled_sites, drawn_jointly
 from pyro_implicit.handlers.rows import changed_dims
+from pyro_implicit.inference.numbered import numbered_if_drawn
+from pyro_implicit.inference.posterior_draws import posterior_draws
 
 __all__ = ["Program", "Site", "Slot"]
 
@@ -79,6 +83,8 @@ class Program:
             _refuse_local(guide_sites, batches.num_rows)
         #: one draw of the guide, and the minibatch indices of the model's own choice
         self.draw: dict[str, Tensor] = {n: site["value"] for n, site in guide_sites.items()}
+        self._numbered = numbered_if_drawn(guide)
+        self._cuts: Cuts = {}
         self.subsamples: dict[str, Tensor] = {}
         #: what was observed, and on which rows, when the sites were found out
         self.observed: list[Tensor] = []
@@ -86,7 +92,20 @@ class Program:
         self.choices_for_all: dict[str, None] = {}
         self.first_rows = slice(0, batches.batch_size)
         with own_numbers():
+            if callable(getattr(guide, "sample", None)) and self._numbered:
+                one = posterior_draws(guide, 1, *batches.args, **batches.kwargs)
+                self.draw = {name: value[0] for name, value in one.items()}  # as others will be
             self.sites = self._inspect(self.draw)
+            self.draw = self.at_rows(self.draw)
+
+    def at_rows(self, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """
+        Cuts latents of rows to those that the model shows.
+
+        :param dict draws: of the guide by site, with any dimensions in front.
+        :returns: draws at these rows.
+        """
+        return at_rows(draws, self._cuts)
 
     @property
     def shows_predictions(self) -> bool:
@@ -158,6 +177,13 @@ class Program:
             _, _, part = self._sites_on(self.batches.cut(start, stop), draw)
             _refuse_coupled(sites, part, functions, start)
 
+    def _own_subsample(self, batch: Batch) -> OwnSubsample:
+        sizes = sizes_of_arguments(self.batches.args, self.batches.kwargs)
+        if self.batches.batch_size is None:
+            return OwnSubsample(sizes)
+        here = batch.rows.stop - batch.rows.start
+        return OwnSubsample(sizes, here, self.batches.num_rows)
+
     def _sites_on(
         self, batch: Batch, draw: dict[str, Tensor]
     ) -> tuple[dict[str, Site], dict[str, Tensor], dict[str, Any]]:
@@ -179,7 +205,13 @@ class Program:
                 if described.kind == "observed":
                     observed.append(site["value"])
 
-        run_model(self.model, batch.args, batch.kwargs, visit, values=draw)
+        model = self._own_subsample(batch)(self.model)
+        numbered = self._numbered
+        self._cuts = run_model(
+            model, batch.args, batch.kwargs, visit, values=draw, numbered=numbered
+        )
+        if self._cuts and self.batches.batch_size is not None:
+            raise _is_local(next(iter(self._cuts)), self.batches.num_rows)
         self.observed = self.observed or observed
         return sites, subsamples, functions
 
@@ -238,10 +270,14 @@ def _refuse_local(guide_sites: dict[str, Any], num_rows: int) -> None:
     """A latent of its own for each row cannot be cut into row batches."""
     for name, site in guide_sites.items():
         if any(frame.vectorized and frame.size == num_rows for frame in site["cond_indep_stack"]):
-            raise ArgumentError(
-                f"batch_size was given, but the latent site {name!r} has a value for each of the "
-                f"{num_rows} rows; leave batch_size out"
-            )
+            raise _is_local(name, num_rows)
+
+
+def _is_local(name: str, num_rows: int) -> ArgumentError:
+    return ArgumentError(
+        f"batch_size was given, but the latent site {name!r} has a value for each of the "
+        f"{num_rows} rows; leave batch_size out"
+    )
 
 
 def _refuse_coupled(

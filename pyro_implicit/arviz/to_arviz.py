@@ -77,8 +77,7 @@ def to_arviz(
     serves the first two if there is one observed site and no other to draw), without assuming that
     it vectorises and without :class:`~pyro.infer.Predictive`; no trace is kept.
     Latents are fixed to the draws, so an ``ImproperUniform`` only hinders the prior groups: they
-    are then left out, and the attribute ``prior_omitted`` says why. If the model picks a minibatch
-    by itself, the same one is used for every draw.
+    are then left out, and the attribute ``prior_omitted`` says why.
 
     **Dimensions.** A dimension that belongs to a plate has its name and the labels 0, 1, ...
     (``_dim`` is appended if a variable has that name); the others are ``{site}_dim_{i}``. A slash
@@ -119,9 +118,9 @@ def to_arviz(
         ``sample_stats``, a guide without a density); for guides
         in a list that draw different sites.
     :raises SiteError: for a log-likelihood that depends on a site outside of the guide, or a prior
-        that was asked for and cannot be drawn.
-    :raises ShapeError: if the guide draws other shapes than these arguments need, or there are no
-        rows.
+        that was asked for and cannot be drawn; if a plate draws some of its rows at random.
+    :raises ShapeError: if a latent has a value for each row, and nobody has said which of
+        them these are; if there are no rows.
     """
     num_samples = check_count("num_samples", num_samples)
     check_model(model)

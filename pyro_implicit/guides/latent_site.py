@@ -28,6 +28,7 @@ from pyro_implicit.guides.supports import (
     plain_support,
     same_support,
 )
+from pyro_implicit.handlers.latent_rows import CUT, rows_not_named
 from pyro_implicit.handlers.rows import rows_of
 
 __all__ = ["LatentSite", "PlateFrame", "pack"]
@@ -203,16 +204,19 @@ class LatentSite:
             ``(*batch, numel)``.
         :param dict plates: plates by name, those of :attr:`frames` among them.
         :returns: the constrained value.
+        :raises ShapeError: if a plate shows more rows than it has.
         :raises SiteError: if it is to be cut, and its support differs between rows.
         """
         with ExitStack() as stack:
             for frame in self.frames:
                 stack.enter_context(plates[frame.name])
-            whole = unconstrained = self.unpack(flat)
+            unconstrained, cut = self.unpack(flat), []
             for frame in self.frames:  # not pyro.subsample: it overlooks another order of all rows
-                dim = frame.dim - self.unconstrained_event_dim
-                unconstrained = rows_of(unconstrained, dim, plates[frame.name]._indices)
-            if unconstrained is not whole:
+                whole, dim = unconstrained, frame.dim - self.unconstrained_event_dim
+                unconstrained = rows_of(whole, dim, self._shown(frame, plates[frame.name]))
+                if unconstrained is not whole:
+                    cut.append(frame.name)
+            if cut:
                 self.check_rows()
             log_density: Tensor | float = 0.0
             if poutine.get_mask() is False:
@@ -220,8 +224,15 @@ class LatentSite:
             else:
                 value, log_density = self.constrain(unconstrained)
             fn = Delta(value, log_density=log_density, event_dim=self.event_dim)
-            infer: Any = {"implicit_check_prior": self.check_prior}  # for objectives
+            infer: Any = {"implicit_check_prior": self.check_prior, CUT: cut}  # for objectives
             return pyro.sample(self.name, fn, infer=infer)
+
+    def _shown(self, frame: PlateFrame, plate: Any) -> Any:
+        """The numbers of the rows that a plate shows."""
+        if plate.subsample_size > frame.full_size:
+            what, shown = f"latent {self.name!r}", plate.subsample_size
+            raise rows_not_named(what, frame.name, frame.full_size, shown)
+        return plate._indices
 
     def invert(self, value: Tensor) -> Tensor:
         """

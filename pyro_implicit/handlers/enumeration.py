@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.latent_rows import AtDraw
 from pyro_implicit.handlers.sum_out import sum_out
 
 __all__ = [
@@ -127,6 +128,7 @@ def run_summed_out(
     visit: Callable[[Any], None],
     *,
     values: Mapping[str, Tensor],
+    numbered: bool = False,
 ) -> None:
     """
     Runs a model once, without gradients, with some sites fixed and its marked latents summed out.
@@ -136,9 +138,11 @@ def run_summed_out(
     :param kwargs: its keyword arguments.
     :param visit: called with each sample site that is left; a marginal factor has the names of what
         it stands for as ``infer["marginal_of"]``.
-    :param values: site name to the value that it takes.
+    :param values: site name to the value that it takes, at the rows that its plates show.
+    :param bool numbered: whether values are in the order of the rows' numbers, see
+        :class:`~pyro_implicit.handlers.latent_rows.AtDraw`.
     """
-    fixed = poutine.condition(model, data=dict(values))
+    fixed = AtDraw(values, numbered)(model)
     with torch.no_grad(), evaluation_mode():
         nesting = nesting_of(fixed, args, kwargs)
         with poutine.block():

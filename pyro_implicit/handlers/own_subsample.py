@@ -64,12 +64,18 @@ class OwnSubsample(Messenger):
     Refuses plates that show some of their rows at random, see :func:`refuse_own_subsample`.
 
     :param sizes: numbers of rows of the arguments.
+    :param int here: number of rows, if the model is run on some of them.
+    :param int rows: number of all rows, if so.
     """
 
-    def __init__(self, sizes: Collection[int]) -> None:
+    def __init__(
+        self, sizes: Collection[int], here: int | None = None, rows: int | None = None
+    ) -> None:
         super().__init__()
-        self.sizes = sizes
+        self.sizes = sizes if here is None else {*sizes, here}
+        self.here, self.rows = here, rows
 
     def _pyro_sample(self, msg: Any) -> None:
         if site_is_subsample(msg):
-            refuse_own_subsample(msg, self.sizes)
+            is_cut = self.here is not None and msg["fn"].size == self.here
+            refuse_own_subsample(msg, self.sizes, self.rows if is_cut else None)

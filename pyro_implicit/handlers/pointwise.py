@@ -7,13 +7,13 @@ from typing import Any
 
 import pyro.distributions as dist
 import torch
-from pyro import poutine
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_factor, site_is_subsample
 from torch import Tensor
 
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.latent_rows import AtDraw, Cuts, RowsNotNamed
 from pyro_implicit.ops.logdet import upcast
 
 __all__ = [
@@ -21,12 +21,14 @@ __all__ = [
     "Unobserve",
     "base_distribution",
     "batch_log_prob",
+    "counted",
     "is_auxiliary",
     "is_delta",
     "latent_sites",
     "pointwise_log_prob",
     "reduced_dims",
     "run_model",
+    "unmasked",
 ]
 
 
@@ -78,7 +80,8 @@ def run_model(
     *,
     values: Mapping[str, Tensor] | None = None,
     unobserve: Collection[str] = (),
-) -> None:
+    numbered: bool = False,
+) -> Cuts:
     """
     Runs the model once, without gradients, with the given sites fixed.
 
@@ -89,12 +92,17 @@ def run_model(
     :param tuple args: its positional arguments.
     :param dict kwargs: its keyword arguments.
     :param callable visit: called with each sample site, see :class:`SiteVisitor`.
-    :param dict values: site name to the value that it takes.
+    :param dict values: site name to the value that it takes, at the rows that its plates show.
     :param unobserve: names of observed sites to draw.
+    :param bool numbered: whether values are in the order of the rows' numbers, see
+        :class:`~pyro_implicit.handlers.latent_rows.AtDraw`.
+    :returns: how values were cut to the rows of their plates.
+    :raises ShapeError: if nobody has said which rows of a latent these are.
     """
     with torch.no_grad(), evaluation_mode(), SiteVisitor(visit):
-        with poutine.condition(data=dict(values or {})), Unobserve(unobserve):
+        with AtDraw(values or {}, numbered) as fixed, Unobserve(unobserve):
             model(*args, **kwargs)
+    return fixed.cuts
 
 
 def latent_sites(
@@ -107,6 +115,8 @@ def latent_sites(
     :param tuple args: its positional arguments.
     :param dict kwargs: its keyword arguments.
     :returns: the latent sites (messages, as in a trace) by name.
+    :raises ShapeError: if a latent has a value for each row, and nobody has said which rows these
+        are.
     """
     sites: dict[str, Any] = {}
 
@@ -114,7 +124,7 @@ def latent_sites(
         if not site["is_observed"] and not is_auxiliary(site):
             sites[site["name"]] = site
 
-    with torch.no_grad(), evaluation_mode(), SiteVisitor(visit):
+    with torch.no_grad(), evaluation_mode(), SiteVisitor(visit), RowsNotNamed():
         guide(*args, **kwargs)
     return sites
 
@@ -181,6 +191,44 @@ def pointwise_log_prob(site: Any, *, wide: bool = False) -> Tensor:
     log_prob = batch_log_prob(site, wide=wide)
     dims = reduced_dims(site)
     return log_prob.sum(dims) if dims else log_prob
+
+
+def unmasked(site: Any, shape: torch.Size) -> Tensor:
+    """
+    Whether each entry of a site's value counts: masks around the site, and in its distribution.
+
+    :param site: a sample site with a value.
+    :param torch.Size shape: of the value in full, event dimensions last.
+    :returns: flags of that shape.
+    """
+    fn = site["fn"]
+    kept = torch.ones(shape, dtype=torch.bool, device=site["value"].device)
+    masks = [(site["mask"], fn.event_dim)]
+    while isinstance(fn, (torch.distributions.Independent, dist.MaskedDistribution)):
+        masks.append((getattr(fn, "_mask", None), len(fn.event_shape)))
+        fn = fn.base_dist
+    for mask, event_dim in masks:
+        if mask is not None:
+            told = torch.as_tensor(mask, device=kept.device)
+            kept = kept & told.reshape(told.shape + (1,) * event_dim)
+    return kept
+
+
+def counted(site: Any, keepdim: bool = False) -> Tensor:
+    """
+    Whether each datum of a site has anything that is not masked.
+
+    :param site: a sample site with a value.
+    :param bool keepdim: keep the dimensions that :func:`pointwise_log_prob` sums, at size 1.
+    :returns: flags of the shape of :func:`pointwise_log_prob`.
+    """
+    fn, found = site["fn"], site["value"].shape
+    split = len(found) - fn.event_dim
+    batch = torch.broadcast_shapes(found[: max(split, 0)], fn.batch_shape)
+    kept = unmasked(site, batch + fn.event_shape)
+    kept = kept.reshape(*batch, -1).any(-1)
+    dims = reduced_dims(site)
+    return kept.sum(dims, keepdim=keepdim) > 0 if dims else kept
 
 
 def batch_log_prob(site: Any, *, wide: bool = False) -> Tensor:

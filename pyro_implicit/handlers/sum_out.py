@@ -18,8 +18,9 @@ from pyro.poutine import Trace
 from torch import Tensor
 
 from pyro_implicit.exceptions import SiteError
+from pyro_implicit.handlers.pointwise import counted
 
-__all__ = ["inseparable", "sum_out"]
+__all__ = ["counted_in_sum", "inseparable", "sum_out"]
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def _contracted(
         "fn": dist.Unit(term),
         "value": term.new_zeros((*term.shape, 0)),
         "is_observed": any(node["is_observed"] for node in nodes),
-        "infer": {"marginal_of": tuple(others)},
+        "infer": {"marginal_of": tuple(others), "marginal_nodes": tuple(nodes)},
         "args": (),
         "kwargs": {},
         "done": True,
@@ -166,6 +167,25 @@ def _contracted(
         "log_prob": log_prob,
         "log_prob_sum": log_prob.sum(),
     }
+
+
+def counted_in_sum(site: Any, shape: torch.Size) -> Tensor:
+    """
+    Whether each datum of a marginal factor has an observation that is not masked.
+
+    :param site: a factor that :func:`sum_out` made.
+    :param torch.Size shape: of its log-densities by datum.
+    :returns: flags of that shape.
+    """
+    plates = {frame.dim for frame in site["cond_indep_stack"] if frame.vectorized}
+    kept = torch.zeros(shape, dtype=torch.bool, device=site["value"].device)
+    for node in site["infer"]["marginal_nodes"]:
+        if node["is_observed"]:
+            told = counted(node, keepdim=True)
+            others = [dim for dim in range(-told.dim(), 0) if dim not in plates]
+            told = told.sum(others, keepdim=True) > 0 if others else told
+            kept = kept | told.reshape(told.shape[max(told.dim() - len(shape), 0) :])
+    return kept
 
 
 def _is_in(frame: Any, node: Any) -> bool:

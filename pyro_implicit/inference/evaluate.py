@@ -20,6 +20,7 @@ from pyro_implicit.handlers.rows import NotSliceable, number_of_rows
 from pyro_implicit.inference.evaluation.draw_chunks import DrawChunks
 from pyro_implicit.inference.evaluation.evaluation_job import EvaluationJob, SiteData
 from pyro_implicit.inference.evaluation.report import EvaluationReport, Score, SiteEvaluation
+from pyro_implicit.inference.numbered import numbered_if_drawn
 from pyro_implicit.inference.predictive_run import UNIT, RunPlan
 from pyro_implicit.ops.scoring import mean_and_error
 
@@ -80,7 +81,8 @@ def evaluate(
     :returns: the scores; it can be printed.
     :raises ArgumentError: if a number is no positive integer, or model or guide cannot be run.
     :raises MissingExtraError: if classes are observed and torchmetrics is not installed.
-    :raises ShapeError: if observations do not fit their distribution.
+    :raises ShapeError: if a latent has a value for each row, and nobody has said which of
+        them these are; if observations do not fit their distribution.
     :raises SiteError: if nothing is observed, or only by ``pyro.factor``, or all is masked; if a
         distribution does not tell its support; if the guide draws none of the model's
         latents; if a plate draws some of its rows at random.
@@ -101,7 +103,7 @@ def evaluate(
         chunks = None if by_row else DrawChunks(guide, args, kwargs, num_samples, seed)
         plan = RunPlan({} if chunks is None else chunks.first, rows, seed, None)
         plan.sizes = sizes_of_arguments(args, kwargs)
-        plan.numbered = by_row is None and callable(getattr(guide, "sample", None))
+        plan.numbered = numbered_if_drawn(guide)
         job = EvaluationJob(model, by_row, args, kwargs, plan, num_samples)
         job.prepare(chunks)
         job.find_layout(batch_size)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_guide, check_model, check_seed
-from pyro_implicit._random import RandomStream
+from pyro_implicit._random import RandomStream, mixed_seed
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.handlers.enumeration import (
     EnumerationNeeded,
@@ -19,13 +19,15 @@ from pyro_implicit.handlers.enumeration import (
 )
 from pyro_implicit.handlers.own_subsample import OwnSubsample, sizes_of_arguments
 from pyro_implicit.handlers.pointwise import (
+    counted,
     is_auxiliary,
     is_delta,
     latent_sites,
     pointwise_log_prob,
     run_model,
 )
-from pyro_implicit.handlers.sum_out import inseparable
+from pyro_implicit.handlers.sum_out import counted_in_sum, inseparable
+from pyro_implicit.inference.numbered import numbered_if_called
 
 __all__ = ["log_predictive_density"]
 
@@ -42,7 +44,8 @@ def log_predictive_density(
     The log of the mean likelihood over draws of the guide, for each datum.
 
     :math:`\log \tfrac1S \sum_s p(y_i \mid \theta_s)` for each datum ``i`` of a batch, without any
-    minibatch scale. Observed sites in the same plates are one datum.
+    minibatch scale. Observed sites in the same plates are one datum. Masked data are left out, as
+    by :func:`~pyro_implicit.evaluate`; a datum of which a part is masked keeps the rest.
 
     Draws are made one after the other, and of each only its densities are kept. In expectation the
     value rises with ``num_samples``: compare at the same number. Discrete latents that are marked
@@ -56,24 +59,31 @@ def log_predictive_density(
     :param int seed: of the draws; batches of the same seed have the same ones, and random numbers
         outside go on as if nothing had been drawn. None: one that torch draws.
     :param kwargs: keyword arguments of both.
-    :returns: shape ``(number of data,)``.
+    :returns: shape ``(number of data,)``, of those that are not masked.
     :raises ArgumentError: if ``num_samples`` is no positive integer, ``seed`` no seed, or ``model``
         or ``guide`` nothing that can be run.
-    :raises SiteError: if the model observes nothing with these arguments, or draws some rows of a
-        plate at random; if the prior of a latent of the guide and data are within one sum over a
-        discrete latent.
+    :raises ShapeError: if a latent has a value for each row, and nobody has said which of
+        them these are.
+    :raises SiteError: if the model observes nothing with these arguments, or all is masked; if it
+        draws some rows of a plate at random; if the prior of a latent of the guide and data are
+        within one sum over a discrete latent.
     """
     check_model(model)
     check_guide(guide)
     num_samples = check_count("num_samples", num_samples)
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
-    total: Tensor | None = None
+    total: Any = None
+    kept: Any = None
     for index in range(num_samples):
-        with RandomStream(seed + index):
-            one = _log_densities(model, guide, args, kwargs)
-        total = one if total is None else torch.logaddexp(total, one)
-    assert total is not None
-    return total - math.log(num_samples)
+        with RandomStream(mixed_seed(seed, index)):
+            one, counted = _log_densities(model, guide, args, kwargs)
+        if total is None:
+            total, kept = one, counted
+        else:
+            total = torch.logaddexp(total, one)
+    if not bool(kept.any()):
+        raise SiteError("all observations are masked, so that there is nothing to score.")
+    return (total - math.log(num_samples))[kept]
 
 
 def _log_densities(
@@ -81,10 +91,12 @@ def _log_densities(
     guide: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> Tensor:
-    """The log-densities of all data under one draw."""
+) -> tuple[Tensor, Tensor]:
+    """The log-densities of all data under one draw, and whether each is not masked."""
     latents = {name: site["value"] for name, site in latent_sites(guide, args, kwargs).items()}
+    numbered = numbered_if_called(guide)
     data: dict[Any, Tensor] = {}
+    kept: dict[Any, Tensor] = {}
 
     def visit(site: Any) -> None:
         marginal = site["infer"].get("marginal_of", ())  # sites that one density stands for
@@ -103,18 +115,22 @@ def _log_densities(
         value = pointwise_log_prob(site)
         value = value.to(torch.promote_types(value.dtype, torch.float32))
         key = tuple(frames)
+        told = counted_in_sum(site, value.shape) if marginal else counted(site)
         data[key] = data[key] + value if key in data else value
+        kept[key] = kept[key] | told if key in kept else told
 
     with OwnSubsample(sizes_of_arguments(args, kwargs)):
         try:
             with NoticeEnumeration():
-                run_model(model, args, kwargs, visit, values=latents)
+                run_model(model, args, kwargs, visit, values=latents, numbered=numbered)
         except EnumerationNeeded:
             data.clear()
-            run_summed_out(model, args, kwargs, visit, values=latents)
+            kept.clear()
+            run_summed_out(model, args, kwargs, visit, values=latents, numbered=numbered)
     if not data:
         raise SiteError(
             "the model observes nothing with these arguments, so there is no predictive density: "
             "a validation batch needs the observations too, as a training batch does."
         )
-    return torch.cat([value.reshape(-1) for value in data.values()])
+    flat = [[part[key].reshape(-1) for key in data] for part in (data, kept)]
+    return torch.cat(flat[0]), torch.cat(flat[1])

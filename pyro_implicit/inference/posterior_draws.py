@@ -42,7 +42,8 @@ def posterior_draws(
     :returns: ``{site: tensor}``, each of shape ``(num_samples, *shape of the site)``.
     :raises ArgumentError: if ``num_samples`` is not a positive integer, or ``guide`` no guide.
     :raises SiteError: if the guide has no latent site, or not the same ones in each run.
-    :raises ShapeError: if a site changes its shape from run to run.
+    :raises ShapeError: if a site changes its shape from run to run, or has a value for each row and
+        the guide would choose some of them at random.
     """
     check_guide(guide)
     num_samples = check_count("num_samples", num_samples)

@@ -14,6 +14,7 @@ from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.own_subsample import sizes_of_arguments
 from pyro_implicit.handlers.rows import NotSliceable, number_of_rows
+from pyro_implicit.inference.numbered import numbered_if_drawn
 from pyro_implicit.inference.posterior_draws import posterior_draws
 from pyro_implicit.inference.predictive_job import PredictiveJob
 from pyro_implicit.inference.predictive_run import UNIT, RunPlan
@@ -76,7 +77,8 @@ def predict(
         the variance (unbiased; NaN for one draw), stacked in shape ``(2, rows, ...)``.
     :raises ArgumentError: if ``num_samples`` or ``batch_size`` is below 1.
     :raises OutOfMemoryError: if rows that belong together will not fit into memory at once.
-    :raises ShapeError: if there are no rows.
+    :raises ShapeError: if a latent has a value for each row, and nobody has said which of
+        them these are; if there are no rows.
     :raises SiteError: if a site asked for is not in the model, or none of the guide's latents is;
         if a plate draws some of its rows at random; if with ``parallel`` what one draw predicts
         depends on other draws.
@@ -93,7 +95,7 @@ def predict(
     rows, kept = number_of_rows(args, kwargs), None if sites is None else frozenset(sites)
     with own_numbers() as seed:
         plan = RunPlan(draws, rows, seed, kept, sizes=sizes_of_arguments(args, kwargs))
-        plan.numbered = by_row is None and callable(getattr(guide, "sample", None))
+        plan.numbered = numbered_if_drawn(guide)
         job = PredictiveJob(model, by_row, args, kwargs, plan, num_samples)
         job.parallel, job.moments = parallel, moments
         job.find_layout(batch_size)

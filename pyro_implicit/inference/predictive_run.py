@@ -12,12 +12,12 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_factor, site_is_subsample
 from torch import Tensor
 
-from pyro_implicit._random import seed_torch
-from pyro_implicit.exceptions import ShapeError
+from pyro_implicit._random import mixed_seed, seed_torch
 from pyro_implicit.handlers.choice_for_all import choice_for_all, is_choice_for_all
+from pyro_implicit.handlers.latent_rows import ShownRows, other_rows
 from pyro_implicit.handlers.own_subsample import refuse_own_subsample
 from pyro_implicit.handlers.row_coupling import RowsTogether
-from pyro_implicit.handlers.rows import changed_dims, rows_of, take_rows
+from pyro_implicit.handlers.rows import changed_dims, take_rows
 
 __all__ = ["PREDICTIVE_PLATE", "UNIT", "Layout", "RunPlan", "PredictiveRun"]
 
@@ -63,8 +63,7 @@ class RunPlan:
     :param int offset: number of the first of the draws that are held now.
     :param bool whole: whether rows are coupled, so that all are evaluated, and drawn, at once.
     :param bool numbered: whether draws of a latent local to a plate are in the order of its rows'
-        numbers (from ``guide.sample``), and not in that of the arguments (the guide was run on
-        them).
+        numbers, and not in that of the arguments.
     :param set met: names of the latents of ``draws`` that the model has sampled.
     :param sizes: numbers of rows of all arguments.
     """
@@ -82,11 +81,11 @@ class RunPlan:
 
     def seeded(self, first: int, row: int) -> int:
         """A seed for latents of draw ``first`` and the unit of rows from ``row`` on (-1: all)."""
-        return _mix(self.seed, first, row // UNIT, -1)
+        return mixed_seed(self.seed, first, row // UNIT, -1)
 
     def own_seed(self, first: int, count: int) -> int:
         """A seed for what a model draws by itself (dropout), on ``count`` rows."""
-        return _mix(self.seed, first, count, -2)
+        return mixed_seed(self.seed, first, count, -2)
 
 
 class PredictiveRun(Messenger):
@@ -119,7 +118,7 @@ class PredictiveRun(Messenger):
         self.values: dict[str, Tensor] = {}
         self.shapes: dict[str, torch.Size] = {}
         self.deepest = 0
-        self._rows: dict[str, Tensor] = {}  # that each plate shows
+        self._shown = ShownRows()
         #: the distributions of a small run that is only looked at, and the noise drawn in it
         self.looked_at = False
         self.functions: dict[str, Any] = {}
@@ -153,20 +152,17 @@ class PredictiveRun(Messenger):
         """
         Makes a plate that would draw its rows at random show those of this batch.
 
-        It shows them if it has them all, or any if it has fewer than the batch (the plate of a
-        smaller training set).
+        It shows them if it has them all, or counts them if it has fewer than the batch (the plate
+        of a smaller training set).
 
         :raises SiteError: if it would show others.
         """
         fn, here = msg["fn"], self._here
         full_size = self.plan.rows if fn.size == here else fn.size
         refuse_own_subsample(msg, self.plan.sizes | {here}, full_size)
-        if msg["value"] is not None or fn.subsample_size != here:
-            return
-        if fn.size == self.plan.rows:
+        if msg["value"] is None and fn.subsample_size == here and fn.size == self.plan.rows:
             msg["value"] = torch.arange(self.start, self.stop, device=fn.device)
-        elif fn.size < here:
-            msg["value"] = torch.arange(here, device=fn.device)
+        self._shown.before(msg)
 
     def _latent(self, msg: Any) -> Tensor:
         held, event_dim = self.plan.draws[msg["name"]], msg["fn"].event_dim
@@ -179,32 +175,27 @@ class PredictiveRun(Messenger):
             value = value.reshape(value.shape[:1] + (1,) * missing + value.shape[1:])
         for frame in msg["cond_indep_stack"]:
             if frame.vectorized and frame.name != PREDICTIVE_PLATE:
-                value = self._shown_rows(value, frame, frame.dim - event_dim)
+                value = self._shown_rows(msg["name"], value, frame, frame.dim - event_dim)
         return value
 
-    def _shown_rows(self, value: Tensor, frame: Any, dim: int) -> Tensor:
+    def _shown_rows(self, name: str, value: Tensor, frame: Any, dim: int) -> Tensor:
         """
         What a latent has at the rows that a plate shows.
 
         They are found by their numbers, as ``data[rows]`` has (``pyro.subsample`` overlooks another
         order of all rows), or by their place.
 
-        :raises ShapeError: if it has other rows.
+        :raises ShapeError: if it has other rows, or nobody has said which of its rows these are.
         """
         size = value.shape[dim] if -value.dim() <= dim else 1
         of_batch = size == self.plan.rows != frame.size == self._here
         if size == frame.full_size and (self.plan.numbered or not of_batch):
             if self.plan.numbered or size != frame.size:
-                return rows_of(value, dim, self._rows.get(frame.name))
+                return self._shown.cut(name, value, frame, dim)
         elif of_batch:
             return value.narrow(dim, self.start, self._here)
         if size not in (1, frame.size):
-            raise ShapeError(
-                f"a latent of the guide has {size} rows in plate {frame.name!r}, which has "
-                f"{frame.size} in this call of the model: it was fitted to other rows, one value "
-                "for each. Predict for those rows, or make the latent a function of the inputs "
-                "(ConditionalHyperNetworkGuide)."
-            )
+            raise other_rows(name, frame.name, size, frame.size)
         return value
 
     def _refuse_cut_event(self, fn: Any, held: Tensor) -> None:
@@ -259,14 +250,14 @@ class PredictiveRun(Messenger):
 
     def _seed_noise(self, unit: int) -> None:
         """Seeds the noise of the site at hand in a unit of rows."""
-        seed_torch(_mix(self.plan.seed, self.first, unit, len(self.shapes)))
+        seed_torch(mixed_seed(self.plan.seed, self.first, unit, len(self.shapes)))
 
     def _pyro_post_sample(self, msg: Any) -> None:
         dims = [-frame.dim for frame in msg["cond_indep_stack"] if frame.vectorized]
         self.deepest = max([self.deepest, *dims])
         name, value = msg["name"], msg["value"]
         if site_is_subsample(msg):
-            self._rows[name] = value
+            self._shown.after(msg)
         if site_is_subsample(msg) or site_is_factor(msg):
             return
         self.shapes[name] = value.shape
@@ -288,12 +279,3 @@ class PredictiveRun(Messenger):
             return value.expand(count, *value.shape)
         inner = value.shape[value.dim() - len(shape) :]  # without plates that are not around it
         return value.expand(count, *value.shape[1:]).reshape(count, *inner)
-
-
-def _mix(*numbers: int) -> int:
-    """One seed from several numbers."""
-    state = 0x9E3779B97F4A7C15
-    for number in numbers:
-        state = (state ^ (number % 2**64)) * 0xBF58476D1CE4E5B9 % 2**64
-        state ^= state >> 31
-    return state % 2**63

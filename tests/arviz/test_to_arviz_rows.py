@@ -130,12 +130,6 @@ def all_pairs(x):
         pyro.sample("y", dist.Normal(0.0, scale), obs=x)
 
 
-def own_minibatch(x):
-    loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
-    with pyro.plate("data", 11, subsample_size=2) as rows:
-        pyro.sample("y", dist.Normal(loc, 1.0), obs=x[rows % len(x)])
-
-
 def one_site_per_row(x):
     loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
     for i in range(len(x)):
@@ -184,7 +178,6 @@ def test_rows_scaled_by_their_largest_are_refused(largest):
         (local_latents, "the latent site 'z' has a value for each of the 11 rows"),
         (process, "the log-probability of the observed site 'y' keeps its shape"),
         (all_pairs, r"site 'kernel' has shape \(3, 3\) .* and \(2, 2\) on another"),
-        (own_minibatch, "the log-probability of the observed site 'y' keeps its shape"),
         (one_site_per_row, "site 'mean_2' is absent from a run on fewer rows"),
     ],
 )
@@ -230,7 +223,7 @@ def test_a_guide_that_draws_all_rows_needs_all_rows():
         def sample(self, num_samples):
             return {"z": torch.zeros(num_samples, 11)}
 
-    with pytest.raises(ShapeError, match=r"draws site 'z' with shape \(11,\), .* \(5,\); pass all"):
+    with pytest.raises(ShapeError, match="'z' of the guide has 11 rows .* which has 5 in"):
         to_arviz(local_latents, Guide(), Y[:5], num_samples=2)
     assert to_arviz(local_latents, Guide(), Y, num_samples=2)["posterior"]["z"].shape == (1, 2, 11)
 

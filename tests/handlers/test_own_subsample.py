@@ -9,7 +9,14 @@ import torch
 from pyro import poutine
 from pyro.infer import Trace_ELBO
 
-from pyro_implicit import HyperNetworkGuide, evaluate, fit, log_predictive_density, predict
+from pyro_implicit import (
+    HyperNetworkGuide,
+    evaluate,
+    fit,
+    log_predictive_density,
+    predict,
+    to_arviz,
+)
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.handlers.own_subsample import sizes_of_arguments
 
@@ -36,6 +43,9 @@ CALLS = {
         model, guide, *data, num_samples=2
     ),
     "predict": lambda model, *data, **options: predict(
+        model, guide, *data, num_samples=2, **options
+    ),
+    "to_arviz": lambda model, *data, **options: to_arviz(
         model, guide, *data, num_samples=2, **options
     ),
 }

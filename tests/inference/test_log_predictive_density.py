@@ -8,9 +8,10 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro import poutine
 from pyro.infer.autoguide import AutoDelta, init_to_value
 
-from pyro_implicit import HyperNetworkGuide
+from pyro_implicit import HyperNetworkGuide, evaluate
 from pyro_implicit import log_predictive_density as of_seed
 from pyro_implicit.exceptions import ArgumentError, SiteError
 from tests.contract.registry import MODELS
@@ -122,3 +123,90 @@ def test_without_a_seed_torch_draws_one():
         found.append(of_seed(model, guide, X, Y, num_samples=2))
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
+
+
+def masked(x, y, mask, inside=False):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        fn = dist.Normal(w * x, 0.5)
+        if inside:
+            pyro.sample("y", fn.mask(mask), obs=y)
+        else:
+            with poutine.mask(mask=mask):
+                pyro.sample("y", fn, obs=y)
+
+
+MASK = torch.tensor([True, False, True])
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_masked_data_are_left_out_as_evaluate_does(inside):
+    draws = [0.3, -0.2]
+    found = log_predictive_density(
+        masked, alternating(draws), X, Y, MASK, inside=inside, num_samples=2
+    )
+    expected = torch.stack([density(w) for w in draws]).exp().mean(0).log()[MASK]
+    torch.testing.assert_close(found, expected)
+    report = evaluate(masked, alternating(draws), X, Y, MASK, inside=inside, num_samples=2)
+    torch.testing.assert_close(report.rows["log_density"].float(), expected)
+
+
+def test_a_datum_of_which_a_part_is_masked_keeps_the_rest():
+    def two(x, y, mask):
+        masked(x, y, mask)
+        with pyro.plate("data", len(x)):
+            pyro.sample("z", dist.Normal(0.0, 1.0), obs=y)
+
+    found = log_predictive_density(two, alternating([0.3]), X, Y, MASK, num_samples=1)
+    other = dist.Normal(0.0, 1.0).log_prob(Y)
+    torch.testing.assert_close(found, other + torch.where(MASK, density(0.3), 0.0))
+
+
+def test_entries_outside_of_plates_are_masked_one_by_one():
+    def vectors(y, mask):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", 3, dim=-2), poutine.mask(mask=mask):
+            pyro.sample("y", dist.Normal(w, torch.ones(3, 2)), obs=y)
+
+    y, mask = torch.arange(6.0).reshape(3, 2), torch.ones(3, 2, dtype=torch.bool)
+    mask[0, 1], mask[1] = False, False
+    found = log_predictive_density(vectors, alternating([0.3]), y, mask, num_samples=1)
+    expected = torch.where(mask, dist.Normal(0.3, 1.0).log_prob(y), 0.0).sum(-1)[[0, 2]]
+    torch.testing.assert_close(found, expected)
+
+
+def test_masked_data_beside_a_sum_over_a_discrete_latent_are_left_out():
+    def mixture(y, mask):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", 3):
+            z = pyro.sample("z", dist.Bernoulli(0.3), infer={"enumerate": "parallel"})
+            with poutine.mask(mask=mask):
+                pyro.sample("y", dist.Normal(w + z, 0.5), obs=y)
+
+    found = log_predictive_density(mixture, alternating([0.2]), Y, MASK, num_samples=1)
+    both = [
+        math.log(p) + dist.Normal(0.2 + z, 0.5).log_prob(Y) for z, p in ((0.0, 0.7), (1.0, 0.3))
+    ]
+    torch.testing.assert_close(found, torch.logaddexp(*both)[MASK])
+
+
+def test_nothing_but_masked_data():
+    with pytest.raises(SiteError, match="all observations are masked"):
+        log_predictive_density(masked, alternating([0.3]), X, Y, ~X.isfinite(), num_samples=1)
+
+
+def test_neighbouring_seeds_share_no_draw():
+    """With the sum of seed and counter they would share all but one."""
+
+    def drawn(run, seed):
+        seen = []
+
+        def guide(*_, **__):
+            seen.append(float(pyro.sample("w", dist.Normal(0.0, 1.0))))
+
+        run(model, guide, X, Y, num_samples=5, seed=seed)
+        return set(seen)
+
+    for run in (of_seed, evaluate):
+        assert drawn(run, 0) == drawn(run, 0)
+        assert not drawn(run, 0) & drawn(run, 1)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_implicit._random import RandomStream
+from pyro_implicit._random import RandomStream, mixed_seed
 from pyro_implicit.inference.posterior_draws import posterior_draws
 
 __all__ = ["DrawChunks"]
@@ -71,5 +71,5 @@ class DrawChunks:
 
     def _drawn(self, count: int, chunk: int) -> dict[str, Tensor]:
         guide, args, kwargs = self._call
-        with RandomStream(self.seed + chunk):
+        with RandomStream(mixed_seed(self.seed, chunk)):
             return posterior_draws(guide, count, *args, **kwargs)

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import pyro.distributions as dist
 import torch
 from pyro.distributions import constraints
 from torch import Tensor
 
 from pyro_implicit.exceptions import ShapeError, SiteError
 from pyro_implicit.guides.supports import circular_part, plain_support
-from pyro_implicit.handlers.pointwise import batch_log_prob
+from pyro_implicit.handlers.pointwise import batch_log_prob, unmasked
 from pyro_implicit.handlers.row_coupling import without_events
 
 __all__ = ["Observation", "kind_of"]
@@ -179,16 +178,7 @@ class Observation:
 
     def _unmasked(self) -> Tensor:
         """Whether each entry counts, shape of the value."""
-        kept = torch.ones(self.values().shape, dtype=torch.bool, device=self.value.device)
-        masks, fn = [(self._site["mask"], self.event_dim)], self.fn
-        while isinstance(fn, (torch.distributions.Independent, dist.MaskedDistribution)):
-            masks.append((getattr(fn, "_mask", None), len(fn.event_shape)))
-            fn = fn.base_dist
-        for mask, event_dim in masks:
-            if mask is not None:
-                told = torch.as_tensor(mask, device=kept.device)
-                kept = kept & told.reshape(told.shape + (1,) * event_dim)
-        return kept
+        return unmasked(self._site, self.values().shape)
 
     def counted(self) -> Tensor:
         """Whether each datum has anything that is not masked, datum shape."""

@@ -1,0 +1,220 @@
+"""Latents that each row of a plate has: which of them belong to the rows that a plate shows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+
+from pyro_implicit.exceptions import ShapeError
+from pyro_implicit.handlers.rows import rows_of
+
+__all__ = [
+    "CUT",
+    "AtDraw",
+    "Cuts",
+    "RowsNotNamed",
+    "ShownRows",
+    "at_rows",
+    "other_rows",
+    "rows_not_named",
+]
+
+#: by latent, dimensions and the rows that were taken along them
+Cuts = dict[str, list[tuple[int, Any]]]
+
+#: mark in ``infer`` of a latent that a guide has cut to the rows of its plates
+CUT = "implicit_cut"
+
+_NEW_ROWS = (
+    "For rows that the guide was not fitted to, make the latent a function of the inputs "
+    "(ConditionalHyperNetworkGuide), or leave it to its prior: poutine.block(guide, hide=[name]) "
+    "in place of the guide."
+)
+
+
+def rows_not_named(what: str, plate: str, size: int, shown: int) -> ShapeError:
+    """
+    Says that the values which a latent has at the rows of a call cannot be told.
+
+    :param str what: has a value for each row, such as ``"latent 'level'"``.
+    :param str plate: the name of the plate of the rows.
+    :param int size: how many rows it has.
+    :param int shown: how many the plate has in this call.
+    :returns: the error to raise.
+    """
+    found = f"{what} of the guide has {size} rows in plate {plate!r}, a value for each"
+    if shown > size:
+        return ShapeError(
+            f"{found}, and none for more of them: in this call the plate has {shown}. {_NEW_ROWS}"
+        )
+    return ShapeError(
+        f"{found}, and in this call the plate has {shown}: nobody has said which of the {size} "
+        f"these are, and their numbers would be drawn at random. Pass all {size} rows in the order "
+        f"of the fit; or name them, pyro.plate({plate!r}, {size}, subsample=rows) with rows among "
+        f"the arguments of the model. {_NEW_ROWS}"
+    )
+
+
+def other_rows(latent: str, plate: str, size: int, shown: int) -> ShapeError:
+    """
+    Says that a latent has values for rows of another plate than that of the call.
+
+    :param str latent: its name.
+    :param str plate: the name of the plate of the rows.
+    :param int size: how many rows the latent has.
+    :param int shown: how many the plate has in this call.
+    :returns: the error to raise.
+    """
+    return ShapeError(
+        f"latent {latent!r} of the guide has {size} rows in plate {plate!r}, which has {shown} in "
+        "this call of the model: it was fitted to other rows, one value for each. Pass those "
+        "rows, or make the latent a function of the inputs (ConditionalHyperNetworkGuide)."
+    )
+
+
+class ShownRows:
+    """
+    Which rows each plate of a run shows, and whether somebody has chosen them.
+
+    A plate of more rows than it has in all counts them from 0: that of a smaller training set.
+    """
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Any] = {}
+        self.by_chance: set[str] = set()
+
+    def before(self, msg: Any) -> None:
+        """
+        Looks at a plate's rows before they are drawn, if they are to be.
+
+        :param msg: the message of a plate's rows.
+        """
+        fn, name = msg["fn"], msg["name"]
+        self.by_chance.discard(name)
+        if msg["value"] is not None or fn.subsample_size in (None, fn.size):
+            return
+        self.by_chance.add(name)
+        if fn.subsample_size > fn.size:
+            msg["value"] = torch.arange(fn.subsample_size, device=fn.device)
+
+    def after(self, msg: Any) -> None:
+        """
+        Keeps a plate's rows.
+
+        :param msg: the message of a plate's rows, once they are known.
+        """
+        self.rows[msg["name"]] = msg["value"]
+
+    def cut(self, name: str, value: Tensor, frame: Any, dim: int) -> Tensor:
+        """
+        Selects what a latent with a value for each row has at the rows that a plate shows.
+
+        :param str name: of the latent.
+        :param torch.Tensor value: its values on all rows.
+        :param frame: of the plate.
+        :param int dim: negative dimension of the rows in ``value``.
+        :returns: the values at the rows shown.
+        :raises ShapeError: if nobody has said which rows these are.
+        """
+        if frame.name in self.by_chance and value.shape[dim] != 1:
+            raise rows_not_named(f"latent {name!r}", frame.name, value.shape[dim], frame.size)
+        return rows_of(value, dim, self.rows.get(frame.name))
+
+
+class AtDraw(Messenger):
+    """
+    Fixes sites to values, as :func:`pyro.poutine.condition` does, at the rows that plates show.
+
+    :param dict values: by site; of a latent that each row has, those of all rows of its plate, or
+        of the rows shown.
+    :param bool numbered: whether values of as many rows as a plate has are in the order of the
+        rows' numbers, even where the plate shows all of them in another order.
+    """
+
+    def __init__(self, values: Mapping[str, Tensor], numbered: bool = False) -> None:
+        super().__init__()
+        self.values, self.numbered = values, numbered
+        self.shown = ShownRows()
+        self.cuts: Cuts = {}
+
+    def _pyro_sample(self, msg: Any) -> None:
+        value = self.values.get(msg["name"])
+        if value is not None:
+            if not site_is_subsample(msg):
+                value = self._at_rows(msg, value)
+            msg["value"], msg["is_observed"] = value, True
+        if site_is_subsample(msg):
+            self.shown.before(msg)
+
+    def _at_rows(self, msg: Any, value: Tensor) -> Tensor:
+        name = msg["name"]
+        for frame in msg["cond_indep_stack"]:
+            dim = frame.dim - msg["fn"].event_dim if frame.vectorized else 0
+            if not frame.vectorized or -value.dim() > dim:
+                continue
+            full, size = getattr(frame, "full_size", None) or frame.size, value.shape[dim]
+            if size == full and (self.numbered or size != frame.size):
+                cut = self.shown.cut(name, value, frame, dim)
+                if cut is not value:
+                    self.cuts.setdefault(name, []).append((dim, self.shown.rows[frame.name]))
+                value = cut
+            elif size not in (1, frame.size) and frame.size > 0:
+                raise other_rows(name, frame.name, size, frame.size)
+        return value
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if site_is_subsample(msg):
+            self.shown.after(msg)
+
+
+def at_rows(draws: Mapping[str, Tensor], cuts: Cuts) -> dict[str, Tensor]:
+    """
+    Cuts stacked draws as those of one run were.
+
+    :param dict draws: by site, with any dimensions in front.
+    :param cuts: of an :class:`AtDraw`.
+    :returns: draws at the rows that plates showed.
+    """
+    found = dict(draws)
+    for name, places in cuts.items():
+        for dim, rows in places:
+            found[name] = rows_of(found[name], dim, rows)
+    return found
+
+
+class RowsNotNamed(Messenger):
+    """
+    Refuses a guide that cuts values of its own for each row to rows which its plates draw.
+
+    Parameters that are declared by row (``event_dim``), and latents marked :data:`CUT`. What a
+    guide computes from its arguments belongs to their rows, whatever numbers its plates draw.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown = ShownRows()
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if site_is_subsample(msg):
+            self.shown.before(msg)
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        self._check(msg, f"latent {msg['name']!r}", (msg["infer"] or {}).get(CUT, ()))
+
+    def _pyro_post_param(self, msg: Any) -> None:
+        event_dim, shape = msg["kwargs"].get("event_dim"), msg["value"].shape
+        if event_dim is None:
+            return
+        dims = {f.name: f.dim - event_dim for f in msg["cond_indep_stack"] if f.vectorized}
+        plates = [name for name, dim in dims.items() if len(shape) >= -dim and shape[dim] != 1]
+        self._check(msg, f"parameter {msg['name']!r}", plates)
+
+    def _check(self, msg: Any, what: str, plates: Collection[str]) -> None:
+        for frame in msg["cond_indep_stack"]:
+            if frame.name in plates and frame.name in self.shown.by_chance:
+                raise rows_not_named(what, frame.name, frame.full_size, frame.size)
