@@ -15,17 +15,16 @@ from typing import Any
 
 import torch
 
-from pyro_implicit._checks import check_choice, check_count, check_number
-from pyro_implicit.objectives.joint_draws import JointDraws
+from pyro_implicit.objectives.kernel_objective import KernelObjective
 from pyro_implicit.objectives.particle_batch import ParticleBatch
-from pyro_implicit.objectives.particle_objective import ParticleObjective, Terms
+from pyro_implicit.objectives.particle_objective import Terms
 from pyro_implicit.objectives.path_direction import follow
 from pyro_implicit.ops.score_difference import stein_smoothed, stein_squared_discrepancy
 
 __all__ = ["AmortisedSVGD"]
 
 
-class AmortisedSVGD(ParticleObjective):
+class AmortisedSVGD(KernelObjective):
     r"""
     The generator follows its draws along the direction of Stein variational gradient descent.
 
@@ -58,9 +57,6 @@ class AmortisedSVGD(ParticleObjective):
     :raises ArgumentError: for values outside of these.
     """
 
-    pools = True
-    needs_score = True
-
     def __init__(
         self,
         num_particles: int = 32,
@@ -70,20 +66,7 @@ class AmortisedSVGD(ParticleObjective):
         width: float | None = None,
         **options: Any,
     ) -> None:
-        check_count("num_particles", num_particles, 2)
-        super().__init__(num_particles, **options)
-        self.kernel = check_choice("kernel", kernel, ("gaussian", "imq"))
-        self.bandwidth = check_number("bandwidth", bandwidth, above=0)
-        self.width = None if width is None else check_number("width", width, above=0)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What defines the objective, as plain values, for records."""
-        return super().settings | {
-            "kernel": self.kernel,
-            "bandwidth": self.bandwidth,
-            "width": self.width,
-        }
+        super().__init__(num_particles, kernel=kernel, bandwidth=bandwidth, width=width, **options)
 
     def terms_of(self, batch: ParticleBatch) -> Terms:
         """
@@ -93,10 +76,10 @@ class AmortisedSVGD(ParticleObjective):
         :returns: ``negative_discrepancy``.
         :raises SiteError: if a site has a weight.
         """
-        draws = JointDraws(batch, "AmortisedSVGD")
+        draws, width = self.draws_of(batch)
         score = draws.score(create_graph=False)
         with torch.no_grad():
-            x, width = draws.points, draws.bandwidth(self.width, self.bandwidth)
+            x = draws.points
             value = -stein_squared_discrepancy(self.kernel, x, score, width)
             direction = -stein_smoothed(self.kernel, x, score, width)
         return {"negative_discrepancy": follow(batch, draws, value, direction, score)}

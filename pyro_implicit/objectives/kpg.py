@@ -15,22 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_implicit._checks import check_choice, check_count, check_flag, check_number
-from pyro_implicit.objectives.joint_draws import JointDraws
+from pyro_implicit._checks import check_flag
+from pyro_implicit.objectives.kernel_objective import KernelObjective
 from pyro_implicit.objectives.particle_batch import ParticleBatch
-from pyro_implicit.objectives.particle_objective import ParticleObjective, Terms
+from pyro_implicit.objectives.particle_objective import Terms
 from pyro_implicit.objectives.path_direction import follow
-from pyro_implicit.ops.kernels import (
-    gaussian_kernel,
-    inverse_multiquadric_kernel,
-    squared_distances,
-)
+from pyro_implicit.ops.kernels import squared_distances
 from pyro_implicit.ops.score_difference import smoothed, smoothing_weights, squared_discrepancy
 
 __all__ = ["KPG"]
 
 
-class KPG(ParticleObjective):
+class KPG(KernelObjective):
     r"""
     The kernelised path gradient: draws move along the smoothed difference of two scores.
 
@@ -74,9 +70,6 @@ class KPG(ParticleObjective):
     :raises ArgumentError: for values outside of these.
     """
 
-    pools = True
-    needs_score = True
-
     def __init__(
         self,
         num_particles: int = 32,
@@ -87,22 +80,13 @@ class KPG(ParticleObjective):
         width: float | None = None,
         **options: Any,
     ) -> None:
-        check_count("num_particles", num_particles, 2)
-        super().__init__(num_particles, **options)
+        super().__init__(num_particles, kernel=kernel, bandwidth=bandwidth, width=width, **options)
         self.importance = check_flag("importance", importance)
-        self.kernel = check_choice("kernel", kernel, ("gaussian", "imq"))
-        self.bandwidth = check_number("bandwidth", bandwidth, above=0)
-        self.width = None if width is None else check_number("width", width, above=0)
 
     @property
     def settings(self) -> dict[str, Any]:
         """What defines the objective, as plain values, for records."""
-        return super().settings | {
-            "importance": self.importance,
-            "kernel": self.kernel,
-            "bandwidth": self.bandwidth,
-            "width": self.width,
-        }
+        return super().settings | {"importance": self.importance}
 
     def terms_of(self, batch: ParticleBatch) -> Terms:
         """
@@ -113,14 +97,12 @@ class KPG(ParticleObjective):
         :raises GuideError: if the scale of a site is 0.
         :raises SiteError: if a site has a weight.
         """
-        draws = JointDraws(batch, "KPG")
+        draws, width = self.draws_of(batch)
         score = draws.score(create_graph=False)
         conditional = draws.conditional_score(create_graph=False)
         with torch.no_grad():
             x, difference = draws.points, conditional - score
-            of_pairs = gaussian_kernel if self.kernel == "gaussian" else inverse_multiquadric_kernel
-            width = draws.bandwidth(self.width, self.bandwidth)
-            kernel = of_pairs(x, x, width)
+            kernel = self.between(x, width)
             value = -squared_discrepancy(kernel, difference, "u-statistic")
             if self.importance:
                 weights = smoothing_weights(self._log_kernel(x, width), _log_density(batch))

@@ -15,22 +15,18 @@ from typing import Any
 
 from torch import Tensor
 
-from pyro_implicit._checks import check_choice, check_count, check_number
+from pyro_implicit._checks import check_choice
 from pyro_implicit.exceptions import ArgumentError, GuideError, SiteError
-from pyro_implicit.objectives.joint_draws import JointDraws
+from pyro_implicit.objectives.kernel_objective import KernelObjective
 from pyro_implicit.objectives.particle_batch import ParticleBatch
-from pyro_implicit.objectives.particle_objective import ParticleObjective, Terms
-from pyro_implicit.ops.kernels import (
-    gaussian_kernel,
-    inverse_multiquadric_kernel,
-    riesz_kernel,
-)
+from pyro_implicit.objectives.particle_objective import Terms
+from pyro_implicit.ops.kernels import riesz_kernel
 from pyro_implicit.ops.score_difference import squared_discrepancy
 
 __all__ = ["KSIVI"]
 
 
-class KSIVI(ParticleObjective):
+class KSIVI(KernelObjective):
     r"""
     The squared kernel Stein discrepancy of guide and posterior: no entropy, and no density ratio.
 
@@ -71,8 +67,7 @@ class KSIVI(ParticleObjective):
     :raises ArgumentError: for values outside of these.
     """
 
-    pools = True
-    needs_score = True
+    kernels = ("gaussian", "imq", "riesz")
 
     def __init__(
         self,
@@ -84,27 +79,18 @@ class KSIVI(ParticleObjective):
         width: float | None = None,
         **options: Any,
     ) -> None:
-        check_count("num_particles", num_particles, 2)
-        super().__init__(num_particles, **options)
+        super().__init__(num_particles, kernel=kernel, bandwidth=bandwidth, width=width, **options)
         self.estimator = check_choice("estimator", estimator, ("u-statistic", "two batches"))
         if estimator == "two batches" and self.num_particles % 2:
             raise ArgumentError(
                 f"num_particles={num_particles} with estimator='two batches'; expected an even "
                 "number, half of it for each batch."
             )
-        self.kernel = check_choice("kernel", kernel, ("gaussian", "imq", "riesz"))
-        self.bandwidth = check_number("bandwidth", bandwidth, above=0)
-        self.width = None if width is None else check_number("width", width, above=0)
 
     @property
     def settings(self) -> dict[str, Any]:
         """What defines the objective, as plain values, for records."""
-        return super().settings | {
-            "estimator": self.estimator,
-            "kernel": self.kernel,
-            "bandwidth": self.bandwidth,
-            "width": self.width,
-        }
+        return super().settings | {"estimator": self.estimator}
 
     def terms_of(self, batch: ParticleBatch) -> Terms:
         """
@@ -117,18 +103,16 @@ class KSIVI(ParticleObjective):
         """
         _check_all_implicit(batch)
         _check_no_parameters(batch)
-        draws = JointDraws(batch, "KSIVI")
+        draws, width = self.draws_of(batch)
         difference = draws.conditional_score(True) - draws.score(True)
-        kernel = self._kernel(draws)
+        kernel = self.between(draws.points, width)
         return {"negative_discrepancy": -squared_discrepancy(kernel, difference, self.estimator)}
 
-    def _kernel(self, draws: JointDraws) -> Tensor:
-        x, width = draws.points, draws.bandwidth(self.width, self.bandwidth)
+    def between(self, points: Tensor, width: Tensor) -> Tensor:
+        """See :meth:`KernelObjective.between`; a Riesz kernel is centred at the points' mean."""
         if self.kernel == "riesz":
-            return riesz_kernel(x, x, x.detach().mean(0), width)
-        return (gaussian_kernel if self.kernel == "gaussian" else inverse_multiquadric_kernel)(
-            x, x, width
-        )
+            return riesz_kernel(points, points, points.detach().mean(0), width)
+        return super().between(points, width)
 
 
 def _check_all_implicit(batch: ParticleBatch) -> None:

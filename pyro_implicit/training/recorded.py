@@ -337,9 +337,8 @@ class RecordedObjective(ELBO):
         elif not same:
             self._give_up("a recorded step gives other numbers")
         elif len(graph.seconds) == _TRIALS:
-            program, recorded = (
-                sorted(times)[_TRIALS // 2] for times in zip(*graph.seconds, strict=True)
-            )
+            # the least of each: others may be at work on the machine
+            program, recorded = (min(times) for times in zip(*graph.seconds, strict=True))
             if recorded > _FASTER * program:
                 self._give_up("a recorded step takes as long")
 
