@@ -165,7 +165,7 @@ def _horseshoe(root: Path, settings: dict[str, Any]) -> Target:
 
 def _network(name: str) -> Callable[[Path, dict[str, Any]], Target]:
     def make(root: Path, settings: dict[str, Any]) -> Target:
-        split = load_split(root, name, 0)
+        split = load_split(root, name, settings["split"])
         parts = ("x", "y", "x_held", "y_held")
         split = replace(split, **{part: getattr(split, part).double() for part in parts})
         model = build_model(split.x.shape[1], len(split.x), HIDDEN_UNITS)
@@ -206,6 +206,6 @@ def load(name: str, root: Path, settings: dict[str, Any]) -> Target:
     """
     :param str name: a key of :data:`TARGETS`.
     :param root: the data folder.
-    :param settings: of the benchmark.
+    :param settings: of the benchmark, and the ``split`` of the networks' data.
     """
     return TARGETS[name](root, settings)

@@ -136,3 +136,26 @@ def test_tables() -> None:
     ]
     assert "0.500 ± 0.000" in generators.divergences(rows)
     assert "0 of 1" in generators.table(rows).splitlines()[-1]
+
+
+def test_scores_are_compared_on_the_same_split() -> None:
+    rows = [
+        _row(method, target="energy", seed=seed, log_likelihood=level + seed)
+        for method, level in (("a", 0.25), (generators.REFERENCE, 0.0))
+        for seed in range(3)
+    ]
+    told = generators.paired_scores([*rows, _row("a")]).splitlines()
+    assert [cell.strip() for cell in told[0].split("|")[1:-1]] == ["method", "energy"]
+    assert "0.250 ± 0.000" in told[2] and "0.000 ± 0.000" in told[3]
+    assert "0.250 " in generators.scores(rows) and "±" not in generators.scores(rows)
+
+
+@pytest.mark.slow
+def test_processes_give_the_rows_in_order(tmp_path: Path) -> None:
+    options = ["--targets", "two modes", "X", "--methods", "autoregressive, bare", "--seeds", "0"]
+    options += ["--effort", "0", "--processes", "2", "--quiet"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generators, "write_record", lambda *_: None)
+        rows = generators.main(options)
+    assert [row["target"] for row in rows] == ["two modes", "X"]
+    assert all(row["steps"] == 1 for row in rows)
