@@ -4,30 +4,56 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor, nn
 
 from pyro_implicit._random import read_random_state
 
-__all__ = ["PythonState", "python_state"]
+__all__ = ["PLAIN", "PythonState", "python_state"]
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+#: what has a value and nothing else
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _MOST = 100  # entries of a list or dictionary that are looked at
 _DEEP = 4  # functions in functions, objects in objects
+_GONE = object()
+
+
+class _Place(NamedTuple):
+    """Where an object is kept: an entry of a container, or the contents of a cell."""
+
+    name: str
+    container: Any
+    key: Any
+    value: Any
+
+    def now(self) -> Any:
+        """What is there now."""
+        container, key = self.container, self.key
+        if isinstance(container, dict):
+            return container.get(key, _GONE)
+        if isinstance(container, list):
+            return container[key] if key < len(container) else _GONE
+        if isinstance(container, (type, ModuleType)):
+            return vars(container).get(key, _GONE)
+        return _contents(container)
 
 
 @dataclass(frozen=True)
 class PythonState:
     """
-    Plain values and versions of buffers, by where they are.
+    What programs keep, by where it is.
 
-    :param values: by a name for messages.
+    :param values: plain values and versions of buffers, by a name for messages.
+    :param places: all that was met on the way, tensors and arrays among it.
     """
 
     values: dict[str, Any]
+    places: list[_Place] = field(default_factory=list)
 
     def changes(self, later: PythonState) -> str:
         """
@@ -42,6 +68,18 @@ class PythonState:
                 return name
         return ""
 
+    def replaced(self) -> str:
+        """
+        Names what was replaced since by something else; fast, to be asked at each step.
+
+        :returns: its name, or an empty text.
+        """
+        for place in self.places:
+            now = place.now()
+            if now is not place.value and not _is_equal(now, place.value):
+                return place.name
+        return ""
+
 
 def python_state(*programs: Any) -> PythonState:
     """
@@ -53,72 +91,112 @@ def python_state(*programs: Any) -> PythonState:
     :param programs: callables.
     :returns: what was read.
     """
-    values: dict[str, Any] = {}
-    seen: set[int] = set()
+    look = _Look()
     for program in programs:
-        for name, value in _parts(program, "", seen, _DEEP):
-            values[name] = value
+        look.at(program, "", _DEEP)
     for name in ("random", "numpy"):
         state = repr(read_random_state()[name])
-        values[f"the random numbers of {'Python' if name == 'random' else 'NumPy'}"] = hash(state)
-    return PythonState(values)
+        look.values[f"the random numbers of {'Python' if name == 'random' else 'NumPy'}"] = state
+    return PythonState(look.values, look.places)
 
 
-def _parts(value: Any, name: str, seen: set[int], depth: int) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, _PLAIN):
-        yield name, value
-        return
-    if id(value) in seen or depth < 0 or isinstance(value, Tensor):
-        return
-    seen.add(id(value))
-    if isinstance(value, (list, tuple)) and len(value) <= _MOST:
-        for place, entry in enumerate(value):
-            yield from _parts(entry, f"{name}[{place}]", seen, depth - 1)
-    elif isinstance(value, dict) and len(value) <= _MOST:
-        for key, entry in value.items():
-            yield from _parts(entry, f"{name}[{key!r}]", seen, depth - 1)
-    elif isinstance(value, nn.Module):
-        yield from _of_module(value, name)
-    elif isinstance(value, functools.partial):
-        yield from _parts([value.func, value.args, value.keywords], name, seen, depth - 1)
-    elif inspect.ismethod(value):
-        yield from _parts(value.__self__, name, seen, depth)
-        yield from _of_function(value.__func__, seen, depth)
-    elif inspect.isfunction(value):
-        yield from _of_function(value, seen, depth)
-    elif hasattr(value, "__dict__") and not isinstance(value, type) and not inspect.ismodule(value):
-        where = name or type(value).__name__
+class _Look:
+    """A walk through objects, each met once."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.places: list[_Place] = []
+        self._seen: set[int] = set()
+
+    def at(self, value: Any, name: str, depth: int) -> None:
+        """At a value, and what it holds."""
+        if isinstance(value, PLAIN):
+            self.values[name] = value
+            return
+        if id(value) in self._seen or depth < 0 or isinstance(value, (Tensor, np.ndarray)):
+            return
+        self._seen.add(id(value))
+        if isinstance(value, (list, tuple)) and len(value) <= _MOST:
+            for place, entry in enumerate(value):
+                self._entry(value, place, entry, f"{name}[{place}]", depth - 1)
+        elif isinstance(value, dict) and len(value) <= _MOST:
+            for key, entry in value.items():
+                self._entry(value, key, entry, f"{name}[{key!r}]", depth - 1)
+        elif isinstance(value, nn.Module):
+            self._at_module(value, name)
+        elif isinstance(value, functools.partial):
+            for part in (value.func, value.args, value.keywords):
+                self.at(part, name, depth - 1)
+        elif inspect.ismethod(value):
+            self.at(value.__self__, name, depth)
+            self._at_function(value.__func__, depth)
+        elif inspect.isfunction(value):
+            self._at_function(value, depth)
+        elif not isinstance(value, (type, ModuleType)) and hasattr(value, "__dict__"):
+            self._at_object(value, name or type(value).__name__, depth)
+
+    def _entry(self, container: Any, key: Any, value: Any, name: str, depth: int) -> None:
+        if not isinstance(container, tuple):  # of which no entry can be replaced
+            self.places.append(_Place(name, container, key, value))
+        self.at(value, name, depth)
+
+    def _at_object(self, value: Any, where: str, depth: int) -> None:
         for key, entry in vars(value).items():
-            yield from _parts(entry, f"{where}.{key}", seen, depth - 1)
+            self._entry(vars(value), key, entry, f"{where}.{key}", depth - 1)
+        call = getattr(type(value), "__call__", None)  # noqa: B004
+        if inspect.isfunction(call):
+            self._at_function(call, depth)
+
+    def _at_module(self, module: nn.Module, name: str) -> None:
+        top = name or type(module).__name__
+        for path, part in module.named_modules():
+            where = f"{top}.{path}" if path else top
+            for key, value in part.__dict__.items():
+                if isinstance(value, PLAIN):
+                    self.values[f"{where}.{key}"] = value
+                if isinstance(value, (*PLAIN, Tensor, np.ndarray)):
+                    self.places.append(_Place(f"{where}.{key}", part.__dict__, key, value))
+            for key, buffer in part._buffers.items():
+                if buffer is not None:
+                    written = id(buffer), buffer._version
+                    self.values[f"the buffer {where}.{key}"] = written
+                    self.places.append(_Place(f"{where}.{key}", part._buffers, key, buffer))
+
+    def _at_function(self, function: Callable[..., Any], depth: int) -> None:
+        function = inspect.unwrap(function)
+        code = getattr(function, "__code__", None)
+        if code is None:
+            return
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+            value = _contents(cell)
+            if value is not _GONE:
+                self._entry(cell, None, value, name, depth - 1)
+        scope = function.__globals__
+        for name in code.co_names:
+            value = scope.get(name, _GONE)
+            if isinstance(value, (type, ModuleType)):
+                self._at_names(value, name, code.co_names)
+            elif value is not _GONE:
+                self._entry(scope, name, value, name, depth - 1)
+
+    def _at_names(self, owner: type | ModuleType, where: str, names: tuple[str, ...]) -> None:
+        """At values that a function may read from a module or class by their name."""
+        held = vars(owner)
+        for name in names:
+            value = held.get(name, _GONE)
+            if isinstance(value, PLAIN):
+                self.values[f"{where}.{name}"] = value
+            if isinstance(value, (*PLAIN, Tensor, np.ndarray)):
+                self.places.append(_Place(f"{where}.{name}", owner, name, value))
 
 
-def _of_module(module: nn.Module, name: str) -> Iterator[tuple[str, Any]]:
-    top = name or type(module).__name__
-    for path, part in module.named_modules():
-        where = f"{top}.{path}" if path else top
-        for key, value in part.__dict__.items():
-            if isinstance(value, _PLAIN):
-                yield f"{where}.{key}", value
-        for key, buffer in part.named_buffers(recurse=False):
-            yield f"the buffer {where}.{key}", (id(buffer), buffer._version)
-
-
-def _of_function(function: Callable[..., Any], seen: set[int], depth: int) -> Iterator[Any]:
-    function = inspect.unwrap(function)
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return
-    cells = zip(code.co_freevars, function.__closure__ or (), strict=False)
-    named = [(name, cell.cell_contents) for name, cell in cells if _is_set(cell)]
-    scope = function.__globals__
-    named += [(name, scope[name]) for name in code.co_names if name in scope]
-    for name, value in named:
-        yield from _parts(value, name, seen, depth - 1)
-
-
-def _is_set(cell: Any) -> bool:
+def _contents(cell: Any) -> Any:
     try:
-        cell.cell_contents  # noqa: B018
+        return cell.cell_contents
     except ValueError:
-        return False
-    return True
+        return _GONE
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """Whether two objects are the same plain value."""
+    return isinstance(one, PLAIN) and type(one) is type(other) and repr(one) == repr(other)

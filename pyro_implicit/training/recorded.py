@@ -32,10 +32,11 @@ from pyro_implicit.handlers.unvalidated import Unvalidated
 from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
 from pyro_implicit.ops.recording import lighten
-from pyro_implicit.training.python_state import python_state
+from pyro_implicit.training.python_state import PLAIN, PythonState, python_state
 
 __all__ = ["RecordedObjective", "why_not_recorded"]
 
+_SEEN = (*PLAIN, torch.Size, torch.dtype, torch.device)  # as an argument
 _WARM_UP = 3  # steps before one is recorded: the first makes parameters
 _TRIALS = 3  # steps in which the graph must give the bits of the step, and be faster
 _AUDIT = 100  # steps from one comparison with the program itself to the next
@@ -74,6 +75,8 @@ class _Graph:
     params: dict[str, Tensor] = field(default_factory=dict)
     num_steps: int = 0  # so far, of these arguments
     seconds: list[tuple[float, float]] = field(default_factory=list)  # of program and graph
+    #: what model and guide held when the program last ran
+    state: PythonState | None = None
 
 
 class RecordedObjective(ELBO):
@@ -89,9 +92,12 @@ class RecordedObjective(ELBO):
     write (batch norm in training mode), three trials with other bits, or no gain. Every hundredth
     step is compared with the program again.
 
-    **What it cannot see**: a model that reads, from step to step, other Python numbers that neither
-    it nor the guide holds (a global that someone else changes) takes the value of the recording
-    until the next comparison.
+    A number, tensor or array that model or guide hold, name, or have as an attribute is looked at
+    before each step: if another has taken its place, a new recording is made, a few times at most.
+
+    **What it cannot see**: what a model reads of a file, of objects in objects more than a few
+    levels deep, or of a NumPy array that it copies and that was written in place, is that of the
+    recording until the next comparison.
 
     :param objective: a :class:`~pyro_implicit.LinearisedELBO` or
         :class:`~pyro_implicit.LanczosELBO` with vectorised particles.
@@ -123,6 +129,7 @@ class RecordedObjective(ELBO):
         #: whether the program has changed after it was recorded: some steps were those of before
         self.has_changed = False
         self._graphs: dict[Any, _Graph] = {}
+        self._num_replaced = 0  # times that model or guide held something else than before
 
     def loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
         """
@@ -165,14 +172,7 @@ class RecordedObjective(ELBO):
         if self.reason or _is_handled():
             return self._program(model, guide, args, kwargs)
         key, tensors = self._key(model, guide, args, kwargs)
-        graph = self._graphs.get(key)
-        if graph is None:
-            graph = self._graphs[key] = _Graph(programs=(model, guide))
-            if len(self._graphs) > _MOST_GRAPHS:
-                self._give_up("its arguments have more than four combinations of shapes")
-        if any(not _is_current(name, param) for name, param in graph.params.items()):
-            # somebody has put other tensors in their place
-            graph = self._graphs[key] = _Graph(programs=(model, guide))
+        graph = self._graph(key, model, guide)
         graph.num_steps += 1
         if graph.num_steps <= _WARM_UP:
             return self._program(model, guide, args, kwargs)
@@ -207,6 +207,23 @@ class RecordedObjective(ELBO):
 
     def _program(self, model: Any, guide: Any, args: Any, kwargs: Any) -> float:
         return float(self.objective.loss_and_grads(model, guide, *args, **kwargs))
+
+    def _graph(self, key: Any, model: Any, guide: Any) -> _Graph:
+        """The graph of some arguments, or a new one where it does not hold any more."""
+        graph = self._graphs.get(key)
+        if graph is None and len(self._graphs) == _MOST_GRAPHS:
+            self._give_up("its arguments have more than four combinations of shapes")
+        elif graph is not None:
+            replaced = "" if graph.state is None else graph.state.replaced()
+            if replaced:
+                self._num_replaced += 1
+                if self._num_replaced > _MOST_GRAPHS:
+                    self._give_up(f"{replaced} changes from step to step")
+            # or somebody has put other tensors in the place of parameters
+            elif all(_is_current(name, param) for name, param in graph.params.items()):
+                return graph
+        graph = self._graphs[key] = _Graph(programs=(model, guide))
+        return graph
 
     def _give_up(self, reason: str) -> None:
         self.reason, self._graphs = reason, {}
@@ -244,6 +261,10 @@ class RecordedObjective(ELBO):
             self._give_up(reason)
             return
         leaves, shape = _pytree.tree_flatten((args, kwargs))
+        unseen = [leaf for leaf in leaves if not isinstance(leaf, (Tensor, *_SEEN))]
+        if unseen:
+            self._give_up(f"an argument is a {type(unseen[0]).__name__}: give tensors or numbers")
+            return
         params = list(graph.params.values())
 
         def step(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -269,7 +290,7 @@ class RecordedObjective(ELBO):
             lighten(recorded, *(leaf for leaf in leaves if isinstance(leaf, Tensor)))
         finally:
             write_random_state(state)
-        graph.run = torch.no_grad()(recorded)
+        graph.run, graph.state = torch.no_grad()(recorded), python_state(model, guide)
 
     def _what_changes(self, graph: _Graph, model: Any, guide: Any, args: Any, kwargs: Any) -> str:
         """What a step changes beside the gradients, in words; notes its parameters."""
@@ -318,6 +339,7 @@ class RecordedObjective(ELBO):
             param.grad = None
         value = self._program(model, guide, args, kwargs)
         graph.seconds.append((time.perf_counter() - middle, middle - start))
+        graph.state = python_state(model, guide)
         same = _is_same(torch.as_tensor(value, dtype=loss.dtype), loss)
         same = same and _are_same_states(then, read_random_state())
         for param, gradient, had in zip(params, gradients, before, strict=True):

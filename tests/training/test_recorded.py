@@ -350,10 +350,118 @@ def test_a_change_from_outside_is_found_at_the_next_comparison(
 
 
 class Outside:
-    scale = 1.0  # of the class: not among what the model holds
+    scale = 1.0
 
     def __call__(self) -> float:
-        return Outside.scale
+        return float(getattr(Outside, "scale".lower()))  # by a name that no look at the code tells
+
+
+class Holder:
+    """A model that holds what it is trained on, and reads what its class and module say."""
+
+    width = 1.0
+
+    def __init__(self) -> None:
+        self.batch, self.parts = DATA, [torch.zeros(())]
+
+    def __call__(self) -> None:
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(DATA)):
+            loc = mean + self.parts[0] + _LEVEL
+            pyro.sample("x", dist.Normal(loc, Holder.width), obs=self.batch)
+
+
+_LEVEL = torch.zeros(())
+
+
+def _batch(holder: Holder) -> None:
+    holder.batch = holder.batch + 1.0
+
+
+def _entry(holder: Holder) -> None:
+    holder.parts[0] = holder.parts[0] - 1.0
+
+
+def _level(holder: Holder) -> None:
+    global _LEVEL
+    _LEVEL = _LEVEL + 0.5
+
+
+def _width(holder: Holder) -> None:
+    Holder.width = 1.5
+
+
+def _in_place(holder: Holder) -> None:
+    holder.batch.add_(0.5)
+
+
+@pytest.mark.parametrize("change", [_batch, _entry, _level, _width, _in_place])
+def test_what_the_model_holds_is_looked_at_before_each_step(
+    change: Callable[[Holder], None], slow_program: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for wrap in (RecordedObjective, lambda objective: objective):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"{__name__}._LEVEL", torch.zeros(()))
+            patch.setattr(Holder, "width", 1.0)
+            pyro.set_rng_seed(0)
+            holder = Holder()
+            holder.batch = DATA.clone()
+            objective: Any = wrap(linearised())
+            svi = SVI(holder, bare(holder), pyro.optim.Adam({"lr": 0.01}), objective)
+            losses = []
+            for step in range(25):
+                if step in (10, 18):
+                    change(holder)
+                losses.append(svi.step())
+        found.append(losses)
+        if isinstance(objective, RecordedObjective):
+            assert objective.is_recorded and not objective.has_changed
+    assert found[0] == found[1]
+
+
+def test_a_model_whose_batch_is_put_into_it_at_each_step_is_the_program(slow_program: None) -> None:
+    found = []
+    for wrap in (RecordedObjective, lambda objective: objective):
+        pyro.set_rng_seed(0)
+        holder = Holder()
+        svi = SVI(holder, bare(holder), pyro.optim.Adam({"lr": 0.01}), wrap(linearised()))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            losses = []
+            for _ in range(30):
+                _batch(holder)
+                losses.append(svi.step())
+        found.append(losses)
+        told = [str(one.message) for one in told if one.category is PerformanceHint]
+        assert len(told) == (wrap is RecordedObjective)
+        assert all("Holder.batch changes from step to step" in text for text in told)
+    assert found[0] == found[1]
+
+
+def test_arguments_that_cannot_be_looked_into_are_not_recorded(slow_program: None) -> None:
+    """The text of a long array does not tell it from another."""
+
+    def model(rows: Any) -> None:
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(rows)):
+            pyro.sample("x", dist.Normal(mean, 1.0), obs=torch.as_tensor(rows))
+
+    found = []
+    for wrap in (lambda objective: RecordedObjective(objective), lambda objective: objective):
+        pyro.set_rng_seed(0)
+        svi = SVI(model, bare(model), pyro.optim.Adam({"lr": 0.01}), wrap(linearised()))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            rows = np.zeros(2000, dtype=np.float32)
+            losses = []
+            for step in range(20):
+                rows = rows.copy()
+                rows[1000] = step
+                losses.append(svi.step(rows))
+        found.append((losses, [str(one.message) for one in told]))
+    assert found[0][0] == found[1][0] and found[1][1] == []
+    assert "an argument is a ndarray: give tensors or numbers" in found[0][1][0]
 
 
 def test_a_loss_that_is_not_finite_names_its_site(slow_program: None) -> None:
