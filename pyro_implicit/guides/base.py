@@ -42,6 +42,7 @@ from pyro_implicit.guides.saved_guide import SavedGuide
 from pyro_implicit.guides.values import check_values, unconstrain
 from pyro_implicit.handlers.flat_latents import by_site
 from pyro_implicit.handlers.log_joint import LogJoint
+from pyro_implicit.handlers.own_subsample import RowsOfABatch, sizes_of_arguments
 
 __all__ = ["ImplicitGuide"]
 
@@ -349,13 +350,19 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         if self._sites is None:
             self._setup_prototype(*args, **kwargs)
         emit_params(f"{self._pyro_name}.samplers", self.samplers)
-        plates = self._create_plates(*args, **kwargs)
+        plates = self._shared_plates(args, kwargs)
         result: dict[str, Tensor] = {}
         for name, sites, sampler in self._groups():
             flat = self._sample_flat(name, sampler, sites, *args, **kwargs)
             for site, part in by_site(flat, sites):
                 result[site.name] = site.sample(part, plates)
         return result
+
+    def _shared_plates(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The plates that guide and model share, whose rows this guide knows by their numbers."""
+        named = {frame.name for site in self._sites or () for frame in site.frames}
+        with RowsOfABatch(named, sizes_of_arguments(args, kwargs) if named else ()):
+            return dict(self._create_plates(*args, **kwargs))
 
     def _sample_flat(
         self, name: str, sampler: Sampler, sites: list[LatentSite], *args: Any, **kwargs: Any

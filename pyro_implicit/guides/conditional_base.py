@@ -194,6 +194,9 @@ class ConditionalGuide(ImplicitGuide):
             )
         return plate, context[plate._indices]
 
+    def _shared_plates(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        return dict(self._create_plates(*args, **kwargs))  # rows are known by their context
+
     def _aligned(self, context: Tensor) -> Tensor:
         """The context with its rows at the place of their plate."""
         return context.reshape(-1, *[1] * (-self.row_frame.dim - 1), context.shape[-1])

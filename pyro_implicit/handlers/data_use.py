@@ -27,6 +27,8 @@ class DataUse(Messenger):
         self._latents: dict[str, frozenset[str]] = {}  # by name, their plates
         self._observed: dict[str, frozenset[str]] = {}
         self._has_factor = self._is_scaled = False
+        #: whether a plate of the data shows some of its rows only
+        self.is_cut = False
 
     def _pyro_post_sample(self, msg: Any) -> None:
         self.note(msg)
@@ -49,6 +51,8 @@ class DataUse(Messenger):
         if site["is_observed"]:
             scale = site["scale"]
             self._is_scaled |= isinstance(scale, Tensor) or scale != 1
+            frames = site["cond_indep_stack"]
+            self.is_cut |= any(f.full_size not in (None, f.size) for f in frames)
 
     def nothing_observed(self, call: str) -> str | None:
         """

@@ -10,7 +10,7 @@ from pyro.poutine.util import site_is_subsample
 
 from pyro_implicit.exceptions import SiteError
 
-__all__ = ["OwnSubsample", "refuse_own_subsample", "sizes_of_arguments"]
+__all__ = ["OwnSubsample", "RowsOfABatch", "refuse_own_subsample", "sizes_of_arguments"]
 
 
 def sizes_of_arguments(args: Iterable[Any], kwargs: Mapping[str, Any]) -> frozenset[int]:
@@ -79,3 +79,33 @@ class OwnSubsample(Messenger):
         if site_is_subsample(msg):
             is_cut = self.here is not None and msg["fn"].size == self.here
             refuse_own_subsample(msg, self.sizes, self.rows if is_cut else None)
+
+
+class RowsOfABatch(Messenger):
+    """
+    Refuses plates that number the rows of a batch at random, for guides with latents of each row.
+
+    Such a plate shows as many rows as the arguments have, so that these are the rows, while the
+    numbers that it draws are those of others.
+
+    :param plates: names of the plates whose rows have latents.
+    :param sizes: numbers of rows of the arguments.
+    """
+
+    def __init__(self, plates: Collection[str], sizes: Collection[int]) -> None:
+        super().__init__()
+        self.plates, self.sizes = plates, sizes
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if not site_is_subsample(msg) or msg["value"] is not None or msg["name"] not in self.plates:
+            return
+        shown, size = msg["fn"].subsample_size, msg["fn"].size
+        if shown is None or shown >= size or shown not in self.sizes:
+            return
+        raise SiteError(
+            f"the guide has latents of each row of plate {msg['name']!r}, which shows {shown} of "
+            f"its {size} rows: as many as the arguments have, but with numbers that it draws at "
+            "random, so that the latents of other rows would be trained. Pass the numbers of the "
+            f"rows, and write pyro.plate({msg['name']!r}, {size}, subsample=rows) in model and "
+            "create_plates; or take a guide that is conditional on the data."
+        )

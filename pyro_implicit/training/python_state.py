@@ -40,6 +40,8 @@ class _Place(NamedTuple):
             return container[key] if key < len(container) else _GONE
         if isinstance(container, (type, ModuleType)):
             return vars(container).get(key, _GONE)
+        if isinstance(container, Tensor):
+            return getattr(container, key)
         return _contents(container)
 
 
@@ -162,6 +164,12 @@ class _Look:
                     self.values[f"the buffer {where}.{key}"] = written
                     self.places.append(_Place(f"{where}.{key}", part._buffers, key, buffer))
 
+            for key, parameter in part._parameters.items():
+                if parameter is not None and not parameter.requires_grad:  # others are trained
+                    self.places.append(_Place(f"{where}.{key}", part._parameters, key, parameter))
+                    flag = f"{where}.{key}.requires_grad"
+                    self.places.append(_Place(flag, parameter, "requires_grad", False))
+
     def _at_function(self, function: Callable[..., Any], depth: int) -> None:
         function = inspect.unwrap(function)
         code = getattr(function, "__code__", None)
@@ -171,6 +179,8 @@ class _Look:
             value = _contents(cell)
             if value is not _GONE:
                 self._entry(cell, None, value, name, depth - 1)
+        for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            self.at(default, f"a default of {function.__name__}", depth - 1)
         scope = function.__globals__
         for name in code.co_names:
             value = scope.get(name, _GONE)

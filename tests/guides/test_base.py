@@ -192,6 +192,24 @@ def test_a_list_passes_its_plates_to_the_guide():
         assert torch.equal(guide(idx)["z"], everything[idx])
 
 
+def test_rows_of_a_batch_with_random_numbers_are_refused() -> None:
+    """The latents of other rows would be trained."""
+
+    def model(x, y):
+        with pyro.plate("data", 10, subsample_size=len(x)):
+            z = pyro.sample("z", dist.Normal(x, 1.0))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+    def plate(x, y):
+        return pyro.plate("data", 10, subsample_size=len(x))
+
+    guide = HyperNetworkGuide(model, create_plates=plate)
+    rows = torch.zeros(10)
+    guide(rows, rows)  # all rows are in their order
+    with pytest.raises(SiteError, match=r"latents of each row of plate 'data'.*subsample=rows"):
+        guide(rows[:4], rows[:4])
+
+
 def test_the_first_minibatch_starts_all_rows():
     data = torch.linspace(1, 2, 10)
 

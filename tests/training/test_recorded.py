@@ -420,6 +420,52 @@ def test_what_the_model_holds_is_looked_at_before_each_step(
     assert found[0] == found[1]
 
 
+def test_a_parameter_that_is_thawed_is_trained(slow_program: None) -> None:
+    found = []
+    for wrap in (RecordedObjective, lambda objective: objective):
+        pyro.set_rng_seed(0)
+        pyro.clear_param_store()
+        net = torch.nn.Linear(1, 1).eval()  # in training mode Pyro warns of frozen parameters
+        net.weight.requires_grad_(False)
+
+        def model(x: Tensor, net: torch.nn.Module = net) -> None:
+            pyro.module("net", net)
+            scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))
+            with pyro.plate("rows", len(x)):
+                pyro.sample("x", dist.Normal(net(x.unsqueeze(-1)).squeeze(-1), scale), obs=2 * x)
+
+        svi = SVI(model, bare(model), pyro.optim.Adam({"lr": 0.01}), wrap(linearised()))
+        begin = net.weight.item()
+        losses = []
+        for step in range(20):
+            net.weight.requires_grad_(step >= 10)
+            losses.append(svi.step(DATA))
+        assert net.weight.item() != begin
+        found.append([*losses, net.weight.item()])
+    assert found[0] == found[1]
+
+
+def test_the_mode_of_a_network_that_the_model_names_is_followed(slow_program: None) -> None:
+    found = []
+    net = torch.nn.Dropout(0.5)
+
+    def model(x: Tensor) -> None:
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("x", dist.Normal(mean + net(x), 1.0), obs=x)
+
+    for wrap in (RecordedObjective, lambda objective: objective):
+        pyro.set_rng_seed(0)
+        pyro.clear_param_store()
+        svi = SVI(model, bare(model), pyro.optim.Adam({"lr": 0.01}), wrap(linearised()))
+        losses = []
+        for step in range(20):
+            net.train(step < 10)
+            losses.append(svi.step(DATA))
+        found.append(losses)
+    assert found[0] == found[1]
+
+
 def test_a_model_whose_batch_is_put_into_it_at_each_step_is_the_program(slow_program: None) -> None:
     found = []
     for wrap in (RecordedObjective, lambda objective: objective):

@@ -64,7 +64,16 @@ class Arguments:
         if self._ahead is not None:
             ahead, self._ahead = self._ahead, None
             return ahead
-        batch = self._next_batch()
+        return self.call(self._next_batch())
+
+    def call(self, batch: Any) -> tuple[Args, dict[str, Any]]:
+        """
+        The arguments that an item of the batches stands for.
+
+        :param batch: the item.
+        :returns: positional and keyword arguments.
+        :raises ArgumentError: if it is of another kind.
+        """
         if isinstance(batch, Mapping):
             return (), {**self.kwargs, **batch}
         if isinstance(batch, Tensor):

@@ -19,13 +19,15 @@ from pyro_implicit.exceptions import NonFiniteError, StateError
 from pyro_implicit.handlers.data_use import DataUse
 from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
+from pyro_implicit.training.fitting.all_rows import Call
 from pyro_implicit.training.fitting.arguments import Arguments
 from pyro_implicit.training.fitting.learning_rate import LearningRate
 from pyro_implicit.training.fitting.norm_clipped_adam import NormClippedAdam
 from pyro_implicit.training.fitting.retreat import Retreat, is_comparable
 from pyro_implicit.training.fitting.seen_parameters import SeenParameters
-from pyro_implicit.training.fitting.stall import slope_of
+from pyro_implicit.training.fitting.stall import Slope, slope_of
 from pyro_implicit.training.fitting.validation import EVERY, Validation
+from pyro_implicit.training.fitting.whole_loss import WholeLoss
 from pyro_implicit.training.recorded import RecordedObjective
 
 __all__ = ["Run", "collected_warnings"]
@@ -35,6 +37,7 @@ _ASK_AGAIN = 1.1  # times as many steps later: who asks at every step is fooled 
 _TERMS_EVERY = 50
 _MOST_SKIPPED = 20  # steps in a row without a finite loss
 _WORTH_RECORDING = 500  # steps that are left: to record one takes as long as some hundred
+_COARSE = 1.0  # nats: who cannot see less is told so
 _ASTRAY = 10  # and so many, if there are parameters to go back to
 
 
@@ -48,6 +51,8 @@ class Run:
     :param Arguments arguments: those of each step.
     :param LearningRate rate: that of each step.
     :param validation: scores now and then, or None.
+    :param rows: where steps see batches, all rows, by which to judge whether the objective is
+        level; or None.
     """
 
     def __init__(
@@ -58,9 +63,13 @@ class Run:
         arguments: Arguments,
         rate: LearningRate,
         validation: Validation | None,
+        rows: Call | None = None,
     ) -> None:
         self.model, self.guide, self.objective = model, guide, objective
         self.arguments, self.rate, self.validation = arguments, rate, validation
+        self._whole: WholeLoss | None = None
+        if rows is not None and is_comparable(objective):
+            self._whole = WholeLoss(model, guide, objective, rows)
         self._stepper: Any = None  # the objective, or what records its steps
         self.adam = NormClippedAdam()
         self.history: list[float] = []
@@ -79,6 +88,7 @@ class Run:
         self._random = read_random_state()  # where to go back to if interrupted
         #: at the sites of the first step; other objectives may run the model in ways of their own
         self._look: Any = DataUse() if isinstance(objective, ELBO) else nullcontext()
+        self._is_cut = False  # whether steps see some of the rows
         self._earlier_scores: Any = None  # of the run that is resumed, without validation in this
 
     # ---- the loop
@@ -123,7 +133,8 @@ class Run:
         step = len(self.history)
         num_warm = step - self.warm_from
         if self.rate.begun is None and num_warm >= self.ask_at:
-            self.is_flat = slope_of(self.history[self.warm_from :]).is_flat
+            is_level = self._whole is None or self._whole.look(step)
+            self.is_flat = slope_of(self.history[self.warm_from :]).is_flat and is_level
             if self.is_flat:
                 self.rate.cool(step, num_warm)
             self.ask_at = int(_ASK_AGAIN * num_warm)  # last: who is interrupted asks anew
@@ -163,6 +174,7 @@ class Run:
         if not isinstance(self._look, DataUse):
             return
         seen, self._look = self._look, nullcontext()
+        self._is_cut = seen.is_cut
         said = None
         if self.arguments.is_any:
             said = seen.nothing_observed("fit(model, guide, x, y)")
@@ -218,6 +230,8 @@ class Run:
         self.num_skipped_now = 0
         if self.rate.begun is None:
             self.warm_from, self.is_flat, self.ask_at = step, False, _FEWEST
+            if self._whole is not None:
+                self._whole.values = []
 
     @torch.no_grad()
     def _evaluate_terms(self) -> None:
@@ -277,6 +291,8 @@ class Run:
                 f"it has diverged: the loss of the last quarter of the steps is {-slope.gain:.4g} "
                 "above that of the quarter before; try a lower lr"
             )
+        elif reason == "converged" and self._is_cut and self._whole is None:
+            told += _told_resolution(slope)
         elif reason == "limit" and not self.is_flat:
             told.append(
                 f"the limit of {self.rate.num_steps} steps came before the objective was seen to "
@@ -299,6 +315,7 @@ class Run:
             "params": self.seen.state(),
             "retreat": self.retreat.state(),
             "due": list(self.due),
+            "whole": [] if self._whole is None else list(self._whole.values),
             "validation": self.validation.state() if self.validation else self._earlier_scores,
         }
 
@@ -325,6 +342,8 @@ class Run:
             random_state = state_from_plain(state["random"])
             self.seen = SeenParameters(state["params"])
             self.due = [] if is_over else list(state["due"])
+            if self._whole is not None:
+                self._whole.values = [] if is_over else list(state["whole"])
             self.retreat = Retreat(is_comparable(self.objective), state["retreat"])
             self._earlier_scores = state["validation"]
             if self.validation is not None and self._earlier_scores is not None:
@@ -340,6 +359,16 @@ class Run:
             self.rate.begun, self.rate.length = None, 0
         _write(random_state)
         self._random = random_state
+
+
+def _told_resolution(slope: Slope | None) -> list[str]:
+    if slope is None or slope.tolerance <= _COARSE:
+        return []
+    return [
+        "each step sees some of the rows, and the noise of that hides gains of less than "
+        f"{slope.tolerance:.2g} nats: the loss is level as far as can be told, but deviations may "
+        "be off. Larger batches or more steps (resume) tell more"
+    ]
 
 
 def _stepper_for(objective: Any, num_steps: int) -> Any:

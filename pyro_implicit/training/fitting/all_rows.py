@@ -1,0 +1,117 @@
+"""All rows at once of data that come in batches, where they are few."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pyro import poutine
+from torch import Tensor
+from torch.utils import _pytree
+from torch.utils.data import DataLoader
+
+from pyro_implicit._random import RandomStream
+from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.training.fitting.arguments import Arguments
+
+__all__ = ["Call", "all_rows"]
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+_MOST_ROWS = 5000
+_MOST_NUMBERS = 2**20  # of all arguments together
+_MOST_LATENTS = 256
+
+
+def all_rows(model: Callable[..., Any], arguments: Arguments) -> Call | None:
+    """
+    Puts the batches of a small data set together, for what must not depend on one batch.
+
+    That is done for lists, tuples and PyTorch's own ``DataLoader``, if every tensor of a batch has
+    its rows as the first dimension, if there are at most 5000 rows, a million numbers and 256
+    latents, none of them local to a row, and if the model then says that it has all rows: no plate
+    is larger than what it shows.
+
+    :param model: the model.
+    :param Arguments arguments: of the steps.
+    :returns: positional and keyword arguments with all rows; None where that is not so.
+    """
+    batches = arguments.batches
+    if not isinstance(batches, (list, tuple)) and type(batches) is not DataLoader:
+        return None
+    if not _is_small(model, arguments):
+        return None
+    joined = _joined(arguments)
+    return joined if joined is not None and _is_whole(model, joined) else None
+
+
+def _is_small(model: Callable[..., Any], arguments: Arguments) -> bool:
+    args, kwargs = arguments.peek()
+    num_latents = 0
+    for node in _nodes(model, args, kwargs):
+        if node["type"] != "sample" or node["is_observed"] or poutine.util.site_is_subsample(node):
+            continue
+        if any(frame.full_size not in (None, frame.size) for frame in node["cond_indep_stack"]):
+            return False
+        num_latents += node["value"].numel()
+    return 0 < num_latents <= _MOST_LATENTS
+
+
+def _joined(arguments: Arguments) -> Call | None:
+    """The batches of one epoch, row after row."""
+    shape: Any = None
+    columns: list[list[Any]] = []
+    num_rows = num_numbers = 0
+    for batch in arguments.batches:
+        leaves, now = _pytree.tree_flatten(arguments.call(batch))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        lengths = {len(leaf) if leaf.dim() else 0 for leaf in tensors}
+        if len(lengths) != 1 or 0 in lengths or (shape is not None and now != shape):
+            return None
+        shape = now
+        columns.append(leaves)
+        num_rows += lengths.pop()
+        num_numbers += sum(leaf.numel() for leaf in tensors)
+        if num_rows > _MOST_ROWS or num_numbers > _MOST_NUMBERS:
+            return None
+    entries = [_entry(column) for column in zip(*columns, strict=True)]
+    if not entries or any(entry is _DIFFERENT for entry in entries):
+        return None
+    args, kwargs = _pytree.tree_unflatten(entries, shape)
+    return args, kwargs
+
+
+_DIFFERENT = object()
+
+
+def _entry(column: tuple[Any, ...]) -> Any:
+    """One argument of all batches."""
+    first = column[0]
+    if not isinstance(first, Tensor):
+        return first if all(repr(one) == repr(first) for one in column) else _DIFFERENT
+    if any(one.shape[1:] != first.shape[1:] or one.dtype != first.dtype for one in column):
+        return _DIFFERENT
+    return torch.cat(column)
+
+
+def _is_whole(model: Callable[..., Any], call: Call) -> bool:
+    """Whether the model takes these rows, and counts each once."""
+    sites = [node for node in _nodes(model, *call) if node["type"] == "sample"]
+    if any(poutine.util.site_is_subsample(node) for node in sites):
+        frames = [frame for node in sites for frame in node["cond_indep_stack"]]
+        if any(frame.full_size not in (None, frame.size) for frame in frames):
+            return False
+    return bool(sites) and not any(
+        node["is_observed"] and bool((torch.as_tensor(node["scale"]) != 1).any()) for node in sites
+    )
+
+
+@torch.no_grad()
+def _nodes(model: Callable[..., Any], args: Any, kwargs: Any) -> list[Any]:
+    """The sites of a run of the model; none if it fails, as one does that wants some size."""
+    try:
+        with poutine.block(), RandomStream(0), evaluation_mode():
+            return list(poutine.trace(model).get_trace(*args, **kwargs).nodes.values())
+    except Exception:  # whatever a model raises: the first step will tell
+        return []
