@@ -40,6 +40,7 @@ from pyro_implicit.guides.parts import Factorized, check_factorized, divide, par
 from pyro_implicit.guides.sampler import Sampler, check_scale_arguments
 from pyro_implicit.guides.saved_guide import SavedGuide
 from pyro_implicit.guides.values import check_values, unconstrain
+from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.handlers.flat_latents import by_site
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.handlers.own_subsample import RowsOfABatch, sizes_of_arguments
@@ -242,7 +243,8 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         return self
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
-        super()._setup_prototype(*args, **kwargs)
+        with explained_errors(args, kwargs):
+            super()._setup_prototype(*args, **kwargs)
         prototype: Any = self.prototype_trace
         nodes = [
             (name, node)

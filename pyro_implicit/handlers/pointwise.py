@@ -12,8 +12,10 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_factor, site_is_subsample
 from torch import Tensor
 
+from pyro_implicit.exceptions import NonFiniteError
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.latent_rows import AtDraw, Cuts, RowsNotNamed
+from pyro_implicit.handlers.missing_data import missing_data
 from pyro_implicit.ops.logdet import upcast
 
 __all__ = [
@@ -237,10 +239,17 @@ def batch_log_prob(site: Any, *, wide: bool = False) -> Tensor:
 
     :param site: a sample site with a value.
     :param bool wide: in float64.
+    :raises NonFiniteError: if a distribution with checks refuses observations that are NaN.
     :returns: tensor of the batch shape, with dimensions that the value alone has in front.
     """
     evaluate = _wide_log_prob if wide else _log_prob
-    log_prob = evaluate(site["fn"], site["value"], *site["args"], **site["kwargs"])
+    try:
+        log_prob = evaluate(site["fn"], site["value"], *site["args"], **site["kwargs"])
+    except ValueError as error:  # a distribution with checks, which tells the whole tensor
+        told = missing_data(site)
+        if told is None:
+            raise
+        raise NonFiniteError(told) from error
     log_prob = scale_and_mask(log_prob, mask=site["mask"])
     return log_prob.expand(torch.broadcast_shapes(log_prob.shape, site["fn"].batch_shape))
 

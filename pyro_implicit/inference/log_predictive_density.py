@@ -17,6 +17,7 @@ from pyro_implicit.handlers.enumeration import (
     NoticeEnumeration,
     run_summed_out,
 )
+from pyro_implicit.handlers.missing_data import refuse_missing_data
 from pyro_implicit.handlers.own_subsample import OwnSubsample, sizes_of_arguments
 from pyro_implicit.handlers.pointwise import (
     counted,
@@ -62,6 +63,7 @@ def log_predictive_density(
     :returns: shape ``(number of data,)``, of those that are not masked.
     :raises ArgumentError: if ``num_samples`` is no positive integer, ``seed`` no seed, or ``model``
         or ``guide`` nothing that can be run.
+    :raises NonFiniteError: if data are NaN and not masked, naming the site.
     :raises ShapeError: if a latent has a value for each row, and nobody has said which of
         them these are.
     :raises SiteError: if the model observes nothing with these arguments, or all is masked; if it
@@ -113,6 +115,7 @@ def _log_densities(
             (f.name, None if f.vectorized else f.counter) for f in site["cond_indep_stack"]
         )
         value = pointwise_log_prob(site)
+        refuse_missing_data(site, value)
         value = value.to(torch.promote_types(value.dtype, torch.float32))
         key = tuple(frames)
         told = counted_in_sum(site, value.shape) if marginal else counted(site)

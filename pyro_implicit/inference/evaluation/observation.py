@@ -10,8 +10,10 @@ import torch
 from pyro.distributions import constraints
 from torch import Tensor
 
-from pyro_implicit.exceptions import ShapeError, SiteError
+from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.supports import circular_part, plain_support
+from pyro_implicit.handlers.missing_data import refuse_missing_data
+from pyro_implicit.handlers.observed_shape import observed_batch_shape
 from pyro_implicit.handlers.pointwise import batch_log_prob, unmasked
 from pyro_implicit.handlers.row_coupling import without_events
 
@@ -95,7 +97,8 @@ class Observation:
         self.name, self.fn, self.value = site["name"], site["fn"], site["value"]
         self.start, self.stop, self._site = start, stop, site
         self.event_dim: int = self.fn.event_dim
-        self.batch_shape = self._checked_batch_shape()
+        rows = f" (in rows {self.start} to {self.stop - 1})" if self.stop else ""
+        self.batch_shape = observed_batch_shape(site, rows)
         frames = site["cond_indep_stack"]
         self.plates = {frame.dim: frame.size for frame in frames if frame.vectorized}
         self.like_rows: list[int] = []  # dimensions of which nobody knows which has the rows
@@ -110,25 +113,6 @@ class Observation:
     def has_undeclared_rows(self) -> bool:
         """Whether the rows are in no plate."""
         return self.row_dim is not None and self.row_dim not in self.plates
-
-    def _checked_batch_shape(self) -> torch.Size:
-        found, own = self.value.shape, self.fn.batch_shape
-        split = len(found) - self.event_dim
-        try:
-            batch = torch.broadcast_shapes(found[: max(split, 0)], own)
-        except RuntimeError:
-            batch = None
-        # one number for all is one; one row for many, or a column beside a row, is a mistake
-        fits = batch is not None and (split == 0 or found[:split].numel() == batch.numel())
-        if batch is None or not fits or found[split:] != self.fn.event_shape:
-            rows = f" (in rows {self.start} to {self.stop - 1})" if self.stop else ""
-            raise ShapeError(
-                f"site {self.name!r} observes a tensor of shape {tuple(found)}, and its "
-                f"distribution has shape {tuple(self.fn.shape())}{rows}; expected one observation "
-                "for each row of the inputs. Look for arguments of other lengths, or a last "
-                "dimension of size 1 (f.squeeze(-1))."
-            )
-        return batch
 
     def _row_dim(self, row_dim: Any) -> int | None:
         """The negative dimension of the rows in the batch shape."""
@@ -173,6 +157,7 @@ class Observation:
     def log_prob(self) -> Tensor:
         """The log-density of each datum, masked parts left out, datum shape."""
         entries = batch_log_prob(self._site).expand(self.batch_shape)
+        refuse_missing_data(self._site, entries)
         entries = entries.to(torch.promote_types(entries.dtype, torch.float32))
         return entries.sum(self._joined, keepdim=True) if self._joined else entries
 

@@ -36,6 +36,8 @@ class Arguments:
         self.args, self.kwargs, self.batches = args, dict(kwargs), batches
         self._epoch: Iterator[Any] | None = None
         self._ahead: tuple[Args, dict[str, Any]] | None = None
+        #: what was handed out last
+        self.last: tuple[Args, dict[str, Any]] | None = None
         if batches is None:
             return
         if args:
@@ -59,11 +61,13 @@ class Arguments:
         :returns: positional and keyword arguments.
         :raises ArgumentError: if there is no batch, or one is of another kind.
         """
+        ahead, self._ahead = self._ahead, None
+        self.last = self._next() if ahead is None else ahead
+        return self.last
+
+    def _next(self) -> tuple[Args, dict[str, Any]]:
         if self.batches is None:
             return self.args, self.kwargs
-        if self._ahead is not None:
-            ahead, self._ahead = self._ahead, None
-            return ahead
         return self.call(self._next_batch())
 
     def call(self, batch: Any) -> tuple[Args, dict[str, Any]]:
@@ -88,7 +92,7 @@ class Arguments:
     def peek(self) -> tuple[Args, dict[str, Any]]:
         """The arguments that :meth:`next` will return."""
         if self._ahead is None:
-            self._ahead = self.next()
+            self._ahead = self._next()
         return self._ahead
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,7 @@ from pyro_implicit.training.fitting.all_rows import all_rows
 from pyro_implicit.training.fitting.arguments import Arguments
 from pyro_implicit.training.fitting.default_objective import default_objective
 from pyro_implicit.training.fitting.default_rate import default_rate
+from pyro_implicit.training.fitting.first_look import explained_steps, first_look
 from pyro_implicit.training.fitting.learning_rate import LearningRate
 from pyro_implicit.training.fitting.missed_peaks import missed_peaks
 from pyro_implicit.training.fitting.result import FitResult
@@ -122,9 +124,12 @@ def fit(
         at the full rate, up to ``num_steps``.
     :param kwargs: keyword arguments of model and guide.
     :returns: history, reason of the end, warnings; it can be printed and plotted.
-    :raises ArgumentError: for bad values.
+    :raises ArgumentError: for bad values, and for data of another type than the network's.
     :raises NonFiniteError: after 20 steps in a row without a finite loss and no parameters to go
-        back to, naming the site.
+        back to, naming the site; for observations that are NaN.
+    :raises ShapeError: for no rows, and for observations that do not fit their distribution or
+        plate, before anything is fitted.
+    :raises SiteError: for batches without observations.
     :raises StateError: if ``resume`` is the result of another guide.
 
     Example::
@@ -149,14 +154,17 @@ def fit(
     hints: list[str] = []
     with RandomStream(int(torch.randint(2**31, ())) if seed is None else seed):
         with collected_warnings(hints), hidden_progress(not progress):
+            if objective is None and resume is not None:
+                objective = resume.objective
+            some, named = arguments.peek()
+            nesting = math.inf if objective is None else getattr(objective, "max_plate_nesting", 0)
+            look: Any = {"in_batches": batches is not None, "in_plates": nesting == math.inf}
+            first_look(model, some, named, **look)
             rows = None if batches is None else all_rows(model, arguments)
             if rows is not None and isinstance(guide, ImplicitGuide):
                 with poutine.block():
                     guide(*rows[0], **rows[1])  # whose start must not depend on one batch
-            if objective is None and resume is not None:
-                objective = resume.objective
             if objective is None:
-                some, named = arguments.peek()
                 objective, hints[:] = default_objective(model, guide, some, named)
             rate = default_rate(guide, arguments) if lr is None else lr
             watch = None if validation is None else Validation(validation, model, guide, kwargs)
@@ -165,7 +173,8 @@ def fit(
                 run.resume(resume)
             if batches is not None:
                 run.retreat.num_batches = arguments.num_batches
-            return _finished(run, start, hints, progress, resume)
+            with explained_steps(model, guide, objective, arguments, **look):
+                return _finished(run, start, hints, progress, resume)
 
 
 def _finished(

@@ -1,0 +1,75 @@
+"""Errors of torch and Pyro that a model's data have caused, told in words of the data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from pyro_implicit.exceptions import ArgumentError, ImplicitError, ShapeError
+
+__all__ = ["explained", "explained_errors"]
+
+_TYPES = re.compile(
+    r"must have the same dtype|to have the same dtype|scalar type \w+ but found \w+"
+    r"|Input type \(.*\) and (bias|weight) type"
+)
+_PLATE = re.compile(
+    r"Shape mismatch inside plate\((.*?)\) at site (.*?) dim (-\d+), (\d+) vs (\d+)"
+)
+
+
+@contextmanager
+def explained_errors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """
+    Raises a clear error in place of a raw one that the arguments of a model have caused.
+
+    :param args: positional arguments of the model that is run within.
+    :param kwargs: its keyword arguments.
+    :raises ArgumentError: if torch refuses to join numbers of different types.
+    :raises ShapeError: if a plate has another size than the data.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        clear = explained(error, args, kwargs)
+        if clear is None:
+            raise
+        raise clear from error
+
+
+def explained(
+    error: Exception, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> ImplicitError | None:
+    """
+    A raw error in words of the arguments.
+
+    :param error: what torch or Pyro raised.
+    :param args: positional arguments of the model.
+    :param kwargs: its keyword arguments.
+    :returns: the clear error, or None for any other error.
+    """
+    if isinstance(error, ImplicitError):
+        return None
+    tensors = {f"argument {i}": a for i, a in enumerate(args) if isinstance(a, Tensor)}
+    tensors |= {name: a for name, a in kwargs.items() if isinstance(a, Tensor)}
+    text = next(iter(str(error).splitlines()), "")
+    if tensors and isinstance(error, RuntimeError) and _TYPES.search(text):
+        types = ", ".join(f"{name} is of type {a.dtype}" for name, a in tensors.items())
+        return ArgumentError(
+            f"the model joins numbers of different types: {types}, and torch says: {text}. Give "
+            "data and network one type: x.float() for a network of torch.float32 (the default), "
+            "network.double() for data of torch.float64."
+        )
+    found = _PLATE.search(str(error))
+    if found is None:
+        return None
+    plate, site, dim, size, other = found.groups()
+    return ShapeError(
+        f"plate {plate} has {size} rows and site {site!r} in it has {other} (in dimension {dim}). "
+        "Make the plate of the data: pyro.plate('data', len(x)); for minibatches of N rows in all "
+        "pyro.plate('data', N, subsample_size=len(x)). Or look for a forgotten f.squeeze(-1)."
+    )

@@ -1,0 +1,38 @@
+"""Whether the shape of an observation fits its distribution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pyro_implicit.exceptions import ShapeError
+
+__all__ = ["observed_batch_shape"]
+
+
+def observed_batch_shape(site: Any, rows: str = "") -> torch.Size:
+    """
+    The batch shape of an observed site, value and distribution together.
+
+    :param site: the message, with its value.
+    :param str rows: which rows were looked at, for the message.
+    :returns: what both broadcast to.
+    :raises ShapeError: if the observed value does not fit the distribution.
+    """
+    fn, found = site["fn"], site["value"].shape
+    split = len(found) - fn.event_dim
+    try:
+        batch = torch.broadcast_shapes(found[: max(split, 0)], fn.batch_shape)
+    except RuntimeError:
+        batch = None
+    # one number for all is one; one row for many, or a column beside a row, is a mistake
+    fits = batch is not None and (split == 0 or found[:split].numel() == batch.numel())
+    if batch is None or not fits or found[split:] != fn.event_shape:
+        raise ShapeError(
+            f"site {site['name']!r} observes a tensor of shape {tuple(found)}, and its "
+            f"distribution has shape {tuple(fn.shape())}{rows}; expected one observation for each "
+            "row of the inputs. Look for arguments of other lengths, or a last dimension of size 1 "
+            "(f.squeeze(-1))."
+        )
+    return batch

@@ -1,0 +1,170 @@
+"""One run of the model before a fit begins: what is wrong with the data is told at once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.distributions.util import scale_and_mask
+from pyro.infer.util import is_validation_enabled, validation_enabled
+
+from pyro_implicit._random import RandomStream
+from pyro_implicit.exceptions import ImplicitError, NonFiniteError, ShapeError, SiteError
+from pyro_implicit.handlers.data_use import DataUse
+from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.explained_errors import explained
+from pyro_implicit.handlers.missing_data import missing_data
+from pyro_implicit.handlers.observed_shape import observed_batch_shape
+from pyro_implicit.handlers.pointwise import SiteVisitor, batch_log_prob, is_auxiliary, is_delta
+from pyro_implicit.handlers.rows import number_of_rows
+from pyro_implicit.training.fitting.arguments import Arguments
+
+__all__ = ["explained_steps", "first_look"]
+
+
+def first_look(
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    in_batches: bool = False,
+    in_plates: bool = True,
+) -> None:
+    """
+    Runs the model once at draws of its prior, and refuses data that no step could use.
+
+    Latents, parameters, networks and random numbers stay as they are. A model that cannot be drawn
+    from its prior is not looked at: its steps tell what is wrong with it.
+
+    :param model: a Pyro model.
+    :param args: its positional arguments.
+    :param kwargs: its keyword arguments.
+    :param bool in_batches: whether these are a batch of the data.
+    :param bool in_plates: whether each dimension of a density must be that of a plate, as is so
+        unless an objective is told the number of plates.
+    :raises ArgumentError: for numbers of types that torch does not join.
+    :raises NonFiniteError: for observations that are NaN, naming the site.
+    :raises ShapeError: for no rows, and for observations that fit no distribution or plate.
+    :raises SiteError: for batches without observations, whose latents are those of some rows.
+    """
+    number_of_rows(args, dict(kwargs))
+    use, subsampled, found = DataUse(), set[str](), list[Exception]()
+
+    def visit(site: Any) -> None:
+        use.note(site)
+        if not site["is_observed"]:
+            subsampled.update(_partial_plates(site))
+        elif not (is_auxiliary(site) or is_delta(site)):
+            try:
+                _check_observed(site, in_plates)
+            except ImplicitError as error:
+                found.append(error)
+                raise
+
+    known = set(pyro.get_param_store().keys())
+    try:
+        with poutine.block(), RandomStream(0), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with evaluation_mode(), SiteVisitor(visit):
+                model(*args, **kwargs)
+    except Exception as error:  # whatever a model does at draws of its prior
+        if any(error is one for one in found):
+            raise
+        clear = explained(error, args, kwargs)
+        if clear is None:
+            return
+        raise clear from error
+    finally:
+        _forget_parameters(known)
+    said = use.nothing_observed("fit(model, guide, batches=DataLoader(TensorDataset(x, y), 64))")
+    if in_batches and subsampled and said is not None:
+        raise SiteError(said)
+
+
+@contextmanager
+def explained_steps(
+    model: Any, guide: Any, objective: Any, arguments: Arguments, **options: Any
+) -> Iterator[None]:
+    """
+    Says of an error within what is wrong with the data of the last step, if that is the cause.
+
+    :param model: a Pyro model.
+    :param guide: its guide.
+    :param objective: what is minimised.
+    :param Arguments arguments: those of the steps.
+    :param options: those of :func:`first_look`.
+    :raises ImplicitError: as :func:`first_look` does; for losses that are not finite without
+        Pyro's validation the same error, naming the site.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError, NonFiniteError) as error:
+        last = arguments.last
+        is_clear = isinstance(error, ImplicitError) and not isinstance(error, NonFiniteError)
+        if is_clear or last is None:
+            raise
+        try:
+            first_look(model, *last, **options)
+        except ImplicitError as clear:
+            raise clear from error
+        site = "" if is_validation_enabled() else _named(objective, model, guide, last)
+        if isinstance(error, NonFiniteError) and site:
+            raise NonFiniteError(f"{error}. {site}") from error
+        raise
+
+
+def _named(objective: Any, model: Any, guide: Any, last: tuple[Any, Any]) -> str:
+    """What an objective says of a loss that is not finite, when it looks."""
+    try:
+        with validation_enabled(True):
+            objective.loss_and_grads(model, guide, *last[0], **last[1])
+    except NonFiniteError as error:
+        return str(error)
+    except Exception:  # another error than the one that is to be told
+        return ""
+    return ""
+
+
+def _check_observed(site: Any, in_plates: bool) -> None:
+    fn, value = site["fn"], site["value"]
+    own = value.shape[: value.dim() - fn.event_dim]
+    plates = [frame.dim for frame in site["cond_indep_stack"] if frame.vectorized]
+    try:
+        batch = torch.broadcast_shapes(own, fn.batch_shape)
+        is_loose = in_plates and batch[: len(batch) + min(plates, default=0)].numel() > 1
+        fits = value.shape[len(own) :] == fn.event_shape and not is_loose
+    except RuntimeError:
+        fits = False
+    if not fits:
+        batch = observed_batch_shape(site)  # refuses what is no mere lack of a plate
+        if is_validation_enabled():
+            raise ShapeError(
+                f"site {site['name']!r} has the batch shape {tuple(batch)}, with dimensions that "
+                "are in no plate. Write the rows in a plate, with pyro.plate('data', len(x)), and "
+                "the entries of one row as .to_event(1); a last dimension of size 1 goes by "
+                "f.squeeze(-1)."
+            )
+    told = missing_data(site)
+    if told is None:
+        return
+    log_prob = batch_log_prob(site)  # which refuses them by itself with validation on
+    if bool(scale_and_mask(log_prob, mask=site["mask"]).isnan().any()):
+        raise NonFiniteError(told)
+
+
+def _partial_plates(site: Any) -> set[str]:
+    """Names of the plates of a site that show some of their rows."""
+    frames = [frame for frame in site["cond_indep_stack"] if frame.vectorized]
+    return {f.name for f in frames if f.full_size is not None and f.full_size != f.size}
+
+
+def _forget_parameters(known: set[str]) -> None:
+    """Takes back what the model has put into Pyro's store: the run makes it anew, by its seed."""
+    store = pyro.get_param_store()
+    for name in [name for name in store.keys() if name not in known]:
+        del store[name]

@@ -1,0 +1,163 @@
+"""Data that no step could use are refused before anything is fitted, in words of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from pyro_implicit import HyperNetworkGuide, LinearisedELBO, fit
+from pyro_implicit.exceptions import NonFiniteError, ShapeError, SiteError
+from pyro_implicit.training.fitting.first_look import first_look
+
+X, Y = torch.ones(6, 2), torch.arange(6.0)
+
+
+def model(x: Tensor, y: Any = None, squeezed: bool = True) -> None:
+    weight = pyro.sample("weight", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    f = (x * weight).sum(-1, keepdim=not squeezed)
+    with pyro.plate("rows", 6, subsample_size=len(x)):
+        pyro.sample("y", dist.Normal(f, 1.0), obs=y)
+
+
+def quick(*args: Any, **options: Any) -> Any:
+    """A fit whose guide takes no start: any error comes from the look."""
+    chosen: dict[str, Any] = {"seed": 0, "progress": False, "num_steps": 3} | options
+    return fit(
+        chosen.pop("model", model), HyperNetworkGuide(chosen.pop("of", model)), *args, **chosen
+    )
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (X, Y[:, None]),
+        (X, Y, False),
+        (X, Y[:, None], False),
+        (X, Y[:4]),
+    ],
+)
+@pytest.mark.parametrize("validates", [True, False])
+def test_shapes_that_do_not_fit(args: Any, validates: bool) -> None:
+    with pyro.validation_enabled(validates), pytest.raises(ShapeError, match=r"f.squeeze\(-1\)"):
+        quick(*args)
+
+
+def test_rows_without_a_plate() -> None:
+    def loose(y: Tensor, event: bool) -> None:
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(mean, 1.0).expand(y.shape).to_event(int(event)), obs=y)
+
+    with pytest.raises(ShapeError, match=r"'y' has the batch shape \(6,\), with dimensions that"):
+        quick(Y, False, model=loose, of=loose)
+    first_look(loose, (Y, True), {})
+    first_look(loose, (Y, False), {}, in_plates=False)  # an objective that knows the plates
+    with pyro.validation_enabled(False):
+        first_look(loose, (Y, False), {})
+
+
+def test_one_observation_for_several_plates_is_fine() -> None:
+    def models() -> None:
+        with pyro.plate("models", 3, dim=-2):
+            mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+            with pyro.plate("rows", 6, dim=-1):
+                pyro.sample("y", dist.Normal(mean, 1.0), obs=Y)
+
+    first_look(models, (), {})
+
+
+def test_no_rows() -> None:
+    with pytest.raises(ShapeError, match=r"of shape \(0, 2\), has no rows"):
+        quick(X[:0], Y[:0])
+
+
+def test_batches_whose_observations_were_forgotten() -> None:
+    with pytest.raises(SiteError, match=r"observes nothing.*batches=DataLoader\(TensorDataset"):
+        quick(batches=DataLoader(X, batch_size=3))  # type: ignore[arg-type]
+    first_look(model, (X,), {}, in_batches=True)  # all rows: as for whole data, a warning later
+
+    def by_factor(x: Tensor) -> None:
+        with pyro.plate("rows", 6, subsample_size=len(x)):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.factor("f", -z.square())
+
+    first_look(by_factor, (X[:3],), {}, in_batches=True)
+
+
+@pytest.mark.parametrize("validates", [True, False])
+def test_observations_that_are_nan(validates: bool) -> None:
+    bad = torch.where(Y == 3.0, torch.nan, Y)
+
+    def masked(x: Tensor, y: Tensor) -> None:
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(x)), poutine.mask(mask=~y.isnan()):
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=y.nan_to_num())
+
+    with pyro.validation_enabled(validates):
+        with pytest.raises(NonFiniteError, match=r"'y' observes 1 NaN.*index \(3,\)"):
+            quick(X, bad)
+        assert quick(X, bad, model=masked, of=masked).num_steps == 3
+        # in a later batch: the step tells
+        batches = [(X[:3], Y[:3]), (X[3:], bad[3:])]
+        with pytest.raises(NonFiniteError, match=r"'y' observes 1 NaN.*index \(0,\)"):
+            quick(batches=batches[::-1])
+        objective = LinearisedELBO(2, vectorize_particles=True)
+        endless = [batches[0], *[batches[1]] * 25]
+        with pytest.raises(NonFiniteError, match=r"'y' observes 1 NaN.*index \(0,\)"):
+            quick(batches=endless, num_steps=40, objective=objective)
+
+
+def test_a_loss_that_is_not_finite_names_its_site_without_validation() -> None:
+    calls = 0
+
+    def broken() -> None:
+        nonlocal calls
+        calls += 1
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        pyro.factor("cause", mean * (torch.nan if calls > 8 else 1.0))
+
+    with pyro.validation_enabled(False):
+        guide = HyperNetworkGuide(broken, init_from=None).setup()
+        with pytest.raises(NonFiniteError, match="20 steps in a row.*Look at site 'cause'"):
+            fit(broken, guide, objective=LinearisedELBO(2), num_steps=99, seed=0, progress=False)
+
+
+def test_nothing_is_changed_by_the_look() -> None:
+    norm = nn.BatchNorm1d(2)
+    runs = 0
+
+    def restless(x: Tensor, y: Tensor) -> None:
+        nonlocal runs
+        runs += 1
+        pyro.param("fresh", lambda: torch.randn(3))
+        model(norm(x), y)
+        torch.rand(3)
+
+    pyro.param("old", torch.ones(1))
+    state, before = torch.get_rng_state(), {k: v.clone() for k, v in norm.state_dict().items()}
+    first_look(restless, (X, Y), {})
+    assert runs == 1 and torch.equal(torch.get_rng_state(), state)
+    assert set(pyro.get_param_store().keys()) == {"old"}
+    assert all(torch.equal(before[k], v) for k, v in norm.state_dict().items())
+
+
+@pytest.fixture(autouse=True)
+def _an_empty_store() -> Iterator[None]:
+    yield
+    pyro.clear_param_store()
+
+
+def test_a_model_that_cannot_be_drawn_is_not_looked_at() -> None:
+    def improper(y: Tensor) -> None:
+        support = dist.constraints.real
+        pyro.sample("mean", dist.ImproperUniform(support, (), ()))
+        raise AssertionError("never here")
+
+    first_look(improper, (Y,), {})
