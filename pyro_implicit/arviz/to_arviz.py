@@ -25,6 +25,7 @@ from pyro_implicit.arviz.labels import Labels, netcdf_names
 from pyro_implicit.arviz.program import Program, Site
 from pyro_implicit.arviz.rows import RowBatches
 from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 
 __all__ = ["to_arviz"]
@@ -124,6 +125,7 @@ def to_arviz(
     """
     num_samples = check_count("num_samples", num_samples)
     check_model(model)
+    check_order(model, "to_arviz(model, guide, ...)")
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)
     check_instance("objective", objective, (ELBO, type(None)), "the objective, or None")
     for name, given in (("coords", coords), ("dims", dims)):

@@ -31,6 +31,7 @@ from pyro_implicit.chains.starts import check_finite, check_start, given_starts
 from pyro_implicit.chains.walk import Walk
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.latent_site import LatentSite
+from pyro_implicit.guides.order import check_order
 
 __all__ = ["refine"]
 
@@ -96,11 +97,14 @@ def refine(
         outside go on as if nothing had been drawn. None: one that torch draws.
     :param kwargs: keyword arguments of the model.
     :returns: the chains. Ctrl-C keeps what was reached.
-    :raises ArgumentError: for bad values.
+    :raises ArgumentError: for bad values, a guide in the place of the model, or too few steps for a
+        draw.
     :raises NonFiniteError: if the density is not finite at a start.
     :raises SiteError: for discrete latents, plates that show some of their rows, and models that
         draw random numbers beside their latents.
     :raises ShapeError: for starts of another shape than the latents'.
+    :warns UserWarning: if nothing is observed, the model does not vectorise, or the step size does
+        not suit the posterior: the warm-up was too short.
 
     Example::
 
@@ -112,6 +116,7 @@ def refine(
     E. Sommer, J. Robnik, G. Nozadze, U. Seljak, D. Rügamer, ICLR.
     """
     check_model(model)
+    check_order(model, "refine(model, guide, ...)")
     num_chains = check_count("num_chains", num_chains)
     start = check_start(start, num_chains)
     num_steps = check_count("num_steps", num_steps, 0)

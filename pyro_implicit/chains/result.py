@@ -18,11 +18,14 @@ from pyro_implicit.chains.draws_guide import DrawsGuide
 from pyro_implicit.chains.kernels import kernel_from
 from pyro_implicit.chains.predictions import expectations
 from pyro_implicit.chains.program import Program
+from pyro_implicit.chains.tuning import check_draws, warn_of_steps
 from pyro_implicit.chains.walk import Progress, Walk
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.guides.latent_site import LatentSite
 
 __all__ = ["Chains"]
+
+_CALLER = 4  # frames up: of refine and of Chains.run
 
 _OF_LATENTS = (
     "Where hidden units can change places (networks), that of weights means nothing: look at "
@@ -76,8 +79,9 @@ class Chains(DrawsGuide):
         :param int num_steps: further gradients per chain.
         :param bool progress: whether to show a progress bar.
         :returns: itself.
-        :raises ArgumentError: for bad values.
+        :raises ArgumentError: for bad values, or too few steps for a draw.
         :raises StateError: if the chains were loaded without a model, or are a part of others.
+        :warns UserWarning: if the step size does not suit the posterior.
         """
         num_steps = check_count("num_steps", num_steps)
         check_flag("progress", progress)
@@ -104,6 +108,9 @@ class Chains(DrawsGuide):
         ) as bar:
             self.interrupted = walk.advance(density, num_steps, bar)
         self.how = density.how
+        if not self.interrupted and walk.target > walk.num_warmup:
+            check_draws(self.num_draws, walk.num_warmup, self.num_steps, walk.kernel.thin)
+            warn_of_steps(self.sample_stats, self.settings, self.by_chain.shape[-1], _CALLER)
         return self
 
     # ---- what they are

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_guide, check_tensor, check_tensors, shown
-from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError
+from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError, SiteError
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.values import check_values
 from pyro_implicit.handlers.log_joint import LogJoint
@@ -121,6 +121,13 @@ def _spread(u: Tensor, num_chains: int) -> Tensor:
 
 
 def _unconstrained(values: Mapping[str, Tensor], sites: list[LatentSite], like: Tensor) -> Tensor:
+    names = [site.name for site in sites]
+    if set(values) != set(names):
+        raise SiteError(
+            f"start has values of sites {sorted(values)}, and with these arguments the model has "
+            f"the latents {names}; expected values of each of them and of no other. A latent that "
+            "is missing may be data that were left out: refine(model, start, x, y)."
+        )
     count = check_values(values, sites)
     rows = [
         torch.cat([site.invert(values[site.name][row].detach()) for site in sites])

@@ -14,6 +14,7 @@ from pyro_implicit._checks import check_count, check_guide, check_model, check_s
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.conditional_base import ConditionalGuide
+from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.own_subsample import sizes_of_arguments
 from pyro_implicit.handlers.rows import NotSliceable, number_of_rows
@@ -94,6 +95,7 @@ def evaluate(
         print(evaluate(model, guide, x_test, y_test))
     """
     check_model(model)
+    check_order(model, "evaluate(model, guide, ...)")
     check_guide(guide)
     num_samples = check_count("num_samples", num_samples)
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)

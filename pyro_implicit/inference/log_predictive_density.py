@@ -12,6 +12,7 @@ from torch import Tensor
 from pyro_implicit._checks import check_count, check_guide, check_model, check_seed
 from pyro_implicit._random import RandomStream, mixed_seed
 from pyro_implicit.exceptions import SiteError
+from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.enumeration import (
     EnumerationNeeded,
     NoticeEnumeration,
@@ -71,6 +72,7 @@ def log_predictive_density(
         within one sum over a discrete latent.
     """
     check_model(model)
+    check_order(model, "log_predictive_density(model, guide, ...)")
     check_guide(guide)
     num_samples = check_count("num_samples", num_samples)
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)

@@ -11,6 +11,7 @@ from torch import Tensor
 from pyro_implicit._checks import check_count, check_flag, check_guide, check_model, check_names
 from pyro_implicit._random import own_numbers
 from pyro_implicit.guides.conditional_base import ConditionalGuide
+from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.own_subsample import sizes_of_arguments
 from pyro_implicit.handlers.rows import NotSliceable, number_of_rows
@@ -84,6 +85,7 @@ def predict(
         depends on other draws.
     """
     check_model(model)
+    check_order(model, "predict(model, guide, ...)")
     check_guide(guide)
     num_samples = check_count("num_samples", num_samples)
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)

@@ -138,7 +138,11 @@ def test_chains_are_a_start_too():
         (torch.zeros(4, 5), ShapeError, r"unconstrained draws\s+\(n, 3\), the sites in the order"),
         (torch.zeros(0, 3), ShapeError, r"unconstrained draws\s+\(n, 3\)"),
         (torch.full((4, 3), math.nan), ArgumentError, "NaN"),
-        ({"w": torch.zeros(3, 2)}, SiteError, "values are given for sites"),
+        (
+            {"w": torch.zeros(3, 2)},
+            SiteError,
+            r"start has values of sites \['w'\].*may be data that",
+        ),
         ({"w": torch.zeros(3, 2), "sigma": torch.ones(2)}, ShapeError, "same n >= 1"),
         ({"w": torch.zeros(3, 2), "sigma": -torch.ones(3)}, SiteError, "outside of its support"),
     ],

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from pyro import poutine
-from pyro.infer.autoguide import AutoGuide
 from tqdm.auto import tqdm
 
 from pyro_implicit._checks import (
@@ -26,6 +25,7 @@ from pyro_implicit._progress import hidden_progress
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.base import ImplicitGuide
+from pyro_implicit.guides.order import check_order
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.training.fitting.all_rows import all_rows
 from pyro_implicit.training.fitting.arguments import Arguments
@@ -141,7 +141,7 @@ def fit(
     """
     check_model(model)
     check_guide(guide)
-    _check_order(model)
+    check_order(model, "fit(model, guide, ...)")
     limit = _NUM_STEPS if num_steps is None else check_count("num_steps", num_steps)
     lr = None if lr is None else check_number("lr", lr, above=0)
     check_flag("progress", progress)
@@ -222,14 +222,6 @@ def _start_of(guide: Any) -> str:
     parts = guide.modules() if isinstance(guide, torch.nn.Module) else ()
     reports = [getattr(part, "start_report", None) for part in parts]
     return "\n".join(str(report) for report in reports if report is not None)
-
-
-def _check_order(model: Any) -> None:
-    if isinstance(model, AutoGuide):
-        raise ArgumentError(
-            f"the model is a guide, {type(model).__name__}: model and guide are swapped. Write "
-            "fit(model, guide, ...), the model first."
-        )
 
 
 def _check_objective(objective: Any) -> None:

@@ -9,6 +9,7 @@ from torch import nn
 
 from pyro_implicit._checks import check_callable, check_choice, check_instance, check_model
 from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.guides.order import check_order
 
 __all__ = ["check_arguments", "check_modules"]
 
@@ -34,6 +35,7 @@ def check_arguments(
     :raises ArgumentError: for anything that LightningVI cannot train with.
     """
     check_model(model)
+    check_order(model, "LightningVI(model, guide, ...)")
     check_instance("guide", guide, nn.Module, _GUIDE)
     if isinstance(objective, type) or not hasattr(objective, "differentiable_loss"):
         raise ArgumentError(
