@@ -28,7 +28,7 @@ from pyro_implicit.guides.supports import (
     plain_support,
     same_support,
 )
-from pyro_implicit.handlers.latent_rows import CUT, rows_not_named
+from pyro_implicit.handlers.latent_rows import rows_not_named
 from pyro_implicit.handlers.rows import rows_of
 
 __all__ = ["LatentSite", "PlateFrame", "pack"]
@@ -210,13 +210,12 @@ class LatentSite:
         with ExitStack() as stack:
             for frame in self.frames:
                 stack.enter_context(plates[frame.name])
-            unconstrained, cut = self.unpack(flat), []
+            whole = unconstrained = self.unpack(flat)
             for frame in self.frames:  # not pyro.subsample: it overlooks another order of all rows
-                whole, dim = unconstrained, frame.dim - self.unconstrained_event_dim
-                unconstrained = rows_of(whole, dim, self._shown(frame, plates[frame.name]))
-                if unconstrained is not whole:
-                    cut.append(frame.name)
-            if cut:
+                dim = frame.dim - self.unconstrained_event_dim
+                rows = self._shown(frame, plates[frame.name])
+                unconstrained = rows_of(unconstrained, dim, rows)
+            if unconstrained is not whole:
                 self.check_rows()
             log_density: Tensor | float = 0.0
             if poutine.get_mask() is False:
@@ -224,7 +223,7 @@ class LatentSite:
             else:
                 value, log_density = self.constrain(unconstrained)
             fn = Delta(value, log_density=log_density, event_dim=self.event_dim)
-            infer: Any = {"implicit_check_prior": self.check_prior, CUT: cut}  # for objectives
+            infer: Any = {"implicit_check_prior": self.check_prior}  # for objectives
             return pyro.sample(self.name, fn, infer=infer)
 
     def _shown(self, frame: PlateFrame, plate: Any) -> Any:

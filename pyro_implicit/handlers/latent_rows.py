@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from pyro_implicit.exceptions import ShapeError
 from pyro_implicit.handlers.rows import rows_of
 
 __all__ = [
-    "CUT",
     "AtDraw",
     "Cuts",
     "RowsNotNamed",
@@ -26,9 +25,6 @@ __all__ = [
 
 #: by latent, dimensions and the rows that were taken along them
 Cuts = dict[str, list[tuple[int, Any]]]
-
-#: mark in ``infer`` of a latent that a guide has cut to the rows of its plates
-CUT = "implicit_cut"
 
 _NEW_ROWS = (
     "For rows that the guide was not fitted to, make the latent a function of the inputs "
@@ -189,10 +185,10 @@ def at_rows(draws: Mapping[str, Tensor], cuts: Cuts) -> dict[str, Tensor]:
 
 class RowsNotNamed(Messenger):
     """
-    Refuses a guide that cuts values of its own for each row to rows which its plates draw.
+    Refuses a guide that cuts parameters of each row to rows which its plates draw at random.
 
-    Parameters that are declared by row (``event_dim``), and latents marked :data:`CUT`. What a
-    guide computes from its arguments belongs to their rows, whatever numbers its plates draw.
+    They are those that are declared by row (``event_dim``), as Pyro's autoguides do. What a guide
+    computes from its arguments belongs to their rows, whatever numbers its plates draw.
     """
 
     def __init__(self) -> None:
@@ -203,18 +199,13 @@ class RowsNotNamed(Messenger):
         if site_is_subsample(msg):
             self.shown.before(msg)
 
-    def _pyro_post_sample(self, msg: Any) -> None:
-        self._check(msg, f"latent {msg['name']!r}", (msg["infer"] or {}).get(CUT, ()))
-
     def _pyro_post_param(self, msg: Any) -> None:
         event_dim, shape = msg["kwargs"].get("event_dim"), msg["value"].shape
         if event_dim is None:
             return
         dims = {f.name: f.dim - event_dim for f in msg["cond_indep_stack"] if f.vectorized}
         plates = [name for name, dim in dims.items() if len(shape) >= -dim and shape[dim] != 1]
-        self._check(msg, f"parameter {msg['name']!r}", plates)
-
-    def _check(self, msg: Any, what: str, plates: Collection[str]) -> None:
         for frame in msg["cond_indep_stack"]:
             if frame.name in plates and frame.name in self.shown.by_chance:
+                what = f"parameter {msg['name']!r}"
                 raise rows_not_named(what, frame.name, frame.full_size, frame.size)
