@@ -3,6 +3,7 @@
 # Shape legend: m unconstrained entries of all sites, n of one site, r rank, P shape of a site.
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -129,9 +130,11 @@ class JointPrior(nn.Module):
         Replaces the priors of a model's sites.
 
         :param model: a model that samples the sites.
-        :returns: the model with this prior.
+        :returns: the model with this prior. When it is run it raises :class:`SiteError` if it
+            samples none of the sites, and warns at its first run of those that it does not sample
+            (:meth:`restricted` leaves them out).
         """
-        return self.replacing()(check_model(model))
+        return _ReplacePriors(self, all_sites=True)(check_model(model))
 
     def replacing(self) -> Messenger:
         """
@@ -248,12 +251,15 @@ class _Mapped(dist.TransformedDistribution):
         return super().expand(batch_shape, _instance=new)
 
 
+_CALLER = 4  # frames up from a check: the exit of the handler, and Pyro's wrapper of a function
+
+
 class _ReplacePriors(Messenger):
     """Gives sites their joint prior, each given those that were drawn before it in the run."""
 
-    def __init__(self, prior: JointPrior) -> None:
+    def __init__(self, prior: JointPrior, all_sites: bool = False) -> None:
         super().__init__()
-        self._prior = prior
+        self._prior, self._unchecked = prior, all_sites
         self._by_name = {site.name: site for site in prior.sites}
         self._seen: list[str] = []
         self._blocks: Blocks | None = None
@@ -261,6 +267,28 @@ class _ReplacePriors(Messenger):
     def __enter__(self) -> Any:
         self._seen, self._blocks = [], self._prior._blocks()
         return super().__enter__()
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        super().__exit__(kind, error, traceback)
+        if self._unchecked and kind is None:
+            self._check_met()
+            self._unchecked = False  # a branch may leave some out in another run
+
+    def _check_met(self) -> None:
+        missing = [name for name in self._prior.names if name not in self._seen]
+        if missing and not self._seen:
+            raise SiteError(
+                f"the joint prior has the sites {missing}, and the model samples none of them: its "
+                "own priors would stay as they are. Use the model that the guide was fitted to, "
+                "with the same names (BayesianModule(..., name=...) gives them a prefix)."
+            )
+        if missing:
+            warnings.warn(
+                f"the joint prior has the sites {missing}, which the model does not sample: what "
+                "was learned of them is of no use to it. If that is meant, leave them out: "
+                f"prior.restricted({self._seen}).",
+                stacklevel=_CALLER,
+            )
 
     def _pyro_sample(self, msg: Any) -> None:
         site = self._by_name.get(msg["name"])

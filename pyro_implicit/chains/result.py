@@ -116,6 +116,11 @@ class Chains(DrawsGuide):
     # ---- what they are
 
     @property
+    def model(self) -> Callable[..., Any] | None:
+        """The model that they sample; None if they were loaded without it."""
+        return None if self._program is None else self._program.model
+
+    @property
     def num_chains(self) -> int:
         """How many chains there are."""
         return len(self._walk.progress.state["u"])

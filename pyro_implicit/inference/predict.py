@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,12 +16,15 @@ from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.own_subsample import sizes_of_arguments
 from pyro_implicit.handlers.rows import NotSliceable, number_of_rows
+from pyro_implicit.inference.from_prior import came_from_prior
 from pyro_implicit.inference.numbered import numbered_if_drawn
 from pyro_implicit.inference.posterior_draws import posterior_draws
 from pyro_implicit.inference.predictive_job import PredictiveJob
 from pyro_implicit.inference.predictive_run import UNIT, RunPlan
 
 __all__ = ["predict"]
+
+_CALLER = 4  # frames up: two decorators lie between
 
 
 @torch.no_grad()
@@ -83,6 +87,8 @@ def predict(
     :raises SiteError: if a site asked for is not in the model, or none of the guide's latents is;
         if a plate draws some of its rows at random; if with ``parallel`` what one draw predicts
         depends on other draws.
+    :warns UserWarning: if the guide leaves out a latent of the model, as far as that can be told
+        from an observation.
     """
     check_model(model)
     check_order(model, "predict(model, guide, ...)")
@@ -106,4 +112,7 @@ def predict(
         except NotSliceable:  # noise that cannot be drawn by row: as many rows as share a state
             found = job.run(UNIT)
         job.check_guide_is_for_the_model()
+        forgotten = job.forgotten_latents(guide)
+    if forgotten:
+        warnings.warn(came_from_prior(forgotten, plan), stacklevel=_CALLER)
     return found

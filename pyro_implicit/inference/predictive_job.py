@@ -12,6 +12,7 @@ from torch import Tensor
 from pyro_implicit.exceptions import ShapeError, SiteError
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.handlers.row_coupling import RowsTogether, check_rows_fit, coupled_sites
+from pyro_implicit.inference.from_prior import forgotten_latents
 from pyro_implicit.inference.moments import Draws, Moments
 from pyro_implicit.inference.predictive_run import (
     PREDICTIVE_PLATE,
@@ -97,6 +98,18 @@ class PredictiveJob:
                 "would come from its prior. Pass the model that the guide was fitted to, with the "
                 "same names (BayesianModule(..., name=...) gives them a prefix)."
             )
+
+    def forgotten_latents(self, guide: Callable[..., Any]) -> list[str]:
+        """
+        Latents that came from their prior, once the model was run.
+
+        :param guide: any guide.
+        :returns: their names.
+        """
+        args, kwargs = self._cut(0, min(self.plan.rows, UNIT))
+        if self.guide is not None:
+            self._draw_rows(args, kwargs, 0, min(self.plan.rows, UNIT), 0, 1)
+        return forgotten_latents(self.model, guide, args, kwargs, self.plan)
 
     def _join_coupled_rows(self, more: PredictiveRun, parts: list[PredictiveRun]) -> None:
         """Rows that belong together are evaluated at once, if they fit into memory."""

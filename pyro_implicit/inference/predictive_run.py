@@ -16,6 +16,7 @@ from pyro_implicit._random import mixed_seed, seed_torch
 from pyro_implicit.handlers.choice_for_all import choice_for_all, is_choice_for_all
 from pyro_implicit.handlers.latent_rows import ShownRows, other_rows
 from pyro_implicit.handlers.own_subsample import refuse_own_subsample
+from pyro_implicit.handlers.pointwise import is_delta
 from pyro_implicit.handlers.row_coupling import RowsTogether
 from pyro_implicit.handlers.rows import changed_dims, take_rows
 
@@ -65,6 +66,8 @@ class RunPlan:
     :param bool numbered: whether draws of a latent local to a plate are in the order of its rows'
         numbers, and not in that of the arguments.
     :param set met: names of the latents of ``draws`` that the model has sampled.
+    :param dict free: the other sites that the model has sampled, and whether it observes them;
+        those to be enumerated left out.
     :param sizes: numbers of rows of all arguments.
     """
 
@@ -77,6 +80,7 @@ class RunPlan:
     whole: bool = False
     numbered: bool = False
     met: set[str] = field(default_factory=set)
+    free: dict[str, bool] = field(default_factory=dict)
     sizes: frozenset[int] = frozenset()
 
     def seeded(self, first: int, row: int) -> int:
@@ -145,6 +149,8 @@ class PredictiveRun(Messenger):
         elif not (site_is_factor(msg) or msg["infer"].get("_deterministic")):
             if is_choice_for_all(msg, PREDICTIVE_PLATE):
                 raise choice_for_all(msg["name"])
+            if not (is_delta(msg) or msg["infer"].get("enumerate")):
+                self.plan.free[name] = msg["is_observed"]
             msg["is_observed"] = False
             msg["value"], msg["done"] = self._noisy(msg), True
 

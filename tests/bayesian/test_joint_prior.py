@@ -183,6 +183,24 @@ def test_a_network_that_it_does_not_know() -> None:
 # ---- what is refused
 
 
+def test_sites_that_the_model_does_not_sample() -> None:
+    prior, _ = made("diagonal")
+
+    def other() -> None:
+        pyro.sample("w", dist.Normal(0.0, 1.0))
+
+    with pytest.raises(SiteError, match=r"\['a', 'b', 'c'\], and the model samples none of them"):
+        prior(other)()
+    replaced = prior(model)
+    with pytest.warns(UserWarning, match=r"\['c'\], which .*restricted\(\['a', 'b'\]\)") as told:
+        replaced("ab")
+    assert told[0].filename == __file__
+    replaced("a")  # said once
+    prior.restricted(["a", "b"])(model)("ab")
+    with prior.replacing():  # a part of a model may have no site of it
+        other()
+
+
 def test_sites_that_are_not_those_of_the_prior() -> None:
     prior, _ = made("full")
     with pytest.raises(SiteError, match="samples 'b' where the joint prior expects 'a'"):

@@ -14,6 +14,7 @@ from pyro_implicit.inference.evaluation.draw_chunks import DrawChunks
 from pyro_implicit.inference.evaluation.evaluation_run import EvaluationRun
 from pyro_implicit.inference.evaluation.observation import Observation
 from pyro_implicit.inference.evaluation.tally import ClassTally, DensityTally, NumberTally
+from pyro_implicit.inference.from_prior import came_from_prior
 from pyro_implicit.inference.predictive_job import PredictiveJob
 from pyro_implicit.inference.predictive_run import UNIT, Layout, PredictiveRun
 
@@ -117,15 +118,7 @@ class EvaluationJob(PredictiveJob):
 
     def missing_latents(self) -> str:
         """What to say of latents that the guide does not draw; empty if it draws them all."""
-        if not self.from_prior:
-            return ""
-        unknown = sorted(set(self.plan.draws) - self.plan.met)
-        others = f" The guide draws {unknown}, which the model does not sample." if unknown else ""
-        return (
-            f"the guide does not draw {sorted(self.from_prior)}, which the model samples: they "
-            f"came from their prior, as if nothing had been learned of them.{others} Expected a "
-            "draw of each latent of the model, under the same name."
-        )
+        return came_from_prior(self.from_prior, self.plan)
 
     def _step(self, batch_size: int | None, rows: int) -> int:
         layout = self.plan.layout

@@ -1,0 +1,85 @@
+"""Latents that a guide leaves out, and that nobody has asked to draw from their prior."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from pyro_implicit.exceptions import StateError
+from pyro_implicit.handlers.pointwise import run_model
+from pyro_implicit.handlers.upstream import upstream_sites
+from pyro_implicit.inference.predictive_run import RunPlan
+
+__all__ = ["came_from_prior", "forgotten_latents"]
+
+
+def came_from_prior(names: Collection[str], plan: RunPlan) -> str:
+    """
+    Says which latents the guide did not draw.
+
+    :param names: of these latents.
+    :param RunPlan plan: with the draws, once the model was run.
+    :returns: a text for a warning; empty if there are none.
+    """
+    if not names:
+        return ""
+    unknown = sorted(set(plan.draws) - plan.met)
+    others = f" The guide draws {unknown}, which the model does not sample." if unknown else ""
+    return (
+        f"the guide does not draw {sorted(names)}, which the model samples: they "
+        f"came from their prior, as if nothing had been learned of them.{others} Expected a "
+        "draw of each latent of the model, under the same name."
+    )
+
+
+def forgotten_latents(
+    model: Callable[..., Any], guide: Any, args: Any, kwargs: Any, plan: RunPlan
+) -> list[str]:
+    """
+    Tells latents that the guide leaves out from observations that are to be predicted.
+
+    With data, all that is not observed is a latent. Without, it is what other sites are a function
+    of, and what the model that the guide was made for does not sample: that one observes a series
+    of observations, each given the one before. A guide that does not tell its model is believed,
+    unless it draws latents that this one does not have. Sites that were asked for by name are left
+    out.
+
+    :param model: the model.
+    :param guide: the guide.
+    :param args: positional arguments of the model.
+    :param kwargs: keyword arguments of the model.
+    :param RunPlan plan: once the model was run.
+    :returns: names of the latents.
+    """
+    free = [name for name, data in plan.free.items() if not data]
+    free = [name for name in free if name not in (plan.sites or ())]
+    if any(plan.free.values()):
+        return sorted(free)
+    if not free or len(plan.free) < 2 or _model_of(guide) is model:
+        return []
+    one = {name: value[0] for name, value in plan.draws.items()}
+    known = _sites_in_fit(guide, args, kwargs, one)
+    parents = upstream_sites(model, args, kwargs, one)
+    if parents is None or (known is None and set(plan.draws) <= plan.met):
+        return []
+    above = {name for one in parents.values() for name in one}
+    return sorted(name for name in free if name in above and name not in (known or ()))
+
+
+def _model_of(guide: Any) -> Any:
+    try:
+        return getattr(guide, "model", None)
+    except StateError:  # of a guide that was loaded
+        return None
+
+
+def _sites_in_fit(guide: Any, args: Any, kwargs: Any, values: Any) -> set[str] | None:
+    """Names of the sites of the guide's own model; None if it cannot be asked."""
+    own, names = _model_of(guide), set[str]()
+    if not callable(own):
+        return None
+    try:
+        run_model(own, args, kwargs, lambda site: names.add(site["name"]), values=values)
+    except Exception:  # whatever a model does with the arguments of another one
+        return None
+    return names

@@ -1,0 +1,120 @@
+"""Latents that came from their prior unasked are told, and what is to be predicted is not."""
+
+from __future__ import annotations
+
+import warnings
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer.autoguide import AutoGuideList, AutoNormal
+
+from pyro_implicit import HyperNetworkGuide, predict
+from pyro_implicit.handlers.upstream import upstream_sites
+
+X, Y = torch.linspace(0.0, 1.0, 5), torch.zeros(5)
+
+
+def line(x, y=None):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w * x, 1.0), obs=y)
+
+
+def with_bias(x, y=None):
+    w, b = (pyro.sample(name, dist.Normal(0.0, 1.0)) for name in "wb")
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w * x + b, 1.0), obs=y)
+
+
+def with_levels(x, y=None):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        level = pyro.sample("level", dist.Normal(w, 1.0))
+        pyro.sample("y", dist.Normal(level, 1.0), obs=y)
+
+
+def series(x, y=None):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    last = torch.tensor(0.0)
+    for t in range(3):
+        last = pyro.sample(f"y_{t}", dist.Normal(w * last, 1.0), obs=None if y is None else y[t])
+
+
+def function(*_, **__):
+    pyro.sample("w", dist.Normal(0.0, 1.0))
+
+
+def fitted(kind, model=line):
+    guide = kind(model, init_from=None) if kind is HyperNetworkGuide else kind(model)
+    guide(X, Y)
+    return guide
+
+
+def of_parts(model):
+    both = AutoGuideList(model)
+    both.append(AutoNormal(model))
+    return both
+
+
+KINDS = [HyperNetworkGuide, AutoNormal, of_parts, None]
+
+
+def guide_of(kind, model=line):
+    return function if kind is None else fitted(kind, model)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_latent_that_the_guide_leaves_out_is_told(kind, parallel):
+    options = {"num_samples": 2, "parallel": parallel}
+    for data in [(X, Y)] if kind is None else [(X,), (X, Y)]:
+        with pytest.warns(
+            UserWarning, match=r"guide does not draw \['b'\], which .* prior"
+        ) as told:
+            predict(with_bias, guide_of(kind), *data, **options)
+        assert told[0].filename == __file__
+    with pytest.warns(UserWarning, match=r"guide does not draw \['level'\]"):
+        predict(with_levels, guide_of(kind), X, Y, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_to_be_predicted_is_not(kind):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        predict(line, guide_of(kind), X, num_samples=2)
+        predict(series, guide_of(kind, series), X, num_samples=2)
+        predict(with_bias, guide_of(kind), X, num_samples=2, sites=["b", "y"])  # asked for by name
+
+
+def test_levels_without_data_are_told_by_a_guide_that_knows_its_model():
+    guide = fitted(HyperNetworkGuide, poutine.block(with_levels, hide=["level"]))
+    with pytest.warns(UserWarning, match=r"guide does not draw \['level'\]"):
+        predict(with_levels, guide, X, num_samples=2)
+
+
+def test_names_that_the_model_does_not_have_are_told_too():
+    def renamed(x):
+        w = pyro.sample("v", dist.Normal(0.0, 1.0))
+        with poutine.block(hide=["w"]):
+            line(x)
+        pyro.sample("u", dist.Normal(w, 1.0))
+
+    def both(*_):
+        pyro.sample("u", dist.Normal(0.0, 1.0))
+        pyro.sample("q", dist.Normal(0.0, 1.0))
+
+    with pytest.warns(UserWarning, match=r"draw \['v'\].*The guide draws \['q'\], which the model"):
+        predict(renamed, both, X, num_samples=2)
+
+
+def test_upstream_sites():
+    found = upstream_sites(with_bias, (X,), {}, {"w": torch.tensor(1.0)})
+    assert found == {"w": frozenset(), "b": frozenset(), "y": {"w", "b"}}
+
+    def opaque():
+        raise ValueError
+
+    assert upstream_sites(opaque, (), {}, {}) is None
