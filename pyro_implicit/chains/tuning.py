@@ -17,17 +17,17 @@ _ACCEPTED = 0.4
 _ENERGY = 0.1  # squared error per latent and step, twenty times the largest that is tuned to
 
 
-def check_draws(num_draws: int, num_warmup: int, num_steps: int, thin: int) -> None:
+def check_draws(kept: int, num_warmup: int, num_steps: int, thin: int) -> None:
     """
     Refuses chains that have gone beyond their warm-up and kept no draw.
 
-    :param int num_draws: draws of each chain that are kept.
+    :param int kept: draws of each chain that are kept.
     :param int num_warmup: gradients per chain for tuning.
     :param int num_steps: gradients per chain so far.
     :param int thin: steps from one draw to the next.
     :raises ArgumentError: if there is no draw.
     """
-    if num_draws == 0:
+    if kept == 0:
         raise ArgumentError(
             f"{num_steps} gradients per chain left no draw: the warm-up takes {num_warmup} of "
             f"them, and a draw is kept after {thin} further step{'s' if thin > 1 else ''} of the "
