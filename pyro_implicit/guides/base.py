@@ -99,7 +99,9 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         :func:`~pyro_implicit.guides.initialization.gaussian_start.gaussian_start`.
     :param float scale: standard deviation of the output noise, in the generator's coordinates. By
         default 0 for a generator of full rank; for any other nearly all of the Gaussian that it
-        begins as, or 0.01 where it begins bare or ``learn_scale`` is False.
+        begins as, or 0.01 where it begins bare or ``learn_scale`` is False. If it is given,
+        ``init_from="auto"`` finds the location alone, and no widths and correlations; with a start
+        by name the guide begins as that Gaussian, and the number is a part of it.
     :param learn_scale: False, ``"scalar"`` (one learned sigma) or ``"diagonal"`` (one per latent).
         By default the last where the noise begins as a Gaussian start, else False.
     :param factorized: which latents have a generator of their own, independent of the others:

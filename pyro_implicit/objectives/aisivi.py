@@ -36,18 +36,25 @@ class AISIVI(ImplicitELBO):
     .. math::  \nabla \log q(x) \approx \sum_k w_k \nabla_x \log q(x \mid z_k), \qquad
         w_k \propto q(x \mid z_k)\, p(z_k) / \tau(z_k \mid x).
 
-    Its bias falls as ``1 / num_inner``. The paper learns the proposal as a normalizing flow; here
-    it is the linearised posterior of the noise, mixed with a tenth of the prior
-    (``proposal="gauss-newton"``), which needs no training and is exact for linear generators, or
-    the base distribution of the noise (``"prior"``), which serves few dimensions and wide output
+    Its bias falls as ``1 / num_inner`` where the proposal fits. The paper learns the proposal as a
+    normalizing flow; here it is the linearised posterior of the noise, mixed with a tenth of the
+    prior (``proposal="gauss-newton"``), which needs no training and is exact for linear generators,
+    or the base distribution of the noise (``"prior"``), which serves few dimensions and wide output
     noise alone. The search for the linearised posterior begins at the noise that made the draw, so
     that it finds the sheet of a folded generator that the draw is on; other sheets are found by the
     prior's share.
 
-    The noise that made the draw is one of them, weighed like the others (``include_own=True``): the
-    gradient of the entropy is too small by about one part in ``num_inner + 1``, and bounded however
-    bad the proposal. Without it a proposal that misses makes a gradient of any size: on a banana
-    such a fit diverged.
+    The noise that made the draw is one of them, weighed like the others (``include_own=True``). It
+    adds nothing to the entropy's gradient in the generator, so that this is too small by its mean
+    weight (and that in the log of a learned output noise too large by about as much), and bounded
+    however bad the proposal. For a linear generator the weight is ``1 / (0.9 num_inner + 1)``
+    whatever the output noise: a tenth with 10 noises, and a Gaussian ends 5% too narrow. It is more
+    where the generator bends within the width of the noise's posterior, since the linearised one
+    then misses: with a perceptron, three latents and output noise of a quarter of their deviations
+    it was 0.24, and widths were 0.79 of the exact ones after 2500 steps, 0.85 after 6000; with
+    ``num_inner=100`` it was 0.07 of the same generator, and widths ended at 0.99. Take as many
+    where the width matters, and compare two numbers. Without the own noise a proposal that misses
+    makes a gradient of any size: on a banana such a fit diverged.
 
     It differs from :class:`~pyro_implicit.SemiImplicitELBO` with the same noises by what it leaves
     out, the gradient of the density at a fixed draw, whose mean is 0. **The value is no bound**:

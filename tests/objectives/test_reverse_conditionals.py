@@ -43,6 +43,19 @@ def test_the_bias_falls_with_the_number_of_noises() -> None:
     assert errors[0] > 5 * errors[1]  # with one noise the entropy has half of its slope
 
 
+@pytest.mark.parametrize("scale", [0.1, 0.5])
+def test_the_own_noise_takes_its_weight_whatever_the_output_noise(scale: float) -> None:
+    """Of a linear generator: a tenth with 10 noises, of which a tenth are the prior's."""
+    case = GaussianCase(scale=scale)
+    objective = AISIVI(500, num_inner=10, vectorize_particles=True, max_plate_nesting=0)
+    _, found = case.gradients(objective, 30)
+    weight, slope = 1 / (0.9 * 10 + 1), case.deviation / case.variance
+    # at its own noise a draw gives no slope to the generator, and a whole nat to the log of scale
+    missing = weight * torch.tensor([0.0, slope, -case.deviation * slope]).double()
+    close(found, exact(case) + missing, bias=0.02)
+    assert missing[1] > 0.08
+
+
 def test_the_score_has_less_noise_than_the_bound() -> None:
     """At the posterior the path gradient is without noise; that of the bound is not."""
     case = GaussianCase(0.4, (0.7**2 - 0.3**2) ** 0.5, 0.3)
