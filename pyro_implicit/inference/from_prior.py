@@ -13,18 +13,19 @@ from pyro_implicit.inference.predictive_run import RunPlan
 __all__ = ["came_from_prior", "forgotten_latents"]
 
 
-def came_from_prior(names: Collection[str], plan: RunPlan) -> str:
+def came_from_prior(names: Collection[str], unknown: Collection[str] = ()) -> str:
     """
     Says which latents the guide did not draw.
 
     :param names: of these latents.
-    :param RunPlan plan: with the draws, once the model was run.
+    :param unknown: names of latents that the guide draws and the model does not sample.
     :returns: a text for a warning; empty if there are none.
     """
     if not names:
         return ""
-    unknown = sorted(set(plan.draws) - plan.met)
-    others = f" The guide draws {unknown}, which the model does not sample." if unknown else ""
+    others = (
+        f" The guide draws {sorted(unknown)}, which the model does not sample." if unknown else ""
+    )
     return (
         f"the guide does not draw {sorted(names)}, which the model samples: they "
         f"came from their prior, as if nothing had been learned of them.{others} Expected a "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ from pyro_implicit.handlers.pointwise import (
     run_model,
 )
 from pyro_implicit.handlers.sum_out import counted_in_sum, inseparable
+from pyro_implicit.inference.from_prior import came_from_prior
 from pyro_implicit.inference.numbered import numbered_if_called
 
 __all__ = ["log_predictive_density"]
@@ -70,6 +72,7 @@ def log_predictive_density(
     :raises SiteError: if the model observes nothing with these arguments, or all is masked; if it
         draws some rows of a plate at random; if the prior of a latent of the guide and data are
         within one sum over a discrete latent.
+    :warns UserWarning: if the guide does not draw all of the model's latents.
     """
     check_model(model)
     check_order(model, "log_predictive_density(model, guide, ...)")
@@ -78,15 +81,18 @@ def log_predictive_density(
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
     total: Any = None
     kept: Any = None
+    forgotten: set[str] = set()
     for index in range(num_samples):
         with RandomStream(mixed_seed(seed, index)):
-            one, counted = _log_densities(model, guide, args, kwargs)
+            one, counted = _log_densities(model, guide, args, kwargs, forgotten)
         if total is None:
             total, kept = one, counted
         else:
             total = torch.logaddexp(total, one)
     if not bool(kept.any()):
         raise SiteError("all observations are masked, so that there is nothing to score.")
+    if forgotten:
+        warnings.warn(came_from_prior(forgotten), stacklevel=2)
     return (total - math.log(num_samples))[kept]
 
 
@@ -95,6 +101,7 @@ def _log_densities(
     guide: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    forgotten: set[str],
 ) -> tuple[Tensor, Tensor]:
     """The log-densities of all data under one draw, and whether each is not masked."""
     latents = {name: site["value"] for name, site in latent_sites(guide, args, kwargs).items()}
@@ -109,6 +116,9 @@ def _log_densities(
             if drawn and len(drawn) < len(marginal):
                 raise inseparable(drawn, site["name"])
         observed = site["is_observed"] and site["name"] not in latents
+        is_latent = not (site["is_observed"] or is_auxiliary(site) or is_delta(site))
+        if is_latent and not (marginal or site["infer"].get("enumerate")):
+            forgotten.add(site["name"])
         if not observed or (is_auxiliary(site) and not marginal) or is_delta(site):
             return
         if marginal and all(name in latents for name in marginal):

@@ -114,5 +114,5 @@ def predict(
         job.check_guide_is_for_the_model()
         forgotten = job.forgotten_latents(guide)
     if forgotten:
-        warnings.warn(came_from_prior(forgotten, plan), stacklevel=_CALLER)
+        warnings.warn(came_from_prior(forgotten, set(draws) - plan.met), stacklevel=_CALLER)
     return found

@@ -11,7 +11,7 @@ import torch
 from pyro import poutine
 from pyro.infer.autoguide import AutoGuideList, AutoNormal
 
-from pyro_implicit import HyperNetworkGuide, predict
+from pyro_implicit import HyperNetworkGuide, log_predictive_density, predict
 from pyro_implicit.handlers.upstream import upstream_sites
 
 X, Y = torch.linspace(0.0, 1.0, 5), torch.zeros(5)
@@ -108,6 +108,12 @@ def test_names_that_the_model_does_not_have_are_told_too():
 
     with pytest.warns(UserWarning, match=r"draw \['v'\].*The guide draws \['q'\], which the model"):
         predict(renamed, both, X, num_samples=2)
+
+
+def test_the_predictive_density_tells_them_too():
+    with pytest.warns(UserWarning, match=r"guide does not draw \['b'\]") as told:
+        log_predictive_density(with_bias, function, X, Y, num_samples=2)
+    assert told[0].filename == __file__
 
 
 def test_upstream_sites():

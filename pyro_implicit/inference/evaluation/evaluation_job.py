@@ -118,7 +118,7 @@ class EvaluationJob(PredictiveJob):
 
     def missing_latents(self) -> str:
         """What to say of latents that the guide does not draw; empty if it draws them all."""
-        return came_from_prior(self.from_prior, self.plan)
+        return came_from_prior(self.from_prior, set(self.plan.draws) - self.plan.met)
 
     def _step(self, batch_size: int | None, rows: int) -> int:
         layout = self.plan.layout
