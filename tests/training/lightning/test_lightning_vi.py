@@ -20,7 +20,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import EarlyStopping
 
 from pyro_implicit import BayesianModule, HyperNetworkGuide, LightningVI, LinearisedELBO
-from pyro_implicit._random import RandomStream
+from pyro_implicit._random import RandomStream, mixed_seed
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, SiteError, StateError
 from pyro_implicit.generators import MLPGenerator
 from pyro_implicit.training import ResumableLoader
@@ -207,8 +207,8 @@ def test_the_validation_score_is_the_mean_over_all_data():
     found = fit.callback_metrics["val_log_predictive"]
     x, y = data().tensors
     draws = []
-    for seed in range(3):
-        with RandomStream(seed):
+    for index in range(3):
+        with RandomStream(mixed_seed(0, index)):
             draws.append(vi.guide(x)["w"])
     draws = torch.stack(draws)
     densities = dist.Normal(draws @ x.T, 0.3).log_prob(y)
