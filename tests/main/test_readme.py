@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
-import pyro
 import pytest
-from pyro.infer import MCMC, NUTS, Predictive
+import torch
+from pyro.infer import Predictive
+
+from pyro_implicit import refine
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -51,18 +53,22 @@ def test_loop_of_pyro_runs() -> None:
 @pytest.mark.slow
 @pytest.mark.automatic_start
 def test_example_is_right() -> None:
-    """As it is written: noise and network against Hamiltonian Monte Carlo."""
+    """
+    As it is written: noise and network against long chains.
+
+    Pyro's NUTS, 300 steps of warm-up and 300 draws at full depth, takes half an hour and has 0.0918
+    +- 0.0067 for the noise; these chains have 0.0926 +- 0.0066. The guide's is larger: what is held
+    is that it is within what the two spreads allow for.
+    """
     namespace = _run(_example())
     model, guide, train, x = (namespace[name] for name in ("model", "guide", "train", "x"))
-    pyro.set_rng_seed(0)
-    # trees of fewer steps do not mix: at a depth of 7 the noise of 300 draws is 0.088 +- 0.003
-    chain = MCMC(NUTS(model), num_samples=300, warmup_steps=300, disable_progbar=True)
-    chain.run(*train)
-    exact = chain.get_samples()["sigma"]
+    chains = refine(model, 16, *train, num_chains=16, num_steps=20_000, seed=0, progress=False)
+    exact = chains.sample(2000)["sigma"].flatten()
+    assert abs(float(exact.mean()) - 0.092) < 0.003 and abs(float(exact.std()) - 0.0067) < 0.001
     found = guide.sample(2000)["sigma"].flatten()
-    assert abs(found.mean() - exact.mean()) < 3 * exact.std()
+    assert abs(found.mean() - exact.mean()) < 2 * torch.hypot(found.std(), exact.std())
     curves = []
-    for draws in (chain.get_samples(), guide.sample(300)):
+    for draws in (chains.sample(300), guide.sample(300)):
         curves.append(Predictive(lambda x: namespace["net"](x), draws, return_sites=["_RETURN"])(x))
     means = [curve["_RETURN"].squeeze(-1).mean(0) for curve in curves]
     assert (means[0] - means[1]).abs().max() < 0.1  # the noise of one observation
