@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pyro.infer import ELBO
+from torch import nn
 
 from pyro_implicit._checks import check_count, check_guide, check_instance, check_model
 from pyro_implicit.arviz.attrs import run_attrs
@@ -25,6 +26,7 @@ from pyro_implicit.arviz.labels import Labels, netcdf_names
 from pyro_implicit.arviz.program import Program, Site
 from pyro_implicit.arviz.rows import RowBatches
 from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 
@@ -118,6 +120,7 @@ def to_arviz(
     :raises ArgumentError: for bad values, groups that cannot be made, or too large ones (for
         ``sample_stats``, a guide without a density); for guides
         in a list that draw different sites.
+    :raises StateError: for a guide that is not built yet.
     :raises SiteError: for a log-likelihood that depends on a site outside of the guide, or a prior
         that was asked for and cannot be drawn; if a plate draws some of its rows at random.
     :raises ShapeError: if a latent has a value for each row, and nobody has said which of
@@ -188,7 +191,13 @@ def _checked_guides(guide: Any) -> list[Callable[..., Any]]:
             "guide is an empty list; expected a guide, or a list of guides that were trained "
             "independently"
         )
-    return [check_guide(one) for one in guides]
+    for one in guides:
+        check_guide(one)
+        parts = one.modules() if isinstance(one, nn.Module) else ()
+        for part in parts:
+            if isinstance(part, ImplicitGuide):
+                part.samplers  # noqa: B018 (raises for one that was never built, as predict does)
+    return guides
 
 
 def _check_same_sites(programs: Sequence[Program]) -> None:

@@ -19,6 +19,7 @@ from pyro.infer.autoguide import AutoGuideList, AutoNormal
 
 from pyro_implicit.arviz.to_arviz import to_arviz
 from pyro_implicit.bayesian.module import BayesianModule
+from pyro_implicit.exceptions import StateError
 from pyro_implicit.guides.hypernetwork import HyperNetworkGuide
 from pyro_implicit.inference.posterior_draws import posterior_draws
 from pyro_implicit.objectives.linearised import LinearisedELBO
@@ -62,7 +63,11 @@ def test_draws_are_latents_only(name):
 @pytest.mark.parametrize("batch_size", [None, 4])
 @pytest.mark.parametrize("name", GUIDES)
 def test_export(name, batch_size):
-    data = to_arviz(model, GUIDES[name](), X, Y, num_samples=5, batch_size=batch_size)
+    guide = GUIDES[name]()
+    with pytest.raises(StateError, match="is not built yet"):
+        to_arviz(model, guide, X, Y, num_samples=5)  # its draws are those of no posterior
+    guide(X, Y)
+    data = to_arviz(model, guide, X, Y, num_samples=5, batch_size=batch_size)
     posterior = data["posterior"]
     assert set(posterior.data_vars) == {"scale", "w"}
     assert posterior["w"].dims == ("chain", "draw", "inputs", "w_dim_0")
@@ -106,7 +111,8 @@ def test_a_bayesian_network(tmp_path):
         with pyro.plate("data", len(x)):
             pyro.sample("y", dist.Normal(mean, 0.5), obs=y)
 
-    data = to_arviz(regression, HyperNetworkGuide(regression), X, Y, num_samples=4, batch_size=6)
+    guide = HyperNetworkGuide(regression).setup(X, Y)
+    data = to_arviz(regression, guide, X, Y, num_samples=4, batch_size=6)
     weights = {name: value.values[0] for name, value in data["posterior"].data_vars.items()}
     assert set(weights) == {name for name, _ in layers.named_parameters()}
     for s in range(4):
