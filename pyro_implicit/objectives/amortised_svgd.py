@@ -76,7 +76,7 @@ class AmortisedSVGD(KernelObjective):
         :returns: ``negative_discrepancy``.
         :raises SiteError: if a site has a weight.
         """
-        draws, width = self.draws_of(batch)
+        draws, width = self._draws_of(batch)
         score = draws.score(create_graph=False)
         with torch.no_grad():
             x = draws.points

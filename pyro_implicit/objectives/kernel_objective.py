@@ -57,7 +57,7 @@ class KernelObjective(ParticleObjective):
             "width": self.width,
         }
 
-    def draws_of(self, batch: ParticleBatch) -> tuple[JointDraws, Tensor]:
+    def _draws_of(self, batch: ParticleBatch) -> tuple[JointDraws, Tensor]:
         """
         The draws as points, and the width of the kernel between them.
 
@@ -68,7 +68,7 @@ class KernelObjective(ParticleObjective):
         draws = JointDraws(batch, type(self).__name__)
         return draws, draws.bandwidth(self.width, self.bandwidth)
 
-    def between(self, points: Tensor, width: Tensor) -> Tensor:
+    def _between(self, points: Tensor, width: Tensor) -> Tensor:
         """
         The kernel between all points.
 

@@ -97,12 +97,12 @@ class KPG(KernelObjective):
         :raises GuideError: if the scale of a site is 0.
         :raises SiteError: if a site has a weight.
         """
-        draws, width = self.draws_of(batch)
+        draws, width = self._draws_of(batch)
         score = draws.score(create_graph=False)
         conditional = draws.conditional_score(create_graph=False)
         with torch.no_grad():
             x, difference = draws.points, conditional - score
-            kernel = self.between(x, width)
+            kernel = self._between(x, width)
             value = -squared_discrepancy(kernel, difference, "u-statistic")
             if self.importance:
                 weights = smoothing_weights(self._log_kernel(x, width), _log_density(batch))

@@ -103,16 +103,16 @@ class KSIVI(KernelObjective):
         """
         _check_all_implicit(batch)
         _check_no_parameters(batch)
-        draws, width = self.draws_of(batch)
+        draws, width = self._draws_of(batch)
         difference = draws.conditional_score(True) - draws.score(True)
-        kernel = self.between(draws.points, width)
+        kernel = self._between(draws.points, width)
         return {"negative_discrepancy": -squared_discrepancy(kernel, difference, self.estimator)}
 
-    def between(self, points: Tensor, width: Tensor) -> Tensor:
-        """See :meth:`KernelObjective.between`; a Riesz kernel is centred at the points' mean."""
+    def _between(self, points: Tensor, width: Tensor) -> Tensor:
+        """The kernel between all points; a Riesz kernel is centred at their mean."""
         if self.kernel == "riesz":
             return riesz_kernel(points, points, points.detach().mean(0), width)
-        return super().between(points, width)
+        return super()._between(points, width)
 
 
 def _check_all_implicit(batch: ParticleBatch) -> None:

@@ -146,11 +146,12 @@ def test_held_out_data_that_rank_no_guide():
     with pytest.raises(NonFiniteError, match="all 12 data have a density of 0"):
         EnsembleGuide(guides, "stacking", data=(X, Y + 50), **options)
     options["model"] = line
-    with (
-        pyro.validation_enabled(False),
-        pytest.raises(NonFiniteError, match=r"1 of 12 data are NaN .*datum 5 under component 0"),
-    ):
-        EnsembleGuide(guides, "stacking", data=(X, gap), **options)
+    with pyro.validation_enabled(False):
+        with pytest.raises(NonFiniteError, match="'y' observes 1 NaN among its 12 numbers"):
+            EnsembleGuide(guides, "stacking", data=(X, gap), **options)
+        lost = [at(float("nan"), 0.1), *guides]
+        with pytest.raises(NonFiniteError, match=r"12 of 12 data are NaN .* under component 0"):
+            EnsembleGuide(lost, "stacking", data=(X, Y), **options)
 
 
 def two_observed(x):
