@@ -88,7 +88,8 @@ def evaluate(
     :raises SiteError: if nothing is observed, or only by ``pyro.factor``, or all is masked; if a
         distribution does not tell its support; if the guide draws none of the model's
         latents; if a plate draws some of its rows at random.
-    :warns UserWarning: if the guide does not draw all of the model's latents.
+    :warns UserWarning: if the guide does not draw all of the model's latents; if a site is that of
+        an :class:`~pyro_implicit.ImplicitProcess`, whose draws know nothing of the data.
 
     Example::
 
@@ -115,6 +116,9 @@ def evaluate(
         except NotSliceable:  # noise that cannot be drawn by row: as many rows as share a state
             job.evaluate(UNIT)
         job.check_guide_is_for_the_model()
+    drawn = plan.drawn_processes()
+    if drawn is not None:
+        warnings.warn(drawn, stacklevel=_CALLER)
     if job.missing_latents():
         warnings.warn(job.missing_latents(), stacklevel=_CALLER)
     return _report(job)

@@ -88,7 +88,8 @@ def predict(
         if a plate draws some of its rows at random; if with ``parallel`` what one draw predicts
         depends on other draws.
     :warns UserWarning: if the guide leaves out a latent of the model, as far as that can be told
-        from an observation.
+        from an observation; if a site is drawn from an :class:`~pyro_implicit.ImplicitProcess`,
+        which knows nothing of the data then.
     """
     check_model(model)
     check_order(model, "predict(model, guide, ...)")
@@ -113,6 +114,9 @@ def predict(
             found = job.run(UNIT)
         job.check_guide_is_for_the_model()
         forgotten = job.forgotten_latents(guide)
+    drawn = plan.drawn_processes()
+    if drawn is not None:
+        warnings.warn(drawn, stacklevel=_CALLER)
     if forgotten:
         warnings.warn(came_from_prior(forgotten, set(draws) - plan.met), stacklevel=_CALLER)
     return found

@@ -69,6 +69,7 @@ class RunPlan:
     :param dict free: the other sites that the model has sampled, and whether it observes them;
         those to be enumerated left out.
     :param sizes: numbers of rows of all arguments.
+    :param processes: names of the sites that were drawn from a process, and not given its data.
     """
 
     draws: dict[str, Tensor]
@@ -82,6 +83,18 @@ class RunPlan:
     met: set[str] = field(default_factory=set)
     free: dict[str, bool] = field(default_factory=dict)
     sizes: frozenset[int] = frozenset()
+    processes: set[str] = field(default_factory=set)
+
+    def drawn_processes(self) -> str | None:
+        """Says that sites were drawn from a process by itself, where that is so."""
+        if not self.processes:
+            return None
+        return (
+            f"the sites {sorted(self.processes)} were drawn from processes as they are with the "
+            "guide's draws, not given the data that these were fitted to: such draws are no "
+            "predictions. Take process.condition(y, new_inputs, observed=True) at draws of the "
+            "guide (see ImplicitProcess.condition)."
+        )
 
     def seeded(self, first: int, row: int) -> int:
         """A seed for latents of draw ``first`` and the unit of rows from ``row`` on (-1: all)."""
@@ -214,6 +227,8 @@ class PredictiveRun(Messenger):
     def _noisy(self, msg: Any) -> Tensor:
         """A draw of the site in which each unit of rows has its own state of the generator."""
         fn, row_dim = msg["fn"], self.plan.layout.row_dims.get(msg["name"])
+        if callable(getattr(fn, "condition", None)):
+            self.plan.processes.add(msg["name"])
         if msg["name"] in self.given:
             return self._rows_of(self.given[msg["name"]], fn.shape())
         if row_dim is None or self.plan.whole:

@@ -17,7 +17,7 @@ from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from torch import Tensor, nn
 
-from pyro_implicit import BayesianModule, ImplicitProcess
+from pyro_implicit import BayesianModule, HyperNetworkGuide, ImplicitProcess, evaluate, predict
 from pyro_implicit.exceptions import ArgumentError, DensityError, NonFiniteError, ShapeError
 
 NOISE = 0.5
@@ -357,3 +357,22 @@ def test_bad_posteriors() -> None:
     both = ImplicitProcess(network(2), x, 5, NOISE, event_dim=2)
     with pytest.raises(ArgumentError, match="event_dim=1 only"):
         both.condition(torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("use", [predict, evaluate])
+def test_draws_of_the_process_itself_are_told_from_predictions(use):
+    """They know nothing of the data that the guide was fitted to."""
+
+    def functions(inputs, count):
+        return torch.randn(count, 1) * inputs[:, 0]
+
+    def model(x, y=None):
+        noise = pyro.sample("noise", dist.LogNormal(-1.0, 0.1))
+        return pyro.sample("y", ImplicitProcess(functions, x, noise_scale=noise), obs=y)
+
+    x = torch.linspace(-1, 1, 6)[:, None]
+    guide = HyperNetworkGuide(model).setup(x, x[:, 0])
+    data = (x,) if use is predict else (x, x[:, 0])
+    with pytest.warns(UserWarning, match=r"\['y'\].* no predictions.*process.condition") as caught:
+        use(model, guide, *data, num_samples=3)
+    assert caught[0].filename == __file__
