@@ -14,7 +14,8 @@ __all__ = ["check_draws", "warn_of_steps"]
 
 _REFUSED = 0.5  # share of draws
 _ACCEPTED = 0.4
-_ENERGY = 0.1  # squared error per latent and step, twenty times the largest that is tuned to
+_ENERGY = 0.1  # squared error per latent and step, twenty times the largest default
+_ENERGY_SHARE = 10.0  # and so many times what was asked for
 
 
 def check_draws(kept: int, num_warmup: int, num_steps: int, thin: int) -> None:
@@ -45,7 +46,8 @@ def warn_of_steps(told: Statistics, settings: dict[str, Any], num_latents: int, 
     :param int num_latents: number of unconstrained latents.
     :param int level: of the warning's place.
     """
-    found = _signs(told, num_latents)
+    asked = settings.get("energy_error") or 0.0
+    found = _signs(told, num_latents, max(_ENERGY, _ENERGY_SHARE * asked))
     if not found:
         return
     size = f"{float(told['step_size'].double().mean()):.3g}"
@@ -64,7 +66,7 @@ def warn_of_steps(told: Statistics, settings: dict[str, Any], num_latents: int, 
     )
 
 
-def _signs(told: Statistics, num_latents: int) -> str:
+def _signs(told: Statistics, num_latents: int, most: float) -> str:
     refused = told["diverging"]
     signs = []
     if float(refused.double().mean()) > _REFUSED:
@@ -73,6 +75,6 @@ def _signs(told: Statistics, num_latents: int) -> str:
     if accepted is not None and float(accepted.double().mean()) < _ACCEPTED:
         signs.append(f"proposals are accepted with probability {float(accepted.mean()):.2g}")
     error = float(told["energy_error"].double().square().mean()) / num_latents
-    if accepted is None and error > _ENERGY:
+    if accepted is None and error > most:
         signs.append(f"the squared energy error per latent is {error:.2g}")
     return ", ".join(signs)

@@ -69,3 +69,16 @@ def test_a_warm_up_that_was_too_short_is_told():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_steps(told | {"diverging": told["diverging"] & False}, settings, 2, 2)
+
+
+def test_an_energy_error_that_was_asked_for_is_no_sign():
+    told = {
+        "diverging": torch.zeros(2, 5, dtype=torch.bool),
+        "step_size": torch.ones(2, 5),
+        "energy_error": torch.ones(2, 5),  # 0.5 per latent, squared
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_steps(told, {"num_warmup": 30, "energy_error": 0.1}, 2, 2)
+    with pytest.warns(UserWarning, match="squared energy error per latent is 0.5"):
+        warn_of_steps(told, {"num_warmup": 30, "energy_error": 0.01}, 2, 2)

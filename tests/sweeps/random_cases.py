@@ -123,6 +123,8 @@ def refusals(spec: CaseSpec) -> Iterator[str]:
     whole = options.get("init_from") == "AutoMultivariateNormal"
     if whole and model.local and model.subsampled:
         yield "it was fitted to other shapes"
+    if model.local and model.subsampled:
+        yield "nobody has said which of|latents of each row of plate"
     if prior and objective.get("prior_weight", 1.0) != 1:
         yield "the prior has no term of its own"
     if prior and model.improper:
