@@ -63,9 +63,11 @@ def isolated() -> Iterator[None]:
     """Seed, empty parameter store, and a failure for the test that leaks global state."""
     import pyro
 
+    from pyro_implicit._random import seed_all  # pyro.set_rng_seed, without its milliseconds
+
     before = _global_state()
     pyro.clear_param_store()
-    pyro.set_rng_seed(SEED)
+    seed_all(SEED)
     yield
     after = _global_state()
     _restore(before)

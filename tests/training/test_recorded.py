@@ -395,7 +395,13 @@ def _in_place(holder: Holder) -> None:
     holder.batch.add_(0.5)
 
 
-@pytest.mark.parametrize("change", [_batch, _entry, _level, _width, _in_place])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "change",
+    [_batch, _width, _in_place, pytest.param(_entry, marks=SLOW), pytest.param(_level, marks=SLOW)],
+)
 def test_what_the_model_holds_is_looked_at_before_each_step(
     change: Callable[[Holder], None], slow_program: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

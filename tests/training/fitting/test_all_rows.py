@@ -109,7 +109,9 @@ def test_many_rows_or_numbers_stay_in_batches(monkeypatch: pytest.MonkeyPatch) -
                 assert (all_rows(model, Arguments((), tuples(), {})) is not None) == is_given
 
 
-def test_the_start_does_not_depend_on_the_first_batch() -> None:
+def test_the_start_does_not_depend_on_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyro_implicit.guides.initialization.auto._MEAN_FIELD", 50)
+    monkeypatch.setattr("pyro_implicit.guides.initialization.auto._MEAN_FIELD_MIDDLE", 50)
     guide, other = (HyperNetworkGuide(model, init_from="auto") for _ in range(2))
     fit(model, guide, batches=tuples(6), num_steps=1, seed=0, progress=False)
     fit(model, other, X, Y, num_steps=1, seed=0, progress=False)
