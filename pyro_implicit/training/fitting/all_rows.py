@@ -30,8 +30,8 @@ def all_rows(model: Callable[..., Any], arguments: Arguments) -> Call | None:
 
     That is done for lists, tuples and PyTorch's own ``DataLoader``, if every tensor of a batch has
     its rows as the first dimension, if there are at most 5000 rows, a million numbers and 256
-    latents, none of them local to a row, and if the model then says that it has all rows: no plate
-    is larger than what it shows.
+    latents, none of them local to a row, and if the model says of one batch that it is a part of
+    the rows, and of all together that they are all: no plate is larger than what it shows.
 
     :param model: the model.
     :param Arguments arguments: of the steps.
@@ -48,14 +48,16 @@ def all_rows(model: Callable[..., Any], arguments: Arguments) -> Call | None:
 
 def _is_small(model: Callable[..., Any], arguments: Arguments) -> bool:
     args, kwargs = arguments.peek()
-    num_latents = 0
+    num_latents, is_part = 0, arguments.num_batches == 1
     for node in _nodes(model, args, kwargs):
+        if node["type"] == "sample" and node["is_observed"]:
+            is_part |= any(f.full_size not in (None, f.size) for f in node["cond_indep_stack"])
         if node["type"] != "sample" or node["is_observed"] or poutine.util.site_is_subsample(node):
             continue
         if any(frame.full_size not in (None, frame.size) for frame in node["cond_indep_stack"]):
             return False
         num_latents += node["value"].numel()
-    return 0 < num_latents <= _MOST_LATENTS
+    return is_part and 0 < num_latents <= _MOST_LATENTS
 
 
 def _joined(arguments: Arguments) -> Call | None:

@@ -45,6 +45,12 @@ def scaled(x: Tensor, y: Tensor) -> None:
         pyro.sample("y", dist.Normal(w, 1.0), obs=y)
 
 
+def undeclared(x: Tensor, y: Tensor) -> None:
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w, 1.0), obs=y)
+
+
 def wide(x: Tensor, y: Tensor) -> None:
     pyro.sample("many", dist.Normal(0.0, 1.0).expand([300]).to_event(1))
     model(x, y)
@@ -61,6 +67,7 @@ def tuples(size: int = 20) -> list[Any]:
         tuple(tuples(25)),  # the last is shorter
         [{"x": x, "y": y} for x, y in tuples()],
         [(x, y, 0.5) for x, y in tuples()],
+        [(X, Y)],
     ],
 )
 def test_rows_are_put_together_in_their_order(batches: Any) -> None:
@@ -90,6 +97,7 @@ def test_a_loader_gives_all_its_rows() -> None:
         (fixed, tuples()),  # takes batches of one size
         (scaled, tuples()),  # weights a batch by itself
         (wide, tuples()),
+        (undeclared, tuples()),  # each batch counts as all data
     ],
 )
 def test_what_is_not_small_whole_and_plain_is_left_in_batches(
