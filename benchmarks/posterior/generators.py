@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
@@ -136,7 +137,10 @@ def _one(which: tuple[int, str, str], arguments: Namespace, *, warm_up: bool = F
             guide, effort = fit(target, method, seconds)
         except (ArithmeticError, RuntimeError, ValueError) as error:
             return row | {"note": f"no fit: {type(error).__name__}"}
-        return row | effort | measure(target, method, guide)
+        found = measure(target, method, guide)
+        if not math.isfinite(found["claimed_elbo"]):
+            return row | {"note": "no fit: its bound is not finite"}
+        return row | effort | found
 
 
 _LOADED: dict[tuple[Any, ...], Target] = {}
