@@ -16,7 +16,7 @@ import sys
 import traceback
 from pathlib import Path
 
-SHARED = ("arviz", "lightning.pytorch", "matplotlib.pyplot", "sklearn.datasets", "pyro_implicit")
+SHARED = ("arviz", "matplotlib.pyplot", "sklearn.datasets", "pyro_implicit")
 
 
 def execute(notebook: str, folder: str) -> None:

@@ -236,10 +236,11 @@ def test_the_best_parameters_of_before_an_interruption_come_back() -> None:
     result = bowl(**options, seed=None, resume=read, validation=Score())
     assert result.history == whole.history and result.scores == whole.scores
     assert (result.reason, stubs.value()) == ("validation", reached)
-    further = bowl(num_steps=3100, lr=1e-5, seed=None, resume=result, validation=lambda: -9.0)
+    more = whole.num_steps + 250
+    further = bowl(num_steps=more, lr=1e-5, seed=None, resume=result, validation=lambda: -9.0)
     assert len(further.scores) > len(whole.scores) + 1  # patience begins anew
     assert stubs.value() == reached  # and the best are still the best
-    kept = bowl(num_steps=3200, lr=1e-5, seed=None, resume=further)
+    kept = bowl(num_steps=more + 50, lr=1e-5, seed=None, resume=further)
     assert kept.state["validation"] == further.state["validation"]
 
 
