@@ -21,8 +21,9 @@ from benchmarks.registry import BENCHMARKS, FOLDERS, benchmark_of_record
 
 Rows = list[dict[str, Any]]
 REAL: Path = parser("").get_default("data_root")
-#: what starts other processes, which import everything once more
-SLOW = ("ddp", "scaling")
+#: what starts other processes, which import everything once more; and four seconds each, whose
+#: parts have tests of their own
+SLOW = ("ddp", "scaling", "refine", "objectives")
 
 
 #: figures of many panels, by helpers that the other figures are drawn with

@@ -91,7 +91,11 @@ WHOLE = [(X, Y)] * 30
 BATCHES = [(X[:5], Y[:5]), (X[5:10], Y[5:10]), (X[10:], Y[10:])] * 12
 
 
-@pytest.mark.parametrize("batches", [WHOLE, BATCHES], ids=["whole", "batches"])
+@pytest.mark.parametrize(
+    "batches",
+    [pytest.param(WHOLE, marks=pytest.mark.slow), BATCHES],  # graphs of two shapes; and of one
+    ids=["whole", "batches"],
+)
 @pytest.mark.parametrize(
     ("objective", "guide"),
     [

@@ -161,6 +161,7 @@ def test_a_state_without_its_copies_is_refused() -> None:
             bowl(Bowl(), num_steps=200, resume=result, seed=None)
 
 
+@pytest.mark.slow
 def test_a_rate_far_too_high_is_mended() -> None:
     """At this rate the fit is thrown off again and again; it ends at the posterior all the same."""
     x = torch.randn(50, generator=torch.Generator().manual_seed(0))
