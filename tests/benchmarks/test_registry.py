@@ -21,9 +21,9 @@ from benchmarks.registry import BENCHMARKS, FOLDERS, benchmark_of_record
 
 Rows = list[dict[str, Any]]
 REAL: Path = parser("").get_default("data_root")
-#: what starts other processes, which import everything once more; and four seconds each, whose
-#: parts have tests of their own
-SLOW = ("ddp", "scaling", "refine", "objectives")
+#: what starts other processes, which import everything once more; and what takes two to four
+#: seconds, and has parts with tests of their own
+SLOW = ("ddp", "scaling", "refine", "objectives", "posteriordb", "panel", "uci_regression")
 
 
 #: figures of many panels, by helpers that the other figures are drawn with
