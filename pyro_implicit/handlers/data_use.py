@@ -8,6 +8,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pyro_implicit.handlers.pointwise import is_auxiliary
+from pyro_implicit.handlers.rows import is_cut
 
 __all__ = ["DataUse"]
 
@@ -51,8 +52,7 @@ class DataUse(Messenger):
         if site["is_observed"]:
             scale = site["scale"]
             self._is_scaled |= isinstance(scale, Tensor) or scale != 1
-            frames = site["cond_indep_stack"]
-            self.is_cut |= any(f.full_size not in (None, f.size) for f in frames)
+            self.is_cut |= is_cut(site)
 
     def nothing_observed(self, call: str) -> str | None:
         """

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode
 
 from pyro_implicit.exceptions import ShapeError
 
-__all__ = ["NotSliceable", "changed_dims", "number_of_rows", "rows_of", "take_rows"]
+__all__ = ["NotSliceable", "changed_dims", "is_cut", "number_of_rows", "rows_of", "take_rows"]
 
 #: arguments of which a distribution holds one, and makes the others from it
 _ALTERNATIVES = (
@@ -150,3 +150,12 @@ def _own_arguments(fn: dist.TorchDistribution) -> list[str]:
     if not names:
         raise NotSliceable(type(fn).__name__)
     return names
+
+
+def is_cut(site: Any) -> bool:
+    """
+    Whether a plate around a site shows some of its rows only.
+
+    :param site: a message of a handler, or a node of a trace.
+    """
+    return any(f.full_size not in (None, f.size) for f in site["cond_indep_stack"])

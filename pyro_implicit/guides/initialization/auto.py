@@ -49,6 +49,7 @@ from pyro_implicit.guides.initialization.start_search import objective
 from pyro_implicit.guides.initialization.trials import FAILURES, Trials
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.log_joint import LogJoint
+from pyro_implicit.handlers.rows import is_cut
 
 __all__ = ["SMALL", "auto_start"]
 
@@ -287,9 +288,8 @@ def _is_whole(trace: Any) -> bool:
     for node in trace.nodes.values():
         if node["type"] != "sample":
             continue
-        cut = any(f.full_size not in (None, f.size) for f in node["cond_indep_stack"])
         heavy = node["is_observed"] and bool((torch.as_tensor(node["scale"]) > 1).any())
-        if cut or heavy:
+        if is_cut(node) or heavy:
             return False
     return True
 

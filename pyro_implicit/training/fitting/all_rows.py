@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from pyro_implicit._random import RandomStream
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.rows import is_cut
 from pyro_implicit.training.fitting.arguments import Arguments
 
 __all__ = ["Call", "all_rows"]
@@ -51,10 +52,10 @@ def _is_small(model: Callable[..., Any], arguments: Arguments) -> bool:
     num_latents, is_part = 0, arguments.num_batches == 1
     for node in _nodes(model, args, kwargs):
         if node["type"] == "sample" and node["is_observed"]:
-            is_part |= any(f.full_size not in (None, f.size) for f in node["cond_indep_stack"])
+            is_part |= is_cut(node)
         if node["type"] != "sample" or node["is_observed"] or poutine.util.site_is_subsample(node):
             continue
-        if any(frame.full_size not in (None, frame.size) for frame in node["cond_indep_stack"]):
+        if is_cut(node):
             return False
         num_latents += node["value"].numel()
     return is_part and 0 < num_latents <= _MOST_LATENTS
@@ -100,13 +101,8 @@ def _entry(column: tuple[Any, ...]) -> Any:
 def _is_whole(model: Callable[..., Any], call: Call) -> bool:
     """Whether the model takes these rows, and counts each once."""
     sites = [node for node in _nodes(model, *call) if node["type"] == "sample"]
-    if any(poutine.util.site_is_subsample(node) for node in sites):
-        frames = [frame for node in sites for frame in node["cond_indep_stack"]]
-        if any(frame.full_size not in (None, frame.size) for frame in frames):
-            return False
-    return bool(sites) and not any(
-        node["is_observed"] and bool((torch.as_tensor(node["scale"]) != 1).any()) for node in sites
-    )
+    weighted = (bool((torch.as_tensor(n["scale"]) != 1).any()) for n in sites if n["is_observed"])
+    return bool(sites) and not any(weighted) and not any(is_cut(node) for node in sites)
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from pyro_implicit.handlers.explained_errors import explained
 from pyro_implicit.handlers.missing_data import missing_data
 from pyro_implicit.handlers.observed_shape import observed_batch_shape
 from pyro_implicit.handlers.pointwise import SiteVisitor, batch_log_prob, is_auxiliary, is_delta
-from pyro_implicit.handlers.rows import number_of_rows
+from pyro_implicit.handlers.rows import is_cut, number_of_rows
 from pyro_implicit.training.fitting.arguments import Arguments
 
 __all__ = ["explained_steps", "first_look"]
@@ -53,12 +53,14 @@ def first_look(
     :raises SiteError: for batches without observations, whose latents are those of some rows.
     """
     number_of_rows(args, dict(kwargs))
-    use, subsampled, found = DataUse(), set[str](), list[Exception]()
+    use, found = DataUse(), list[Exception]()
+    is_part = False  # whether latents are those of some rows
 
     def visit(site: Any) -> None:
+        nonlocal is_part
         use.note(site)
         if not site["is_observed"]:
-            subsampled.update(_partial_plates(site))
+            is_part |= is_cut(site)
         elif not (is_auxiliary(site) or is_delta(site)):
             try:
                 _check_observed(site, in_plates)
@@ -82,7 +84,7 @@ def first_look(
     finally:
         _forget_parameters(known)
     said = use.nothing_observed("fit(model, guide, batches=DataLoader(TensorDataset(x, y), 64))")
-    if in_batches and subsampled and said is not None:
+    if in_batches and is_part and said is not None:
         raise SiteError(said)
 
 
@@ -155,12 +157,6 @@ def _check_observed(site: Any, in_plates: bool) -> None:
     log_prob = batch_log_prob(site)  # which refuses them by itself with validation on
     if bool(scale_and_mask(log_prob, mask=site["mask"]).isnan().any()):
         raise NonFiniteError(told)
-
-
-def _partial_plates(site: Any) -> set[str]:
-    """Names of the plates of a site that show some of their rows."""
-    frames = [frame for frame in site["cond_indep_stack"] if frame.vectorized]
-    return {f.name for f in frames if f.full_size is not None and f.full_size != f.size}
 
 
 def _forget_parameters(known: set[str]) -> None:
