@@ -56,6 +56,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path, Pa
         stdin.close()
 
 
+@pytest.mark.program
 @each_notebook
 def test_tutorial_runs(run: Callable[[Path, Path], str | None], notebook: Path, tmp_path) -> None:
     assert run(notebook, tmp_path) is None

@@ -21,9 +21,8 @@ from benchmarks.registry import BENCHMARKS, FOLDERS, benchmark_of_record
 
 Rows = list[dict[str, Any]]
 REAL: Path = parser("").get_default("data_root")
-#: what starts other processes, which import everything once more; and what takes two to four
-#: seconds, and has parts with tests of their own
-SLOW = ("ddp", "scaling", "refine", "objectives", "posteriordb", "panel", "uci_regression")
+#: what starts other processes, which import everything once more
+SLOW = ("ddp", "scaling")
 
 
 #: figures of many panels, by helpers that the other figures are drawn with
@@ -160,6 +159,7 @@ def _data(benchmark: Benchmark, made_up: Path) -> Path:
 @pytest.mark.filterwarnings("ignore:the step size .* does not suit")  # after so few steps
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork")
 @pytest.mark.usefixtures("as_before")
+@pytest.mark.program
 @pytest.mark.parametrize("name", CASES)
 def test_short_run(
     name: str, small_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
