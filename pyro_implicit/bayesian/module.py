@@ -26,6 +26,7 @@ from pyro_implicit.bayesian.private_copy import (
     refuse_running_statistics,
     to_buffers,
 )
+from pyro_implicit.bayesian.recurrence import steps_of_recurrence
 from pyro_implicit.bayesian.vectorization import (
     common_batch_shape,
     over_draws,
@@ -133,6 +134,7 @@ class BayesianModule(nn.Module):
         self._has_statistics = has_running_statistics(self.module)
         self._adopt(prior)
         self._vmap_fails = False
+        self._recurrence = steps_of_recurrence(self.module)
 
     def _adopt(self, prior: Prior | JointPrior) -> None:
         """Selects the parameters, and takes all but the deterministic ones out of training."""
@@ -239,7 +241,8 @@ class BayesianModule(nn.Module):
     ) -> Any:
         """The network with one value ``P`` for each site; tied parameters get the same one."""
         parameters = {name: values[site] for site, names in self._aliases.items() for name in names}
-        return functional_call(self.module, parameters, args, kwargs, tie_weights=False)
+        with self._recurrence():
+            return functional_call(self.module, parameters, args, kwargs, tie_weights=False)
 
     def _attempt(self, evaluate: Callable[..., Any]) -> Any:
         """Evaluates by vmap or a loop, whichever is asked for or works."""

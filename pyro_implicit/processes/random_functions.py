@@ -24,6 +24,7 @@ from pyro_implicit._checks import (
     check_number,
 )
 from pyro_implicit.bayesian.private_copy import private_copy, to_buffers
+from pyro_implicit.bayesian.recurrence import steps_of_recurrence
 from pyro_implicit.exceptions import ArgumentError, ShapeError
 from pyro_implicit.ops.activations import get_activation
 
@@ -43,20 +44,18 @@ class RandomNetwork(nn.Module):
     Source: `Variational Implicit Processes`, Ma, Li and Hernandez-Lobato, ICML 2019.
 
     :param torch.nn.Module module: from ``(N, ...)`` to ``(N, K)``.
-    :param str vectorize: ``"vmap"``, ``"loop"``, or ``"auto"``: a loop for recurrent layers, which
-        vmap cannot, and vmap for all others.
+    :param str vectorize: ``"vmap"``, or ``"loop"`` for a network that vmap cannot evaluate.
     :raises ArgumentError: for a module without parameters, or another ``vectorize``.
     """
 
-    def __init__(self, module: nn.Module, *, vectorize: str = "auto") -> None:
+    def __init__(self, module: nn.Module, *, vectorize: str = "vmap") -> None:
         super().__init__()
-        check_choice("vectorize", vectorize, ("auto", "vmap", "loop"))
+        check_choice("vectorize", vectorize, ("vmap", "loop"))
         check_instance("module", module, nn.Module, "an nn.Module, built")
         self._names = [name for name, _ in module.named_parameters()]
         if not self._names:
             raise ArgumentError(f"{type(module).__name__} has no parameters to be random.")
-        recurrent = any(isinstance(layer, nn.RNNBase) for layer in module.modules())
-        self._loops = vectorize == "loop" or (vectorize == "auto" and recurrent)
+        self._loops = vectorize == "loop"
         scales = _initial_scales(module)
         parameters = dict(module.named_parameters())
         self.loc = nn.ParameterList(torch.zeros_like(parameters[n]) for n in self._names)
@@ -65,6 +64,7 @@ class RandomNetwork(nn.Module):
         )
         self.module = private_copy(module)
         to_buffers(self.module, self._names)  # its own values are of no use
+        self._recurrence = steps_of_recurrence(self.module)
 
     def forward(self, inputs: Tensor, num_functions: int) -> Tensor:
         """
@@ -81,7 +81,8 @@ class RandomNetwork(nn.Module):
         }
 
         def evaluate(one: dict[str, Tensor]) -> Tensor:
-            return functional_call(self.module, one, (inputs,))
+            with self._recurrence():
+                return functional_call(self.module, one, (inputs,))
 
         if self._loops:
             rows = [{n: w[i] for n, w in weights.items()} for i in range(num_functions)]

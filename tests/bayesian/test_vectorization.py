@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -94,7 +93,6 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
         lambda: torch.randn(5, 3),
     ),
 }
-RECURRENT = {"GRU", "LSTM"}  # torch has no batching rule for these
 
 
 def leaves(output: Any) -> list[Tensor]:
@@ -116,10 +114,7 @@ def test_many_particles_equal_one_and_a_loop(layer: str, training: bool) -> None
         ]
     for how in ("auto", "loop"):
         net = BayesianModule(user, NORMAL, vectorize=how)
-        with warnings.catch_warnings():
-            if layer in RECURRENT:
-                warnings.filterwarnings("ignore", "torch.func.vmap cannot evaluate")
-            output = leaves(poutine.condition(net, draws)(x))
+        output = leaves(poutine.condition(net, draws)(x))
         for found, expected in zip(output, zip(*one_by_one, strict=True), strict=True):
             torch.testing.assert_close(found, torch.stack(expected))
     single = poutine.condition(net, {n: d[2, 0] for n, d in draws.items()})(x)
@@ -293,7 +288,7 @@ def test_common_batch_shape(sizes: list[list[int]], shape: torch.Size) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*performance drop:UserWarning")
 @pytest.mark.parametrize("lead", [(), (3,), (3, 1), (1, 1)])
-@pytest.mark.parametrize("layer", [name for name in LAYERS if name not in RECURRENT])
+@pytest.mark.parametrize("layer", LAYERS)
 def test_local_draws_pair_with_rows(layer: str, lead: tuple[int, ...]) -> None:
     make, make_input = LAYERS[layer]
     user, x = make().double(), make_input()
