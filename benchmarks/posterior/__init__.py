@@ -226,4 +226,22 @@ BENCHMARKS = (
         short="--seeds 0 --methods 'implicit, low rank' 'mean field'",
         short_settings={"steps": 2, "draws": 3},
     ),
+    Benchmark(
+        "posterior.local_latents",
+        "How near does a guide come to the posterior of each row's own latents?",
+        rows="a model, a guide and a seed",
+        columns={
+            "model": "what a row's numbers are, given its latents",
+            "method": "the guide",
+            "seed": "of data, guide and fit",
+            "gap": "log evidence less the claimed bound, nats a row",
+            "error": "of means, in deviations, and of log-deviations: root mean square",
+            "steps": "of the fit",
+            "cpu_seconds": "of the fit",
+            "warnings": "of the fit",
+        },
+        records={"local_latents": ""},
+        short="--seeds 0 --models curve",
+        short_settings={"num_steps": 2, "num_prior": 100, "num_draws": 5},
+    ),
 )

@@ -4,6 +4,7 @@ from pyro_implicit.generators.as_generator import as_generator
 from pyro_implicit.generators.autoregressive import AutoregressiveGenerator
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.bijective import BijectiveGenerator
+from pyro_implicit.generators.conditional_autoregressive import ConditionalAutoregressiveGenerator
 from pyro_implicit.generators.conditioned import Conditioned
 from pyro_implicit.generators.mlp import MLPGenerator
 from pyro_implicit.generators.mmnn import CMMNN, MMNN
@@ -16,6 +17,7 @@ __all__ = [
     "AutoregressiveGenerator",
     "BijectiveGenerator",
     "CMMNN",
+    "ConditionalAutoregressiveGenerator",
     "Conditioned",
     "Generator",
     "MLPGenerator",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -19,7 +20,14 @@ from pyro_implicit.ops.linearisation import FunctionLinearisation, Linearisation
 from pyro_implicit.ops.logdet import is_zero, upcast
 from pyro_implicit.ops.monotone import Steps
 
-__all__ = ["AutoregressiveGenerator"]
+__all__ = [
+    "AutoregressiveBlock",
+    "AutoregressiveGenerator",
+    "KnownDeterminant",
+    "default_width",
+    "through",
+    "through_with_log_det",
+]
 
 #: the logarithm of a scale stays within plus and minus this
 _MOST_LOG_SCALE = 4.0
@@ -37,14 +45,20 @@ class AutoregressiveBlock(nn.Module):
     :param int size: ``m``.
     :param int hidden_dim: width of the two hidden layers.
     :param int num_steps: steps of each increasing function.
+    :param int context_dim: numbers beside the entries that every entry may depend on.
     """
 
-    def __init__(self, size: int, hidden_dim: int, num_steps: int) -> None:
+    def __init__(
+        self, size: int, hidden_dim: int, num_steps: int, context_dim: int | None = None
+    ) -> None:
         super().__init__()
         self.num_steps = num_steps
         self.num_outputs = 2 + 3 * num_steps
         position = torch.arange(1, size + 1)
-        unit = _degrees(hidden_dim, max(size - 1, 1))
+        if context_dim is None:
+            unit = _degrees(hidden_dim, max(size - 1, 1))
+        else:  # some units see no entry, only the context
+            unit = _degrees(hidden_dim, size) - 1
         self.mask_in: Tensor
         self.mask_hidden: Tensor
         self.mask_out: Tensor
@@ -60,17 +74,25 @@ class AutoregressiveBlock(nn.Module):
         bias = torch.zeros(self.num_outputs, size)
         bias[2 + num_steps : 2 + 2 * num_steps] = torch.randn(num_steps, size)
         self.bias_out = nn.Parameter(bias)
+        self.weight_context: nn.Parameter | None = None
+        if context_dim is not None:
+            spread = 1 / math.sqrt(context_dim)
+            self.weight_context = nn.Parameter(spread * torch.randn(hidden_dim, context_dim))
 
-    def parts(self, x: Tensor) -> tuple[Tensor, Tensor, Steps]:
+    def parts(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Steps]:
         """
         Run the masked network.
 
         :param torch.Tensor x: shape ``(..., m)``.
+        :param torch.Tensor context: shape ``(..., k)``, of a block that takes one.
         :returns: ``m`` and ``s``, shape ``(..., m)``, and the increasing functions.
         """
         dtype = x.dtype
         weight = self.weight_in.to(dtype) * self.mask_in
-        hidden = F.silu(F.linear(x, weight, self.bias_in.to(dtype)))
+        hidden = F.linear(x, weight, self.bias_in.to(dtype))
+        if context is not None and self.weight_context is not None:
+            hidden = hidden + F.linear(context, self.weight_context.to(dtype))
+        hidden = F.silu(hidden)
         weight = self.weight_hidden.to(dtype) * self.mask_hidden
         hidden = F.silu(F.linear(hidden, weight, self.bias_hidden.to(dtype)))
         weight = (self.weight_out.to(dtype) * self.mask_out).flatten(0, 1)
@@ -80,24 +102,26 @@ class AutoregressiveBlock(nn.Module):
         height, centre, rate = out[2:].chunk(3)
         return shift, log_scale, Steps(F.softplus(height - 4), centre, 2 * F.softplus(rate) + 1e-3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """
         Evaluate the block.
 
         :param torch.Tensor x: shape ``(..., m)``.
+        :param torch.Tensor context: see :meth:`parts`.
         :returns: ``y``, of the same shape.
         """
-        shift, log_scale, steps = self.parts(x)
+        shift, log_scale, steps = self.parts(x, context)
         return shift + log_scale.exp() * steps.value(x)
 
-    def with_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def with_log_det(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """
         Evaluate the block and its determinant in one pass.
 
         :param torch.Tensor x: shape ``(..., m)``.
+        :param torch.Tensor context: see :meth:`parts`.
         :returns: ``y``, and the log-determinant of its triangular Jacobian, shape ``(...)``.
         """
-        shift, log_scale, steps = self.parts(x)
+        shift, log_scale, steps = self.parts(x, context)
         value, slope = steps.value_and_slope(x)
         return shift + log_scale.exp() * value, (log_scale + slope.log()).sum(-1)
 
@@ -132,7 +156,7 @@ def _first_weights(mask: Tensor) -> Tensor:
     entry is found sooner than one of a sum over all.
     """
     num_units = len(mask)
-    seen = mask.sum(1)
+    seen = mask.sum(1).clamp(min=1)  # a unit that sees none has its weights masked
     weights = 0.3 * torch.randn(mask.shape) / seen.sqrt()[:, None]
     signs = 2.0 * torch.randint(2, (num_units,)) - 1
     weights[torch.arange(num_units), seen - 1] += signs * (0.7 + 0.8 * torch.rand(num_units))
@@ -150,6 +174,16 @@ def _degrees(num_units: int, most: int) -> Tensor:
     if num_units >= most:
         return torch.arange(num_units) % most + 1
     return torch.linspace(1, most, num_units).round().long()
+
+
+def default_width(output_dim: int) -> int:
+    """
+    Tell the width that the networks of a generator have by default.
+
+    :param int output_dim: its number of outputs.
+    :returns: hidden units of each layer.
+    """
+    return min(max(_LEAST, _UNITS_PER_OUTPUT * output_dim), _MOST)
 
 
 class AutoregressiveGenerator(Generator):
@@ -202,7 +236,7 @@ class AutoregressiveGenerator(Generator):
         super().__init__((output_dim,), output_dim)
         init_scale = check_number("init_scale", init_scale, above=0)
         if hidden_dim is None:
-            hidden_dim = min(max(_LEAST, _UNITS_PER_OUTPUT * output_dim), _MOST)
+            hidden_dim = default_width(output_dim)
         hidden_dim = self.hidden_dim = check_count("hidden_dim", hidden_dim)
         self.num_blocks = check_count("num_blocks", num_blocks)
         self.num_steps = check_count("num_steps", num_steps, 0)
@@ -228,8 +262,7 @@ class AutoregressiveGenerator(Generator):
         """See :meth:`Generator.forward`."""
         with torch.autocast(z.device.type, enabled=False):  # in the precision of the determinant
             x = z.to(torch.promote_types(z.dtype, torch.float32))
-            for number, (block, mix) in enumerate(zip(self.blocks, self.maps, strict=True)):
-                x = mix(block(x.flip(-1) if number else x))
+            x = through(self.blocks, self.maps, x)
             return (x + self.shift.to(x.dtype)).to(z.dtype)
 
     def half_log_det(self, z: Tensor, scale: float | Tensor = 0.0) -> Tensor:
@@ -243,17 +276,13 @@ class AutoregressiveGenerator(Generator):
         """Draws, and the log-determinants, in one pass."""
         with torch.autocast(z.device.type, enabled=False):
             x = z.to(torch.promote_types(z.dtype, torch.float32))
-            total = x.new_zeros(())
-            for number, (block, mix) in enumerate(zip(self.blocks, self.maps, strict=True)):
-                x, log_det = block.with_log_det(x.flip(-1) if number else x)  # type: ignore[operator]
-                total = total + log_det + mix.log_abs_det().to(x)  # type: ignore[operator]
-                x = mix(x)
+            x, total = through_with_log_det(self.blocks, self.maps, x)
             return (x + self.shift.to(x.dtype)).to(z.dtype), total.to(z.dtype)
 
     def linearise(self, z: Tensor) -> Linearisation:
         """See :meth:`Generator.linearise`; the determinant comes with the value."""
         self.check_noise(z)
-        return _TriangularLinearisation(self, z, *self._with_log_det(z))
+        return KnownDeterminant(partial(FunctionLinearisation, self, z), *self._with_log_det(z))
 
     def inverse(self, x: Tensor) -> Tensor:
         """See :meth:`Generator.inverse`."""
@@ -300,18 +329,61 @@ class AutoregressiveGenerator(Generator):
         }
 
 
-class _TriangularLinearisation(Linearisation):
-    """A value with its determinant; products by ``torch.func``, once they are asked for."""
+def through(
+    blocks: nn.ModuleList, maps: nn.ModuleList, x: Tensor, context: Tensor | None = None
+) -> Tensor:
+    """
+    Run blocks and linear maps in turns, the order of the entries reversed between two blocks.
+
+    :param blocks: of :class:`AutoregressiveBlock`.
+    :param maps: as many.
+    :param torch.Tensor x: shape ``(..., m)``.
+    :param torch.Tensor context: see :meth:`AutoregressiveBlock.parts`.
+    :returns: shape ``(..., m)``.
+    """
+    for number, (block, mix) in enumerate(zip(blocks, maps, strict=True)):
+        x = mix(block(x.flip(-1) if number else x, context))
+    return x
+
+
+def through_with_log_det(
+    blocks: nn.ModuleList, maps: nn.ModuleList, x: Tensor, context: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """
+    Run blocks and linear maps in turns, and tell the log-determinant of it all.
+
+    :param blocks: of :class:`AutoregressiveBlock`.
+    :param maps: as many.
+    :param torch.Tensor x: shape ``(..., m)``.
+    :param torch.Tensor context: see :meth:`AutoregressiveBlock.parts`.
+    :returns: shape ``(..., m)``, and ``(...)``.
+    """
+    total = x.new_zeros(())
+    for number, (block, mix) in enumerate(zip(blocks, maps, strict=True)):
+        x, log_det = block.with_log_det(x.flip(-1) if number else x, context)  # type: ignore[operator]
+        total = total + log_det + mix.log_abs_det().to(x)  # type: ignore[operator]
+        x = mix(x)
+    return x, total
+
+
+class KnownDeterminant(Linearisation):
+    """
+    A value with its determinant; products only once they are asked for.
+
+    :param products: makes the linearisation that has them.
+    :param torch.Tensor value: the draws, shape ``(..., m)``.
+    :param torch.Tensor log_abs_det: shape ``(...)``.
+    """
 
     def __init__(
-        self, generator: AutoregressiveGenerator, z: Tensor, value: Tensor, log_abs_det: Tensor
+        self, products: Callable[[], Linearisation], value: Tensor, log_abs_det: Tensor
     ) -> None:
-        super().__init__(value, z.shape[-1])
-        self._generator, self._noise, self.log_abs_det = generator, z, log_abs_det
+        super().__init__(value, value.shape[-1])
+        self._make, self.log_abs_det = products, log_abs_det
 
     @cached_property
     def _products(self) -> Linearisation:
-        return FunctionLinearisation(self._generator, self._noise)
+        return self._make()
 
     def jvp(self, v: Tensor) -> Tensor:
         """See :meth:`Linearisation.jvp`."""

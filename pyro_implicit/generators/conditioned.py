@@ -9,7 +9,20 @@ from pyro_implicit.exceptions import ShapeError
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.ops.linearisation import Linearisation
 
-__all__ = ["Conditioned"]
+__all__ = ["Conditioned", "conditioned"]
+
+
+def conditioned(generator: Generator, context: Tensor) -> Conditioned:
+    """
+    Holds the last inputs of a generator at a context, by its own route if it has one.
+
+    :param Generator generator: from ``d + k`` flat inputs, noise first.
+    :param torch.Tensor context: shape ``(*batch, k)``.
+    :returns: the generator of noise alone.
+    :raises ShapeError: see :class:`Conditioned`.
+    """
+    own = getattr(generator, "at_context", None)
+    return Conditioned(generator, context) if own is None else own(context)
 
 
 class Conditioned(Generator):

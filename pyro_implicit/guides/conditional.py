@@ -13,11 +13,15 @@ from typing import Any
 
 from pyro_implicit.generators.as_generator import as_generator
 from pyro_implicit.generators.base import Generator
+from pyro_implicit.generators.conditional_autoregressive import ConditionalAutoregressiveGenerator
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.hypernetwork import HyperNetworkGuide
 from pyro_implicit.guides.latent_site import LatentSite
 
 __all__ = ["ConditionalHyperNetworkGuide"]
+
+_SMALL = 32  # latents of a row up to which increasing functions cost little beside the model
+_FLOW_SCALE = 0.5
 
 
 class ConditionalHyperNetworkGuide(ConditionalGuide, HyperNetworkGuide):
@@ -39,7 +43,16 @@ class ConditionalHyperNetworkGuide(ConditionalGuide, HyperNetworkGuide):
 
     With :class:`~pyro_implicit.PosteriorPredictiveLoss` this lets a simple network follow what no
     single one of its parameters could; with an objective that has an entropy it is an amortised
-    posterior of local latents. The size of the plate must not depend on the minibatch (give the
+    posterior of local latents.
+
+    **Up to 32 latents of a row** it is a
+    :class:`~pyro_implicit.generators.ConditionalAutoregressiveGenerator`: at each context a map
+    that cannot fold, with the determinant at hand, so that :class:`~pyro_implicit.LinearisedELBO`
+    is a lower bound on the evidence of every row. **Above**, with ``noise_dim``, ``hidden_dims``,
+    ``activation``, output noise or shared noise, it is a perceptron of noise and context, which may
+    fold. See ``docs/results/local_latents.md``.
+
+    The size of the plate must not depend on the minibatch (give the
     number of all data, as above, or ``create_plates``): the entropy of the rows is scaled with it.
 
     A saved guide can be drawn from without the model; a ``context`` of one's own is not stored.
@@ -55,10 +68,10 @@ class ConditionalHyperNetworkGuide(ConditionalGuide, HyperNetworkGuide):
     :param bool shared_noise: whether one draw uses one noise for all rows, so that it is a curve (a
         coherent function of the context), as in the figures of Dabrowski and Pagendam 2022. Rows
         are then dependent, and objectives with an entropy refuse.
-    :param int noise_dim: noise dimensions.
-    :param hidden_dims: widths of the hidden layers.
+    :param int noise_dim: noise dimensions of a perceptron.
+    :param hidden_dims: widths of its hidden layers.
     :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`.
-    :param generator: instead of the perceptron: a module (or a callable that makes one from the
+    :param generator: a generator of one's own: a module (or a callable that makes one from the
         number of outputs) from noise and context, side by side, to all latents of one row. Then
         ``noise_dim`` is needed, unless it is a :class:`~pyro_implicit.generators.Generator`.
     :param float init_scale: standard deviation of the first draws in the unconstrained space, over
@@ -86,6 +99,17 @@ class ConditionalHyperNetworkGuide(ConditionalGuide, HyperNetworkGuide):
 
     def _is_free(self) -> bool:
         return False  # the context needs inputs beside the noise
+
+    def _make_generator(
+        self, output_dim: int, sites: list[LatentSite], preconditioned: bool
+    ) -> Generator:
+        is_asked = self._generator[0] is not None or not super()._is_free()
+        if is_asked or self.shared_noise or self._context_dim is None or output_dim > _SMALL:
+            return super()._make_generator(output_dim, sites, preconditioned)
+        init_scale = self._init_scale or _FLOW_SCALE
+        return ConditionalAutoregressiveGenerator(
+            output_dim, self._context_dim, init_scale=init_scale
+        )
 
     def _num_inputs(self, output_dim: int) -> int:
         return super()._num_inputs(output_dim) + (self._context_dim or 0)

@@ -11,7 +11,7 @@ from pyro_implicit._checks import check_choice, check_number
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.generators.base import Generator
-from pyro_implicit.generators.conditioned import Conditioned
+from pyro_implicit.generators.conditioned import conditioned
 from pyro_implicit.generators.preconditioner import Preconditioner
 
 __all__ = ["Sampler", "check_scale_arguments"]
@@ -57,7 +57,7 @@ class Sampler(nn.Module):
         :param torch.Tensor context: what the generator is conditioned on, shape ``(*batch, k)``.
         :returns: the distribution of the flat unconstrained latent.
         """
-        generator = self.generator if context is None else Conditioned(self.generator, context)
+        generator = self.generator if context is None else conditioned(self.generator, context)
         return ImplicitDistribution(generator, scale=self.scale, preconditioner=self.preconditioner)
 
 

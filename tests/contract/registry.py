@@ -140,6 +140,7 @@ ROW_MODELS: dict[str, Case] = {
 #: guides that draw there; each takes the model of such a case, and ``scale``
 ROW_GUIDES: dict[str, Callable[..., Any]] = {
     "conditional": partial(ConditionalHyperNetworkGuide, hidden_dims=(8,)),
+    "conditional, increasing": ConditionalHyperNetworkGuide,
     "hand-written": HandWritten,
 }
 

@@ -39,6 +39,7 @@ from pyro_implicit.exceptions import (
     SiteError,
     StateError,
 )
+from pyro_implicit.generators import ConditionalAutoregressiveGenerator, MLPGenerator
 
 ROWS = 12
 X = torch.linspace(-1, 1, ROWS)[:, None]
@@ -99,8 +100,13 @@ def test_sample_and_forward_agree_in_law_and_depend_on_x(shared: bool) -> None:
     pyro.set_rng_seed(0)
     guide = ConditionalHyperNetworkGuide(make_model(), shared_noise=shared, init_scale=0.5)
     guide.setup(X, Y)
+    generator = guide.samplers[0].generator
     with torch.no_grad():
-        guide.samplers[0].generator.skip_dense += 0.5
+        if shared:
+            generator.skip_dense += 0.5
+        else:
+            generator.reader[0].weight *= 10
+            generator.blocks[-1].weight_out += 0.1 * torch.randn(8, 2, 40)
     drawn = guide.sample(4000, X)["weight"][..., 0, 0]
     assert drawn.shape == (4000, ROWS)
     with pyro.plate("particles", 4000, dim=-2), torch.no_grad():
@@ -137,6 +143,47 @@ def test_with_an_entropy_it_is_an_amortised_posterior(make) -> None:
     torch.testing.assert_close(
         draws.std(0), torch.full((3,), math.sqrt(0.2)), rtol=0.2 if semi else 0.12, atol=0
     )
+
+
+def test_by_default_the_map_of_a_row_cannot_fold_and_its_bound_is_exact() -> None:
+    """The loss reaches minus the log evidence of local conjugate latents, and stays above."""
+    pyro.set_rng_seed(0)
+    y, model = torch.linspace(-2, 2, ROWS), conjugate()
+    guide = ConditionalHyperNetworkGuide(model)
+    elbo = LinearisedELBO(8, vectorize_particles=True)
+    svi = SVI(model, guide, pyro.optim.ClippedAdam({"lr": 0.01, "lrd": 0.02 ** (1 / 300)}), elbo)
+    for _ in range(300):
+        svi.step(y)
+    assert type(guide.samplers[0].generator) is ConditionalAutoregressiveGenerator
+    evidence = float(dist.Normal(0.0, math.sqrt(1.25)).log_prob(y).sum())
+    losses = [LinearisedELBO(500, vectorize_particles=True).loss(model, guide, y) for _ in range(4)]
+    loss, error = sum(losses) / 4, 2 * math.sqrt(0.5 * ROWS / 2000)
+    assert -evidence - error < loss < -evidence + 0.3
+    draws = guide.sample(4000, torch.tensor([-1.5, 0.2, 1.1]))["z"]
+    torch.testing.assert_close(draws.mean(0), torch.tensor([-1.2, 0.16, 0.88]), rtol=0, atol=0.1)
+    torch.testing.assert_close(draws.std(0), torch.full((3,), math.sqrt(0.2)), rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hidden_dims": (4,)},
+        {"noise_dim": 3},
+        {"activation": "tanh"},
+        {"scale": 0.1},
+        {"learn_scale": "scalar", "scale": 0.1},
+        {"shared_noise": True},
+    ],
+)
+def test_options_of_a_perceptron_make_one(options) -> None:
+    guide = ConditionalHyperNetworkGuide(make_model(), **options).setup(X, Y)
+    assert type(guide.samplers[0].generator) is MLPGenerator
+
+
+def test_rows_of_many_latents_have_a_perceptron() -> None:
+    wide = make_model(layers=nn.Sequential(nn.Linear(1, 11), nn.Tanh(), nn.Linear(11, 1)))
+    guide = ConditionalHyperNetworkGuide(wide).setup(X, Y)
+    assert guide.latent_dim == 34 and type(guide.samplers[0].generator) is MLPGenerator
 
 
 def test_the_linearised_elbo_of_a_linear_guide_is_exact_on_a_minibatch() -> None:

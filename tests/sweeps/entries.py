@@ -290,6 +290,11 @@ CLASSES: dict[str, Entry] = {
         generate,
         takes={"num_steps": lambda v: type(v) is int and v == 0},
     ),
+    "ConditionalAutoregressiveGenerator": Entry(
+        lambda: dict(output_dim=2, context_dim=1, hidden_dim=2),
+        generate,
+        takes={"num_steps": lambda v: type(v) is int and v == 0},
+    ),
     "BijectiveGenerator": fixed(generate, output_dim=3, hidden_dim=2),
     "CMMNN": fixed(generate, group_sizes=[10, 12]),
     "CMMNNGuide": _guide(),
@@ -569,6 +574,8 @@ HOOKS = {
     "Generator.det_sign",
     "ResidualGenerator.det_sign",
     "AutoregressiveGenerator.forward",
+    "ConditionalAutoregressiveGenerator.at_context",
+    "ConditionalAutoregressiveGenerator.forward",
     "BijectiveGenerator.forward",
     "CMMNN.forward",
     "ImplicitDistribution.log_prob",  # of a trace; most refuse whatever they are given

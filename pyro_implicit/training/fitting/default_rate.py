@@ -10,6 +10,7 @@ from pyro import poutine
 from torch import nn
 
 from pyro_implicit.generators.autoregressive import AutoregressiveGenerator
+from pyro_implicit.generators.conditional_autoregressive import ConditionalAutoregressiveGenerator
 from pyro_implicit.training.fitting.arguments import Arguments
 
 __all__ = ["default_rate"]
@@ -34,5 +35,6 @@ def default_rate(guide: Callable[..., Any], arguments: Arguments) -> float:
     args, kwargs = arguments.peek()
     with poutine.block():
         guide(*args, **kwargs)
-    is_restless = any(isinstance(part, AutoregressiveGenerator) for part in guide.modules())
+    kinds = (AutoregressiveGenerator, ConditionalAutoregressiveGenerator)
+    is_restless = any(isinstance(part, kinds) for part in guide.modules())
     return _RESTLESS if is_restless else _USUAL

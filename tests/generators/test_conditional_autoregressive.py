@@ -1,0 +1,133 @@
+"""A map for each row that cannot fold: its determinant, its products and what it depends on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pyro_implicit.exceptions import ArgumentError, DensityError, ShapeError
+from pyro_implicit.generators import ConditionalAutoregressiveGenerator, Conditioned
+from pyro_implicit.generators.base import generator_class
+from pyro_implicit.generators.conditioned import conditioned
+from tests.generators.test_residual import jolted
+
+
+def made(m: int, k: int, size: float = 1.0, **options: Any) -> ConditionalAutoregressiveGenerator:
+    generator = ConditionalAutoregressiveGenerator(m, k, hidden_dim=6, num_blocks=2, **options)
+    return jolted(generator, size)
+
+
+def brute(generator: Any, z: Tensor) -> Tensor:
+    """The Jacobian at each noise by torch's own reverse mode, one noise and row at a time."""
+    whole = torch.autograd.functional.jacobian(generator, z)
+    lead = z.shape[:-1]
+    index = torch.arange(lead.numel())
+    return whole.reshape(lead.numel(), z.shape[-1], lead.numel(), -1)[index, :, index].reshape(
+        *lead, z.shape[-1], -1
+    )
+
+
+@settings(max_examples=30)
+@given(
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(0, 2),
+    st.integers(0, 2**31),
+    st.sampled_from(["auto", "diagonal"]),
+)
+def test_each_row_has_a_map_that_never_folds_with_a_known_determinant(
+    m: int, k: int, num_steps: int, seed: int, mixing: str
+) -> None:
+    torch.manual_seed(seed)
+    inner = made(m, k, 0.5, num_steps=num_steps, mixing=mixing)
+    context = 2 * torch.randn(3, k, dtype=torch.float64)
+    generator, z = conditioned(inner, context), torch.randn(2, 3, m, dtype=torch.float64)
+    jacobian = brute(generator, z)
+    sign, log_det = torch.linalg.slogdet(jacobian)
+    assert bool((sign == sign.flatten()[0]).all())
+    torch.testing.assert_close(generator.half_log_det(z), log_det)
+    torch.testing.assert_close(generator.jacobian(z), jacobian)
+    line, v = generator.linearise(z), torch.randn_like(z)
+    torch.testing.assert_close(line.value, generator(z))
+    torch.testing.assert_close(line.jvp(v), (jacobian @ v[..., None])[..., 0])
+    torch.testing.assert_close(line.vjp(v), (jacobian.mT @ v[..., None])[..., 0])
+    noisy = 0.5 * torch.logdet(jacobian @ jacobian.mT + 0.09 * torch.eye(m).double())
+    torch.testing.assert_close(generator.half_log_det(z, 0.3), noisy)
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(0, 2**31))
+def test_it_is_the_map_of_noise_and_context_side_by_side(m: int, k: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    inner, context = made(m, k), torch.randn(4, k, dtype=torch.float64)
+    z = torch.randn(5, 4, m, dtype=torch.float64)
+    both = torch.cat([z, context.expand(5, 4, k)], -1)
+    torch.testing.assert_close(conditioned(inner, context)(z), inner(both))
+    plain = Conditioned(inner, context)  # by products with the whole Jacobian
+    torch.testing.assert_close(conditioned(inner, context).jacobian(z), plain.jacobian(z))
+    torch.testing.assert_close(conditioned(inner, context).half_log_det(z), plain.half_log_det(z))
+
+
+def test_every_output_depends_on_the_context_and_on_the_noises_it_may() -> None:
+    torch.manual_seed(0)
+    inner = ConditionalAutoregressiveGenerator(3, 2, num_blocks=1, mixing="diagonal").double()
+    jolted(inner, 0.5)
+    z = torch.randn(1, 3, dtype=torch.float64)
+    context = torch.randn(1, 2, dtype=torch.float64)
+    by_context = torch.autograd.functional.jacobian(lambda c: conditioned(inner, c)(z), context)
+    assert bool((by_context.abs() > 1e-6).all())
+    by_noise = brute(conditioned(inner, context), z)[0]
+    assert bool((by_noise.abs() > 1e-9).equal(torch.ones(3, 3).tril().bool()))
+
+
+def test_it_is_made_anew_from_its_config() -> None:
+    inner = made(2, 3, num_steps=1)
+    config = inner.config()
+    kind = generator_class(config.pop("type"))
+    assert kind is ConditionalAutoregressiveGenerator
+    other = kind(**config).double()
+    other.load_state_dict(inner.state_dict())
+    z = torch.randn(4, 5, dtype=torch.float64)
+    torch.testing.assert_close(other(z), inner(z))
+
+
+def test_half_precision_and_autocast_keep_the_determinant() -> None:
+    torch.manual_seed(0)
+    inner, context = made(3, 2).float(), torch.randn(4, 2)
+    z = torch.randn(4, 3)
+    plain = conditioned(inner, context)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(plain.half_log_det(z), plain.half_log_det(z))
+        torch.testing.assert_close(plain(z), inner(torch.cat([z, context], -1)))
+    assert plain(z.bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"output_dim": 0}, "output_dim=0"),
+        ({"context_dim": 0}, "context_dim=0"),
+        ({"hidden_dim": 0}, "hidden_dim=0"),
+        ({"num_blocks": 0}, "num_blocks=0"),
+        ({"num_steps": -1}, "num_steps=-1"),
+        ({"mixing": "none"}, "mixing='none'"),
+        ({"init_scale": 0.0}, "init_scale=0"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        ConditionalAutoregressiveGenerator(**{"output_dim": 2, "context_dim": 3} | arguments)
+
+
+def test_another_context_and_inverses_are_refused() -> None:
+    inner = made(2, 3)
+    with pytest.raises(ShapeError, match="takes noise of shape"):
+        inner(torch.randn(4, 2).double())
+    with pytest.raises(ShapeError, match=r"context of shape \(4, 2\).*expected \(\.\.\., 3\)"):
+        conditioned(inner, torch.randn(4, 2).double())
+    with pytest.raises(DensityError, match="not certain to be invertible"):
+        conditioned(inner, torch.randn(4, 3).double()).inverse(torch.randn(4, 2).double())
