@@ -12,6 +12,8 @@ from pyro.infer import SVI
 from pyro.infer.autoguide import AutoGuideList, AutoNormal
 
 from pyro_implicit.exceptions import GuideError
+from pyro_implicit.objectives import LinearisedELBO
+from pyro_implicit.objectives.kernel_objective import KernelObjective
 from pyro_implicit.ops.logdet import is_zero
 from pyro_implicit.testing.objective import check_gradients, check_values
 from tests.contract.registry import GUIDES, MODELS, OBJECTIVES
@@ -37,7 +39,16 @@ def unmoved(guide, before):
 
 
 def mean_loss(objective, model, guide, data):
-    pyro.set_rng_seed(0)  # the same noise before training and after it
+    """
+    With the same noise before training and after it.
+
+    The few draws of a step make products of scores that are no value to compare: estimates of a
+    squared discrepancy, now of thousands and now below zero. Those objectives have to raise the
+    evidence bound.
+    """
+    pyro.set_rng_seed(0)
+    if isinstance(objective, KernelObjective):
+        objective = LinearisedELBO(20, watch_folds=0)
     return sum(objective.loss(model, guide, *data) for _ in range(8)) / 8
 
 

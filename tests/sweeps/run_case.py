@@ -353,7 +353,7 @@ def run_case(spec: CaseSpec) -> Outcome:
         return Outcome("wrong", case.stage, str(error))
     except ImplicitError as error:
         nonsense = spec.model.nonsense
-        due = [TOLD[nonsense]] if nonsense else refusals(spec)
+        due = [*refusals(spec), *([TOLD[nonsense]] if nonsense else [])]
         kind = "refused" if any(re.search(p, str(error)) for p in due) else "unasked"
         return Outcome(kind, case.stage, f"{type(error).__name__}: {error}")
     except Exception as error:
