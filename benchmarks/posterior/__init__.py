@@ -239,6 +239,7 @@ BENCHMARKS = (
             "steps": "of the fit",
             "cpu_seconds": "of the fit",
             "warnings": "of the fit",
+            "note": "why there is no fit",
         },
         records={"local_latents": ""},
         short="--seeds 0 --models curve",

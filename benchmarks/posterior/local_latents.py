@@ -21,6 +21,7 @@ from tqdm.auto import tqdm
 from benchmarks.common import fixed_seed, format_table, parse, parser
 from benchmarks.records import write_record
 from pyro_implicit import ConditionalHyperNetworkGuide, LinearisedELBO, fit, posterior_draws
+from pyro_implicit.exceptions import NonFiniteError
 
 DESCRIPTION = """\
 Fits guides to models in which each of 150 rows has latents of its own, by fit(model, guide, y) with
@@ -88,7 +89,8 @@ def run(arguments: Namespace) -> Iterator[Row]:
             model, y = _made(*MODELS[name])
             exact = _exact(*MODELS[name], y)
         with fixed_seed(seed):
-            yield {"model": name, "method": method, "seed": seed} | _one(model, y, method, exact)
+            row = {"model": name, "method": method, "seed": seed, "note": None}
+            yield row | _one(model, y, method, exact)
 
 
 def _made(size: int, likelihood: Mean) -> tuple[Callable[[Tensor], None], Tensor]:
@@ -120,7 +122,10 @@ def _one(model: Any, y: Tensor, method: str, exact: tuple[Tensor, Tensor, Tensor
     if method == "AutoNormal":
         objective = Trace_ELBO(8, vectorize_particles=True, max_plate_nesting=1)
     steps = SETTINGS["num_steps"]
-    result = fit(model, guide, y, objective=objective, num_steps=steps, progress=False)
+    try:
+        result = fit(model, guide, y, objective=objective, num_steps=steps, progress=False)
+    except NonFiniteError as error:
+        return {"note": f"no fit: {str(error)[:120]}"}
     seconds = time.process_time() - begin
     judge: Any = Trace_ELBO if method == "AutoNormal" else LinearisedELBO
     evidence, mean, deviation = exact
@@ -145,10 +150,15 @@ def table(rows: list[Row]) -> str:
     lines = []
     for model, method in dict.fromkeys((r["model"], r["method"]) for r in rows):
         group = [r for r in rows if (r["model"], r["method"]) == (model, method)]
+        tried, group = len(group), [r for r in group if "gap" in r]
+        fits = f"{len(group)} of {tried}"
+        if not group:
+            lines.append([model, method, fits, *[None] * 5])
+            continue
         cells = [_spread([r[key] for r in group]) for key in ("gap", "error")]
         steps, seconds = (statistics.fmean(r[k] for r in group) for k in ("steps", "cpu_seconds"))
         told = f"{sum(bool(r['warnings']) for r in group)} of {len(group)}"
-        lines.append([model, method, len(group), *cells, f"{steps:.0f}", f"{seconds:.0f}", told])
+        lines.append([model, method, fits, *cells, f"{steps:.0f}", f"{seconds:.0f}", told])
     return format_table(header, lines)
 
 

@@ -40,6 +40,9 @@ class Generator(nn.Module, ABC):
     #: whether ``g`` is certain to be a bijection of the noise's space on that of the outputs, for
     #: every value of its parameters; :meth:`inverse` then works
     is_bijective: bool = False
+    #: whether the determinant (at any one context, for a generator that has one) is certain to have
+    #: one sign at all noises; nobody watches for folds then
+    never_folds: bool = False
     #: whether :meth:`linearise` costs about a draw and tells the determinant with it
     draws_with_log_det: bool = False
     #: whether :meth:`half_log_det` without output noise is cheap at any size, by structure

@@ -50,6 +50,9 @@ class ConditionalAutoregressiveGenerator(Generator):
     """
 
     full_rank = True
+    never_folds = True
+    context_loc: Tensor
+    context_scale: Tensor
 
     def __init__(
         self,
@@ -74,6 +77,8 @@ class ConditionalAutoregressiveGenerator(Generator):
         kind = default_kind(m, invertible=True) if mixing == "auto" else mixing
         layers = [nn.Linear(context_dim, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU()]
         self.reader = nn.Sequential(*layers)
+        self.register_buffer("context_loc", torch.zeros(context_dim))
+        self.register_buffer("context_scale", torch.ones(context_dim))
         self.shift = nn.Parameter(torch.zeros(m))
         self.blocks = nn.ModuleList(
             AutoregressiveBlock(m, width, num_steps, width) for _ in range(num_blocks)
@@ -98,10 +103,11 @@ class ConditionalAutoregressiveGenerator(Generator):
         """What shapes the map, shape ``(..., hidden_dim)``, in float32 or better."""
         with torch.autocast(context.device.type, enabled=False):
             x = context.to(torch.promote_types(context.dtype, torch.float32))
+            x = (x - self.context_loc.to(x.dtype)) / self.context_scale.to(x.dtype)
             if x.dtype == self.shift.dtype:
                 return self.reader(x)
-            for layer in (self.reader[0], self.reader[2]):
-                weight, bias = (p.to(x.dtype) for p in (layer.weight, layer.bias))
+            weights = [parameter.to(x.dtype) for parameter in self.reader.parameters()]
+            for weight, bias in (weights[:2], weights[2:]):
                 x = F.silu(F.linear(x, weight, bias))
             return x
 
@@ -112,6 +118,28 @@ class ConditionalAutoregressiveGenerator(Generator):
             x, total = through_with_log_det(self.blocks, self.maps, x, features.to(x.dtype))
             return (x + self.shift.to(x.dtype)).to(z.dtype), total.to(z.dtype)
 
+    @torch.no_grad()
+    def standardise(self, context: Tensor) -> None:
+        """
+        Makes contexts like these the unit that contexts are read in, entry by entry.
+
+        :param torch.Tensor context: shape ``(rows, k)``. An entry that does not vary keeps its
+            unit.
+        :raises ShapeError: for another ``k``.
+        """
+        self._check_context(context)
+        rows = context.reshape(-1, self.context_dim).to(self.context_loc)
+        mean, spread = rows.mean(0), rows.std(0, correction=0)
+        varies = spread.isfinite() & (spread > 0)
+        self.context_loc.copy_(torch.where(mean.isfinite(), mean, 0.0))
+        self.context_scale.copy_(torch.where(varies, spread, 1.0))
+
+    def _check_context(self, context: Tensor) -> None:
+        if context.dim() == 0 or context.shape[-1] != self.context_dim:
+            raise ShapeError(
+                f"a context of shape {tuple(context.shape)}; expected (..., {self.context_dim})."
+            )
+
     def at_context(self, context: Tensor) -> Conditioned:
         """
         The generator of noise alone.
@@ -120,10 +148,7 @@ class ConditionalAutoregressiveGenerator(Generator):
         :returns: the generator with its last inputs held there.
         :raises ShapeError: for another ``k``.
         """
-        if context.dim() == 0 or context.shape[-1] != self.context_dim:
-            raise ShapeError(
-                f"a context of shape {tuple(context.shape)}; expected (..., {self.context_dim})."
-            )
+        self._check_context(context)
         return _AtContext(self, context)
 
     def config(self) -> dict[str, Any]:
@@ -143,6 +168,7 @@ class _AtContext(Conditioned):
     """The map of each row; its determinant by structure."""
 
     inner: ConditionalAutoregressiveGenerator
+    never_folds = True
     draws_with_log_det = True
     has_structured_log_det = True
 

@@ -405,6 +405,15 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         """
         return all(sampler.distribution().is_bijective for _, _, sampler in self._groups())
 
+    @property
+    def never_folds(self) -> bool:
+        """
+        Whether no two noises lead to one draw, for certain, if only of one row and context.
+
+        :raises StateError: before the guide is built.
+        """
+        return self.is_bijective or all(s.generator.never_folds for _, _, s in self._groups())
+
     def log_density(self, values: Mapping[str, Tensor]) -> Tensor:
         r"""
         Evaluate the exact density of a bijective guide, differentiably.

@@ -64,7 +64,9 @@ class ConditionalHyperNetworkGuide(ConditionalGuide, HyperNetworkGuide):
         global latents another guide, in an ``AutoGuideList``.
     :param context: a function of the model's arguments that returns what each row is conditioned
         on, a tensor with one row per datum (more dimensions are flattened); an ``nn.Module`` is
-        trained with the guide. By default the model's first argument. Scale it to about unit size.
+        trained with the guide. By default the model's first argument. A generator made by default
+        reads it in units of the rows that the guide is built with; for others scale it to about
+        unit size.
     :param bool shared_noise: whether one draw uses one noise for all rows, so that it is a curve (a
         coherent function of the context), as in the figures of Dabrowski and Pagendam 2022. Rows
         are then dependent, and objectives with an entropy refuse.
@@ -107,9 +109,12 @@ class ConditionalHyperNetworkGuide(ConditionalGuide, HyperNetworkGuide):
         if is_asked or self.shared_noise or self._context_dim is None or output_dim > _SMALL:
             return super()._make_generator(output_dim, sites, preconditioned)
         init_scale = self._init_scale or _FLOW_SCALE
-        return ConditionalAutoregressiveGenerator(
+        generator = ConditionalAutoregressiveGenerator(
             output_dim, self._context_dim, init_scale=init_scale
         )
+        if self._first_context is not None:
+            generator.standardise(self._first_context)
+        return generator
 
     def _num_inputs(self, output_dim: int) -> int:
         return super()._num_inputs(output_dim) + (self._context_dim or 0)

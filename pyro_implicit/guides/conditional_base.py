@@ -65,6 +65,7 @@ class ConditionalGuide(ImplicitGuide):
         self.context_network = context if isinstance(context, nn.Module) else None
         self.shared_noise = check_flag("shared_noise", shared_noise)
         self._context_dim: int | None = None
+        self._first_context: Tensor | None = None  # while the guide is built
 
     _default_init_loc_fn: Callable[[dict[str, Any]], Tensor] = staticmethod(init_to_fan_in)
 
@@ -106,8 +107,12 @@ class ConditionalGuide(ImplicitGuide):
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         self._context_dim = None
-        self._context_dim = self.read_context(*args, **kwargs).shape[-1]
-        super()._setup_prototype(*args, **kwargs)
+        self._first_context = self.read_context(*args, **kwargs).detach()
+        self._context_dim = self._first_context.shape[-1]
+        try:
+            super()._setup_prototype(*args, **kwargs)
+        finally:
+            self._first_context = None
         names = {frame.name for site in self.sites for frame in site.frames}
         if len(names) > 1:
             self._sites = None

@@ -90,8 +90,10 @@ class FoldWatch:
 def _can_tell(site: ImplicitSite) -> bool:
     """Whether a change of sign would be a fold that has mass on both sides."""
     fn = site.distribution
+    if fn.generator.is_bijective or fn.generator.never_folds:
+        return False
     square = fn.generator.noise_dim == fn.event_shape[-1]
-    return square and not fn.generator.is_bijective and not isinstance(fn.base_entropy(), Tensor)
+    return square and not isinstance(fn.base_entropy(), Tensor)
 
 
 @torch.no_grad()

@@ -58,7 +58,7 @@ def why_not_recorded(objective: Any, guide: Any) -> str:
         return "its draws are made one after the other (vectorize_particles=False)"
     if getattr(objective, "entropy_every", 1) != 1:
         return f"its entropy is evaluated in every {objective.entropy_every}th step only"
-    if objective.watch_folds and not getattr(guide, "is_bijective", False):
+    if objective.watch_folds and not getattr(guide, "never_folds", False):
         return "it watches the generator for folds (watch_folds=0 leaves that out)"
     return ""
 

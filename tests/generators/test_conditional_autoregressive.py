@@ -84,6 +84,21 @@ def test_every_output_depends_on_the_context_and_on_the_noises_it_may() -> None:
     assert bool((by_noise.abs() > 1e-9).equal(torch.ones(3, 3).tril().bool()))
 
 
+def test_contexts_are_read_in_units_of_the_first() -> None:
+    context = torch.tensor([[1.0, 5.0, 2e3], [3.0, 5.0, 4e3], [5.0, 5.0, 9e3]], dtype=torch.float64)
+    unit = (context - context.mean(0)) / context.std(0, correction=0).clamp(min=1.0)
+    plain = made(2, 3)
+    wide = made(2, 3)
+    wide.load_state_dict(plain.state_dict())
+    wide.standardise(context)
+    z = torch.randn(3, 2, dtype=torch.float64)
+    torch.testing.assert_close(conditioned(wide, context)(z), conditioned(plain, unit)(z))
+    wide.standardise(torch.full((2, 3), float("nan")))  # whose mistake is told by the loss
+    torch.testing.assert_close(conditioned(wide, unit)(z), conditioned(plain, unit)(z))
+    with pytest.raises(ShapeError, match=r"context of shape \(2, 2\)"):
+        wide.standardise(torch.zeros(2, 2))
+
+
 def test_it_is_made_anew_from_its_config() -> None:
     inner = made(2, 3, num_steps=1)
     config = inner.config()

@@ -180,6 +180,29 @@ def test_options_of_a_perceptron_make_one(options) -> None:
     assert type(guide.samplers[0].generator) is MLPGenerator
 
 
+def test_counts_of_any_size_can_be_the_context() -> None:
+    """Without units of their own the first draws were so far out that no step had a finite loss."""
+    pyro.set_rng_seed(0)
+    y = dist.Poisson(torch.exp(3 * torch.randn(60, 2))).sample()
+
+    def model(y):
+        with pyro.plate("data", 60, subsample_size=len(y)):
+            z = pyro.sample("z", dist.Normal(0.0, 3.0).expand([2]).to_event(1))
+            return pyro.sample("y", dist.Poisson(z.exp()).to_event(1), obs=y)
+
+    assert float(y.max()) > 100
+    guide = ConditionalHyperNetworkGuide(model)
+    svi = SVI(model, guide, pyro.optim.ClippedAdam({"lr": 0.01}), LinearisedELBO(2))
+    losses = [svi.step(y) for _ in range(60)]
+    assert sum(losses[-10:]) < 0.5 * sum(losses[:10])
+    other = ConditionalHyperNetworkGuide(model).setup(y[:5])
+    other.load_state_dict(guide.state_dict())  # with the units
+    pyro.set_rng_seed(1)
+    drawn = guide.sample(3, y[:7])["z"]
+    pyro.set_rng_seed(1)
+    torch.testing.assert_close(other.sample(3, y[:7])["z"], drawn)
+
+
 def test_rows_of_many_latents_have_a_perceptron() -> None:
     wide = make_model(layers=nn.Sequential(nn.Linear(1, 11), nn.Tanh(), nn.Linear(11, 1)))
     guide = ConditionalHyperNetworkGuide(wide).setup(X, Y)

@@ -29,6 +29,7 @@ from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.generators import Generator, MLPGenerator, ResidualGenerator
 from pyro_implicit.generators.bijective import BijectiveGenerator
+from pyro_implicit.training.recorded import why_not_recorded
 
 FOLDS = "the generator folds"
 KINDS = [LinearisedELBO, LanczosELBO]
@@ -157,6 +158,27 @@ def test_rows_of_the_data_are_compared_with_themselves(depth: float) -> None:
 
 def _plate(x: Tensor) -> Any:
     return pyro.plate("data", 6)
+
+
+def test_rows_that_cannot_fold_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does the watch keep steps with them from being recorded."""
+
+    def local(x: Tensor) -> None:
+        with pyro.plate("data", 6):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("x", dist.Normal(z, 1.0), obs=x)
+
+    x, looks = torch.randn(6), []
+    monkeypatch.setattr("pyro_implicit.objectives.fold_watch._look", looks.append)
+    for options, folds in (({}, False), ({"hidden_dims": (3,)}, True)):
+        guide = ConditionalHyperNetworkGuide(local, **options).setup(x)
+        assert guide.never_folds is not folds and not guide.is_bijective
+        objective = LinearisedELBO(2, vectorize_particles=True, watch_folds=4)
+        assert bool(why_not_recorded(objective, guide)) is folds
+        if not folds:
+            steps(objective, guide, 5, local, x)
+    assert looks == []
+    assert HyperNetworkGuide(model).setup().never_folds
 
 
 # ---- what it leaves alone

@@ -576,6 +576,7 @@ HOOKS = {
     "AutoregressiveGenerator.forward",
     "ConditionalAutoregressiveGenerator.at_context",
     "ConditionalAutoregressiveGenerator.forward",
+    "ConditionalAutoregressiveGenerator.standardise",
     "BijectiveGenerator.forward",
     "CMMNN.forward",
     "ImplicitDistribution.log_prob",  # of a trace; most refuse whatever they are given
