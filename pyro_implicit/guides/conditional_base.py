@@ -29,6 +29,8 @@ from pyro_implicit.handlers.flat_latents import by_site
 
 __all__ = ["ConditionalGuide"]
 
+_FLAGS = ("shared_noise", "model_chooses", "own_context")  # of a saved guide
+
 
 class ConditionalGuide(ImplicitGuide):
     """
@@ -66,6 +68,8 @@ class ConditionalGuide(ImplicitGuide):
         self.shared_noise = check_flag("shared_noise", shared_noise)
         self._context_dim: int | None = None
         self._first_context: Tensor | None = None  # while the guide is built
+        self._model_chooses = False  # among the rows it is given; else they come as minibatches
+        self._own_context = callable(self._context[0])  # which a saved guide leaves behind
 
     _default_init_loc_fn: Callable[[dict[str, Any]], Tensor] = staticmethod(init_to_fan_in)
 
@@ -80,7 +84,13 @@ class ConditionalGuide(ImplicitGuide):
         :returns: what the guide is conditioned on, shape ``(rows, k)``.
         :raises ArgumentError: if there is no such tensor among them.
         :raises ShapeError: for another ``k`` than the guide was built with.
+        :raises StateError: if it was saved and its own context function is not there.
         """
+        if self._own_context and self._context[0] is None:
+            raise StateError(
+                "this guide was conditioned by a context function of its own, which is not stored "
+                "with it. Make the guide as it was, with context=..., and load its state_dict()."
+            )
         value = read_context(self.context_network or self._context[0], args, kwargs)
         self._check_context(value)
         return value
@@ -111,6 +121,7 @@ class ConditionalGuide(ImplicitGuide):
         self._context_dim = self._first_context.shape[-1]
         try:
             super()._setup_prototype(*args, **kwargs)
+            self._model_chooses = self.row_frame.size < len(self._first_context)
         finally:
             self._first_context = None
         names = {frame.name for site in self.sites for frame in site.frames}
@@ -179,7 +190,7 @@ class ConditionalGuide(ImplicitGuide):
         own = self._create_plates(*args, **kwargs) if self.create_plates or self.master else {}
         plate = own.get(frame.name)
         if plate is None:
-            chooses = frame.size < frame.full_size == rows
+            chooses = self._model_chooses and frame.size < frame.full_size == rows
             chosen = None if chooses else torch.arange(rows, device=context.device)
             plate = pyro.plate(
                 frame.name,
@@ -276,7 +287,9 @@ class ConditionalGuide(ImplicitGuide):
 
     def get_extra_state(self) -> dict[str, Any]:
         """See :meth:`ImplicitGuide.get_extra_state`."""
-        extra = {"context_dim": self._context_dim, "shared_noise": self.shared_noise}
+        extra: dict[str, Any] = {"context_dim": self._context_dim}
+        extra |= {"shared_noise": self.shared_noise, "model_chooses": self._model_chooses}
+        extra["own_context"] = self._own_context
         return super().get_extra_state() | extra
 
     def set_extra_state(self, state: Any) -> None:
@@ -287,10 +300,12 @@ class ConditionalGuide(ImplicitGuide):
         """
         saved = isinstance(state, dict) and state.get("sites") is not None
         if saved:
-            dim, shared = state.get("context_dim"), state.get("shared_noise")
-            if type(dim) is not int or dim < 0 or type(shared) is not bool:
+            dim = state.get("context_dim")
+            flags = {name: state.get(name) for name in _FLAGS}
+            if type(dim) is not int or dim < 0 or any(type(f) is not bool for f in flags.values()):
+                told = ", ".join(f"{name}={shown(flag)}" for name, flag in flags.items())
                 raise StateError(
-                    f"the state has context_dim={shown(dim)} and shared_noise={shown(shared)}; "
+                    f"the state has context_dim={shown(dim)}, {told}; "
                     "expected a number of entries, and True or False."
                 )
             if self._sites is not None and self._context_dim != dim:
@@ -300,7 +315,8 @@ class ConditionalGuide(ImplicitGuide):
                 )
         super().set_extra_state(state)
         if saved:
-            self._context_dim, self.shared_noise = dim, shared
+            self._context_dim, self.shared_noise = dim, flags["shared_noise"]
+            self._model_chooses, self._own_context = flags["model_chooses"], flags["own_context"]
 
     def __getstate__(self) -> dict[str, Any]:
         # often a lambda, which cannot be pickled

@@ -10,7 +10,7 @@ References
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from pyro_implicit._checks import (
 )
 from pyro_implicit.bayesian.private_copy import private_copy, to_buffers
 from pyro_implicit.bayesian.recurrence import steps_of_recurrence
-from pyro_implicit.exceptions import ArgumentError, ShapeError
+from pyro_implicit.exceptions import ArgumentError, LayerError, ShapeError
 from pyro_implicit.ops.activations import get_activation
 
 __all__ = ["NeuralSampler", "RandomNetwork"]
@@ -73,6 +73,7 @@ class RandomNetwork(nn.Module):
         :param torch.Tensor inputs: shape ``(N, ...)``.
         :param int num_functions: number ``S`` of functions to draw.
         :returns: their values, shape ``(S, N)`` for a network with one output, ``(S, K, N)`` else.
+        :raises LayerError: for a layer that vmap has no rule for.
         """
         num_functions = _check_call(inputs, num_functions)
         weights = {
@@ -88,8 +89,20 @@ class RandomNetwork(nn.Module):
             rows = [{n: w[i] for n, w in weights.items()} for i in range(num_functions)]
             values = torch.stack([evaluate(row) for row in rows])
         else:
-            values = vmap(evaluate, randomness="different")(weights)
+            values = self._mapped(evaluate, weights)
         return outputs_in_front(values)
+
+    def _mapped(self, evaluate: Callable[..., Tensor], weights: dict[str, Tensor]) -> Tensor:
+        try:
+            return vmap(evaluate, randomness="different")(weights)
+        except RuntimeError as error:
+            if "atching rule" not in str(error):
+                raise
+            raise LayerError(
+                f"torch.func.vmap cannot evaluate {type(self.module).__name__} for several draws "
+                f"of its weights at once ({str(error).splitlines()[0]}). Write "
+                "RandomNetwork(module, vectorize='loop')."
+            ) from error
 
 
 class NeuralSampler(nn.Module):

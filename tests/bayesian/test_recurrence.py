@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from pyro_implicit.bayesian import BayesianModule
 from pyro_implicit.bayesian.recurrence import steps_of_recurrence
+from pyro_implicit.exceptions import LayerError
 from pyro_implicit.processes import RandomNetwork
 
 S = 3  # draws
@@ -114,6 +115,13 @@ def test_packed_sequences_are_looped_over_with_a_warning() -> None:
     draws = {n: v.float()[:, None] for n, v in draws_for(Packed()).items()}
     with pytest.warns(UserWarning, match="vmap cannot evaluate Packed"):
         assert poutine.condition(net, draws)(x).shape == (S, 2, 3)
+
+
+def test_a_process_of_packed_sequences_says_how_to_loop() -> None:
+    x = torch.randn(2, 4, 2)
+    with pytest.raises(LayerError, match="cannot evaluate Packed.*vectorize='loop'"):
+        RandomNetwork(Packed())(x, 3)
+    assert RandomNetwork(Packed(), vectorize="loop")(x, 3).shape == (3, 3, 2)
 
 
 def test_a_process_of_recurrent_networks_draws_them_at_once() -> None:

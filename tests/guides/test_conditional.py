@@ -12,7 +12,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import SVI, Trace_ELBO
+from pyro.infer import SVI, Predictive, Trace_ELBO
 from pyro.infer.autoguide import AutoGuideList, AutoNormal
 from torch import Tensor, nn
 
@@ -25,6 +25,7 @@ from pyro_implicit import (
     PosteriorPredictiveLoss,
     SemiImplicitELBO,
     entropy_report,
+    log_predictive_density,
     posterior_draws,
     predict,
     to_arviz,
@@ -201,6 +202,44 @@ def test_counts_of_any_size_can_be_the_context() -> None:
     drawn = guide.sample(3, y[:7])["z"]
     pyro.set_rng_seed(1)
     torch.testing.assert_close(other.sample(3, y[:7])["z"], drawn)
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_a_guide_built_on_a_minibatch_serves_all_rows(vectorised: bool, is_loaded: bool) -> None:
+    """It once took all rows for those that the model would choose a minibatch from."""
+    pyro.set_rng_seed(0)
+    y, model = torch.linspace(-2, 2, ROWS), conjugate()
+    guide = ConditionalHyperNetworkGuide(model).setup(y[:4])
+    if is_loaded:
+        state = guide.state_dict()
+        guide = ConditionalHyperNetworkGuide(model)
+        guide.load_state_dict(state)
+    assert guide(y)["z"].shape == (ROWS,)
+    objective = LinearisedELBO(500, vectorize_particles=vectorised, max_plate_nesting=1)
+    whole = objective.loss(model, guide, y)
+    parts = [objective.loss(model, guide, y[i : i + 4]) for i in (0, 4, 8)]
+    assert abs(whole - sum(parts) / 3) < 4.0  # of 50, by 500 draws
+    assert log_predictive_density(model, guide, y, num_samples=5).shape == (ROWS,)
+    drawn = Predictive(model, guide=guide, num_samples=3)(y)
+    assert drawn["z"].reshape(3, -1).shape == (3, ROWS)
+
+
+def test_a_context_of_its_own_is_not_forgotten_without_a_word() -> None:
+    guide = ConditionalHyperNetworkGuide(make_model(), context=lambda x, y=None: x.flip(0))
+    guide.setup(X, Y)
+    copied = pickle.loads(pickle.dumps(guide))
+    other = ConditionalHyperNetworkGuide(make_model())
+    other.load_state_dict(guide.state_dict())
+    for lost in (copied, other):
+        with pytest.raises(StateError, match="a context function of its own, which is not stored"):
+            lost.sample(2, X)
+    found = ConditionalHyperNetworkGuide(make_model(), context=lambda x, y=None: x.flip(0))
+    found.load_state_dict(guide.state_dict())
+    for one in (guide, found):
+        pyro.set_rng_seed(3)
+        one.sampled = one.sample(2, X)["weight"]
+    torch.testing.assert_close(found.sampled, guide.sampled)
 
 
 def test_rows_of_many_latents_have_a_perceptron() -> None:
@@ -491,7 +530,7 @@ def test_a_state_of_another_context() -> None:
 def test_a_state_whose_context_has_no_size() -> None:
     state = ConditionalHyperNetworkGuide(make_model()).setup(X, Y).state_dict()
     state["_extra_state"]["context_dim"] = -1
-    with pytest.raises(StateError, match="context_dim=-1 and .*expected a number of entries, and"):
+    with pytest.raises(StateError, match="context_dim=-1, .*expected a number of entries, and"):
         ConditionalHyperNetworkGuide.from_state_dict(state)
 
 
