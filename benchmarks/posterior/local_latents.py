@@ -35,7 +35,7 @@ The gap is the log evidence, by 400 000 draws of the prior, less the evidence bo
 claims, in nats a row: below 0 the claim is false. The error is the root mean square, over rows, of
 the errors of means, in deviations, and of log-deviations."""
 
-SETTINGS: dict[str, Any] = {"num_steps": 4000, "num_prior": 400_000, "num_draws": 2000}
+SETTINGS: dict[str, Any] = {"num_steps": 2000, "num_prior": 400_000, "num_draws": 2000}
 ROWS = 150
 Row = dict[str, Any]
 Mean = Callable[[Tensor], Any]
