@@ -9,25 +9,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pyro_implicit._checks import check_choice, check_count, check_number
+from pyro_implicit._checks import check_count
 from pyro_implicit.exceptions import ShapeError
-from pyro_implicit.generators.autoregressive import (
-    AutoregressiveBlock,
+from pyro_implicit.generators.autoregressive_stack import (
+    AutoregressiveStack,
     KnownDeterminant,
-    default_width,
-    through,
-    through_with_log_det,
+    width_of,
 )
-from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.conditioned import Conditioned
-from pyro_implicit.generators.linear_maps import INVERTIBLE, default_kind, linear_maps
 from pyro_implicit.ops.linearisation import Linearisation
 from pyro_implicit.ops.logdet import is_zero
 
 __all__ = ["ConditionalAutoregressiveGenerator"]
 
 
-class ConditionalAutoregressiveGenerator(Generator):
+class ConditionalAutoregressiveGenerator(AutoregressiveStack):
     r"""
     An :class:`~pyro_implicit.generators.AutoregressiveGenerator` for each row of the data.
 
@@ -49,7 +45,6 @@ class ConditionalAutoregressiveGenerator(Generator):
     :raises ArgumentError: for values outside of these.
     """
 
-    full_rank = True
     never_folds = True
     context_loc: Tensor
     context_scale: Tensor
@@ -65,25 +60,14 @@ class ConditionalAutoregressiveGenerator(Generator):
         mixing: str = "auto",
         init_scale: float = 1.0,
     ) -> None:
-        m = check_count("output_dim", output_dim)
-        context_dim = check_count("context_dim", context_dim)
-        super().__init__((m + context_dim,), m)
-        self.context_dim = context_dim
-        init_scale = check_number("init_scale", init_scale, above=0)
-        width = default_width(m) if hidden_dim is None else check_count("hidden_dim", hidden_dim)
-        self.hidden_dim, self.num_blocks = width, check_count("num_blocks", num_blocks)
-        self.num_steps = check_count("num_steps", num_steps, 0)
-        self.mixing = check_choice("mixing", mixing, ("auto", *INVERTIBLE))
-        kind = default_kind(m, invertible=True) if mixing == "auto" else mixing
-        layers = [nn.Linear(context_dim, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU()]
+        m, k = check_count("output_dim", output_dim), check_count("context_dim", context_dim)
+        width = width_of(m, hidden_dim)
+        layers = [nn.Linear(k, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU()]
+        super().__init__(m + k, m, width, num_blocks, num_steps, mixing, init_scale, width)
+        self.context_dim = k
         self.reader = nn.Sequential(*layers)
-        self.register_buffer("context_loc", torch.zeros(context_dim))
-        self.register_buffer("context_scale", torch.ones(context_dim))
-        self.shift = nn.Parameter(torch.zeros(m))
-        self.blocks = nn.ModuleList(
-            AutoregressiveBlock(m, width, num_steps, width) for _ in range(num_blocks)
-        )
-        self.maps = linear_maps(kind, m, num_blocks, init_scale)
+        self.register_buffer("context_loc", torch.zeros(k))
+        self.register_buffer("context_scale", torch.ones(k))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """
@@ -93,11 +77,7 @@ class ConditionalAutoregressiveGenerator(Generator):
         :returns: draws, shape ``(..., m)``.
         """
         z, context = inputs.split([self.output_dim, self.context_dim], -1)
-        features = self._read(context)
-        with torch.autocast(z.device.type, enabled=False):  # in the precision of the determinant
-            x = z.to(features.dtype)
-            x = through(self.blocks, self.maps, x, features)
-            return (x + self.shift.to(x.dtype)).to(z.dtype)
+        return self._draw(z, self._read(context))
 
     def _read(self, context: Tensor) -> Tensor:
         """What shapes the map, shape ``(..., hidden_dim)``, in float32 or better."""
@@ -110,13 +90,6 @@ class ConditionalAutoregressiveGenerator(Generator):
             for weight, bias in (weights[:2], weights[2:]):
                 x = F.silu(F.linear(x, weight, bias))
             return x
-
-    def _draw_with_log_det(self, z: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Draws, and their log-determinants ``(...)``."""
-        with torch.autocast(z.device.type, enabled=False):
-            x = z.to(torch.promote_types(z.dtype, torch.float32))
-            x, total = through_with_log_det(self.blocks, self.maps, x, features.to(x.dtype))
-            return (x + self.shift.to(x.dtype)).to(z.dtype), total.to(z.dtype)
 
     @torch.no_grad()
     def standardise(self, context: Tensor) -> None:
@@ -153,15 +126,7 @@ class ConditionalAutoregressiveGenerator(Generator):
 
     def config(self) -> dict[str, Any]:
         """See :meth:`Generator.config`."""
-        return {
-            "type": type(self).__name__,
-            "output_dim": self.output_dim,
-            "context_dim": self.context_dim,
-            "hidden_dim": self.hidden_dim,
-            "num_blocks": self.num_blocks,
-            "num_steps": self.num_steps,
-            "mixing": self.mixing,
-        }
+        return self._config() | {"context_dim": self.context_dim}
 
 
 class _AtContext(Conditioned):
