@@ -48,7 +48,8 @@ class ConditionalHyperNetworkGuide(ConditionalGuide, HyperNetworkGuide):
     **Up to 32 latents of a row** it is a
     :class:`~pyro_implicit.generators.ConditionalAutoregressiveGenerator`: at each context a map
     that cannot fold, with the determinant at hand, so that :class:`~pyro_implicit.LinearisedELBO`
-    is a lower bound on the evidence of every row. **Above**, with ``noise_dim``, ``hidden_dims``,
+    is a lower bound on the evidence of every row (``is_bound_for``, which goes by the guide's
+    density, does not tell). **Above**, with ``noise_dim``, ``hidden_dims``,
     ``activation``, output noise or shared noise, it is a perceptron of noise and context, which may
     fold. See ``docs/results/local_latents.md``.
 
