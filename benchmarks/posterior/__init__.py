@@ -5,30 +5,43 @@ from __future__ import annotations
 from benchmarks.benchmark import Benchmark
 from benchmarks.shared.columns import BY_METHOD, CPU, ERRORS, PREDICTIONS, UCI
 
+#: of a fit that is judged by a score
+_FITS = {
+    "model": "a name of --models",
+    "seed": "of the fit; for UCI sets the split as well",
+    "method": "a name of --methods",
+    "score": "log predictive density of a held-out datum, or minus an error",
+    "num_scores": "held-out data; 1 for an error",
+    "margin": "the score less that of AutoNormal",
+    "margin_error": "its standard error over held-out data, paired",
+    "steps": "of the fit, or draws",
+    "reason": "why the fit ended",
+    "objective": "that fit chose",
+    "warnings": "of the fit",
+    "note": "why there is no fit",
+    **CPU,
+}
+
 BENCHMARKS = (
     Benchmark(
         "posterior.panel",
         "Does a fit with nothing tuned give a posterior that is never worse than mean-field?",
         rows="a model, a seed and a method",
-        columns={
-            "model": "a name of --models",
-            "seed": "of the fit; for UCI sets the split as well",
-            "method": "a name of --methods",
-            "score": "log predictive density of a held-out datum, or minus an error",
-            "num_scores": "held-out data; 1 for an error",
-            "margin": "the score less that of AutoNormal",
-            "margin_error": "its standard error over held-out data, paired",
-            "steps": "of the fit, or draws",
-            "reason": "why the fit ended",
-            "objective": "that fit chose",
-            "warnings": "of the fit",
-            "note": "why there is no fit",
-            **CPU,
-        },
+        columns=_FITS,
         records={"panel": "--seeds 0 1"},
         short="--models logistic --methods AutoNormal implicit --seeds 0",
         short_settings={"max_steps": 3},
         needs=("uci/concrete.npz", "mnist.npz"),
+    ),
+    Benchmark(
+        "posterior.examination",
+        "Does the panel's promise hold on models that nothing was chosen on?",
+        rows="a model, a seed and a method",
+        columns=_FITS,
+        records={"examination": "--seeds 0 1", "choice": "--models MODEL ... --seeds 0"},
+        short="--models moons --methods AutoNormal implicit --seeds 0",
+        short_settings={"max_steps": 3},
+        needs=("uci/boston.npz", "uci/yacht.npz", "uci/kin8nm.npz", "uci/wine.npz"),
     ),
     Benchmark(
         "posterior.posteriordb",

@@ -30,7 +30,7 @@ from benchmarks.shared.images import load_mnist
 from benchmarks.shared.uci import build_model, load_split
 from pyro_implicit import BayesianModule, log_predictive_density, posterior_draws
 
-__all__ = ["CASES", "Case"]
+__all__ = ["CASES", "Case", "Load", "held_out", "network"]
 
 Draws = dict[str, Tensor]
 Judge = Callable[[Any], Tensor]
@@ -62,7 +62,12 @@ class Case:
 # ---- how a posterior is judged
 
 
-def _held_out(model: Callable[..., Any], *held: Tensor) -> Judge:
+def held_out(model: Callable[..., Any], *held: Tensor) -> Judge:
+    """
+    :param model: a Pyro model.
+    :param held: held-out arguments of the model.
+    :returns: their log predictive densities under a guide.
+    """
     return partial(_log_densities, model, held)
 
 
@@ -109,7 +114,7 @@ def _readme(root: Path, split: int) -> Case:
         x = torch.linspace(-1.0, 1.0, count)[:, None]
         return x, torch.sin(3.0 * x[:, 0]) + 0.1 * torch.randn(count, generator=own)
 
-    net = _network(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
+    net = network(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
 
     def model(x: Tensor, y: Tensor) -> None:
         sigma = pyro.sample("sigma", dist.LogNormal(-1.0, 1.0))
@@ -117,10 +122,14 @@ def _readme(root: Path, split: int) -> Case:
         with pyro.plate("data", len(x)):
             pyro.sample("y", dist.Normal(f, sigma), obs=y)
 
-    return Case(model, data(100), _held_out(model, *data(1000)), net)
+    return Case(model, data(100), held_out(model, *data(1000)), net)
 
 
-def _network(*layers: nn.Module) -> BayesianModule:
+def network(*layers: nn.Module) -> BayesianModule:
+    """
+    :param layers: of a sequence.
+    :returns: the same network at each call, with a standard normal prior.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for layer in layers:
@@ -165,7 +174,7 @@ def _intercepts(root: Path, split: int) -> Case:
         with pyro.plate("data", len(x)):
             pyro.sample("y", dist.Normal(level[..., group] + slope * x, sigma), obs=y)
 
-    return Case(model, data(60), _held_out(model, *data(1000)))
+    return Case(model, data(60), held_out(model, *data(1000)))
 
 
 def _change_point(root: Path, split: int) -> Case:
@@ -188,7 +197,7 @@ def _change_point(root: Path, split: int) -> Case:
             pyro.sample("y", dist.GammaPoisson(shape, shape / mean), obs=y)
 
     many = t.repeat(20)
-    return Case(model, (t, counts(rate)), _held_out(model, many, counts(rate.repeat(20))))
+    return Case(model, (t, counts(rate)), held_out(model, many, counts(rate.repeat(20))))
 
 
 def _logistic(root: Path, split: int) -> Case:
@@ -207,7 +216,7 @@ def _logistic(root: Path, split: int) -> Case:
         with pyro.plate("data", len(x)):
             pyro.sample("y", dist.Bernoulli(logits=(w * x).sum(-1) + b), obs=y)
 
-    return Case(model, data(100), _held_out(model, *data(1000)))
+    return Case(model, data(100), held_out(model, *data(1000)))
 
 
 def _ill_conditioned(root: Path, split: int) -> Case:
@@ -262,7 +271,7 @@ def _uci(name: str, root: Path, split: int) -> Case:
     """One hidden layer of 50 units; the seed chooses the split."""
     part = load_split(root, name, split)
     model = build_model(part.x.shape[1], len(part.x))
-    return Case(model, part.data, _held_out(model, part.x_held, part.y_held))
+    return Case(model, part.data, held_out(model, part.x_held, part.y_held))
 
 
 def _digits(root: Path, split: int) -> Case:
@@ -274,7 +283,7 @@ def _digits(root: Path, split: int) -> Case:
     x = torch.tensor(bunch.images, dtype=torch.float32)[:, None] / 16
     y = torch.tensor(bunch.target)
     parts = train_test_split(x, y, test_size=0.2, random_state=0, stratify=y)
-    net = _network(
+    net = network(
         nn.Conv2d(1, 8, 3, padding=1),
         nn.ReLU(),
         nn.MaxPool2d(2),
@@ -293,7 +302,7 @@ def _classifier(net: BayesianModule, *parts: Tensor) -> Case:
         with pyro.plate("data", len(x)):
             pyro.sample("y", dist.Categorical(logits=logits), obs=y)
 
-    return Case(model, parts[:2], _held_out(model, *parts[2:]), net)
+    return Case(model, parts[:2], held_out(model, *parts[2:]), net)
 
 
 def _lenet(root: Path, split: int) -> Case:
@@ -327,7 +336,7 @@ def _gru(root: Path, split: int) -> Case:
         with pyro.plate("data", len(x)):
             pyro.sample("y", dist.Normal(f, sigma), obs=y)
 
-    return Case(model, data(60), _held_out(model, *data(500)), net)
+    return Case(model, data(60), held_out(model, *data(500)), net)
 
 
 class _Recurrent(nn.Module):
@@ -397,7 +406,7 @@ def _process(root: Path, split: int) -> Case:
         with pyro.plate("data", len(y)):
             pyro.sample("y", dist.Poisson((level + (f * index).sum(-1)).exp()), obs=y)
 
-    return Case(model, data(1), _held_out(model, *data(20)))
+    return Case(model, data(1), held_out(model, *data(20)))
 
 
 Load = Callable[[Path, int], Case]

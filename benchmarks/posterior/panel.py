@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from benchmarks.common import fixed_seed, format_table, parse, parser
-from benchmarks.posterior._panel_cases import CASES, Case
+from benchmarks.posterior._panel_cases import CASES, Case, Load
 from benchmarks.records import write_record
 from pyro_implicit import ConditionalHyperNetworkGuide, HyperNetworkGuide, fit
 
@@ -44,26 +44,48 @@ Row = dict[str, Any]
 
 def main(argv: Sequence[str] | None = None) -> list[Row]:
     """Runs the benchmark and returns the rows."""
-    options = parser(DESCRIPTION)
-    options.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
+    return measure("panel", DESCRIPTION, CASES, list(CASES), argv)
+
+
+def measure(
+    name: str,
+    description: str,
+    cases: Mapping[str, Load],
+    usual: list[str],
+    argv: Sequence[str] | None,
+) -> list[Row]:
+    """
+    :param str name: of the benchmark, in the registry.
+    :param str description: shown by ``--help``.
+    :param cases: what ``--models`` chooses from.
+    :param usual: its default.
+    :param argv: the command's arguments.
+    :returns: a row for each model, seed and method.
+    """
+    options = parser(description)
+    options.add_argument("--models", nargs="+", choices=cases, default=usual)
     default = [name for name in METHODS if name != "NUTS"]
     options.add_argument("--methods", nargs="+", choices=METHODS, default=default)
     arguments = parse(options, argv)
     rows: list[Row] = []
-    for row in run(arguments):
+    for row in run(arguments, cases):
         rows.append(row)
-        write_record("panel", arguments, SETTINGS, rows)
+        write_record(name, arguments, SETTINGS, rows)
     print(table(rows))
     return rows
 
 
-def run(arguments: Namespace) -> Iterator[Row]:
-    """One row for each model, seed and method; AutoNormal first, for the margins."""
+def run(arguments: Namespace, cases: Mapping[str, Load]) -> Iterator[Row]:
+    """
+    :param arguments: of the command.
+    :param cases: the models by name.
+    :returns: a row for each model, seed and method; AutoNormal first, for the margins.
+    """
     methods = sorted(arguments.methods, key=lambda name: name != "AutoNormal")
     todo = [(model, seed) for model in arguments.models for seed in arguments.seeds]
     for name, seed in tqdm(todo, disable=arguments.quiet):
         with fixed_seed(seed):
-            case = CASES[name](arguments.data_root, seed)
+            case = cases[name](arguments.data_root, seed)
         base: Tensor | None = None
         for method in methods:
             with fixed_seed(seed):

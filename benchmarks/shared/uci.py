@@ -74,7 +74,8 @@ def build_model(num_features: int, num_rows: int, hidden_units: int = HIDDEN_UNI
     :param int num_features: D.
     :param int num_rows: number of training rows.
     :param int hidden_units: 50 by default.
-    :returns: a Pyro model ``model(x, y=None)`` with the deterministic site ``mean`` [N].
+    :returns: a Pyro model ``model(x, y=None)`` with the deterministic site ``mean`` [N]; its
+        attribute ``network`` is the :class:`~pyro_implicit.BayesianModule`.
     """
     network = torch.nn.Sequential(
         torch.nn.Linear(num_features, hidden_units),
@@ -90,6 +91,7 @@ def build_model(num_features: int, num_rows: int, hidden_units: int = HIDDEN_UNI
             mean = pyro.deterministic("mean", output, event_dim=0)
             return pyro.sample("y", dist.Normal(mean, sigma), obs=y)
 
+    model.network = bayesian_network  # type: ignore[attr-defined]
     return model
 
 
