@@ -236,7 +236,7 @@ def _train(
 def _make_gaussian(guide: HyperNetworkGuide) -> None:
     """Takes the network out of an untrained guide: the Laplace approximation is left."""
     generator = guide.samplers[0].generator
-    generator.weight_out.zero_()
+    generator.stored_weight_out.zero_()
     generator.bias_out.zero_()
 
 

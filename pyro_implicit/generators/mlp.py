@@ -83,7 +83,10 @@ class MLPGenerator(Generator):
         # With small biases tanh features are nearly odd and slow to skew the Gaussian of the map.
         spread = 1.0 if skip else 0.1
         self.biases = nn.ParameterList(spread * torch.randn(n) for n in self.hidden_dims)
-        self.weight_out = nn.Parameter(torch.randn(output_dim, sizes[-1]) / math.sqrt(sizes[-1]))
+        # what the last layer's weights are stored times; measured without skip alone
+        self._stored_times = 1.0 if skip else float(sizes[-1])
+        weight_out = torch.randn(output_dim, sizes[-1]) / math.sqrt(sizes[-1])
+        self.stored_weight_out = nn.Parameter(self._stored_times * weight_out)
         self.bias_out = nn.Parameter(torch.zeros(output_dim))
         self.skip_diagonal: nn.Parameter | None = None
         self.skip_dense: nn.Parameter | None = None
@@ -109,12 +112,25 @@ class MLPGenerator(Generator):
         size = len(diagonal)
         return rest + F.pad(diagonal, (0, columns - size, 0, rows - size))
 
+    @property
+    def weight_out(self) -> Tensor:
+        """
+        The weights of the last layer, shape ``(m, h)``.
+
+        Without ``skip`` they are stored times ``h``, so that an optimiser's steps along all ``h``
+        of them together are no larger than those of a bias. Otherwise each output, and so each
+        weight of a network, moved ``h`` times as far in a step as a mean-field guide's.
+        """
+        if self._stored_times == 1.0:
+            return self.stored_weight_out
+        return self.stored_weight_out / self._stored_times
+
     @torch.no_grad()
     def _rescale_output(self, target: float) -> None:
         """Centres and scales the network's part so that its outputs have that deviation."""
         out = self._hidden(torch.randn(512, self.noise_dim)) @ self.weight_out.mT
         spread = out.std(0).clamp(min=1e-6)
-        self.weight_out.mul_((target / spread)[:, None])
+        self.stored_weight_out.mul_((target / spread)[:, None])
         self.bias_out.copy_(-target * out.mean(0) / spread)
 
     def _hidden(self, z: Tensor) -> Tensor:

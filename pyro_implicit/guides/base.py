@@ -299,20 +299,23 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
             start = replace(start, factor=torch.ones_like(start.loc))
         if found and self._init_from[0] == "auto":
             start = start.padded(SMALL)
-        noisy = found and self._takes_noise(generator.full_rank)
+        noisy = self._takes_noise(generator.full_rank)
         unit = None
-        if noisy:
+        if noisy and found:
             unit = start.deviations() if start.is_settled else torch.ones_like(start.loc)
-        preconditioner = Preconditioner(start.loc, start.factor, unit)
-        return Sampler(generator, preconditioner, *self._noise(generator, noisy)).to(start.loc)
+        factor = start.unit if start.factor is None else start.factor
+        preconditioner = Preconditioner(start.loc, factor, unit)
+        begins = math.sqrt(1 - _OWN_PART**2) if found else start.guess
+        noise = self._noise(generator, begins if noisy else None)
+        return Sampler(generator, preconditioner, *noise).to(start.loc)
 
-    def _noise(self, generator: Any, noisy: bool) -> tuple[float, bool | str]:
+    def _noise(self, generator: Any, begins: float | None) -> tuple[float, bool | str]:
         """The output noise that a sampler begins with, and how it is learned."""
         learned = self._learn_scale or False
         if self._scale is not None:
             return self._scale, learned
-        if noisy:
-            return math.sqrt(1 - _OWN_PART**2), learned or "diagonal"
+        if begins is not None:
+            return begins, learned or "diagonal"
         return 0.0 if generator.full_rank and not learned else 0.01, learned
 
     def _follow(self, module: nn.Module) -> nn.Module:

@@ -10,6 +10,7 @@ References
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -64,10 +65,10 @@ class _MatMulGuide(ImplicitGuide):
         if start.factor is not None:
             return start
         parts = [start.loc.new_full((site.numel,), fan_in_scale(site)) for site in sites]
-        return GaussianStart(start.loc, torch.cat(parts))
+        return replace(start, factor=torch.cat(parts))
 
     def _layout(self, preconditioned: bool) -> dict[str, Any]:
-        init_scale = self._init_scale or _INIT_SCALE
+        init_scale = self._init_scale or self._guessed or _INIT_SCALE
         if preconditioned:
             init_scale = self._own_scale(full_rank=False)
         return {

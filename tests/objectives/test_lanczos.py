@@ -604,7 +604,7 @@ def test_a_generator_that_has_diverged_gives_nan() -> None:
     generator: Any = guide.samplers[0].generator
     fn = guide.samplers[0].distribution()  # type: ignore[operator,union-attr]
     with torch.no_grad():
-        generator.weight_out[0, 0] = math.nan
+        generator.stored_weight_out[0, 0] = math.nan
     site = ImplicitSite("w", fn.given(torch.randn(3, 2).double()), torch.zeros(3, DIM), ("w",))
     assert LanczosELBO().estimate(site).isnan().all()  # and not an error of the eigensolver
 

@@ -47,6 +47,7 @@ from pyro_implicit.guides.initialization.mean_field import MeanField, fit_mean_f
 from pyro_implicit.guides.initialization.start_report import StartReport
 from pyro_implicit.guides.initialization.start_search import objective
 from pyro_implicit.guides.initialization.trials import FAILURES, Trials
+from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.handlers.rows import is_cut
@@ -59,9 +60,11 @@ _MIDDLE = 20_000  # and up to which there is a mean-field fit
 _UPHILL, _UPHILL_LARGE = 30, 5  # steps from each location
 _MEAN_FIELD, _MEAN_FIELD_MIDDLE = 1000, 500  # most steps
 _MODE_STEPS, _NEWTON_STEPS = 100, 3
-_NARROWER = 3.2  # steps of a mean-field fit are shorter for weights with a fan-in above 10
+_NARROWER = 3.2  # steps of the location are shorter for weights with a fan-in above 10
 _DEVIATIONS = (0.1, 0.03, 0.01, 0.003)  # relative to the scale of each latent
 _USUAL = 0.1
+_NARROW = 0.01  # a network's first deviations, in units below
+_MODULE = "the module's values"
 _JUDGES, _FEW_JUDGES = 64, 4  # draws that Gaussians are compared on
 _DELAY = 5.0  # seconds before a progress bar shows
 
@@ -75,6 +78,7 @@ class _Task:
     location_only: bool
     is_whole: bool  # whether all rows are seen
     is_settled: bool  # and nothing else is trained, so that a location found is final
+    is_network: bool  # of so many latents that no full matrix is looked for
 
 
 def auto_start(
@@ -111,7 +115,8 @@ def auto_start(
     with RandomStream(int(torch.randint(2**31, ()))), warnings.catch_warnings(), evaluation_mode():
         warnings.simplefilter("ignore")
         trace = poutine.block(poutine.trace(located).get_trace)(*log_joint.args, **log_joint.kwargs)
-        task = _Task(unit, fixed, location_only, _is_whole(trace), _is_settled(trace))
+        known = _is_whole(trace), _is_settled(trace), _is_network(sites, trace)
+        task = _Task(unit, fixed, location_only, *known)
         if cut is not None:
             return _bare(loc, task), _untried(f"site {cut!r} shows some of its rows only")
         found = {"the location given": loc}
@@ -140,6 +145,10 @@ def _search(
     if not _is_certain(trials, found):
         why = "the model is random at given latents, or has no finite density where it was tried"
         return _bare(loc, task), (default, "usual deviations", why)
+    if task.is_network and not task.location_only:
+        name, loc, _ = _best_location(trials, _as_wrapped(trials, found))
+        why = f"a network of {loc.numel()} latents, where a quick fit gives up what it needs"
+        return _narrow(loc, task), (name, "narrow", why)
     name, loc, point = _best_location(trials, found)
     if task.location_only:
         why = "units of its own (init_scale, scale or generator) leave only that to choose"
@@ -156,6 +165,13 @@ def _search(
     if best is None:
         return _bare(loc, task), (name, "usual deviations", "no Gaussian has a finite bound")
     return trials.starts[best], (name, best, why)
+
+
+def _as_wrapped(trials: Trials, found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The values of the wrapped module alone, where they are known and of some use."""
+    with torch.no_grad():
+        known = _MODULE in found and bool(trials.density(found[_MODULE]).isfinite())
+    return {_MODULE: found[_MODULE]} if known else found
 
 
 def _best_location(trials: Trials, found: dict[str, Tensor]) -> tuple[str, Tensor, Tensor]:
@@ -203,6 +219,12 @@ def _deviations(
     best = max(_DEVIATIONS, key=bound)
     start = GaussianStart(loc, best * task.unit, guess=best, is_settled=False)
     return start, f"{best} of their scales"
+
+
+def _narrow(loc: Tensor, task: _Task) -> GaussianStart:
+    """Small deviations in units of the latents' own, which do not follow them."""
+    unit = (_NARROWER * task.unit).clamp(max=1.0)
+    return GaussianStart(loc, guess=_NARROW, is_settled=False, unit=unit)
 
 
 def _mode(trials: Trials, point: Tensor, task: _Task) -> tuple[GaussianStart, str]:
@@ -292,6 +314,17 @@ def _is_whole(trace: Any) -> bool:
         if is_cut(node) or heavy:
             return False
     return True
+
+
+def _is_network(sites: Sequence[LatentSite], trace: Any) -> bool:
+    """Whether at least half of many latents are weights."""
+    total = sum(site.numel for site in sites)
+    weights = sum(site.numel for site in sites if _has_weights(site, trace.nodes[site.name]))
+    return total > SMALL and 2 * weights >= total
+
+
+def _has_weights(site: LatentSite, node: Any) -> bool:
+    return site.event_dim >= 2 or "implicit_module_value" in node["infer"]
 
 
 def _is_settled(trace: Any) -> bool:
