@@ -106,6 +106,21 @@ def test_learned_scale_gets_the_brute_force_gradient(seed: int, d: int, start: A
     torch.testing.assert_close(mine, theirs)
 
 
+@given(st.integers(1, 300), seeds)
+def test_a_step_moves_an_output_no_farther_than_its_bias_does(h: int, seed: int) -> None:
+    """Whatever the hidden width: of the last layer, by Adam, where features are within (-1, 1)."""
+    torch.manual_seed(seed)
+    generator = MLPGenerator(2, 5, (h,))
+    torch.testing.assert_close(generator.weight_out * h, generator.stored_weight_out)
+    z, lr = torch.randn(1, 2), 0.01
+    before = generator(z)
+    adam = torch.optim.Adam([generator.stored_weight_out], lr=lr)
+    before.sum().backward()
+    adam.step()
+    moved = (before - generator(z)).abs().max()
+    assert float(moved.detach()) <= lr * (1 + 1e-3) + 1e-6 * float(before.abs().max().detach())
+
+
 # ---- cost
 
 

@@ -142,10 +142,13 @@ def _search(
 ) -> tuple[GaussianStart, tuple[str, str, str]]:
     """The start; the name of its location, its own name, and why it was taken."""
     default, loc = next(iter(found.items()))
-    if not _is_certain(trials, found):
+    is_certain, is_narrow = _is_certain(trials, found), task.is_network and not task.location_only
+    if not is_certain:
         why = "the model is random at given latents, or has no finite density where it was tried"
+        if is_narrow and _MODULE in found:
+            return _narrow(found[_MODULE], task), (_MODULE, "narrow", why)
         return _bare(loc, task), (default, "usual deviations", why)
-    if task.is_network and not task.location_only:
+    if is_narrow:
         name, loc, _ = _best_location(trials, _as_wrapped(trials, found))
         why = f"a network of {loc.numel()} latents, where a quick fit gives up what it needs"
         return _narrow(loc, task), (name, "narrow", why)

@@ -356,6 +356,120 @@ def test_more_latents_than_a_fit_serves(quick: None, monkeypatch: pytest.MonkeyP
     assert report.num_gradients <= 5 * auto._UPHILL_LARGE
 
 
+# ---- networks of many weights
+
+
+def _net(*layers: nn.Module, prior: Any = None) -> BayesianModule:
+    return BayesianModule(nn.Sequential(*layers), prior=prior or dist.Normal(0.0, 1.0))
+
+
+def _fits(net: Callable[..., Any], num_inputs: int) -> tuple[Callable[..., Any], tuple[Tensor]]:
+    x = torch.randn(20, num_inputs)
+
+    def model(x: Tensor) -> None:
+        noise = pyro.sample("noise", dist.LogNormal(-2.0, 1.0))
+        f = net(x)[..., 0]
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(f, noise), obs=x[:, 0])
+
+    return model, (x,)
+
+
+@pytest.mark.parametrize("kind", GUIDES.values(), ids=GUIDES)
+def test_a_network_begins_narrow_at_its_own_values(quick: None, kind: Any) -> None:
+    net = _net(nn.Linear(40, 10), nn.Tanh(), nn.Linear(10, 1))
+    model, data = _fits(net, 40)
+    guide = kind(model).setup(*data)
+    report, sampler = _report(guide), guide.samplers[0]
+    assert (report.location, report.taken, report.gaussians) == (auto._MODULE, "narrow", ())
+    draws = guide.sample(2000)
+    for name, value in net.module.state_dict().items():
+        unit = 1.0 if value.dim() < 2 else min(1.0, 3.2 / value.shape[1] ** 0.5)
+        if kind is not HyperNetworkGuide:
+            unit = 1.0 if value.dim() < 2 else value.shape[1] ** -0.5
+        shift = draws[name].mean(0) - value
+        assert shift.abs().max() < 0.01 * unit
+        # noise, and a part of the generator's own
+        ratio = draws[name].std(0).square().mean().sqrt() / (0.01 * unit)
+        assert ratio == pytest.approx(2**0.5, rel=0.25)
+    assert sampler.log_scale.shape == (guide.latent_dim,)
+    assert sampler.preconditioner.shift is None  # the generator's last bias is the location
+
+
+def test_weights_that_a_model_draws_itself_make_a_network_too(quick: None) -> None:
+    def net(x: Tensor) -> Tensor:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([300, 4]).to_event(2))
+        return (x @ w.mT).tanh().sum(-1, keepdim=True)
+
+    model, data = _fits(net, 4)
+    report = _report(HyperNetworkGuide(model).setup(*data))
+    assert report.taken == "narrow" and len(report.locations) > 2
+
+
+@pytest.mark.parametrize("num_inputs", [200, 300])
+def test_a_small_network_is_fitted(quick: None, num_inputs: int) -> None:
+    model, data = _fits(_net(nn.Linear(num_inputs, 1)), num_inputs)
+    taken = _report(HyperNetworkGuide(model).setup(*data)).taken
+    assert (taken == "narrow") == (num_inputs == 300)
+
+
+def test_what_is_given_of_a_network_stays(quick: None) -> None:
+    model, data = _fits(_net(nn.Linear(300, 1)), 300)
+
+    def two(site: Any) -> Tensor:
+        return torch.full(site["fn"].shape(), 2.0)
+
+    guide = HyperNetworkGuide(model, init_loc_fn=two).setup(*data)
+    assert _report(guide).taken == "narrow"
+    assert float((guide.sample(50)["0.weight"] - 2).abs().max()) < 0.1
+    guide = HyperNetworkGuide(model, scale=0.2).setup(*data)
+    assert _report(guide).taken == "the location alone" and guide.samplers[0].log_scale is None
+
+
+@pytest.mark.parametrize("factorized", [True, "layer"])
+def test_parts_of_a_network_begin_narrow(quick: None, factorized: Any) -> None:
+    net = _net(nn.Linear(40, 10), nn.Tanh(), nn.Linear(10, 1))
+    model, data = _fits(net, 40)
+    guide = HyperNetworkGuide(model, factorized=factorized).setup(*data)
+    drawn = guide.sample(20)
+    gap = (drawn["0.weight"] - net.module.state_dict()["0.weight"]).abs().max()
+    assert _report(guide).taken == "narrow" and gap < 0.1
+
+
+def test_a_generator_of_full_rank_begins_narrow(quick: None) -> None:
+    model, data = _fits(_net(nn.Linear(300, 1)), 300)
+    guide = HyperNetworkGuide(model, generator=ResidualGenerator).setup(*data)
+    drawn = guide.sample(500)["0.weight"].std(0)
+    assert guide.samplers[0].log_scale is None
+    assert drawn.mean() == pytest.approx(0.01 * 3.2 / 300**0.5, rel=0.2)
+
+
+class _Noise(nn.Module):
+    """In evaluation mode too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn_like(x)
+
+
+def test_a_random_network_begins_narrow_too(quick: None) -> None:
+    model, data = _fits(_net(_Noise(), nn.Linear(300, 1)), 300)
+    report = _report(HyperNetworkGuide(model).setup(*data))
+    assert report.taken == "narrow" and "random" in report.reason
+
+
+def test_values_of_no_density_are_no_start(quick: None) -> None:
+    net = _net(nn.Linear(300, 1))
+    own, data = net.module.state_dict()["0.weight"][0], (torch.randn(20, 300),)
+
+    def spoiled(x: Tensor) -> None:
+        f = net(x)
+        at_own = (f - x @ own[:, None]).std() < 1e-3  # the module's weights, whatever its bias
+        pyro.factor("spoiled", torch.where(at_own, torch.nan, 0.0) + 0 * f.sum())
+
+    report = _report(HyperNetworkGuide(spoiled).setup(*data))
+    assert report.location != auto._MODULE
+
+
 # ---- seen by nothing else
 
 
