@@ -19,7 +19,13 @@ from pyro_implicit._params import emit_params
 from pyro_implicit._random import seed_torch
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.distributions.implicit_sites import draw_site
-from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError, StateError
+from pyro_implicit.exceptions import (
+    ArgumentError,
+    NonFiniteError,
+    ShapeError,
+    SiteError,
+    StateError,
+)
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.context import check_context, read_context
 from pyro_implicit.guides.initialization.initial import init_to_fan_in
@@ -239,6 +245,7 @@ class ConditionalGuide(ImplicitGuide):
         :returns: constrained draws by site, shape ``(num_samples, rows, *event_shape)``, with the
             dimensions of size 1 that the plate's place needs.
         :raises ArgumentError: without the arguments.
+        :raises NonFiniteError: for a context that is not finite.
         """
         num_samples = check_count("num_samples", num_samples)
         self.samplers  # noqa: B018 (the error if there are none)
@@ -257,10 +264,12 @@ class ConditionalGuide(ImplicitGuide):
             in pieces.
         :returns: see :meth:`sample`.
         :raises ArgumentError: for values outside of these.
+        :raises NonFiniteError: for a context that is not finite, whose draws would be NaN.
         :raises ShapeError: for another context than the guide was built with.
         """
         num_samples = check_count("num_samples", num_samples)
         self._check_context(context)
+        _check_finite(context)
         if seeds is not None:
             first, second = check_counts("seeds", seeds, 0, length=2)
             seeds = (first, second)
@@ -345,3 +354,14 @@ def _no_pack(latents: tuple[str, ...], values: dict[str, Tensor], num_samples: i
 def _seed(seeds: tuple[int, int] | None, which: int, offset: int) -> None:
     if seeds is not None:
         seed_torch((seeds[which] + offset) % 2**63)
+
+
+def _check_finite(context: Tensor) -> None:
+    bad = ~context.isfinite().all(-1)
+    if bool(bad.any()):
+        raise NonFiniteError(
+            f"the context of {int(bad.sum())} of {len(bad)} rows is not finite, first of row "
+            f"{int(bad.nonzero()[0])}: their draws would be NaN. Leave these rows out, or give the "
+            "guide a context without missing entries, such as "
+            "context=lambda x, y=None: torch.cat([x.nan_to_num(), x.isnan()], -1)."
+        )

@@ -36,7 +36,7 @@ def read_context(
     :param tuple args: the model's arguments.
     :param dict kwargs: its keyword arguments.
     :returns: shape ``(rows, k)``; whatever else a row has is flattened.
-    :raises ArgumentError: if there is no such tensor.
+    :raises ArgumentError: if there is no such tensor, or if its numbers are complex.
     :raises ShapeError: if it has no rows.
     """
     if context is not None:
@@ -57,5 +57,10 @@ def read_context(
         raise ShapeError(
             f"the context has shape {tuple(value.shape)}; expected (rows, ...) with at least one "
             "row and one entry in it."
+        )
+    if value.is_complex():
+        raise ArgumentError(
+            f"the context is of type {value.dtype}; expected real numbers. Write "
+            "context=lambda x, y=None: torch.view_as_real(x)."
         )
     return value.reshape(len(value), -1)

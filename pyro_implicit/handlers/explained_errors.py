@@ -17,6 +17,11 @@ _TYPES = re.compile(
     r"must have the same dtype|to have the same dtype|scalar type \w+ but found \w+"
     r"|Input type \(.*\) and (bias|weight) type"
 )
+_PRODUCT = re.compile(
+    r"shapes cannot be multiplied|size mismatch, got input|to have \d+ channels, but got"
+    r"|size does not match weight size"
+    r"|input\.size\(-1\) must be equal to input_size"
+)
 _PLATE = re.compile(
     r"Shape mismatch inside plate\((.*?)\) at site (.*?) dim (-\d+), (\d+) vs (\d+)"
 )
@@ -30,7 +35,8 @@ def explained_errors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterat
     :param args: positional arguments of the model that is run within.
     :param kwargs: its keyword arguments.
     :raises ArgumentError: if torch refuses to join numbers of different types.
-    :raises ShapeError: if a plate has another size than the data.
+    :raises ShapeError: if a plate has another size than the data, or a layer takes another number
+        of columns.
     """
     try:
         yield
@@ -63,6 +69,13 @@ def explained(
             f"the model joins numbers of different types: {types}, and torch says: {text}. Give "
             "data and network one type: x.float() for a network of torch.float32 (the default), "
             "network.double() for data of torch.float64."
+        )
+    if tensors and isinstance(error, RuntimeError) and _PRODUCT.search(text):
+        shapes = ", ".join(f"{name} has shape {tuple(a.shape)}" for name, a in tensors.items())
+        return ShapeError(
+            f"the model's numbers do not fit the data: {shapes}, and torch says: {text}. Give the "
+            "inputs the columns that the network was made for (x[:, None] for one column), and the "
+            "arguments in the order of the model's own."
         )
     found = _PLATE.search(str(error))
     if found is None:

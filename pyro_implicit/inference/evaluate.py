@@ -16,6 +16,7 @@ from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.handlers.own_subsample import sizes_of_arguments
 from pyro_implicit.handlers.rows import NotSliceable, number_of_rows
 from pyro_implicit.inference.evaluation.draw_chunks import DrawChunks
@@ -103,7 +104,7 @@ def evaluate(
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
     rows = number_of_rows(args, kwargs)
     by_row = guide if isinstance(guide, ConditionalGuide) else None
-    with RandomStream(seed):
+    with RandomStream(seed), explained_errors(args, kwargs):
         chunks = None if by_row else DrawChunks(guide, args, kwargs, num_samples, seed)
         plan = RunPlan({} if chunks is None else chunks.first, rows, seed, None)
         plan.sizes = sizes_of_arguments(args, kwargs)

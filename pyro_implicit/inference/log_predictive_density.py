@@ -19,6 +19,7 @@ from pyro_implicit.handlers.enumeration import (
     NoticeEnumeration,
     run_summed_out,
 )
+from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.handlers.missing_data import refuse_missing_data
 from pyro_implicit.handlers.own_subsample import OwnSubsample, sizes_of_arguments
 from pyro_implicit.handlers.pointwise import (
@@ -83,7 +84,7 @@ def log_predictive_density(
     kept: Any = None
     forgotten: set[str] = set()
     for index in range(num_samples):
-        with RandomStream(mixed_seed(seed, index)):
+        with RandomStream(mixed_seed(seed, index)), explained_errors(args, kwargs):
             one, counted = _log_densities(model, guide, args, kwargs, forgotten)
         if total is None:
             total, kept = one, counted

@@ -14,6 +14,7 @@ from pyro_implicit._random import own_numbers
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.handlers.own_subsample import sizes_of_arguments
 from pyro_implicit.handlers.rows import NotSliceable, number_of_rows
 from pyro_implicit.inference.from_prior import came_from_prior
@@ -102,7 +103,7 @@ def predict(
     by_row = guide if isinstance(guide, ConditionalGuide) else None
     draws = {} if by_row else posterior_draws(guide, num_samples, *args, **kwargs)
     rows, kept = number_of_rows(args, kwargs), None if sites is None else frozenset(sites)
-    with own_numbers() as seed:
+    with own_numbers() as seed, explained_errors(args, kwargs):
         plan = RunPlan(draws, rows, seed, kept, sizes=sizes_of_arguments(args, kwargs))
         plan.numbered = numbered_if_drawn(guide)
         job = PredictiveJob(model, by_row, args, kwargs, plan, num_samples)

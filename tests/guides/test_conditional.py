@@ -35,6 +35,7 @@ from pyro_implicit.exceptions import (
     ArgumentError,
     DensityError,
     GuideError,
+    NonFiniteError,
     OutOfMemoryError,
     ShapeError,
     SiteError,
@@ -430,6 +431,18 @@ def test_bad_arguments() -> None:
     guide = ConditionalHyperNetworkGuide(make_model()).setup(X, Y)
     with pytest.raises(ShapeError, match="2 entries per row; the guide was built with 1"):
         guide(torch.zeros(3, 2))
+
+
+def test_rows_whose_context_is_not_finite_are_named() -> None:
+    model = make_model()
+    guide = ConditionalHyperNetworkGuide(model).setup(X, Y)
+    gaps = X.clone()
+    gaps[2] = math.nan
+    with pytest.raises(NonFiniteError, match="context of 1 of .* rows is not finite.* row 2"):
+        guide.sample(3, gaps)
+    with pytest.raises(NonFiniteError, match="not finite"):
+        predict(model, guide, gaps, num_samples=3)
+    assert guide.sample(3, X)
 
 
 def test_two_plates_of_rows() -> None:

@@ -42,3 +42,5 @@ def test_what_is_no_context() -> None:
     for empty in (torch.zeros(()), torch.zeros(0, 3), torch.zeros(3, 0)):
         with pytest.raises(ShapeError, match=r"expected \(rows, \.\.\.\)"):
             read_context(None, (empty,), {})
+    with pytest.raises(ArgumentError, match="torch.complex64; expected real numbers"):
+        read_context(None, (torch.ones(3, 1, dtype=torch.complex64),), {})

@@ -10,7 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pyro_implicit import BayesianModule, HyperNetworkGuide, fit
+from pyro_implicit import (
+    BayesianModule,
+    HyperNetworkGuide,
+    evaluate,
+    fit,
+    log_predictive_density,
+    predict,
+)
 from pyro_implicit.exceptions import ArgumentError, ShapeError
 from pyro_implicit.handlers.explained_errors import explained, explained_errors
 
@@ -30,6 +37,25 @@ X = torch.ones(4, 2)
 def test_numbers_of_different_types(layer: nn.Module, x: Tensor) -> None:
     inputs = (x, x) if isinstance(layer, nn.Bilinear) else (x,)
     with pytest.raises(ArgumentError, match=f"argument 0 is of type {x.dtype}.*x.float") as caught:
+        with explained_errors(inputs, {}):
+            layer(*inputs)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+@pytest.mark.parametrize(
+    "layer, x",
+    [
+        (nn.Linear(3, 1), X),
+        (nn.Linear(3, 1), X[:, 0]),
+        (nn.Conv1d(3, 1, 1), X[None]),
+        (nn.Conv2d(3, 1, 1), X[None, None]),
+        (nn.GRU(3, 1), X),
+        (nn.Bilinear(2, 3, 1), X),
+    ],
+)
+def test_other_numbers_of_columns(layer: nn.Module, x: Tensor) -> None:
+    inputs = (x, x) if isinstance(layer, nn.Bilinear) else (x,)
+    with pytest.raises(ShapeError, match=r"do not fit the data: argument 0 has shape \(") as caught:
         with explained_errors(inputs, {}):
             layer(*inputs)
     assert isinstance(caught.value.__cause__, RuntimeError)
@@ -67,3 +93,28 @@ def test_guides_and_fit_tell(validates: bool) -> None:
                 fit(model, HyperNetworkGuide(model), more, y, progress=False)
         with pytest.raises(ShapeError, match=message):
             HyperNetworkGuide(model).setup(more, torch.zeros(5))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_is_made_of_a_fitted_guide_tells_too() -> None:
+    net = BayesianModule(nn.Linear(2, 1), prior=dist.Normal(0.0, 1.0))
+
+    def model(x: Tensor, y: Any = None) -> Any:
+        f = net(x).squeeze(-1)
+        with pyro.plate("rows", len(x)):
+            return pyro.sample("y", dist.Normal(f, 1.0), obs=y)
+
+    y = torch.zeros(4)
+    guide = HyperNetworkGuide(model, init_from=None).setup(X, y)
+    with pytest.raises(ShapeError, match="order of the model's own"):
+        fit(model, guide, y, X, progress=False)
+    for x, kind, message in (
+        (X.double(), ArgumentError, "numbers of different types: argument 0 is of type"),
+        (torch.ones(4, 3), ShapeError, r"argument 0 has shape \(4, 3\)"),
+    ):
+        with pytest.raises(kind, match=message):
+            predict(model, guide, x, num_samples=2)
+        with pytest.raises(kind, match=message):
+            evaluate(model, guide, x, y, num_samples=2)
+        with pytest.raises(kind, match=message):
+            log_predictive_density(model, guide, x, y, num_samples=2)
