@@ -395,7 +395,7 @@ def test_a_model_that_only_takes_all_rows_gets_them_unless_told_otherwise():
     guide = fitted(model, X)
     assert predict(model, guide, X, num_samples=2)["y"].shape == (2, ROWS)
     assert predict(model, guide, X, num_samples=2, parallel=True)["y"].shape == (2, ROWS)
-    with pytest.raises(ValueError, match="[Ss]hape mismatch"):
+    with pytest.raises(ShapeError, match="plate 'data' has .* rows and site 'y' in it has 32"):
         predict(model, guide, X, num_samples=2, batch_size=32)
 
 
