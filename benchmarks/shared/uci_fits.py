@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pyro
@@ -17,7 +18,7 @@ from benchmarks.common import Stopwatch, stopwatch
 from benchmarks.shared.replay import cosine, flat_then_cosine, train
 from benchmarks.shared.uci import Model, Split
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO, posterior_draws
-from pyro_implicit.generators import ResidualGenerator
+from pyro_implicit.generators import MLPGenerator, ResidualGenerator
 
 __all__ = ["CANDIDATES", "METHODS", "Settings", "Workbench", "choice"]
 
@@ -170,14 +171,9 @@ class Workbench:
         if method == "mean-field":
             return AutoNormal(self.model, init_loc_fn=start, init_scale=settings.init_scale)
         if method.startswith("recipe"):
+            kind = partial(_perceptron, init_scale=settings.init_scale)
             return HyperNetworkGuide(
-                self.model,
-                noise_dim=100,
-                hidden_dims=(100,),
-                activation="tanh",
-                scale=settings.scale,
-                init_scale=settings.init_scale,
-                init_loc_fn=start,
+                self.model, generator=kind, scale=settings.scale, init_loc_fn=start
             )
         guide = copy.deepcopy(self.whitened()[0])
         size = guide.latent_dim
@@ -218,6 +214,11 @@ def _objective(method: str) -> Any:
     if method == "full-rank-per-datum":
         return LinearisedELBO(**options, likelihood="per_datum")
     return LinearisedELBO(**options)
+
+
+def _perceptron(num_weights: int, init_scale: float) -> MLPGenerator:
+    """The seed paper's sampler."""
+    return MLPGenerator(100, num_weights, (100,), activation="tanh", init_scale=init_scale)
 
 
 def _small_weights(site: dict[str, Any]) -> Tensor:

@@ -5,6 +5,8 @@ References
 
 - `Implicit Variational Inference for High-Dimensional Posteriors`, A. Uppal, K. Stensbo-Smidt,
   W. Boomsma, J. Frellsen, NeurIPS 2023.
+- `Tuning Large Neural Networks via Zero-Shot Hyperparameter Transfer`, G. Yang et al., NeurIPS
+  2021: how far a step should move a wide layer.
 """
 
 from __future__ import annotations
@@ -53,6 +55,10 @@ class MLPGenerator(Generator):
     :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`.
     :param bool skip: add the linear map.
     :param float init_scale: standard deviation of each output at initialization (positive).
+    :param bool short_steps: store the last layer's weights times their number ``h``, so that an
+        optimiser's steps along all of them together are no larger than those of a bias. Otherwise
+        each output, and so each weight of a network, moves some ``h`` times as far in a step as a
+        mean-field guide's. :class:`~pyro_implicit.HyperNetworkGuide` asks for it above 256 latents.
     :raises ArgumentError: for an empty ``hidden_dims``, a width below 1, an unknown activation or a
         scale that is not positive.
     """
@@ -66,6 +72,7 @@ class MLPGenerator(Generator):
         activation: str = "tanh",
         skip: bool = False,
         init_scale: float = 1.0,
+        short_steps: bool = False,
     ) -> None:
         noise_dim = check_count("noise_dim", noise_dim)
         super().__init__((noise_dim,), output_dim)
@@ -83,8 +90,8 @@ class MLPGenerator(Generator):
         # With small biases tanh features are nearly odd and slow to skew the Gaussian of the map.
         spread = 1.0 if skip else 0.1
         self.biases = nn.ParameterList(spread * torch.randn(n) for n in self.hidden_dims)
-        # what the last layer's weights are stored times; measured without skip alone
-        self._stored_times = 1.0 if skip else float(sizes[-1])
+        self.short_steps = check_flag("short_steps", short_steps)
+        self._stored_times = float(sizes[-1]) if short_steps else 1.0
         weight_out = torch.randn(output_dim, sizes[-1]) / math.sqrt(sizes[-1])
         self.stored_weight_out = nn.Parameter(self._stored_times * weight_out)
         self.bias_out = nn.Parameter(torch.zeros(output_dim))
@@ -114,13 +121,7 @@ class MLPGenerator(Generator):
 
     @property
     def weight_out(self) -> Tensor:
-        """
-        The weights of the last layer, shape ``(m, h)``.
-
-        Without ``skip`` they are stored times ``h``, so that an optimiser's steps along all ``h``
-        of them together are no larger than those of a bias. Otherwise each output, and so each
-        weight of a network, moved ``h`` times as far in a step as a mean-field guide's.
-        """
+        """The weights of the last layer, shape ``(m, h)``; see ``short_steps``."""
         if self._stored_times == 1.0:
             return self.stored_weight_out
         return self.stored_weight_out / self._stored_times
@@ -199,4 +200,5 @@ class MLPGenerator(Generator):
             "hidden_dims": list(self.hidden_dims),
             "activation": self.activation,
             "skip": self.skip_dense is not None,
+            "short_steps": self.short_steps,
         }

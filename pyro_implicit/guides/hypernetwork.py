@@ -190,4 +190,5 @@ class HyperNetworkGuide(ImplicitGuide):
             activation=self._activation or "silu",
             skip=small,
             init_scale=init_scale,
+            short_steps=not small,
         )

@@ -59,6 +59,7 @@ def _check(generator: Generator, batch: tuple[int, ...], scale: float | Tensor) 
     st.lists(st.integers(1, 6), min_size=1, max_size=3),
     st.sampled_from(SMOOTH),
     st.booleans(),
+    st.booleans(),
     st.sampled_from([(), (3,), (2, 2)]),
     st.sampled_from(["number", "scalar", "diagonal"]),
     seeds,
@@ -69,12 +70,14 @@ def test_mlp_is_the_brute_force_one(
     hidden: list[int],
     activation: str,
     skip: bool,
+    short: bool,
     batch: tuple[int, ...],
     kind: str,
     seed: int,
 ) -> None:
     torch.manual_seed(seed)
-    generator = MLPGenerator(d, m, hidden, activation=activation, skip=skip).double()
+    options: dict[str, Any] = {"activation": activation, "skip": skip, "short_steps": short}
+    generator = MLPGenerator(d, m, hidden, **options).double()
     scale: float | Tensor = 0.1
     if kind != "number":
         shape = () if kind == "scalar" else (m,)
@@ -110,7 +113,7 @@ def test_learned_scale_gets_the_brute_force_gradient(seed: int, d: int, start: A
 def test_a_step_moves_an_output_no_farther_than_its_bias_does(h: int, seed: int) -> None:
     """Whatever the hidden width: of the last layer, by Adam, where features are within (-1, 1)."""
     torch.manual_seed(seed)
-    generator = MLPGenerator(2, 5, (h,))
+    generator = MLPGenerator(2, 5, (h,), short_steps=True)
     torch.testing.assert_close(generator.weight_out * h, generator.stored_weight_out)
     z, lr = torch.randn(1, 2), 0.01
     before = generator(z)
