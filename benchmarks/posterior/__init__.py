@@ -15,6 +15,7 @@ _FITS = {
     "margin": "the score less that of AutoNormal",
     "margin_error": "its standard error over held-out data, paired",
     "steps": "of the fit, or draws",
+    "loss": "nats, mean of the last 200 steps; records before it was written have none",
     "reason": "why the fit ended",
     "objective": "that fit chose",
     "warnings": "of the fit",

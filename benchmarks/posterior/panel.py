@@ -38,6 +38,7 @@ means (in deviations) and of log-deviations against exact moments. The margin is
 of AutoNormal, with its standard error over held-out data (paired) and seeds."""
 
 SETTINGS: dict[str, Any] = {"max_steps": None, "num_nuts": (300, 500)}
+LAST = 200  # steps that a fit's loss is the mean of
 MANY = 1500  # latents beyond which a full Gaussian is not fitted
 Row = dict[str, Any]
 
@@ -133,6 +134,7 @@ def _implicit(case: Case) -> tuple[Any, Row]:
 def _told(result: Any) -> Row:
     return {
         "steps": result.num_steps,
+        "loss": statistics.fmean(result.history[-LAST:]),
         "reason": result.reason,
         "objective": type(result.objective).__name__,
         "warnings": [str(text)[:200] for text in result.warnings],
