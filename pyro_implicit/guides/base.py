@@ -76,8 +76,8 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
     short mean-field fit and the Hessian averaged over that; up to 20 000 latents the mean-field
     fit; above, and where the first call shows only some rows, one of four deviations, which the
     prior's scale or the fan-in of the weights multiplies. A *network of more than 256 latents* (at
-    least half of them in sites of two or more event dimensions, or of a
-    :class:`~pyro_implicit.BayesianModule`) begins narrow instead, with deviations of 0.014 (less
+    least half of them of a :class:`~pyro_implicit.BayesianModule`, or in two or more sites of two
+    or more event dimensions) begins narrow instead, with deviations of 0.014 (less
     where a weight's fan-in is above 10) at the wrapped module's own values: what a quick fit gives
     up to the prior there does not come back. It takes at most 1800 gradients of one
     draw (1150 above 256 latents, 150 where nothing is fitted, 25 above 20 000 latents) and shows a

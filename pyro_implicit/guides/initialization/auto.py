@@ -321,13 +321,11 @@ def _is_whole(trace: Any) -> bool:
 
 def _is_network(sites: Sequence[LatentSite], trace: Any) -> bool:
     """Whether at least half of many latents are weights."""
+    wrapped = [s for s in sites if "implicit_module_value" in trace.nodes[s.name]["infer"]]
+    matrices = [site for site in sites if site.event_dim >= 2]
+    weights = {s.name: s.numel for s in (*wrapped, *(matrices if len(matrices) > 1 else ()))}
     total = sum(site.numel for site in sites)
-    weights = sum(site.numel for site in sites if _has_weights(site, trace.nodes[site.name]))
-    return total > SMALL and 2 * weights >= total
-
-
-def _has_weights(site: LatentSite, node: Any) -> bool:
-    return site.event_dim >= 2 or "implicit_module_value" in node["infer"]
+    return total > SMALL and 2 * sum(weights.values()) >= total
 
 
 def _is_settled(trace: Any) -> bool:

@@ -396,14 +396,22 @@ def test_a_network_begins_narrow_at_its_own_values(quick: None, kind: Any) -> No
     assert sampler.preconditioner.shift is None  # the generator's last bias is the location
 
 
-def test_weights_that_a_model_draws_itself_make_a_network_too(quick: None) -> None:
+@pytest.mark.parametrize("num_matrices", [1, 2])
+def test_weights_that_a_model_draws_itself_make_a_network_too(
+    quick: None, num_matrices: int
+) -> None:
+    """One matrix alone is that of a regression."""
+
     def net(x: Tensor) -> Tensor:
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([300, 4]).to_event(2))
-        return (x @ w.mT).tanh().sum(-1, keepdim=True)
+        if num_matrices == 1:
+            return (x @ w.mT).sum(-1, keepdim=True)
+        v = pyro.sample("v", dist.Normal(0.0, 1.0).expand([1, 300]).to_event(2))
+        return (x @ w.mT).tanh() @ v.mT
 
     model, data = _fits(net, 4)
     report = _report(HyperNetworkGuide(model).setup(*data))
-    assert report.taken == "narrow" and len(report.locations) > 2
+    assert (report.taken == "narrow") == (num_matrices == 2) and len(report.locations) > 2
 
 
 @pytest.mark.parametrize("num_inputs", [200, 300])
