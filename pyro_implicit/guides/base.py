@@ -75,13 +75,14 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
     their evidence bound on draws that all share: up to 256 latents the mode with its Hessian, a
     short mean-field fit and the Hessian averaged over that; up to 20 000 latents the mean-field
     fit; above, and where the first call shows only some rows, one of four deviations, which the
-    prior's scale or the fan-in of the weights multiplies. A *network of more than 256 latents* (at
-    least half of them of a :class:`~pyro_implicit.BayesianModule`, or in two or more sites of two
-    or more event dimensions) begins narrow instead, with deviations of 0.014 (less
-    where a weight's fan-in is above 10) at the wrapped module's own values: what a quick fit gives
-    up to the prior there does not come back. It takes at most 1800 gradients of one
-    draw (1150 above 256 latents, 150 where nothing is fitted, 25 above 20 000 latents) and shows a
-    bar if it takes long; :attr:`start_report` tells what was tried and why the winner won.
+    prior's scale or the fan-in of the weights multiplies. A *network of more than 256 latents* (two
+    or more sites of two or more event dimensions, and with what else belongs to a
+    :class:`~pyro_implicit.BayesianModule` half of all latents) begins narrow instead, with
+    deviations of 0.014 (less where a weight's fan-in is above 10) at the wrapped module's own
+    values: what a quick fit gives up to the prior there does not come back. It takes at most 1800
+    gradients of one draw (1150 above 256 latents, 150 where nothing is fitted, 25 above 20 000
+    latents) and shows a bar if it takes long; :attr:`start_report` tells what was tried and why the
+    winner won.
     Arguments are honoured: with an ``init_loc_fn`` only the deviations are judged; with an
     ``init_scale``, a ``scale`` or a generator of one's own only the location; with both it is None.
     Where other latents are hidden from the guide, or a latent site shows only some of its rows, it

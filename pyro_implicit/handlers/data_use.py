@@ -30,6 +30,7 @@ class DataUse(Messenger):
         self._has_factor = self._is_scaled = False
         #: whether a plate of the data shows some of its rows only
         self.is_cut = False
+        self._cut: dict[str, tuple[int, int]] = {}  # by plate, all of its rows and those shown
 
     def _pyro_post_sample(self, msg: Any) -> None:
         self.note(msg)
@@ -53,6 +54,9 @@ class DataUse(Messenger):
             scale = site["scale"]
             self._is_scaled |= isinstance(scale, Tensor) or scale != 1
             self.is_cut |= is_cut(site)
+            for frame in site["cond_indep_stack"]:
+                if frame.full_size not in (None, frame.size):
+                    self._cut[frame.name] = frame.full_size, frame.size
 
     def nothing_observed(self, call: str) -> str | None:
         """
@@ -88,6 +92,30 @@ class DataUse(Messenger):
             "scaled up: each batch counts as if it were all data, and the posterior is too wide. "
             "With N data in all, write pyro.plate('data', N, subsample_size=len(x))."
         )
+
+    def other_rows(self, num_rows: int, shown: int, repeated: bool = False) -> str | None:
+        """
+        Says that a plate counts the data as if there were more of them, or fewer.
+
+        :param int num_rows: all rows that were handed over; 0 if that is not known.
+        :param int shown: the rows of the run that was seen.
+        :param bool repeated: whether some may have been counted more than once.
+        :returns: what to say if a plate shows these, and has another number of rows in all.
+        """
+        for name, (size, now) in self._cut.items():
+            if (
+                num_rows
+                and now == shown
+                and (size > num_rows or (size < num_rows and not repeated))
+            ):
+                factor, what = size / num_rows, "narrow" if size > num_rows else "wide"
+                return (
+                    f"plate {name!r} has {size} rows, and {num_rows} were handed over in all: each "
+                    f"datum counts {factor:.3g} times, and the posterior is too {what}. Write "
+                    f"pyro.plate({name!r}, {num_rows}, subsample_size=len(x)), or hand over all "
+                    "data (in batches: batches=DataLoader(...) of all of them)."
+                )
+        return None
 
 
 def _listed(names: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -96,3 +97,31 @@ def test_batches_that_count_as_all_data(run: Any, args: Any, is_told: bool) -> N
     if told is not None:
         assert "no observed site ('x') is scaled up" in told
         assert "pyro.plate('data', N, subsample_size=len(x))" in told
+
+
+@pytest.mark.parametrize(
+    ("args", "num_rows", "said"),
+    [
+        ((X, 20, 2), 2, "'data' has 20 rows, and 2 were handed over.* counts 10 times.*too narrow"),
+        ((X, 20, 2), 40, r"20 rows, and 40 were .* counts 0.5 times.*too wide.*'data', 40, sub"),
+        ((X, 20, 2), 20, None),  # a batch of all
+        ((X, 20, 2), 0, None),  # a stream
+        ((X, 2, None), 2, None),
+    ],
+)
+def test_other_rows(args: Any, num_rows: int, said: str | None) -> None:
+    told = seen(model, *args).other_rows(num_rows, 2)
+    assert (told is None) if said is None else (told and re.search(said, told))
+
+
+def test_batches_of_several_epochs_are_no_more_rows() -> None:
+    assert seen(model, X, 20, 2).other_rows(40, 2, repeated=True) is None
+    assert seen(model, X, 20, 2).other_rows(10, 2, repeated=True)
+
+
+def test_a_plate_that_draws_its_own_rows_is_in_order() -> None:
+    def draws() -> None:
+        with pyro.plate("data", 8, subsample_size=2) as rows:
+            pyro.sample("x", dist.Normal(0.0, 1.0), obs=torch.zeros(8)[rows])
+
+    assert seen(draws).other_rows(8, 8) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pyro
@@ -18,7 +19,7 @@ from pyro_implicit import (
     log_predictive_density,
     predict,
 )
-from pyro_implicit.exceptions import ArgumentError, ShapeError
+from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError
 from pyro_implicit.handlers.explained_errors import explained, explained_errors
 
 X = torch.ones(4, 2)
@@ -93,6 +94,33 @@ def test_guides_and_fit_tell(validates: bool) -> None:
                 fit(model, HyperNetworkGuide(model), more, y, progress=False)
         with pytest.raises(ShapeError, match=message):
             HyperNetworkGuide(model).setup(more, torch.zeros(5))
+
+
+def test_labels_of_whole_numbers() -> None:
+    def model(y: Tensor) -> None:
+        p = pyro.sample("p", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", 4):
+            pyro.sample("y", dist.Bernoulli(logits=p), obs=y)
+
+    labels = torch.tensor([0, 1, 1, 0])
+    with pytest.raises(ArgumentError, match=r"whole numbers, as dist.Bernoulli.*obs=y.float\(\)"):
+        fit(model, HyperNetworkGuide(model), labels, progress=False)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_inputs_that_are_not_finite(bad: float) -> None:
+    net = BayesianModule(nn.Linear(2, 1), prior=dist.Normal(0.0, 1.0))
+
+    def model(x: Tensor, y: Any = None) -> None:
+        f = net(x).squeeze(-1)
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(f, 1.0), obs=y)
+
+    x = X.clone()
+    x[2, 1] = bad
+    with pyro.validation_enabled(True):
+        with pytest.raises(NonFiniteError, match=r"argument 0 has 1 entries .* first at \(2, 1\)"):
+            fit(model, HyperNetworkGuide(model), x, torch.zeros(4), progress=False)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -320,12 +320,14 @@ def _is_whole(trace: Any) -> bool:
 
 
 def _is_network(sites: Sequence[LatentSite], trace: Any) -> bool:
-    """Whether at least half of many latents are weights."""
-    wrapped = [s for s in sites if "implicit_module_value" in trace.nodes[s.name]["infer"]]
-    matrices = [site for site in sites if site.event_dim >= 2]
-    weights = {s.name: s.numel for s in (*wrapped, *(matrices if len(matrices) > 1 else ()))}
+    """Whether at least half of many latents are weights, of several layers."""
+    wrapped = {s.name for s in sites if "implicit_module_value" in trace.nodes[s.name]["infer"]}
+    matrices = {site.name for site in sites if site.event_dim >= 2}
+    if len(matrices) < 2:
+        return False
     total = sum(site.numel for site in sites)
-    return total > SMALL and 2 * sum(weights.values()) >= total
+    weights = sum(site.numel for site in sites if site.name in wrapped | matrices)
+    return total > SMALL and 2 * weights >= total
 
 
 def _is_settled(trace: Any) -> bool:

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from pyro_implicit._checks import shown
 from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.handlers.rows import number_of_rows
 
 __all__ = ["Arguments"]
 
@@ -44,6 +46,12 @@ class Arguments:
             raise ArgumentError(
                 f"there are {len(args)} arguments for the model, and batches too: give whole data "
                 "as arguments, or batches that hold all arguments."
+            )
+        if isinstance(batches, tuple) and batches and all(isinstance(b, Tensor) for b in batches):
+            raise ArgumentError(
+                f"batches is a tuple of {len(batches)} tensors, which could be the arguments of "
+                "one batch. Write batches=[(x, y)] for that, and a list for batches of one "
+                "argument each: batches=[x1, x2]."
             )
         refused = (str, bytes, Mapping, Tensor, np.ndarray, set, type)
         if isinstance(batches, refused) or not isinstance(batches, Iterable):
@@ -106,6 +114,20 @@ class Arguments:
         try:
             return 0 if self.batches is None else len(self.batches)
         except TypeError:  # an iterable without a length
+            return 0
+
+    @property
+    def num_rows(self) -> int:
+        """All rows that are handed over, 0 where they cannot be counted without a pass."""
+        if self.batches is None:
+            return number_of_rows(self.args, self.kwargs)
+        if isinstance(self.batches, (list, tuple)):
+            return sum(number_of_rows(*self.call(batch)) for batch in self.batches)
+        if type(self.batches) is not DataLoader or self.batches.batch_size is None:
+            return 0
+        try:
+            return len(self.batches.sampler)  # type: ignore[arg-type]
+        except TypeError:  # a stream
             return 0
 
     def _next_batch(self) -> Any:

@@ -17,7 +17,7 @@ from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import ImplicitError, NonFiniteError, ShapeError, SiteError
 from pyro_implicit.handlers.data_use import DataUse
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
-from pyro_implicit.handlers.explained_errors import explained
+from pyro_implicit.handlers.explained_errors import entries_not_finite, explained
 from pyro_implicit.handlers.missing_data import missing_data
 from pyro_implicit.handlers.observed_shape import observed_batch_shape
 from pyro_implicit.handlers.pointwise import SiteVisitor, batch_log_prob, is_auxiliary, is_delta
@@ -114,6 +114,12 @@ def explained_steps(
             first_look(model, *last, **options)
         except ImplicitError as clear:
             raise clear from error
+        known = explained(error, *last)
+        if known is not None:
+            raise known from error
+        missing = entries_not_finite(*last)
+        if isinstance(error, NonFiniteError) and missing:
+            raise NonFiniteError(f"{error} {missing}.") from error
         site = "" if is_validation_enabled() else _named(objective, model, guide, last)
         if isinstance(error, NonFiniteError) and site:
             raise NonFiniteError(f"{error}. {site}") from error

@@ -34,6 +34,7 @@ from pyro_implicit.training.fitting.default_rate import default_rate
 from pyro_implicit.training.fitting.first_look import explained_steps, first_look
 from pyro_implicit.training.fitting.learning_rate import LearningRate
 from pyro_implicit.training.fitting.missed_peaks import missed_peaks
+from pyro_implicit.training.fitting.misspelt import check_misspelt
 from pyro_implicit.training.fitting.result import FitResult
 from pyro_implicit.training.fitting.run import Run, collected_warnings
 from pyro_implicit.training.fitting.validation import Validation, check_validation
@@ -124,7 +125,8 @@ def fit(
         at the full rate, up to ``num_steps``.
     :param kwargs: keyword arguments of model and guide.
     :returns: history, reason of the end, warnings; it can be printed and plotted.
-    :raises ArgumentError: for bad values, and for data of another type than the network's.
+    :raises ArgumentError: for bad values, for data of another type than the network's, and for
+        options that neither ``fit`` nor the model has.
     :raises NonFiniteError: after 20 steps in a row without a finite loss and no parameters to go
         back to, naming the site; for observations that are NaN.
     :raises ShapeError: for no rows, and for observations that do not fit their distribution or
@@ -142,6 +144,7 @@ def fit(
     check_model(model)
     check_guide(guide)
     check_order(model, "fit(model, guide, ...)")
+    check_misspelt(model, kwargs)
     limit = _NUM_STEPS if num_steps is None else check_count("num_steps", num_steps)
     lr = None if lr is None else check_number("lr", lr, above=0)
     check_flag("progress", progress)

@@ -17,6 +17,7 @@ from pyro_implicit._random import plain_state, read_random_state, state_from_pla
 from pyro_implicit._random import write_random_state as _write
 from pyro_implicit.exceptions import NonFiniteError, StateError
 from pyro_implicit.handlers.data_use import DataUse
+from pyro_implicit.handlers.rows import number_of_rows
 from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
 from pyro_implicit.training.fitting.all_rows import Call
@@ -180,6 +181,10 @@ class Run:
             said = seen.nothing_observed("fit(model, guide, x, y)")
         if said is None and self.arguments.num_batches > 1:
             said = seen.unscaled_batches()
+        if said is None and self._last is not None:
+            listed = isinstance(self.arguments.batches, (list, tuple))  # of several epochs, perhaps
+            rows = self.arguments.num_rows, number_of_rows(*self._last)
+            said = seen.other_rows(*rows, repeated=listed)
         if said is not None:
             warnings.warn(said, UserWarning, stacklevel=2)
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.training.fitting.arguments import Arguments
@@ -61,3 +61,22 @@ def test_other_batches_are_refused(batches: Any, message: str) -> None:
 def test_both_are_too_much() -> None:
     with pytest.raises(ArgumentError, match="there are 2 arguments for the model, and batches too"):
         Arguments((1, 2), [(1, 2)], {})
+
+
+def test_all_rows_are_counted_where_that_costs_nothing() -> None:
+    x = torch.zeros(10, 2)
+    data = TensorDataset(x, x)
+    assert Arguments((x,), None, {}).num_rows == Arguments((), None, {"x": x}).num_rows == 10
+    assert Arguments((), [(x[:3], x[:3]), (x[3:], x[3:])], {}).num_rows == 10
+    assert Arguments((), DataLoader(data, batch_size=3), {}).num_rows == 10
+    subset = DataLoader(data, batch_size=3, sampler=SubsetRandomSampler([1, 2]))
+    assert Arguments((), subset, {}).num_rows == 2
+    assert Arguments((), DataLoader(data, batch_size=None), {}).num_rows == 0
+    assert Arguments((), (), {}).num_rows == 0
+
+
+def test_a_tuple_of_tensors_is_one_batch_perhaps() -> None:
+    x = torch.zeros(3)
+    with pytest.raises(ArgumentError, match=r"tuple of 2 tensors.*batches=\[\(x, y\)\]"):
+        Arguments((), (x, x), {})
+    assert Arguments((), [x, x], {}).num_batches == 2

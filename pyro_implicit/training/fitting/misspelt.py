@@ -1,0 +1,51 @@
+"""Options of ``fit`` that are misspelt would go to the model: they are named at once."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pyro_implicit.exceptions import ArgumentError
+
+__all__ = ["check_misspelt"]
+
+_OPTIONS = ("objective", "num_steps", "lr", "batches", "validation", "progress", "seed", "resume")
+_ALIASES = {
+    "learning_rate": "lr",
+    "loss": "objective",
+    "elbo": "objective",
+    "steps": "num_steps",
+    "epochs": "num_steps",
+    "num_epochs": "num_steps",
+    "progress_bar": "progress",
+    "dataloader": "batches",
+    "loader": "batches",
+}
+
+
+def check_misspelt(model: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+    """
+    Refuses keyword arguments that the model does not take.
+
+    :param model: a Pyro model.
+    :param kwargs: what is to be handed on to it.
+    :raises ArgumentError: for a name that is none of its arguments, with the option that is near.
+    """
+    try:
+        taken = inspect.signature(model).parameters
+    except (TypeError, ValueError):  # a callable that does not tell
+        return
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values()):
+        return
+    for name in kwargs:
+        if name in taken:
+            continue
+        near = difflib.get_close_matches(name, [*_OPTIONS, *_ALIASES], 1)
+        meant = _ALIASES.get(near[0], near[0]) if near else None
+        hint = f"Did you mean {meant}=?" if meant else f"fit has {', '.join(_OPTIONS)}."
+        raise ArgumentError(
+            f"{name}= is an option of fit no more than an argument of the model, which takes "
+            f"{', '.join(taken) or 'none'}. {hint}"
+        )
