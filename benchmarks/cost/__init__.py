@@ -46,6 +46,7 @@ BENCHMARKS = (
             "targets": ("eight schools",),
             "num_draws": 2,
             "init_from": None,
+            "tries": 1,
             "warm_up": 1,
             "network": "perceptron",
             "guide": "mmnn",

@@ -24,6 +24,7 @@ from pyro_implicit.training.fitting.norm_clipped_adam import NormClippedAdam
 __all__ = ["floor_loss", "steps"]
 
 RATE = 1e-3
+WARM_UP = 8  # steps after which an objective is recorded and has been compared
 FLOOR, NORMAL = "floor, by hand", "AutoNormal"
 EAGER, RECORDED = "implicit, eager", "implicit, recorded"
 BASES: dict[str, tuple[str, float | None]] = {
@@ -41,7 +42,7 @@ def steps(settings: Settings, rounds: int, seed: int) -> Iterator[Row]:
             target, num_draws = TARGETS[name](), settings["num_draws"]
             guide = HyperNetworkGuide(target.model, init_from=settings["init_from"])
             guide.setup(*target.args)
-            recorded = RecordedObjective(_objective(num_draws), hints=False)
+            recorded, tries = _recorded(target, guide, num_draws, settings["tries"])
             jobs = {
                 FLOOR: floor_step(target, guide, num_draws),
                 NORMAL: _pyro_step(target, AutoNormal, num_draws),
@@ -50,7 +51,9 @@ def steps(settings: Settings, rounds: int, seed: int) -> Iterator[Row]:
                 RECORDED: _fit_step(target, guide, recorded),
             }
             ms = medians(jobs, rounds, settings["warm_up"])
-            note = "" if recorded.is_recorded else f"not recorded: {recorded.reason or 'too early'}"
+        note = f"recorded at trial {tries}" if tries > 1 else ""
+        if not recorded.is_recorded:
+            note = f"not recorded: {recorded.reason}"
         yield from rows_of(f"step, {name}", ms, BASES, {RECORDED: note})
 
 
@@ -82,6 +85,25 @@ def floor_step(target: Target, guide: HyperNetworkGuide, num_draws: int) -> Job:
         adam.zero_grad()
 
     return step
+
+
+def _recorded(
+    target: Target, guide: Any, num_draws: int, tries: int
+) -> tuple[RecordedObjective, int]:
+    """
+    An objective whose steps are recorded, and the number of trials.
+
+    It gives up where three steps of the graph were not faster by the clock, which other jobs of the
+    machine can bring about.
+    """
+    for count in range(1, tries + 1):
+        recorded = RecordedObjective(_objective(num_draws), hints=False)
+        step = _fit_step(target, guide, recorded)
+        for _ in range(WARM_UP):
+            step()
+        if recorded.is_recorded:
+            break
+    return recorded, count
 
 
 def _objective(num_draws: int) -> LinearisedELBO:
