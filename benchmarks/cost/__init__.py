@@ -50,7 +50,7 @@ BENCHMARKS = (
             "warm_up": 1,
             "network": "perceptron",
             "guide": "mmnn",
-            "batch_size": 4,
+            "batch_sizes": (4,),
             "images": 40,
             "image_batch": 32,
             "rows": 64,

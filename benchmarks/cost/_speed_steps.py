@@ -96,14 +96,15 @@ def _recorded(
     It gives up where three steps of the graph were not faster by the clock, which other jobs of the
     machine can bring about.
     """
-    for count in range(1, tries + 1):
+    num_tried = 0
+    while True:
+        num_tried += 1
         recorded = RecordedObjective(_objective(num_draws), hints=False)
         step = _fit_step(target, guide, recorded)
         for _ in range(WARM_UP):
             step()
-        if recorded.is_recorded:
-            break
-    return recorded, count
+        if recorded.is_recorded or num_tried == tries:
+            return recorded, num_tried
 
 
 def _objective(num_draws: int) -> LinearisedELBO:

@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {
     "warm_up": 5,
     "network": "lenet",
     "guide": "B",
-    "batch_size": 128,
+    "batch_sizes": (128, 256),
     "images": 1024,
     "image_batch": 256,
     "rows": 20_000,
