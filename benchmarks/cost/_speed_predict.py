@@ -20,7 +20,16 @@ from benchmarks.cost._speed_timing import Job, Row, Settings, medians, rows_of
 from benchmarks.shared.images import GUIDES, NETWORKS
 from pyro_implicit import BayesianModule, HyperNetworkGuide, predict, to_arviz
 
-__all__ = ["arviz", "hand_arviz", "hand_linear", "hand_network", "linear_model", "predictions"]
+__all__ = [
+    "arviz",
+    "hand_arviz",
+    "hand_linear",
+    "hand_network",
+    "linear_model",
+    "network_model",
+    "predictions",
+    "pyro_network",
+]
 
 HAND, OURS, PARALLEL = "hand loop", "predict", "predict, parallel"
 NUM_FEATURES, NOISE = 5, 0.1
@@ -39,7 +48,24 @@ def _of_network(settings: Settings, rounds: int) -> Iterator[Row]:
     make, shape = NETWORKS[settings["network"]]
     rows, size, num_draws = settings["images"], settings["image_batch"], settings["num_draws"]
     x, plain = torch.rand(rows, *shape), make()
-    net = BayesianModule(make(), dist.Normal(0.0, 1.0))
+    model = network_model(make())
+    guide = GUIDES[settings["guide"]](model).setup(x[:size], torch.zeros(min(size, rows)).long())
+    jobs = {
+        HAND: lambda: hand_network(plain, guide, x, num_draws, size),
+        "Pyro's Predictive": lambda: pyro_network(model, guide, x, num_draws, size),
+    }
+    jobs |= _our_jobs(model, guide, x, num_draws, size, "logits")
+    bases = {"Pyro's Predictive": (HAND, None), OURS: (HAND, 1.1), PARALLEL: (OURS, 1.0)}
+    what = f"predict, {settings['network']}, {rows} rows x {num_draws} draws"
+    yield from rows_of(what, medians(jobs, rounds), bases)
+
+
+def network_model(module: nn.Module) -> Callable[..., None]:
+    """
+    :param module: a network that gives logits.
+    :returns: a model of rows and classes, with a standard normal prior on all weights.
+    """
+    net = BayesianModule(module, dist.Normal(0.0, 1.0))
 
     def model(x: Tensor, y: Tensor | None = None) -> None:
         logits = net(x)
@@ -47,15 +73,7 @@ def _of_network(settings: Settings, rounds: int) -> Iterator[Row]:
             pyro.deterministic("logits", logits, event_dim=1)
             pyro.sample("y", dist.Categorical(logits=logits), obs=y)
 
-    guide = GUIDES[settings["guide"]](model).setup(x[:size], torch.zeros(min(size, rows)).long())
-    jobs = {
-        HAND: lambda: hand_network(plain, guide, x, num_draws, size),
-        "Pyro's Predictive": lambda: _pyro_network(model, guide, x, num_draws, size),
-    }
-    jobs |= _our_jobs(model, guide, x, num_draws, size, "logits")
-    bases = {"Pyro's Predictive": (HAND, None), OURS: (HAND, 1.1), PARALLEL: (OURS, 1.0)}
-    what = f"predict, {settings['network']}, {rows} rows x {num_draws} draws"
-    yield from rows_of(what, medians(jobs, rounds), bases)
+    return model
 
 
 def _of_linear_model(settings: Settings, rounds: int) -> Iterator[Row]:
@@ -98,7 +116,8 @@ def hand_network(net: nn.Module, guide: Any, x: Tensor, num_draws: int, size: in
 
 
 @torch.no_grad()
-def _pyro_network(model: Any, guide: Any, x: Tensor, num_draws: int, size: int) -> Tensor:
+def pyro_network(model: Any, guide: Any, x: Tensor, num_draws: int, size: int) -> Tensor:
+    """The same by Pyro's ``Predictive``, one batch after the other."""
     known = Predictive(model, guide.sample(num_draws), return_sites=("logits",))
     return torch.cat([known(batch)["logits"] for batch in x.split(size)], 1)
 

@@ -72,6 +72,24 @@ def test_predictions_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(found[0], found[2], rtol=0, atol=1e-4)
 
 
+def test_logits_by_hand() -> None:
+    make, shape = NETWORKS["perceptron"]
+    with fixed_seed(0):
+        x, net = torch.rand(40, *shape), make()
+        model = of_predict.network_model(make())
+        guide = GUIDES["mmnn"](model).setup(x, torch.zeros(40).long())
+        found = []
+        for job in (
+            lambda: of_predict.hand_network(net, guide, x, 3, 32),
+            lambda: of_predict.pyro_network(model, guide, x, 3, 32),
+            lambda: predict(model, guide, x, num_samples=3, sites=["logits"])["logits"],
+        ):
+            pyro.set_rng_seed(1)
+            found.append(job())
+    torch.testing.assert_close(found[1], found[0])
+    torch.testing.assert_close(found[2], found[0])
+
+
 def test_log_likelihoods_by_hand() -> None:
     pytest.importorskip("arviz")
     with fixed_seed(0):
