@@ -67,6 +67,14 @@ def _process_cost(rows: Rows, module: ModuleType) -> None:
     assert all(row["gradient"] > 0 and row["growth"] < 3e8 for row in rows)
 
 
+def _speed(rows: Rows, module: ModuleType) -> None:
+    jobs = {(row["what"], row["method"]): row["cpu_ms"] for row in rows}
+    for row in rows:  # a ratio is of two jobs of one group
+        base = jobs.get((row["what"], row["base"]))
+        assert row["ratio"] == (None if base is None else row["cpu_ms"] / base)
+    assert len({row["what"] for row in rows}) == 1 + len(module.PARTS)  # predict has two groups
+
+
 def _ddp(rows: Rows, module: ModuleType) -> None:
     assert [row["processes"] for row in rows] == [1, 2]
     assert rows[0]["MB sent per step"] == 0
@@ -113,6 +121,7 @@ CHECKS: dict[str, Callable[[Rows, ModuleType], None]] = {
     "step_cost": _step_cost,
     "process_cost": _process_cost,
     "ddp": _ddp,
+    "speed": _speed,
     "posteriordb": _posteriordb,
     "objectives": _objectives,
     "mnist": _mnist,

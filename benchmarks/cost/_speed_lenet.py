@@ -1,0 +1,100 @@
+"""A training step of LeNet with two looped draws, in steps of MAP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyro
+import torch
+import torch.nn.functional as F
+from pyro.infer import SVI
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from benchmarks.common import fixed_seed
+from benchmarks.cost._speed_timing import Job, Row, Settings, medians, rows_of
+from benchmarks.cost.step_cost import LAZY, OBJECTIVES
+from benchmarks.shared.images import GUIDES, NETWORKS, NUM_DATA, classifier, map_step
+
+__all__ = ["FLOOR", "MAP", "floor_loss", "lenet"]
+
+MAP, FLOOR = "MAP", "floor, by hand, no entropy"
+RATE = 1e-3
+#: objective of ``step_cost`` -> MAP steps that one of its steps may take
+GOALS = {
+    "no entropy": 2.3,
+    "LanczosELBO(5)": 3.5,
+    f"LanczosELBO(5), every {LAZY}th step": 2.7,
+    "SingularValueELBO(5)": 3.8,
+}
+
+
+def lenet(settings: Settings, rounds: int, seed: int) -> Iterator[Row]:
+    """
+    Rows of each objective: milliseconds of a step of looped draws on random images.
+
+    The entropy's part does not depend on the batch, MAP's does: a large batch flatters.
+    """
+    for batch_size in settings["batch_sizes"]:
+        yield from _of_batches(settings, batch_size, rounds, seed)
+
+
+def _of_batches(settings: Settings, batch_size: int, rounds: int, seed: int) -> Iterator[Row]:
+    make, shape = NETWORKS[settings["network"]]
+    with fixed_seed(seed), pyro.validation_enabled(False):
+        x, y = torch.rand(batch_size, *shape), torch.arange(batch_size) % 10
+        data = (x, y, torch.arange(len(x)))
+        model, _ = classifier(make())
+        guide = GUIDES[settings["guide"]](model).setup(*data)
+        optimiser = pyro.optim.Adam({"lr": RATE})
+        plain, _ = map_step(make(), lr=RATE)
+        jobs = {MAP: lambda: plain(x, y), FLOOR: _floor_step(guide, make(), x, y)}
+        for name in GOALS:
+            objective = OBJECTIVES[name](2, max_plate_nesting=1)
+            svi = SVI(model, guide, optimiser, objective)
+            jobs[name] = _repeated(svi, data, LAZY if "every" in name else 1)
+        ms = medians(jobs, rounds)
+    ms = {name: value / (LAZY if "every" in name else 1) for name, value in ms.items()}
+    bases = {FLOOR: (MAP, None)} | {name: (MAP, goal) for name, goal in GOALS.items()}
+    yield from rows_of(f"step, {settings['network']}, batch {batch_size}", ms, bases)
+
+
+def _repeated(svi: SVI, data: tuple[Tensor, ...], times: int) -> Job:
+    def job() -> None:
+        for _ in range(times):
+            svi.step(*data)
+
+    return job
+
+
+def floor_loss(guide: Any, net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """
+    Minus log-likelihood and log-prior at one draw of a guide's generator, without constants.
+
+    :param guide: a guide of all weights of ``net``, built.
+    :param net: a network that gives logits.
+    :param Tensor x: images ``(N, *shape)``.
+    :param Tensor y: their classes ``(N,)``.
+    """
+    sampler = guide.samplers[0]
+    w = sampler.generator(torch.randn(sampler.generator.noise_shape))
+    u = sampler.preconditioner(w + sampler.scale * torch.randn_like(w))
+    named = list(net.named_parameters())
+    parts = u.split([p.numel() for _, p in named])
+    weights = {name: part.view_as(p) for (name, p), part in zip(named, parts, strict=True)}
+    logits = functional_call(net, weights, (x,))
+    return NUM_DATA * F.cross_entropy(logits, y) + 0.5 * u.square().sum()
+
+
+def _floor_step(guide: Any, net: nn.Module, x: Tensor, y: Tensor) -> Job:
+    adam = torch.optim.Adam(guide.samplers[0].parameters(), lr=RATE, fused=True)
+
+    def step() -> None:
+        adam.zero_grad()
+        for _ in range(2):
+            (floor_loss(guide, net, x, y) / 2).backward()
+        adam.step()
+        adam.zero_grad()
+
+    return step
