@@ -65,6 +65,15 @@ class KHat:
     def __float__(self) -> float:
         return self.value
 
+    def __str__(self) -> str:
+        place, verdict = "below", "importance weights can repair what the guide lacks"
+        if not self.is_good:
+            place, verdict = "above", "the guide is too narrow somewhere, or misses what is near it"
+        return (
+            f"k-hat {self.value:.2f}, {place} the threshold {self.threshold:.2f} of "
+            f"{self.num_samples} draws: {verdict}"
+        )
+
 
 def khat(
     model: Callable[..., Any],

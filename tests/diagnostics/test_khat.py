@@ -78,6 +78,10 @@ def test_the_threshold_grows_with_the_draws():
     assert KHat(0.6, 3000, 0.0, 0.0, 0.0).threshold == pytest.approx(0.7)
     assert KHat(0.6, 3000, 0.0, 0.0, 0.0).is_good
     assert not KHat(0.6, 100, 0.0, 0.0, 0.0).is_good
+    assert str(KHat(0.6, 3000, 0.0, 0.0, 0.0)).startswith("k-hat 0.60, below the threshold 0.70 of")
+    assert "above the threshold 0.50 of 100 draws: the guide is too" in str(
+        KHat(0.6, 100, 0.0, 0.0, 0.0)
+    )
 
 
 def test_refused_where_the_density_is_not_known():

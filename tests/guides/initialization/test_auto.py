@@ -414,7 +414,7 @@ def test_weights_that_a_model_draws_itself_make_a_network_too(
     assert (report.taken == "narrow") == (num_matrices == 2) and len(report.locations) > 2
 
 
-@pytest.mark.parametrize("num_inputs", [200, 300])
+@pytest.mark.parametrize("num_inputs", [30, 300])
 def test_a_small_network_is_fitted(quick: None, num_inputs: int) -> None:
     model, data = _fits(_net(nn.Linear(num_inputs, 1), nn.Linear(1, 1)), num_inputs)
     taken = _report(HyperNetworkGuide(model).setup(*data)).taken
