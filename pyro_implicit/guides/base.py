@@ -26,7 +26,7 @@ from pyro_implicit.distributions.implicit_sites import draw_site
 from pyro_implicit.exceptions import SiteError, StateError
 from pyro_implicit.generators.preconditioner import Preconditioner
 from pyro_implicit.guides.draw_quantiles import DrawQuantiles
-from pyro_implicit.guides.initialization.auto import SMALL, auto_start
+from pyro_implicit.guides.initialization.auto import FULL, auto_start
 from pyro_implicit.guides.initialization.gaussian_start import GaussianStart, gaussian_start
 from pyro_implicit.guides.initialization.prototype import (
     check_all_rows,
@@ -70,23 +70,23 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
     neither the data nor a call of the model. The first call pays for the start.
 
     **The start**, ``init_from="auto"``: several locations (that of the class, the values of a
-    wrapped module, a fresh initialisation by fan-in, prior medians, one uniform point) are judged
-    by the log-joint density after a few steps uphill. Around the best one Gaussians are judged by
-    their evidence bound on draws that all share: up to 256 latents the mode with its Hessian, a
-    short mean-field fit and the Hessian averaged over that; up to 20 000 latents the mean-field
-    fit; above, and where the first call shows only some rows, one of four deviations, which the
-    prior's scale or the fan-in of the weights multiplies. A *network of more than 256 latents* (two
-    or more sites of two or more event dimensions, and with what else belongs to a
+    wrapped module, a fresh initialisation by fan-in, prior medians, one uniform point) are
+    judged by the log-joint density after a few steps uphill. Around the best one Gaussians are
+    judged by their evidence bound on draws that all share: up to 256 latents the mode with its
+    Hessian, a short mean-field fit and the Hessian averaged over that; up to 1000 the mode with
+    its Hessian and the mean-field fit; up to 20 000 the mean-field fit; above, and where the
+    first call shows only some rows, one of four deviations, which the prior's scale or the
+    fan-in of the weights multiplies. A *network of more than 256 latents* (two or more sites of
+    two or more event dimensions, and with what else belongs to a
     :class:`~pyro_implicit.BayesianModule` half of all latents) begins narrow instead, with
     deviations of 0.014 (less where a weight's fan-in is above 10) at the wrapped module's own
-    values: what a quick fit gives up to the prior there does not come back. It takes at most 1800
-    gradients of one draw (1150 above 256 latents, 150 where nothing is fitted, 25 above 20 000
-    latents) and shows a bar if it takes long; :attr:`start_report` tells what was tried and why the
-    winner won.
-    Arguments are honoured: with an ``init_loc_fn`` only the deviations are judged; with an
-    ``init_scale``, a ``scale`` or a generator of one's own only the location; with both it is None.
-    Where other latents are hidden from the guide, or a latent site shows only some of its rows, it
-    is bare.
+    values: what a quick fit gives up to the prior there does not come back. It takes at most
+    1800 gradients of one draw (1250 above 256 latents, 150 where nothing is fitted, 25 above 20
+    000 latents; beside Hessians, of a gradient for each latent) and shows a bar if it takes
+    long; :attr:`start_report` tells what was tried and why the winner won. Arguments are
+    honoured: with an ``init_loc_fn`` only the deviations are judged; with an ``init_scale``, a
+    ``scale`` or a generator of one's own only the location; with both it is None. Where other
+    latents are hidden from the guide, or a latent site shows only some of its rows, it is bare.
 
     A generator that is not of full rank has learned output noise (``learn_scale="diagonal"``) that
     begins as that Gaussian, while its own part begins with a tenth of the Gaussian's deviations
@@ -304,7 +304,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
             generator = self._make_generator(start.loc.numel(), sites, False)
             start = replace(start, factor=torch.ones_like(start.loc))
         if found and self._init_from[0] == "auto":
-            start = start.padded(SMALL)
+            start = start.padded(FULL)
         noisy = self._takes_noise(generator.full_rank)
         unit = None
         if noisy and found:

@@ -53,9 +53,11 @@ class HyperNetworkGuide(ImplicitGuide):
     up to 256     autoregressive: three         the best of several    linearised: a true bound
                   blocks, as many noises as     Gaussians
                   latents, no output noise
-    up to 20 000  perceptron of 100 noises and  a mean field;          linearised
-                  learned noise of each latent  networks: narrow, at
-                                                their own values
+    up to 20 000  perceptron of 100 noises and  a mean field, up to    linearised
+                  learned noise of each latent  1000 latents perhaps
+                                                the mode; networks:
+                                                narrow, at their own
+                                                values
     more          the same                      one of four            linearised up to 40 000
                                                 deviations; networks   latents, then Lanczos
                                                 as above

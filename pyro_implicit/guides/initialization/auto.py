@@ -12,7 +12,8 @@ up to 256          at most 5, 30 gradients each             mode (about 100) and
                                                             from afar); Hessian at 12 draws of
                                                             both
 up to 20 000       at most 5, 30 gradients each             mean field (at most 500, and 500
-                                                            from afar)
+                                                            from afar); up to 1000 the mode
+                                                            (about 100) and Hessian there
 more, or where     at most 5, 30 gradients each (above      none: one of 4 deviations, by 4
 only some rows     20 000 latents 5)                        draws each
 are shown, or the
@@ -52,10 +53,12 @@ from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.handlers.rows import is_cut
 
-__all__ = ["SMALL", "auto_start"]
+__all__ = ["FULL", "auto_start"]
 
 #: latents up to which there is a full matrix
 SMALL = 256
+#: latents up to which the mode with its Hessian is tried, where they are no network
+FULL = 1000
 _MIDDLE = 20_000  # and up to which there is a mean-field fit
 _UPHILL, _UPHILL_LARGE = 30, 5  # steps from each location
 _MEAN_FIELD, _MEAN_FIELD_MIDDLE = 1000, 500  # most steps
@@ -196,7 +199,7 @@ def _try_gaussians(trials: Trials, point: Tensor, loc: Tensor, task: _Task) -> N
     """
     small = point.numel() <= SMALL
     trials.judge("deviations", lambda: _deviations(trials, point, task, point))
-    if small:
+    if point.numel() <= FULL:
         trials.judge("mode", lambda: _mode(trials, point, task))
     fits: list[MeanField] = []
     trials.judge("mean field", lambda: _mean_field(trials, point, task, fits))
