@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from tqdm.auto import tqdm
+
 __all__ = ["Job", "Row", "Settings", "medians", "row", "rows_of"]
 
 Job = Callable[[], Any]
@@ -14,20 +16,28 @@ Row = dict[str, Any]
 Settings = Mapping[str, Any]
 
 
-def medians(jobs: Mapping[str, Job], rounds: int, warm_up: int = 1) -> dict[str, float]:
+def medians(
+    jobs: Mapping[str, Job],
+    rounds: int,
+    warm_up: int = 1,
+    clock: Callable[[], float] = time.process_time,
+    quiet: bool = True,
+) -> dict[str, float]:
     """
     :param jobs: by name, taken in turns in each round.
     :param int rounds: that are measured.
     :param int warm_up: rounds before.
-    :returns: the median milliseconds of each job, in CPU time of this process.
+    :param clock: seconds; CPU time of this process by default.
+    :param bool quiet: no progress bar.
+    :returns: the median milliseconds of each job.
     """
     times: dict[str, list[float]] = {name: [] for name in jobs}
-    for index in range(warm_up + rounds):
+    for index in tqdm(range(warm_up + rounds), desc="rounds", disable=quiet):
         for name, job in jobs.items():
-            start = time.process_time()
+            start = clock()
             job()
             if index >= warm_up:
-                times[name].append(1e3 * (time.process_time() - start))
+                times[name].append(1e3 * (clock() - start))
     return {name: statistics.median(values) for name, values in times.items()}
 
 

@@ -9,7 +9,6 @@ exact linearised entropy of a 100 -> 100 -> 751 generator for 5 draws against fo
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,14 +21,13 @@ import torch
 from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from benchmarks.common import fixed_seed, format_table, parse, parser, positive
+from benchmarks.cost._speed_timing import Job, medians
 from benchmarks.records import write_record
 from pyro_implicit import BayesianModule, HyperNetworkGuide, LinearisedELBO
 from pyro_implicit.generators import MLPGenerator
 
-Job = Callable[[], Any]
 SCALE = 0.01
 PARTICLES = 8
 
@@ -88,18 +86,6 @@ def entropy_jobs() -> dict[str, Job]:
     }
 
 
-def measure(jobs: dict[str, Job], rounds: int, warm_up: int, quiet: bool) -> dict[str, float]:
-    """Median milliseconds of each job, the jobs taken in turns."""
-    times: dict[str, list[float]] = {name: [] for name in jobs}
-    for index in tqdm(range(warm_up + rounds), desc="rounds", disable=quiet):
-        for name, job in jobs.items():
-            start = time.perf_counter()
-            job()
-            if index >= warm_up:
-                times[name].append(1e3 * (time.perf_counter() - start))
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
 def ratios(ms: dict[str, float]) -> dict[str, float]:
     """The three ratios that are reported."""
     return {
@@ -125,10 +111,10 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     options.add_argument("--rounds", type=positive, default=60, help="(default: 60)")
     options.add_argument("--warm-up", type=int, default=3, help="rounds before (default: 3)")
     arguments = parse(options, argv)
-    rounds = (arguments.rounds, arguments.warm_up, arguments.quiet)
+    rounds = (arguments.rounds, arguments.warm_up, time.perf_counter, arguments.quiet)
     with fixed_seed(arguments.seeds[0]):
-        ms = measure(step_jobs(), *rounds)
-        ms |= measure(entropy_jobs(), *rounds)
+        ms = medians(step_jobs(), *rounds)
+        ms |= medians(entropy_jobs(), *rounds)
     found = {"median ms": ms, "ratio": ratios(ms)}
     rows = [
         {"what": what, "of": name, "value": value}

@@ -6,10 +6,8 @@ Networks have a standard normal prior on all weights. Held-out data judge all of
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyro
@@ -18,13 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import load_npz
-from benchmarks.posterior._panel_cases import Case, Load, held_out, network
+from benchmarks.posterior._panel_cases import Case, Load, classifier, held_out, network
 from benchmarks.shared.uci import build_model, load_split
-from pyro_implicit import BayesianModule
 
 __all__ = ["CHOICE", "EXAMINATION"]
 
-Model = Callable[..., Any]
 _ROWS, _HELD = 400, 1000
 _LATER = 7  # the first split that nothing else of the benchmarks looks at
 
@@ -102,23 +98,14 @@ def _growth(root: Path, seed: int) -> Case:
 # ---- networks
 
 
-def _classifier(net: BayesianModule, x: Tensor, y: Tensor, count: int) -> Case:
-    def model(x: Tensor, y: Tensor) -> None:
-        logits = net(x)
-        with pyro.plate("data", len(x)):
-            pyro.sample("y", dist.Categorical(logits=logits), obs=y)
-
-    judge = held_out(model, x[count:], y[count:])
-    return Case(model, (x[:count], y[:count]), judge, net)
-
-
 def _moons(root: Path, seed: int) -> Case:
     """Two crescents, 82 weights."""
     from sklearn.datasets import make_moons
 
     x, y = make_moons(700, noise=0.25, random_state=3)
     net = network(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
-    return _classifier(net, torch.tensor(x).float(), torch.tensor(y), 200)
+    inputs, labels = torch.tensor(x).float(), torch.tensor(y)
+    return classifier(net, inputs[:200], labels[:200], inputs[200:], labels[200:])
 
 
 def _wines(root: Path, seed: int) -> Case:
@@ -130,7 +117,8 @@ def _wines(root: Path, seed: int) -> Case:
     x = torch.tensor(bunch.data).float()
     x = (x - x.mean(0)) / x.std(0)
     net = network(nn.Linear(13, 10), nn.ReLU(), nn.Linear(10, 3))
-    return _classifier(net, x[order], torch.tensor(bunch.target)[order], 90)
+    x, y = x[order], torch.tensor(bunch.target)[order]
+    return classifier(net, x[:90], y[:90], x[90:], y[90:])
 
 
 def _bump(root: Path, seed: int) -> Case:

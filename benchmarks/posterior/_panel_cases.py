@@ -30,7 +30,7 @@ from benchmarks.shared.images import load_mnist
 from benchmarks.shared.uci import build_model, load_split
 from pyro_implicit import BayesianModule, log_predictive_density, posterior_draws
 
-__all__ = ["CASES", "Case", "Load", "held_out", "network"]
+__all__ = ["CASES", "Case", "Load", "classifier", "held_out", "network"]
 
 Draws = dict[str, Tensor]
 Judge = Callable[[Any], Tensor]
@@ -293,10 +293,15 @@ def _digits(root: Path, split: int) -> Case:
         nn.Flatten(),
         nn.Linear(64, 10),
     )
-    return _classifier(net, parts[0], parts[2], parts[1], parts[3])
+    return classifier(net, parts[0], parts[2], parts[1], parts[3])
 
 
-def _classifier(net: BayesianModule, *parts: Tensor) -> Case:
+def classifier(net: BayesianModule, *parts: Tensor) -> Case:
+    """
+    :param net: gives logits.
+    :param parts: inputs and labels to fit, inputs and labels to judge by.
+    """
+
     def model(x: Tensor, y: Tensor) -> None:
         logits = net(x)
         with pyro.plate("data", len(x)):
@@ -312,7 +317,7 @@ def _lenet(root: Path, split: int) -> Case:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         net = BayesianModule(LeNet(), prior=dist.Normal(0.0, 1.0))
-    return _classifier(net, *parts)
+    return classifier(net, *parts)
 
 
 def _gru(root: Path, split: int) -> Case:

@@ -55,10 +55,9 @@ from pyro_implicit.handlers.rows import is_cut
 
 __all__ = ["FULL", "auto_start"]
 
-#: latents up to which there is a full matrix
-SMALL = 256
 #: latents up to which the mode with its Hessian is tried, where they are no network
 FULL = 1000
+_SMALL = 256  # and up to which Hessians are averaged too, and networks are no exception
 _MIDDLE = 20_000  # and up to which there is a mean-field fit
 _UPHILL, _UPHILL_LARGE = 30, 5  # steps from each location
 _MEAN_FIELD, _MEAN_FIELD_MIDDLE = 1000, 500  # most steps
@@ -197,7 +196,7 @@ def _try_gaussians(trials: Trials, point: Tensor, loc: Tensor, task: _Task) -> N
     Uphill of a location there may be a peak that has no mass, as where the scale of a hierarchical
     model goes to zero. A second mean-field fit therefore begins at the location itself.
     """
-    small = point.numel() <= SMALL
+    small = point.numel() <= _SMALL
     trials.judge("deviations", lambda: _deviations(trials, point, task, point))
     if point.numel() <= FULL:
         trials.judge("mode", lambda: _mode(trials, point, task))
@@ -250,7 +249,7 @@ def _mean_field(
         assert mode.factor is not None
         begins += [(mode.loc, 0.01 * task.unit), (mode.loc, 1 / _precision(mode.factor))]
     loc, scale = max(begins, key=lambda b: objective(trials.density, b[0], b[1], _FEW_JUDGES))
-    num_steps = _MEAN_FIELD if point.numel() <= SMALL else _MEAN_FIELD_MIDDLE
+    num_steps = _MEAN_FIELD if point.numel() <= _SMALL else _MEAN_FIELD_MIDDLE
     return _fitted(trials, (loc, scale), num_steps, task, fits)
 
 
@@ -330,7 +329,7 @@ def _is_network(sites: Sequence[LatentSite], trace: Any) -> bool:
         return False
     total = sum(site.numel for site in sites)
     weights = sum(site.numel for site in sites if site.name in wrapped | matrices)
-    return total > SMALL and 2 * weights >= total
+    return total > _SMALL and 2 * weights >= total
 
 
 def _is_settled(trace: Any) -> bool:

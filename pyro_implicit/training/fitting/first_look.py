@@ -117,12 +117,10 @@ def explained_steps(
         known = explained(error, *last)
         if known is not None:
             raise known from error
-        missing = entries_not_finite(*last)
-        if isinstance(error, NonFiniteError) and missing:
-            raise NonFiniteError(f"{error} {missing}.") from error
         site = "" if is_validation_enabled() else _named(objective, model, guide, last)
-        if isinstance(error, NonFiniteError) and site:
-            raise NonFiniteError(f"{error}. {site}") from error
+        more = [said for said in (site, entries_not_finite(*last)) if said]
+        if isinstance(error, NonFiniteError) and more:
+            raise NonFiniteError(". ".join([str(error).rstrip("."), *more])) from error
         raise
 
 

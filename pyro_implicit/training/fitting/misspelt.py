@@ -11,7 +11,7 @@ from pyro_implicit.exceptions import ArgumentError
 
 __all__ = ["check_misspelt"]
 
-_OPTIONS = ("objective", "num_steps", "lr", "batches", "validation", "progress", "seed", "resume")
+#: what other libraries call them
 _ALIASES = {
     "learning_rate": "lr",
     "loss": "objective",
@@ -25,10 +25,13 @@ _ALIASES = {
 }
 
 
-def check_misspelt(model: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+def check_misspelt(
+    function: Callable[..., Any], model: Callable[..., Any], kwargs: Mapping[str, Any]
+) -> None:
     """
     Refuses keyword arguments that the model does not take.
 
+    :param function: that was called with them, whose options are keyword-only.
     :param model: a Pyro model.
     :param kwargs: what is to be handed on to it.
     :raises ArgumentError: for a name that is none of its arguments, with the option that is near.
@@ -39,12 +42,14 @@ def check_misspelt(model: Callable[..., Any], kwargs: Mapping[str, Any]) -> None
         return
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values()):
         return
+    accepted = inspect.signature(function).parameters.values()
+    options = [p.name for p in accepted if p.kind is inspect.Parameter.KEYWORD_ONLY]
     for name in kwargs:
         if name in taken:
             continue
-        near = difflib.get_close_matches(name, [*_OPTIONS, *_ALIASES], 1)
+        near = difflib.get_close_matches(name, [*options, *_ALIASES], 1)
         meant = _ALIASES.get(near[0], near[0]) if near else None
-        hint = f"Did you mean {meant}=?" if meant else f"fit has {', '.join(_OPTIONS)}."
+        hint = f"Did you mean {meant}=?" if meant else f"fit has {', '.join(options)}."
         raise ArgumentError(
             f"{name}= is an option of fit no more than an argument of the model, which takes "
             f"{', '.join(taken) or 'none'}. {hint}"

@@ -41,13 +41,13 @@ def test_near_misses(name: str, said: str) -> None:
 
 def test_others() -> None:
     with pytest.raises(ArgumentError, match="fit has objective, num_steps"):
-        check_misspelt(model, {"zzz": 1})
+        check_misspelt(fit, model, {"zzz": 1})
     with pytest.raises(ArgumentError, match="takes none"):
-        check_misspelt(lambda: None, {"zzz": 1})
+        check_misspelt(fit, lambda: None, {"zzz": 1})
 
 
 @pytest.mark.parametrize(
     "taken", [model, partial(model, x=1), lambda **any: None, nn.Linear(1, 1), max]
 )
 def test_what_a_model_takes_goes_to_it(taken: Any) -> None:
-    check_misspelt(taken, {"y": 1})
+    check_misspelt(fit, taken, {"y": 1})
