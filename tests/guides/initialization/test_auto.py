@@ -195,8 +195,9 @@ def test_a_factorised_guide_begins_as_the_best_gaussian_of_its_form(
         torch.testing.assert_close(factor @ factor.mT, block.inverse(), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", GUIDES.values(), ids=GUIDES)
 def test_a_regression_of_hundreds_of_weights_is_its_posterior(
-    monkeypatch: pytest.MonkeyPatch,
+    kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Conjugate: 270 weights, 90 rows. No network, though it is one module."""
     monkeypatch.setattr(auto, "_MEAN_FIELD_MIDDLE", 20)
@@ -209,7 +210,7 @@ def test_a_regression_of_hundreds_of_weights_is_its_posterior(
         with pyro.plate("data", 90):
             pyro.sample("y", dist.Normal(f, 0.5), obs=y)
 
-    guide = HyperNetworkGuide(model).setup(x)
+    guide = kind(model).setup(x)
     assert _report(guide).taken == "mode"
     wide = x.double()
     exact = torch.linalg.inv(torch.eye(270, dtype=torch.float64) + wide.mT @ wide / 0.25)
