@@ -22,6 +22,7 @@ from benchmarks.common import fixed_seed, format_table, parse, parser
 from benchmarks.posterior._panel_cases import CASES, Case, Load
 from benchmarks.records import write_record
 from pyro_implicit import ConditionalHyperNetworkGuide, HyperNetworkGuide, fit
+from pyro_implicit.training.fitting.default_objective import default_num_particles
 
 DESCRIPTION = """\
 Fits a guide to each model by fit(model, guide, *data) with no other argument: no rate, no number of
@@ -142,7 +143,7 @@ def _told(result: Any) -> Row:
 
 
 def _pyros(kind: Callable[..., Any], case: Case) -> tuple[Any, Row]:
-    num_latents = _num_latents(case)
+    num_latents, num_observed = _sizes(case)
     if kind is not AutoNormal and num_latents > MANY:
         return None, {"note": f"not fitted: {num_latents} latents"}
     start: dict[str, Any] = (
@@ -151,7 +152,7 @@ def _pyros(kind: Callable[..., Any], case: Case) -> tuple[Any, Row]:
     if kind is not AutoLaplaceApproximation and start:
         start["init_scale"] = 0.01
     guide = kind(case.model, **start)
-    count = 8 if num_latents <= 300 else 4 if num_latents <= 10_000 else 2
+    count = default_num_particles(num_latents, num_observed)
     objective = Trace_ELBO(count, vectorize_particles=True, max_plate_nesting=1)
     options = {"objective": objective, "num_steps": SETTINGS["max_steps"], "progress": False}
     result = fit(case.model, guide, *case.data, **options)
@@ -160,9 +161,12 @@ def _pyros(kind: Callable[..., Any], case: Case) -> tuple[Any, Row]:
     return guide, _told(result)
 
 
-def _num_latents(case: Case) -> int:
+def _sizes(case: Case) -> tuple[int, int]:
+    """Numbers that are latent, and that are observed."""
     trace = pyro.poutine.trace(case.model).get_trace(*case.data)
-    return sum(trace.nodes[name]["value"].numel() for name in trace.stochastic_nodes)
+    kinds = trace.stochastic_nodes, trace.observation_nodes
+    latent, observed = (sum(trace.nodes[one]["value"].numel() for one in kind) for kind in kinds)
+    return latent, observed
 
 
 class _Draws(PyroModule):

@@ -101,8 +101,9 @@ def fit(
     no implicit site (Pyro's own guides)                   Pyro's ``Trace_ELBO``, 4 draws
     =====================================================  ==============================
 
-    Draws a step: 8 up to 300 latents, 4 up to 10 000, 2 above; vectorised if the model allows it,
-    else one after the other, with a warning in the result that tells why.
+    Draws a step: 32 up to 100 latents and 5000 observed numbers, else 8 up to 300 latents, 4 up to
+    10 000, 2 above; vectorised if the model allows it, else one after the other (at most 8), with a
+    warning in the result that tells why.
 
     :param model: a Pyro model.
     :param guide: its guide, of any kind.

@@ -27,7 +27,8 @@ def model_of(size: int) -> Any:
 @pytest.mark.parametrize(
     ("size", "options", "kind", "num_particles"),
     [
-        (5, {}, LinearisedELBO, 8),
+        (5, {}, LinearisedELBO, 32),
+        (200, {}, LinearisedELBO, 8),
         (400, {}, LinearisedELBO, 4),
         (50_000, {"hidden_dims": (2,)}, LanczosELBO, 2),
         (50_000, {"hidden_dims": (2,), "noise_dim": 80}, LinearisedELBO, 2),
@@ -86,3 +87,14 @@ def test_an_error_is_told_in_whole_sentences(
     model = model_of(3)
     _, hints = default_objective(model, HyperNetworkGuide(model), (), {})
     assert len(hints) == 1 and hints[0].endswith(f": TypeError: {told}")
+
+
+@pytest.mark.parametrize(("num_rows", "num_particles"), [(5000, 32), (5001, 8)])
+def test_many_rows_take_fewer_draws(num_rows: int, num_particles: int) -> None:
+    def model() -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", num_rows):
+            pyro.sample("y", dist.Normal(w, 1.0), obs=torch.zeros(num_rows))
+
+    objective, _ = default_objective(model, HyperNetworkGuide(model), (), {})
+    assert objective.num_particles == num_particles
