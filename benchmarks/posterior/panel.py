@@ -188,7 +188,7 @@ class _Draws(PyroModule):
 
 
 def _nuts(case: Case) -> tuple[Any, Row]:
-    if _num_latents(case) > MANY:
+    if _sizes(case)[0] > MANY:
         return None, {"note": "not run"}
     warmup, count = SETTINGS["num_nuts"]
     chain = MCMC(NUTS(case.model), count, warmup_steps=warmup, disable_progbar=True)

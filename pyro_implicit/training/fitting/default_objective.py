@@ -23,8 +23,8 @@ __all__ = ["default_num_particles", "default_objective"]
 _EXACT = 2000**2  # entries of a Jacobian up to which the exact determinant is cheaper
 _PARTICLES = ((300, 8), (10_000, 4))  # up to so many latents, so many draws a step
 _FEWEST = 2
-#: A step of few latents and numbers takes as long with four times the draws, and fits end sooner and
-#: nearer to the posterior. Chosen on varying slopes, counts in groups and a growth curve.
+#: A step of few latents and numbers takes as long with four times the draws, and fits end sooner
+#: and nearer to the posterior. Chosen on varying slopes, counts in groups and a growth curve.
 _MANY, _SMALL, _SHORT = 32, 100, 5000
 _LONGEST = 800  # characters of an error in a hint
 
