@@ -38,6 +38,7 @@ from pyro_implicit.training.fitting.misspelt import check_misspelt
 from pyro_implicit.training.fitting.result import FitResult
 from pyro_implicit.training.fitting.run import Run, collected_warnings
 from pyro_implicit.training.fitting.validation import Validation, check_validation
+from pyro_implicit.training.fitting.wrong_widths import wrong_widths
 
 __all__ = ["fit"]
 
@@ -83,6 +84,9 @@ def fit(
 
     * *peaks*: of a bijective guide of at most 20 latents and whole data: where the posterior has
       another peak of some mass that the guide has hardly a draw at, the result warns.
+
+    * *deviations*: of a bijective guide of at most 100 latents and whole data: where importance
+      weights are even enough to tell that deviations are off by more than 15%, the result warns.
 
     Steps whose loss or gradient is not finite are skipped and counted. After ten in a row, or where
     the loss has risen far above what it was (of a ``LinearisedELBO``, ``LanczosELBO`` or
@@ -203,14 +207,14 @@ def _finished(
         rates=run.rates,
         terms=run.terms,
         scores=({} if resume is None else dict(resume.scores)) | scores,
-        warnings=[*run.told(reason), *_missed(run, reason), *hints],
+        warnings=[*run.told(reason), *_found(run, reason), *hints],
         state=state,
         start=_start_of(run.guide) or ("" if resume is None else resume.start),
     )
 
 
-def _missed(run: Run, reason: str) -> list[str]:
-    """Peaks that the guide does not reach, where the run was long enough to expect it."""
+def _found(run: Run, reason: str) -> list[str]:
+    """Missed peaks and wrong deviations, where the run was long enough to expect none."""
     whole = run.arguments.batches is None and len(run.history) >= _LONG
     if reason == "interrupted" or not whole or not isinstance(run.objective, ImplicitELBO):
         return []
@@ -218,7 +222,9 @@ def _missed(run: Run, reason: str) -> list[str]:
         return []
     last = run.history[-max(len(run.history) // 10, 1) :]
     bound = -sum(last) / len(last)
-    return missed_peaks(run.guide, run.model, run.arguments.args, run.arguments.kwargs, bound)
+    data = run.arguments.args, run.arguments.kwargs
+    missed = missed_peaks(run.guide, run.model, *data, bound)
+    return missed or wrong_widths(run.guide, run.model, *data)
 
 
 def _start_of(guide: Any) -> str:

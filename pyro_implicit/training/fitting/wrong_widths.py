@@ -1,0 +1,142 @@
+"""
+Latents whose deviations importance weights know better than a fitted guide.
+
+References
+
+- `Truncated Importance Sampling`, E. L. Ionides, Journal of Computational and Graphical
+  Statistics, 2008.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import pyro
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from pyro_implicit._random import RandomStream
+from pyro_implicit.exceptions import ImplicitError
+from pyro_implicit.guides.base import ImplicitGuide
+from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.log_joint import LogJoint
+from pyro_implicit.handlers.unvalidated import Unvalidated
+
+__all__ = ["wrong_widths"]
+
+_MOST_LATENTS = 100
+_DRAWS = 10_000  # all at once, for as long as some ten steps of training
+_FEWEST = 200  # draws that the weights are worth: with fewer they know nothing better
+_RATIO = 1.15  # of deviations: what a user would want to know
+_ERRORS = 4.0  # and so many standard errors from 1
+
+
+def wrong_widths(
+    guide: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[str]:
+    """
+    Compares the deviations of a guide's draws with those that their importance weights tell.
+
+    A loss that is level to a twentieth of a nat may hide a bound that rises slowly for long, at
+    deviations that are a quarter too small. Where the density of the draws is known and the weights
+    of posterior over guide are even enough, they repair what is wrong, and so tell it. Large
+    weights are cut, which errs to the side of the guide.
+
+    :param guide: a fitted guide; others than an :class:`~pyro_implicit.guides.ImplicitGuide` of
+        certified bijections and at most 100 latents are not looked at.
+    :param model: the model.
+    :param args: its arguments, the whole data.
+    :param kwargs: its keyword arguments.
+    :returns: what a user should know, in words: at most one text.
+    """
+    if not isinstance(guide, ImplicitGuide):
+        return []
+    try:
+        sites = list(guide.sites)
+        if not sites or sum(site.numel for site in sites) > _MOST_LATENTS:
+            return []
+        with RandomStream(0), evaluation_mode(), pyro.validation_enabled(False), Unvalidated():
+            with torch.no_grad():
+                drawn = _draws(guide)
+                if drawn is None:
+                    return []
+                draws, log_density = drawn
+                joint = LogJoint(model, sites, args, kwargs)
+                joint.check_deterministic(draws[0], "")  # another subsample at each call
+                values, log_joint = _at(joint, draws)
+                weights = _truncated((log_joint - log_density).double())
+    except (ImplicitError, RuntimeError, ValueError, ArithmeticError):
+        return []  # a model that does not vectorise, or without a density at all points
+    if not float(1 / weights.square().sum()) >= _FEWEST:  # nor if no draw has a density
+        return []
+    told = {
+        name: _worst(value.reshape(_DRAWS, -1).double(), weights) for name, value in values.items()
+    }
+    wrong = {name: ratio for name, ratio in told.items() if ratio is not None}
+    return [_told(wrong)] if wrong else []
+
+
+def _draws(guide: ImplicitGuide) -> tuple[Tensor, Tensor] | None:
+    """Unconstrained draws ``(n, m)`` and their log-densities ``(n,)``, if these are known."""
+    draws, total = [], torch.zeros(())
+    for sampler in guide.samplers:
+        fn = sampler.distribution()  # type: ignore[operator]
+        if not fn.is_bijective:
+            return None
+        noise = fn.base_dist.sample((_DRAWS,))
+        fixed = fn.given(noise)
+        draws.append(fixed.rsample())
+        total = total + fn.base_dist.log_prob(noise) - fixed.half_log_det()
+    return torch.cat(draws, -1), total
+
+
+def _at(joint: LogJoint, draws: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Values of all draws by site, and the log-joint ``(n,)``, held to that of one of them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        values, _ = vmap(joint.values)(draws)
+        log_joint = vmap(joint)(draws)
+    if not torch.allclose(log_joint[0], joint(draws[0]), rtol=1e-3, atol=1e-2):
+        raise ValueError("the model's value at one draw depends on the others")
+    return values, log_joint.nan_to_num(nan=-math.inf)
+
+
+def _truncated(log_ratios: Tensor) -> Tensor:
+    """Weights of sum 1, none above the root of their number times their mean (Ionides 2008)."""
+    most = log_ratios.logsumexp(0) - 0.5 * math.log(len(log_ratios))
+    return log_ratios.clamp(max=float(most)).softmax(0)
+
+
+def _worst(draws: Tensor, weights: Tensor) -> float | None:
+    """The ratio of deviations ``(n, k)`` that is farthest from 1, if one is certainly far."""
+    ratio, error = _ratios(draws, weights)
+    far = (ratio.log().abs() > math.log(_RATIO)) & ((ratio - 1).abs() > _ERRORS * error)
+    if not bool(far.any()):
+        return None
+    return float(max(ratio[far].tolist(), key=lambda one: abs(math.log(one))))
+
+
+def _ratios(draws: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Deviations by weights over those of the draws, and standard errors, by the delta method."""
+    own_square = (draws - draws.mean(0)).square()
+    own = own_square.mean(0)
+    square = (draws - weights @ draws).square()
+    variance = weights @ square
+    ratio = (variance / own).sqrt()  # NaN, which is never far, of what is always the same
+    change = weights[:, None] * (square / variance - 1) - (own_square / own - 1) / len(draws)
+    return ratio, 0.5 * ratio * change.square().sum(0).sqrt()
+
+
+def _told(wrong: dict[str, float]) -> str:
+    worst = sorted(wrong, key=lambda name: -abs(math.log(wrong[name])))
+    few = ", ".join(f"{name!r} ({wrong[name]:.2f})" for name in worst[:3])
+    more = f" and {len(worst) - 3} more" if len(worst) > 3 else ""
+    return (
+        "by importance weights, deviations of the posterior are these times those of the guide at "
+        f"sites {few}{more}. Train on with more draws a step (resume=result, "
+        "objective=LinearisedELBO(64, vectorize_particles=True), a larger num_steps), or run "
+        "refine(model, guide, ...)"
+    )

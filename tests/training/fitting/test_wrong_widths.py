@@ -1,0 +1,114 @@
+"""Deviations that importance weights know better than the guide are told; right ones are not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer.autoguide import AutoNormal
+
+from pyro_implicit import HyperNetworkGuide, LinearisedELBO, MMNNGuide, fit
+from pyro_implicit.training.fitting import fit as module
+from pyro_implicit.training.fitting.wrong_widths import wrong_widths
+
+
+def model(deviation: float = 1.0) -> None:
+    pyro.sample("x", dist.Normal(torch.zeros(2), deviation).to_event(1))
+    pyro.sample("tau", dist.LogNormal(0.0, 0.3))
+
+
+def guide_of(scale: float, of: Any = model) -> Any:
+    """Normal in the unconstrained space, but for rounding."""
+    guide = HyperNetworkGuide(of, init_from=None, init_scale=scale)
+    guide()
+    with torch.no_grad():
+        for block in guide.samplers[0].generator.blocks:
+            block.weight_out.zero_()
+            block.bias_out.zero_()
+            block.bias_out[2:4] = -100.0  # no steps
+    return guide
+
+
+def exact_ratio(scale: float) -> Any:
+    """A model of two standard normal latents, and a guide whose deviation is ``scale``."""
+
+    def normal() -> None:
+        pyro.sample("x", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+
+    return normal, guide_of(scale, normal)
+
+
+@pytest.mark.parametrize(("scale", "ratio"), [(0.8, 1.25), (1.4, 0.714)])
+def test_the_ratio_of_two_normal_distributions(scale: float, ratio: float) -> None:
+    pyro.set_rng_seed(0)
+    normal, guide = exact_ratio(scale)
+    own = guide.sample(20_000)["x"].std(0)
+    (told,) = wrong_widths(guide, normal, (), {})
+    number = float(told.split("'x' (")[1].split(")")[0])
+    assert number == pytest.approx(float((1 / own).mean()), rel=0.05)
+    assert number == pytest.approx(ratio, rel=0.1)
+    assert "refine(model, guide" in told
+
+
+@pytest.mark.parametrize("scale", [0.9, 1.0, 1.1])
+def test_right_deviations_are_not_told(scale: float) -> None:
+    pyro.set_rng_seed(1)
+    normal, guide = exact_ratio(scale)
+    assert wrong_widths(guide, normal, (), {}) == []
+
+
+def test_weights_that_know_nothing_tell_nothing() -> None:
+    """Of a guide that is nowhere near, which the loss tells."""
+    pyro.set_rng_seed(2)
+    normal, guide = exact_ratio(1e-4)
+    assert wrong_widths(guide, normal, (), {}) == []
+
+
+def test_sites_are_told_apart() -> None:
+    pyro.set_rng_seed(3)
+    guide = guide_of(1.0)
+    (told,) = wrong_widths(guide, model, (), {})
+    # the deviation of a log-normal is that of exp(mu + s z)
+    exact = math.sqrt(math.expm1(0.09) * math.exp(0.09) / (math.expm1(1.0) * math.e))
+    assert f"'tau' ({exact:.1f}" in told and "'x'" not in told
+
+
+def test_other_guides_larger_models_and_random_densities_are_not_looked_at() -> None:
+    assert wrong_widths(AutoNormal(model), model, (), {}) == []
+    assert wrong_widths(HyperNetworkGuide(model), model, (), {}) == []  # not built
+    folding = MMNNGuide(model, init_from=None)
+    folding()
+    assert wrong_widths(folding, model, (), {}) == []
+    guide = guide_of(1.0)
+
+    def wide() -> None:
+        pyro.sample("x", dist.Normal(0.0, 1.0).expand([101]).to_event(1))
+
+    large = HyperNetworkGuide(wide, init_from=None)
+    large()
+    assert wrong_widths(large, wide, (), {}) == []
+
+    def refusing() -> None:
+        raise ValueError("no")
+
+    def branching() -> None:
+        model(2.0 if float(pyro.sample("tau", dist.LogNormal(0.0, 0.3))) > 1 else 1.0)
+
+    def coupled() -> None:
+        model()
+        pyro.factor("noise", torch.randn(()))
+
+    for other in (refusing, branching, coupled):
+        assert wrong_widths(guide, other, (), {}) == []
+
+
+def test_a_fit_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LONG", 5)
+    normal, guide = exact_ratio(0.7)
+    objective = LinearisedELBO(4, vectorize_particles=True)
+    result = fit(normal, guide, objective=objective, num_steps=5, lr=1e-6, progress=False, seed=0)
+    assert any("by importance weights" in text for text in result.warnings)
