@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import ArgumentError, ImplicitError, NonFiniteError, ShapeError
 
-__all__ = ["entries_not_finite", "explained", "explained_errors"]
+__all__ = ["RAW", "entries_not_finite", "explained", "explained_errors"]
 
 _TYPES = re.compile(
     r"must have the same dtype|to have the same dtype|scalar type \w+ but found \w+"
@@ -23,9 +23,14 @@ _PRODUCT = re.compile(
     r"|input\.size\(-1\) must be equal to input_size"
 )
 _LABELS = re.compile(r"result type Float can't be cast to the desired output type")
+_SUPPORT = re.compile(r"to be within the support \((.*?)\) of the distribution (\w+)", re.DOTALL)
+_CLASSES = re.compile(r"IntegerInterval\(lower_bound=0, upper_bound=(\d+)\)")
+_SITE = re.compile(r"log_prob at site '(.*?)'")
 _PLATE = re.compile(
     r"Shape mismatch inside plate\((.*?)\) at site (.*?) dim (-\d+), (\d+) vs (\d+)"
 )
+#: what models raise on data that they do not expect
+RAW = (AttributeError, RuntimeError, TypeError, ValueError)
 
 
 @contextmanager
@@ -35,14 +40,15 @@ def explained_errors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterat
 
     :param args: positional arguments of the model that is run within.
     :param kwargs: its keyword arguments.
-    :raises ArgumentError: if torch refuses to join numbers of different types.
+    :raises ArgumentError: if torch refuses to join numbers of different types, for arrays and lists
+        that a model takes for tensors, and for observations that a distribution does not have.
     :raises NonFiniteError: if data are not finite, and a distribution's parameters are not valid.
     :raises ShapeError: if a plate has another size than the data, or a layer takes another number
         of columns.
     """
     try:
         yield
-    except (RuntimeError, ValueError) as error:
+    except RAW as error:
         clear = explained(error, args, kwargs)
         if clear is None:
             raise
@@ -62,6 +68,8 @@ def explained(
     """
     if isinstance(error, ImplicitError):
         return None
+    if isinstance(error, (AttributeError, TypeError)):
+        return _of_no_tensors(error, args, kwargs)
     tensors = _tensors(args, kwargs)
     text = next(iter(str(error).splitlines()), "")
     if tensors and isinstance(error, RuntimeError) and _TYPES.search(text):
@@ -88,12 +96,60 @@ def explained(
         return NonFiniteError(f"{missing}; what the model makes of it: {text[:160]}")
     found = _PLATE.search(str(error))
     if found is None:
-        return None
+        return _outside_support(str(error), tensors) if isinstance(error, ValueError) else None
     plate, site, dim, size, other = found.groups()
     return ShapeError(
         f"plate {plate} has {size} rows and site {site!r} in it has {other} (in dimension {dim}). "
         "Make the plate of the data: pyro.plate('data', len(x)); for minibatches of N rows in all "
         "pyro.plate('data', N, subsample_size=len(x)). Or look for a forgotten f.squeeze(-1)."
+    )
+
+
+def _of_no_tensors(
+    error: Exception, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> ArgumentError | None:
+    """Where an argument is an array, a table or a list, which models rarely expect."""
+    named = _named(args, kwargs)
+    others = {name: value for name, value in named.items() if _is_array(value)}
+    if not others:
+        return None
+    kinds = ", ".join(f"{name} is a {type(value).__name__}" for name, value in others.items())
+    return ArgumentError(
+        f"{kinds}, and the model says: {str(error).strip()[:160]}. Models compute with tensors: "
+        "write torch.as_tensor(x, dtype=torch.float32), and torch.as_tensor(y) for labels."
+    )
+
+
+def _is_array(value: Any) -> bool:
+    """Numbers in anything but a tensor: a list, an array, a column or a table."""
+    if isinstance(value, (list, tuple)):
+        return bool(value) and isinstance(value[0], (int, float, list, tuple))
+    return hasattr(value, "__array__") and not isinstance(value, Tensor)
+
+
+def _outside_support(text: str, tensors: dict[str, Tensor]) -> ArgumentError | None:
+    """Of observations that a distribution does not have."""
+    found = _SUPPORT.search(text)
+    if found is None or not tensors:
+        return None
+    support, kind = found.groups()
+    site = _SITE.search(text)
+    where = "an observation" if site is None else f"site {site[1]!r}"
+    ranges = ", ".join(
+        f"{name} has values from {tensor.min():.4g} to {tensor.max():.4g}"
+        for name, tensor in tensors.items()
+        if tensor.numel() and not tensor.is_complex()
+    )
+    classes = _CLASSES.search(support)
+    remedy = (
+        "Look for arguments in another order, and for units or codes of the data."
+        if classes is None
+        else f"The {int(classes[1]) + 1} classes count from 0: write y - 1 for labels from 1, and "
+        "give the network an output for each class."
+    )
+    return ArgumentError(
+        f"{where} is outside of the support of {kind}, {' '.join(support.split())}; {ranges}. "
+        f"{remedy}"
     )
 
 
@@ -116,6 +172,10 @@ def entries_not_finite(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str 
     return None
 
 
+def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"argument {i}": value for i, value in enumerate(args)} | dict(kwargs)
+
+
 def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
-    tensors = {f"argument {i}": a for i, a in enumerate(args) if isinstance(a, Tensor)}
-    return tensors | {name: a for name, a in kwargs.items() if isinstance(a, Tensor)}
+    named = _named(args, kwargs)
+    return {name: value for name, value in named.items() if isinstance(value, Tensor)}

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_flag, check_guide, check_model, check_names
 from pyro_implicit._random import own_numbers
+from pyro_implicit.exceptions import NonFiniteError
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
-from pyro_implicit.handlers.explained_errors import explained_errors
+from pyro_implicit.handlers.explained_errors import entries_not_finite, explained_errors
 from pyro_implicit.handlers.own_subsample import sizes_of_arguments
 from pyro_implicit.handlers.rows import NotSliceable, number_of_rows
 from pyro_implicit.inference.from_prior import came_from_prior
@@ -82,6 +83,7 @@ def predict(
     :returns: by site, draws of shape ``(num_samples, rows, ...)``; with ``moments`` the mean and
         the variance (unbiased; NaN for one draw), stacked in shape ``(2, rows, ...)``.
     :raises ArgumentError: if ``num_samples`` or ``batch_size`` is below 1.
+    :raises NonFiniteError: for inputs that are not finite, where predictions are not.
     :raises OutOfMemoryError: if rows that belong together will not fit into memory at once.
     :raises ShapeError: if a latent has a value for each row, and nobody has said which of
         them these are; if there are no rows.
@@ -120,4 +122,13 @@ def predict(
         warnings.warn(drawn, stacklevel=_CALLER)
     if forgotten:
         warnings.warn(came_from_prior(forgotten, set(draws) - plan.met), stacklevel=_CALLER)
+    _check_finite(found, args, kwargs)
     return found
+
+
+def _check_finite(found: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuses predictions that are not finite where inputs are not, either."""
+    cause = entries_not_finite(args, kwargs)
+    bad = [name for name, value in found.items() if cause and not bool(value.isfinite().all())]
+    if bad:
+        raise NonFiniteError(f"{cause}. What is predicted of {bad} is not finite.")

@@ -146,3 +146,72 @@ def test_what_is_made_of_a_fitted_guide_tells_too() -> None:
             evaluate(model, guide, x, y, num_samples=2)
         with pytest.raises(kind, match=message):
             log_predictive_density(model, guide, x, y, num_samples=2)
+
+
+@pytest.mark.parametrize("kind", [lambda x: x.numpy(), lambda x: x.tolist()])
+def test_arrays_and_lists_in_place_of_tensors(kind: Any) -> None:
+    net = nn.Linear(2, 1)
+    name = type(kind(X)).__name__
+    with pytest.raises(ArgumentError, match=f"argument 0 is a {name}, .*torch.as_tensor") as caught:
+        with explained_errors((kind(X),), {"n": 3}):
+            net(kind(X))
+    assert isinstance(caught.value.__cause__, TypeError)
+    with pytest.raises(ArgumentError, match="y is a ndarray"):
+        with explained_errors((X,), {"y": X.numpy()}):
+            X.numpy().numel()
+
+
+def test_other_errors_of_types_stay() -> None:
+    for value in ("text", [], [X], {"a": 1}, 3.0):
+        with pytest.raises(TypeError, match="^no$"), explained_errors((X, value), {}):
+            raise TypeError("no")
+
+
+@pytest.mark.parametrize("first", [1, -1])
+def test_labels_that_are_no_classes(first: int) -> None:
+    y = torch.arange(4) + first
+    name = f"argument 1 has values from {first} to {first + 3}"
+    with pytest.raises(ArgumentError, match=f"{name}. The 4 classes count from 0") as caught:
+        with explained_errors((X, y), {}):
+            dist.Categorical(logits=torch.zeros(4)).log_prob(y)
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_observations_outside_of_a_support_name_their_site() -> None:
+    def model(x: Tensor, y: Tensor) -> None:
+        rate = pyro.sample("rate", dist.Gamma(1.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("counts", dist.Poisson(rate), obs=y)
+
+    guide = HyperNetworkGuide(model)
+    with pytest.raises(ArgumentError, match="site 'counts' is outside of the support of Poisson"):
+        fit(model, guide, X, torch.tensor([1.0, -1.0, 0.0, 2.0]), num_steps=2, progress=False)
+    with pytest.raises(ArgumentError, match="classes count from 0"):
+        trained(Tensor(X), torch.tensor([1, 2, 3, 1]))
+
+
+def trained(x: Tensor, y: Tensor) -> None:
+    def model(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Categorical(logits=w[..., None, :]), obs=y)
+
+    fit(model, HyperNetworkGuide(model), x, y, num_steps=2, progress=False)
+
+
+def test_predictions_from_infinite_inputs_are_refused() -> None:
+    def model(x: Tensor, y: Tensor | None = None) -> Tensor:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", dist.Normal(w * x, 1.0), obs=y)
+
+    guide = HyperNetworkGuide(model)
+    guide.setup(torch.zeros(3), torch.zeros(3))
+    x = torch.tensor([0.0, math.inf, 1.0])
+    with pytest.raises(NonFiniteError, match=r"argument 0 has 1 entries.*predicted of \['y'\]"):
+        predict(model, guide, x, num_samples=3)
+
+    def robust(x: Tensor) -> Tensor:
+        return model(x.clamp(-1, 1))
+
+    assert bool(predict(robust, guide, x, num_samples=3)["y"].isfinite().all())

@@ -17,7 +17,7 @@ from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import ImplicitError, NonFiniteError, ShapeError, SiteError
 from pyro_implicit.handlers.data_use import DataUse
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
-from pyro_implicit.handlers.explained_errors import entries_not_finite, explained
+from pyro_implicit.handlers.explained_errors import RAW, entries_not_finite, explained
 from pyro_implicit.handlers.missing_data import missing_data
 from pyro_implicit.handlers.observed_shape import observed_batch_shape
 from pyro_implicit.handlers.pointwise import SiteVisitor, batch_log_prob, is_auxiliary, is_delta
@@ -105,7 +105,7 @@ def explained_steps(
     """
     try:
         yield
-    except (RuntimeError, ValueError, NonFiniteError) as error:
+    except (*RAW, NonFiniteError) as error:
         last = arguments.last
         is_clear = isinstance(error, ImplicitError) and not isinstance(error, NonFiniteError)
         if is_clear or last is None:
