@@ -15,6 +15,7 @@ from pyro_implicit.arviz.rows import Batch, RowBatches
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.handlers.choice_for_all import is_choice_for_all
 from pyro_implicit.handlers.latent_rows import Cuts, at_rows
+from pyro_implicit.handlers.observed_shape import check_observation
 from pyro_implicit.handlers.own_subsample import OwnSubsample, sizes_of_arguments
 from pyro_implicit.handlers.pointwise import (
     is_auxiliary,
@@ -24,7 +25,12 @@ from pyro_implicit.handlers.pointwise import (
     reduced_dims,
     run_model,
 )
-from pyro_implicit.handlers.row_coupling import coupled_sites, drawn_jointly
+from pyro_implicit.handlers.row_coupling import (
+    can_be_looked_at,
+    coupled_sites,
+    drawn_jointly,
+    some_batches,
+)
 from pyro_implicit.handlers.rows import changed_dims
 from pyro_implicit.inference.numbered import numbered_if_drawn
 from pyro_implicit.inference.posterior_draws import posterior_draws
@@ -176,6 +182,12 @@ class Program:
         for start, stop in ((0, size // 2), (size // 2, size)):
             _, _, part = self._sites_on(self.batches.cut(start, stop), draw)
             _refuse_coupled(sites, part, functions, start)
+        rows, calls = self.batches.num_rows, self.batches
+        if can_be_looked_at((*calls.args, *calls.kwargs.values())):  # rows far apart
+            _, _, whole = self._sites_on(calls.cut(0, rows), draw)
+            for start, stop in some_batches(rows, size):
+                _, _, part = self._sites_on(calls.cut(start, stop), draw)
+                _refuse_coupled(sites, part, whole, start)
 
     def _own_subsample(self, batch: Batch) -> OwnSubsample:
         sizes = sizes_of_arguments(self.batches.args, self.batches.kwargs)
@@ -225,6 +237,8 @@ def _describe(site: Any, draw: dict[str, Tensor]) -> Site:
         kind = "free"
     else:
         kind = "deterministic" if is_delta(site) else "observed"
+    if kind == "observed":
+        check_observation(site)
     value = _value_slot(site, kind)
     log_prob = _log_prob_slot(site, value) if kind == "observed" else None
     return Site(name, kind, value, log_prob, kind != "latent" or _drawable(site["fn"]))

@@ -13,7 +13,19 @@ from torch import Tensor
 from pyro_implicit._memory import check_fits
 from pyro_implicit.handlers.rows import changed_dims
 
-__all__ = ["RowsTogether", "check_rows_fit", "coupled_sites", "drawn_jointly", "without_events"]
+__all__ = [
+    "RowsTogether",
+    "can_be_looked_at",
+    "check_rows_fit",
+    "coupled_sites",
+    "drawn_jointly",
+    "some_batches",
+    "without_events",
+]
+
+
+_ULPS = 64  # units of rounding of the largest number
+_MOST_NUMBERS = 4_000_000
 
 
 class RowsTogether(Exception):  # noqa: N818 (a signal within one call, never shown)
@@ -45,6 +57,28 @@ def drawn_jointly(fn: Any, row_dim: int | None) -> bool:
     if row_dim is None or isinstance(base, dist.Delta):  # pyro.deterministic draws nothing
         return False
     return row_dim >= -base.event_dim
+
+
+def can_be_looked_at(args: Iterable[Any]) -> bool:
+    """
+    Whether a model may be run on all rows at once to see what a cut into batches changes.
+
+    :param args: all arguments of the model.
+    :returns: whether the tensors among them have at most four million numbers.
+    """
+    return sum(one.numel() for one in args if isinstance(one, Tensor)) <= _MOST_NUMBERS
+
+
+def some_batches(rows: int, size: int) -> list[tuple[int, int]]:
+    """
+    The batches that are held to a run on all rows: the first, one in the middle and the last.
+
+    :param int rows: number of rows.
+    :param int size: of a batch.
+    :returns: first row of each, and one past its last.
+    """
+    count = -(-rows // size)
+    return [(i * size, min(i * size + size, rows)) for i in sorted({0, count // 2, count - 1})]
 
 
 def coupled_sites(
@@ -120,8 +154,10 @@ def _tensors(fn: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 def _same(fewer: Tensor, more: Tensor, first: int) -> bool:
     """Whether the rows of both are equal up to rounding."""
     changed = changed_dims(fewer.shape, more.shape)
-    if changed is None or len(changed) > 1:
-        return True  # pairs of rows: told by the event, if they belong to one
+    if changed is None:
+        return True
+    if len(changed) > 1:
+        return False  # pairs of rows, of which a cut would leave those within a batch
     if changed:
         if first + fewer.shape[changed[0]] > more.shape[changed[0]]:
             return True  # a dimension of another size, that shrinks otherwise than the rows do
@@ -130,6 +166,14 @@ def _same(fewer: Tensor, more: Tensor, first: int) -> bool:
         return True
     if not more.is_floating_point():
         return torch.equal(fewer, more)
-    largest = more[more.isfinite()].abs().max().item() if bool(more.isfinite().any()) else 0.0
-    tolerance = torch.finfo(more.dtype).eps ** 0.5 * largest
-    return torch.allclose(fewer, more, rtol=0.0, atol=tolerance, equal_nan=True)
+    return torch.allclose(fewer, more, rtol=0.0, atol=_tolerance(more), equal_nan=True)
+
+
+def _tolerance(values: Tensor) -> float:
+    """What rounding may change: a little of what differs between rows, and of what is common."""
+    finite = values[values.isfinite()].double()
+    if not finite.numel():
+        return 0.0
+    eps = torch.finfo(values.dtype).eps
+    spread = float(finite.max() - finite.min())
+    return float(eps**0.5 * spread + _ULPS * eps * float(finite.abs().max()))

@@ -13,6 +13,7 @@ from torch import Tensor
 from pyro_implicit._checks import check_count, check_guide, check_model, check_seed
 from pyro_implicit._random import RandomStream, mixed_seed
 from pyro_implicit.exceptions import SiteError
+from pyro_implicit.guides.argument_dims import lost_dimension
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.enumeration import (
     EnumerationNeeded,
@@ -30,6 +31,7 @@ from pyro_implicit.handlers.pointwise import (
     pointwise_log_prob,
     run_model,
 )
+from pyro_implicit.handlers.rows import number_of_rows
 from pyro_implicit.handlers.sum_out import counted_in_sum, inseparable
 from pyro_implicit.inference.from_prior import came_from_prior
 from pyro_implicit.inference.numbered import numbered_if_called
@@ -73,13 +75,18 @@ def log_predictive_density(
     :raises SiteError: if the model observes nothing with these arguments, or all is masked; if it
         draws some rows of a plate at random; if the prior of a latent of the guide and data are
         within one sum over a discrete latent.
-    :warns UserWarning: if the guide does not draw all of the model's latents.
+    :warns UserWarning: if the first argument has lost a dimension since the guide was built;
+        if the guide does not draw all of the model's latents.
     """
     check_model(model)
-    check_order(model, "log_predictive_density(model, guide, ...)")
+    check_order(model, "log_predictive_density(model, guide, ...)", guide)
     check_guide(guide)
+    lost = lost_dimension(guide, args)
+    if lost is not None:
+        warnings.warn(lost, stacklevel=2)
     num_samples = check_count("num_samples", num_samples)
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
+    number_of_rows(args, kwargs)  # which are some
     total: Any = None
     kept: Any = None
     forgotten: set[str] = set()

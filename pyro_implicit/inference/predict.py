@@ -12,6 +12,7 @@ from torch import Tensor
 from pyro_implicit._checks import check_count, check_flag, check_guide, check_model, check_names
 from pyro_implicit._random import own_numbers
 from pyro_implicit.exceptions import NonFiniteError
+from pyro_implicit.guides.argument_dims import lost_dimension
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
@@ -71,7 +72,8 @@ def predict(
     :param args: the model's arguments.
     :param int num_samples: number of draws.
     :param int batch_size: rows at a time, rounded up to a multiple of 32; all by default, or where
-        rows belong together.
+        rows belong together. To see that, data of at most four million numbers are first looked at
+        in one run on all rows; of larger data 32 rows.
     :param sites: names of the sites to keep, ``pyro.deterministic`` ones included; by default every
         site that is not a latent of the guide nor deterministic.
     :param bool parallel: evaluate many draws in one vectorised pass, as in
@@ -90,13 +92,17 @@ def predict(
     :raises SiteError: if a site asked for is not in the model, or none of the guide's latents is;
         if a plate draws some of its rows at random; if with ``parallel`` what one draw predicts
         depends on other draws.
-    :warns UserWarning: if the guide leaves out a latent of the model, as far as that can be told
+    :warns UserWarning: if the first argument has lost a dimension since the guide was built;
+        if the guide leaves out a latent of the model, as far as that can be told
         from an observation; if a site is drawn from an :class:`~pyro_implicit.ImplicitProcess`,
         which knows nothing of the data then.
     """
     check_model(model)
-    check_order(model, "predict(model, guide, ...)")
+    check_order(model, "predict(model, guide, ...)", guide)
     check_guide(guide)
+    lost = lost_dimension(guide, args)
+    if lost is not None:
+        warnings.warn(lost, stacklevel=2)
     num_samples = check_count("num_samples", num_samples)
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)
     sites = None if sites is None else check_names("sites", sites)

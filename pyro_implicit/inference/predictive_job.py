@@ -11,7 +11,13 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import ShapeError, SiteError
 from pyro_implicit.guides.conditional_base import ConditionalGuide
-from pyro_implicit.handlers.row_coupling import RowsTogether, check_rows_fit, coupled_sites
+from pyro_implicit.handlers.row_coupling import (
+    RowsTogether,
+    can_be_looked_at,
+    check_rows_fit,
+    coupled_sites,
+    some_batches,
+)
 from pyro_implicit.inference.from_prior import forgotten_latents
 from pyro_implicit.inference.moments import Draws, Moments
 from pyro_implicit.inference.predictive_run import (
@@ -123,6 +129,42 @@ class PredictiveJob:
             self.plan.whole = True
             check_rows_fit(parts[0].functions, more.functions, coupled, self.plan.rows / UNIT)
 
+    def rows_at_a_time(self, batch_size: int) -> int:
+        """
+        Looks at what a cut would change.
+
+        The first rows may be alike, or too few to show what they owe to others (a mean of sorted
+        rows, a lag). Of up to four million numbers some batches are held to a run on all rows.
+
+        :param int batch_size: rows at a time.
+        :returns: the same, or the number of all rows where they belong together.
+        """
+        rows, values = self.plan.rows, (*self.args, *self.kwargs.values())
+        if self.plan.whole or batch_size >= rows:
+            return max(rows, 1)
+        if can_be_looked_at(values) and self._changes(some_batches(rows, batch_size)):
+            self.plan.whole = True
+            return rows
+        return batch_size
+
+    def _changes(self, batches: list[tuple[int, int]]) -> bool:
+        """Whether the distributions of these rows are others when all rows are there."""
+        own, self.run_kind = self.run_kind, self.kind_to_look_with()
+        self.plan.whole = True  # noise of any distribution can be drawn for all rows
+        try:
+            more = self._probe(stop=self.plan.rows)
+            parts = [self._probe(more, *batch) for batch in batches]
+        except Exception as error:  # whatever a model does: the run itself will tell
+            return isinstance(error, RowsTogether)
+        finally:
+            self.plan.whole, self.run_kind = False, own
+        dims = self.plan.layout.row_dims
+        return any(coupled_sites(p.functions, more.functions, dims, p.start) for p in parts)
+
+    def kind_to_look_with(self) -> Callable[..., Any]:
+        """What evaluates the model once, where only its distributions are wanted."""
+        return self.run_kind
+
     def _lay_out_all(self) -> None:
         """The layout from one draw of all rows."""
         run = self.run_kind(self.plan, 0, self.plan.rows, 0, 1, vectorised=False)
@@ -142,8 +184,8 @@ class PredictiveJob:
         elif more is None:
             self._draw_rows(args, kwargs, start, stop, 0, 1)
             latents = self.plan.draws
-        given = None if more is None else more.noise
-        run = self.run_kind(self.plan, start, stop, 0, 1, vectorised=False, given=given)
+        given = {} if more is None else {"given": more.noise, "given_rows": more.stop}
+        run = self.run_kind(self.plan, start, stop, 0, 1, vectorised=False, **given)
         run.looked_at = True
         with run:
             self.model(*args, **kwargs)
@@ -158,7 +200,7 @@ class PredictiveJob:
         :returns: draws or moments by site.
         """
         rows = max(self.plan.rows, 1)
-        step = -(-(batch_size or rows) // UNIT) * UNIT if not self.plan.whole else rows
+        step = self.rows_at_a_time(-(-(batch_size or rows) // UNIT) * UNIT)
         pieces: dict[str, list[Tensor]] = {}
         for start in range(0, rows, step):
             found = self._batch(start, min(start + step, self.plan.rows))

@@ -115,7 +115,8 @@ class PredictiveRun(Messenger):
     :param int first: first draw.
     :param int last: one past the last draw; ``first + 1`` unless vectorised.
     :param bool vectorised: whether the draws are a plate around the model.
-    :param dict given: values of noise that another run drew on the first :data:`UNIT` rows.
+    :param dict given: values of noise that another run drew on more rows.
+    :param int given_rows: how many these were.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class PredictiveRun(Messenger):
         *,
         vectorised: bool,
         given: dict[str, Tensor] | None = None,
+        given_rows: int = UNIT,
     ) -> None:
         super().__init__()
         self.plan, self.start, self.stop = plan, start, stop
@@ -140,7 +142,7 @@ class PredictiveRun(Messenger):
         self.looked_at = False
         self.functions: dict[str, Any] = {}
         self.noise: dict[str, Tensor] = {}
-        self.given = given or {}
+        self.given, self.given_rows = given or {}, given_rows
         #: of the noise at hand: several draws of one site, in front of its shape
         self.sample_shape: tuple[int, ...] = ()
 
@@ -259,9 +261,9 @@ class PredictiveRun(Messenger):
         return torch.cat(parts, dim)
 
     def _rows_of(self, value: Tensor, shape: torch.Size) -> Tensor:
-        """What a run on some of the first rows has of a value."""
+        """What a run on some of the rows has of a value."""
         for dim in range(-min(value.dim(), len(shape)), 0):
-            if value.shape[dim] - shape[dim] == UNIT - self._here > 0:
+            if value.shape[dim] - shape[dim] == self.given_rows - self._here > 0:
                 value = value.narrow(dim, self.start, shape[dim])
         return value
 

@@ -92,6 +92,10 @@ class EvaluationJob(PredictiveJob):
             plan.whole = True
         plan.layout = found
 
+    def kind_to_look_with(self) -> Any:
+        """See :meth:`PredictiveJob.kind_to_look_with`: one draw of the observations is enough."""
+        return partial(EvaluationRun, num_outcomes=1, kinds=self.kinds)
+
     def _one_row_less(self, run_kind: Any) -> Layout | None:
         """The layout by runs on all rows and on one less; None if the model takes only all."""
         own, self.run_kind = self.run_kind, run_kind
@@ -112,7 +116,7 @@ class EvaluationJob(PredictiveJob):
         """
         self.sites, self.joint, self.notes = {}, {}, {}
         rows = max(self.plan.rows, 1)
-        step = rows if self.plan.whole else self._step(batch_size, rows)
+        step = self.rows_at_a_time(rows if self.plan.whole else self._step(batch_size, rows))
         for start in range(0, rows, step):
             self._one_batch(start, min(start + step, self.plan.rows))
 
@@ -188,6 +192,10 @@ class EvaluationJob(PredictiveJob):
         """What scores a site beyond its density; None for angles."""
         kind = self.kinds[name]
         site = self.sites.setdefault(name, SiteData(kind, row_dim=seen.row_dim))
+        if not seen.value.dim() and seen.batch_shape.numel() > 1:
+            self.notes[f"site {name!r} observes one number for {seen.batch_shape.numel()} data"] = (
+                None
+            )
         if seen.has_undeclared_rows:
             self.notes[
                 f"the rows of site {name!r} are in no plate, and were taken for independent data"
