@@ -62,7 +62,8 @@ _MIDDLE = 20_000  # and up to which there is a mean-field fit
 _UPHILL, _UPHILL_LARGE = 30, 5  # steps from each location
 _MEAN_FIELD, _MEAN_FIELD_MIDDLE = 1000, 500  # most steps
 _MODE_STEPS, _NEWTON_STEPS = 100, 3
-_NARROWER = 3.2  # steps of the location are shorter for weights with a fan-in above 10
+_NARROWER = 3.2  # steps of the location are shorter for weights with a fan-in above 10 ...
+_LESS_NARROWER = 10.0  # ... and in the fit itself above 100: networks of large layers lag else
 _DEVIATIONS = (0.1, 0.03, 0.01, 0.003)  # relative to the scale of each latent
 _USUAL = 0.1
 _NARROW = 0.01  # a network's first deviations, in units below
@@ -228,7 +229,7 @@ def _deviations(
 
 def _narrow(loc: Tensor, task: _Task) -> GaussianStart:
     """Small deviations in units of the latents' own, which do not follow them."""
-    unit = (_NARROWER * task.unit).clamp(max=1.0)
+    unit = (_LESS_NARROWER * task.unit).clamp(max=1.0)
     return GaussianStart(loc, guess=_NARROW, is_settled=False, unit=unit)
 
 
