@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
 import pyro
+import torch
 from pyro.infer.autoguide.initialization import init_to_median
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -242,6 +243,9 @@ class BayesianModule(nn.Module):
         """The network with one value ``P`` for each site; tied parameters get the same one."""
         parameters = {name: values[site] for site, names in self._aliases.items() for name in names}
         with self._recurrence():
+            if torch.jit.is_tracing():  # NUTS(model, jit_compile=True); functional_call refuses
+                with _in_place_of(self.module, parameters):
+                    return self.module(*args, **kwargs)
             return functional_call(self.module, parameters, args, kwargs, tie_weights=False)
 
     def _attempt(self, evaluate: Callable[..., Any]) -> Any:
@@ -265,3 +269,21 @@ class BayesianModule(nn.Module):
             stacklevel=5,
         )
         return output
+
+
+@contextmanager
+def _in_place_of(module: nn.Module, values: dict[str, Tensor]) -> Iterator[None]:
+    """Tensors in place of the parameters and buffers of a module, which are put back."""
+    kept: list[tuple[dict[str, Any], str, Any]] = []
+    for name in values:
+        path, _, leaf = name.rpartition(".")
+        owner = module.get_submodule(path)
+        store: Any = owner._parameters if leaf in owner._parameters else owner._buffers
+        kept.append((store, leaf, store[leaf]))
+    try:
+        for (store, leaf, _), value in zip(kept, values.values(), strict=True):
+            store[leaf] = value
+        yield
+    finally:
+        for store, leaf, before in kept:
+            store[leaf] = before

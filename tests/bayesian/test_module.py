@@ -342,3 +342,27 @@ def test_value_of_a_wrong_shape_names_the_site() -> None:
     values = {"0.weight": torch.zeros(2, 1, 4, 3), "0.bias": torch.zeros(5, 1, 4)}
     with pytest.raises(ShapeError, match=r"broadcast.*'0.weight': \(2, 1\), '0.bias': \(5, 1\)"):
         poutine.condition(net, values)(torch.randn(5, 3))
+
+
+def test_a_traced_model_evaluates_the_same_network():
+    """As NUTS(model, jit_compile=True) does; torch refuses to trace its own functional_call."""
+    net = BayesianModule(
+        nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)), dist.Normal(0.0, 1.0)
+    )
+    x = torch.randn(4, 2)
+    kept = {name: value.clone() for name, value in net.module.state_dict().items()}
+
+    def density(weight):
+        data = {site: value.detach() for site, value in values.items()} | {first: weight}
+        return pyro.poutine.trace(pyro.condition(net, data=data)).get_trace(x).log_prob_sum()
+
+    trace = pyro.poutine.trace(net).get_trace(x)
+    values = {name: trace.nodes[name]["value"] for name in trace.stochastic_nodes}
+    first = next(name for name in values if "weight" in name)
+    traced = torch.jit.trace(density, (values[first],), check_trace=False)
+    other = torch.randn_like(values[first])
+    torch.testing.assert_close(traced(other), density(other))
+    output = net(x)
+    assert output.shape == (4, 1)
+    for name, value in net.module.state_dict().items():
+        torch.testing.assert_close(value, kept[name])
