@@ -29,6 +29,7 @@ from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.explained_errors import explained_errors
 
 __all__ = ["to_arviz"]
 
@@ -106,8 +107,9 @@ def to_arviz(
     :param int num_samples: draws of the guide, and of the prior; of chains at most so many.
     :param groups: names of the groups to make; by default all that can be made.
     :param int batch_size: run the model on so many rows at a time, of every tensor argument whose
-        first size is that of the first tensor argument; the memory for a run is then bounded. No
-        number changes but the random ones of the predictive groups.
+        first size is that of the first tensor argument; memory for a run is then bounded (but for
+        one look at all rows, where data have at most four million numbers). No number changes but
+        the random ones of the predictive groups; rows that belong together are refused.
     :param ELBO objective: the objective that the guide was fitted with, recorded in the attributes.
     :param dict coords: labels by name of dimension.
     :param dict dims: names of dimensions by variable: of all, or of those without a plate.
@@ -128,14 +130,15 @@ def to_arviz(
     """
     num_samples = check_count("num_samples", num_samples)
     check_model(model)
-    check_order(model, "to_arviz(model, guide, ...)")
+    check_order(model, "to_arviz(model, guide, ...)", guide)
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)
     check_instance("objective", objective, (ELBO, type(None)), "the objective, or None")
     for name, given in (("coords", coords), ("dims", dims)):
         check_instance(name, given, (Mapping, type(None)), "a dictionary by name, or None")
     restarts = isinstance(guide, (list, tuple))
     guides = _checked_guides(guide)
-    programs = [Program(model, one, RowBatches(args, kwargs, batch_size)) for one in guides]
+    with explained_errors(args, kwargs):
+        programs = [Program(model, one, RowBatches(args, kwargs, batch_size)) for one in guides]
     program = programs[0]
     _check_same_sites(programs)
     constants = constant_data(program)

@@ -32,6 +32,8 @@ from pyro_implicit.chains.walk import Walk
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.order import check_order
+from pyro_implicit.handlers.explained_errors import explained_errors
+from pyro_implicit.handlers.rows import number_of_rows
 
 __all__ = ["refine"]
 
@@ -102,7 +104,8 @@ def refine(
     :raises NonFiniteError: if the density is not finite at a start.
     :raises SiteError: for discrete latents, plates that show some of their rows, and models that
         draw random numbers beside their latents.
-    :raises ShapeError: for starts of another shape than the latents'.
+    :raises ShapeError: for starts of another shape than the latents', observations of another shape
+        than their distributions, and for no rows.
     :warns UserWarning: if nothing is observed, the model does not vectorise, or the step size does
         not suit the posterior: the warm-up was too short.
 
@@ -116,7 +119,7 @@ def refine(
     E. Sommer, J. Robnik, G. Nozadze, U. Seljak, D. Rügamer, ICLR.
     """
     check_model(model)
-    check_order(model, "refine(model, guide, ...)")
+    check_order(model, "refine(model, guide, ...)", start)
     num_chains = check_count("num_chains", num_chains)
     start = check_start(start, num_chains)
     num_steps = check_count("num_steps", num_steps, 0)
@@ -127,8 +130,9 @@ def refine(
     check_choice("dtype", dtype, (None, torch.float32, torch.float64))
     check_flag("progress", progress)
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
+    number_of_rows(args, kwargs)  # which are some
     program = Program(model, args, kwargs)
-    with RandomStream(seed):
+    with RandomStream(seed), explained_errors(args, kwargs):
         sites, centre = read_latents(model, args, kwargs)
         own = centre.dtype
         centre = centre.to(dtype or own)

@@ -23,6 +23,7 @@ from pyro_implicit._checks import check_count, check_model, check_number
 from pyro_implicit.arviz.compatibility import psis_khat
 from pyro_implicit.diagnostics._density import GuideDensity, check_implicit_guide
 from pyro_implicit.exceptions import DensityError, NonFiniteError
+from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.ops.inversion import DensityEstimate
 
@@ -127,7 +128,7 @@ def khat(
     check_count("num_samples", num_samples, minimum=100)
     check_count("num_inner", num_inner)
     check_count("num_starts", num_starts, maximum=64)
-    with torch.no_grad():
+    with torch.no_grad(), explained_errors(args, kwargs):
         draws, density = GuideDensity(guide, num_inner, num_starts).of_own_draws(num_samples)
         error, gap = _check_density(density, tolerance, num_inner, num_starts)
         u = torch.cat(draws, -1)

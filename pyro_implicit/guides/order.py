@@ -12,16 +12,23 @@ from pyro_implicit.guides.draw_quantiles import DrawQuantiles
 __all__ = ["check_order"]
 
 
-def check_order(model: Any, call: str) -> None:
+def check_order(model: Any, call: str, guide: Any = None) -> None:
     """
-    Refuses a guide in the place of the model.
+    Refuses a guide in the place of the model, and the model in that of the guide.
 
     :param model: what was given as the model.
     :param str call: what to write instead.
-    :raises ArgumentError: if it is a guide: an autoguide, chains or an ensemble.
+    :param guide: what was given as the guide.
+    :raises ArgumentError: if the model is a guide (an autoguide, chains or an ensemble), and if the
+        guide is the model itself.
     """
     if isinstance(model, (AutoGuide, DrawQuantiles)):
         raise ArgumentError(
             f"the model is a guide, {type(model).__name__}: model and guide are swapped. Write "
             f"{call}, the model first."
+        )
+    if guide is not None and guide is model:
+        raise ArgumentError(
+            "the guide is the model itself, whose draws know nothing of the data. Write "
+            "guide = HyperNetworkGuide(model), and fit it."
         )

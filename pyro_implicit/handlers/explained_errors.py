@@ -23,6 +23,10 @@ _PRODUCT = re.compile(
     r"|input\.size\(-1\) must be equal to input_size"
 )
 _LABELS = re.compile(r"result type Float can't be cast to the desired output type")
+_BOOL = re.compile(r"with a bool tensor|Subtraction, the `-` operator")
+_ROWS = re.compile(
+    r"size of tensor a \(\d+\) must match|[Bb]roadcast a dimension of length|not broadcastable"
+)
 _SUPPORT = re.compile(r"to be within the support \((.*?)\) of the distribution (\w+)", re.DOTALL)
 _CLASSES = re.compile(r"IntegerInterval\(lower_bound=0, upper_bound=(\d+)\)")
 _SITE = re.compile(r"log_prob at site '(.*?)'")
@@ -84,6 +88,18 @@ def explained(
             "the likelihood computes with observations that are whole numbers, as dist.Bernoulli "
             f"does, and torch says: {text}. Write obs=y.float()."
         )
+    if tensors and _BOOL.search(text):
+        return ArgumentError(
+            f"the likelihood computes with observations that are true or false, and torch says: "
+            f"{text[:160]} Write obs=y.float()."
+        )
+    unequal = len({len(one) for one in tensors.values() if one.dim()}) > 1
+    if unequal and _ROWS.search(str(error)) and not _PLATE.search(str(error)):
+        shapes = ", ".join(f"{name} has shape {tuple(a.shape)}" for name, a in tensors.items())
+        return ShapeError(
+            f"the arguments have other numbers of rows: {shapes}, and torch says: {text[:160]}. "
+            "Give as many observations as rows of the inputs."
+        )
     if tensors and isinstance(error, RuntimeError) and _PRODUCT.search(text):
         shapes = ", ".join(f"{name} has shape {tuple(a.shape)}" for name, a in tensors.items())
         return ShapeError(
@@ -92,7 +108,8 @@ def explained(
             "arguments in the order of the model's own."
         )
     missing = entries_not_finite(args, kwargs) if isinstance(error, ValueError) else None
-    if missing is not None and text.startswith("Expected parameter"):
+    refused = text.startswith("Expected parameter") or _SUPPORT.search(str(error))
+    if missing is not None and refused:
         return NonFiniteError(f"{missing}; what the model makes of it: {text[:160]}")
     found = _PLATE.search(str(error))
     if found is None:

@@ -22,6 +22,8 @@ from pyro_implicit.handlers.enumeration import (
 )
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.flat_latents import by_site
+from pyro_implicit.handlers.observed_shape import check_observation
+from pyro_implicit.handlers.pointwise import is_auxiliary
 from pyro_implicit.handlers.sum_out import sum_out
 
 __all__ = ["LogJoint"]
@@ -163,12 +165,24 @@ class LogJoint:
         :raises SiteError: if two evaluations at ``u`` differ.
         """
         with torch.no_grad():
+            self._check_observed(u)
             first, second = self(u), self(u)
         if not torch.allclose(first, second, equal_nan=True):
             raise SiteError(
                 "two evaluations of the model at the same latents differ by "
                 f"{(first - second).abs().item():.3g} nats{remedy}"
             )
+
+    def _check_observed(self, u: Tensor) -> None:
+        """
+        Refuses observations that a density would only broadcast.
+
+        :raises ShapeError: for another shape than that of their distribution.
+        """
+        trace, _ = self.trace(u)
+        for name in trace.observation_nodes:
+            if not is_auxiliary(trace.nodes[name]):
+                check_observation(trace.nodes[name])
 
     # ---- at many draws: one run of the model for each, networks in evaluation mode
 

@@ -8,7 +8,28 @@ import torch
 
 from pyro_implicit.exceptions import ShapeError
 
-__all__ = ["observed_batch_shape"]
+__all__ = ["check_observation", "observed_batch_shape"]
+
+
+def check_observation(site: Any) -> None:
+    """
+    Refuses an observation that pairs each of its entries with each of its distribution's.
+
+    Unlike :func:`observed_batch_shape` it takes distributions with dimensions of their own in
+    front, of particles or of values that are summed out.
+
+    :param site: the message of an observed site.
+    :raises ShapeError: for such a column beside a row.
+    """
+    fn, found = site["fn"], site["value"].shape
+    own = torch.Size(found[: max(len(found) - fn.event_dim, 0)])
+    try:
+        batch = torch.broadcast_shapes(own, fn.batch_shape)
+    except RuntimeError:
+        observed_batch_shape(site)  # raises
+        return
+    if batch.numel() > max(own.numel(), torch.Size(fn.batch_shape).numel()):
+        observed_batch_shape(site)
 
 
 def observed_batch_shape(site: Any, rows: str = "") -> torch.Size:

@@ -16,6 +16,7 @@ from pyro_implicit.exceptions import NonFiniteError
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.latent_rows import AtDraw, Cuts, RowsNotNamed
 from pyro_implicit.handlers.missing_data import missing_data
+from pyro_implicit.handlers.observed_shape import check_observation
 from pyro_implicit.ops.logdet import upcast
 
 __all__ = [
@@ -240,8 +241,11 @@ def batch_log_prob(site: Any, *, wide: bool = False) -> Tensor:
     :param site: a sample site with a value.
     :param bool wide: in float64.
     :raises NonFiniteError: if a distribution with checks refuses observations that are NaN.
+    :raises ShapeError: for an observation that is a column beside a row.
     :returns: tensor of the batch shape, with dimensions that the value alone has in front.
     """
+    if site["is_observed"]:
+        check_observation(site)
     evaluate = _wide_log_prob if wide else _log_prob
     try:
         log_prob = evaluate(site["fn"], site["value"], *site["args"], **site["kwargs"])

@@ -66,7 +66,8 @@ class ImplicitProcess(dist.TorchDistribution):
 
         def model(x, y=None):
             noise = pyro.sample("noise", dist.LogNormal(-1.0, 1.0))
-            return pyro.sample("y", ImplicitProcess(prior, x, noise_scale=noise), obs=y)
+            process = ImplicitProcess(prior, x, noise_scale=noise[..., None])  # for several draws
+            return pyro.sample("y", process, obs=y)
 
     learns them by SVI or MAP beside any other latents: the *collapsed* training of the paper's
     Eq. 8. Its error as an estimate of the log-marginal of the moment-matched Gaussian falls as

@@ -49,3 +49,19 @@ def test_a_guide_in_the_place_of_the_model(name):
     for guide in (HyperNetworkGuide(model), AutoNormal(model), chains):
         with pytest.raises(ArgumentError, match=rf"are swapped. Write {name}\(model, guide, "):
             CALLS[name](guide, HyperNetworkGuide(model) if name == "LightningVI" else model)
+
+
+def test_the_model_in_the_place_of_the_guide():
+    def model(x=None):
+        pyro.sample("w", dist.Normal(0.0, 1.0))
+
+    for call in (
+        lambda: fit(model, model),
+        lambda: predict(model, model, num_samples=2),
+        lambda: evaluate(model, model),
+        lambda: log_predictive_density(model, model, num_samples=2),
+        lambda: to_arviz(model, model),
+        lambda: refine(model, model, num_steps=10),
+    ):
+        with pytest.raises(ArgumentError, match="the guide is the model itself"):
+            call()

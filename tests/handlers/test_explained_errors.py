@@ -18,7 +18,10 @@ from pyro_implicit import (
     fit,
     log_predictive_density,
     predict,
+    refine,
+    to_arviz,
 )
+from pyro_implicit.diagnostics import khat, stein_discrepancy
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError
 from pyro_implicit.handlers.explained_errors import explained, explained_errors
 
@@ -215,3 +218,55 @@ def test_predictions_from_infinite_inputs_are_refused() -> None:
         return model(x.clamp(-1, 1))
 
     assert bool(predict(robust, guide, x, num_samples=3)["y"].isfinite().all())
+
+
+def line(x: Tensor, y: Tensor | None = None) -> Tensor:
+    w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    mean = (x * w[..., None, :]).sum(-1)
+    with pyro.plate("data", len(x)):
+        return pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
+COLUMN = torch.zeros(4, 1)
+CALLS = {
+    "refine": lambda g, *data: refine(line, 1, *data, num_chains=1, num_steps=20, progress=False),
+    "khat": lambda g, *data: khat(line, g, *data, num_samples=100),
+    "stein": lambda g, *data: stein_discrepancy(line, g, *data, num_samples=20),
+    "arviz": lambda g, *data: to_arviz(line, g, *data, num_samples=2),
+    "density": lambda g, *data: log_predictive_density(line, g, *data, num_samples=2),
+    "evaluate": lambda g, *data: evaluate(line, g, *data, num_samples=2),
+    "validation": lambda g, *data: fit(
+        line, g, X, X[:, 0], validation=data, num_steps=2, progress=False
+    ),
+    "fit": lambda g, *data: fit(line, HyperNetworkGuide(line), *data, num_steps=2, progress=False),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_column_of_observations_is_refused_by_all(name: str) -> None:
+    guide = HyperNetworkGuide(line).setup(X, X[:, 0])
+    with pytest.raises(ShapeError, match=r"shape \(4, 1\), and its distribution has shape \(4,\)"):
+        CALLS[name](guide, X, COLUMN)
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "validation"])
+def test_other_numbers_of_rows_are_refused_by_all(name: str) -> None:
+    guide = HyperNetworkGuide(line).setup(X, X[:, 0])
+    with pytest.raises(ShapeError, match="rows|each row"):
+        CALLS[name](guide, X, X[:3, 0])
+
+
+@pytest.mark.parametrize("name", ["refine", "arviz", "density", "fit", "evaluate"])
+def test_no_rows_and_other_types_are_refused_by_all(name: str) -> None:
+    guide = HyperNetworkGuide(line).setup(X, X[:, 0])
+    with pytest.raises(ShapeError, match="no rows"):
+        CALLS[name](guide, X[:0], X[:0, 0])
+
+
+def test_observations_that_are_true_or_false() -> None:
+    with pytest.raises(ArgumentError, match=r"true or false.*obs=y.float"):
+        with explained_errors((X, X > 0), {}):
+            dist.Normal(0.0, 1.0).log_prob(X > 0)
+    with pytest.raises(ShapeError, match="other numbers of rows: argument 0 has shape"):
+        with explained_errors((X, X[:3]), {}):
+            X + X[:3]

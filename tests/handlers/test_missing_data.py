@@ -12,7 +12,7 @@ from pyro import poutine
 from torch import Tensor
 
 from pyro_implicit import evaluate, log_predictive_density
-from pyro_implicit.exceptions import NonFiniteError
+from pyro_implicit.exceptions import ArgumentError, NonFiniteError
 from pyro_implicit.handlers.missing_data import missing_data
 
 DATA = torch.tensor([0.5, torch.nan, -1.0, torch.nan])
@@ -58,11 +58,11 @@ def test_there_is_nothing_to_tell_of_other_data(value: Any) -> None:
     assert missing_data(site | {"value": DATA, "is_observed": False}) is None
 
 
-def test_other_values_that_a_distribution_refuses_stay_its_own_error() -> None:
+def test_other_values_that_a_distribution_refuses_are_no_missing_data() -> None:
     def counts(y: Tensor) -> None:
         rate = pyro.sample("mean", dist.Delta(torch.tensor(1.0)))
         with pyro.plate("rows", len(y)):
             pyro.sample("y", dist.Poisson(rate), obs=y)
 
-    with pytest.raises(ValueError, match="within the support"):
+    with pytest.raises(ArgumentError, match="outside of the support"):
         log_predictive_density(counts, guide, torch.tensor([-1.0]), num_samples=1)

@@ -51,19 +51,23 @@ def first_look(
     :raises NonFiniteError: for observations that are NaN, naming the site.
     :raises ShapeError: for no rows, and for observations that fit no distribution or plate.
     :raises SiteError: for batches without observations, whose latents are those of some rows.
+    :warns UserWarning: for one observation in place of many, and for latents that are masked.
     """
     number_of_rows(args, dict(kwargs))
     use, found = DataUse(), list[Exception]()
     is_part = False  # whether latents are those of some rows
+    told: list[str] = []
 
     def visit(site: Any) -> None:
         nonlocal is_part
         use.note(site)
         if not site["is_observed"]:
             is_part |= is_cut(site)
+            told.extend(_masked_latent(site))
         elif not (is_auxiliary(site) or is_delta(site)):
             try:
                 _check_observed(site, in_plates)
+                told.extend(_one_for_all(site))
             except ImplicitError as error:
                 found.append(error)
                 raise
@@ -83,6 +87,8 @@ def first_look(
         raise clear from error
     finally:
         _forget_parameters(known)
+    for text in dict.fromkeys(told):
+        warnings.warn(text, UserWarning, stacklevel=3)
     said = use.nothing_observed("fit(model, guide, batches=DataLoader(TensorDataset(x, y), 64))")
     if in_batches and is_part and said is not None:
         raise SiteError(said)
@@ -136,6 +142,32 @@ def _named(objective: Any, model: Any, guide: Any, last: tuple[Any, Any]) -> str
     return ""
 
 
+def _masked_latent(site: Any) -> list[str]:
+    """Of a latent whose prior a mask takes away: its entropy has nothing to hold it."""
+    if is_auxiliary(site) or is_delta(site) or not isinstance(site["mask"], torch.Tensor):
+        return []
+    count = int((~site["mask"].bool()).sum())
+    if not count:
+        return []
+    return [
+        f"latent site {site['name']!r} is masked in {count} places, where its entropy counts and "
+        "no prior holds it: the loss is no bound on the evidence and may fall without end, and "
+        "draws mean nothing. Mask the observations alone (poutine.mask around obs=), and write "
+        "missing values as latents of their own in place of obs_mask."
+    ]
+
+
+def _one_for_all(site: Any) -> list[str]:
+    """Of a single number that is observed in each row of a plate."""
+    rows = site["fn"].batch_shape.numel()
+    if site["value"].dim() or rows < 2:
+        return []
+    return [
+        f"site {site['name']!r} observes one number for all of its {rows} rows; if the data were "
+        "meant, pass all of them: fit(model, guide, x, y)."
+    ]
+
+
 def _check_observed(site: Any, in_plates: bool) -> None:
     fn, value = site["fn"], site["value"]
     own = value.shape[: value.dim() - fn.event_dim]
@@ -144,6 +176,8 @@ def _check_observed(site: Any, in_plates: bool) -> None:
         batch = torch.broadcast_shapes(own, fn.batch_shape)
         is_loose = in_plates and batch[: len(batch) + min(plates, default=0)].numel() > 1
         fits = value.shape[len(own) :] == fn.event_shape and not is_loose
+        pairs = zip(reversed(own), reversed(batch), strict=False)
+        fits &= not any(a == 1 != b for a, b in pairs)  # one row, copied for all
     except RuntimeError:
         fits = False
     if not fits:
@@ -154,6 +188,12 @@ def _check_observed(site: Any, in_plates: bool) -> None:
                 "are in no plate. Write the rows in a plate, with pyro.plate('data', len(x)), and "
                 "the entries of one row as .to_event(1); a last dimension of size 1 goes by "
                 "f.squeeze(-1)."
+            )
+    if value.is_floating_point() and bool(value.isinf().any()):
+        if bool(batch_log_prob(site).isinf().any()):
+            raise NonFiniteError(
+                f"site {site['name']!r} observes infinite values, which have no density. Leave "
+                "these rows out, or mask them."
             )
     told = missing_data(site)
     if told is None:

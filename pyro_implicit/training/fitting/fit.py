@@ -148,7 +148,7 @@ def fit(
     """
     check_model(model)
     check_guide(guide)
-    check_order(model, "fit(model, guide, ...)")
+    check_order(model, "fit(model, guide, ...)", guide)
     check_misspelt(fit, model, kwargs)
     limit = _NUM_STEPS if num_steps is None else check_count("num_steps", num_steps)
     lr = None if lr is None else check_number("lr", lr, above=0)

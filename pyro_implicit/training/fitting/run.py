@@ -159,7 +159,9 @@ class Run:
             why = f"the loss was {loss:.6g}, or a gradient was not finite"
             self._pending = step, loss, rate
             is_taken = self._descend(_params(capture), loss, rate)
-        except NonFiniteError as error:
+        except (NonFiniteError, ValueError) as error:
+            if not isinstance(error, NonFiniteError) and not _is_of_nan(error):
+                raise
             is_taken, why, cause = False, str(error), error
         finally:  # whatever came: no gradient is added to those of the next step
             for param in _params(capture).values():
@@ -389,6 +391,12 @@ def _params(capture: Any) -> dict[str, Tensor]:
     """The unconstrained parameters of a step, by name."""
     nodes = capture.trace.nodes
     return {name: nodes[name]["value"].unconstrained() for name in capture.trace.param_nodes}
+
+
+def _is_of_nan(error: ValueError) -> bool:
+    """Whether a distribution with checks has met draws that are NaN."""
+    text = str(error)
+    return text.startswith("Expected parameter") and "nan" in text
 
 
 @contextmanager

@@ -161,3 +161,38 @@ def test_a_model_that_cannot_be_drawn_is_not_looked_at() -> None:
         raise AssertionError("never here")
 
     first_look(improper, (Y,), {})
+
+
+@pytest.mark.parametrize("shape", [(1,), (6, 1)])
+def test_one_row_is_not_copied_for_all(shape: tuple[int, ...]) -> None:
+    def copied() -> None:
+        with pyro.plate("columns", 6, dim=-2), pyro.plate("rows", 5, dim=-1):
+            pyro.sample("y", dist.Normal(torch.zeros(6, 5), 1.0), obs=torch.zeros(shape))
+
+    with pytest.raises(ShapeError, match="expected one observation for each row"):
+        first_look(copied, (), {})
+
+
+def test_one_number_for_all_rows_is_told() -> None:
+    with pytest.warns(UserWarning, match="'y' observes one number for all of its 6 rows"):
+        quick(X, Y[0])
+
+
+def test_a_masked_latent_is_told() -> None:
+    mask = torch.tensor([True, False, False, True, True, True])
+
+    def masked(y: Tensor) -> None:
+        with pyro.plate("rows", 6):
+            pyro.sample("y", dist.Normal(0.0, 1.0), obs=y, obs_mask=mask)
+            with pyro.poutine.mask(mask=mask.new_ones(6)):
+                pyro.sample("z", dist.Normal(0.0, 1.0))
+
+    with pytest.warns(UserWarning, match="'y_unobserved' is masked in 4 places, where its entropy"):
+        first_look(masked, (Y,), {})
+
+
+def test_infinite_observations() -> None:
+    bad = Y.clone()
+    bad[2] = torch.inf
+    with pytest.raises(NonFiniteError, match="site 'y' observes infinite values"):
+        quick(X, bad)

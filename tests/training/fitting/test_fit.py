@@ -501,3 +501,17 @@ def test_batches_that_count_as_all_data_are_told(kind: Any) -> None:
     for fine in (batches[:1], type("Endless", (), {"__iter__": lambda _: iter(batches)})()):
         result = fit(forgetful, kind(forgetful), batches=fine, **options)
         assert not any("scaled up" in text for text in result.warnings)
+
+
+@pytest.mark.filterwarnings("ignore:Encountered")
+@pytest.mark.parametrize("lr", [1e3, 1e9])
+def test_a_rate_far_too_high_is_told(lr: float) -> None:
+    def model(y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        scale = pyro.sample("scale", dist.HalfNormal(1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(w.sum(-1, keepdim=True), scale[..., None]), obs=y)
+
+    guide = HyperNetworkGuide(model, init_from=None)
+    with pytest.raises(NonFiniteError, match="20 steps in a row"):
+        fit(model, guide, torch.zeros(5), lr=lr, num_steps=60, progress=False, seed=0)

@@ -1,0 +1,50 @@
+"""One row without its dimension is told by every function that would take it for several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_implicit import HyperNetworkGuide, evaluate, log_predictive_density, predict
+from pyro_implicit.guides.argument_dims import dims_of_arguments, lost_dimension
+
+X, Y = torch.randn(5, 3), torch.randn(5)
+
+
+def model(x: Tensor, y: Tensor | None = None) -> Tensor:
+    w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        return pyro.sample("y", dist.Normal((x * w[..., None, :]).sum(-1), 1.0), obs=y)
+
+
+@pytest.fixture(scope="module")
+def guide() -> Any:
+    return HyperNetworkGuide(model).setup(X, Y)
+
+
+def test_it_is_told(guide: Any) -> None:
+    match = r"has shape \(3,\), and had 2 dimensions .* read as 3 rows. Write x\[None\]"
+    with pytest.warns(UserWarning, match=match):
+        predict(model, guide, X[0], num_samples=2)
+    with pytest.warns(UserWarning, match=match):
+        evaluate(model, guide, X[0], Y[:3], num_samples=2)
+    with pytest.warns(UserWarning, match=match):
+        log_predictive_density(model, guide, X[0], Y[:3], num_samples=2)
+
+
+def test_a_row_with_its_dimension_is_one(guide: Any) -> None:
+    assert predict(model, guide, X[:1], num_samples=2)["y"].shape == (2, 1)
+
+
+def test_nothing_is_said_of_what_nobody_knows(guide: Any) -> None:
+    assert dims_of_arguments((X, 3, None, Y)) == (2, None, None, 1)
+    assert lost_dimension(guide, (X[None],)) is None  # several networks, for example
+    assert lost_dimension(guide, ()) is None
+    assert lost_dimension(guide, ("x",)) is None
+    assert lost_dimension(lambda x: None, (X[0],)) is None
+    assert lost_dimension(HyperNetworkGuide(model), (X[0],)) is None  # not built
