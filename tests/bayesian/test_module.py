@@ -344,6 +344,8 @@ def test_value_of_a_wrong_shape_names_the_site() -> None:
         poutine.condition(net, values)(torch.randn(5, 3))
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace. is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_a_traced_model_evaluates_the_same_network():
     """As NUTS(model, jit_compile=True) does; torch refuses to trace its own functional_call."""
     net = BayesianModule(
