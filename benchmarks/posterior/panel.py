@@ -242,5 +242,7 @@ def _margin(fits: list[Row]) -> str | None:
     if not margins:
         return None
     rows = statistics.fmean((r["margin_error"] or 0.0) ** 2 for r in fits)
+    if len(margins) == 1 and fits[0]["margin_error"] is None:
+        return f"{margins[0]:+.3f}"
     seeds = statistics.variance(margins) / len(margins) if len(margins) > 1 else 0.0
     return f"{statistics.fmean(margins):+.3f} ± {math.sqrt(rows + seeds):.3f}"

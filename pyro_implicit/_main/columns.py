@@ -13,6 +13,8 @@ from .data import DataFileError, Table
 
 __all__ = ["as_table"]
 
+_FEW = 10  # whole numbers that look like labels
+
 MIN_ROWS = 10
 MOST_KINDS = 20
 
@@ -42,6 +44,7 @@ def as_table(path: Path, frame: Any, target: str | None, notes: list[str], hint:
             names.append(label)
             features.append(values)
     column, classes = _target(path, frame, name, hint)
+    notes.append("" if classes else _looks_like_labels(name, column))
     if not features:
         raise DataFileError(f"{path}: no column is left to predict {name!r} from")
     return Table(
@@ -52,6 +55,17 @@ def as_table(path: Path, frame: Any, target: str | None, notes: list[str], hint:
         tuple(one_line(one) for one in names),
         one_line(name),
         tuple(one_line(one) for one in classes),
+    )
+
+
+def _looks_like_labels(name: str, values: np.ndarray) -> str:
+    """What to say of a target of few whole numbers; empty for others."""
+    few = np.unique(values)
+    if len(few) > _FEW or len(values) < 10 * len(few) or bool((few != few.round()).any()):
+        return ""
+    return (
+        f"{name!r} has {len(few)} whole numbers alone and was taken for a quantity; if these are "
+        "labels, write them as text (c1, c2, ...) to predict classes"
     )
 
 
@@ -66,7 +80,7 @@ def _target_name(path: Path, frame: Any, target: str | None) -> str:
     if target.isdigit() and 1 <= int(target) <= len(columns):
         return columns[int(target) - 1]
     near = difflib.get_close_matches(target, columns, 1)
-    meant = f"; is it {near[0]!r}?" if near else ""
+    meant = f"; is it {near[0]!r}?" if near else "."
     shown = ", ".join(columns[:10]) + (", ..." if len(columns) > 10 else "")
     raise DataFileError(f"{path}: no column is called {target!r}{meant} There are {shown}")
 

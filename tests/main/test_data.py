@@ -442,7 +442,7 @@ def test_the_target_by_name_or_number(tmp_path):
         DataFileError, match=r"no column is called 'aa'; is it 'a'\? There are a, b"
     ):
         load_csv(path, target="aa")
-    with pytest.raises(DataFileError, match="no column is called '4' There are a, b, c"):
+    with pytest.raises(DataFileError, match="no column is called '4'. There are a, b, c"):
         load_csv(path, target="4")
 
 
@@ -506,3 +506,18 @@ def test_without_pandas(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingExtraError, match=r"pyro-implicit\[main\]"):
         read(tmp_path, PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        ("123", True),
+        ("012", True),
+        (["0.5", "1.5", "2.5"], False),
+        (list(map(str, range(30))), False),
+    ],
+)
+def test_whole_numbers_that_may_be_labels_are_told(tmp_path, labels, told):
+    rows = [f"{i / 7:.3f},{labels[i % len(labels)]}" for i in range(60)]
+    notes = read(tmp_path, "\n".join(["a,kind", *rows])).notes
+    assert any("taken for a quantity" in note for note in notes) == told
