@@ -30,6 +30,7 @@ _ROWS = re.compile(
 _SUPPORT = re.compile(r"to be within the support \((.*?)\) of the distribution (\w+)", re.DOTALL)
 _CLASSES = re.compile(r"IntegerInterval\(lower_bound=0, upper_bound=(\d+)\)")
 _SITE = re.compile(r"log_prob at site '(.*?)'")
+_SUBSAMPLE = re.compile(r"subsample_size does not match len\(subsample\), (\d+) vs (\d+)")
 _PLATE = re.compile(
     r"Shape mismatch inside plate\((.*?)\) at site (.*?) dim (-\d+), (\d+) vs (\d+)"
 )
@@ -111,6 +112,14 @@ def explained(
     refused = text.startswith("Expected parameter") or _SUPPORT.search(str(error))
     if missing is not None and refused:
         return NonFiniteError(f"{missing}; what the model makes of it: {text[:160]}")
+    sizes = _SUBSAMPLE.search(text)
+    if sizes is not None:
+        here, there = map(int, sizes.groups())
+        return ShapeError(
+            f"a plate of {there} rows is asked to show {here}. The first number of a plate is that "
+            "of all data, at least as many as are handed over: "
+            "pyro.plate('data', N, subsample_size=len(x))."
+        )
     found = _PLATE.search(str(error))
     if found is None:
         return _outside_support(str(error), tensors) if isinstance(error, ValueError) else None

@@ -270,3 +270,13 @@ def test_observations_that_are_true_or_false() -> None:
     with pytest.raises(ShapeError, match="other numbers of rows: argument 0 has shape"):
         with explained_errors((X, X[:3]), {}):
             X + X[:3]
+
+
+def test_a_plate_of_fewer_rows_than_it_is_to_show() -> None:
+    def model(x: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", 3, subsample_size=len(x)):
+            pyro.sample("y", dist.Normal(w, 1.0), obs=x[:, 0])
+
+    with pytest.raises(ShapeError, match="plate of 3 rows is asked to show 4"):
+        fit(model, HyperNetworkGuide(model), X, num_steps=2, progress=False)
