@@ -13,10 +13,10 @@ from .data import DataFileError, Table
 
 __all__ = ["as_table"]
 
-_FEW = 10  # whole numbers that look like labels
-
 MIN_ROWS = 10
 MOST_KINDS = 20
+
+_FEW = 10  # whole numbers that look like labels
 
 
 def as_table(path: Path, frame: Any, target: str | None, notes: list[str], hint: str) -> Table:

@@ -93,8 +93,8 @@ def khat(
     can repair the guide; a guide that is too narrow, or misses what lies next to it, has a large
     one. With 1000 draws it scatters: eight calls on one guide whose deviations were right within 3%
     gave 0.39 to 0.80, so that a single value just above the threshold proves little. It does not
-    see what no draw comes near: a guide that has one of two separated modes
-    passes, and so does a modest bias.
+    see what no draw comes near: a guide that has one of two separated modes passes, and so does a
+    modest bias.
 
     The guide's density is estimated as in :func:`~pyro_implicit.diagnostics.log_density`. At its
     own draws the noise is known that made each, so that two estimates can be made of it, one too

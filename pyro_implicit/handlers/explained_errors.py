@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,19 +13,23 @@ from pyro_implicit.exceptions import ArgumentError, ImplicitError, NonFiniteErro
 
 __all__ = ["RAW", "entries_not_finite", "explained", "explained_errors"]
 
+#: what models raise on data that they do not expect
+RAW = (AttributeError, RuntimeError, TypeError, ValueError)
+
+_LONGEST = 160  # characters of a raw message
 _TYPES = re.compile(
     r"must have the same dtype|to have the same dtype|scalar type \w+ but found \w+"
     r"|Input type \(.*\) and (bias|weight) type"
+)
+_WHOLE = re.compile(r"result type Float can't be cast to the desired output type")
+_TRUTH = re.compile(r"with a bool tensor|Subtraction, the `-` operator")
+_ROWS = re.compile(
+    r"size of tensor a \(\d+\) must match|[Bb]roadcast a dimension of length|not broadcastable"
 )
 _PRODUCT = re.compile(
     r"shapes cannot be multiplied|size mismatch, got input|to have \d+ channels, but got"
     r"|size does not match weight size"
     r"|input\.size\(-1\) must be equal to input_size"
-)
-_LABELS = re.compile(r"result type Float can't be cast to the desired output type")
-_BOOL = re.compile(r"with a bool tensor|Subtraction, the `-` operator")
-_ROWS = re.compile(
-    r"size of tensor a \(\d+\) must match|[Bb]roadcast a dimension of length|not broadcastable"
 )
 _SUPPORT = re.compile(r"to be within the support \((.*?)\) of the distribution (\w+)", re.DOTALL)
 _CLASSES = re.compile(r"IntegerInterval\(lower_bound=0, upper_bound=(\d+)\)")
@@ -34,8 +38,6 @@ _SUBSAMPLE = re.compile(r"subsample_size does not match len\(subsample\), (\d+) 
 _PLATE = re.compile(
     r"Shape mismatch inside plate\((.*?)\) at site (.*?) dim (-\d+), (\d+) vs (\d+)"
 )
-#: what models raise on data that they do not expect
-RAW = (AttributeError, RuntimeError, TypeError, ValueError)
 
 
 @contextmanager
@@ -74,55 +76,112 @@ def explained(
     if isinstance(error, ImplicitError):
         return None
     if isinstance(error, (AttributeError, TypeError)):
-        return _of_no_tensors(error, args, kwargs)
+        return _no_tensors(error, args, kwargs)
     tensors = _tensors(args, kwargs)
-    text = next(iter(str(error).splitlines()), "")
-    if tensors and isinstance(error, RuntimeError) and _TYPES.search(text):
-        types = ", ".join(f"{name} is of type {a.dtype}" for name, a in tensors.items())
-        return ArgumentError(
-            f"the model joins numbers of different types: {types}, and torch says: {text}. Give "
-            "data and network one type: x.float() for a network of torch.float32 (the default), "
-            "network.double() for data of torch.float64."
-        )
-    if tensors and isinstance(error, RuntimeError) and _LABELS.search(text):
-        return ArgumentError(
-            "the likelihood computes with observations that are whole numbers, as dist.Bernoulli "
-            f"does, and torch says: {text}. Write obs=y.float()."
-        )
-    if tensors and _BOOL.search(text):
-        return ArgumentError(
-            f"the likelihood computes with observations that are true or false, and torch says: "
-            f"{text[:160]} Write obs=y.float()."
-        )
+    made = (kind(error, tensors) for kind in _KINDS)
+    return next((clear for clear in made if clear is not None), None)
+
+
+def entries_not_finite(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    """
+    The first argument that has a NaN or an infinity, and where.
+
+    :param args: positional arguments of the model.
+    :param kwargs: its keyword arguments.
+    :returns: what to say; None if all are finite.
+    """
+    return _entries_not_finite(_tensors(args, kwargs))
+
+
+def _no_tensors(
+    error: Exception, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> ArgumentError | None:
+    """An argument is an array, a table or a list, which models rarely expect."""
+    named = _named(args, kwargs)
+    others = {name: value for name, value in named.items() if _is_array(value)}
+    if not others:
+        return None
+    kinds = ", ".join(f"{name} is a {type(value).__name__}" for name, value in others.items())
+    return ArgumentError(
+        f"{kinds}, and the model says: {str(error).strip()[:_LONGEST]}. Models compute with "
+        "tensors: write torch.as_tensor(x, dtype=torch.float32), and torch.as_tensor(y) for labels."
+    )
+
+
+def _types(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
+    if not (tensors and isinstance(error, RuntimeError) and _TYPES.search(_first_line(error))):
+        return None
+    types = ", ".join(f"{name} is of type {a.dtype}" for name, a in tensors.items())
+    return ArgumentError(
+        f"the model joins numbers of different types: {types}, and torch says: "
+        f"{_first_line(error)}. Give data and network one type: x.float() for a network of "
+        "torch.float32 (the default), network.double() for data of torch.float64."
+    )
+
+
+def _whole_numbers(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
+    if not (tensors and isinstance(error, RuntimeError) and _WHOLE.search(_first_line(error))):
+        return None
+    return ArgumentError(
+        "the likelihood computes with observations that are whole numbers, as dist.Bernoulli "
+        f"does, and torch says: {_first_line(error)}. Write obs=y.float()."
+    )
+
+
+def _truth_values(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
+    if not (tensors and _TRUTH.search(_first_line(error))):
+        return None
+    return ArgumentError(
+        "the likelihood computes with observations that are true or false, and torch says: "
+        f"{_first_line(error)}. Write obs=y.float()."
+    )
+
+
+def _unequal_rows(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
     unequal = len({len(one) for one in tensors.values() if one.dim()}) > 1
-    if unequal and _ROWS.search(str(error)) and not _PLATE.search(str(error)):
-        shapes = ", ".join(f"{name} has shape {tuple(a.shape)}" for name, a in tensors.items())
-        return ShapeError(
-            f"the arguments have other numbers of rows: {shapes}, and torch says: {text[:160]}. "
-            "Give as many observations as rows of the inputs."
-        )
-    if tensors and isinstance(error, RuntimeError) and _PRODUCT.search(text):
-        shapes = ", ".join(f"{name} has shape {tuple(a.shape)}" for name, a in tensors.items())
-        return ShapeError(
-            f"the model's numbers do not fit the data: {shapes}, and torch says: {text}. Give the "
-            "inputs the columns that the network was made for (x[:, None] for one column), and the "
-            "arguments in the order of the model's own."
-        )
-    missing = entries_not_finite(args, kwargs) if isinstance(error, ValueError) else None
+    if not (unequal and _ROWS.search(str(error))) or _PLATE.search(str(error)):
+        return None
+    return ShapeError(
+        f"the arguments have other numbers of rows: {_shapes(tensors)}, and torch says: "
+        f"{_first_line(error)}. Give as many observations as rows of the inputs."
+    )
+
+
+def _columns(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
+    if not (tensors and isinstance(error, RuntimeError) and _PRODUCT.search(_first_line(error))):
+        return None
+    return ShapeError(
+        f"the model's numbers do not fit the data: {_shapes(tensors)}, and torch says: "
+        f"{_first_line(error)}. Give the inputs the columns that the network was made for "
+        "(x[:, None] for one column), and the arguments in the order of the model's own."
+    )
+
+
+def _not_finite(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
+    text = _first_line(error)
     refused = text.startswith("Expected parameter") or _SUPPORT.search(str(error))
-    if missing is not None and refused:
-        return NonFiniteError(f"{missing}; what the model makes of it: {text[:160]}")
-    sizes = _SUBSAMPLE.search(text)
-    if sizes is not None:
-        here, there = map(int, sizes.groups())
-        return ShapeError(
-            f"a plate of {there} rows is asked to show {here}. The first number of a plate is that "
-            "of all data, at least as many as are handed over: "
-            "pyro.plate('data', N, subsample_size=len(x))."
-        )
+    if not (refused and isinstance(error, ValueError)):
+        return None
+    found = _entries_not_finite(tensors)
+    return None if found is None else NonFiniteError(f"{found}; what the model makes of it: {text}")
+
+
+def _rows_shown(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
+    sizes = _SUBSAMPLE.search(_first_line(error))
+    if sizes is None:
+        return None
+    here, there = map(int, sizes.groups())
+    return ShapeError(
+        f"a plate of {there} rows is asked to show {here}. The first number of a plate is that "
+        "of all data, at least as many as are handed over: "
+        "pyro.plate('data', N, subsample_size=len(x))."
+    )
+
+
+def _plate_size(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
     found = _PLATE.search(str(error))
     if found is None:
-        return _outside_support(str(error), tensors) if isinstance(error, ValueError) else None
+        return None
     plate, site, dim, size, other = found.groups()
     return ShapeError(
         f"plate {plate} has {size} rows and site {site!r} in it has {other} (in dimension {dim}). "
@@ -131,35 +190,12 @@ def explained(
     )
 
 
-def _of_no_tensors(
-    error: Exception, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> ArgumentError | None:
-    """Where an argument is an array, a table or a list, which models rarely expect."""
-    named = _named(args, kwargs)
-    others = {name: value for name, value in named.items() if _is_array(value)}
-    if not others:
-        return None
-    kinds = ", ".join(f"{name} is a {type(value).__name__}" for name, value in others.items())
-    return ArgumentError(
-        f"{kinds}, and the model says: {str(error).strip()[:160]}. Models compute with tensors: "
-        "write torch.as_tensor(x, dtype=torch.float32), and torch.as_tensor(y) for labels."
-    )
-
-
-def _is_array(value: Any) -> bool:
-    """Numbers in anything but a tensor: a list, an array, a column or a table."""
-    if isinstance(value, (list, tuple)):
-        return bool(value) and isinstance(value[0], (int, float, list, tuple))
-    return hasattr(value, "__array__") and not isinstance(value, Tensor)
-
-
-def _outside_support(text: str, tensors: dict[str, Tensor]) -> ArgumentError | None:
-    """Of observations that a distribution does not have."""
-    found = _SUPPORT.search(text)
+def _outside_support(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
+    found = _SUPPORT.search(str(error)) if isinstance(error, ValueError) else None
     if found is None or not tensors:
         return None
     support, kind = found.groups()
-    site = _SITE.search(text)
+    site = _SITE.search(str(error))
     where = "an observation" if site is None else f"site {site[1]!r}"
     ranges = ", ".join(
         f"{name} has values from {tensor.min():.4g} to {tensor.max():.4g}"
@@ -179,15 +215,38 @@ def _outside_support(text: str, tensors: dict[str, Tensor]) -> ArgumentError | N
     )
 
 
-def entries_not_finite(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-    """
-    The first argument that has a NaN or an infinity, and where.
+#: in the order in which they are asked
+_KINDS: tuple[Callable[[Exception, dict[str, Tensor]], ImplicitError | None], ...] = (
+    _types,
+    _whole_numbers,
+    _truth_values,
+    _unequal_rows,
+    _columns,
+    _not_finite,
+    _rows_shown,
+    _plate_size,
+    _outside_support,
+)
 
-    :param args: positional arguments of the model.
-    :param kwargs: its keyword arguments.
-    :returns: what to say; None if all are finite.
-    """
-    for name, tensor in _tensors(args, kwargs).items():
+
+def _first_line(error: Exception) -> str:
+    """Of a message, without the full stop."""
+    return next(iter(str(error).splitlines()), "")[:_LONGEST].rstrip(". ")
+
+
+def _shapes(tensors: dict[str, Tensor]) -> str:
+    return ", ".join(f"{name} has shape {tuple(a.shape)}" for name, a in tensors.items())
+
+
+def _is_array(value: Any) -> bool:
+    """Numbers in anything but a tensor: a list, an array, a column or a table."""
+    if isinstance(value, (list, tuple)):
+        return bool(value) and isinstance(value[0], (int, float, list, tuple))
+    return hasattr(value, "__array__") and not isinstance(value, Tensor)
+
+
+def _entries_not_finite(tensors: dict[str, Tensor]) -> str | None:
+    for name, tensor in tensors.items():
         bad = ~tensor.isfinite()
         if bool(bad.any()):
             first = tuple(bad.nonzero()[0].tolist())

@@ -13,7 +13,7 @@ from torch import Tensor
 from pyro_implicit._checks import check_count, check_guide, check_model, check_seed
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.guides.argument_dims import lost_dimension
+from pyro_implicit.guides.argument_dims import warn_of_lost_dimension
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
@@ -103,9 +103,7 @@ def evaluate(
     check_model(model)
     check_order(model, "evaluate(model, guide, ...)", guide)
     check_guide(guide)
-    lost = lost_dimension(guide, args)
-    if lost is not None:
-        warnings.warn(lost, stacklevel=2)
+    warn_of_lost_dimension(guide, args)
     num_samples = check_count("num_samples", num_samples)
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)

@@ -13,7 +13,7 @@ from torch import Tensor
 from pyro_implicit._checks import check_count, check_guide, check_model, check_seed
 from pyro_implicit._random import RandomStream, mixed_seed
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.guides.argument_dims import lost_dimension
+from pyro_implicit.guides.argument_dims import warn_of_lost_dimension
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.enumeration import (
     EnumerationNeeded,
@@ -81,9 +81,7 @@ def log_predictive_density(
     check_model(model)
     check_order(model, "log_predictive_density(model, guide, ...)", guide)
     check_guide(guide)
-    lost = lost_dimension(guide, args)
-    if lost is not None:
-        warnings.warn(lost, stacklevel=2)
+    warn_of_lost_dimension(guide, args)
     num_samples = check_count("num_samples", num_samples)
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
     number_of_rows(args, kwargs)  # which are some

@@ -51,7 +51,9 @@ def default_objective(
     if not sites:
         return Trace_ELBO(num_particles=_PARTICLES[1][1]), []
     num_latents = sum(fn.generator.output_dim for fn in sites)
-    num_particles = default_num_particles(num_latents, _num_observed(model, guide, args, kwargs))
+    num_rows = max(fn.batch_shape.numel() for fn in sites)
+    num_observed = _num_observed(model, guide, args, kwargs)
+    num_particles = default_num_particles(num_latents, num_observed, num_rows)
     exact = all(_has_cheap_determinant(fn) for fn in sites)
     kind: type[ImplicitELBO] = LinearisedELBO if exact else LanczosELBO
     refused = _why_looped(kind(num_particles, vectorize_particles=True), model, guide, args, kwargs)
@@ -64,16 +66,18 @@ def default_objective(
     return kind(min(num_particles, _PARTICLES[0][1])), [hint]
 
 
-def default_num_particles(num_latents: int, num_observed: int) -> int:
+def default_num_particles(num_latents: int, num_observed: int, num_rows: int = 1) -> int:
     """
     How many draws a step takes.
 
     :param int num_latents: numbers of all implicit sites; of a conditional guide those of one row.
     :param int num_observed: observed numbers.
-    :returns: 32 up to 100 latents and 5000 observed numbers, else 8 up to 300 latents, 4 up to
-        10 000 and 2 above.
+    :param int num_rows: rows with latents of their own, of a conditional guide, over which the
+        noise of a step averages out.
+    :returns: 32 up to 100 latents (of all rows) and 5000 observed numbers, else 8 up to 300
+        latents, 4 up to 10 000 and 2 above.
     """
-    if num_latents <= _SMALL and num_observed <= _SHORT:
+    if num_latents * num_rows <= _SMALL and num_observed <= _SHORT:
         return _MANY
     return next((n for most, n in _PARTICLES if num_latents <= most), _FEWEST)
 

@@ -54,32 +54,15 @@ def first_look(
     :warns UserWarning: for one observation in place of many, and for latents that are masked.
     """
     number_of_rows(args, dict(kwargs))
-    use, found = DataUse(), list[Exception]()
-    is_part = False  # whether latents are those of some rows
-    told: list[str] = []
-
-    def visit(site: Any) -> None:
-        nonlocal is_part
-        use.note(site)
-        if not site["is_observed"]:
-            is_part |= is_cut(site)
-            told.extend(_masked_latent(site))
-        elif not (is_auxiliary(site) or is_delta(site)):
-            try:
-                _check_observed(site, in_plates)
-                told.extend(_one_for_all(site))
-            except ImplicitError as error:
-                found.append(error)
-                raise
-
+    look = _Look(in_plates)
     known = set(pyro.get_param_store().keys())
     try:
         with poutine.block(), RandomStream(0), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with evaluation_mode(), SiteVisitor(visit):
+            with evaluation_mode(), SiteVisitor(look.visit):
                 model(*args, **kwargs)
     except Exception as error:  # whatever a model does at draws of its prior
-        if any(error is one for one in found):
+        if error is look.refused:
             raise
         clear = explained(error, args, kwargs)
         if clear is None:
@@ -87,11 +70,36 @@ def first_look(
         raise clear from error
     finally:
         _forget_parameters(known)
-    for text in dict.fromkeys(told):
+    for text in dict.fromkeys(look.warnings):
         warnings.warn(text, UserWarning, stacklevel=3)
-    said = use.nothing_observed("fit(model, guide, batches=DataLoader(TensorDataset(x, y), 64))")
-    if in_batches and is_part and said is not None:
+    example = "fit(model, guide, batches=DataLoader(TensorDataset(x, y), 64))"
+    said = look.use.nothing_observed(example)
+    if in_batches and look.is_part and said is not None:
         raise SiteError(said)
+
+
+class _Look:
+    """What one run of the model shows."""
+
+    def __init__(self, in_plates: bool) -> None:
+        self.in_plates = in_plates
+        self.use = DataUse()
+        self.is_part = False  # whether latents are those of some rows
+        self.warnings: list[str] = []
+        self.refused: ImplicitError | None = None
+
+    def visit(self, site: Any) -> None:
+        self.use.note(site)
+        if not site["is_observed"]:
+            self.is_part |= is_cut(site)
+            self.warnings.extend(_masked_latent(site))
+        elif not (is_auxiliary(site) or is_delta(site)):
+            try:
+                _check_observed(site, self.in_plates)
+            except ImplicitError as error:
+                self.refused = error
+                raise
+            self.warnings.extend(_one_for_all(site))
 
 
 @contextmanager
@@ -144,9 +152,11 @@ def _named(objective: Any, model: Any, guide: Any, last: tuple[Any, Any]) -> str
 
 def _masked_latent(site: Any) -> list[str]:
     """Of a latent whose prior a mask takes away: its entropy has nothing to hold it."""
-    if is_auxiliary(site) or is_delta(site) or not isinstance(site["mask"], torch.Tensor):
+    if is_auxiliary(site) or is_delta(site):
         return []
-    count = int((~site["mask"].bool()).sum())
+    masks = (site["mask"], getattr(site["fn"], "_mask", None))  # around it, and .mask(...)
+    counts = [int((~one.bool()).sum()) for one in masks if isinstance(one, torch.Tensor)]
+    count = max(counts, default=0)
     if not count:
         return []
     return [

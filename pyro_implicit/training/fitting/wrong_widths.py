@@ -41,7 +41,7 @@ def wrong_widths(
     Compares the deviations of a guide's draws with those that their importance weights tell.
 
     A loss that is level to a twentieth of a nat may hide a bound that rises slowly for long, at
-    deviations that are a quarter too small. Where the density of the draws is known and the weights
+    deviations that are far too small. Where the density of the draws is known and the weights
     of posterior over guide are even enough, they repair what is wrong, and so tell it. Large
     weights are cut, which errs to the side of the guide.
 

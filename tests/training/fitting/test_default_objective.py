@@ -10,8 +10,15 @@ import pytest
 import torch
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
+from torch import Tensor
 
-from pyro_implicit import HyperNetworkGuide, LanczosELBO, LinearisedELBO, fit
+from pyro_implicit import (
+    ConditionalHyperNetworkGuide,
+    HyperNetworkGuide,
+    LanczosELBO,
+    LinearisedELBO,
+    fit,
+)
 from pyro_implicit.generators import ResidualGenerator
 from pyro_implicit.training.fitting.default_objective import default_objective
 
@@ -97,4 +104,17 @@ def test_many_rows_take_fewer_draws(num_rows: int, num_particles: int) -> None:
             pyro.sample("y", dist.Normal(w, 1.0), obs=torch.zeros(num_rows))
 
     objective, _ = default_objective(model, HyperNetworkGuide(model), (), {})
+    assert objective.num_particles == num_particles
+
+
+@pytest.mark.parametrize(("num_rows", "num_particles"), [(100, 32), (101, 8)])
+def test_latents_of_many_rows_take_fewer_draws(num_rows: int, num_particles: int) -> None:
+    def model(x: Tensor) -> None:
+        with pyro.plate("data", len(x)):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=x)
+
+    x = torch.zeros(num_rows)
+    guide = ConditionalHyperNetworkGuide(model, context=lambda x: x[:, None])
+    objective, _ = default_objective(model, guide, (x,), {})
     assert objective.num_particles == num_particles

@@ -191,6 +191,18 @@ def test_a_masked_latent_is_told() -> None:
         first_look(masked, (Y,), {})
 
 
+def test_a_latent_whose_distribution_is_masked_is_told() -> None:
+    mask = torch.tensor([True, False, True])
+
+    def masked() -> None:
+        with pyro.plate("rows", 3):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0).mask(mask))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=torch.zeros(3))
+
+    with pytest.warns(UserWarning, match="'z' is masked in 1 places"):
+        first_look(masked, (), {})
+
+
 def test_infinite_observations() -> None:
     bad = Y.clone()
     bad[2] = torch.inf
