@@ -160,6 +160,10 @@ class Labels:
                     f"coords names {name!r}, which is no dimension of the result; expected some of "
                     f"{sorted(self.sizes)}, or dims={{variable: [{name!r}]}} as well"
                 )
+            if isinstance(labels, str):
+                raise ArgumentError(
+                    f"coords[{name!r}]={labels!r}; expected a sequence with a label for each entry."
+                )
             if len(labels) != self.sizes[name]:
                 raise ArgumentError(
                     f"coords[{name!r}] has {len(labels)} labels; expected {self.sizes[name]}"

@@ -37,7 +37,7 @@ from pyro_implicit.guides.initialization.prototype import (
 )
 from pyro_implicit.guides.initialization.start_report import StartReport
 from pyro_implicit.guides.latent_site import LatentSite, pack
-from pyro_implicit.guides.parts import Factorized, check_factorized, divide, parts_of
+from pyro_implicit.guides.parts import Factorized, check_factorized, check_parts, divide, parts_of
 from pyro_implicit.guides.sampler import Sampler, check_scale_arguments
 from pyro_implicit.guides.saved_guide import SavedGuide
 from pyro_implicit.guides.values import check_values, unconstrain
@@ -273,6 +273,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         sizes = [(name, len(part)) for name, part in parts.items()]
         groups = divide(sites, [size for _, size in sizes])
         numels = [sum(site.numel for site in group) for group in groups]
+        check_parts(dict(zip(parts, numels, strict=True)))
         log_joint = LogJoint(self._bare_model[0], sites, args, kwargs)
         start = self._find_start(log_joint, loc, numels)
         starts = [start] if len(groups) == 1 else start.split(numels)

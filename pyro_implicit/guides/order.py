@@ -20,14 +20,15 @@ def check_order(model: Any, call: str, guide: Any = None) -> None:
     :param str call: what to write instead.
     :param guide: what was given as the guide.
     :raises ArgumentError: if the model is a guide (an autoguide, chains or an ensemble), and if the
-        guide is the model itself.
+        guide, or a member of an ensemble, is the model itself.
     """
     if isinstance(model, (AutoGuide, DrawQuantiles)):
         raise ArgumentError(
             f"the model is a guide, {type(model).__name__}: model and guide are swapped. Write "
             f"{call}, the model first."
         )
-    if guide is not None and guide is model:
+    members = getattr(guide, "guides", ())
+    if guide is model or (isinstance(members, list) and any(one is model for one in members)):
         raise ArgumentError(
             "the guide is the model itself, whose draws know nothing of the data. Write "
             "guide = HyperNetworkGuide(model), and fit it."

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
-from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.exceptions import ArgumentError, SiteError
 
-__all__ = ["Factorized", "check_factorized", "divide", "parts_of"]
+__all__ = ["Factorized", "check_factorized", "check_parts", "divide", "parts_of"]
 
 #: False, True, ``"layer"``, or a function from a site's name to its part's
 Factorized: TypeAlias = bool | str | Callable[[str], str]
@@ -57,6 +57,23 @@ def parts_of(factorized: Factorized, names: Sequence[str]) -> dict[str, list[int
             )
         parts.setdefault(part, []).append(position)
     return parts
+
+
+def check_parts(sizes: Mapping[str, int]) -> None:
+    """
+    Checks that each part has latents to make.
+
+    :param sizes: numbers of the latents of a part, by its name.
+    :raises SiteError: for a part without any.
+    """
+    empty = next((name for name, size in sizes.items() if not size), None)
+    if empty is None:
+        return
+    which = f"of part {empty!r} " if empty else ""
+    raise SiteError(
+        f"the latents {which}have no numbers: a shape such as (0,). Leave them out of the model "
+        "where they are empty: if size: pyro.sample(...)."
+    )
 
 
 def divide(items: Sequence[_T], sizes: Sequence[int]) -> list[list[_T]]:

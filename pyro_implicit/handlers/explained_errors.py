@@ -96,9 +96,13 @@ def entries_not_finite(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str 
 def _no_tensors(
     error: Exception, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> ArgumentError | None:
-    """An argument is an array, a table or a list, which models rarely expect."""
+    """An argument is an array, a table, a list or a number, which models rarely expect."""
     named = _named(args, kwargs)
-    others = {name: value for name, value in named.items() if _is_array(value)}
+    others = {
+        name: value
+        for name, value in named.items()
+        if _is_array(value) or (_is_number(value) and "object has no attribute" in str(error))
+    }
     if not others:
         return None
     kinds = ", ".join(f"{name} is a {type(value).__name__}" for name, value in others.items())
@@ -243,6 +247,10 @@ def _is_array(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return bool(value) and isinstance(value[0], (int, float, list, tuple))
     return hasattr(value, "__array__") and not isinstance(value, Tensor)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _entries_not_finite(tensors: dict[str, Tensor]) -> str | None:

@@ -123,8 +123,10 @@ class ImplicitProcess(dist.TorchDistribution):
         event_dim: int = 1,
     ) -> None:
         check_callable("prior", prior, "a function (inputs, num_functions), or a BayesianModule")
-        if not isinstance(inputs, Tensor) or not inputs.dim():
-            raise ArgumentError(f"inputs is {shown(inputs)}; expected a tensor (N, ...).")
+        if not isinstance(inputs, Tensor) or not inputs.dim() or not len(inputs):
+            raise ArgumentError(
+                f"inputs is {shown(inputs)}; expected a tensor (N, ...) of one row at least."
+            )
         self.prior, self.inputs = prior, inputs
         self.num_functions = check_count("num_functions", num_functions, 2)
         self.noise_scale = 0.0 if noise_scale is None else _checked("noise_scale", noise_scale)

@@ -186,6 +186,7 @@ def test_a_constant_that_fits_two_plates_gets_neither_name():
         ({"dims": {"w": ["a"], "v": ["a"]}}, r"calls a dimension of size 4 'a', which has size 3"),
         ({"coords": {"nothing": [1]}}, "coords names 'nothing', which is no dimension"),
         ({"coords": {"w_dim_0": [1, 2]}}, r"coords\['w_dim_0'\] has 2 labels; expected 3"),
+        ({"coords": {"w_dim_0": "abc"}}, r"coords\['w_dim_0'\]='abc'; expected a sequence"),
     ],
 )
 def test_names_and_labels_are_checked(options, message):

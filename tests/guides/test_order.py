@@ -9,6 +9,7 @@ import torch
 from pyro.infer.autoguide import AutoNormal
 
 from pyro_implicit import (
+    EnsembleGuide,
     HyperNetworkGuide,
     LinearisedELBO,
     evaluate,
@@ -58,6 +59,7 @@ def test_the_model_in_the_place_of_the_guide():
     for call in (
         lambda: fit(model, model),
         lambda: predict(model, model, num_samples=2),
+        lambda: predict(model, EnsembleGuide([model]), num_samples=2),
         lambda: evaluate(model, model),
         lambda: log_predictive_density(model, model, num_samples=2),
         lambda: to_arviz(model, model),

@@ -12,7 +12,7 @@ from pyro import poutine
 from torch import nn
 
 from pyro_implicit import BayesianModule, HyperNetworkGuide
-from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.exceptions import ArgumentError, SiteError
 from pyro_implicit.guides.parts import divide, parts_of
 
 NAMES = st.lists(st.text("ab.", min_size=1, max_size=4), min_size=1, max_size=8, unique=True)
@@ -86,3 +86,17 @@ def test_a_saved_division_comes_back() -> None:
     drawn = guide.sample(5)
     torch.manual_seed(0)
     assert all(torch.equal(value, drawn[name]) for name, value in again.sample(5).items())
+
+
+@pytest.mark.parametrize(
+    ("factorized", "match"), [(True, "latents of part 'empty' have no"), (False, "latents have no")]
+)
+def test_a_part_without_numbers_is_refused(factorized: bool, match: str) -> None:
+    def model() -> None:
+        if factorized:
+            pyro.sample("z", dist.Normal(0.0, 1.0))
+        pyro.sample("empty", dist.Normal(torch.zeros(0), 1.0).to_event(1))
+
+    guide = HyperNetworkGuide(model, factorized=factorized, init_from=None)
+    with pytest.raises(SiteError, match=match):
+        guide.setup()

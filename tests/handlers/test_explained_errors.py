@@ -164,6 +164,16 @@ def test_arrays_and_lists_in_place_of_tensors(kind: Any) -> None:
             X.numpy().numel()
 
 
+def test_a_number_in_place_of_observations() -> None:
+    def model(y: Any) -> None:
+        pyro.sample("y", dist.Normal(pyro.sample("w", dist.Normal(0.0, 1.0)), 1.0), obs=y)
+
+    guide = HyperNetworkGuide(model, init_from=None)
+    guide.setup(torch.tensor(3.0))
+    with pytest.raises(ArgumentError, match=r"argument 0 is a float, .* Models compute"):
+        log_predictive_density(model, guide, 3.0, num_samples=2)
+
+
 def test_other_errors_of_types_stay() -> None:
     for value in ("text", [], [X], {"a": 1}, 3.0):
         with pytest.raises(TypeError, match="^no$"), explained_errors((X, value), {}):

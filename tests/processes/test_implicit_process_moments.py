@@ -119,6 +119,7 @@ def test_expansion_is_one_of_shapes() -> None:
         ({"prior": 3}, ArgumentError, "prior=3 cannot be called"),
         ({"inputs": [0.0]}, ArgumentError, r"inputs is \[0.0\]; expected a tensor"),
         ({"inputs": torch.tensor(0.0)}, ArgumentError, "inputs is a tensor of shape"),
+        ({"inputs": torch.zeros(0, 1)}, ArgumentError, "of one row at least"),
         ({"noise_scale": torch.ones(3)}, ShapeError, r"noise_scale\[..., None\]"),
         ({"noise_scale": torch.ones(2, 3)}, ShapeError, r"noise_scale of shape \(2, 3\)"),
         ({"psi": torch.ones(4)}, ShapeError, r"psi of shape \(4,\)"),

@@ -85,17 +85,22 @@ class Arguments:
         :param batch: the item.
         :returns: positional and keyword arguments.
         :raises ArgumentError: if it is of another kind.
+        :raises ShapeError: if it has no rows.
         """
+        call: tuple[Args, dict[str, Any]]
         if isinstance(batch, Mapping):
-            return (), {**self.kwargs, **batch}
-        if isinstance(batch, Tensor):
-            return (batch,), self.kwargs
-        if not isinstance(batch, (tuple, list)):
+            call = (), {**self.kwargs, **batch}
+        elif isinstance(batch, Tensor):
+            call = (batch,), self.kwargs
+        elif isinstance(batch, (tuple, list)):
+            call = tuple(batch), self.kwargs
+        else:
             raise ArgumentError(
                 f"an item of batches is {shown(batch)}; expected the arguments of the model, as a "
                 "tuple, such as (x, y), a dictionary or one tensor."
             )
-        return tuple(batch), self.kwargs
+        number_of_rows(*call)  # which refuses none
+        return call
 
     def peek(self) -> tuple[Args, dict[str, Any]]:
         """The arguments that :meth:`next` will return."""

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
-from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.exceptions import ArgumentError, ShapeError
 from pyro_implicit.training.fitting.arguments import Arguments
+
+EMPTY = torch.zeros(0, 2)
 
 
 def test_whole_data_come_each_time() -> None:
@@ -80,3 +82,9 @@ def test_a_tuple_of_tensors_is_one_batch_perhaps() -> None:
     with pytest.raises(ArgumentError, match=r"tuple of 2 tensors.*batches=\[\(x, y\)\]"):
         Arguments((), (x, x), {})
     assert Arguments((), [x, x], {}).num_batches == 2
+
+
+@pytest.mark.parametrize("batch", [(EMPTY, EMPTY), EMPTY, {"x": EMPTY}])
+def test_a_batch_without_rows_is_refused(batch: Any) -> None:
+    with pytest.raises(ShapeError, match="has no rows; expected one at least"):
+        Arguments((), [], {}).call(batch)
