@@ -9,6 +9,7 @@ References
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ __all__ = ["MeanField", "fit_mean_field", "fit_mean_field_near"]
 # The rates were chosen on regressions and classifiers of scikit-learn's own data (diabetes, moons).
 _RATE = 0.04  # of the mean, in its units
 _LOG_RATE = 0.05  # of the log-deviations
+_DECAY = 0.9, 0.99
 _COLDEST = 0.02  # the last rate, as a part of the first
 _WINDOW = 100  # steps between looks at the objective
 _SMALLEST = 0.1  # nats of a gain that counts as none, whatever the noise
@@ -105,55 +107,54 @@ def _is_level(values: list[float]) -> bool:
 
 
 class _Fit:
-    """Mean and log-deviations with their optimiser, the last good ones, and their averages."""
+    """
+    Mean and log-deviations, the last good ones, and their averages.
+
+    They are the two rows of ``(2, m)``, the mean in its units from where it began. Adam is written
+    out: for a few latents the optimiser of torch takes longer than the density.
+    """
 
     def __init__(self, loc: Tensor, scale: Tensor, unit: Tensor) -> None:
         self.origin, self.unit = loc.detach(), unit
-        self.loc = torch.zeros_like(self.origin).requires_grad_(True)  # in units, from there
-        self.log_scale = scale.detach().log().clone().requires_grad_(True)
-        groups = [
-            {"params": [self.loc], "lr": _RATE},
-            {"params": [self.log_scale], "lr": _LOG_RATE},
-        ]
-        self.adam = torch.optim.Adam(groups, betas=(0.9, 0.99))
-        self.length = 1.0  # shorter steps for a while after one that failed
-        self.kept = self._copy()
-        self.sums: list[Tensor] | None = None
+        self.now = torch.stack([torch.zeros_like(self.origin), scale.detach().log()])
+        self.rates = self.now.new_tensor([[_RATE], [_LOG_RATE]])
+        self.mean, self.square = torch.zeros_like(self.now), torch.zeros_like(self.now)
         self.count = 0
+        self.length = 1.0  # shorter steps for a while after one that failed
+        self.kept = self.now
+        self.kept_sum, self.num_kept = torch.zeros_like(self.now), 0
 
-    def _copy(self) -> list[Tensor]:
-        return [self.loc.detach().clone(), self.log_scale.detach().clone()]
-
+    @torch.no_grad()
     def step(self, density: Callable[[Tensor], Tensor], cold: float, *, keep: bool) -> float:
         """Takes one step, or goes back if the bound or its gradient is not finite."""
+        scale, noise = self.now[1].exp(), torch.randn_like(self.origin)
+        draw = self.origin + self.unit * self.now[0] + scale * noise
         with torch.enable_grad():
-            loc = self.origin + self.unit * self.loc
-            draw = loc + self.log_scale.exp() * torch.randn_like(loc)
-            value = density(draw) + self.log_scale.sum()
-            gradients = torch.autograd.grad(value, [self.loc, self.log_scale])
-        if not all(bool(torch.isfinite(t).all()) for t in (value, *gradients)):
-            with torch.no_grad():
-                self.loc.copy_(self.kept[0])
-                self.log_scale.copy_(self.kept[1])
+            value = density(draw.requires_grad_(True))
+            (slope,) = torch.autograd.grad(value, draw)
+        bound = float(value.detach() + self.now[1].sum())
+        gradient = torch.stack([self.unit * slope, scale * noise * slope + 1])
+        if not (math.isfinite(bound) and bool(gradient.isfinite().all())):
+            self.now = self.kept
             self.length *= 0.5
-            return float("nan")
-        self.kept = self._copy()
-        self.loc.grad, self.log_scale.grad = -gradients[0], -gradients[1]
-        for group, rate in zip(self.adam.param_groups, (_RATE, _LOG_RATE), strict=True):
-            group["lr"] = self.length * cold * rate
-        self.adam.step()
+            return math.nan
+        self.kept = self.now
+        self.now = self.now + self.length * cold * self.rates * self._direction(gradient)
         self.length = min(1.0, 1.1 * self.length)
         if keep:
-            now = self._copy()
-            self.sums = (
-                now if self.sums is None else [a + b for a, b in zip(self.sums, now, strict=True)]
-            )
-            self.count += 1
-        return float(value.detach())
+            self.kept_sum = self.kept_sum + self.now
+            self.num_kept += 1
+        return bound
+
+    def _direction(self, gradient: Tensor) -> Tensor:
+        """That of Adam."""
+        self.count += 1
+        self.mean = _DECAY[0] * self.mean + (1 - _DECAY[0]) * gradient
+        self.square = _DECAY[1] * self.square + (1 - _DECAY[1]) * gradient.square()
+        root = (self.square / (1 - _DECAY[1] ** self.count)).sqrt() + 1e-8
+        return self.mean / (1 - _DECAY[0] ** self.count) / root
 
     def result(self, is_level: bool) -> MeanField:
         """The average of what was kept."""
-        loc, log_scale = self.kept
-        if self.sums is not None:
-            loc, log_scale = (total / self.count for total in self.sums)
+        loc, log_scale = self.kept_sum / self.num_kept if self.num_kept else self.kept
         return MeanField(self.origin + self.unit * loc, log_scale.exp(), is_level)

@@ -13,6 +13,7 @@ from torch import Tensor
 from pyro_implicit.exceptions import ImplicitError
 from pyro_implicit.guides.initialization.ascent import ascend
 from pyro_implicit.guides.initialization.gaussian_start import GaussianStart
+from pyro_implicit.guides.initialization.recorded_density import MOST_RECORDED, RecordedDensity
 from pyro_implicit.guides.initialization.start_report import Trial
 from pyro_implicit.guides.initialization.start_search import objective
 from pyro_implicit.handlers.log_joint import LogJoint
@@ -44,6 +45,7 @@ class Trials:
     locations: list[Trial] = field(default_factory=list)
     gaussians: list[Trial] = field(default_factory=list)
     starts: dict[str, GaussianStart] = field(default_factory=dict)
+    _recorded: RecordedDensity | None = None
 
     def density(self, u: Tensor) -> Tensor:
         """
@@ -55,6 +57,28 @@ class Trials:
         self.num_gradients += torch.is_grad_enabled()
         self.bar.update()
         return self.log_joint.value(u)
+
+    def gradient_density(self, example: Tensor) -> Callable[[Tensor], Tensor]:
+        """
+        The same, recorded where that is worth its while.
+
+        It has first derivatives alone, and none of the checks by which a model refuses latents.
+
+        :param torch.Tensor example: a point, shape ``(m,)``.
+        :returns: a function of one point.
+        """
+        if example.numel() > MOST_RECORDED:
+            return self.density
+        if self._recorded is None:
+            self._recorded = RecordedDensity(self.log_joint, example)
+        recorded = self._recorded
+
+        def density(u: Tensor) -> Tensor:
+            self.num_gradients += torch.is_grad_enabled()
+            self.bar.update()
+            return recorded(u)
+
+        return density
 
     def climb(self, name: str, loc: Tensor, num_steps: int) -> tuple[float, Tensor]:
         """
