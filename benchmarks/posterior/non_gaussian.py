@@ -3,13 +3,12 @@ Two densities in the plane that no Gaussian fits: a banana and a mixture of two 
 
 The default HyperNetworkGuide beside AutoMultivariateNormal: Wasserstein-1 distance of 1000 draws
 to 1000 exact draws, and how far apart two sets of exact draws are (the floor). `--figure` shows the
-draws.
+draws of the last seed over the density.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,6 +38,11 @@ class Banana:
         x = pyro.sample("x", dist.Normal(0.0, 1.0))
         pyro.sample("y", dist.Normal(x**2 - 1, 0.5))
 
+    def log_density(self, points: Tensor) -> Tensor:
+        """Of points ``(..., 2)``, where ``(...)`` is returned."""
+        x, y = points.unbind(-1)
+        return dist.Normal(0.0, 1.0).log_prob(x) + dist.Normal(x**2 - 1, 0.5).log_prob(y)
+
     def exact(self, n: int) -> Tensor:
         x = torch.randn(n)
         return torch.stack([x, x**2 - 1 + 0.5 * torch.randn(n)], -1)
@@ -53,12 +57,29 @@ class TwoModes:
     def model(self) -> None:
         flat = dist.ImproperUniform(dist.constraints.real_vector, (), (2,))
         x = pyro.sample("x", flat)
+        pyro.factor("mixture", self.log_density(x))
+
+    def log_density(self, points: Tensor) -> Tensor:
+        """Of points ``(..., 2)``, where ``(...)`` is returned."""
         weights = dist.Categorical(torch.tensor(WEIGHTS))
-        pyro.factor("mixture", dist.MixtureSameFamily(weights, self.components()).log_prob(x))
+        return dist.MixtureSameFamily(weights, self.components()).log_prob(points)
 
     def exact(self, n: int) -> Tensor:
         chosen = torch.multinomial(torch.tensor(WEIGHTS), n, replacement=True)
         return self.components().sample((n,))[torch.arange(n), chosen]
+
+
+#: the target, its title, and what the figure shows of either axis
+TARGETS: dict[str, tuple[Any, str, tuple[tuple[float, float], tuple[float, float]]]] = {
+    "Banana": (Banana(), "a banana", ((-3.6, 3.6), (-3.2, 10.0))),
+    "TwoModes": (TwoModes(), "two modes", ((-4.8, 4.8), (-2.8, 4.4))),
+}
+#: of the figure: the source of the draws, its title and its colour
+COLUMNS = {
+    "exact": ("exact draws", "#000000"),
+    "implicit": ("implicit guide", "#0072B2"),
+    "AutoMultivariateNormal": ("Gaussian guide", "#B34700"),
+}
 
 
 def wasserstein(a: Tensor, b: Tensor) -> float:
@@ -116,21 +137,43 @@ def run(
     return row, {"exact": exact, "implicit": implicit, "AutoMultivariateNormal": gaussian}
 
 
-def draw_figure(path: Path, draws: dict[str, dict[str, Tensor]]) -> None:
-    """One row of scatter plots per target."""
-    import matplotlib
+def outlines(target: Any, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, list[float]]:
+    """The density on a grid ``(len(y), len(x))``, and its levels around 95% and 50% of the mass."""
+    grid = torch.tensor(np.stack(np.meshgrid(x, y), -1), dtype=torch.float32)
+    density = target.log_density(grid).exp().numpy()
+    falling = np.sort(density, axis=None)[::-1]
+    share = falling.cumsum() / falling.sum()
+    return density, [float(falling[np.searchsorted(share, mass)]) for mass in (0.95, 0.5)]
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(len(draws), 3, figsize=(9, 3 * len(draws)), squeeze=False)
+def make_figure(draws: dict[str, dict[str, Tensor]], distances: dict[str, dict[str, float]]) -> Any:
+    """
+    One row of scatter plots per target, each over the outlines of its density.
+
+    :param draws: points ``(num_draws, 2)`` of each target, by their source.
+    :param distances: to the exact draws, of each target, by their source.
+    """
+    from matplotlib.figure import Figure
+
+    size = (9.0, 0.4 + 2.7 * len(draws))
+    figure = Figure(size, layout="constrained")
+    axes = figure.subplots(len(draws), len(COLUMNS), squeeze=False, sharex="row", sharey="row")
     for row, (name, sets) in zip(axes, draws.items(), strict=True):
-        for ax, (label, points) in zip(row, sets.items(), strict=True):
-            ax.scatter(*np.asarray(points).T, s=3, alpha=0.5)
-            ax.set(title=f"{name}: {label}", xlim=(-5, 5), ylim=(-4, 8))
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+        target, title, (x_span, y_span) = TARGETS[name]
+        x, y = np.linspace(*x_span, 201), np.linspace(*y_span, 201)
+        density, levels = outlines(target, x, y)
+        for ax, (label, (heading, colour)) in zip(row, COLUMNS.items(), strict=True):
+            points = np.asarray(sets[label])
+            ax.contour(x, y, density, levels, colors="0.45", linewidths=(0.8, 1.4))
+            ax.scatter(*points.T, s=4, color=colour, alpha=0.45, linewidths=0)
+            least = " (the floor)" if label == "exact" else ""
+            note = f"distance {distances[name][label]:.2f}{least}"
+            ax.text(0.5, 0.94, note, transform=ax.transAxes, ha="center", va="top", fontsize=11)
+            ax.set(xlim=x_span, ylim=y_span)
+            if ax in axes[0]:
+                ax.set_title(heading, fontsize=13)
+        row[0].set_ylabel(title, fontsize=13)
+    return figure
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -143,15 +186,16 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     options = parser(__doc__ or "", figure="scatter plots")
     options.add_argument("--num-steps", type=positive, default=2000, help="(default: 2000)")
     arguments = parse(options, argv)
-    rows, last = [], {}
-    for target in (Banana(), TwoModes()):
+    rows, last, distances = [], {}, {}
+    for target, _, _ in TARGETS.values():
         for seed in arguments.seeds:
             row, draws = run(target, seed, arguments.num_steps, arguments.quiet)
             rows.append(row)
             last[row["target"]] = draws
+            distances[row["target"]] = row | {"exact": row["floor"]}
     print(table(rows))
     if arguments.figure is not None:
-        draw_figure(arguments.figure, last)
+        make_figure(last, distances).savefig(arguments.figure, dpi=120)
     settings = SETTINGS | {"num_steps": arguments.num_steps}
     write_record("non_gaussian", arguments, settings, rows)
     return rows
