@@ -76,7 +76,7 @@ TARGETS: dict[str, tuple[Any, str, tuple[tuple[float, float], tuple[float, float
 }
 #: of the figure: the source of the draws, its title and its colour
 COLUMNS = {
-    "exact": ("exact draws", "#000000"),
+    "exact": ("exact draws", "#707070"),
     "implicit": ("implicit guide", "#0072B2"),
     "AutoMultivariateNormal": ("Gaussian guide", "#B34700"),
 }
@@ -164,7 +164,7 @@ def make_figure(draws: dict[str, dict[str, Tensor]], distances: dict[str, dict[s
         density, levels = outlines(target, x, y)
         for ax, (label, (heading, colour)) in zip(row, COLUMNS.items(), strict=True):
             points = np.asarray(sets[label])
-            ax.contour(x, y, density, levels, colors="0.45", linewidths=(0.8, 1.4))
+            ax.contour(x, y, density, levels, colors="0.1", linewidths=(0.8, 1.4))
             ax.scatter(*points.T, s=4, color=colour, alpha=0.45, linewidths=0)
             least = " (the floor)" if label == "exact" else ""
             note = f"distance {distances[name][label]:.2f}{least}"
