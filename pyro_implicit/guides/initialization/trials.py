@@ -60,7 +60,7 @@ class Trials:
 
     def gradient_density(self, example: Tensor) -> Callable[[Tensor], Tensor]:
         """
-        The same, recorded where that is worth its while.
+        The log-density for gradients, recorded where that is worth its while.
 
         It has first derivatives alone, and none of the checks by which a model refuses latents.
 
