@@ -47,6 +47,30 @@ def test_hosted_jobs_run_what_the_checkout_has() -> None:
         assert set(extra.split(",")) <= set(config()["options.extras_require"])
 
 
+def requirements() -> dict[str, str]:
+    """What installing needs: a package and the rest of its line."""
+    lines = config()["options"]["install_requires"].split("\n")
+    matches = [re.fullmatch(r"([\w-]+)(.*)", line) for line in lines if line]
+    return {match[1]: match[2].strip() for match in matches if match}
+
+
+def test_lower_bounds_are_the_oldest_versions_that_were_tried() -> None:
+    text = (ROOT / ".ci" / "oldest.txt").read_text()
+    oldest = dict(line.split("==") for line in text.splitlines() if not line.startswith("#"))
+    bounds = requirements()
+    assert set(oldest) <= set(bounds)
+    for package, bound in bounds.items():
+        assert bound == (f">= {oldest[package]}" if package in oldest else "")  # and none above
+
+
+def test_classifiers_name_the_versions_of_python_that_are_tested() -> None:
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text()
+    tested = re.search(r"^ +python: \[(.*)\]$", workflow, re.MULTILINE)
+    assert tested is not None
+    told = re.findall(r"Python :: (3\.\d+)$", config()["metadata"]["classifiers"], re.MULTILINE)
+    assert told == re.findall(r"3\.\d+", tested[1])
+
+
 def test_forms_and_policies_are_there() -> None:
     for name in ("CODE_OF_CONDUCT.md", "SECURITY.md", "CITATION.cff", "LICENSE"):
         assert (ROOT / name).stat().st_size > 300
