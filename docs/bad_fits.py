@@ -1,4 +1,5 @@
-"""Bad fits, their checks and their cures: the figures and numbers of `howto/bad_fit.md`.
+"""
+Bad fits, their checks and their cures: the figures and numbers of `howto/bad_fit.md`.
 
 python docs/bad_fits.py [NAME ...]    some minutes on one core; writes docs/figures/
 """

@@ -1,4 +1,5 @@
-"""Errors of the package: one small tree; each also is the builtin that fits it. And its hints.
+"""
+Errors of the package: one small tree; each also is the builtin that fits it. And its hints.
 
 A message names the site or argument, what was found, what was expected, and what to write instead.
 """

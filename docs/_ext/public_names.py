@@ -1,4 +1,5 @@
-"""References to a public name, by whichever of its paths, lead to the one page that it has.
+"""
+References to a public name, by whichever of its paths, lead to the one page that it has.
 
 What is in the package and has no page, as a type in a signature may be, is shown as plain text.
 What is not there at all stays unresolved, and Sphinx warns of it.

@@ -20,7 +20,8 @@ class DataFileError(ImplicitError, ValueError):
 
 @dataclass(frozen=True)
 class Table:
-    """A table: finite features ``(N, D)`` and target ``(N,)``, a name, notes to show, names.
+    """
+    A table: finite features ``(N, D)`` and target ``(N,)``, a name, notes to show, names.
 
     With ``classes`` the target holds their places.
     """
@@ -36,7 +37,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Split:
-    """A standardised train and test part; the test target stays in its own units.
+    """
+    A standardised train and test part; the test target stays in its own units.
 
     ``x_train`` ``(N, D)``, ``y_train`` ``(N,)``, ``x_test`` ``(M, D)``, ``y_test`` ``(M,)``; a
     standardised target ``t`` means ``y_mean + y_scale * t``, and a feature likewise with ``x_mean``

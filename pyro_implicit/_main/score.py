@@ -22,7 +22,8 @@ COVERAGE = 90
 
 @dataclass(frozen=True)
 class Score:
-    """Test scores of one method.
+    """
+    Test scores of one method.
 
     ``values`` are those of the table by the title of their column; ``mean``, ``lower`` and
     ``upper`` the prediction of each test row with its 90% band, ``(M,)``, None for classes.
