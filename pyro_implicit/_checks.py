@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ __all__ = [
     "check_text",
     "shown",
 ]
+
+T = TypeVar("T")
 
 _LARGEST = 2**63 - 1  # what an integer of torch holds
 
@@ -189,7 +191,7 @@ def check_flag(name: str, value: Any) -> bool:
     return value
 
 
-def check_choice(name: str, value: Any, choices: Collection[Any], why: str = "") -> Any:
+def check_choice(name: str, value: Any, choices: Collection[T], why: str = "") -> T:
     """
     Checks that an argument is one of a few values.
 
@@ -203,7 +205,8 @@ def check_choice(name: str, value: Any, choices: Collection[Any], why: str = "")
         told = [repr(choice) for choice in choices]
         listed = told[0] if len(told) == 1 else f"{', '.join(told[:-1])} or {told[-1]}"
         raise ArgumentError(f"{name}={shown(value)}; expected {listed}{why}.")
-    return value
+    chosen: T = value
+    return chosen
 
 
 def check_callable(name: str, value: Any, expected: str) -> Callable[..., Any]:
@@ -216,7 +219,8 @@ def check_callable(name: str, value: Any, expected: str) -> Callable[..., Any]:
     """
     if not callable(value):
         raise ArgumentError(f"{name}={shown(value)} cannot be called; expected {expected}.")
-    return value
+    called: Callable[..., Any] = value
+    return called
 
 
 def check_instance(name: str, value: Any, kinds: type | tuple[type, ...], expected: str) -> Any:
@@ -241,7 +245,8 @@ def check_text(name: str, value: Any, expected: str = "a text") -> str:
     :returns: ``value``.
     :raises ArgumentError: unless it is a text.
     """
-    return check_instance(name, value, str, expected)
+    text: str = check_instance(name, value, str, expected)
+    return text
 
 
 def check_tensor(
@@ -257,14 +262,14 @@ def check_tensor(
     :raises ArgumentError: for anything else, and for entries that are NaN or infinite.
     :raises ShapeError: for fewer dimensions.
     """
-    check_instance(name, value, Tensor, expected)
-    if value.is_complex() or value.dtype == torch.bool:
-        raise ArgumentError(f"{name} is of type {value.dtype}; expected {expected}, of numbers.")
-    if dim is not None and value.dim() < dim:
-        raise ShapeError(f"{name} has shape {tuple(value.shape)}; expected {expected}.")
-    if value.is_floating_point() and not bool(value.detach().isfinite().all()):
+    tensor: Tensor = check_instance(name, value, Tensor, expected)
+    if tensor.is_complex() or tensor.dtype == torch.bool:
+        raise ArgumentError(f"{name} is of type {tensor.dtype}; expected {expected}, of numbers.")
+    if dim is not None and tensor.dim() < dim:
+        raise ShapeError(f"{name} has shape {tuple(tensor.shape)}; expected {expected}.")
+    if tensor.is_floating_point() and not bool(tensor.detach().isfinite().all()):
         raise ArgumentError(f"{name} has entries that are NaN or infinite; expected {expected}.")
-    return value
+    return tensor
 
 
 def check_state(owner: object, state: Any) -> Mapping[str, Any]:
@@ -325,11 +330,11 @@ def check_tensors(name: str, value: Any, expected: str, **limits: Any) -> Mappin
     :raises ArgumentError: for anything else.
     :raises ShapeError: for a tensor of fewer dimensions than asked for.
     """
-    check_instance(name, value, Mapping, expected)
-    check_names(name, list(value))
-    for key, entry in value.items():
+    tensors: Mapping[str, Tensor] = check_instance(name, value, Mapping, expected)
+    check_names(name, list(tensors))
+    for key, entry in tensors.items():
         check_tensor(f"{name}[{key!r}]", entry, expected, **limits)
-    return value
+    return tensors
 
 
 def check_names(name: str, value: Any) -> tuple[str, ...]:

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.test_typed_program import check_strictly
+
 ROOT = Path(__file__).resolve().parents[1]
 CHECK = ROOT / ".ci" / "check_packages.py"
 
@@ -131,3 +133,5 @@ def test_the_packages_are_built_as_they_should_be(tmp_path: Path) -> None:
     )
     assert smoke.returncode == 0, smoke.stderr
     assert str(place) in smoke.stdout
+    typed = check_strictly(tmp_path, place)
+    assert typed.returncode == 0, typed.stdout

@@ -72,13 +72,15 @@ def _looks_like_labels(name: str, values: np.ndarray) -> str:
 def _target_name(path: Path, frame: Any, target: str | None) -> str:
     columns = list(frame.columns)
     if target is None:
-        return columns[-1]
+        last: str = columns[-1]
+        return last
     if target in columns:
         if f"{target}.1" in columns:
             raise DataFileError(f"{path}: several columns are called {target!r}; rename the target")
         return target
     if target.isdigit() and 1 <= int(target) <= len(columns):
-        return columns[int(target) - 1]
+        chosen: str = columns[int(target) - 1]
+        return chosen
     near = difflib.get_close_matches(target, columns, 1)
     meant = f"; is it {near[0]!r}?" if near else "."
     shown = ", ".join(columns[:10]) + (", ..." if len(columns) > 10 else "")
@@ -168,7 +170,7 @@ def _is_numeric(path: Path, column: Any, name: str, hint: str) -> bool:
 
 
 def _numbers(path: Path, column: Any, name: str, hint: str) -> np.ndarray:
-    values = column.to_numpy(np.float64)
+    values: np.ndarray = column.to_numpy(np.float64)
     bad = ~np.isfinite(values)
     if bad.any():
         row = int(bad.argmax())

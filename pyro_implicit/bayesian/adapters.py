@@ -58,7 +58,8 @@ class AdaptedLinear(nn.Module):
         :returns: shape ``(..., out_features)``.
         """
         inner = nn.functional.linear(x, self.down)
-        return self.base(x) + self.strength * nn.functional.linear(inner, self.up)
+        adapted: Tensor = self.base(x) + self.strength * nn.functional.linear(inner, self.up)
+        return adapted
 
 
 def with_adapters(

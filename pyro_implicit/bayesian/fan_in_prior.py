@@ -36,6 +36,7 @@ def fan_in_prior(
         inputs = tensor[0].numel() if tensor.dim() > 1 else 0
         width = scale * inputs**-0.5 if inputs else bias_scale
         zeros = tensor.new_zeros(tensor.shape)
-        return dist.Normal(zeros, width).to_event(tensor.dim())
+        prior: dist.TorchDistribution = dist.Normal(zeros, width).to_event(tensor.dim())
+        return prior
 
     return prior

@@ -51,11 +51,12 @@ def hierarchical_prior(
         group = {"tensor": parameter, "layer": layer or "module", "network": "weights"}[by]
         width = pyro.sample(f"{prefix}{group}_scale", scale)
         width = width[(..., *[None] * tensor.dim())]
-        return (
+        prior: dist.TorchDistribution = (
             dist.Normal(tensor.new_zeros(()), width)
             .expand(width.shape[: width.dim() - tensor.dim()] + tensor.shape)
             .to_event(tensor.dim())
         )
+        return prior
 
     return prior
 

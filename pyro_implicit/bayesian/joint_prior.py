@@ -234,7 +234,7 @@ class JointPrior(nn.Module):
 _CHECKS = False  # the numbers were checked when the prior was made
 
 
-class _Mapped(dist.TransformedDistribution):
+class _Mapped(dist.TransformedDistribution):  # type: ignore[misc]
     """A distribution on a support; the last transform's codomain may be wider (``real``)."""
 
     def __init__(self, base: Any, transforms: list[Transform], support: Any) -> None:
@@ -386,7 +386,8 @@ def _root(covariance: Tensor) -> Tensor:
             "covariance is not positive definite: draws on a surface, or fewer draws than entries. "
             "Take form='low-rank' or 'diagonal'."
         )
-    return root.to(covariance)
+    root_of_covariance: Tensor = root.to(covariance)
+    return root_of_covariance
 
 
 def _checked_sites(sites: Any) -> tuple[JointSite, ...]:

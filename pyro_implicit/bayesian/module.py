@@ -208,7 +208,8 @@ class BayesianModule(nn.Module):
             value = self._value(names[0]).expand(site["fn"].shape()).clone()
             if bool(site["fn"].support.check(value).all()):
                 return value
-        return init_to_median(site)
+        median: Tensor = init_to_median(site)
+        return median
 
     def extra_repr(self) -> str:
         """What is random in this module, for ``repr``."""
@@ -224,7 +225,8 @@ class BayesianModule(nn.Module):
     def _value(self, name: str) -> Tensor:
         """The wrapped module's value of a stochastic parameter, shape ``P``."""
         owner, attribute = self._owners[name]
-        return getattr(owner, attribute)
+        value: Tensor = getattr(owner, attribute)
+        return value
 
     def _draw(self) -> dict[str, Tensor]:
         """One sample statement for each stochastic parameter; values ``(*B, *P)`` by site name."""

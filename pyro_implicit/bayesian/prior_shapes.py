@@ -44,7 +44,8 @@ def fit_to_parameter(
         return prior
     if len(event) == 0 and not (constant and lead) and _expands(batch, shape):
         _refuse_ambiguity(name, batch, shape)
-        return prior.expand(lead + shape).to_event(ndim)
+        expanded: TorchDistributionMixin = prior.expand(lead + shape).to_event(ndim)
+        return expanded
     raise ShapeError(
         f"the prior of parameter '{name}' has batch_shape {tuple(batch)} and event_shape "
         f"{tuple(event)}, but the parameter has shape {tuple(shape)}. Expected either no event "
@@ -114,7 +115,8 @@ def map_tensors(value: T, function: Callable[[Tensor], Tensor]) -> T:
     _collect(value, function, tensors, {})
     if all(old is new for old, new in tensors.values()):
         return value
-    return _rebuilt(value, {key: new for key, (_, new) in tensors.items()})
+    rebuilt: T = _rebuilt(value, {key: new for key, (_, new) in tensors.items()})
+    return rebuilt
 
 
 _WALKED = (Distribution, Transform, Constraint, torch.nn.Module)

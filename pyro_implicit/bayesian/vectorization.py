@@ -47,7 +47,8 @@ def common_batch_shape(
     if len(distinct := set(batches.values())) == 1:  # nearly always; the general way is slow
         return distinct.pop()
     try:
-        return torch.broadcast_shapes(*distinct)
+        shape: torch.Size = torch.broadcast_shapes(*distinct)
+        return shape
     except RuntimeError as error:
         found = ", ".join(f"'{name}': {tuple(batch)}" for name, batch in batches.items())
         raise ShapeError(

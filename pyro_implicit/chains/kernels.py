@@ -25,7 +25,8 @@ def make_kernel(kernel: Any) -> Kernel:
     :raises ArgumentError: for anything else.
     """
     if isinstance(kernel, str) and kernel in _KINDS:
-        return _KINDS[kernel]()
+        made: Kernel = _KINDS[kernel]()
+        return made
     if isinstance(kernel, Kernel) and not isinstance(kernel, type):
         return kernel
     raise ArgumentError(
@@ -42,4 +43,5 @@ def kernel_from(settings: Mapping[str, Any]) -> Kernel:
     :returns: the kernel.
     """
     given = dict(settings)
-    return _KINDS[given.pop("kernel")](**given)
+    made: Kernel = _KINDS[given.pop("kernel")](**given)
+    return made

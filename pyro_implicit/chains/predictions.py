@@ -70,7 +70,7 @@ def expectations(
 def _expectation(name: str, fn: Any) -> Tensor:
     probs = getattr(base_distribution(fn), "probs", None)
     try:
-        mean = fn.mean
+        mean: Tensor | None = fn.mean
     except NotImplementedError:
         mean = None
     if mean is not None and bool(mean.isfinite().any()):

@@ -155,18 +155,18 @@ def refine(
 def _warmup(num_warmup: Any, num_steps: int, kernel: Kernel) -> int:
     if num_warmup is None:
         return -(-num_steps // 2)
-    num_warmup = check_count("num_warmup", num_warmup, 0)
-    if num_steps and not num_warmup and getattr(kernel, "step_size", 1.0) is None:
+    warmup = check_count("num_warmup", num_warmup, 0)
+    if num_steps and not warmup and getattr(kernel, "step_size", 1.0) is None:
         raise ArgumentError(
             "num_warmup=0 leaves the step size untuned. Give one, such as "
             "kernel=MCLMC(step_size=0.05), or a warm-up."
         )
-    if num_warmup > num_steps:
+    if warmup > num_steps:
         raise ArgumentError(
-            f"num_warmup={num_warmup} of num_steps={num_steps}; expected fewer: num_steps counts "
+            f"num_warmup={warmup} of num_steps={num_steps}; expected fewer: num_steps counts "
             "the warm-up."
         )
-    return num_warmup
+    return warmup
 
 
 @dataclass

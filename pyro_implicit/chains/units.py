@@ -78,7 +78,8 @@ def shrunk(scale: Tensor, u: Tensor) -> Tensor:
     if scale.dim() == 1:
         return u / scale
     flat = u.reshape(-1, u.shape[-1])
-    return torch.linalg.solve_triangular(scale, flat.mT, upper=False).mT.reshape(u.shape)
+    units: Tensor = torch.linalg.solve_triangular(scale, flat.mT, upper=False).mT.reshape(u.shape)
+    return units
 
 
 def log_size(scale: Tensor) -> Tensor:
@@ -174,7 +175,8 @@ def _root(covariance: Tensor, deviations: Tensor, count: float) -> Tensor:
     root, failed = torch.linalg.cholesky_ex(correlation)
     if bool(failed):
         root = torch.eye(len(deviations), dtype=root.dtype, device=root.device)
-    return deviations[:, None] * root
+    root_of_covariance: Tensor = deviations[:, None] * root
+    return root_of_covariance
 
 
 def _relative(variance: Tensor, before: Tensor) -> Tensor:

@@ -121,7 +121,8 @@ def effective_rank(singular_values: Tensor) -> Tensor:
     :returns: shape ``(...)``.
     """
     shares = singular_values / singular_values.sum(-1, keepdim=True)
-    return torch.special.entr(shares).sum(-1).exp()
+    effective: Tensor = torch.special.entr(shares).sum(-1).exp()
+    return effective
 
 
 def _linearised(
@@ -170,4 +171,5 @@ def _adjusted(values: Tensor, controls: Tensor) -> Tensor:
         return values
     design = torch.cat([torch.ones_like(controls[:, :1]), controls], -1)
     slopes = torch.linalg.lstsq(design, values[:, None]).solution[1:, 0]
-    return values - controls @ slopes
+    controlled: Tensor = values - controls @ slopes
+    return controlled

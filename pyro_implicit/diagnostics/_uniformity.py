@@ -35,7 +35,8 @@ def uniformity_p_values(ranks: Tensor, num_ranks: int, bins: int) -> Tensor:
     counts = torch.stack([(places == b).sum(0) for b in range(bins)]).double()
     statistic = ((counts - n / bins).square() / (n / bins)).sum(0)
     half = torch.tensor(0.5 * (bins - 1), dtype=torch.float64)
-    return torch.special.gammaincc(half.expand_as(statistic), 0.5 * statistic)
+    p_value: Tensor = torch.special.gammaincc(half.expand_as(statistic), 0.5 * statistic)
+    return p_value
 
 
 def asymmetry_p_values(ranks: Tensor, num_ranks: int) -> Tensor:
@@ -49,4 +50,5 @@ def asymmetry_p_values(ranks: Tensor, num_ranks: int) -> Tensor:
     n = len(ranks)
     variance = (num_ranks**2 - 1) / 12.0
     z = (ranks.double().mean(0) - (num_ranks - 1) / 2) / (variance / n) ** 0.5
-    return torch.special.erfc(z.abs() / 2**0.5)
+    p_value: Tensor = torch.special.erfc(z.abs() / 2**0.5)
+    return p_value

@@ -173,4 +173,5 @@ def _rows(draws: Draws, reference: Draws) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _thinned(rows: np.ndarray, count: int) -> np.ndarray:
-    return rows[np.linspace(0, len(rows) - 1, count).round().astype(int)]
+    thinned: np.ndarray = rows[np.linspace(0, len(rows) - 1, count).round().astype(int)]
+    return thinned

@@ -21,7 +21,8 @@ def draw(base: Any, sample_shape: tuple[int, ...]) -> Tensor:
     :returns: draws that move with its parameters wherever they can.
     """
     shape = torch.Size(sample_shape)
-    return base.rsample(shape) if base.has_rsample else base.sample(shape)
+    drawn: Tensor = base.rsample(shape) if base.has_rsample else base.sample(shape)
+    return drawn
 
 
 def loses_gradients(base: Any, noise: Tensor) -> bool:

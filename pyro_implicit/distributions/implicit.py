@@ -194,7 +194,8 @@ class ImplicitDistribution(dist.TorchDistribution):
         if self.noise is None:
             raise ArgumentError("no noise is fixed: write distribution.given(z).mean.")
         mean = self.generator(self.noise)
-        return mean if self.preconditioner is None else self.preconditioner(mean)
+        scaled: Tensor = mean if self.preconditioner is None else self.preconditioner(mean)
+        return scaled
 
     def conditional_log_prob(self, value: Tensor) -> Tensor:
         r"""
@@ -225,7 +226,8 @@ class ImplicitDistribution(dist.TorchDistribution):
         constant = 0.5 * self.event_shape[-1] * math.log(2 * math.pi) + log_scale
         if self.preconditioner is not None:
             constant = constant + self.preconditioner.log_abs_det
-        return -0.5 * residual.square().sum(-1) - constant
+        log_density: Tensor = -0.5 * residual.square().sum(-1) - constant
+        return log_density
 
     def base_entropy(self) -> Tensor | float:
         r"""
@@ -382,4 +384,5 @@ def _standard_normal(generator: Generator) -> dist.TorchDistribution:
     example = next(generator.parameters(), torch.zeros(()))
     zeros = example.new_zeros(generator.noise_shape)
     normal = dist.Normal(zeros, torch.ones_like(zeros), validate_args=False)
-    return normal.to_event(zeros.dim())
+    noise: dist.TorchDistribution = normal.to_event(zeros.dim())
+    return noise

@@ -102,7 +102,8 @@ class MixtureDensityNetwork(nn.Module):
         scales = self.init_scale * scales
         if k == 1:
             loc = self.loc + self.init_scale * steps[..., 0, :]
-            return dist.Normal(loc, scales[..., 0, :]).to_event(1)
+            component: dist.TorchDistribution = dist.Normal(loc, scales[..., 0, :]).to_event(1)
+            return component
         locs = self.loc + self.init_scale * (self.spread + steps)
         return DiagonalMixture(locs, scales, logits)
 

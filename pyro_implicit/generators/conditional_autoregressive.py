@@ -85,7 +85,8 @@ class ConditionalAutoregressiveGenerator(AutoregressiveStack):
             x = context.to(torch.promote_types(context.dtype, torch.float32))
             x = (x - self.context_loc.to(x.dtype)) / self.context_scale.to(x.dtype)
             if x.dtype == self.shift.dtype:
-                return self.reader(x)
+                read: Tensor = self.reader(x)
+                return read
             weights = [parameter.to(x.dtype) for parameter in self.reader.parameters()]
             for weight, bias in (weights[:2], weights[2:]):
                 x = F.silu(F.linear(x, weight, bias))

@@ -67,7 +67,8 @@ class Conditioned(Generator):
 
     def forward(self, z: Tensor) -> Tensor:
         """See :meth:`Generator.forward`."""
-        return self.inner(self._inputs(z))
+        out: Tensor = self.inner(self._inputs(z))
+        return out
 
     def jacobian(self, z: Tensor) -> Tensor:
         """See :meth:`Generator.jacobian`."""

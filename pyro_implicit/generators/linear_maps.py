@@ -76,7 +76,8 @@ class LinearMap(nn.Module, ABC):
         :param torch.Tensor matrix: shape ``(..., m, k)``.
         :returns: ``A`` times each of its columns, of the same shape.
         """
-        return self(matrix.mT).mT
+        product: Tensor = self(matrix.mT).mT
+        return product
 
 
 class DiagonalMap(LinearMap):
@@ -103,7 +104,8 @@ class DiagonalMap(LinearMap):
 
     def transposed(self, x: Tensor) -> Tensor:
         """See :meth:`LinearMap.transposed`."""
-        return self(x)
+        mapped: Tensor = self(x)
+        return mapped
 
     def inverse(self, x: Tensor) -> Tensor:
         """See :meth:`LinearMap.inverse`."""
@@ -158,12 +160,14 @@ class LowRankMap(LinearMap):
         diagonal, left, right = self._parts(x)
         scaled = x / diagonal
         inner = torch.linalg.solve(self._capacitance(x), (scaled @ right)[..., None])[..., 0]
-        return scaled - (inner @ left.mT) / diagonal
+        solved: Tensor = scaled - (inner @ left.mT) / diagonal
+        return solved
 
     def log_abs_det(self) -> Tensor:
         """See :meth:`LinearMap.log_abs_det`."""
         wide = upcast(self.log_diagonal)
-        return wide.sum() + torch.linalg.slogdet(self._capacitance(wide)).logabsdet
+        logdet: Tensor = wide.sum() + torch.linalg.slogdet(self._capacitance(wide)).logabsdet
+        return logdet
 
 
 class FullMap(LinearMap):
@@ -188,11 +192,13 @@ class FullMap(LinearMap):
 
     def inverse(self, x: Tensor) -> Tensor:
         """See :meth:`LinearMap.inverse`."""
-        return torch.linalg.solve(self.weight.to(x.dtype), x[..., None])[..., 0]
+        solved: Tensor = torch.linalg.solve(self.weight.to(x.dtype), x[..., None])[..., 0]
+        return solved
 
     def log_abs_det(self) -> Tensor:
         """See :meth:`LinearMap.log_abs_det`."""
-        return torch.linalg.slogdet(upcast(self.weight)).logabsdet
+        logdet: Tensor = torch.linalg.slogdet(upcast(self.weight)).logabsdet
+        return logdet
 
 
 class TriangularMap(LinearMap):
@@ -235,7 +241,8 @@ class TriangularMap(LinearMap):
         lower, upper = self._factors(x)
         flat = x.reshape(-1, x.shape[-1]).mT
         middle = torch.linalg.solve_triangular(lower, flat, upper=False, unitriangular=True)
-        return torch.linalg.solve_triangular(upper, middle, upper=True).mT.reshape(x.shape)
+        solved: Tensor = torch.linalg.solve_triangular(upper, middle, upper=True)
+        return solved.mT.reshape(x.shape)
 
     def log_abs_det(self) -> Tensor:
         """See :meth:`LinearMap.log_abs_det`."""

@@ -51,7 +51,8 @@ class ModuleGenerator(Generator):
                 f"{batch.numel()} noises of shape {tuple(self.noise_shape)}; expected "
                 f"{(batch.numel(), self.output_dim)}: one row per noise, one column per latent."
             )
-        return out.reshape(*batch, self.output_dim)
+        shaped: Tensor = out.reshape(*batch, self.output_dim)
+        return shaped
 
     def _takes(self, width: int | None) -> str:
         """The message for a module that takes ``width`` numbers for each noise."""

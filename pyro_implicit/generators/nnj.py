@@ -74,7 +74,8 @@ class NnjGenerator(ModuleGenerator):
                 f"StochMan's own Jacobian of this module fails ({error}); use ModuleGenerator("
                 "module, noise_shape, output_dim), which does not need it."
             ) from error
-        return jacobian.reshape(*batch, self.output_dim, self.noise_dim)
+        flat: Tensor = jacobian.reshape(*batch, self.output_dim, self.noise_dim)
+        return flat
 
 
 def pushes_jacobians(module: nn.Module) -> bool:

@@ -85,7 +85,8 @@ class Preconditioner(nn.Module):
             return centred
         if self.factor.dim() == 1:
             return centred / self.factor
-        return torch.linalg.solve(self.factor, centred[..., None])[..., 0]
+        solved: Tensor = torch.linalg.solve(self.factor, centred[..., None])[..., 0]
+        return solved
 
     @property
     def kind(self) -> str:

@@ -55,7 +55,8 @@ class Rescaled(Generator):
 
     def forward(self, z: Tensor) -> Tensor:
         """See :meth:`Generator.forward`."""
-        return self.factor * (self.inner(z) - self.shift)
+        scaled: Tensor = self.factor * (self.inner(z) - self.shift)
+        return scaled
 
     def jacobian(self, z: Tensor) -> Tensor:
         """See :meth:`Generator.jacobian`."""

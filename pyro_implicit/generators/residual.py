@@ -208,7 +208,8 @@ class _Step:
 
     def jvp(self, v: Tensor) -> Tensor:
         inner = self.slopes * (v @ self.weight_in.mT)
-        return self.mix(v + inner @ self.weight_out.mT)
+        out: Tensor = self.mix(v + inner @ self.weight_out.mT)
+        return out
 
     def vjp(self, u: Tensor) -> Tensor:
         u = self.mix.transposed(u)
@@ -223,7 +224,8 @@ class _Step:
     def log_abs_det(self) -> Tensor:
         """By the determinant lemma, shape ``(...)``."""
         inner = self._inner()
-        return torch.linalg.slogdet(inner).logabsdet + self.mix.log_abs_det().to(inner)
+        logdet: Tensor = torch.linalg.slogdet(inner).logabsdet + self.mix.log_abs_det().to(inner)
+        return logdet
 
     def det_sign(self) -> Tensor:
         """The sign of the block's own determinant: that of the map is the same everywhere."""

@@ -138,7 +138,9 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
             check_callable("create_plates", create_plates, "a function that returns plates")
         scale = check_scale_arguments(scale, learn_scale)
         locate = InitMessenger(forgiving(init_loc_fn or self._default_init_loc_fn))
-        super().__init__(locate(model), create_plates=create_plates)
+        super().__init__(  # type: ignore[no-untyped-call]
+            locate(model), create_plates=create_plates
+        )
         if not isinstance(init_from, AutoGuide):
             check_choice("init_from", init_from, _STARTS, _OR_GUIDE)
         # in lists: neither the other guide nor the model is a part of this one
@@ -202,7 +204,8 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
                 "this guide has no model (it was unpickled or made from a state_dict): it can draw "
                 "but not be built anew. Make one with HyperNetworkGuide(model) and load_state_dict."
             )
-        return self._model[0]
+        model: Callable[..., Any] = self._model[0]
+        return model
 
     @property
     def samplers(self) -> nn.ModuleList:
@@ -254,7 +257,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         with explained_errors(args, kwargs):
-            super()._setup_prototype(*args, **kwargs)
+            super()._setup_prototype(*args, **kwargs)  # type: ignore[no-untyped-call]
         self._argument_dims = dims_of_arguments(args)
         prototype: Any = self.prototype_trace
         nodes = [
@@ -379,7 +382,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         """The plates that guide and model share, whose rows this guide knows by their numbers."""
         named = {frame.name for site in self._sites or () for frame in site.frames}
         with RowsOfABatch(named, sizes_of_arguments(args, kwargs) if named else ()):
-            return dict(self._create_plates(*args, **kwargs))
+            return dict(self._create_plates(*args, **kwargs))  # type: ignore[no-untyped-call]
 
     def _sample_flat(
         self, name: str, sampler: Sampler, sites: list[LatentSite], *args: Any, **kwargs: Any
@@ -440,7 +443,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         :raises SiteError: for values of other sites, or outside of a support.
         """
         check_values(check_tensors("values", values, "values by site"), self.sites)
-        total: Any = 0.0
+        total = torch.zeros(())
         for _, sites, sampler in self._groups():
             u, log_jacobian = unconstrain(values, sites, sampler.preconditioner.loc)
             total = total + sampler.distribution().log_prob(u) + log_jacobian

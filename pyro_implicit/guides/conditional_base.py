@@ -193,7 +193,7 @@ class ConditionalGuide(ImplicitGuide):
         choice.
         """
         frame, rows = self.row_frame, len(context)
-        own = self._create_plates(*args, **kwargs) if self.create_plates or self.master else {}
+        own = self._own_plates(args, kwargs) if self.create_plates or self.master else {}
         plate = own.get(frame.name)
         if plate is None:
             chooses = self._model_chooses and frame.size < frame.full_size == rows
@@ -217,7 +217,10 @@ class ConditionalGuide(ImplicitGuide):
         return plate, context[plate._indices]
 
     def _shared_plates(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        return dict(self._create_plates(*args, **kwargs))  # rows are known by their context
+        return self._own_plates(args, kwargs)  # rows are known by their context
+
+    def _own_plates(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        return dict(self._create_plates(*args, **kwargs))  # type: ignore[no-untyped-call]
 
     def _aligned(self, context: Tensor) -> Tensor:
         """The context with its rows at the place of their plate."""

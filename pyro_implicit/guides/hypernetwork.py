@@ -170,7 +170,8 @@ class HyperNetworkGuide(ImplicitGuide):
         own_scale = self._guessed or (_FLOW_SCALE if flows else 0.1)
         init_scale = 1.0 if preconditioned else self._init_scale or own_scale
         if kind in (AutoregressiveGenerator, BijectiveGenerator, ResidualGenerator):
-            return kind(output_dim, init_scale=init_scale)
+            generator: Generator = kind(output_dim, init_scale=init_scale)
+            return generator
         own = self._own_generator(output_dim)
         if own is not None:
             return own if self._init_scale is None else rescaled(own, init_scale)

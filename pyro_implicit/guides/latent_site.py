@@ -98,7 +98,8 @@ class LatentSite:
 
     @cached_property
     def _bijection(self) -> torch.distributions.Transform:
-        return biject_to(self.support)
+        transform: torch.distributions.Transform = biject_to(self.support)
+        return transform
 
     @cached_property
     def _is_real(self) -> bool:
@@ -245,7 +246,8 @@ class LatentSite:
         try:
             unconstrained = self.transform().inv(value)
             if self.constrain(unconstrained)[0].shape == value.shape:
-                return unconstrained.reshape(-1)
+                flat: Tensor = unconstrained.reshape(-1)
+                return flat
         except (NotImplementedError, AssertionError) as error:  # the latter from torch's cat, stack
             cause = error
         event_shape = self.shape[len(self.shape) - self.event_dim :]

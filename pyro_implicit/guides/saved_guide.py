@@ -172,7 +172,7 @@ class SavedGuide(AutoGuide):
     def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
         clone = type(self).__new__(type(self))
         memo[id(self)] = clone
-        clone.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        clone.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # type: ignore[no-untyped-call]
         clone.__dict__["_model"] = self._model
         clone.__dict__["_init_from"] = list(self._init_from)
         clone.__dict__["_bare_model"] = list(self._bare_model)

@@ -277,9 +277,11 @@ def decode_support(code: dict[str, Any], site: str) -> constraints.Constraint:
     kind = code.get("type", "unknown")
     if kind in _PARAMETRIC:
         values = [decode_support(a, site) if isinstance(a, dict) else a for a in code["args"]]
-        return getattr(constraints, kind)(*values)
+        made: constraints.Constraint = getattr(constraints, kind)(*values)
+        return made
     if kind in _singletons():
-        return getattr(constraints, kind)
+        constraint: constraints.Constraint = getattr(constraints, kind)
+        return constraint
     raise StateError(
         f"the support of site {site!r} ({code.get('repr', kind)}) cannot be stored by value. Call "
         "the guide once with the model's arguments before load_state_dict, so that it reads the "
@@ -304,7 +306,8 @@ def map_support(
     values = [getattr(support, attribute) for attribute in _PARAMETRIC[kind]]
     if kind == "independent":
         return constraints.independent(map_support(values[0], change), values[1])
-    return getattr(constraints, kind)(*map(change, values))
+    constraint: constraints.Constraint = getattr(constraints, kind)(*map(change, values))
+    return constraint
 
 
 def _singletons() -> list[str]:

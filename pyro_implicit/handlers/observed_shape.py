@@ -44,7 +44,7 @@ def observed_batch_shape(site: Any, rows: str = "") -> torch.Size:
     fn, found = site["fn"], site["value"].shape
     split = len(found) - fn.event_dim
     try:
-        batch = torch.broadcast_shapes(found[: max(split, 0)], fn.batch_shape)
+        batch: torch.Size | None = torch.broadcast_shapes(found[: max(split, 0)], fn.batch_shape)
     except RuntimeError:
         batch = None
     # one number for all is one; one row for many, or a column beside a row, is a mistake

@@ -255,12 +255,15 @@ def batch_log_prob(site: Any, *, wide: bool = False) -> Tensor:
             raise
         raise NonFiniteError(told) from error
     log_prob = scale_and_mask(log_prob, mask=site["mask"])
-    return log_prob.expand(torch.broadcast_shapes(log_prob.shape, site["fn"].batch_shape))
+    shape = torch.broadcast_shapes(log_prob.shape, site["fn"].batch_shape)
+    expanded: Tensor = log_prob.expand(shape)
+    return expanded
 
 
 def _log_prob(fn: Any, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """The log-probability as the distribution computes it."""
-    return fn.log_prob(value, *args, **kwargs)
+    log_prob: Tensor = fn.log_prob(value, *args, **kwargs)
+    return log_prob
 
 
 def _wide_log_prob(fn: Any, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:

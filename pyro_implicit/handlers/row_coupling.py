@@ -56,7 +56,8 @@ def drawn_jointly(fn: Any, row_dim: int | None) -> bool:
     base = without_events(fn)
     if row_dim is None or isinstance(base, dist.Delta):  # pyro.deterministic draws nothing
         return False
-    return row_dim >= -base.event_dim
+    within: bool = row_dim >= -base.event_dim
+    return within
 
 
 def can_be_looked_at(args: Iterable[Any]) -> bool:

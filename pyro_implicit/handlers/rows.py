@@ -99,13 +99,17 @@ def take_rows(
     """
     if isinstance(fn, torch.distributions.Independent):
         count = fn.reinterpreted_batch_ndims
-        return take_rows(fn.base_dist, dim - count, start, stop).to_event(count)
+        base = take_rows(fn.base_dist, dim - count, start, stop)
+        cut: dist.TorchDistribution = base.to_event(count)
+        return cut
     shape = list(fn.batch_shape)
     shape[dim] = stop - start
     make: Any = type(fn)
     try:
         arguments = _cut_arguments(fn, dim, start, stop)
-        rows = make(**_settings(fn, arguments), **arguments, validate_args=False)
+        rows: dist.TorchDistribution = make(
+            **_settings(fn, arguments), **arguments, validate_args=False
+        )
     except Exception as error:  # whatever a distribution does when it is rebuilt from its parts
         raise NotSliceable(type(fn).__name__) from error
     if rows.batch_shape != torch.Size(shape) or rows.event_shape != fn.event_shape:

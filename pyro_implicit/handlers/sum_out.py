@@ -265,4 +265,5 @@ def _logsumexp(
             "latents in the innermost plate that all of these sites share."
         ) from error
     ((term,),) = contracted.values()
-    return packed.unpack(term, trace.symbol_to_dim)
+    unpacked: Tensor = packed.unpack(term, trace.symbol_to_dim)
+    return unpacked

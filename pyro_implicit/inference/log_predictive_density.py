@@ -99,7 +99,8 @@ def log_predictive_density(
         raise SiteError("all observations are masked, so that there is nothing to score.")
     if forgotten:
         warnings.warn(came_from_prior(forgotten), stacklevel=2)
-    return (total - math.log(num_samples))[kept]
+    densities: Tensor = (total - math.log(num_samples))[kept]
+    return densities
 
 
 def _log_densities(

@@ -185,7 +185,7 @@ class PredictiveJob:
             self._draw_rows(args, kwargs, start, stop, 0, 1)
             latents = self.plan.draws
         given = {} if more is None else {"given": more.noise, "given_rows": more.stop}
-        run = self.run_kind(self.plan, start, stop, 0, 1, vectorised=False, **given)
+        run: PredictiveRun = self.run_kind(self.plan, start, stop, 0, 1, vectorised=False, **given)
         run.looked_at = True
         with run:
             self.model(*args, **kwargs)
@@ -231,7 +231,9 @@ class PredictiveJob:
     def _evaluated(
         self, args: Any, kwargs: Any, start: int, stop: int, first: int, last: int
     ) -> PredictiveRun:
-        run = self.run_kind(self.plan, start, stop, first, last, vectorised=self.parallel)
+        run: PredictiveRun = self.run_kind(
+            self.plan, start, stop, first, last, vectorised=self.parallel
+        )
         with run:
             if self.parallel:
                 dim = -self.plan.layout.nesting - 1

@@ -269,7 +269,8 @@ class PredictiveRun(Messenger):
 
     def _drawn(self, fn: Any, unit: int) -> Tensor:
         self._seed_noise(unit)
-        return fn.sample(self.sample_shape) if self.sample_shape else fn()
+        drawn: Tensor = fn.sample(self.sample_shape) if self.sample_shape else fn()
+        return drawn
 
     def _seed_noise(self, unit: int) -> None:
         """Seeds the noise of the site at hand in a unit of rows."""

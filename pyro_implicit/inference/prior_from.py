@@ -25,7 +25,8 @@ from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.initialization.gaussian_start import gaussian_of
 from pyro_implicit.guides.latent_site import LatentSite
-from pyro_implicit.inference.posterior_draws import latent_sites, posterior_draws
+from pyro_implicit.handlers.pointwise import latent_sites
+from pyro_implicit.inference.posterior_draws import posterior_draws
 from pyro_implicit.ops.moments import draws_in_factors
 
 __all__ = ["prior_from"]

@@ -41,4 +41,5 @@ class Critic(nn.Module):
         :returns: log-odds that each is from the guide, shape ``(n,)``.
         """
         squares = (x.square() - 1) / 2**0.5
-        return (self.network(x) + self.quadratic(torch.cat([x, squares], -1))).squeeze(-1)
+        logits: Tensor = (self.network(x) + self.quadratic(torch.cat([x, squares], -1))).squeeze(-1)
+        return logits

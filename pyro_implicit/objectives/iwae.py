@@ -162,7 +162,8 @@ def _summed(term: Tensor, kept: set[int]) -> Tensor:
 
 def _particle_dim(nodes: list[Any]) -> int:
     frames = (frame for node in nodes for frame in node["cond_indep_stack"])
-    return next(frame.dim for frame in frames if frame.name == PARTICLE_PLATE)
+    dim: int = next(frame.dim for frame in frames if frame.name == PARTICLE_PLATE)
+    return dim
 
 
 def _frames(node: Any) -> dict[str, Any]:

@@ -89,7 +89,8 @@ def _whitened(site: ImplicitSite) -> Tensor:
         return centred
     if factor.dim() == 1:
         return centred / factor
-    return torch.linalg.solve(factor, centred[..., None])[..., 0]
+    solved: Tensor = torch.linalg.solve(factor, centred[..., None])[..., 0]
+    return solved
 
 
 def _pulled_back(site: ImplicitSite, score: Tensor) -> Tensor:
@@ -112,7 +113,8 @@ def _conditional(site: ImplicitSite) -> Tensor:
     with torch.no_grad():
         w = site.value if fn.preconditioner is None else fn.preconditioner.inverse(site.value)
         epsilon = (w - fn.generator(fn.noise)) / fn.scale  # type: ignore[arg-type]
-    return -epsilon / fn.scale
+    score: Tensor = -epsilon / fn.scale
+    return score
 
 
 def _check_weight(batch: ParticleBatch, name: str, objective: str) -> None:

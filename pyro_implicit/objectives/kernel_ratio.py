@@ -110,7 +110,7 @@ class KernelDensityRatioELBO(ContrastiveELBO):
         }
         fit: dict[str, Any] = dict(_PUBLISHED if published else _OURS[self.contrast])
         fit.update({name: value for name, value in given.items() if value is not None})
-        self._fit = {
+        self._fit: dict[str, Any] = {
             "orientation": check_choice("orientation", fit["orientation"], ("q/p", "p/q")),
             "bases": check_choice("bases", fit["bases"], ("q", "p")),
             "ridge": check_number("ridge", fit["ridge"], above=0),

@@ -123,4 +123,5 @@ def _log_density(batch: ParticleBatch) -> Tensor:
     for site in batch.sites.values():
         log_q = site.distribution.conditional_log_prob(site.value[:, None])  # draw, noise, plates
         total = total + log_q.flatten(2).sum(-1) if log_q.dim() > 2 else total + log_q
-    return total.logsumexp(1) - math.log(len(batch))
+    log_density: Tensor = total.logsumexp(1) - math.log(len(batch))
+    return log_density

@@ -112,4 +112,5 @@ def _datum_key(node: Any) -> Any:
 
 
 def _masked_log_prob(node: Any) -> Tensor:
-    return scale_and_mask(node["unscaled_log_prob"], 1.0, node["mask"])
+    weighted: Tensor = scale_and_mask(node["unscaled_log_prob"], 1.0, node["mask"])
+    return weighted

@@ -139,4 +139,5 @@ class Particle:
     def weigh(self, name: str, per_draw: Tensor) -> Tensor:
         """The sum of ``per_draw`` (shape ``batch``) under a site's scale and mask."""
         node = self.guide.nodes[name]
-        return scale_and_mask(per_draw, node["scale"], node["mask"]).sum()
+        term: Tensor = scale_and_mask(per_draw, node["scale"], node["mask"]).sum()
+        return term

@@ -137,7 +137,7 @@ class ParticleObjective(ELBO):
         if not (isinstance(max_plate_nesting, float) and max_plate_nesting == math.inf):
             max_plate_nesting = check_count("max_plate_nesting", max_plate_nesting, 0)
         check_choice("retain_graph", retain_graph, (None, True, False))
-        super().__init__(
+        super().__init__(  # type: ignore[no-untyped-call]
             num_particles,
             vectorize_particles=False,
             retain_graph=retain_graph,
@@ -219,7 +219,8 @@ class ParticleObjective(ELBO):
     @property
     def vectorised(self) -> bool:
         """Whether draws come from one vectorised pass."""
-        return self.vectorize_particles and self.num_particles > 1
+        vectorised: bool = self.vectorize_particles and self.num_particles > 1
+        return vectorised
 
     @property
     def training_step(self) -> TrainingStep | None:

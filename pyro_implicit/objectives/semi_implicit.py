@@ -196,7 +196,9 @@ class SemiImplicitELBO(ImplicitELBO):
         flat = w.reshape(-1, w.shape[-1])
 
         def generator(z: Tensor) -> Tensor:
-            return fn.generator(z.reshape(*z.shape[:-1], *noise_shape).to(value.dtype)).to(z.dtype)
+            noise = z.reshape(*z.shape[:-1], *noise_shape).to(value.dtype)
+            values: Tensor = fn.generator(noise)
+            return values.to(z.dtype)
 
         def jacobian(z: Tensor) -> Tensor:
             return fn.generator.jacobian(z.reshape(-1, *noise_shape).to(value.dtype)).to(z.dtype)

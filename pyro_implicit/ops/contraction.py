@@ -32,7 +32,8 @@ def spectral_norm(weight: Tensor) -> Tensor:
     gram = weight @ weight.mT if weight.shape[0] <= weight.shape[1] else weight.mT @ weight
     if not bool(gram.detach().isfinite().all()):
         return gram.sum() * torch.nan  # for an objective to name the site
-    return torch.linalg.eigvalsh(gram)[-1].clamp(min=torch.finfo(gram.dtype).tiny).sqrt()
+    norm: Tensor = torch.linalg.eigvalsh(gram)[-1].clamp(min=torch.finfo(gram.dtype).tiny).sqrt()
+    return norm
 
 
 def invert_block(
@@ -93,7 +94,8 @@ def _solve(
         return a + function(a) @ product.mT - target
 
     def size(rest: Tensor) -> Tensor:
-        return rest.norm(dim=-1) / scale
+        error: Tensor = rest.norm(dim=-1) / scale
+        return error
 
     scale = 1 + target.norm(dim=-1)
     a = target

@@ -211,7 +211,8 @@ def _laplace_log_mass(
 def _term(generator: Map, z: Tensor) -> Tensor:
     """The log-density of the noise at ``z`` over the volume that the map makes of it there."""
     log_det = torch.linalg.slogdet(generator.jacobian(z)).logabsdet
-    return gaussian_log_density(z, torch.zeros_like(z), 1.0) - log_det
+    log_density: Tensor = gaussian_log_density(z, torch.zeros_like(z), 1.0) - log_det
+    return log_density
 
 
 def _newton(
@@ -220,7 +221,8 @@ def _newton(
     """Newton's method with halved steps where they do not help; noises and relative residuals."""
 
     def distance(z: Tensor) -> Tensor:
-        return ((points - generator.value(z)) / spread).norm(dim=-1)
+        distance: Tensor = ((points - generator.value(z)) / spread).norm(dim=-1)
+        return distance
 
     now = distance(z)
     length = torch.ones_like(now)

@@ -76,4 +76,5 @@ def function_jacobian(
         jac = torch.func.vmap(modes[0](flat_function))(flat)
     except (NotImplementedError, RuntimeError):
         jac = torch.func.vmap(modes[1](flat_function))(flat)
-    return jac.reshape(*batch, output_dim, noise_shape.numel())
+    matrix: Tensor = jac.reshape(*batch, output_dim, noise_shape.numel())
+    return matrix

@@ -94,16 +94,19 @@ def draw_probes(kind: str, num_probes: int, jacobian: ScaledJacobian) -> Tensor:
     if kind == "rademacher":
         return torch.where(noise < 0, -torch.ones_like(noise), 1.0)
     blocks = [_orthonormal(block) for block in noise.split(jacobian.size)]
-    return jacobian.size**0.5 * torch.cat(blocks)
+    probes: Tensor = jacobian.size**0.5 * torch.cat(blocks)
+    return probes
 
 
 def _orthonormal(gaussian: Tensor) -> Tensor:
     """Orthonormal vectors of uniform direction from ``p <= n`` Gaussian ones, ``(p, ..., n)``."""
     if len(gaussian) == 1:
-        return gaussian / torch.linalg.vector_norm(gaussian, dim=-1, keepdim=True)
+        unit: Tensor = gaussian / torch.linalg.vector_norm(gaussian, dim=-1, keepdim=True)
+        return unit
     q, r = torch.linalg.qr(gaussian.movedim(0, -1))
     signs = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
-    return (q * signs[..., None, :]).movedim(-1, 0)
+    probes: Tensor = (q * signs[..., None, :]).movedim(-1, 0)
+    return probes
 
 
 def lanczos_quadrature(
@@ -211,7 +214,8 @@ def gradient_surrogate(jacobian: ScaledJacobian, pairs: GradientPairs) -> Tensor
     products = jacobian.product(pairs.right.detach().flatten(0, 1)).unflatten(
         0, pairs.right.shape[:2]
     )
-    return (pairs.left.detach() * products).sum(-1).sum(1).mean(0)
+    surrogate: Tensor = (pairs.left.detach() * products).sum(-1).sum(1).mean(0)
+    return surrogate
 
 
 def _bidiagonalise(

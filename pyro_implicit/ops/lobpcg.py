@@ -134,7 +134,8 @@ def _unit(x: Tensor) -> Tensor:
 
 def _relative(residual: Tensor, theta: Tensor, floor: float) -> Tensor:
     size = (floor + theta[..., 0].abs()).clamp(min=torch.finfo(theta.dtype).tiny)
-    return torch.linalg.vector_norm(residual, dim=-1) / size
+    share: Tensor = torch.linalg.vector_norm(residual, dim=-1) / size
+    return share
 
 
 def _orthogonal(p: Tensor, gram_p: Tensor, others: list[Pair]) -> Pair:

@@ -56,7 +56,8 @@ def half_log_det(jacobian: Tensor, scale: float | Tensor = 0.0) -> Tensor:
     check_scale(scale, m, d)
     if is_zero(scale):
         if m == d:
-            return torch.linalg.slogdet(jac).logabsdet.to(jacobian.dtype)
+            logdet: Tensor = torch.linalg.slogdet(jac).logabsdet.to(jacobian.dtype)
+            return logdet
         return _half_log_det_spd(jac @ jac.mT).to(jacobian.dtype)
     if d <= m:
         gram = _whitened_gram(jac, scale)
@@ -107,7 +108,8 @@ def low_rank_half_log_det(
     identity = torch.eye(h, dtype=s.dtype, device=s.device)
     if is_zero(scale):
         inner = identity + (v / s) @ u
-        return (s.abs().log().sum() + torch.linalg.slogdet(inner).logabsdet).to(dtype)
+        noiseless: Tensor = s.abs().log().sum() + torch.linalg.slogdet(inner).logabsdet
+        return noiseless.to(dtype)
     sigma = torch.as_tensor(scale, dtype=s.dtype, device=s.device)
     base = s**2 + sigma**2
     columns = torch.cat([u.expand(*v.shape[:-2], *u.shape), (v * s).mT], dim=-1)  # (..., m, 2h)
@@ -117,7 +119,8 @@ def low_rank_half_log_det(
     inner = torch.eye(2 * h, dtype=s.dtype, device=s.device) + middle @ (
         columns.mT @ (columns / base[:, None])
     )
-    return (0.5 * (base.log().sum() + torch.linalg.slogdet(inner).logabsdet)).to(dtype)
+    logdet: Tensor = base.log().sum() + torch.linalg.slogdet(inner).logabsdet
+    return (0.5 * logdet).to(dtype)
 
 
 def check_scale(scale: float | Tensor, m: int, d: int) -> None:

@@ -40,7 +40,8 @@ def low_rank_log_prob(rest: Tensor, factor: Tensor, diagonal: Tensor) -> Tensor:
     white = torch.linalg.solve_triangular(cholesky, projected, upper=False)
     square = (rest.square() / diagonal).sum(-1) - white.square().sum((-2, -1))
     logdet = diagonal.log().sum(-1) + 2 * cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return -0.5 * (rest.shape[-1] * math.log(2 * math.pi) + logdet + square)
+    log_density: Tensor = -0.5 * (rest.shape[-1] * math.log(2 * math.pi) + logdet + square)
+    return log_density
 
 
 def posterior_by_weights(

@@ -32,7 +32,8 @@ def unit(direction: Tensor) -> Tensor:
     :returns: the same directions; zero stays zero.
     """
     norm = torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
-    return direction / norm.clamp(min=torch.finfo(direction.dtype).tiny)
+    unit: Tensor = direction / norm.clamp(min=torch.finfo(direction.dtype).tiny)
+    return unit
 
 
 def turn(velocity: Tensor, gradient: Tensor, duration: Tensor) -> tuple[Tensor, Tensor]:

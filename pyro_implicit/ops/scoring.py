@@ -29,7 +29,8 @@ def crps_of_sorted(errors: Tensor) -> Tensor:
     places = torch.arange(count, dtype=errors.dtype, device=errors.device)
     weights = (2.0 * places - (count - 1)) / (count * (count - 1))
     spread = torch.tensordot(weights, errors, dims=1)
-    return errors.abs().mean(0) - spread
+    score: Tensor = errors.abs().mean(0) - spread
+    return score
 
 
 def central_interval(ordered: Tensor, level: float, whole: bool = False) -> tuple[Tensor, Tensor]:

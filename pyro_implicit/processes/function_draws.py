@@ -22,7 +22,7 @@ __all__ = ["frozen", "network_functions"]
 def network_functions(prior: BayesianModule, inputs: Tensor, num_functions: int) -> Tensor:
     """Outputs of a Bayesian network with as many draws of its parameters, ``(S, [K,] N)``."""
     with poutine.block(), pyro.plate("_functions", num_functions, dim=-2):
-        values = prior(inputs)
+        values: Tensor = prior(inputs)
     if num_functions == 1:
         values = values[None]
     if values.dim() == 2:

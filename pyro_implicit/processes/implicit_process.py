@@ -287,7 +287,8 @@ class ImplicitProcess(dist.TorchDistribution):
             )
         if size > rank:
             wide = dist.LowRankMultivariateNormal(mean, factor, diagonal, validate_args=False)
-            return wide.expand(self.batch_shape)
+            low_rank: dist.TorchDistribution = wide.expand(self.batch_shape)
+            return low_rank
         covariance = factor @ factor.mT + torch.diag_embed(diagonal)
         root, failed = torch.linalg.cholesky_ex(covariance)
         if bool((failed != 0).any()):
@@ -296,7 +297,8 @@ class ImplicitProcess(dist.TorchDistribution):
                 "span too few directions for so small a noise. Give a larger noise_scale or psi."
             )
         full = dist.MultivariateNormal(mean, scale_tril=root, validate_args=False)
-        return full.expand(self.batch_shape)
+        expanded: dist.TorchDistribution = full.expand(self.batch_shape)
+        return expanded
 
     # ---- what Pyro calls
 
@@ -429,7 +431,9 @@ class ImplicitProcess(dist.TorchDistribution):
             lifted(covariance + torch.diag_embed(extra)),
             validate_args=False,
         )
-        return posterior.expand(torch.broadcast_shapes(posterior.batch_shape, self.batch_shape))
+        shape = torch.broadcast_shapes(posterior.batch_shape, self.batch_shape)
+        expanded: dist.TorchDistribution = posterior.expand(shape)
+        return expanded
 
     def _check_conditioning(self, inputs: Tensor | None, observed: bool, method: str) -> None:
         check_choice("method", method, ("auto", "weights", "functions"))
@@ -508,7 +512,8 @@ class ImplicitProcess(dist.TorchDistribution):
                 f"(..., 1, {self.num_functions}), one for each function."
             )
         mean, factor = self._features()
-        return mean + (factor @ torch.atleast_2d(weights).mT).squeeze(-1)
+        values: Tensor = mean + (factor @ torch.atleast_2d(weights).mT).squeeze(-1)
+        return values
 
     def weight_posterior(self, value: Tensor) -> dist.MultivariateNormal:
         """
@@ -690,7 +695,8 @@ def _checked(name: str, value: Any) -> float | Tensor:
 def _scale(posterior: dist.TorchDistribution) -> Tensor:
     """A square root of the covariance, ``(..., S, S)``."""
     if isinstance(posterior, torch.distributions.MultivariateNormal):
-        return posterior.scale_tril
+        root: Tensor = posterior.scale_tril
+        return root
     base = posterior
     while isinstance(base, torch.distributions.Independent):
         base = base.base_dist

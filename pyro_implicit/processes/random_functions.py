@@ -83,7 +83,8 @@ class RandomNetwork(nn.Module):
 
         def evaluate(one: dict[str, Tensor]) -> Tensor:
             with self._recurrence():
-                return functional_call(self.module, one, (inputs,))
+                outputs: Tensor = functional_call(self.module, one, (inputs,))
+                return outputs
 
         if self._loops:
             rows = [{n: w[i] for n, w in weights.items()} for i in range(num_functions)]

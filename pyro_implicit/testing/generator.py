@@ -72,7 +72,8 @@ def _check_bijection(generator: Generator) -> None:
 
 def _reverse_jacobian(generator: Generator, row: Tensor) -> Tensor:
     jacobian = torch.autograd.functional.jacobian(lambda x: generator(x[None])[0], row)
-    return jacobian.reshape(generator.output_dim, generator.noise_dim)
+    flat: Tensor = jacobian.reshape(generator.output_dim, generator.noise_dim)
+    return flat
 
 
 def _check_rows_apart(generator: Generator) -> None:

@@ -67,7 +67,8 @@ class Annealed(nn.Module):
         :returns: the value after it.
         """
         self.num_taken += 1
-        return self()
+        value: float = self()
+        return value
 
     def extra_repr(self) -> str:
         """Shows the arguments in ``repr``."""

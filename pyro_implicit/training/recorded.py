@@ -121,7 +121,9 @@ class RecordedObjective(ELBO):
                 f"objective={shown(objective)}; expected a LinearisedELBO or LanczosELBO with "
                 "vectorize_particles=True: steps of others may differ from one to the next."
             )
-        super().__init__(objective.num_particles, vectorize_particles=True)
+        super().__init__(  # type: ignore[no-untyped-call]
+            objective.num_particles, vectorize_particles=True
+        )
         self.objective = objective
         self.hints = check_flag("hints", hints)
         #: why steps are those of the program, or an empty text

@@ -25,7 +25,8 @@ class _Linear:
 
 class _Geometric(_Linear):
     def _between(self, share: float) -> float:
-        return self.start * (self.end / self.start) ** share
+        value: float = self.start * (self.end / self.start) ** share
+        return value
 
 
 def linear_schedule(start: float, end: float, num_steps: int) -> Callable[[int], float]:

@@ -281,7 +281,8 @@ def _fitted(
 
 def _precision(factor: Tensor) -> Tensor:
     """The conditional deviations' inverses of the Gaussian with a root of its covariance."""
-    return torch.linalg.inv(factor).square().sum(0).sqrt()
+    deviations: Tensor = torch.linalg.inv(factor).square().sum(0).sqrt()
+    return deviations
 
 
 def _averaged_hessian(trials: Trials, fit: MeanField, task: _Task) -> tuple[GaussianStart, str]:

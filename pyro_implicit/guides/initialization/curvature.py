@@ -178,7 +178,8 @@ def inverse_root(matrix: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(matrix.double())
     values = values.abs()
     values = values.clamp(min=float(values.max()) * 1e-8 + 1e-300)
-    return ((vectors * values.rsqrt()) @ vectors.mT).to(matrix.dtype)
+    root: Tensor = ((vectors * values.rsqrt()) @ vectors.mT).to(matrix.dtype)
+    return root
 
 
 def mean_curvature(
@@ -239,7 +240,8 @@ def _curvature_at(log_joint: LogJoint, u: Tensor, gauss_newton: bool) -> Tensor 
 
 def _clamped(matrix: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(matrix)
-    return (vectors * values.clamp(min=0.0)) @ vectors.mT
+    clamped: Tensor = (vectors * values.clamp(min=0.0)) @ vectors.mT
+    return clamped
 
 
 def _prior_part(log_joint: LogJoint) -> Callable[[Tensor], Tensor]:

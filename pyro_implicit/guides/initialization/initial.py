@@ -48,13 +48,15 @@ def init_to_finite_mean(site: dict[str, Any]) -> Tensor:
     :returns: its start, in the constrained space.
     """
     value = init_to_mean(site)
-    return value if bool(value.isfinite().all()) else init_to_median(site)
+    usable: Tensor = value if bool(value.isfinite().all()) else init_to_median(site)
+    return usable
 
 
 def _example(fn: Any) -> Tensor:
     """A tensor of the dtype and device of a distribution's draws; not all can be drawn from."""
     try:
-        return fn.mean
+        mean: Tensor = fn.mean
+        return mean
     except NotImplementedError:
         return torch.zeros(())
 

@@ -69,4 +69,5 @@ def _module_value(node: Node) -> Tensor | None:
     value = node["infer"].get("implicit_module_value")
     if value is None or not bool(node["fn"].support.check(value).all()):
         return None
-    return value.expand(node["fn"].shape()).clone()
+    start: Tensor | None = value.expand(node["fn"].shape()).clone()
+    return start

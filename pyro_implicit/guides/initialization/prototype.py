@@ -60,7 +60,8 @@ def forgiving(init_loc_fn: Callable[[dict[str, Any]], Tensor]) -> Callable[..., 
     def init(site: dict[str, Any]) -> Tensor:
         fn = site["fn"]
         if is_summed_out(site):
-            return fn.sample()
+            drawn: Tensor = fn.sample()
+            return drawn
         try:
             if fn.support.is_discrete:
                 check_support(site["name"], fn)
@@ -70,7 +71,8 @@ def forgiving(init_loc_fn: Callable[[dict[str, Any]], Tensor]) -> Callable[..., 
             check_support(site["name"], fn)
             transform = transform_to(plain_support(fn.support))
             shape = transform.inverse_shape(fn.batch_shape + fn.event_shape)
-            return transform(torch.zeros(shape))
+            value: Tensor = transform(torch.zeros(shape))
+            return value
 
     return init
 

@@ -78,7 +78,8 @@ def _probabilities(fn: Any) -> Tensor:
         return torch.stack([1.0 - fn.probs, fn.probs], -1).double()
     if isinstance(fn, (torch.distributions.Categorical, torch.distributions.OneHotCategorical)):
         return fn.probs.double()
-    return fn.log_prob(fn.enumerate_support(expand=True)).double().exp().movedim(0, -1)
+    probs: Tensor = fn.log_prob(fn.enumerate_support(expand=True)).double().exp().movedim(0, -1)
+    return probs
 
 
 class Observation:
@@ -203,7 +204,8 @@ class Observation:
     def values(self) -> Tensor:
         """The observed value in full shape."""
         event = self.value.shape[self.value.dim() - self.event_dim :]
-        return self.value.expand(self.batch_shape + event)
+        expanded: Tensor = self.value.expand(self.batch_shape + event)
+        return expanded
 
     def fingerprint(self) -> Tensor:
         """A number for each datum by which data are told apart: a weighted mean of its entries."""

@@ -61,7 +61,8 @@ class SiteEvaluation:
     def __getattr__(self, name: str) -> Score:
         scores = self.__dict__.get("scores", {})
         if name in scores:
-            return scores[name]
+            score: Score = scores[name]
+            return score
         raise AttributeError(f"no score {name!r}; there are {sorted(scores)}")
 
 
@@ -100,7 +101,8 @@ class EvaluationReport:
     def __getattr__(self, name: str) -> Score:
         sites = self.__dict__.get("sites", {})
         if len(sites) == 1 and not name.startswith("_"):
-            return getattr(next(iter(sites.values())), name)
+            score: Score = getattr(next(iter(sites.values())), name)
+            return score
         raise AttributeError(f"no attribute {name!r}; the observed sites are {sorted(sites)}")
 
     def __getitem__(self, site: str) -> SiteEvaluation:

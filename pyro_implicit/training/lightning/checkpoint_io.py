@@ -85,7 +85,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         name = "the file" if is_open else str(path)
         try:
             if is_open:
-                checkpoint = torch.load(path, map_location, weights_only=True)
+                checkpoint: dict[str, Any] = torch.load(path, map_location, weights_only=True)
                 path.seek(0)
             else:
                 checkpoint = super().load_checkpoint(path, map_location, weights_only=True)

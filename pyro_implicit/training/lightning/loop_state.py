@@ -36,7 +36,7 @@ def normalise_loops(fit: dict[str, Any], accumulate: int) -> int:
     :returns: number of batches of the current epoch that are done; 0 before an epoch.
     """
     batches, epochs = fit[_BATCHES], fit["epoch_progress"]
-    done = batches["current"]["processed"]
+    done: int = batches["current"]["processed"]
     in_flight = batches["current"]["ready"] - done
     ended = bool(batches["is_last_batch"]) and done > 0
     for count in epochs.values():
