@@ -9,8 +9,10 @@ import runpy
 import subprocess
 import sys
 import tarfile
+import venv
 import zipfile
 from pathlib import Path
+from site import getsitepackages
 from typing import Any
 
 import pytest
@@ -109,8 +111,21 @@ def test_packages_that_do_not(checks: dict[str, Any], tmp_path: Path) -> None:
     assert sum("should not have tests/test_a.py" in fault for fault in faults) == 2
 
 
+def environment_with(wheel: Path, place: Path) -> Path:
+    """The Python of a new virtual environment where the wheel is installed, and what is here."""
+    venv.create(place, system_site_packages=True, with_pip=True)
+    python = place / "bin" / "python"
+    command = [str(python), "-m", "pip", "install", "--no-deps", "--no-index", "--ignore-installed"]
+    subprocess.run([*command, str(wheel)], check=True, capture_output=True, timeout=600)
+    # Where tests run in a virtual environment themselves, dependencies are in theirs and not in the
+    # system's. As plain paths, so that an editable installation there stays out of it.
+    (site,) = place.glob("lib/python*/site-packages")
+    (site / "dependencies.pth").write_text("\n".join(getsitepackages()))
+    return python
+
+
 @pytest.mark.slow
-def test_the_packages_are_built_as_they_should_be(tmp_path: Path) -> None:
+def test_the_packages_are_built_as_they_should_be_and_install(tmp_path: Path) -> None:
     pytest.importorskip("build", reason="packages are built by 'build'")
     clone, packages = tmp_path / "clone", tmp_path / "dist"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
@@ -120,18 +135,18 @@ def test_the_packages_are_built_as_they_should_be(tmp_path: Path) -> None:
     done = subprocess.run(script, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     (wheel,) = packages.glob("*.whl")
-    place = tmp_path / "installed"
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(place)
+    python = environment_with(wheel, tmp_path / "environment")
     smoke = subprocess.run(
-        [sys.executable, str(clone / ".ci/smoke.py")],
+        [str(python), str(clone / ".ci/smoke.py")],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(place), "PATH": "", "HOME": str(tmp_path)},
+        env={"PATH": "", "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=600,
     )
     assert smoke.returncode == 0, smoke.stderr
-    assert str(place) in smoke.stdout
-    typed = check_strictly(tmp_path, place)
+    version, file = smoke.stdout.split()[:2]
+    assert version == config()["metadata"]["version"]
+    assert Path(file).is_relative_to(tmp_path / "environment")
+    typed = check_strictly(tmp_path, Path(file).parents[1])
     assert typed.returncode == 0, typed.stdout
