@@ -154,7 +154,7 @@ class AdversarialELBO(ContrastiveELBO):
         with torch.no_grad():
             right = (log_odds > 0).to(q).mean() + (_per_draw(critic(p), critic, p) < 0).to(q).mean()
         self._record(name, right / 2)
-        return log_odds.mean()
+        return log_odds.mean()  # theory/ratios.md (critic-optimum)
 
     # ---- the critic
 
@@ -163,6 +163,7 @@ class AdversarialELBO(ContrastiveELBO):
             q, p, _ = self.pair(site)
         critic, optim = self._critic_of(site.name, q)
         with torch.enable_grad():
+            # theory/ratios.md (critic-loss)
             loss = F.softplus(-_per_draw(critic(q), critic, q)).mean()
             loss = loss + F.softplus(_per_draw(critic(p), critic, p)).mean()
         optim.zero_grad()

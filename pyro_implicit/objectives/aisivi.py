@@ -105,6 +105,7 @@ class AISIVI(ImplicitELBO):
             noise is not standard normal or its guide conditional.
         :raises LayerError: if the generator is random or its draws depend on each other.
         """
+        # the slope of the log of a weighed mean: theory/scores.md (aisivi-score)
         return entropy_by_score(site, lambda moved: -self._density.estimate(moved))
 
 

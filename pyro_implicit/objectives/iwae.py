@@ -125,6 +125,7 @@ class IWAE(ParticleObjective):
         times = 1.0
         for frame in rows.values():
             times *= frame.full_size / frame.size
+        # theory/semi_implicit.md (iwae-bound, vr-iwae-bound), a logarithm for each row
         log_weights = self._log_weights(batch, rows) / times
         return {"log_evidence": times * log_power_mean(log_weights, power).sum()}
 

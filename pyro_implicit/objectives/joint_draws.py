@@ -113,7 +113,7 @@ def _conditional(site: ImplicitSite) -> Tensor:
     with torch.no_grad():
         w = site.value if fn.preconditioner is None else fn.preconditioner.inverse(site.value)
         epsilon = (w - fn.generator(fn.noise)) / fn.scale  # type: ignore[arg-type]
-    score: Tensor = -epsilon / fn.scale
+    score: Tensor = -epsilon / fn.scale  # theory/scores.md (conditional-score)
     return score
 
 

@@ -105,9 +105,11 @@ class KPG(KernelObjective):
             kernel = self._between(x, width)
             value = -squared_discrepancy(kernel, difference, "u-statistic")
             if self.importance:
+                # theory/scores.md (kpg-importance)
                 weights = smoothing_weights(self._log_kernel(x, width), _log_density(batch))
                 direction = -(weights @ difference)
             else:
+                # theory/scores.md (kpg-direction)
                 direction = -smoothed(kernel, difference)
         return {"negative_discrepancy": follow(batch, draws, value, direction, score)}
 

@@ -31,4 +31,5 @@ def entropy_by_score(
         log_q = log_density(site.with_draws(site.distribution, leaf))
         (score,) = torch.autograd.grad(log_q.sum(), leaf)
     reported = -log_q.detach() if value is None else value.detach()
+    # theory/scores.md (entropy-path-gradient)
     return reported - ((site.value - leaf.detach()) * score).sum(-1)

@@ -159,8 +159,9 @@ class SemiImplicitELBO(ImplicitELBO):
     def _by_prior(self, _: str, fn: ImplicitDistribution, value: Tensor) -> Tensor:
         w = upcast(value if fn.preconditioner is None else fn.preconditioner.inverse(value))
         others = self._mean_over_noise(fn, w)
-        if self.bound == "upper":
+        if self.bound == "upper":  # theory/semi_implicit.md (semi-implicit-upper)
             return others - math.log(self.num_inner)
+        # theory/semi_implicit.md (semi-implicit-lower)
         own = gaussian_log_density(w, upcast(fn.generator(fn.noise)), _wide(fn.scale))  # type: ignore[arg-type]
         return torch.logaddexp(own, others) - math.log(self.num_inner + 1)
 
@@ -212,6 +213,7 @@ class SemiImplicitELBO(ImplicitELBO):
         own = upcast(fn.noise.reshape(-1, d))[None]  # type: ignore[union-attr]
         new = proposal.sample(self.num_inner)
         z = new if self.bound == "upper" else torch.cat([own, new])
+        # theory/semi_implicit.md (weighed-average)
         log_prior = gaussian_log_density(z, torch.zeros_like(z), 1.0)
         log_weight = log_prior - proposal.log_density(z)
         log_q = gaussian_log_density(wide, generator(z), scale) + log_weight

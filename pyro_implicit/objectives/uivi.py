@@ -122,6 +122,7 @@ class UIVI(ImplicitELBO):
         noises = fn.given(torch.stack(self._chain(site)))
 
         def log_density(moved: ImplicitSite) -> Tensor:
+            # its slope is the score: theory/scores.md (uivi-score)
             return noises.conditional_log_prob(moved.value).mean(0)
 
         own = fn.conditional_log_prob(site.value.detach())

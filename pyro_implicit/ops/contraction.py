@@ -59,7 +59,7 @@ def invert_block(
     weight_in, bias, weight_out = weights
     function, slope = activation
     product = weight_in @ weight_out
-    target = y @ weight_in.mT + bias
+    target = y @ weight_in.mT + bias  # of theory/guides.md (block-equation)
     a, count, worst = _solve(
         target.detach(), product.detach(), activation, tolerance, max_iterations
     )
@@ -104,6 +104,7 @@ def _solve(
     while count < max_iterations and not bool((size(rest) <= tolerance).all()):
         count += 1
         step = torch.linalg.solve_ex(_matrix(product, slope(a)), rest[..., None])[0][..., 0]
+        # the better of theory/guides.md (block-newton) and the step of the fixed point
         newton, fixed = a - step, a - rest
         after_newton, after_fixed = residual(newton), residual(fixed)
         better = (size(after_newton) < size(after_fixed))[..., None]

@@ -3,7 +3,7 @@ Ratios of two densities from draws alone: a ridge regression on Gaussian kernels
 
 References
 
-- `Kernel Implicit Variational Inference`, J. Shi, S. Sun, J. Zhu, ICLR 2018. Eq. 3 to 8.
+- `Kernel Implicit Variational Inference`, J. Shi, S. Sun, J. Zhu, ICLR 2018. Eq. 3 and 4.
 - `A Least-squares Approach to Direct Importance Estimation`, T. Kanamori, S. Hido, M. Sugiyama,
   JMLR 10, 2009.
 """
@@ -45,6 +45,7 @@ class DensityRatio:
         :param torch.Tensor x: points, shape ``(n, m)``.
         :returns: fitted ratios, shape ``(n,)``. A fit can be negative.
         """
+        # theory/ratios.md (ratio-model)
         return gaussian_kernel(x, self.centres, self.bandwidth) @ self.weights
 
     def log(self, x: Tensor, clip: float = 1e-8) -> tuple[Tensor, Tensor]:
@@ -56,7 +57,7 @@ class DensityRatio:
         :returns: the log of the clipped ratios, shape ``(n,)``, and the fraction of them that was
             clipped, shape ``()``.
         """
-        ratio = self(x)
+        ratio = self(x)  # theory/ratios.md (ratio-estimate)
         return ratio.clamp(min=clip).log(), (ratio.detach() < clip).to(ratio).mean()
 
 
@@ -72,9 +73,9 @@ def fit_density_ratio(
     Fits the ratio of two densities to draws of both, in least squares over the denominator.
 
     :math:`\alpha = (H + \lambda I)^{-1} h` with ``H`` the mean of :math:`\psi \psi^\top` over the
-    denominator and ``h`` that of :math:`\psi` over the numerator (Shi, Sun and Zhu 2018, Eq. 5,
-    where the linear term of Eq. 4 has the wrong sign). Solved in float64; no gradient flows through
-    the fit.
+    denominator and ``h`` that of :math:`\psi` over the numerator (Shi, Sun and Zhu 2018, below
+    Eq. 4, whose linear term has the wrong sign). Solved in float64; no gradient flows through the
+    fit.
 
     :param torch.Tensor numerator: draws, shape ``(n, m)``.
     :param torch.Tensor denominator: draws, shape ``(k, m)``.
@@ -98,10 +99,12 @@ def fit_density_ratio(
         width = middle.new_tensor(widths) * median_distance(torch.cat([top, bottom]), middle)
         turns = torch.arange(len(middle), device=middle.device) % len(widths)
         width = width[0] if len(widths) == 1 else width[turns]
+        # H and h: theory/ratios.md (ratio-regression), Eq. 3 of Shi et al.
         psi = gaussian_kernel(bottom, middle, width)
         gram = psi.mT @ psi / len(psi)
         gram.diagonal().add_(ridge)
         mean = gaussian_kernel(top, middle, width).mean(0)
+        # alpha: theory/ratios.md (ratio-solution)
         weights = torch.cholesky_solve(mean[:, None], torch.linalg.cholesky(gram))[:, 0]
     return DensityRatio(centres.detach(), width.to(centres), weights.to(centres))
 
@@ -155,6 +158,7 @@ def kl_divergence(
         raise ArgumentError(
             f"orientation={orientation!r}, bases={bases!r}; expected 'q/p' or 'p/q', 'q' or 'p'."
         )
+    # theory/ratios.md (ratio-divergence); the fit is held fixed while q moves
     centres = (q if bases == "q" else p)[:num_bases].detach()
     options: dict[str, Any] = {"bandwidth": bandwidth, "ridge": ridge}
     if orientation == "q/p":

@@ -126,13 +126,16 @@ def density_by_sampling(
     n, d = len(points), generator.noise_dim
     starts = spread_starts(points, generator, num_starts).reshape(-1, d)
     many = points.repeat_interleave(num_starts, 0)
+    # one proposal for each noise: theory/semi_implicit.md (gauss-newton-step, noise-proposal)
     around = gauss_newton_proposal(
         many, generator.value, generator.jacobian, d, scale, num_steps=20, start=starts
     )
+    # their shares: theory/semi_implicit.md (laplace-mass)
     mass = _laplace_log_mass(many, generator, scale, around).reshape(n, num_starts)
     shares = 0.8 * mass.softmax(-1) + 0.2 / num_starts  # none of them tiny
 
     def log_weight(z: Tensor) -> Tensor:
+        # N(w | g(z)) N(z | 0, I) / tau(z | w): theory/semi_implicit.md (weighed-average)
         image = generator.value(z.reshape(-1, d)).reshape(*z.shape[:-1], -1)
         log_joint = gaussian_log_density(points, image, scale)
         log_joint = log_joint + gaussian_log_density(z, torch.zeros_like(z), 1.0)
@@ -144,11 +147,13 @@ def density_by_sampling(
     which = torch.multinomial(shares, num_inner, replacement=True).T  # (K, n)
     index = which[..., None, None].expand(-1, -1, 1, d)
     weights = log_weight(draws.gather(2, index)[:, :, 0])
+    # without the own noise, at most log q on average: theory/semi_implicit.md (semi-implicit-upper)
     value = weights.logsumexp(0) - math.log(num_inner)
     relative = (weights - value).exp()
     error = relative.std(0) / math.sqrt(num_inner) if num_inner > 1 else relative[0] * torch.nan
     upper = value
     if own is not None:
+        # with it, at least log q on average: theory/semi_implicit.md (semi-implicit-lower)
         total = torch.logaddexp(weights.logsumexp(0), log_weight(own[None])[0])
         upper = total - math.log(num_inner + 1)
     return DensityEstimate(value, error, upper)
@@ -177,6 +182,7 @@ def density_by_preimages(
     near = gauss_newton_proposal(
         many, generator.value, generator.jacobian, d, 1e-3 * spread, num_steps=15, start=starts
     )
+    # all solutions of g(z) = w: theory/semi_implicit.md (newton-preimage)
     z, residual = _newton(many, generator, near.mean, spread)
     is_root = residual < math.sqrt(torch.finfo(points.dtype).eps)
     roots, found = z.reshape(n, num_starts, d), is_root.reshape(n, num_starts)
@@ -184,6 +190,7 @@ def density_by_preimages(
     same = gap < 1e-4 * (1 + roots.norm(dim=-1, keepdim=True))
     earlier = torch.ones_like(same).tril(-1)  # [i, j]: j before i
     found = found & ~(same & earlier & found[:, None, :]).any(-1)
+    # the sum over them: theory/linearised.md (preimage-density)
     terms = _term(generator, roots.reshape(-1, d)).reshape(n, num_starts)
     value = terms.masked_fill(~found, -torch.inf).logsumexp(-1)
     upper = value
@@ -202,6 +209,7 @@ def _laplace_log_mass(
     points: Tensor, generator: Map, scale: Tensor | float, around: Proposal
 ) -> Tensor:
     """Roughly the mass around each mode; a constant is left out."""
+    # theory/semi_implicit.md (laplace-mass)
     z = around.mean
     log_mass = gaussian_log_density(points, generator.value(z), scale)
     log_mass = log_mass + gaussian_log_density(z, torch.zeros_like(z), 1.0)
@@ -210,6 +218,7 @@ def _laplace_log_mass(
 
 def _term(generator: Map, z: Tensor) -> Tensor:
     """The log-density of the noise at ``z`` over the volume that the map makes of it there."""
+    # q_k: theory/linearised.md (preimage-density)
     log_det = torch.linalg.slogdet(generator.jacobian(z)).logabsdet
     log_density: Tensor = gaussian_log_density(z, torch.zeros_like(z), 1.0) - log_det
     return log_density
@@ -231,6 +240,7 @@ def _newton(
         if bool((now < enough).all()):
             break
         rest = (points - generator.value(z))[..., None]
+        # theory/semi_implicit.md (newton-preimage)
         step, singular = torch.linalg.solve_ex(generator.jacobian(z), rest)
         step = torch.where((singular > 0)[:, None], 0.0, step[..., 0]).nan_to_num(0.0, 0.0, 0.0)
         then = distance(z + length[:, None] * step)

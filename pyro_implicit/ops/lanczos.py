@@ -93,6 +93,7 @@ def draw_probes(kind: str, num_probes: int, jacobian: ScaledJacobian) -> Tensor:
     noise = torch.randn(shape, dtype=jacobian.dtype, device=jacobian.device)
     if kind == "rademacher":
         return torch.where(noise < 0, -torch.ones_like(noise), 1.0)
+    # probes with E vv' = I: theory/linearised.md (trace-log)
     blocks = [_orthonormal(block) for block in noise.split(jacobian.size)]
     probes: Tensor = jacobian.size**0.5 * torch.cat(blocks)
     return probes
@@ -138,12 +139,15 @@ def lanczos_quadrature(
 def _quadrature(jacobian: ScaledJacobian, probes: Tensor, num_steps: int) -> LanczosQuadrature:
     basis, images, diagonal, above = _bidiagonalise(jacobian, probes, num_steps)
     square = upcast(probes).square().sum(-1)
+    # Gauss: B'B without its last beta; Gauss-Radau: with it, a node at the floor:
+    # theory/linearised.md (gauss-rule, radau-rule)
     gauss_nodes = torch.cat([above[..., :-1], torch.zeros_like(above[..., -1:])], -1)
     values, vectors = _eigen(diagonal, torch.stack([gauss_nodes, above]), jacobian.floor)
-    weights = vectors[..., 0, :]
+    weights = vectors[..., 0, :]  # first entries of the eigenvectors
     gauss, radau = square * (weights.square() * values.log()).sum(-1)
     if jacobian.floor == 0:
         radau = torch.full_like(radau, -torch.inf)
+    # |v| Y' e_1, for functions of A at the probe: theory/linearised.md (lanczos-functions)
     start = square.sqrt()[..., None] * weights[0]
     pairs = _pairs(jacobian, basis, images, start, values[0], vectors[0])
     return LanczosQuadrature(gauss, radau, pairs)
@@ -173,15 +177,17 @@ def _pairs(
     is_null = squares <= rounding * squares.amax(-1, keepdim=True)
 
     def applied(function: Tensor, to: Tensor) -> Tensor:
+        # V f(B'B) e_1, and M V f(B'B) e_1: theory/linearised.md (lanczos-functions)
         coefficients = (vectors @ (function * start)[..., None])[..., : len(to), 0]
         return torch.einsum("k...n,...k->...n", to, coefficients.to(to.dtype))
 
     def at_range(function: Tensor) -> Tensor:
         return torch.where(is_null, torch.zeros_like(function), function)
 
+    # M A^(-1/2) v with A^(-1/2) Pi v, Pi = I - floor / A: theory/linearised.md (lanczos-gradient)
     left = [applied(at_range(values.rsqrt()), images)]
     right = [applied(at_range(squares * values**-1.5), basis)]
-    if jacobian.floor:
+    if jacobian.floor:  # and M A^(-1) v with A^(-1) v
         left.append(applied(at_range(1 / values), images))
         right.append(applied(1 / values, basis))
     return GradientPairs(torch.stack(left, 1), torch.stack(right, 1))
@@ -211,6 +217,7 @@ def gradient_surrogate(jacobian: ScaledJacobian, pairs: GradientPairs) -> Tensor
     :param GradientPairs pairs: from :func:`lanczos_quadrature`.
     :returns: mean over probes, shape ``(...)``.
     """
+    # left' dM right, both held fixed: theory/linearised.md (lanczos-gradient)
     products = jacobian.product(pairs.right.detach().flatten(0, 1)).unflatten(
         0, pairs.right.shape[:2]
     )
@@ -237,8 +244,10 @@ def _bidiagonalise(
     images = [left]
     largest = torch.zeros_like(probes[..., 0])
     for step in range(num_steps):
+        # alpha_j u_j: theory/linearised.md (lanczos-recurrence)
         left, alpha = _normalise(left, eps * largest)
         largest = torch.maximum(largest, alpha)
+        # beta_j v_(j+1), before it is made orthogonal to all before: the same equation
         right = jacobian.adjoint(left) - alpha[..., None] * right
         known = torch.stack(basis)
         for _ in range(2):
@@ -253,7 +262,7 @@ def _bidiagonalise(
         if step + 1 < num_steps:
             basis.append(right)
             images.append(jacobian.product(right))
-            left = images[-1] - beta[..., None] * left
+            left = images[-1] - beta[..., None] * left  # M v_(j+1) - beta_j u_j
     return (
         torch.stack(basis),
         torch.stack(images),
@@ -282,6 +291,7 @@ def _eigen(diagonal: Tensor, above: Tensor, floor: float) -> tuple[Tensor, Tenso
     bidiagonal = upcast(above).new_zeros(size)
     bidiagonal.diagonal(dim1=-2, dim2=-1).copy_(diagonal.expand_as(above))
     bidiagonal.diagonal(offset=1, dim1=-2, dim2=-1).copy_(above)
+    # the tridiagonal matrix of Lanczos: theory/linearised.md (lanczos-factorisation)
     gram = bidiagonal.mT @ bidiagonal
     gram[0, ..., k, k] = diagonal[..., 0] ** 2  # not seen by the others: any positive number does
     values, vectors = eigh_or_nan(gram)

@@ -81,6 +81,7 @@ def _search(
     noise = 4 * torch.finfo(x.dtype).eps * torch.linalg.vector_norm(gram_x, dim=-1, keepdim=True)
     done = 0
     for _ in range(num_iterations):
+        # quotient and residual: theory/linearised.md (rayleigh-quotient, lobpcg-step)
         theta = _dot(x, gram_x)
         r = gram_x - theta * x
         if tolerance > 0 and bool((_relative(r, theta, jacobian.floor) <= tolerance).all()):
@@ -91,9 +92,11 @@ def _search(
         gram_r = _gram(jacobian, r)
         noise = torch.maximum(noise, 4 * torch.finfo(x.dtype).eps * _dot(r, gram_r))
         p, gram_p = _orthogonal(p, gram_p, [(x, gram_x), (r, gram_r)])
+        # the best point of span(x, r, p): theory/linearised.md (lobpcg-small-problem)
         basis = torch.stack([x, r, p], -1)
         gram_basis = torch.stack([gram_x, gram_r, gram_p], -1)
         weights = _smallest_combination(basis, gram_basis)
+        # x' and p', and their products by linearity: theory/linearised.md (lobpcg-step)
         x, gram_x = _combine(basis, weights), _combine(gram_basis, weights)
         p, gram_p = (_combine(b[..., 1:], weights[..., 1:]) for b in (basis, gram_basis))
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
@@ -133,6 +136,7 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _relative(residual: Tensor, theta: Tensor, floor: float) -> Tensor:
+    # an eigenvalue is as near as this: theory/linearised.md (lobpcg-residual)
     size = (floor + theta[..., 0].abs()).clamp(min=torch.finfo(theta.dtype).tiny)
     share: Tensor = torch.linalg.vector_norm(residual, dim=-1) / size
     return share
@@ -163,6 +167,7 @@ def _smallest_combination(basis: Tensor, gram_basis: Tensor) -> Tensor:
 
     A column of zeros gets a quotient beyond all others, so that it is never taken.
     """
+    # S' M'M S: theory/linearised.md (lobpcg-small-problem)
     small = upcast(basis).mT @ upcast(gram_basis)
     small = 0.5 * (small + small.mT)
     missing = ~basis.any(-2)

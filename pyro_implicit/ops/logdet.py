@@ -54,6 +54,7 @@ def half_log_det(jacobian: Tensor, scale: float | Tensor = 0.0) -> Tensor:
     m, d = jacobian.shape[-2:]
     jac = upcast(jacobian)
     check_scale(scale, m, d)
+    # theory/linearised.md (log-det-small-side), Eq. 16 of Uppal et al.
     if is_zero(scale):
         if m == d:
             logdet: Tensor = torch.linalg.slogdet(jac).logabsdet.to(jacobian.dtype)
@@ -80,6 +81,7 @@ def half_log_det_gram(gram: Tensor, scale: float | Tensor, m: int) -> Tensor:
     """
     sigma = torch.as_tensor(scale, dtype=gram.dtype, device=gram.device)
     identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    # theory/linearised.md (log-det-scaled)
     return _half_log_det_spd(gram + identity) + sigma.log().expand(m).sum()
 
 
@@ -106,6 +108,7 @@ def low_rank_half_log_det(
     h = u.shape[-1]
     check_scale(scale, s.shape[-1], s.shape[-1])
     identity = torch.eye(h, dtype=s.dtype, device=s.device)
+    # without and with noise: theory/linearised.md (low-rank-determinant)
     if is_zero(scale):
         inner = identity + (v / s) @ u
         noiseless: Tensor = s.abs().log().sum() + torch.linalg.slogdet(inner).logabsdet

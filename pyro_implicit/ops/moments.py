@@ -64,6 +64,7 @@ def standardise(draws: Tensor, covariance: str = "diagonal") -> tuple[Tensor, Te
         log_det = factor.diagonal().log().sum()
         u = torch.linalg.solve_triangular(factor, centred.mT, upper=False).mT
         freedom = freedom - torch.arange(m, dtype=wide.dtype, device=wide.device)
+    # theory/ratios.md (moment-bias, adaptive-entropy)
     excess = 0.5 * (torch.digamma(freedom / 2) - math.log((n - 1) / 2)).sum()
     entropy = 0.5 * m * (1 + math.log(2 * math.pi)) + log_det - excess
     return u.to(draws), entropy.to(draws)

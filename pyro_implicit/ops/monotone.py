@@ -64,7 +64,7 @@ class Steps:
             rounding.
         :returns: the one ``z`` with ``f(z) = y``, of the same shape.
         """
-        reach = self.height.sum(0)
+        reach = self.height.sum(0)  # theory/guides.md (steps-bracket)
         low, high = y - reach, y + reach
         z = y
         width = high - low

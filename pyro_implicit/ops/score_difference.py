@@ -46,7 +46,7 @@ def squared_discrepancy(kernel: Tensor, difference: Tensor, estimator: str) -> T
         first half of the draws with the second.
     :returns: shape ``()``.
     """
-    n = len(difference)
+    n = len(difference)  # theory/scores.md (ksivi-estimate)
     if estimator == "two batches":
         half = n // 2
         pairs = difference[:half] @ difference[half:].mT
@@ -65,7 +65,7 @@ def smoothed(kernel: Tensor, difference: Tensor) -> Tensor:
     :param torch.Tensor difference: shape ``(n, m)``, ``n >= 2``.
     :returns: shape ``(n, m)``.
     """
-    own = kernel.diagonal()[:, None] * difference
+    own = kernel.diagonal()[:, None] * difference  # theory/scores.md (kpg-direction)
     return (kernel @ difference - own) / (len(difference) - 1)
 
 
@@ -81,7 +81,7 @@ def smoothing_weights(log_kernel: Tensor, log_density: Tensor) -> Tensor:
     :param torch.Tensor log_density: of the guide at each draw, shape ``(n,)``.
     :returns: shape ``(n, n)``, with 0 on the diagonal.
     """
-    log_weights = log_kernel - log_density
+    log_weights = log_kernel - log_density  # theory/scores.md (kpg-importance)
     return log_weights.fill_diagonal_(-torch.inf).softmax(-1)
 
 
@@ -122,7 +122,7 @@ def stein_smoothed(kind: str, x: Tensor, score: Tensor, bandwidth: Tensor | floa
     :param bandwidth: ``h > 0``.
     :returns: shape ``(n, m)``.
     """
-    kernel, slope, _ = _radial(kind, x, bandwidth)
+    kernel, slope, _ = _radial(kind, x, bandwidth)  # theory/scores.md (svgd-direction)
     return smoothed(kernel, -score) - _repulsion(slope, x)
 
 
@@ -141,7 +141,7 @@ def stein_squared_discrepancy(
     :param bandwidth: ``h > 0``.
     :returns: shape ``()``.
     """
-    kernel, slope, trace = _radial(kind, x, bandwidth)
+    kernel, slope, trace = _radial(kind, x, bandwidth)  # theory/scores.md (stein-kernel)
     n = len(x)
     bends = (trace.sum() - trace.diagonal().sum()) / (n * (n - 1))
     along = (score * _repulsion(slope, x)).sum(-1).mean()

@@ -90,6 +90,7 @@ class Proposal:
         :param torch.Tensor z: shape ``(..., n, d)``.
         :returns: shape ``(..., n)``.
         """
+        # theory/semi_implicit.md (noise-proposal)
         white = torch.einsum("nij,...nj->...ni", self.factor, z - self.mean)
         log_det = self.factor.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
         local = gaussian_log_density(white, torch.zeros_like(white), 1.0) + log_det
@@ -133,11 +134,13 @@ def gauss_newton_proposal(
     damping = torch.full((len(value), 1, 1), 1e-2, dtype=value.dtype, device=value.device)
 
     def energy(z: Tensor) -> Tensor:
+        # theory/semi_implicit.md (noise-energy)
         rest = (value - generator(z)) / scale
         return 0.5 * (rest.square().sum(-1) + z.square().sum(-1))
 
     now = energy(z)
     for _ in range(num_steps):
+        # theory/semi_implicit.md (gauss-newton-step), damped by a share of the diagonal
         hessian, gradient = _curvature(value, generator, jacobian, scale, z)
         lifted = hessian + damping * hessian.diagonal(dim1=-2, dim2=-1)[..., None] * eye
         step = torch.linalg.solve(lifted, gradient[..., None])[..., 0]
@@ -161,4 +164,5 @@ def _curvature(
     rows = jacobian(z) / (scale[..., None] if isinstance(scale, Tensor) and scale.dim() else scale)
     rest = (value - generator(z)) / scale
     eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
+    # both sides of theory/semi_implicit.md (gauss-newton-step)
     return rows.mT @ rows + eye, (rows.mT @ rest[..., None])[..., 0] - z

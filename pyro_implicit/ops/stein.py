@@ -51,6 +51,7 @@ def stein_matrix(
     inner = s @ s.mT
     along = s @ x.mT  # [i, j]: s_i' x_j
     own = (s * x).sum(-1)
+    # theory/scores.md (stein-kernel, stein-kernel-imq)
     difference = own[:, None] - along + own - along.mT  # (s_i - s_j)' (x_i - x_j)
     cross = -2 * beta * q ** (beta - 1) * difference
     trace = -2 * beta * m * q ** (beta - 1) - 4 * beta * (beta - 1) * q ** (beta - 2) * squares
@@ -85,5 +86,6 @@ def bootstrap_null(matrix: Tensor, num_bootstrap: int) -> Tensor:
     chosen = torch.multinomial(uniform, n, replacement=True)
     ones = torch.ones_like(chosen, dtype=matrix.dtype)
     weights = torch.zeros_like(uniform).scatter_add_(1, chosen, ones) / n - 1.0 / n
+    # theory/scores.md (stein-bootstrap), Eq. 15 of Liu et al.
     off_diagonal = matrix - torch.diag(matrix.diagonal())
     return ((weights @ off_diagonal) * weights).sum(-1) * n / (n - 1)
