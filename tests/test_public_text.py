@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 import pyro_implicit
 from pyro_implicit.objectives import ParticleObjective
@@ -56,6 +58,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     if inspect.isclass(value):
         for name, member in vars(value).items():
             function = member.fget if isinstance(member, property) else member
+            function = member.func if isinstance(member, functools.cached_property) else function
             function = getattr(function, "__func__", function)
             if not name.startswith("_") and inspect.isfunction(function):
                 yield f".{name}", function
@@ -99,11 +102,15 @@ def _cites(name: str, value: Any) -> Iterator[str]:
         yield f"{name} cites without a title"
 
 
-def _parameters(value: Any) -> set[str]:
+def _signature(value: Any) -> list[inspect.Parameter]:
     try:
-        return set(inspect.signature(value).parameters)
+        return list(inspect.signature(value).parameters.values())
     except (TypeError, ValueError):  # a value; a builtin one, of an enumeration or an exception
-        return set()
+        return []
+
+
+def _parameters(value: Any) -> set[str]:
+    return {parameter.name for parameter in _signature(value)}
 
 
 def _counts(name: str, value: Any) -> Iterator[str]:
@@ -163,7 +170,65 @@ def _errors(name: str, value: Any) -> Iterator[str]:
             yield f"{name}{part} raises and does not tell"
 
 
-@pytest.mark.parametrize("check", [_arguments, _errors], ids=lambda check: check.__name__)
+#: a shape, such as ``(N, D)``, ``{site: (n, *shape)}`` or shape ``batch``; or that any will do
+SHAPE = re.compile(
+    r"``(\{\w+: )?\((|\.\.\.|\*\w+|[^`]*,[^`]*)\)\}?``|\bshapes? ``|\bshapes? of\b|\bany shape\b"
+)
+
+
+def _field(text: str, head: str) -> re.Match[str] | None:
+    """A field of a docstring: what follows ``:head:`` up to the next one."""
+    return re.search(rf"^:({head}):(.*?)(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL)
+
+
+def _type_name(annotation: Any) -> str:
+    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+
+
+def _is_tensor(kind: str) -> bool:
+    """Whether an annotation is that of a tensor, or of several; a function of them is none."""
+    return re.search(r"\bTensor\b", kind) is not None and "Callable" not in kind
+
+
+def _is_property(value: Any, part: str) -> bool:
+    kinds = (property, functools.cached_property)
+    return inspect.isclass(value) and isinstance(vars(value).get(part[1:]), kinds)
+
+
+def _results(name: str, value: Any) -> Iterator[str]:
+    """What returns something says what, and of which shape a tensor is."""
+    for part, function in _own_parts(value):
+        if inspect.isclass(function):
+            continue
+        text = inspect.cleandoc(function.__doc__ or "")
+        kind, told = _type_name(inspect.signature(function).return_annotation), text
+        if not _is_property(value, part):
+            field = _field(text, "returns")
+            told = field[2] if field else ""
+            nothing = re.match(r"(None|NoReturn|_?Self|Iterator\b.*|_?T)$", kind)
+            if not field and not nothing:
+                yield f"{name}{part} returns {kind} and does not tell"
+                continue
+        if _is_tensor(kind) and not SHAPE.search(told):
+            yield f"{name}{part} does not tell the shape of what it returns"
+
+
+def _shapes(name: str, value: Any) -> Iterator[str]:
+    """Arguments that are tensors have a shape, or are told to take any."""
+    for part, function in _own_parts(value):
+        text = inspect.cleandoc(function.__doc__ or "")
+        for argument in _signature(function):
+            field = _field(text, rf"param [^:\n]*\b{re.escape(argument.name)}")
+            if field is None:
+                continue  # told by the check of arguments
+            kind = _type_name(argument.annotation)
+            if (_is_tensor(kind) or "Tensor" in field[1]) and not SHAPE.search(field[2]):
+                yield f"{name}{part} does not tell the shape of {argument.name}"
+
+
+@pytest.mark.parametrize(
+    "check", [_arguments, _errors, _results, _shapes], ids=lambda check: check.__name__
+)
 def test_help_of_what_users_import(check: Callable[[str, Any], Iterator[str]]) -> None:
     assert len(EXPORTED) > 80
     faults = [fault for name, value in EXPORTED.items() for fault in check(name, value)]
@@ -186,6 +251,19 @@ class Leaning(ParticleObjective):
 
     def none(self) -> None: ...
 
+    def ratio(self) -> float:
+        """The ratio of two numbers."""
+        return 1.0
+
+    def scaled(self, z: Tensor) -> Tensor:
+        """
+        Scales a tensor.
+
+        :param torch.Tensor z: what to scale.
+        :returns: the scaled one.
+        """
+        return 2.0 * z
+
 
 @pytest.mark.parametrize(
     ("check", "faults"),
@@ -195,8 +273,10 @@ class Leaning(ParticleObjective):
         (_counts, ["takes {'n_mc_draws'}", "does not take num_particles"]),
         (_arguments, ["does not tell of n_mc_draws"]),
         (_errors, ["Leaning raises and does not tell"]),
+        (_results, ["ratio returns float", "scaled does not tell the shape of what"]),
+        (_shapes, ["scaled does not tell the shape of z"]),
     ],
-    ids=["leans", "cites", "counts", "arguments", "errors"],
+    ids=["leans", "cites", "counts", "arguments", "errors", "results", "shapes"],
 )
 def test_faults_are_told(check: Callable[[str, Any], Iterator[str]], faults: list[str]) -> None:
     found = list(check("pyro_implicit.objectives.Leaning", Leaning))

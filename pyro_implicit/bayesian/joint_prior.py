@@ -140,6 +140,7 @@ class JointPrior(nn.Module):
         """
         The handler that replaces priors while it is entered.
 
+        :returns: a context manager.
         :raises SiteError: when a model runs, if it samples a site in another order, shape or plate.
         """
         return _ReplacePriors(self)

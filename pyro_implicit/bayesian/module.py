@@ -197,7 +197,7 @@ class BayesianModule(nn.Module):
         Other sites, and values that the prior excludes, get Pyro's ``init_to_median``.
 
         :param dict site: a site of a trace.
-        :returns: the site's first value.
+        :returns: the site's first value, of the shape of the site.
 
         Example::
 

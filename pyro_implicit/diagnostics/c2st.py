@@ -85,6 +85,7 @@ def c2st(
     :param int num_folds: parts of the cross-validation, at least 2.
     :param int seed: of the folds and the classifier.
     :param classifier: any classifier of scikit-learn, not trained.
+    :returns: the accuracy, which ``float`` reads, and its p-value.
     :raises ArgumentError: for a bad ``num_folds``, or draws that are not finite.
     :raises MissingExtraError: without scikit-learn.
     :raises ShapeError: for fewer draws than twice the folds, or other shapes than the reference's.

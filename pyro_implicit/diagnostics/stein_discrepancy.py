@@ -94,6 +94,7 @@ def stein_discrepancy(
         median distance between two draws.
     :param float beta: exponent of the kernel, between -1 and 0.
     :param kwargs: keyword arguments of model and guide.
+    :returns: the squared discrepancy, which ``float`` reads, and its p-value.
     :raises ArgumentError: for values outside of these, or a guide that is none.
     :raises NonFiniteError: if a gradient is not finite.
     :raises ShapeError: for fewer draws than ``num_samples``.

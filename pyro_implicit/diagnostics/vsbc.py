@@ -69,14 +69,22 @@ class Calibration:
         return num_bins(self.num_samples + 1, self.num_simulations)
 
     def uniformity(self) -> dict[str, Tensor]:
-        """P-values of a chi-square test that ranks are uniform, by site, shape ``shape``."""
+        """
+        P-values of a chi-square test that ranks are uniform.
+
+        :returns: by site or quantity, one for each of its entries: of the shape of one draw of it.
+        """
         return {
             name: uniformity_p_values(ranks, self.num_samples + 1, self.bins)
             for name, ranks in self.ranks.items()
         }
 
     def asymmetry(self) -> dict[str, Tensor]:
-        """P-values of a test that the mean rank is in the middle, by site, shape ``shape``."""
+        """
+        P-values of a test that the mean rank is in the middle.
+
+        :returns: by site or quantity, one for each of its entries: of the shape of one draw of it.
+        """
         return {
             name: asymmetry_p_values(ranks, self.num_samples + 1)
             for name, ranks in self.ranks.items()

@@ -24,7 +24,7 @@ class DiagonalMixture(dist.TorchDistribution):
     whose derivative is the score of the component.
 
     :param torch.Tensor loc: shape ``(*batch, K, m)``.
-    :param torch.Tensor scale: likewise, positive.
+    :param torch.Tensor scale: standard deviations, positive, shape ``(*batch, K, m)``.
     :param torch.Tensor logits: logarithms of the weights up to a constant, shape ``(*batch, K)``.
     :param bool validate_args: see ``torch.distributions.Distribution``.
     :raises ValueError: with validation on, for values outside of these.

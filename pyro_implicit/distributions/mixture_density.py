@@ -108,7 +108,11 @@ class MixtureDensityNetwork(nn.Module):
         return DiagonalMixture(locs, scales, logits)
 
     def config(self) -> dict[str, Any]:
-        """Constructor arguments as plain values, without ``loc``."""
+        """
+        The constructor's arguments as plain values, without ``loc``.
+
+        :returns: keyword arguments.
+        """
         return {
             "context_dim": self.layers[0].in_features,
             "num_components": self.num_components,

@@ -26,6 +26,7 @@ def as_generator(generator: Any, output_dim: int, noise_dim: int | None = None) 
     :param int output_dim: number of latents to generate.
     :param int noise_dim: noise dimensions, needed for a plain module only; by default those of
         its first linear layer.
+    :returns: the generator.
     :raises ArgumentError: if it is none of these, or the noise dimension cannot be found.
     :raises ShapeError: if the number of outputs is another.
     """

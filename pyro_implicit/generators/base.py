@@ -148,7 +148,8 @@ class Generator(nn.Module, ABC):
         :math:`\tfrac12 \log\det(J J^\top + \mathrm{diag}(\sigma^2))` at each noise.
 
         :param torch.Tensor z: noise, shape ``(..., *noise_shape)``.
-        :param scale: output noise, see :func:`pyro_implicit.ops.logdet.half_log_det`.
+        :param scale: standard deviation of the output noise, a number or shape ``()`` or
+            ``(output_dim,)``; see :func:`pyro_implicit.ops.logdet.half_log_det`.
         :returns: shape ``(...)``.
         """
         with torch.autocast(z.device.type, enabled=False):
@@ -161,7 +162,8 @@ class Generator(nn.Module, ABC):
         Where both occur the map folds.
 
         :param torch.Tensor z: noise, shape ``(..., *noise_shape)``.
-        :param scale: output noise, see :func:`pyro_implicit.ops.det_sign.det_sign`.
+        :param scale: standard deviation of the output noise, a number or shape ``()`` or
+            ``(output_dim,)``; see :func:`pyro_implicit.ops.det_sign.det_sign`.
         :returns: 1, -1, or 0 where rounding or output noise may have turned it, and without as
             many noise entries as outputs; shape ``(...)``.
         """
@@ -190,7 +192,9 @@ class Generator(nn.Module, ABC):
         The generator's constructor arguments as plain values, for saving.
 
         With the class's name as ``"type"``, they let a guide that was saved make the generator
-        anew; None if they cannot be told.
+        anew.
+
+        :returns: plain values by name; None if they cannot be told.
         """
         return None
 

@@ -121,7 +121,11 @@ class BijectiveGenerator(ResidualGenerator):
             return super().forward(wide).to(z.dtype)
 
     def lipschitz_bounds(self) -> list[float]:
-        """Return for each block an upper bound of the Lipschitz constant of its network."""
+        """
+        Bounds the Lipschitz constant of each block's network.
+
+        :returns: an upper bound for each block, below 1 where it is certain to be invertible.
+        """
         return [block.bound() for block in self.blocks]  # type: ignore[operator]
 
     @property

@@ -262,10 +262,11 @@ class ConditionalGuide(ImplicitGuide):
         Draws for rows whose context was read before.
 
         :param int num_samples: number of draws.
-        :param torch.Tensor context: what :meth:`read_context` returned, or some rows of it.
+        :param torch.Tensor context: what :meth:`read_context` returned, or some rows of it, shape
+            ``(rows, k)``.
         :param seeds: of the noise that all rows share and of the rest, so that rows can be drawn
             in pieces.
-        :returns: see :meth:`sample`.
+        :returns: as of :meth:`sample`, shape ``(num_samples, rows, *event_shape)``.
         :raises ArgumentError: for values outside of these.
         :raises NonFiniteError: for a context that is not finite, whose draws would be NaN.
         :raises ShapeError: for another context than the guide was built with.

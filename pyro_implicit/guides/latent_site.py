@@ -70,6 +70,7 @@ class LatentSite:
 
         :param dict node: the site's node in the trace.
         :param bool allow_subsample: whether it may be local to a subsampled plate.
+        :returns: the site, with its plates at their full size.
         :raises SiteError: if the site is local to a subsampled plate and ``allow_subsample`` is
             false, or its support differs between the rows of one, or if nothing maps the real line
             on its support.
@@ -93,7 +94,11 @@ class LatentSite:
         return cls(name, torch.Size(shape), fn.event_dim, support, frames)
 
     def transform(self) -> torch.distributions.Transform:
-        """The bijection from the unconstrained space to the support."""
+        """
+        The bijection from the unconstrained space to the support.
+
+        :returns: the bijection; its inverse maps values to the real line.
+        """
         return self._bijection
 
     @cached_property
@@ -162,7 +167,8 @@ class LatentSite:
 
         :param torch.Tensor flat: shape ``(*batch, numel)``; ``batch`` as seen from the plates, so
             that a particle plate outside of ``n`` model plates reads ``(S, 1, ..., 1)``.
-        :returns: unconstrained values, the batch broadcast with the site's plates.
+        :returns: unconstrained values, shape ``(*batch, *event)``: the batch broadcast with the
+            site's plates, and the last ``unconstrained_event_dim`` of ``unconstrained_shape``.
         """
         batch = flat.shape[:-1]
         shape = torch.broadcast_shapes(
@@ -175,7 +181,8 @@ class LatentSite:
         Maps unconstrained values to the support.
 
         :param torch.Tensor unconstrained: shape ``(..., *unconstrained_shape)``.
-        :returns: the constrained value, inside of the support also where it rounds to a bound.
+        :returns: the constrained value, shape ``(..., *shape)``, inside of the support also where
+            it rounds to a bound.
         """
         return keep_inside(self.support, self.transform()(unconstrained))
 
@@ -184,8 +191,8 @@ class LatentSite:
         Maps unconstrained values to the support, and tells how that changes densities.
 
         :param torch.Tensor unconstrained: shape ``(..., *unconstrained_shape)``.
-        :returns: the constrained value and the log-density correction ``log|du/dvalue|``, one per
-            batch entry.
+        :returns: the constrained value, shape ``(..., *shape)``, and the log-density correction
+            ``log|du/dvalue|``, of the shape of the value without its event dimensions.
         """
         if self._is_real:
             return unconstrained, unconstrained.new_zeros(()).expand(
@@ -204,7 +211,8 @@ class LatentSite:
         :param torch.Tensor flat: unconstrained values as of :meth:`unpack`, shape
             ``(*batch, numel)``.
         :param dict plates: plates by name, those of :attr:`frames` among them.
-        :returns: the constrained value.
+        :returns: the constrained value, shape ``(*batch, *event)``: the batch of :meth:`unpack`
+            with the rows that its plates show, and the last ``event_dim`` of ``shape``.
         :raises ShapeError: if a plate shows more rows than it has.
         :raises SiteError: if it is to be cut, and its support differs between rows.
         """
@@ -238,7 +246,7 @@ class LatentSite:
         """
         Maps one constrained value to the real line.
 
-        :param torch.Tensor value: one constrained value.
+        :param torch.Tensor value: one constrained value, of the shape of the site.
         :returns: its flat unconstrained image, shape ``(numel,)``.
         :raises SiteError: if the support has no bijection, or one that does not know its Jacobian.
         """
@@ -254,7 +262,11 @@ class LatentSite:
         raise no_bijection(self.name, self.support, event_shape) from cause
 
     def to_state(self) -> dict[str, Any]:
-        """The site as strings, numbers and tensors."""
+        """
+        The site as strings, numbers and tensors.
+
+        :returns: what :meth:`from_state` reads.
+        """
         return {
             "name": self.name,
             "shape": list(self.shape),
@@ -269,6 +281,7 @@ class LatentSite:
         Makes a site from what :meth:`to_state` returned.
 
         :param dict state: plain values.
+        :returns: the site.
         """
         return cls(
             state["name"],

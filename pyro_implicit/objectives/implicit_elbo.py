@@ -106,8 +106,9 @@ class ImplicitELBO(ParticleObjective):
         Estimates the entropy or the divergence of one site: the hook that a subclass fills.
 
         :param ImplicitSite site: an implicit site with its draws.
-        :returns: with ``replaces = "entropy"`` one value per draw, shape
-            ``site.distribution.batch_shape``; with ``joint`` or ``replaces = "kl"`` one number.
+        :returns: with ``replaces = "entropy"`` one value per draw, of shape
+            ``site.distribution.batch_shape``; with ``joint`` or ``replaces = "kl"`` one number,
+            shape ``()``.
         """
 
     @property
@@ -177,6 +178,7 @@ class ImplicitELBO(ParticleObjective):
         It is if :attr:`is_bound` is, or because the guide's generators are certain not to fold.
 
         :param guide: the guide, built; one of this package tells by ``is_bijective``.
+        :returns: whether it is such a bound.
         :raises ArgumentError: if it cannot be called.
         """
         check_guide(guide)

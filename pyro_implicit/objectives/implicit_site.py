@@ -68,6 +68,7 @@ class ImplicitSite:
         Reads a site off a trace of the guide, where its parts have been checked.
 
         :param dict node: one that :func:`~pyro_implicit.distributions.sample_implicit` made.
+        :returns: the site, with no prior yet.
         :raises ArgumentError: if its value is no tensor.
         """
         infer, value = node["infer"], node["value"]

@@ -249,7 +249,7 @@ class ParticleBatch:
         Zeros, one for each draw.
 
         :param int shape: their shape.
-        :returns: zeros of that shape, in the type and place of the log-densities.
+        :returns: zeros of shape ``shape``, in the type and place of the log-densities.
         """
         particle = self.particles[0]
         nodes = (*particle.observed_nodes.values(), *particle.latent_nodes.values())

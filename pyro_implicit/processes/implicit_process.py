@@ -275,6 +275,7 @@ class ImplicitProcess(dist.TorchDistribution):
         """
         The Gaussian that stands for the density, in float64 and with the event flattened.
 
+        :returns: a multivariate normal, of low rank where there are fewer functions than values.
         :raises DensityError: without noise and ``psi``, for no more functions than values, or
             functions that do not span all directions.
         """
@@ -452,7 +453,7 @@ class ImplicitProcess(dist.TorchDistribution):
         """
         Whether the scale of the noise is known at some inputs.
 
-        :param torch.Tensor inputs: inputs; None for the own ones.
+        :param torch.Tensor inputs: inputs, shape ``(K, ...)``; None for the own ones.
         :returns: whether the noise there is known: it is one for all, or these are the own ones.
         :raises ArgumentError: if they are no tensor.
         """

@@ -47,16 +47,21 @@ class Case:
 
     def data(self, rows: int = ROWS, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         """
-        Inputs ``(rows, inputs)`` and targets ``(rows,)``, the same in every process.
+        Inputs and targets, the same in every process.
 
         :param int rows: their number.
         :param torch.dtype dtype: of both.
+        :returns: inputs, shape ``(rows, inputs)``, and targets, shape ``(rows,)``.
         """
         x = torch.linspace(-1.0, 1.0, rows * self.inputs, dtype=dtype).sin().reshape(rows, -1)
         return x, x.sum(-1) + 0.1 * torch.cos(7 * x[:, 0])
 
     def create_plates(self) -> Callable[..., Any] | None:
-        """The plates that a guide needs to train local latents on minibatches, or None."""
+        """
+        The plates that a guide needs to train local latents on minibatches.
+
+        :returns: what to pass as ``create_plates``; None for a model without local latents.
+        """
         if not self.local:
             return None
         return lambda x, y=None, idx=None, size=ROWS: pyro.plate(

@@ -63,7 +63,7 @@ class EarlyStopping:
         """
         Takes one score, and a copy of all parameters if it is the best.
 
-        :param score: a number or a tensor of one.
+        :param score: a number, or a tensor with one entry, of any shape.
         :param torch.nn.Module modules: whose state to keep beside the parameter store.
         :returns: whether to stop: ``patience`` scores have brought no improvement.
         :raises ArgumentError: for anything else.
@@ -105,7 +105,11 @@ class EarlyStopping:
         self._state.restore(modules)
 
     def state_dict(self) -> dict[str, Any]:
-        """What was kept and counted, the best parameters too: tensors and plain values."""
+        """
+        What was kept and counted, the best parameters too.
+
+        :returns: tensors and plain values, which :meth:`load_state_dict` reads.
+        """
         best = self._state
         return {
             "best_score": self.best_score,

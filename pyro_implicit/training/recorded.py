@@ -141,6 +141,7 @@ class RecordedObjective(ELBO):
         :param guide: its guide.
         :param args: arguments of both.
         :param kwargs: keyword arguments of both.
+        :returns: minus the objective.
         """
         return float(self.objective.loss(model, guide, *args, **kwargs))
 
@@ -152,6 +153,7 @@ class RecordedObjective(ELBO):
         :param guide: its guide.
         :param args: arguments of both.
         :param kwargs: keyword arguments of both.
+        :returns: the terms by name, each of shape ``()``.
         """
         return self.objective.terms(model, guide, *args, **kwargs)
 
@@ -195,6 +197,7 @@ class RecordedObjective(ELBO):
         :param guide: its guide.
         :param args: arguments of both.
         :param kwargs: keyword arguments of both.
+        :returns: minus the objective, shape ``()``, to be differentiated.
         """
         loss: Tensor = self.objective.differentiable_loss(model, guide, *args, **kwargs)
         return loss

@@ -93,7 +93,11 @@ class ResumableLoader(DataLoader[Any]):
                 yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The place of the batch last given, and what it is a place in."""
+        """
+        The place of the batch last given, and what it is a place in.
+
+        :returns: plain values, which :meth:`load_state_dict` reads.
+        """
         place = {"epoch": self._epoch, "batch": self._given, "batches": len(self)}
         return {"seed": self.seed, **place, **self._data()}
 

@@ -26,7 +26,7 @@ def init_to_fan_in(site: dict[str, Any]) -> Tensor:
     and blocks the network: give them a prior with mean one, or use ``net.init_to_module``.
 
     :param dict site: a sample site of the model.
-    :returns: its start, in the constrained space.
+    :returns: its start, in the constrained space, of the shape of the site.
     """
     fn = site["fn"]
     if fn.event_dim < 2 or fn.support.event_dim > fn.event_dim:

@@ -143,7 +143,12 @@ class EvaluationReport:
         return int((~same).sum())
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain numbers and texts, as JSON has them."""
+        """
+        The report as plain numbers and texts, as JSON has them.
+
+        :returns: ``num_samples``, ``log_density``, ``sites`` and ``notes``; each score is a
+            dictionary, too.
+        """
         sites = {
             name: {"kind": site.kind, "num_data": site.num_data}
             | {score: value._asdict() for score, value in site.scores.items()}
