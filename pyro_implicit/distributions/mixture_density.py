@@ -39,7 +39,7 @@ class MixtureDensityNetwork(nn.Module):
     :param int num_components: number of components.
     :param hidden_dims: widths of the hidden layers.
     :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`.
-    :param float init_scale: standard deviation of each component at initialization; several also
+    :param float init_scale: standard deviation of each component at initialisation; several also
         start about as far from ``loc``.
     :raises ArgumentError: for values outside of these.
     """

@@ -49,7 +49,7 @@ class AutoregressiveGenerator(AutoregressiveStack):
     :param int num_steps: steps of each increasing function; 0 leaves it affine.
     :param str mixing: the linear maps: ``"diagonal"``, ``"triangular"`` (a full matrix by its
         triangular factors), or ``"auto"``: the latter up to 256 outputs.
-    :param float init_scale: standard deviation of each output at initialization (positive),
+    :param float init_scale: standard deviation of each output at initialisation (positive),
         roughly.
     :raises ArgumentError: for values outside of these.
     """

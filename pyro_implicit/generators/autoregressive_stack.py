@@ -47,7 +47,7 @@ class AutoregressiveStack(Generator):
     :param int num_blocks: number of blocks.
     :param int num_steps: steps of each increasing function.
     :param str mixing: the linear maps.
-    :param float init_scale: standard deviation of each output at initialization, roughly.
+    :param float init_scale: standard deviation of each output at initialisation, roughly.
     :param int context_dim: numbers beside the entries that every entry may depend on; None for
         none.
     :raises ArgumentError: for values outside of these.

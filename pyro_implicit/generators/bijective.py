@@ -78,7 +78,7 @@ class BijectiveGenerator(ResidualGenerator):
     :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`.
     :param str mixing: the linear maps: ``"diagonal"``, ``"triangular"`` (a full matrix by its
         triangular factors), or ``"auto"``: the latter up to 256 outputs.
-    :param float init_scale: standard deviation of each output at initialization (positive).
+    :param float init_scale: standard deviation of each output at initialisation (positive).
     :param float lipschitz: ``c``, below 1.
     :raises ArgumentError: for values outside of these.
     """

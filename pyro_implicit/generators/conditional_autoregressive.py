@@ -40,7 +40,7 @@ class ConditionalAutoregressiveGenerator(AutoregressiveStack):
     :param int num_blocks: number of blocks.
     :param int num_steps: steps of each increasing function; 0 leaves it affine.
     :param str mixing: see :class:`~pyro_implicit.generators.AutoregressiveGenerator`.
-    :param float init_scale: standard deviation of each output at initialization (positive),
+    :param float init_scale: standard deviation of each output at initialisation (positive),
         roughly.
     :raises ArgumentError: for values outside of these.
     """

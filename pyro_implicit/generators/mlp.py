@@ -54,7 +54,7 @@ class MLPGenerator(Generator):
     :param hidden_dims: hidden widths, at least one.
     :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`.
     :param bool skip: add the linear map.
-    :param float init_scale: standard deviation of each output at initialization (positive).
+    :param float init_scale: standard deviation of each output at initialisation (positive).
     :param bool short_steps: store the last layer's weights times their number ``h``, so that an
         optimiser's steps along all of them together are no larger than those of a bias. Otherwise
         each output, and so each weight of a network, moves some ``h`` times as far in a step as a

@@ -184,7 +184,7 @@ class MMNN(Generator):
     :param output_shape: by default nearly square.
     :param float budget: variational parameters per latent, greater than 1.
     :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`.
-    :param float init_scale: root mean square of the outputs at initialization.
+    :param float init_scale: root mean square of the outputs at initialisation.
     :raises ArgumentError: for a budget of at most 1, an empty shape or an unknown activation.
     :raises ShapeError: if ``output_shape`` is too small.
     """
@@ -265,7 +265,7 @@ class CMMNN(Generator):
     :param float budget: variational parameters per latent, greater than 1. Small groups exceed it:
         none is squeezed through fewer than 8 rows and columns.
     :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`.
-    :param float init_scale: root mean square of the outputs at initialization.
+    :param float init_scale: root mean square of the outputs at initialisation.
     :raises ArgumentError: for an empty group, a trunk with fewer columns than groups, a budget of
         at most 1 or an unknown activation.
     """

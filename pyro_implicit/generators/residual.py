@@ -28,7 +28,7 @@ __all__ = ["ResidualGenerator"]
 
 class ResidualBlock(nn.Module):
     r"""
-    A block near the identity at initialization, with a network beside the identity.
+    A block near the identity at initialisation, with a network beside the identity.
 
     It is :math:`x + W_2\, \phi(W_1 x + b)`.
 
@@ -79,7 +79,7 @@ class ResidualGenerator(Generator):
     :param str mixing: the linear maps: ``"diagonal"``, ``"low-rank"`` (a diagonal and a correction
         of rank 8), ``"full"``, or ``"auto"``: diagonal for one block, else full up to 256 outputs
         and low-rank above.
-    :param float init_scale: standard deviation of each output at initialization (positive); the
+    :param float init_scale: standard deviation of each output at initialisation (positive); the
         networks' part has a twentieth of it.
     :raises ArgumentError: for a width or a number of blocks below 1, an unknown activation or
         mixing, or a scale that is not positive.

@@ -179,7 +179,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         """
 
     def _start(self, sites: list[LatentSite], start: GaussianStart) -> GaussianStart:
-        """The initialization of one part; a subclass may set units for latents without a scale."""
+        """The initialisation of one part; a subclass may set units for latents without a scale."""
         return start
 
     def _has_units(self) -> bool:

@@ -37,7 +37,7 @@ class AISIVI(ImplicitELBO):
         w_k \propto q(x \mid z_k)\, p(z_k) / \tau(z_k \mid x).
 
     Its bias falls as ``1 / num_inner`` where the proposal fits. The paper learns the proposal as a
-    normalizing flow; here it is the linearised posterior of the noise, mixed with a tenth of the
+    normalising flow; here it is the linearised posterior of the noise, mixed with a tenth of the
     prior (``proposal="gauss-newton"``), which needs no training and is exact for linear generators,
     or the base distribution of the noise (``"prior"``), which serves few dimensions and wide output
     noise alone. The search for the linearised posterior begins at the noise that made the draw, so

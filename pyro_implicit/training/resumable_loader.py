@@ -23,7 +23,7 @@ class ResumableLoader(DataLoader[Any]):
     A ``DataLoader`` of torch whose place in the middle of an epoch can be saved.
 
     It takes all arguments of ``torch.utils.data.DataLoader``; its batches are a function of
-    ``seed``, epoch and place alone: shuffling, workers, and random augmentation in the dataset (by
+    ``seed``, epoch and place alone: shuffling, workers, and random augmentation in the data set (by
     the global generators of torch, NumPy or Python) draw from a stream of their own, which each
     epoch begins anew. It has ``state_dict`` and ``load_state_dict``, and Lightning saves and
     restores its place.
@@ -39,7 +39,7 @@ class ResumableLoader(DataLoader[Any]):
     :param args: arguments of ``DataLoader`` by place, such as the batch size.
     :param int seed: of all that is random in the loading.
     :param options: those of ``DataLoader``.
-    :raises ArgumentError: for an iterable dataset, or none, a ``generator`` (give ``seed``), or
+    :raises ArgumentError: for an iterable data set, or none, a ``generator`` (give ``seed``), or
         ``persistent_workers`` (whose random state nobody can restore).
     """
 

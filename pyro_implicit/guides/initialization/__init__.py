@@ -1,1 +1,1 @@
-"""The initialization of guides: locations, and Gaussians by curvature or from other guides."""
+"""The initialisation of guides: locations, and Gaussians by curvature or from other guides."""

@@ -1,5 +1,5 @@
 r"""
-Mode and curvature of a log-density, for Gaussian initializations.
+Mode and curvature of a log-density, for Gaussian initialisations.
 
 The generalised Gauss-Newton matrix of a likelihood with parameters :math:`f(u)` is
 :math:`J^\top F J` with ``F`` its Fisher information: the Hessian without the second derivatives of

@@ -1,4 +1,4 @@
-"""The search for a Gaussian initialization: from where, how often, and whether it is good."""
+"""The search for a Gaussian initialisation: from where, how often, and whether it is good."""
 
 from __future__ import annotations
 
