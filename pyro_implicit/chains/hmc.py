@@ -84,10 +84,12 @@ class HMC:
         u, scale = state["u"], state["scale"]
         jitter = 0.6 + 0.8 * float(_uniform(u.new_empty(1), generator))
         size = float(state["step_size"]) * (0.9 + 0.2 * float(_uniform(u.new_empty(1), generator)))
+        # theory/chains.md (hmc-length)
         count = round(jitter * float(state["length"]) / size)
         count = min(max(count, 1), self.max_leapfrog)
         momentum = normal_like(u, generator)
         energy = state["value"] - 0.5 * momentum.square().sum(-1)
+        # theory/chains.md (hmc-step)
         momentum = momentum + 0.5 * size * pulled(scale, state["gradient"])
         for index in range(count):
             u = u + size * stretched(scale, momentum)
@@ -97,7 +99,7 @@ class HMC:
         change = value - 0.5 * momentum.square().sum(-1) - energy
         usable = change.isfinite() & gradient.isfinite().all(-1) & u.isfinite().all(-1)
         change = torch.where(usable, change, torch.full_like(change, -math.inf))
-        probability = change.clamp(max=0).exp()
+        probability = change.clamp(max=0).exp()  # theory/chains.md (hmc-accept)
         accepted = _uniform(probability, generator) < probability
         new = {
             **state,
@@ -122,7 +124,7 @@ class HMC:
 
     def _tuned(self, state: State, accepted: float) -> State:
         """One step of dual averaging: gamma = 0.05, t0 = 10, kappa = 0.75."""
-        count = float(state["tuned"]) + 1
+        count = float(state["tuned"]) + 1  # theory/chains.md (hmc-dual-averaging)
         error = (1 - 1 / (count + 10)) * state["error"]
         error = error + (self.target_accept - accepted) / (count + 10)
         size = (state["anchor"] - math.sqrt(count) / 0.05 * error).clamp(-30.0, 10.0)

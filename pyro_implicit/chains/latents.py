@@ -100,7 +100,7 @@ def dispersed_start(
     """
     drawn = _flat(sites, _run(model, init_to_sample, args, kwargs)).to(centre)
     noise = torch.randn_like(drawn)
-    start = centre + dispersion * (drawn - centre)
+    start = centre + dispersion * (drawn - centre)  # theory/chains.md (mode-start)
     still = (drawn == centre) | ~drawn.isfinite()
     return torch.where(still, centre + dispersion * noise, start)
 

@@ -106,12 +106,13 @@ class MCLMC:
         self, state: State, density: Density, generator: torch.Generator, tune: bool
     ) -> tuple[State, Statistics]:
         """See :class:`~pyro_implicit.chains.kernel.Kernel`."""
+        # half a turn, a drift, half a turn: theory/chains.md (mclmc-turn)
         size, scale = state["step_size"][:, None], state["scale"]
         velocity, first = turn(state["velocity"], pulled(scale, state["gradient"]), size / 2)
         u = state["u"] + stretched(scale, size * velocity)
         value, gradient = density(u)
         velocity, second = turn(velocity, pulled(scale, gradient), size / 2)
-        error = first + second - (value - state["value"])
+        error = first + second - (value - state["value"])  # theory/chains.md (mclmc-error)
         usable = error.isfinite() & (error.abs() < 50 + 5 * math.sqrt(u.shape[-1]))
         usable = usable & gradient.isfinite().all(-1)
         new = {
@@ -149,6 +150,7 @@ class MCLMC:
         target = self._target(num_latents)
         found = (error.square() / num_latents).clamp(max=_SURPRISE * target)
         found = torch.where(usable, found, torch.full_like(found, _SURPRISE * target))
+        # theory/chains.md (mclmc-tuner)
         constant = found / size.pow(6)
         weight = 1 / (state["tuned"] + 1).clamp(max=_MEMORY)
         constant = ((1 - weight) * state["constant"] + weight * constant).clamp(min=1e-30)

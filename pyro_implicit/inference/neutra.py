@@ -76,7 +76,7 @@ class NeuTraReparam:
         def transported(*args: Any, **kwargs: Any) -> Any:
             noise = pyro.sample(NOISE, base)
             values, log_volume = self._change(noise)
-            pyro.factor("neutra_log_volume", log_volume)
+            pyro.factor("neutra_log_volume", log_volume)  # theory/after.md (neutra-density)
             with poutine.condition(data=values):
                 return model(*args, **kwargs)
 

@@ -183,5 +183,5 @@ def _gaussian(guide: Any, sites: list[JointSite]) -> tuple[Tensor, Tensor] | Non
 def _centred(sites: list[JointSite], draws: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """The mean, and centred draws over the square root of their number."""
     flat = torch.cat([site.flat(draws[site.name]) for site in sites], -1)
-    loc = flat.mean(0)
+    loc = flat.mean(0)  # theory/after.md (prior-from-divergence)
     return loc, (flat - loc) / (len(flat) - 1) ** 0.5

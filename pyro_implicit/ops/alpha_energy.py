@@ -31,7 +31,7 @@ def log_power_mean(log_values: Tensor, power: float) -> Tensor:
     :param float power: :math:`\alpha`, at least :data:`LEAST_POWER`.
     :returns: shape ``batch``; at least in single precision unless ``power`` is 1.
     """
-    count = math.log(log_values.shape[0])
+    count = math.log(log_values.shape[0])  # theory/predictive.md (log-power-mean)
     if power == 1:
         return log_values.logsumexp(0) - count
     values = log_values.to(torch.promote_types(log_values.dtype, torch.float32))
@@ -67,7 +67,7 @@ def normal_alpha_energy(
     :param float alpha: at least 0.
     :returns: of the shape that they have together.
     """
-    ratio = variance / noise_variance
+    ratio = variance / noise_variance  # theory/processes.md (process-alpha-energy)
     spread = ratio if alpha < LEAST_POWER else torch.log1p(alpha * ratio) / alpha
     square = (value - mean).square() / (noise_variance * (1 + alpha * ratio))
     return -0.5 * ((2 * torch.pi * noise_variance).log() + spread + square)

@@ -35,6 +35,7 @@ def hamiltonian_chain(
     states = []
     for _ in range(num_steps):
         momentum = torch.randn_like(z)
+        # leapfrog steps: theory/chains.md (hmc-step)
         moved, speed, then, there = z, momentum + 0.5 * step_size * slope, value, slope
         for i in range(num_leapfrog):
             moved = moved + step_size * speed
@@ -43,6 +44,7 @@ def hamiltonian_chain(
         kinetic = 0.5 * (momentum.square().sum(event) - speed.square().sum(event))
         log_ratio = (then - value + kinetic).nan_to_num(nan=-torch.inf, posinf=-torch.inf)
         rate = rate + log_ratio.clamp(max=0).exp().mean() / num_steps
+        # theory/chains.md (hmc-accept)
         accepted = torch.rand_like(value).log() < log_ratio
         value = torch.where(accepted, then, value)
         wide = accepted[(..., *[None] * len(event))]

@@ -33,6 +33,7 @@ def low_rank_log_prob(rest: Tensor, factor: Tensor, diagonal: Tensor) -> Tensor:
     :param torch.Tensor diagonal: of ``D``, shape ``(*batch, N)``.
     :returns: shape ``(..., *batch)``.
     """
+    # theory/processes.md (process-density)
     scaled = factor / diagonal[..., None]
     eye = torch.eye(factor.shape[-1]).to(factor)
     cholesky = torch.linalg.cholesky(eye + factor.mT @ scaled)
@@ -56,6 +57,7 @@ def posterior_by_weights(
     :param torch.Tensor rest: observations less their mean, shape ``(*batch, N)``.
     :returns: shift of the mean ``(*batch, K)`` and covariance ``(*batch, K, K)`` at the others.
     """
+    # theory/processes.md (process-by-weights), Eq. 13 of Ma et al., by (process-stacked-qr)
     root = noise.sqrt()[..., None]
     q, r = _stacked_qr(here / root, torch.eye(here.shape[-1]).to(here))
     white = q[..., : here.shape[-2], :].mT @ (rest[..., None] / root)
@@ -73,9 +75,11 @@ def posterior_by_functions(
     squares; Eq. 12 has a difference in its place, which rounding makes negative when ``S > N`` and
     the noise is small.
     """
+    # theory/processes.md (process-by-functions), Eq. 12 of Ma et al.
     q, r = _stacked_qr(here.mT, torch.diag_embed(noise.sqrt()))
     top, bottom = q[..., : here.shape[-1], :], q[..., here.shape[-1] :, :]
     cross = top.mT @ there.mT
+    # the two squares of theory/processes.md (process-sum-of-squares)
     left, right = there.mT - top @ cross, bottom @ cross
     white = torch.linalg.solve_triangular(r.mT, rest[..., None], upper=False)
     return (cross.mT @ white)[..., 0], left.mT @ left + right.mT @ right
@@ -95,6 +99,7 @@ def weights_scale(factor: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """
     root = noise.sqrt()[..., None]
     eye = torch.eye(factor.shape[-1]).to(factor)
+    # theory/processes.md (process-weight-posterior, process-stacked-qr)
     q, r = _stacked_qr((factor / root).flip(-1), eye)
     inverse = torch.linalg.solve_triangular(r, eye, upper=True)  # upper; flipped, lower
     gain = (inverse @ q[..., : factor.shape[-2], :].mT) / root.mT

@@ -57,8 +57,10 @@ def turn(velocity: Tensor, gradient: Tensor, duration: Tensor) -> tuple[Tensor, 
     delta = duration * (size * largest / (velocity.shape[-1] - 1))
     zeta = torch.exp(-delta)
     cosine = (towards * velocity).sum(-1, keepdim=True)
+    # theory/chains.md (mclmc-turn)
     along = (1 - zeta) * (1 + zeta + cosine * (1 - zeta))
     turned = unit(along * towards + 2 * zeta * velocity)
+    # theory/chains.md (mclmc-kinetic)
     change = delta - math.log(2) + torch.log(1 + cosine + (1 - cosine) * zeta.square())
     return turned, (velocity.shape[-1] - 1) * change[..., 0]
 
@@ -75,5 +77,6 @@ def wobble(velocity: Tensor, noise: Tensor, travelled: Tensor) -> Tensor:
     :param torch.Tensor travelled: the distance in units of ``L``, shape ``(C, 1)``.
     :returns: shape ``(C, m)``.
     """
+    # theory/chains.md (mclmc-refresh)
     strength = torch.sqrt(torch.expm1(2 * travelled) / velocity.shape[-1])
     return unit(velocity + strength * noise)

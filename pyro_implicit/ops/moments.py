@@ -91,6 +91,7 @@ def draws_in_factors(rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     else:
         values, vectors = torch.linalg.eigh(wide.mT @ wide)
         factor = vectors[:, -rank:] * values[-rank:].clamp(min=0.0).sqrt()
+    # theory/after.md (prior-from-low-rank)
     held = factor.square().sum(-1)
     shrink = torch.where(held > 0.99 * variance, (0.99 * variance / held.clamp(min=1e-300)), 1.0)
     factor = factor * shrink.sqrt().unsqueeze(-1)

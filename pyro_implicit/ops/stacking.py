@@ -39,6 +39,7 @@ def stacking_weights(
     count = densities.shape[-1]
     weights = densities.new_full((count,), 1.0 / count)
     for _ in range(num_steps):
+        # theory/after.md (stacking-step, stacking-gap)
         gain = (densities / (densities @ weights)[:, None]).mean(0)
         weights = weights * gain
         if float(gain.max()) <= 1 + tolerance:

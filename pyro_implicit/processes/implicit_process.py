@@ -254,6 +254,7 @@ class ImplicitProcess(dist.TorchDistribution):
         values = values.expand(values.shape[: -self.event_dims] + self.event_shape)
         values = values.flatten(-self.event_dims)
         mean, diagonal = values.mean(0), self._diagonal(self.num_functions)
+        # theory/processes.md (process-moments, process-wishart)
         factor = (values - mean).movedim(0, -1) / math.sqrt(self._divisor)
         shape = torch.broadcast_shapes(mean.shape, diagonal.shape)
         return mean.expand(shape), factor.expand(*shape, -1), diagonal.expand(shape)
@@ -513,6 +514,7 @@ class ImplicitProcess(dist.TorchDistribution):
                 f"(..., 1, {self.num_functions}), one for each function."
             )
         mean, factor = self._features()
+        # theory/processes.md (process-weights), Eq. 10 of Ma et al.
         values: Tensor = mean + (factor @ torch.atleast_2d(weights).mT).squeeze(-1)
         return values
 

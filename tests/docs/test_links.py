@@ -27,7 +27,13 @@ def text_of(path: Path) -> str:
     if path.suffix == ".ipynb":
         cells = json.loads(text)["cells"]
         text = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
-    return re.sub(r"^```(?!\{).*?^```|`[^`\n]+`", "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^```([^\n]*)\n.*?^```$", _block, text, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"`[^`\n]+`", "", text)
+
+
+def _block(match: re.Match[str]) -> str:
+    """Directives are read; equations and code are not."""
+    return match[0] if match[1].startswith("{") and match[1] != "{math}" else ""
 
 
 def anchors(text: str) -> set[str]:
@@ -66,6 +72,12 @@ def test_faults_are_told() -> None:
     text = "[a](absent.md) [b](start.md#absent) ![x](index.md) [ok](start.md#install)"
     told = list(faults_of(DOCS / "index.md", text))
     assert [fault.split(" ", 1)[0] for fault in told] == ["absent.md", "start.md#absent", "the"]
+
+
+def test_words_between_equations_are_read(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```{math}\na\n```\n[between](x.md)\n```{math}\n[b](c)\n```\n[after](y.md)\n")
+    assert [link for _, _, link in LINK.findall(text_of(page))] == ["x.md", "y.md"]
 
 
 def test_every_page_is_in_the_tables_of_contents() -> None:

@@ -32,6 +32,27 @@ def test_a_turn_solves_its_equation(seed, m):
     torch.testing.assert_close(change[0], kinetic, rtol=1e-3, atol=1e-3)
 
 
+def test_kinetic_energy_is_what_a_turn_does_to_volumes():
+    """What makes the energy error of a step the ratio that an accept step would look at."""
+    torch.manual_seed(0)
+    u = unit(torch.randn(1, 5, dtype=torch.float64))
+    gradient = 3 * torch.randn(1, 5, dtype=torch.float64)
+    duration = torch.full((1, 1), 0.7, dtype=torch.float64)
+    turned, change = turn(u, gradient, duration)
+    jacobian = torch.autograd.functional.jacobian(
+        lambda v: turn(unit(v), gradient, duration)[0][0], u
+    )[:, 0]
+    before, after = (_tangents(v[0]) for v in (u, turned))
+    volume = torch.linalg.slogdet(after.mT @ jacobian @ before).logabsdet
+    torch.testing.assert_close(volume, -change[0])
+
+
+def _tangents(u):
+    """An orthonormal basis of what is orthogonal to a unit vector, as columns."""
+    others = torch.eye(len(u), dtype=u.dtype)[:, 1:]
+    return torch.linalg.qr(torch.cat([u[:, None], others], 1))[0][:, 1:]
+
+
 def test_turns_add_up_and_go_back():
     torch.manual_seed(0)
     u = unit(torch.randn(6, 4, dtype=torch.float64))
