@@ -5,6 +5,38 @@ Here are the names of daily use. All others are in the sub-package of their kind
 ``generators``, checks of a fit in ``diagnostics``, schedules, loaders and early stopping in
 ``training``, priors over functions in ``processes``, what a guide of your own needs in ``guides``
 and ``distributions``.
+
+An ``Example`` in a docstring goes on where these lines end, with the names of all sub-packages::
+
+    import arviz as az
+    import pyro
+    import pyro.distributions as dist
+    import torch
+    from pyro.infer import MCMC, NUTS, SVI
+    from pyro.infer.autoguide import AutoNormal
+    from pyro.optim import Adam
+    from torch import nn
+
+    from pyro_implicit import *
+    from pyro_implicit.diagnostics import plots
+
+    x = torch.linspace(-1.0, 1.0, 24).unsqueeze(-1)
+    y = 0.5 * x[:, 0] + 0.1 * torch.randn(24)
+    x_test, y_test, x_val, y_val = x, y, x, y          # those of your own
+    batches = [(x, y)]                                 # or a DataLoader
+
+    network = nn.Sequential(nn.Linear(1, 1, bias=False))
+    net = BayesianModule(network, dist.Normal(0.0, 1.0))
+
+    def model(x, y=None):
+        sigma = pyro.sample("sigma", dist.LogNormal(-1.0, 1.0))
+        f = net(x).squeeze(-1)
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", dist.Normal(f, sigma), obs=y)
+
+    guide, other_guide = HyperNetworkGuide(model), HyperNetworkGuide(model)
+    fit(model, guide, x, y, seed=0)
+    fit(model, other_guide, x, y, seed=1)
 """
 
 from importlib import metadata as _metadata

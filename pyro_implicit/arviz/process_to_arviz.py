@@ -48,7 +48,7 @@ def process_to_arviz(
 
     Example::
 
-        process = ImplicitProcess(prior, x, 200, noise_scale, seed=0)
+        process = ImplicitProcess(NeuralSampler(1), x, 200, noise_scale=0.1, seed=0)
         data = process_to_arviz(process, y, torch.linspace(-3, 3, 100)[:, None])
         data["posterior"]["f"].quantile([0.05, 0.95], dim=("chain", "draw"))
 

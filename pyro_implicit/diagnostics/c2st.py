@@ -72,6 +72,8 @@ def c2st(
 
     Example::
 
+        mcmc = MCMC(NUTS(model), num_samples=2000)
+        mcmc.run(x, y)
         accuracy = c2st(posterior_draws(guide, 2000), mcmc.get_samples()).accuracy
 
     Sources:

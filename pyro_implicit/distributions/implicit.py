@@ -47,6 +47,12 @@ class ImplicitDistribution(dist.TorchDistribution):
         def guide():
             w = sample_implicit("w", ImplicitDistribution(generator, scale=0.01))
 
+    Example::
+
+        fn = ImplicitDistribution(BijectiveGenerator(2))
+        theta = fn.sample((100,))
+        fn.log_prob(theta)                                 # a bijection has a density
+
     Source: `Implicit Variational Inference for High-Dimensional Posteriors`, Uppal et al., NeurIPS
     2023.
 

@@ -95,6 +95,14 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
     (where it begins narrow, with as much), and a learned location: the family contains mean-field,
     and begins there.
 
+    Example::
+
+        class WideGuide(ImplicitGuide):
+            def _make_generator(self, output_dim, sites, preconditioned):
+                return MLPGenerator(output_dim, output_dim, (200,), skip=True)
+
+        fit(model, WideGuide(model), x, y, seed=0)
+
     :param model: a Pyro model whose latents are continuous. Discrete ones that are marked
         ``infer={"enumerate": "parallel"}`` are left out: objectives sum over their values.
     :param init_loc_fn: per-site function giving the centre of the first draws, as for Pyro's

@@ -29,8 +29,11 @@ class ConditionalHyperNetworkGuide(ConditionalGuide, HyperNetworkGuide):
     An implicit posterior for each row of the data, :math:`q(\theta_n \mid x_n)`.
 
     Each row has parameters of its own, made by one network from noise and the row's context
-    (Dabrowski and Pagendam 2022, Fig. 1b)::
+    (Dabrowski and Pagendam 2022, Fig. 1b).
 
+    Example::
+
+        num_data = len(x)
         net = BayesianModule(nn.Linear(1, 1), prior=dist.Normal(0.0, 1.0), local=True)
 
         def model(x, y=None):
@@ -39,7 +42,9 @@ class ConditionalHyperNetworkGuide(ConditionalGuide, HyperNetworkGuide):
                 return pyro.sample("y", dist.Normal(f, 0.1), obs=y)
 
         guide = ConditionalHyperNetworkGuide(model)
-        SVI(model, guide, pyro.optim.Adam({"lr": 1e-3}), PosteriorPredictiveLoss(num_particles=10))
+        objective = PosteriorPredictiveLoss(num_particles=10, vectorize_particles=True)
+        fit(model, guide, x, y, objective=objective, seed=0)
+        predict(model, guide, x_test, num_samples=100)
 
     With :class:`~pyro_implicit.PosteriorPredictiveLoss` this lets a simple network follow what no
     single one of its parameters could; with an objective that has an entropy it is an amortised

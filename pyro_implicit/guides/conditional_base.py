@@ -44,6 +44,22 @@ class ConditionalGuide(ImplicitGuide):
 
     A subclass fills :meth:`_make_sampler`.
 
+    Example::
+
+        class GaussianGuide(ConditionalGuide):
+            def _make_sampler(self, sites, start):
+                return MixtureDensityNetwork(self._context_dim, start.loc, hidden_dims=(32,))
+
+        num_data = len(x)
+        net = BayesianModule(nn.Linear(1, 1), prior=dist.Normal(0.0, 1.0), local=True)
+
+        def model(x, y=None):  # each row has weights of its own
+            with pyro.plate("data", num_data, subsample_size=len(x)):
+                f = net(x).squeeze(-1)
+                return pyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+        fit(model, GaussianGuide(model), x, y, objective=PosteriorPredictiveLoss(10), seed=0)
+
     :param model: a Pyro model all of whose latents are in one plate, that of the rows, and in no
         other.
     :param context: see :class:`~pyro_implicit.ConditionalHyperNetworkGuide`.

@@ -74,6 +74,13 @@ class HyperNetworkGuide(ImplicitGuide):
     about :math:`\log(1/\sigma) - \tfrac12` nats) and a linear map beside the network, so that
     draws fill the space and no output noise is needed.
 
+    Example::
+
+        guide = HyperNetworkGuide(model)                   # all by the number of latents
+        print(fit(model, guide, x, y, seed=0))
+        guide.median()["sigma"]
+        guide = HyperNetworkGuide(model, generator=ResidualGenerator)  # or with another generator
+
     :param model: a Pyro model whose latents are continuous.
     :param int noise_dim: noise dimensions of a perceptron.
     :param hidden_dims: widths of its hidden layers.

@@ -94,6 +94,11 @@ class MMNNGuide(_MatMulGuide):
     their fan-in: the first draws are a freshly initialised network with relative noise
     ``init_scale``, and ``scale`` is relative in the same way.
 
+    Example::
+
+        guide = MMNNGuide(model, learn_scale="scalar")
+        fit(model, guide, x, y, objective=LanczosELBO(2), seed=0)
+
     Sources:
 
     - `Kernel Implicit Variational Inference`, Shi, Sun and Zhu, ICLR 2018.
@@ -164,6 +169,11 @@ class CMMNNGuide(_MatMulGuide):
     1.5th power of its size, so that of the guide grows in proportion to the number of latents only
     if branches are bounded (draw and gradient of 17 million latents on one CPU thread: 28 ns per
     latent without a bound, 17 with the default). The guide for networks of millions of weights.
+
+    Example::
+
+        guide = CMMNNGuide(model, budget=4.0)              # four parameters for each latent
+        fit(model, guide, x, y, objective=LanczosELBO(2), seed=0)
 
     Source: `Implicit Variational Inference for High-Dimensional Posteriors`, Uppal et al., NeurIPS
     2023.

@@ -38,6 +38,20 @@ class MixtureDensityGuide(ConditionalGuide):
     those of many draws, and of few too small by a share of the order of one over their number. The
     other objectives of this package have nothing to estimate and say so.
 
+    Example::
+
+        num_data = len(x)
+        net = BayesianModule(nn.Linear(1, 1), prior=dist.Normal(0.0, 1.0), local=True)
+
+        def model(x, y=None):  # each row has weights of its own
+            with pyro.plate("data", num_data, subsample_size=len(x)):
+                f = net(x).squeeze(-1)
+                return pyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+        guide = MixtureDensityGuide(model, num_components=2)
+        fit(model, guide, x, y, objective=PosteriorPredictiveLoss(10), seed=0)
+        guide.sample(100, x_test)                          # draws for each row
+
     Source: `Bayesian Neural Network Inference via Implicit Models and the Posterior Predictive
     Distribution`, Dabrowski and Pagendam, 2022.
 

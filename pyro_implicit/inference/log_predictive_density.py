@@ -59,6 +59,11 @@ def log_predictive_density(
     for enumeration are summed out; what they join is one datum (a sequence of a hidden Markov
     model).
 
+    Example::
+
+        density = log_predictive_density(model, guide, x_test, y_test, num_samples=1000)
+        density.mean(), density.argmin()                   # the mean, and the worst datum
+
     :param model: a model whose arguments include the observations.
     :param guide: any guide; called with the same arguments.
     :param args: the arguments of both.

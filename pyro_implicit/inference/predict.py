@@ -66,6 +66,11 @@ def predict(
     is written ``F.dropout(x, p, training=True)``; rows then depend on each other's, and are
     evaluated all at once.
 
+    Example::
+
+        draws = predict(model, guide, x_test, num_samples=1000)["y"]
+        draws.mean(0), draws.quantile(torch.tensor([0.05, 0.95]), 0)
+
     :param model: a Pyro model; arguments for observations are left out, or ignored.
     :param guide: a fitted guide, implicit or not. What it does not draw comes from the model:
         observations, and latents that it leaves out, from their prior.

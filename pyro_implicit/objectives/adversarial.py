@@ -54,6 +54,13 @@ class AdversarialELBO(ContrastiveELBO):
     Gaussian is an entropy that is too large; on a network of 105 weights, with 200 draws, it
     saturated as well.
 
+    Example::
+
+        guide = HyperNetworkGuide(model)
+        objective = AdversarialELBO(8, num_samples=200, vectorize_particles=True)
+        fit(model, guide, x, y, objective=objective, seed=0)
+        objective.critic_accuracy
+
     Sources:
 
     - `Adversarial Variational Bayes`, Mescheder, Nowozin and Geiger, ICML 2017.

@@ -60,6 +60,12 @@ class AISIVI(ImplicitELBO):
     out, the gradient of the density at a fixed draw, whose mean is 0. **The value is no bound**:
     the proposal knows the noise that made the draw.
 
+    Example::
+
+        guide = HyperNetworkGuide(model, noise_dim=5, learn_scale="diagonal")
+        objective = AISIVI(8, num_inner=10, vectorize_particles=True)
+        fit(model, guide, x, y, objective=objective, seed=0)
+
     Source: `Revisiting Unbiased Implicit Variational Inference`, Pielok et al., ICML 2025.
 
     :param int num_particles: draws.

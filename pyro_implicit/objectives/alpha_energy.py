@@ -40,6 +40,12 @@ class AlphaEnergy(LinearisedELBO):
     density, as well as implicit ones, whose entropy is then the linearised one. For ``alpha > 0``
     it is no bound on the evidence.
 
+    Example::
+
+        guide = AutoNormal(model)
+        objective = AlphaEnergy(32, alpha=0.5, vectorize_particles=True)
+        fit(model, guide, x, y, objective=objective, seed=0)
+
     Sources:
 
     - `Dropout Inference in Bayesian Neural Networks with Alpha-divergences`, Li and Gal, ICML 2017.

@@ -45,6 +45,11 @@ class AmortisedSVGD(KernelObjective):
     draws, as a number to watch. It is 0 at the posterior and no bound on the evidence. Gradients of
     explicit sites and of the model's parameters are those of an evidence bound.
 
+    Example::
+
+        guide = HyperNetworkGuide(model, noise_dim=1, scale=0.0)  # fewer noises than latents
+        fit(model, guide, x, y, objective=AmortisedSVGD(32, vectorize_particles=True), seed=0)
+
     Source: `Learning to Draw Samples with Amortized Stein Variational Gradient Descent`, Feng,
     Wang and Liu, UAI 2017.
 

@@ -53,6 +53,17 @@ class ContrastiveELBO(ImplicitELBO):
     that a factorised guide has the sum of its sites' terms; a prior that couples the sites is
     refused.
 
+    Example::
+
+        class GaussianELBO(ContrastiveELBO):
+            def divergence(self, name, q, p):  # of Gaussians with the moments of the draws
+                variance = q.var(0) / p.var(0)
+                shift = (q.mean(0) - p.mean(0)) / p.std(0)
+                return 0.5 * (variance + shift.square() - 1 - variance.log()).sum()
+
+        objective = GaussianELBO(8, num_samples=100, vectorize_particles=True)
+        fit(model, HyperNetworkGuide(model), x, y, objective=objective, seed=0)
+
     Source: `Adversarial Variational Bayes`, Mescheder, Nowozin and Geiger, ICML 2017.
 
     :param int num_particles: draws for the likelihood.

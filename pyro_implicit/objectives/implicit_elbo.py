@@ -41,6 +41,15 @@ class ImplicitELBO(ParticleObjective):
     business of :meth:`likelihood_of`; all else that an objective may say of itself is told by
     :class:`~pyro_implicit.objectives.particle_objective.ParticleObjective`.
 
+    Example::
+
+        class BijectiveELBO(ImplicitELBO):
+            def estimate(self, site):  # the noise's entropy, and how the map stretches it
+                return site.distribution.base_entropy() + site.distribution.half_log_det()
+
+        objective = BijectiveELBO(8, vectorize_particles=True)
+        fit(model, HyperNetworkGuide(model), x, y, objective=objective, seed=0)
+
     :param int num_particles: number of draws.
     :param bool vectorize_particles: draw them in one vectorised pass; the model then needs plates
         or ``.to_event`` for every batch dimension, as for any Pyro objective.

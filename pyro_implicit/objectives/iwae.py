@@ -57,6 +57,12 @@ class IWAE(ParticleObjective):
     it to learn a model, or to tell the evidence after a fit with another objective; for the
     posterior begin with :class:`~pyro_implicit.LinearisedELBO`.
 
+    Example::
+
+        fit(model, guide, x, y, seed=0)
+        objective = IWAE(1000, vectorize_particles=True)
+        -objective.loss(model, guide, x, y)                # below the log-evidence, on average
+
     Sources:
 
     - `Importance Weighted Autoencoders`, Burda et al., ICLR 2016.

@@ -65,6 +65,13 @@ class KernelDensityRatioELBO(ContrastiveELBO):
     which is above the true one. Points where a fitted ratio is not positive are clipped and have no
     gradient; :attr:`clipped` says how many.
 
+    Example::
+
+        guide = HyperNetworkGuide(model)
+        objective = KernelDensityRatioELBO(8, num_samples=200, vectorize_particles=True)
+        fit(model, guide, x, y, objective=objective, seed=0)
+        objective.clipped
+
     Source: `Kernel Implicit Variational Inference`, Shi, Sun and Zhu, ICLR 2018.
 
     :param int num_particles: draws for the likelihood.

@@ -57,6 +57,11 @@ class KPG(KernelObjective):
     is 0 at the posterior and no bound on the evidence. Gradients of explicit sites and of the
     model's parameters are those of an evidence bound.
 
+    Example::
+
+        guide = HyperNetworkGuide(model, noise_dim=2, scale=0.1)
+        fit(model, guide, x, y, objective=KPG(32, vectorize_particles=True), seed=0)
+
     Source: `Semi-Implicit Variational Inference via Kernelized Path Gradient Descent`, Pielok et
     al., AISTATS 2026.
 

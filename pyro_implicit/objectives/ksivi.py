@@ -50,6 +50,11 @@ class KSIVI(KernelObjective):
     Distances are in the coordinates of the generator, so that a preconditioned guide
     (``init_from="laplace"``) has kernels of the posterior's shape.
 
+    Example::
+
+        guide = HyperNetworkGuide(model, noise_dim=2, scale=0.1)
+        fit(model, guide, x, y, objective=KSIVI(32, vectorize_particles=True), seed=0)
+
     Sources:
 
     - `Kernel Semi-Implicit Variational Inference`, Cheng et al., ICML 2024.

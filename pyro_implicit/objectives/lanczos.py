@@ -134,7 +134,7 @@ class LanczosELBO(ImplicitELBO):
     Example::
 
         objective = LanczosELBO(2, num_entropy_particles=1, entropy_every=4)
-        svi = SVI(model, guide, pyro.optim.Adam({"lr": 2e-3}), objective)
+        svi = SVI(model, guide, Adam({"lr": 2e-3}), objective)
         for x, y in batches:
             svi.step(x, y)
         objective.loss(model, guide, x, y)

@@ -63,6 +63,13 @@ class LinearisedELBO(ImplicitELBO):
     linearised entropy with the true one there, after the fit and up to 100 noises, and
     :class:`~pyro_implicit.SemiImplicitELBO` bounds the true one wherever there is output noise.
 
+    Example::
+
+        guide = HyperNetworkGuide(model)
+        objective = LinearisedELBO(8, vectorize_particles=True)
+        fit(model, guide, x, y, objective=objective, seed=0)
+        objective.is_bound_for(guide)                      # up to 256 latents a true bound
+
     :param int num_particles: number of draws.
     :param int watch_folds: look in every k-th training step of a site; 0 never looks.
     :param options: all others of :class:`~pyro_implicit.ImplicitELBO`.

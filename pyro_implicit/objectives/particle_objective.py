@@ -91,6 +91,17 @@ class ParticleObjective(ELBO):
 
     Unlike Pyro's objectives it keeps nothing about a model between calls that could break the next.
 
+    Example::
+
+        class MaximumAPosteriori(ParticleObjective):
+            pools = True  # it must see all draws at once
+
+            def terms_of(self, batch):
+                return {"log_joint": batch.log_joint.max()}
+
+        objective = MaximumAPosteriori(8, vectorize_particles=True)
+        fit(model, HyperNetworkGuide(model), x, y, objective=objective, seed=0)
+
     :param int num_particles: number of draws.
     :param bool vectorize_particles: draw them in one vectorised pass; the model then needs plates
         or ``.to_event`` for every batch dimension. Latents outside of ``n`` nested plates come with

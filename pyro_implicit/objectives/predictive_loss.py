@@ -66,6 +66,12 @@ class PosteriorPredictiveLoss(ParticleObjective):
     The likelihood may be any observed site, or a pseudo-likelihood as ``pyro.factor`` inside of the
     data plate (L1, hinge, synthetic likelihoods).
 
+    Example::
+
+        guide = HyperNetworkGuide(model)
+        objective = PosteriorPredictiveLoss(10, vectorize_particles=True)
+        fit(model, guide, x, y, objective=objective, validation=(x_val, y_val), seed=0)
+
     Source: `Bayesian Neural Network Inference via Implicit Models and the Posterior Predictive
     Distribution`, Dabrowski and Pagendam, 2022.
 

@@ -65,6 +65,15 @@ class SemiImplicitELBO(ImplicitELBO):
     model with a scale that is not 0) has its density bounded from below by ``K`` draws of its own
     noise (Molchanov et al. 2019); the sum is still a lower bound.
 
+    Example::
+
+        guide = HyperNetworkGuide(model, noise_dim=5, learn_scale="diagonal")
+        objective = SemiImplicitELBO(
+            8, num_inner=10, proposal="gauss-newton", vectorize_particles=True
+        )
+        fit(model, guide, x, y, objective=objective, seed=0)
+        -objective.loss(model, guide, x, y)                # below the log-evidence, on average
+
     Sources:
 
     - `Semi-Implicit Variational Inference`, Yin and Zhou, ICML 2018.

@@ -94,6 +94,13 @@ class SingularValueELBO(ImplicitELBO):
     same bits (of several processes, those of the first). Conditional guides always begin at random
     vectors: the rows that a call shows need not be those of the last.
 
+    Example::
+
+        guide = MMNNGuide(model, learn_scale="scalar")
+        objective = SingularValueELBO(2, num_iterations=10)
+        fit(model, guide, x, y, objective=objective, seed=0)
+        print(objective.last_report)
+
     Source: `Implicit Variational Inference for High-Dimensional Posteriors`, Uppal et al., NeurIPS
     2023.
 

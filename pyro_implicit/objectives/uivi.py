@@ -48,6 +48,12 @@ class UIVI(ImplicitELBO):
     a bound, far too low, and not what is trained. Watch predictions, or
     :func:`~pyro_implicit.entropy_report`.
 
+    Example::
+
+        guide = HyperNetworkGuide(model, noise_dim=5, learn_scale="diagonal")
+        objective = UIVI(8, num_burn_in=5, num_inner=5, vectorize_particles=True)
+        fit(model, guide, x, y, objective=objective, seed=0)
+
     Source: `Unbiased Implicit Variational Inference`, Titsias and Ruiz, AISTATS 2019.
 
     :param int num_particles: draws.

@@ -84,6 +84,13 @@ class ImplicitProcess(dist.TorchDistribution):
     randomness does not depend on the inputs (weights of a network, not the noise of each row). A
     posterior over coefficients of the functions (Eq. 10) has a meaning with frozen ones only.
 
+    Example::
+
+        process = ImplicitProcess(NeuralSampler(1), x, num_functions=200, noise_scale=0.1, seed=0)
+        process.log_prob(y)
+        f = process.condition(y, x_test)                   # at new inputs, without the noise
+        f.mean, f.variance.sqrt()
+
     Source: `Variational Implicit Processes`, Ma, Li and Hernandez-Lobato, ICML 2019.
 
     :param prior: draws functions: ``prior(inputs, num_functions)`` of shape ``(num_functions,

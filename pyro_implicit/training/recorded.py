@@ -107,7 +107,7 @@ class RecordedObjective(ELBO):
     Example::
 
         objective = RecordedObjective(LinearisedELBO(8, vectorize_particles=True))
-        svi = SVI(model, guide, optim, objective)
+        svi = SVI(model, guide, Adam({"lr": 1e-3}), objective)
         for _ in range(2000):
             svi.step(x, y)
     """

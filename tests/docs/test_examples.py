@@ -7,37 +7,35 @@ import inspect
 import pkgutil
 import re
 import textwrap
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import arviz as az
 import matplotlib
 import matplotlib.pyplot as plt
 import pyro
-import pyro.distributions as dist
 import pytest
-import torch
-from pyro.infer import MCMC, NUTS, SVI
-from pyro.infer.autoguide import AutoNormal
-from torch import nn
+from pyro.infer import ELBO, MCMC
+from pyro.infer.autoguide import AutoGuide
 
 import pyro_implicit as pi
-from pyro_implicit import diagnostics, processes
-from pyro_implicit.diagnostics import plots
+from pyro_implicit import diagnostics, guides, objectives
 from tests.docs.pages import ROOT
 
 BLOCK = re.compile(r"Example::\n\n(.*?)(?=\n\S|\Z)", re.DOTALL)
 DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)
+PREPARED = re.compile(r"goes on where these lines end.*?::\n\n(.*)", re.DOTALL)
 
 
 def examples() -> Iterator[tuple[str, str]]:
     """The code of every example of the package, with the file that it is in."""
     for path in sorted((ROOT / "pyro_implicit").rglob("*.py")):
-        for text in DOCSTRING.findall(path.read_text()):
-            for number, code in enumerate(BLOCK.findall(inspect.cleandoc(text))):
-                yield f"{path.relative_to(ROOT / 'pyro_implicit')}-{number}", textwrap.dedent(code)
+        texts = [inspect.cleandoc(text) for text in DOCSTRING.findall(path.read_text())]
+        codes = [code for text in texts for code in BLOCK.findall(text)]
+        for number, code in enumerate(codes):
+            yield f"{path.relative_to(ROOT / 'pyro_implicit')}-{number}", textwrap.dedent(code)
 
 
 EXAMPLES = list(examples())
@@ -56,51 +54,31 @@ CASES = [
 
 
 def names() -> dict[str, Any]:
-    """What examples speak of: a fitted guide, data, and the names that users import."""
+    """What examples go on from: the lines in the docstring of the package, with short fits."""
     pyro.set_rng_seed(0)
-    x = torch.linspace(-1.0, 1.0, 24).unsqueeze(-1)
-    y = 0.5 * x[:, 0] + 0.1 * torch.randn(24)
-
-    def model(x: torch.Tensor, y: torch.Tensor | None = None) -> Any:
-        sigma = pyro.sample("sigma", dist.LogNormal(-1.0, 1.0))
-        f = net(x).squeeze(-1)
-        with pyro.plate("data", len(x)):
-            return pyro.sample("y", dist.Normal(f, sigma), obs=y)
-
-    network = nn.Sequential(nn.Linear(1, 1, bias=False))
-    net = pi.BayesianModule(network, dist.Normal(0.0, 1.0))
+    prepared = PREPARED.findall(inspect.cleandoc(pi.__doc__ or ""))[0]
+    code = re.sub(r"(seed=\d)\)", r"\1, num_steps=3, progress=False)", textwrap.dedent(prepared))
     found: dict[str, Any] = {}
     for info in pkgutil.iter_modules(pi.__path__, "pyro_implicit."):
         if info.ispkg and "._" not in info.name:
             package = importlib.import_module(info.name)
             found |= {name: getattr(package, name) for name in getattr(package, "__all__", ())}
-    guides = [pi.HyperNetworkGuide(model).setup(x, y) for _ in range(2)]
-    data = {
-        f"{name}{kind}": v for name, v in (("x", x), ("y", y)) for kind in ("", "_test", "_val")
-    }
-    mcmc = MCMC(NUTS(model), num_samples=30, warmup_steps=5, disable_progbar=True)
-    mcmc.run(x, y)
-    return {
-        **found,
-        **data,
-        **{"pyro": pyro, "torch": torch, "dist": dist, "nn": nn, "az": az, "plots": plots},
-        **{"MCMC": partial(MCMC, warmup_steps=5, disable_progbar=True), "NUTS": NUTS, "SVI": SVI},
-        **{"AutoNormal": AutoNormal, "Adam": pyro.optim.Adam, "mcmc": mcmc},
-        **{"model": model, "guide": guides[0], "other_guide": guides[1], "network": network},
-        **{"batches": [(x, y)], "optim": pyro.optim.Adam({"lr": 1e-3})},
-        **{"prior": processes.NeuralSampler(1), "noise_scale": 0.1, "objective": None},
+    exec(compile(code, "prepared", "exec"), found)
+    return found | {
         "fit": partial(pi.fit, num_steps=3, progress=False),
         "refine": partial(pi.refine, mode_steps=5, progress=False),
+        "MCMC": partial(MCMC, warmup_steps=5, disable_progbar=True),
         "vsbc": lambda *args, num_processes, **options: diagnostics.vsbc(
             *args, num_simulations=10, progress=False, **options
         ),
-        "net": net,
     }
 
 
 @pytest.fixture(scope="module")
 def namespace() -> dict[str, Any]:
-    return names()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # three steps are not enough, and things say so
+        return names()
 
 
 def small(code: str) -> str:
@@ -109,8 +87,30 @@ def small(code: str) -> str:
     return re.sub(r"(?<![\w.])[1-9]\d{2,}\b", "16", code)
 
 
+def with_an_example() -> dict[str, Any]:
+    """What a user begins with: all names at the root, and every objective and guide."""
+    found = {name: getattr(pi, name) for name in pi.__all__ if name != "__version__"}
+    for package in (objectives, guides):
+        for name in package.__all__:
+            value = getattr(package, name)
+            if inspect.isclass(value) and issubclass(value, (ELBO, AutoGuide)):
+                found[name] = value
+    return found
+
+
+def test_each_of_the_names_to_begin_with_has_an_example() -> None:
+    found = with_an_example()
+    assert len(found) > 35
+    lacking = []
+    for name, value in found.items():
+        codes = BLOCK.findall(inspect.cleandoc(value.__doc__ or ""))
+        if not any(re.search(rf"\b{name}\b", code) for code in codes):
+            lacking.append(name)
+    assert not lacking, lacking
+
+
 def test_examples_are_found() -> None:
-    assert len(EXAMPLES) >= 15
+    assert len(EXAMPLES) >= 45
     assert small("f(1000, 2e-3, num=500, 16, x1000)") == "f(16, 2e-3, num=16, 16, x1000)"
     assert SLOW < {name for name, _ in EXAMPLES}
 
