@@ -25,6 +25,7 @@ class Sampler(nn.Module):
     :param Preconditioner preconditioner: location and whitening.
     :param float scale: standard deviation of the output noise, or its initial value if learned.
     :param learn_scale: False, ``"scalar"`` or ``"diagonal"``.
+    :raises ArgumentError: see :func:`check_scale_arguments`.
     """
 
     def __init__(
@@ -47,7 +48,11 @@ class Sampler(nn.Module):
 
     @property
     def scale(self) -> float | Tensor:
-        """The output noise's standard deviation, in the generator's coordinates."""
+        """
+        The output noise's standard deviation, in the generator's coordinates.
+
+        It is a number, or, learned, of shape ``()`` or ``(m,)``.
+        """
         return self.fixed_scale if self.log_scale is None else self.log_scale.exp()
 
     def distribution(self, context: Tensor | None = None) -> ImplicitDistribution:
@@ -65,6 +70,8 @@ def check_scale_arguments(scale: float | None, learn_scale: bool | str | None) -
     """
     Checks the arguments ``scale`` and ``learn_scale`` of a guide.
 
+    :param float scale: standard deviation of the output noise, at least 0; None if it is not given.
+    :param learn_scale: False or None, ``"scalar"`` or ``"diagonal"``.
     :returns: the scale as a plain float, or None.
     :raises ArgumentError: for a negative or non-numeric scale, an unknown ``learn_scale``, or a
         learned scale that starts at 0.

@@ -138,7 +138,8 @@ def run_summed_out(
     :param kwargs: its keyword arguments.
     :param visit: called with each sample site that is left; a marginal factor has the names of what
         it stands for as ``infer["marginal_of"]``.
-    :param values: site name to the value that it takes, at the rows that its plates show.
+    :param values: site name to the value that it takes, of the shape of the site, at the rows that
+        its plates show.
     :param bool numbered: whether values are in the order of the rows' numbers, see
         :class:`~pyro_implicit.handlers.latent_rows.AtDraw`.
     """

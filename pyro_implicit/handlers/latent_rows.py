@@ -111,10 +111,10 @@ class ShownRows:
         Selects what a latent with a value for each row has at the rows that a plate shows.
 
         :param str name: of the latent.
-        :param torch.Tensor value: its values on all rows.
+        :param torch.Tensor value: its values on all rows, of any shape with these along ``dim``.
         :param frame: of the plate.
         :param int dim: negative dimension of the rows in ``value``.
-        :returns: the values at the rows shown.
+        :returns: the values at the rows shown, of the same shape but for ``dim``.
         :raises ShapeError: if nobody has said which rows these are.
         """
         if frame.name in self.by_chance and value.shape[dim] != 1:
@@ -126,8 +126,8 @@ class AtDraw(Messenger):
     """
     Fixes sites to values, as :func:`pyro.poutine.condition` does, at the rows that plates show.
 
-    :param dict values: by site; of a latent that each row has, those of all rows of its plate, or
-        of the rows shown.
+    :param dict values: by site, of the shape of the site; of a latent that each row has, those of
+        all rows of its plate, or of the rows shown.
     :param bool numbered: whether values of as many rows as a plate has are in the order of the
         rows' numbers, even where the plate shows all of them in another order.
     """
@@ -172,9 +172,9 @@ def at_rows(draws: Mapping[str, Tensor], cuts: Cuts) -> dict[str, Tensor]:
     """
     Cuts stacked draws as those of one run were.
 
-    :param dict draws: by site, with any dimensions in front.
+    :param dict draws: by site, of the shape of the site with any dimensions in front.
     :param cuts: of an :class:`AtDraw`.
-    :returns: draws at the rows that plates showed.
+    :returns: draws at the rows that plates showed, of the same shape but for the rows.
     """
     found = dict(draws)
     for name, places in cuts.items():

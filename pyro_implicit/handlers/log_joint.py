@@ -86,7 +86,12 @@ class LogJoint:
         return values, correction
 
     def trace(self, u: Tensor) -> tuple[Trace, Tensor]:
-        """The model's trace with its latents at ``u``, and the sum of the log-Jacobians."""
+        """
+        The model's trace with its latents at an unconstrained point.
+
+        :param torch.Tensor u: shape ``(m,)``.
+        :returns: the trace, and the sum of the log-Jacobians, shape ``()``.
+        """
         values, correction = self.values(u)
         with poutine.block():
             conditioned = poutine.condition(self.model, data=values)
@@ -120,6 +125,9 @@ class LogJoint:
 
         It is NaN, without a warning, where the model refuses its latents (a distribution says under
         validation that a parameter of it is NaN).
+
+        :param torch.Tensor u: shape ``(m,)``.
+        :returns: the log-density or NaN, shape ``()``.
         """
         try:
             with warnings.catch_warnings():

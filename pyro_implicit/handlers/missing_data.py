@@ -39,7 +39,8 @@ def refuse_missing_data(site: Any, log_prob: Tensor) -> None:
     Refuses observations that make a log-density NaN.
 
     :param site: an observed site.
-    :param torch.Tensor log_prob: its log-density, with a mask applied: what is masked does no harm.
+    :param torch.Tensor log_prob: its log-density, of any shape, with a mask applied: what is masked
+        does no harm.
     :raises NonFiniteError: naming the site and the number of its NaN.
     """
     if bool(torch.isnan(log_prob.detach()).any()):

@@ -95,7 +95,8 @@ def run_model(
     :param tuple args: its positional arguments.
     :param dict kwargs: its keyword arguments.
     :param callable visit: called with each sample site, see :class:`SiteVisitor`.
-    :param dict values: site name to the value that it takes, at the rows that its plates show.
+    :param dict values: site name to the value that it takes, of the shape of the site, at the rows
+        that its plates show.
     :param unobserve: names of observed sites to draw.
     :param bool numbered: whether values are in the order of the rows' numbers, see
         :class:`~pyro_implicit.handlers.latent_rows.AtDraw`.
@@ -189,7 +190,7 @@ def pointwise_log_prob(site: Any, *, wide: bool = False) -> Tensor:
     :param site: a sample site with a value.
     :param bool wide: in float64, with every sum taken in it: scores such as those of ArviZ take
         exponentials of differences of these numbers, and overflow in float32.
-    :returns: tensor of the plates' shape (dimensions of size 1 between plates are kept).
+    :returns: tensor of the shape of the plates (dimensions of size 1 between them are kept).
     """
     log_prob = batch_log_prob(site, wide=wide)
     dims = reduced_dims(site)

@@ -62,10 +62,12 @@ def rows_of(value: Tensor, dim: int, rows: Any) -> Tensor:
     """
     Selects the rows of a tensor by their numbers.
 
-    :param torch.Tensor value: has an entry for each row of a plate along ``dim``, or one for all.
+    :param torch.Tensor value: of any shape, with an entry for each row of a plate along ``dim``, or
+        one for all.
     :param int dim: of the rows.
     :param rows: numbers of those that are wanted; None for all.
-    :returns: ``value`` at these, in their order; itself if they are all in order.
+    :returns: ``value`` at these, in their order, of the same shape but for ``dim``; itself if they
+        are all in order.
     """
     if rows is None or value.shape[dim] == 1:  # the same for all
         return value
@@ -161,5 +163,6 @@ def is_cut(site: Any) -> bool:
     Whether a plate around a site shows some of its rows only.
 
     :param site: a message of a handler, or a node of a trace.
+    :returns: whether it does.
     """
     return any(f.full_size not in (None, f.size) for f in site["cond_indep_stack"])

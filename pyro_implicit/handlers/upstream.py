@@ -41,7 +41,7 @@ def upstream_sites(
     :param model: a model.
     :param args: its positional arguments.
     :param kwargs: its keyword arguments.
-    :param values: of latents that are not to be drawn.
+    :param values: of latents that are not to be drawn, of the shape of their sites.
     :returns: by site, the names of those that it is a function of, itself left out; None for a
         model that cannot be followed.
     """

@@ -60,12 +60,12 @@ def normal_alpha_energy(
     At ``alpha=0`` it is its limit, the expected log-likelihood, and at ``alpha=1`` the logarithm of
     the predictive density.
 
-    :param torch.Tensor value: ``y``; it and the next three broadcast.
-    :param torch.Tensor mean: ``m``.
-    :param torch.Tensor variance: ``v``, at least 0.
-    :param torch.Tensor noise_variance: :math:`\sigma^2 > 0`.
+    :param torch.Tensor value: ``y``, of any shape; it and the next three broadcast.
+    :param torch.Tensor mean: ``m``, of any shape.
+    :param torch.Tensor variance: ``v``, at least 0, of any shape.
+    :param torch.Tensor noise_variance: :math:`\sigma^2 > 0`, of any shape.
     :param float alpha: at least 0.
-    :returns: of the shape that they have together.
+    :returns: one value for each datum, of the shape of all four together.
     """
     ratio = variance / noise_variance  # theory/processes.md (process-alpha-energy)
     spread = ratio if alpha < LEAST_POWER else torch.log1p(alpha * ratio) / alpha

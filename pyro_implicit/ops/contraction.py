@@ -50,10 +50,11 @@ def invert_block(
     solution.
 
     :param torch.Tensor y: values of the block, shape ``(..., m)``.
-    :param weights: ``W_1`` (h, m), ``b`` (h,) and ``W_2`` (m, h).
+    :param weights: ``W_1``, ``b`` and ``W_2``, shapes ``(h, m)``, ``(h,)`` and ``(m, h)``.
     :param activation: the function and its slope.
     :param float tolerance: largest residual of a pre-activation, relative to its size.
     :param int max_iterations: when to give up.
+    :returns: the arguments, shape ``(..., m)``, and what it took to find them.
     :raises NonFiniteError: if the tolerance is not reached.
     """
     weight_in, bias, weight_out = weights

@@ -83,6 +83,7 @@ def fit_density_ratio(
     :param bandwidth: in units of the median distance of all draws to the centres; several are dealt
         out to the centres in turns.
     :param float ridge: ``lambda > 0``.
+    :returns: the ratio, a function of points.
     :raises ShapeError: unless all three are matrices of equally many columns.
     :raises ArgumentError: for a bandwidth or ridge that is not positive.
     """
@@ -113,6 +114,8 @@ def bandwidths(bandwidth: float | Sequence[float]) -> tuple[float, ...]:
     """
     One or several widths as a tuple.
 
+    :param bandwidth: a positive number, or a list or tuple of them.
+    :returns: the widths.
     :raises ArgumentError: for none, or one that is not a positive number.
     """
     several = isinstance(bandwidth, (list, tuple))

@@ -27,7 +27,8 @@ def hamiltonian_chain(
     :param float step_size: of the leapfrog.
     :param int num_steps: proposals, each accepted or refused.
     :param int num_leapfrog: gradients for each.
-    :returns: the points after each step, without gradients; the mean probability of acceptance.
+    :returns: the points after each step, without gradients, each of the shape of ``start``; the
+        mean probability of acceptance, shape ``()``.
     """
     z, rate = start.detach(), start.new_zeros(())
     value, slope = _value_and_slope(log_density, z)

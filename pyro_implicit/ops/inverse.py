@@ -36,7 +36,8 @@ def result_dtype(x: Tensor) -> torch.dtype:
     """
     Tells the dtype of an inverse.
 
-    :param torch.Tensor x: the values; whole numbers have an inverse that is not.
+    :param torch.Tensor x: the values, of any shape; whole numbers have an inverse that is not.
+    :returns: that of ``x``, or torch's default for whole numbers.
     """
     return x.dtype if x.is_floating_point() else torch.get_default_dtype()
 
@@ -58,8 +59,9 @@ def first_order(x: Tensor) -> Tensor:
     """
     Marks a solution whose first derivatives alone are right.
 
-    :param torch.Tensor x: what one differentiable Newton step from the solution gives.
-    :returns: ``x``; torch raises an error where it is differentiated twice.
+    :param torch.Tensor x: what one differentiable Newton step from the solution gives, of any
+        shape.
+    :returns: ``x``, of the same shape; torch raises an error where it is differentiated twice.
     """
     result: Tensor = _FirstOrder.apply(x)
     return result

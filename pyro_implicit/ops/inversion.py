@@ -59,9 +59,9 @@ class DensityEstimate:
     :param torch.Tensor value: :math:`\log q(w)` from draws that know nothing but ``w``, shape
         ``(n,)``; in expectation never too large, minus infinity where no noise was found.
     :param torch.Tensor standard_error: of it, shape ``(n,)``; as far as the draws can tell.
-    :param torch.Tensor upper: the same with the noise that made ``w`` among the draws, in
-        expectation over ``w`` never too small (Grosse, Ghahramani and Adams 2015); ``value`` if
-        that noise is not known.
+    :param torch.Tensor upper: the same with the noise that made ``w`` among the draws, shape
+        ``(n,)``; in expectation over ``w`` never too small (Grosse, Ghahramani and Adams 2015);
+        ``value`` if that noise is not known.
     """
 
     value: Tensor
@@ -122,6 +122,7 @@ def density_by_sampling(
     :param int num_inner: ``K``.
     :param int num_starts: ``k``.
     :param torch.Tensor own: the noises that made the points, shape ``(n, d)``, if known.
+    :returns: the estimates, one for each point.
     """
     n, d = len(points), generator.noise_dim
     starts = spread_starts(points, generator, num_starts).reshape(-1, d)
@@ -173,6 +174,7 @@ def density_by_preimages(
     :param Map generator: ``g``, with ``d = m``.
     :param int num_starts: ``k``.
     :param torch.Tensor own: the noises that made the points, shape ``(n, d)``, if known.
+    :returns: the estimates, one for each point.
     """
     n, d = points.shape
     spread = generator.value(torch.randn(256, d, dtype=points.dtype, device=points.device)).std(0)

@@ -27,12 +27,22 @@ __all__ = ["half_log_det", "half_log_det_gram", "is_zero", "low_rank_half_log_de
 
 
 def upcast(tensor: Tensor) -> Tensor:
-    """``tensor`` in float64, or in float32 where the device has no float64."""
+    """
+    Widens a tensor to float64, or to float32 where the device has no float64.
+
+    :param torch.Tensor tensor: of any shape.
+    :returns: the same numbers in the same shape.
+    """
     return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
 
 
 def is_zero(scale: float | Tensor) -> bool:
-    """Whether ``scale`` is the number 0 (a tensor never counts as zero: it may be learned)."""
+    """
+    Whether a scale is the number 0.
+
+    :param scale: a number, or a tensor of any shape, which never counts as zero: it may be learned.
+    :returns: whether it is.
+    """
     return not isinstance(scale, Tensor) and scale == 0
 
 
@@ -100,8 +110,10 @@ def low_rank_half_log_det(
     :param torch.Tensor diagonal: ``s``, shape ``(m,)``, no entry zero.
     :param torch.Tensor left: ``U``, shape ``(m, h)``.
     :param torch.Tensor right: ``V``, shape ``(..., h, m)``.
-    :param scale: as in :func:`half_log_det`.
+    :param scale: as in :func:`half_log_det`: 0, a positive number, or shape ``()`` or ``(m,)``.
     :returns: shape ``(...)``.
+    :raises ArgumentError: if the scale is negative.
+    :raises ShapeError: for a scale of another shape.
     """
     dtype = right.dtype
     s, u, v = upcast(diagonal), upcast(left), upcast(right)

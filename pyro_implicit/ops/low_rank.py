@@ -74,6 +74,12 @@ def posterior_by_functions(
     The covariance is what is left of ``there`` outside of the span of the observations, a sum of
     squares; Eq. 12 has a difference in its place, which rounding makes negative when ``S > N`` and
     the noise is small.
+
+    :param torch.Tensor here: :math:`\Phi` at the observations, shape ``(*batch, N, S)``.
+    :param torch.Tensor there: at other inputs, shape ``(*batch, K, S)``.
+    :param torch.Tensor noise: variances of the observations, shape ``(*batch, N)``.
+    :param torch.Tensor rest: observations less their mean, shape ``(*batch, N)``.
+    :returns: shift of the mean ``(*batch, K)`` and covariance ``(*batch, K, K)`` at the others.
     """
     # theory/processes.md (process-by-functions), Eq. 12 of Ma et al.
     q, r = _stacked_qr(here.mT, torch.diag_embed(noise.sqrt()))
@@ -120,6 +126,9 @@ def lifted(covariance: Tensor) -> Tensor:
     Raises the diagonal of a covariance so that a rank-deficient one can be factored.
 
     It adds a share of each variance, far beyond the rounding of a sum of squares.
+
+    :param torch.Tensor covariance: shape ``(..., n, n)``.
+    :returns: the raised covariance, of the same shape.
     """
     variance = covariance.diagonal(dim1=-2, dim2=-1)
     share = max(1e-10, 50 * torch.finfo(covariance.dtype).eps)

@@ -48,7 +48,10 @@ class SlopedLayer:
     """
     A matrix-multiplication layer at one input.
 
-    It has the two factors, their scale, and the slopes ``(..., a', b')``, None if linear.
+    :param torch.Tensor left: ``U``, shape ``(a', a)``.
+    :param torch.Tensor right: ``V``, shape ``(b, b')``.
+    :param float scale: ``s``.
+    :param torch.Tensor slope: of the activation, shape ``(..., a', b')``; None if it is linear.
     """
 
     left: Tensor

@@ -29,7 +29,7 @@ def unit(direction: Tensor) -> Tensor:
     Scales vectors to unit length.
 
     :param torch.Tensor direction: shape ``(..., m)``.
-    :returns: the same directions; zero stays zero.
+    :returns: the same directions, of the same shape; zero stays zero.
     """
     norm = torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
     unit: Tensor = direction / norm.clamp(min=torch.finfo(direction.dtype).tiny)

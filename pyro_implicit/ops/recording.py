@@ -78,7 +78,7 @@ def lighten(graph: fx.GraphModule, *example: Tensor) -> None:
     anew: nothing is taken for constant.
 
     :param graph: as recorded; one that writes into tensors stays so but for dead code.
-    :param example: tensors that it can be run with.
+    :param example: tensors that it can be run with, of the shapes of those it was recorded with.
     """
     graph.graph.eliminate_dead_code()
     if not any(_is_mutable(node) for node in graph.graph.nodes):

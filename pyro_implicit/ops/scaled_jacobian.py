@@ -104,10 +104,14 @@ class ScaledJacobian:
 
 def eigh_or_nan(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """
-    The eigenvalues and eigenvectors of small symmetric matrices ``(..., n, n)``.
+    The eigenvalues and eigenvectors of small symmetric matrices.
 
     They are NaN for those with entries that are not finite, where ``torch.linalg.eigh`` stops the
     program.
+
+    :param torch.Tensor matrix: shape ``(..., n, n)``.
+    :returns: eigenvalues in ascending order, shape ``(..., n)``, and eigenvectors as columns, shape
+        ``(..., n, n)``.
     """
     finite = matrix.isfinite().all(-1).all(-1)
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)

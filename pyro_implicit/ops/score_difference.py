@@ -119,7 +119,7 @@ def stein_smoothed(kind: str, x: Tensor, score: Tensor, bandwidth: Tensor | floa
     :param str kind: ``"gaussian"`` or ``"imq"``.
     :param torch.Tensor x: draws, shape ``(n, m)``, ``n >= 2``.
     :param torch.Tensor score: of the posterior there, shape ``(n, m)``.
-    :param bandwidth: ``h > 0``.
+    :param bandwidth: ``h > 0``, a number or shape ``()``.
     :returns: shape ``(n, m)``.
     """
     kernel, slope, _ = _radial(kind, x, bandwidth)  # theory/scores.md (svgd-direction)
@@ -138,7 +138,7 @@ def stein_squared_discrepancy(
     :param str kind: ``"gaussian"`` or ``"imq"``.
     :param torch.Tensor x: draws, shape ``(n, m)``, ``n >= 2``.
     :param torch.Tensor score: of the posterior there, shape ``(n, m)``.
-    :param bandwidth: ``h > 0``.
+    :param bandwidth: ``h > 0``, a number or shape ``()``.
     :returns: shape ``()``.
     """
     kernel, slope, trace = _radial(kind, x, bandwidth)  # theory/scores.md (stein-kernel)

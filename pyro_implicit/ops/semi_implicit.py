@@ -122,10 +122,11 @@ def gauss_newton_proposal(
     :param generator: ``g``, from ``(n, d)`` to ``(n, m)``.
     :param jacobian: its Jacobians, from ``(n, d)`` to ``(n, m, d)``.
     :param int noise_dim: ``d``.
-    :param scale: ``sigma``.
+    :param scale: ``sigma``, a number or shape ``()`` or ``(m,)``.
     :param int num_steps: steps.
     :param torch.Tensor start: where the steps begin, shape ``(n, d)``, found without the ``z`` that
         made ``w``; a fixed point by default.
+    :returns: the proposal for each of the ``n``.
     """
     z = start
     if z is None:  # not at 0, where a symmetric generator has no slope

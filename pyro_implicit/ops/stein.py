@@ -39,7 +39,7 @@ def stein_matrix(
 
     :param torch.Tensor draws: shape ``(n, m)``.
     :param torch.Tensor scores: of ``p`` at the draws, shape ``(n, m)``.
-    :param length: :math:`\ell > 0`.
+    :param length: :math:`\ell > 0`, a number or shape ``()``.
     :param float beta: between -1 and 0.
     :returns: shape ``(n, n)``, symmetric.
     """
@@ -62,7 +62,7 @@ def stein_u_statistic(matrix: Tensor) -> Tensor:
     """
     Estimates the squared Stein discrepancy without bias.
 
-    :param torch.Tensor matrix: from :func:`stein_matrix`, ``n >= 2``.
+    :param torch.Tensor matrix: from :func:`stein_matrix`, shape ``(n, n)``, ``n >= 2``.
     :returns: the mean over all pairs of different draws, shape ``()``: unbiased for the squared
         discrepancy, and so negative at times.
     """
@@ -77,7 +77,7 @@ def bootstrap_null(matrix: Tensor, num_bootstrap: int) -> Tensor:
     :math:`\sum_{i \ne j} (w_i - \tfrac1n)(w_j - \tfrac1n)\, \kappa_{ij}` with multinomial weights,
     times :math:`n / (n - 1)` as the statistic is (Liu, Lee and Jordan 2016, Eq. 15).
 
-    :param torch.Tensor matrix: from :func:`stein_matrix`.
+    :param torch.Tensor matrix: from :func:`stein_matrix`, shape ``(n, n)``.
     :param int num_bootstrap: ``B``.
     :returns: shape ``(B,)``.
     """

@@ -58,7 +58,11 @@ class GaussianStart:
     unit: Tensor | None = None
 
     def deviations(self) -> Tensor:
-        """The marginal standard deviations, shape ``(m,)``; 1 without a factor."""
+        """
+        The marginal standard deviations.
+
+        :returns: shape ``(m,)``; 1 without a factor.
+        """
         if self.factor is None:
             return torch.ones_like(self.loc)
         return self.factor if self.factor.dim() == 1 else self.factor.square().sum(-1).sqrt()
@@ -96,7 +100,12 @@ class GaussianStart:
         return replace(self, factor=factor.to(self.factor))
 
     def split(self, sizes: Sequence[int]) -> list[GaussianStart]:
-        """The marginals of consecutive blocks of those sizes."""
+        """
+        The marginals of consecutive blocks.
+
+        :param sizes: of the blocks.
+        :returns: one start for each.
+        """
         locs = self.loc.split(list(sizes))
         if self.factor is None:
             none = [None] * len(locs)
@@ -128,6 +137,7 @@ def gaussian_start(kind: str | AutoGuide, log_joint: LogJoint, loc: Tensor) -> G
           returns).
     :param LogJoint log_joint: the model's density.
     :param torch.Tensor loc: where to begin, shape ``(m,)``.
+    :returns: the Gaussian.
     :raises ArgumentError: for too many latents for a full matrix, or a guide that is no fitted
         Gaussian with the model's sites.
     :raises SiteError: if the density is random.

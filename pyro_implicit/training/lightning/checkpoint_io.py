@@ -37,7 +37,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     @classmethod
     def replace_default(cls, strategy: Any) -> None:
-        """Takes the place of Lightning's default, not of a class that the user chose."""
+        """
+        Takes the place of Lightning's default, not of a class that the user chose.
+
+        :param strategy: that of a trainer.
+        """
         holder, io = strategy, strategy.checkpoint_io
         while getattr(io, "_checkpoint_io", None) is not None:  # one that wraps another
             holder, io = io, io._checkpoint_io
@@ -100,6 +104,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         Compares a file with its checksums.
 
         :param path: of it, local or remote, or the file, open.
+        :param bool weights_only: what the caller was asked for, if anything.
         :raises StateError: if it is truncated, damaged, or no checkpoint.
         :raises ArgumentError: for ``weights_only=False``, which nothing here accepts.
         :raises FileNotFoundError: if there is no such file.
