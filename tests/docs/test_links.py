@@ -91,3 +91,10 @@ def test_every_page_is_in_the_tables_of_contents() -> None:
         name = path.relative_to(DOCS).with_suffix("").as_posix()
         told = name == "index" or any(fnmatch(name, one) for one in listed)
         assert told, f"{name} is in no table of contents"
+
+
+def test_every_notebook_is_on_the_page_of_tutorials() -> None:
+    page = (DOCS / "tutorials" / "index.md").read_text()
+    for path in ROOT.glob("tutorials/*.ipynb"):
+        assert f"]({path.name})" in page, f"{path.stem} is in no table"
+        assert f"\n{path.stem}\n" in page, f"{path.stem} is in no table of contents"
