@@ -44,6 +44,10 @@ add_module_names = False
 nitpicky = True
 nitpick_ignore_regex = [(r"py:.*", r"(?!pyro_implicit\.).*"), (r"py:.*", r"pyro_implicit\..*\._.*")]
 
+# A server that is slow or away for a moment is no broken link.
+linkcheck_retries = 3
+linkcheck_timeout = 30
+
 html_theme = "furo"
 html_title = f"pyro_implicit {release}"
 html_copy_source = False

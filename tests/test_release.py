@@ -16,6 +16,7 @@ from site import getsitepackages
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from tests.test_typed_program import check_strictly
 
@@ -58,10 +59,21 @@ def requirements() -> dict[str, str]:
     return {match[1]: match[2].strip() for match in matches if match}
 
 
+def tried(which: str) -> dict[str, str]:
+    """Packages and versions of a file of constraints."""
+    lines = (ROOT / ".ci" / f"{which}.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
+
+
+def test_the_newest_versions_that_were_tried_are_newer_than_the_oldest() -> None:
+    oldest, newest = tried("oldest"), tried("newest")
+    assert set(oldest) <= set(newest)
+    for package, version in oldest.items():
+        assert Version(newest[package]) >= Version(version), package
+
+
 def test_lower_bounds_are_the_oldest_versions_that_were_tried() -> None:
-    text = (ROOT / ".ci" / "oldest.txt").read_text()
-    oldest = dict(line.split("==") for line in text.splitlines() if not line.startswith("#"))
-    bounds = requirements()
+    oldest, bounds = tried("oldest"), requirements()
     assert set(oldest) <= set(bounds)
     for package, bound in bounds.items():
         assert bound == (f">= {oldest[package]}" if package in oldest else "")  # and none above

@@ -10,7 +10,7 @@ import torch
 from pyro.infer.autoguide import AutoNormal
 
 from pyro_implicit.arviz import groups as _groups
-from pyro_implicit.arviz.compatibility import import_arviz
+from pyro_implicit.arviz.compatibility import import_arviz, loo_by_datum
 from pyro_implicit.arviz.to_arviz import to_arviz
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.hypernetwork import HyperNetworkGuide
@@ -107,10 +107,9 @@ def test_loo_of_a_selected_restart_and_netcdf(tmp_path):
     data = to_arviz(model, guides, X, Y, num_samples=200, coords=coords)
     one = data.sel(restart="second")
     assert one["posterior"]["w"].dims == ("chain", "draw", "w_dim_0")
-    arviz = import_arviz()
-    assert np.isfinite(arviz.loo(one, pointwise=True).values[0])
+    assert np.isfinite(loo_by_datum(one)).all()
     data.to_netcdf(tmp_path / "restarts.nc")
-    read = arviz.from_netcdf(tmp_path / "restarts.nc")
+    read = import_arviz().from_netcdf(tmp_path / "restarts.nc")
     assert read["posterior"].coords["restart"].values.tolist() == ["first", "second"]
 
 
