@@ -16,8 +16,8 @@ version = release = pyro_implicit.__version__
 extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
-    "sphinx.ext.mathjax",
     "myst_nb",
+    "sphinxcontrib.katex",
     "gathered_pages",
     "repository_links",
     "reference_pages",
@@ -31,6 +31,11 @@ nb_execution_mode = "off"
 nb_merge_streams = True
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "fieldlist"]
 myst_heading_anchors = 3
+
+# The site is read without a network: KaTeX comes with its extension, where Sphinx's own MathJax is
+# loaded from a server, and it makes MathML, which browsers draw with fonts and styles of their own.
+katex_options = 'output: "mathml", throwOnError: false'
+katex_css_path = "katex-math.css"  # the extension's; KaTeX's own style is for other output
 
 autosummary_generate = True
 autodoc_typehints = "signature"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.docs.pages import DOCS, ROOT
 @pytest.mark.slow
 def test_site_is_built_without_warnings(tmp_path: Path) -> None:
     pytest.importorskip("myst_nb", reason="the site needs the extra 'docs'")
+    pytest.importorskip("sphinxcontrib.katex", reason="the site needs the extra 'docs'")
     pytest.importorskip("furo", reason="the site needs the extra 'docs'")
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
     done = subprocess.run(
@@ -28,6 +30,9 @@ def test_site_is_built_without_warnings(tmp_path: Path) -> None:
     names = {path.stem for path in (tmp_path / "html/reference/names").glob("*.html")}
     for name in ("guides.HyperNetworkGuide", "objectives.LinearisedELBO", "inference.predict"):
         assert f"pyro_implicit.{name}" in names
+    formulas = (tmp_path / "html/theory/linearised.html").read_text()
+    assert not re.findall(r'<(?:script|link)[^>]*(?:src|href)="https?:', formulas)  # read offline
+    assert (tmp_path / "html/_static/katex.min.js").stat().st_size > 100_000
     start = (tmp_path / "html/start.html").read_text()
     assert "Ten minutes" in start
     reference = (tmp_path / "html/reference/index.html").read_text()
