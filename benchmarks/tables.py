@@ -21,14 +21,17 @@ from benchmarks.common import format_table
 from benchmarks.records import is_transcribed, read_record
 from benchmarks.registry import benchmark_of_record
 
-__all__ = ["PAGES", "fill", "render", "stale", "update"]
+__all__ = ["PAGES", "RESULTS", "fill", "render", "stale", "update"]
 
 _ROOT = Path(__file__).resolve().parents[1]
 _WRITTEN = "index.md"  # by a build of the site, from RESULTS.md
-PAGES = (
+#: pages of results, whose tables are all made from records
+RESULTS = (
     _ROOT / "benchmarks" / "RESULTS.md",
     *sorted(p for p in (_ROOT / "docs" / "results").glob("*.md") if p.name != _WRITTEN),
 )
+#: the same, and those that have other tables beside
+PAGES = (*RESULTS, _ROOT / "docs" / "choose.md")
 _MARKED = re.compile(
     r"(?P<begin><!-- table: (?P<what>.*?) -->\n)(?P<body>.*?)(?P<end><!-- end of table -->)", re.S
 )

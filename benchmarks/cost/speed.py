@@ -86,6 +86,22 @@ def table(rows: list[Row]) -> str:
     return format_table(header, lines)
 
 
+#: what a step is compared with in short, and the step
+BESIDE = (("AutoNormal", "implicit, recorded"), ("MAP", "LanczosELBO(5)"))
+
+
+def steps_in_short(rows: list[Row]) -> str:
+    """What a step takes, beside that of mean-field or of ordinary training."""
+    times = {(row["what"], row["method"]): row["cpu_ms"] for row in rows}
+    lines = [
+        [what, method, base, _digits(ms), f"{ms / times[what, base]:.1f}"]
+        for (what, method), ms in times.items()
+        for base, other in BESIDE
+        if method == other and ms is not None and times.get((what, base))
+    ]
+    return format_table(["what", "method", "beside", "CPU ms", "ratio"], lines)
+
+
 def _digits(ms: float) -> str:
     return f"{ms:.0f}" if ms >= 100 else f"{ms:.3g}"
 

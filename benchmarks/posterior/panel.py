@@ -18,11 +18,14 @@ from pyro.nn import PyroModule
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from benchmarks.common import fixed_seed, format_table, parse, parser
+from benchmarks.common import fixed_seed, parse, parser
 from benchmarks.posterior._panel_cases import CASES, Case, Load
+from benchmarks.posterior._panel_tables import by_data, table
 from benchmarks.records import write_record
 from pyro_implicit import ConditionalHyperNetworkGuide, HyperNetworkGuide, fit
 from pyro_implicit.training.fitting.default_objective import default_num_particles
+
+__all__ = ["METHODS", "SETTINGS", "Row", "by_data", "main", "measure", "run", "table"]
 
 DESCRIPTION = """\
 Fits a guide to each model by fit(model, guide, *data) with no other argument: no rate, no number of
@@ -203,46 +206,3 @@ METHODS: dict[str, Callable[[Case], tuple[Any, Row]]] = {
     "AutoLaplaceApproximation": partial(_pyros, AutoLaplaceApproximation),
     "NUTS": _nuts,
 }
-
-
-# ---- tables
-
-
-def table(rows: list[Row]) -> str:
-    """A line for each model and method: means over seeds."""
-    header = ["model", "method", "fits", "score", "margin", "steps", "CPU s", "CPU ratio", "told"]
-    lines = []
-    for model, method in dict.fromkeys((r["model"], r["method"]) for r in rows):
-        group = [r for r in rows if (r["model"], r["method"]) == (model, method)]
-        fits = [r for r in group if "score" in r]
-        base = [r for r in rows if (r["model"], r["method"]) == (model, "AutoNormal")]
-        lines.append([model, method, f"{len(fits)} of {len(group)}", *_cells(fits, base)])
-    return format_table(header, lines)
-
-
-def _cells(fits: list[Row], base: list[Row]) -> list[Any]:
-    if not fits:
-        return [None] * 6
-    usual = statistics.fmean(r["cpu_seconds"] for r in base) if base else math.nan
-    seconds = statistics.fmean(r["cpu_seconds"] for r in fits)
-    warned = sum(bool(r.get("warnings")) for r in fits)
-    return [
-        f"{statistics.fmean(r['score'] for r in fits):.3f}",
-        _margin(fits),
-        f"{statistics.fmean(r['steps'] for r in fits):.0f}",
-        f"{seconds:.1f}",
-        f"{seconds / usual:.1f}",
-        f"{warned} of {len(fits)}",
-    ]
-
-
-def _margin(fits: list[Row]) -> str | None:
-    """Mean over seeds; the error has a part from held-out data and one from seeds."""
-    margins = [r["margin"] for r in fits if "margin" in r]
-    if not margins:
-        return None
-    rows = statistics.fmean((r["margin_error"] or 0.0) ** 2 for r in fits)
-    if len(margins) == 1 and fits[0]["margin_error"] is None:
-        return f"{margins[0]:+.3f}"
-    seeds = statistics.variance(margins) / len(margins) if len(margins) > 1 else 0.0
-    return f"{statistics.fmean(margins):+.3f} ± {math.sqrt(rows + seeds):.3f}"

@@ -41,12 +41,12 @@ def test_all_records_are_shown_somewhere() -> None:
 
 
 def test_no_table_is_written_by_hand() -> None:
-    for page in tables.PAGES:
+    for page in tables.RESULTS:
         left = tables._MARKED.sub("", page.read_text())
         assert not [line for line in left.splitlines() if line.startswith("|")], page
 
 
-@pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", tables.RESULTS, ids=lambda page: page.stem)
 def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text())
     assert not [target for target in targets if not (page.parent / target).exists()]

@@ -1,0 +1,50 @@
+"""The short tables of the page on what to choose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.common import format_table
+from benchmarks.cost import speed
+from benchmarks.posterior import panel
+from benchmarks.posterior._panel_cases import CASES
+from benchmarks.posterior._panel_tables import KINDS
+from tests.docs.pages import DOCS
+
+HEADER = ["data", "model", "default: CPU s", "AutoNormal: CPU s", "ahead of AutoNormal by"]
+
+
+def fit(method: str, seconds: float, margin: float, model: str = "eight schools") -> dict[str, Any]:
+    told = {"score": -1.0, "margin": margin, "margin_error": 0.5, "cpu_seconds": seconds}
+    return {"model": model, "seed": 0, "method": method, "note": None, **told}
+
+
+def test_kinds_of_data_are_of_models_and_pages_that_are_there() -> None:
+    for _, page, models in KINDS:
+        assert set(models) <= set(CASES)
+        source = DOCS.parent if page.endswith(".ipynb") else DOCS
+        assert (source / page.partition("#")[0]).exists()
+
+
+def test_models_are_shown_where_both_fits_are_there() -> None:
+    rows = [fit("AutoNormal", 4.0, 0.0), fit("implicit", 12.0, 0.25), fit("implicit", 8.0, 0.25)]
+    rows += [fit("implicit", 1.0, 0.0, "logistic"), fit("NUTS", 1.0, 0.0), fit("x", 1.0, 0.0, "y")]
+    rows.append({"model": "LeNet", "seed": 0, "method": "implicit", "note": "no fit"})
+    page = f"[{KINDS[0][0]}]({KINDS[0][1]})"
+    expected = [page, "eight schools", "10", "4", "+0.250 ± 0.500"]
+    assert panel.by_data(rows) == format_table(HEADER, [expected])
+    assert panel.by_data([]) == format_table(HEADER, [])
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_steps_are_shown_beside_what_they_are_compared_with(known: bool) -> None:
+    rows: list[dict[str, Any]] = [
+        {"what": "step, a", "method": "AutoNormal", "cpu_ms": 2.0},
+        {"what": "step, a", "method": "implicit, recorded", "cpu_ms": 5.0 if known else None},
+        {"what": "step, b", "method": "LanczosELBO(5)", "cpu_ms": 5.0},
+    ]
+    expected = ["step, a", "implicit, recorded", "AutoNormal", "5", "2.5"]
+    header = ["what", "method", "beside", "CPU ms", "ratio"]
+    assert speed.steps_in_short(rows) == format_table(header, [expected] if known else [])
