@@ -131,7 +131,7 @@ def gaussian_start(kind: str | AutoGuide, log_joint: LogJoint, loc: Tensor) -> G
           draws, eigenvalues clamped at 0;
         - ``"ggn"``: the same with the generalised Gauss-Newton curvature (where the likelihood has
           one). Cheaper, but so flat in the directions that it does not see that the start may lie
-          outside of where the network is nearly linear (see docs/results/posterior.md);
+          outside of where the network is nearly linear (see docs/results/uci_regression.md);
         - a fitted ``AutoNormal``, ``AutoDiagonalNormal``, ``AutoLowRankMultivariateNormal`` or
           ``AutoMultivariateNormal`` (which ``AutoLaplaceApproximation.laplace_approximation``
           returns).
