@@ -54,6 +54,8 @@ linkcheck_retries = 3
 linkcheck_timeout = 30
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["print.css"]
 html_title = f"pyro_implicit {release}"
 html_copy_source = False
 html_show_sourcelink = False
