@@ -16,10 +16,15 @@ Row = dict[str, Any]
 KINDS = (
     ("a few rows", "start.md#a-model-without-a-network", ("eight schools",)),
     ("hundreds of rows", "howto/likelihoods.md#classes", ("logistic",)),
-    ("groups, a panel", "tutorials/index.md#by-kind-of-model", ("varying intercepts",)),
-    ("counts along time", "howto/likelihoods.md#counts", ("change point", "Gaussian process")),
+    ("groups, a panel", "tutorials/11_hierarchical_and_counts.ipynb", ("varying intercepts",)),
+    (
+        "counts along time",
+        "tutorials/11_hierarchical_and_counts.ipynb",
+        ("change point", "Gaussian process"),
+    ),
     ("sequences", "tutorials/03_any_network.ipynb", ("GRU",)),
-    ("a table", "tutorials/01_quickstart.ipynb", ("README network", "concrete", "energy")),
+    ("a curve", "tutorials/01_quickstart.ipynb", ("README network",)),
+    ("a table", "tutorials/12_regression_and_chains.ipynb", ("concrete", "energy")),
     ("latents of each row", "howto/minibatches.md#latents-of-each-row", ("local latents",)),
     ("images", "tutorials/04_images.ipynb", ("digits CNN", "LeNet")),
 )
