@@ -32,6 +32,7 @@ __all__ = ["KHat", "khat"]
 #: nats that one draw can add to the gap: where no noise was found the lower estimate is minus
 #: infinity
 MOST_OF_ONE_DRAW = 10.0
+_NEARLY_EQUAL = 0.9  # of the draws, that weights are worth which hardly differ
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class KHat:
         same ratios; to be believed if k-hat is small.
     :param float density_error: mean standard error of the guide's log-density, in nats.
     :param float density_gap: mean difference between the upper and the lower estimate of it.
+    :param float effective_samples: what the draws are worth with their weights, at most all.
     """
 
     value: float
@@ -52,6 +54,7 @@ class KHat:
     log_evidence: float
     density_error: float
     density_gap: float
+    effective_samples: float
 
     @property
     def threshold(self) -> float:
@@ -70,9 +73,11 @@ class KHat:
         place, verdict = "below", "importance weights can repair what the guide lacks"
         if not self.is_good:
             place, verdict = "above", "the guide is too narrow somewhere, or misses what is near it"
+            if self.effective_samples > _NEARLY_EQUAL * self.num_samples:
+                verdict = "a long tail of weights that are nearly equal, of a guide that is close"
         return (
             f"k-hat {self.value:.2f}, {place} the threshold {self.threshold:.2f} of "
-            f"{self.num_samples} draws: {verdict}"
+            f"{self.num_samples} draws, which are worth {self.effective_samples:.0f}: {verdict}"
         )
 
 
@@ -94,7 +99,9 @@ def khat(
     one. With 1000 draws it scatters: eight calls on one guide whose deviations were right within 3%
     gave 0.39 to 0.80, so that a single value just above the threshold proves little. It does not
     see what no draw comes near: a guide that has one of two separated modes passes, and so does a
-    modest bias.
+    modest bias. It is a shape, without a scale: where weights hardly differ
+    (:attr:`KHat.effective_samples` near ``num_samples``), as of one or two latents that are fitted
+    well, a large one says nothing against the guide.
 
     The guide's density is estimated as in :func:`~pyro_implicit.diagnostics.log_density`. At its
     own draws the noise is known that made each, so that two estimates can be made of it, one too
@@ -140,7 +147,8 @@ def khat(
     ratios = log_joint - density.upper
     log_evidence = float(ratios.logsumexp(0)) - math.log(num_samples)
     value = psis_khat(ratios.cpu().numpy())
-    return KHat(value, num_samples, log_evidence, error, gap)
+    effective = float(1 / ratios.softmax(0).square().sum())
+    return KHat(value, num_samples, log_evidence, error, gap, effective)
 
 
 def _check_density(

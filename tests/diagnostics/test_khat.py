@@ -74,13 +74,19 @@ def test_with_output_noise_and_a_constrained_site():
 
 
 def test_the_threshold_grows_with_the_draws():
-    assert KHat(0.6, 100, 0.0, 0.0, 0.0).threshold == pytest.approx(0.5)
-    assert KHat(0.6, 3000, 0.0, 0.0, 0.0).threshold == pytest.approx(0.7)
-    assert KHat(0.6, 3000, 0.0, 0.0, 0.0).is_good
-    assert not KHat(0.6, 100, 0.0, 0.0, 0.0).is_good
-    assert str(KHat(0.6, 3000, 0.0, 0.0, 0.0)).startswith("k-hat 0.60, below the threshold 0.70 of")
-    assert "above the threshold 0.50 of 100 draws: the guide is too" in str(
-        KHat(0.6, 100, 0.0, 0.0, 0.0)
+    assert KHat(0.6, 100, 0.0, 0.0, 0.0, 50.0).threshold == pytest.approx(0.5)
+    assert KHat(0.6, 3000, 0.0, 0.0, 0.0, 50.0).threshold == pytest.approx(0.7)
+    assert KHat(0.6, 3000, 0.0, 0.0, 0.0, 50.0).is_good
+    assert not KHat(0.6, 100, 0.0, 0.0, 0.0, 50.0).is_good
+    assert str(KHat(0.6, 3000, 0.0, 0.0, 0.0, 50.0)).startswith(
+        "k-hat 0.60, below the threshold 0.70 of"
+    )
+    assert "above the threshold 0.50 of 100 draws, which are worth 50: the guide is too" in str(
+        KHat(0.6, 100, 0.0, 0.0, 0.0, 50.0)
+    )
+    told = str(KHat(2.0, 100, 0.0, 0.0, 0.0, 99.0))
+    assert told.endswith(
+        "worth 99: a long tail of weights that are nearly equal, of a guide that is close"
     )
 
 

@@ -18,7 +18,12 @@ from torch import Tensor, nn
 from pyro_implicit import HyperNetworkGuide, ImplicitDistribution, LinearisedELBO
 from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.exceptions import GuideError
-from pyro_implicit.generators import Generator, MLPGenerator, ModuleGenerator
+from pyro_implicit.generators import (
+    AutoregressiveGenerator,
+    Generator,
+    MLPGenerator,
+    ModuleGenerator,
+)
 from pyro_implicit.generators.preconditioner import Preconditioner
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.scaled_site import entropy_constant
@@ -304,6 +309,23 @@ def test_a_folding_generator_exceeds_the_evidence() -> None:
     objective = LinearisedELBO(20_000, vectorize_particles=True, max_plate_nesting=0)
     value = -objective.loss(model, guide)
     assert value == pytest.approx(math.log(2), abs=0.02)  # the fold, to the nat
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_of_the_posterior_itself_each_draw_tells_the_evidence(vectorised: bool) -> None:
+    """The entropy of increasing functions is taken at the draw: nothing is left to vary."""
+    generator = AutoregressiveGenerator(2).double()
+    with torch.no_grad():
+        for block in generator.blocks:
+            block.weight_out.zero_()
+            block.bias_out.zero_()
+            block.bias_out[-4:] = -100.0  # no steps
+        at = torch.zeros(2).double()
+        jacobian, mean = generator.jacobian(at), generator(at[None])[0]
+    model = _normal(mean, jacobian @ jacobian.mT)
+    objective = LinearisedELBO(1, vectorize_particles=vectorised, max_plate_nesting=0)
+    for _ in range(5):
+        assert objective.loss(model, _guide(generator)) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_docstring_says_that_it_is_no_bound() -> None:

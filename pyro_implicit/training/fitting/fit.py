@@ -67,11 +67,12 @@ def fit(
 
     * *objective*: by the guide's sizes, see the table; told in the result.
     * *learning rate*: Adam at ``lr``, by default 0.002 with an
-      :class:`~pyro_implicit.generators.AutoregressiveGenerator` and 0.005 without, until the loss
+      :class:`~pyro_implicit.generators.AutoregressiveGenerator` (0.02 if it has one latent) and
+      0.005 without, until the loss
       is level, then cooled by equal ratios to a hundredth of it, in a third as many steps as came
       before; gradients ten times longer than usual are cut.
     * *when to stop*: the loss is level when the mean of its last quarter is less than a tenth of
-      the noise of one step (or 0.05 nats) below that of the quarter before it, and this by a
+      the noise of one step (or 0.02 nats) below that of the quarter before it, and this by a
       standard error that allows for autocorrelation. The run ends when the rate is cold. With
       ``batches`` of at most 5000 rows, a million numbers and 256 latents, none of them of a row,
       the loss of all rows by the same draws must be level too; elsewhere the result tells what the

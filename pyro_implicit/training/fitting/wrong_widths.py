@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from statistics import NormalDist
 from typing import Any
 
 import pyro
@@ -28,10 +29,12 @@ from pyro_implicit.handlers.unvalidated import Unvalidated
 __all__ = ["wrong_widths"]
 
 _MOST_LATENTS = 100
-_DRAWS = 10_000  # all at once, for as long as some ten steps of training
-_FEWEST = 200  # draws that the weights are worth: with fewer they know nothing better
+_DRAWS, _FEWEST_DRAWS = 40_000, 5000
+_WORK = 100_000_000  # numbers of data times draws: as long as some ten steps of training
+_AT_ONCE = 10_000_000  # of these
+_FEWEST = 0.02  # of the draws, that the weights are worth: with fewer they know nothing better
 _RATIO = 1.15  # of deviations: what a user would want to know
-_ERRORS = 4.0  # and so many standard errors from 1
+_LEVEL = 0.005  # and of which the weights are certain, of all latents together
 
 
 def wrong_widths(
@@ -40,7 +43,7 @@ def wrong_widths(
     """
     Compares the deviations of a guide's draws with those that their importance weights tell.
 
-    A loss that is level to a twentieth of a nat may hide a bound that rises slowly for long, at
+    A loss that is level to a fiftieth of a nat may hide a bound that rises slowly for long, at
     deviations that are far too small. Where the density of the draws is known and the weights
     of posterior over guide are even enough, they repair what is wrong, and so tell it. Large
     weights are cut, which errs to the side of the guide.
@@ -58,47 +61,56 @@ def wrong_widths(
         sites = list(guide.sites)
         if not sites or sum(site.numel for site in sites) > _MOST_LATENTS:
             return []
+        size = sum(a.numel() for a in (*args, *kwargs.values()) if isinstance(a, Tensor))
+        num_draws = min(_DRAWS, _WORK // max(1, size))
+        if num_draws < _FEWEST_DRAWS:
+            return []
         with RandomStream(0), evaluation_mode(), pyro.validation_enabled(False), Unvalidated():
             with torch.no_grad():
-                drawn = _draws(guide)
+                drawn = _draws(guide, num_draws)
                 if drawn is None:
                     return []
                 draws, log_density = drawn
                 joint = LogJoint(model, sites, args, kwargs)
                 joint.check_deterministic(draws[0], "")  # another subsample at each call
-                values, log_joint = _at(joint, draws)
+                values, log_joint = _at(joint, draws, max(1, _AT_ONCE // max(1, size)))
                 weights = _truncated((log_joint - log_density).double())
     except (ImplicitError, RuntimeError, ValueError, ArithmeticError):
         return []  # a model that does not vectorise, or without a density at all points
-    if not float(1 / weights.square().sum()) >= _FEWEST:  # nor if no draw has a density
+    if not float(1 / weights.square().sum()) >= _FEWEST * num_draws:  # nor if no draw has a density
         return []
-    told = {
-        name: _worst(value.reshape(_DRAWS, -1).double(), weights) for name, value in values.items()
-    }
+    flat = {name: value.reshape(num_draws, -1).double() for name, value in values.items()}
+    errors = _errors(sum(value.shape[-1] for value in flat.values()))
+    told = {name: _worst(value, weights, errors) for name, value in flat.items()}
     wrong = {name: ratio for name, ratio in told.items() if ratio is not None}
     return [_told(wrong)] if wrong else []
 
 
-def _draws(guide: ImplicitGuide) -> tuple[Tensor, Tensor] | None:
+def _errors(num_latents: int) -> float:
+    """Standard errors that one of so many ratios is from 1 by chance with probability _LEVEL."""
+    return NormalDist().inv_cdf(1 - _LEVEL / max(1, num_latents))
+
+
+def _draws(guide: ImplicitGuide, num_draws: int) -> tuple[Tensor, Tensor] | None:
     """Unconstrained draws ``(n, m)`` and their log-densities ``(n,)``, if these are known."""
     draws, total = [], torch.zeros(())
     for sampler in guide.samplers:
         fn = sampler.distribution()  # type: ignore[operator]
         if not fn.is_bijective:
             return None
-        noise = fn.base_dist.sample((_DRAWS,))
+        noise = fn.base_dist.sample((num_draws,))
         fixed = fn.given(noise)
         draws.append(fixed.rsample())
         total = total + fn.base_dist.log_prob(noise) - fixed.half_log_det()
     return torch.cat(draws, -1), total
 
 
-def _at(joint: LogJoint, draws: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+def _at(joint: LogJoint, draws: Tensor, at_once: int) -> tuple[dict[str, Tensor], Tensor]:
     """Values of all draws by site, and the log-joint ``(n,)``, held to that of one of them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         values, _ = vmap(joint.values)(draws)
-        log_joint = vmap(joint)(draws)
+        log_joint = vmap(joint, chunk_size=at_once)(draws)
     if not torch.allclose(log_joint[0], joint(draws[0]), rtol=1e-3, atol=1e-2):
         raise ValueError("the model's value at one draw depends on the others")
     return values, log_joint.nan_to_num(nan=-math.inf)
@@ -110,10 +122,10 @@ def _truncated(log_ratios: Tensor) -> Tensor:
     return log_ratios.clamp(max=float(most)).softmax(0)
 
 
-def _worst(draws: Tensor, weights: Tensor) -> float | None:
+def _worst(draws: Tensor, weights: Tensor, errors: float) -> float | None:
     """The ratio of deviations ``(n, k)`` that is farthest from 1, if one is certainly far."""
     ratio, error = _ratios(draws, weights)
-    far = (ratio.log().abs() > math.log(_RATIO)) & ((ratio - 1).abs() > _ERRORS * error)
+    far = (ratio.log().abs() > math.log(_RATIO)) & ((ratio - 1).abs() > errors * error)
     if not bool(far.any()):
         return None
     return float(max(ratio[far].tolist(), key=lambda one: abs(math.log(one))))

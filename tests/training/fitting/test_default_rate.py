@@ -19,6 +19,10 @@ def model() -> None:
     pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
 
 
+def single() -> None:
+    pyro.sample("w", dist.Normal(0.0, 1.0))
+
+
 def several() -> AutoGuideList:
     guide = AutoGuideList(model)
     guide.append(HyperNetworkGuide(block(model, expose=["w"])))
@@ -44,6 +48,13 @@ def test_the_rate_is_that_of_the_kind(guide: Any, rate: float, objective: Any) -
     result = fit(model, guide, objective=objective, num_steps=3, progress=False, seed=0)
     assert result.rates[0] == rate
     assert fit(model, guide, num_steps=3, lr=0.01, progress=False).rates[0] == 0.01
+
+
+def test_a_single_latent_takes_longer_steps() -> None:
+    result = fit(single, HyperNetworkGuide(single), num_steps=3, progress=False, seed=0)
+    assert result.rates[0] == 0.02
+    parts = HyperNetworkGuide(model, factorized=lambda name: name)
+    assert fit(model, parts, num_steps=3, progress=False, seed=0).rates[0] == 0.002
 
 
 def test_a_function_has_the_usual_one() -> None:
