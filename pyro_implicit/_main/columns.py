@@ -17,6 +17,8 @@ MIN_ROWS = 10
 MOST_KINDS = 20
 
 _FEW = 10  # whole numbers that look like labels
+_CODES = (-9, -99, -999, -9999, -99999, 99, 999, 9999, 99999)
+_REPEATED = 3  # times, from which a number far from all others is no chance
 
 
 def as_table(path: Path, frame: Any, target: str | None, notes: list[str], hint: str) -> Table:
@@ -45,6 +47,8 @@ def as_table(path: Path, frame: Any, target: str | None, notes: list[str], hint:
             features.append(values)
     column, classes = _target(path, frame, name, hint)
     notes.append("" if classes else _looks_like_labels(name, column))
+    numbers = [*zip(names, features, strict=True), *([] if classes else [(name, column)])]
+    notes.extend(_looks_like_a_code(label, values) for label, values in numbers)
     if not features:
         raise DataFileError(f"{path}: no column is left to predict {name!r} from")
     return Table(
@@ -67,6 +71,22 @@ def _looks_like_labels(name: str, values: np.ndarray) -> str:
         f"{name!r} has {len(few)} whole numbers alone and was taken for a quantity; if these are "
         "labels, write them as text (c1, c2, ...) to predict classes"
     )
+
+
+def _looks_like_a_code(name: str, values: np.ndarray) -> str:
+    """What to say of a column where -999 or the like may stand for no value; empty for others."""
+    for code in _CODES:
+        rest = values[values != code]
+        count = len(values) - len(rest)
+        if count < _REPEATED or not len(rest):
+            continue
+        gap = max(rest.min() - code, code - rest.max())
+        if gap > rest.max() - rest.min():
+            return (
+                f"{name!r} is {code} in {count} rows, far from its other values, and was taken at "
+                "its word; if that stands for no value, leave these cells empty"
+            )
+    return ""
 
 
 def _target_name(path: Path, frame: Any, target: str | None) -> str:

@@ -29,12 +29,13 @@ _ROWS = re.compile(
 _PRODUCT = re.compile(
     r"shapes cannot be multiplied|size mismatch, got input|to have \d+ channels, but got"
     r"|size does not match weight size"
-    r"|input\.size\(-1\) must be equal to input_size"
+    r"|input\.size\(-1\) must be equal to input_size|inconsistent tensor size, expected tensor"
 )
 _SUPPORT = re.compile(r"to be within the support \((.*?)\) of the distribution (\w+)", re.DOTALL)
 _CLASSES = re.compile(r"IntegerInterval\(lower_bound=0, upper_bound=(\d+)\)")
 _SITE = re.compile(r"log_prob at site '(.*?)'")
 _SUBSAMPLE = re.compile(r"subsample_size does not match len\(subsample\), (\d+) vs (\d+)")
+_ARGUMENT = re.compile(r"missing \d+ required positional arguments?: (.*)$")
 _PLATE = re.compile(
     r"Shape mismatch inside plate\((.*?)\) at site (.*?) dim (-\d+), (\d+) vs (\d+)"
 )
@@ -76,10 +77,11 @@ def explained(
     if isinstance(error, ImplicitError):
         return None
     if isinstance(error, (AttributeError, TypeError)):
-        return _no_tensors(error, args, kwargs)
+        return _missing(error) or _no_tensors(error, args, kwargs)
     tensors = _tensors(args, kwargs)
     made = (kind(error, tensors) for kind in _KINDS)
-    return next((clear for clear in made if clear is not None), None)
+    known = next((clear for clear in made if clear is not None), None)
+    return known or _no_tensors(error, args, kwargs)
 
 
 def entries_not_finite(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
@@ -93,6 +95,17 @@ def entries_not_finite(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str 
     return _entries_not_finite(_tensors(args, kwargs))
 
 
+def _missing(error: Exception) -> ArgumentError | None:
+    """The model was called with fewer arguments than it needs."""
+    found = _ARGUMENT.search(str(error))
+    if found is None:
+        return None
+    return ArgumentError(
+        f"{error}. Hand over all that the model takes; observations that it is to predict need a "
+        "default, as in def model(x, y=None)."
+    )
+
+
 def _no_tensors(
     error: Exception, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> ArgumentError | None:
@@ -101,14 +114,17 @@ def _no_tensors(
     others = {
         name: value
         for name, value in named.items()
-        if _is_array(value) or (_is_number(value) and "object has no attribute" in str(error))
+        if _is_array(value)
+        or (_is_number(value) and "object has no attribute" in str(error))
+        or (isinstance(value, (list, tuple)) and repr(type(value).__name__) in str(error))
     }
     if not others:
         return None
     kinds = ", ".join(f"{name} is a {type(value).__name__}" for name, value in others.items())
     return ArgumentError(
         f"{kinds}, and the model says: {str(error).strip()[:_LONGEST]}. Models compute with "
-        "tensors: write torch.as_tensor(x, dtype=torch.float32), and torch.as_tensor(y) for labels."
+        "tensors: write torch.as_tensor(x, dtype=torch.float32), and torch.as_tensor(y) for "
+        "labels; *data for a tuple of them."
     )
 
 
@@ -200,7 +216,7 @@ def _outside_support(error: Exception, tensors: dict[str, Tensor]) -> ImplicitEr
         return None
     support, kind = found.groups()
     site = _SITE.search(str(error))
-    where = "an observation" if site is None else f"site {site[1]!r}"
+    where = "a value" if site is None else f"site {site[1]!r}"
     ranges = ", ".join(
         f"{name} has values from {tensor.min():.4g} to {tensor.max():.4g}"
         for name, tensor in tensors.items()

@@ -10,6 +10,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from pyro_implicit import (
     BayesianModule,
@@ -172,6 +173,25 @@ def test_a_number_in_place_of_observations() -> None:
     guide.setup(torch.tensor(3.0))
     with pytest.raises(ArgumentError, match=r"argument 0 is a float, .* Models compute"):
         log_predictive_density(model, guide, 3.0, num_samples=2)
+
+
+def test_missing_arguments_and_other_containers() -> None:
+    def model(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(w * x, 1.0), obs=y)
+
+    x = torch.ones(4)
+    guide = HyperNetworkGuide(model, init_from=None)
+    fit(model, guide, x, x, num_steps=1, progress=False)
+    with pytest.raises(ArgumentError, match=r"missing 1 .* 'y'. .* need a default, as in def mod"):
+        predict(model, guide, x, num_samples=2)
+    loader = DataLoader(TensorDataset(x, x))
+    with pytest.raises(ArgumentError, match="argument 0 .* is a DataLoader; write batches=loader"):
+        fit(model, guide, loader, num_steps=1)
+    other = HyperNetworkGuide(lambda data: model(data.exp(), x), init_from=None)
+    with pytest.raises(ArgumentError, match=r"argument 0 is a tuple, .* \*data for a tuple"):
+        fit(other.model, other, (x, x), num_steps=1)
 
 
 def test_other_errors_of_types_stay() -> None:

@@ -521,3 +521,16 @@ def test_whole_numbers_that_may_be_labels_are_told(tmp_path, labels, told):
     rows = [f"{i / 7:.3f},{labels[i % len(labels)]}" for i in range(60)]
     notes = read(tmp_path, "\n".join(["a,kind", *rows])).notes
     assert any("taken for a quantity" in note for note in notes) == told
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "told"),
+    [("a", "-999", True), ("y", "9999", True), ("a", "-999.5", False), ("a", "9", False)],
+)
+def test_numbers_that_may_stand_for_no_value_are_told(tmp_path, column, value, told):
+    rows = [[f"{20 + i % 17}", f"{50 + i % 13}.5"] for i in range(60)]
+    for row in rows[::7]:
+        row["ay".index(column)] = value
+    notes = read(tmp_path, "\n".join(["a,y", *map(",".join, rows)])).notes
+    found = [note for note in notes if "stands for no value" in note]
+    assert [note.split("'")[1] for note in found] == [column] * told

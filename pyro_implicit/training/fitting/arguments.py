@@ -40,6 +40,11 @@ class Arguments:
         self._ahead: tuple[Args, dict[str, Any]] | None = None
         #: what was handed out last
         self.last: tuple[Args, dict[str, Any]] | None = None
+        loader = next((i for i, a in enumerate(args) if isinstance(a, DataLoader)), None)
+        if loader is not None:
+            raise ArgumentError(
+                f"argument {loader} of the model is a DataLoader; write batches=loader for that."
+            )
         if batches is None:
             return
         if args:
