@@ -68,10 +68,11 @@ def floor_loss(target: Target, guide: HyperNetworkGuide, num_draws: int) -> Tens
     sampler = guide.samplers[0]
     generator, preconditioner = sampler.generator, sampler.preconditioner
     m = generator.output_dim
-    drawn = generator.linearise(torch.randn(num_draws, m))
-    entropy = drawn.log_abs_det + preconditioner.log_abs_det
+    noise = torch.randn(num_draws, m)
+    drawn = generator.linearise(noise)
+    entropy = drawn.log_abs_det + preconditioner.log_abs_det + 0.5 * noise.square().sum(-1)
     value = target.log_joint(preconditioner(drawn.value)) + entropy
-    return -value.mean() - 0.5 * m * (1 + math.log(2 * math.pi))
+    return -value.mean() - 0.5 * m * math.log(2 * math.pi)
 
 
 def floor_step(target: Target, guide: HyperNetworkGuide, num_draws: int) -> Job:
