@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pyro_implicit.chains.density import ChainDensity
 from pyro_implicit.guides.initialization.lbfgs import maximise
+from pyro_implicit.ops.adam_direction import AdamDirection
 
 __all__ = ["find_modes"]
 
@@ -61,14 +62,8 @@ def _by_curvature(density: ChainDensity, starts: Tensor, bar: Any) -> tuple[Tens
 def _by_adam(
     density: ChainDensity, starts: Tensor, num_steps: int, bar: Any
 ) -> tuple[Tensor, bool]:
-    """
-    Adam with decay rates 0.9 and 0.99; a chain that meets a hole in the density stays.
-
-    With the usual 0.999 the large gradients at a badly chosen scale of the noise would hold all
-    back for a thousand steps.
-    """
-    u = starts
-    mean, square = torch.zeros_like(u), torch.zeros_like(u)
+    """Adam; a chain that meets a hole in the density stays."""
+    u, direction = starts, AdamDirection()
     recent: list[Tensor] = []
     before = None
     try:
@@ -76,11 +71,8 @@ def _by_adam(
             value, gradient = density(u)
             finite = value.isfinite() & gradient.isfinite().all(-1)
             gradient = torch.where(finite[:, None], gradient, torch.zeros_like(gradient))
-            mean = 0.9 * mean + 0.1 * gradient
-            square = 0.99 * square + 0.01 * gradient.square()
             rate = _RATE * (0.02 + 0.49 * (1 + math.cos(math.pi * (step - 1) / num_steps)))
-            root = (square / (1 - 0.99**step)).sqrt() + 1e-8
-            u = u + rate * (mean / (1 - 0.9**step)) / root
+            u = u + rate * direction(gradient)
             bar.update()
             recent.append(value)
             if step % _LOOK == 0:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -35,7 +37,7 @@ _SUPPORT = re.compile(r"to be within the support \((.*?)\) of the distribution (
 _CLASSES = re.compile(r"IntegerInterval\(lower_bound=0, upper_bound=(\d+)\)")
 _SITE = re.compile(r"log_prob at site '(.*?)'")
 _SUBSAMPLE = re.compile(r"subsample_size does not match len\(subsample\), (\d+) vs (\d+)")
-_ARGUMENT = re.compile(r"missing \d+ required positional arguments?: (.*)$")
+_ARGUMENT = re.compile(r"missing \d+ required positional arguments?: ")
 _PLATE = re.compile(
     r"Shape mismatch inside plate\((.*?)\) at site (.*?) dim (-\d+), (\d+) vs (\d+)"
 )
@@ -96,9 +98,10 @@ def entries_not_finite(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str 
 
 
 def _missing(error: Exception) -> ArgumentError | None:
-    """The model was called with fewer arguments than it needs."""
-    found = _ARGUMENT.search(str(error))
-    if found is None:
+    """The model was called with fewer arguments than it needs; by Pyro or us, not within it."""
+    last = deque(traceback.walk_tb(error.__traceback__), maxlen=1)
+    by_us = bool(last) and str(last[0][0].f_globals.get("__name__")).startswith("pyro")
+    if not by_us or _ARGUMENT.search(str(error)) is None:
         return None
     return ArgumentError(
         f"{error}. Hand over all that the model takes; observations that it is to predict need a "

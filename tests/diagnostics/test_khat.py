@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -42,6 +44,15 @@ def test_a_wide_gaussian_and_the_right_one():
         found = khat(one_normal, guide, num_samples=400, num_starts=1)
         assert found.value < 0.3 and found.is_good
         assert found.log_evidence == pytest.approx(0.0, abs=0.05)
+
+
+@pytest.mark.parametrize("sd", [1.0, 1.5])
+def test_what_draws_of_a_gaussian_are_worth(sd: float) -> None:
+    """The mean of squared weights of N(0, v) for N(0, 1) is v / sqrt(2 v - 1)."""
+    guide = affine_guide(one_normal, [[sd]], [0.0])
+    found = khat(one_normal, guide, num_samples=4000, num_starts=1)
+    expected = math.sqrt(2 * sd**2 - 1) / sd**2
+    assert found.effective_samples / 4000 == pytest.approx(expected, abs=0.02)
 
 
 def test_arviz_on_exact_ratios():

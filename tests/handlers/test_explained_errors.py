@@ -194,6 +194,18 @@ def test_missing_arguments_and_other_containers() -> None:
         fit(other.model, other, (x, x), num_steps=1)
 
 
+def test_a_call_within_a_model_that_lacks_an_argument_stays() -> None:
+    def link(x: Tensor, slope: Tensor) -> Tensor:
+        return x * slope
+
+    def model(x: Tensor) -> None:
+        pyro.sample("w", dist.Normal(0.0, 1.0))
+        link(x)  # type: ignore[call-arg]
+
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'slope'$"):
+        HyperNetworkGuide(model, init_from=None).setup(X)
+
+
 def test_other_errors_of_types_stay() -> None:
     for value in ("text", [], [X], {"a": 1}, 3.0):
         with pytest.raises(TypeError, match="^no$"), explained_errors((X, value), {}):

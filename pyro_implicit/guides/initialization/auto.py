@@ -25,7 +25,6 @@ A thousand of these gradients cost about as much as 125 to 500 steps of training
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -270,9 +269,9 @@ def _fitted(
     fits: list[MeanField],
 ) -> tuple[GaussianStart, str]:
     unit = (_NARROWER * task.unit).clamp(max=1.0)
-    fit = fit_mean_field(trials.gradient_density(begin[0]), *begin, num_steps, unit)
-    if not math.isfinite(objective(trials.density, fit.loc, fit.scale, _FEW_JUDGES)):
-        fit = fit_mean_field(trials.density, *begin, num_steps, unit)  # which sees its domain
+    fit = trials.mean_field(
+        begin[0], lambda density: fit_mean_field(density, *begin, num_steps, unit)
+    )
     fits.append(fit)
     settled = task.is_settled and fit.is_level
     note = "" if fit.is_level else f"not level after {num_steps} steps"

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.guides.initialization.ascent import ascend
+from pyro_implicit.ops.adam_direction import AdamDirection
 
 __all__ = ["MeanField", "fit_mean_field", "fit_mean_field_near"]
 
 # The rates were chosen on regressions and classifiers of scikit-learn's own data (diabetes, moons).
 _RATE = 0.04  # of the mean, in its units
 _LOG_RATE = 0.05  # of the log-deviations
-_DECAY = 0.9, 0.99
 _COLDEST = 0.02  # the last rate, as a part of the first
 _WINDOW = 100  # steps between looks at the objective
 _SMALLEST = 0.1  # nats of a gain that counts as none, whatever the noise
@@ -110,16 +110,14 @@ class _Fit:
     """
     Mean and log-deviations, the last good ones, and their averages.
 
-    They are the two rows of ``(2, m)``, the mean in its units from where it began. Adam is written
-    out: for a few latents the optimiser of torch takes longer than the density.
+    They are the two rows of ``(2, m)``, the mean in its units from where it began.
     """
 
     def __init__(self, loc: Tensor, scale: Tensor, unit: Tensor) -> None:
         self.origin, self.unit = loc.detach(), unit
         self.now = torch.stack([torch.zeros_like(self.origin), scale.detach().log()])
         self.rates = self.now.new_tensor([[_RATE], [_LOG_RATE]])
-        self.mean, self.square = torch.zeros_like(self.now), torch.zeros_like(self.now)
-        self.count = 0
+        self.direction = AdamDirection()
         self.length = 1.0  # shorter steps for a while after one that failed
         self.kept = self.now
         self.kept_sum, self.num_kept = torch.zeros_like(self.now), 0
@@ -139,20 +137,12 @@ class _Fit:
             self.length *= 0.5
             return math.nan
         self.kept = self.now
-        self.now = self.now + self.length * cold * self.rates * self._direction(gradient)
+        self.now = self.now + self.length * cold * self.rates * self.direction(gradient)
         self.length = min(1.0, 1.1 * self.length)
         if keep:
             self.kept_sum = self.kept_sum + self.now
             self.num_kept += 1
         return bound
-
-    def _direction(self, gradient: Tensor) -> Tensor:
-        """That of Adam."""
-        self.count += 1
-        self.mean = _DECAY[0] * self.mean + (1 - _DECAY[0]) * gradient
-        self.square = _DECAY[1] * self.square + (1 - _DECAY[1]) * gradient.square()
-        root = (self.square / (1 - _DECAY[1] ** self.count)).sqrt() + 1e-8
-        return self.mean / (1 - _DECAY[0] ** self.count) / root
 
     def result(self, is_level: bool) -> MeanField:
         """The average of what was kept."""

@@ -34,6 +34,11 @@ class RecordedDensity:
         with pyro.validation_enabled(False), Unvalidated():
             self._function = record(self._pair, example.detach()[None])
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether there is a graph."""
+        return self._function is not None
+
     def _pair(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """The density ``(1,)`` and its gradient ``(1, m)`` at one point ``(1, m)``."""
         with torch.enable_grad():

@@ -13,6 +13,7 @@ from torch import Tensor
 from pyro_implicit.exceptions import ImplicitError
 from pyro_implicit.guides.initialization.ascent import ascend
 from pyro_implicit.guides.initialization.gaussian_start import GaussianStart
+from pyro_implicit.guides.initialization.mean_field import MeanField
 from pyro_implicit.guides.initialization.recorded_density import MOST_RECORDED, RecordedDensity
 from pyro_implicit.guides.initialization.start_report import Trial
 from pyro_implicit.guides.initialization.start_search import objective
@@ -23,6 +24,8 @@ __all__ = ["FAILURES", "Trials"]
 #: what a candidate may fail with; it is dropped, and the report says so
 FAILURES = (ImplicitError, RuntimeError, ValueError, ArithmeticError)
 
+_Density = Callable[[Tensor], Tensor]
+_FEW = 4  # draws of a fit that tell whether it has left the model's domain
 _NOT_FINITE = "not finite: dropped"
 
 
@@ -58,27 +61,30 @@ class Trials:
         self.bar.update()
         return self.log_joint.value(u)
 
-    def gradient_density(self, example: Tensor) -> Callable[[Tensor], Tensor]:
+    def mean_field(self, example: Tensor, fit: Callable[[_Density], MeanField]) -> MeanField:
         """
-        The log-density for gradients, recorded where that is worth its while.
+        Fits a diagonal Gaussian, to a recorded density where that is worth its while.
 
-        It has first derivatives alone, and none of the checks by which a model refuses latents.
+        A graph does not know where the model refuses its latents: a fit that ends there is made
+        again by the model itself.
 
-        :param torch.Tensor example: a point, shape ``(m,)``.
-        :returns: a function of one point.
+        :param torch.Tensor example: a point with a finite density, shape ``(m,)``.
+        :param fit: a function of the density.
+        :returns: the Gaussian.
         """
-        if example.numel() > MOST_RECORDED:
-            return self.density
-        if self._recorded is None:
+        if self._recorded is None and example.numel() <= MOST_RECORDED:
             self._recorded = RecordedDensity(self.log_joint, example)
-        recorded = self._recorded
+        if self._recorded is not None and self._recorded.is_recorded:
+            found = fit(self._recorded_density)
+            if math.isfinite(objective(self.density, found.loc, found.scale, _FEW)):
+                return found
+        return fit(self.density)
 
-        def density(u: Tensor) -> Tensor:
-            self.num_gradients += torch.is_grad_enabled()
-            self.bar.update()
-            return recorded(u)
-
-        return density
+    def _recorded_density(self, u: Tensor) -> Tensor:
+        assert self._recorded is not None
+        self.num_gradients += 1
+        self.bar.update()
+        return self._recorded(u)
 
     def climb(self, name: str, loc: Tensor, num_steps: int) -> tuple[float, Tensor]:
         """

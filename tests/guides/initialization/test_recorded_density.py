@@ -41,7 +41,7 @@ def _densities(model: Any) -> tuple[LogJoint, RecordedDensity]:
 @pytest.mark.parametrize(("model", "is_recorded"), [(smooth, True), (branching, False)])
 def test_values_and_gradients_are_those_of_the_model(model: Any, is_recorded: bool) -> None:
     joint, recorded = _densities(model)
-    assert (recorded._function is not None) is is_recorded
+    assert recorded.is_recorded is is_recorded
     for point in 3 * torch.randn(5, 3, generator=torch.Generator().manual_seed(0)):
         u = point.requires_grad_(True)
         value, expected = recorded(u), joint(u)
@@ -57,7 +57,7 @@ def test_where_there_is_no_density_it_is_nan() -> None:
 
     guide = HyperNetworkGuide(model, init_from=None).setup()
     recorded = RecordedDensity(LogJoint(model, guide.sites, (), {}), torch.ones(1))
-    assert recorded._function is not None
+    assert recorded.is_recorded
     assert bool(recorded(torch.tensor([-1.0])).isnan())
 
 
