@@ -93,7 +93,8 @@ def evaluate(
         distribution does not tell its support; if the guide draws none of the model's
         latents; if a plate draws some of its rows at random.
     :warns UserWarning: if the first argument has lost a dimension since the guide was built;
-        if the guide does not draw all of the model's latents; if a site is that of
+        if the guide does not draw all of the model's latents, or draws one outside its prior's
+        support; if a site is that of
         an :class:`~pyro_implicit.ImplicitProcess`, whose draws know nothing of the data.
 
     Example::
@@ -122,9 +123,8 @@ def evaluate(
         except NotSliceable:  # noise that cannot be drawn by row: as many rows as share a state
             job.evaluate(UNIT)
         job.check_guide_is_for_the_model()
-    drawn = plan.drawn_processes()
-    if drawn is not None:
-        warnings.warn(drawn, stacklevel=_CALLER)
+    for text in plan.warnings():
+        warnings.warn(text, stacklevel=_CALLER)
     if job.missing_latents():
         warnings.warn(job.missing_latents(), stacklevel=_CALLER)
     return _report(job)

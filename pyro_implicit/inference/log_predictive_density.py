@@ -35,6 +35,7 @@ from pyro_implicit.handlers.rows import number_of_rows
 from pyro_implicit.handlers.sum_out import counted_in_sum, inseparable
 from pyro_implicit.inference.from_prior import came_from_prior
 from pyro_implicit.inference.numbered import numbered_if_called
+from pyro_implicit.inference.outside_support import drawn_outside, is_outside
 
 __all__ = ["log_predictive_density"]
 
@@ -81,7 +82,8 @@ def log_predictive_density(
         draws some rows of a plate at random; if the prior of a latent of the guide and data are
         within one sum over a discrete latent.
     :warns UserWarning: if the first argument has lost a dimension since the guide was built;
-        if the guide does not draw all of the model's latents.
+        if the guide does not draw all of the model's latents, or draws one outside its prior's
+        support.
     """
     check_model(model)
     check_order(model, "log_predictive_density(model, guide, ...)", guide)
@@ -93,9 +95,10 @@ def log_predictive_density(
     total: Any = None
     kept: Any = None
     forgotten: set[str] = set()
+    outside: dict[str, Any] = {}
     for index in range(num_samples):
         with RandomStream(mixed_seed(seed, index)), explained_errors(args, kwargs):
-            one, counted = _log_densities(model, guide, args, kwargs, forgotten)
+            one, counted = _log_densities(model, guide, args, kwargs, forgotten, outside)
         if total is None:
             total, kept = one, counted
         else:
@@ -104,6 +107,8 @@ def log_predictive_density(
         raise SiteError("all observations are masked, so that there is nothing to score.")
     if forgotten:
         warnings.warn(came_from_prior(forgotten), stacklevel=2)
+    if outside:
+        warnings.warn(drawn_outside(outside), stacklevel=2)
     densities: Tensor = (total - math.log(num_samples))[kept]
     return densities
 
@@ -114,6 +119,7 @@ def _log_densities(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     forgotten: set[str],
+    outside: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:
     """The log-densities of all data under one draw, and whether each is not masked."""
     latents = {name: site["value"] for name, site in latent_sites(guide, args, kwargs).items()}
@@ -127,6 +133,8 @@ def _log_densities(
             drawn = [name for name in marginal if name in latents]
             if drawn and len(drawn) < len(marginal):
                 raise inseparable(drawn, site["name"])
+        if site["name"] in latents and is_outside(site["fn"], site["value"]):
+            outside[site["name"]] = site["fn"].support
         observed = site["is_observed"] and site["name"] not in latents
         is_latent = not (site["is_observed"] or is_auxiliary(site) or is_delta(site))
         if is_latent and not (marginal or site["infer"].get("enumerate")):

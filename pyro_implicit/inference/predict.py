@@ -98,9 +98,9 @@ def predict(
         if a plate draws some of its rows at random; if with ``parallel`` what one draw predicts
         depends on other draws.
     :warns UserWarning: if the first argument has lost a dimension since the guide was built;
-        if the guide leaves out a latent of the model, as far as that can be told
-        from an observation; if a site is drawn from an :class:`~pyro_implicit.ImplicitProcess`,
-        which knows nothing of the data then.
+        if the guide leaves out a latent of the model, as far as that can be told from an
+        observation, or draws one outside its prior's support; if a site is drawn from an
+        :class:`~pyro_implicit.ImplicitProcess`, which knows nothing of the data then.
     """
     check_model(model)
     check_order(model, "predict(model, guide, ...)", guide)
@@ -126,9 +126,8 @@ def predict(
             found = job.run(UNIT)
         job.check_guide_is_for_the_model()
         forgotten = job.forgotten_latents(guide)
-    drawn = plan.drawn_processes()
-    if drawn is not None:
-        warnings.warn(drawn, stacklevel=_CALLER)
+    for text in plan.warnings():
+        warnings.warn(text, stacklevel=_CALLER)
     if forgotten:
         warnings.warn(came_from_prior(forgotten, set(draws) - plan.met), stacklevel=_CALLER)
     _check_finite(found, args, kwargs)

@@ -19,6 +19,7 @@ from pyro_implicit.handlers.own_subsample import refuse_own_subsample
 from pyro_implicit.handlers.pointwise import is_delta
 from pyro_implicit.handlers.row_coupling import RowsTogether
 from pyro_implicit.handlers.rows import changed_dims, take_rows
+from pyro_implicit.inference.outside_support import drawn_outside, is_outside
 
 __all__ = ["PREDICTIVE_PLATE", "UNIT", "Layout", "RunPlan", "PredictiveRun"]
 
@@ -70,6 +71,7 @@ class RunPlan:
         those to be enumerated left out.
     :param sizes: numbers of rows of all arguments.
     :param processes: names of the sites that were drawn from a process, and not given its data.
+    :param outside: supports of the latents whose draws the prior would never make, by name.
     """
 
     draws: dict[str, Tensor]
@@ -84,6 +86,19 @@ class RunPlan:
     free: dict[str, bool] = field(default_factory=dict)
     sizes: frozenset[int] = frozenset()
     processes: set[str] = field(default_factory=set)
+    outside: dict[str, Any] = field(default_factory=dict)
+
+    def warnings(self) -> list[str]:
+        """What is wrong with the predictions, once the model was run."""
+        told = (self.drawn_processes(), drawn_outside(self.outside))
+        return [text for text in told if text]
+
+    def meet(self, msg: Any) -> None:
+        """Notes a latent of the model that the guide draws, and looks at its draws once."""
+        name = msg["name"]
+        if name not in self.met and is_outside(msg["fn"], self.draws[name]):
+            self.outside[name] = msg["fn"].support
+        self.met.add(name)
 
     def drawn_processes(self) -> str | None:
         """Says that sites were drawn from a process by itself, where that is so."""
@@ -159,7 +174,7 @@ class PredictiveRun(Messenger):
         if site_is_subsample(msg):
             self._choose_rows(msg)
         elif name in self.plan.draws:
-            self.plan.met.add(name)
+            self.plan.meet(msg)
             msg["value"], msg["done"] = self._latent(msg), True
         elif not (site_is_factor(msg) or msg["infer"].get("_deterministic")):
             if is_choice_for_all(msg, PREDICTIVE_PLATE):

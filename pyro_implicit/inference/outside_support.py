@@ -1,0 +1,46 @@
+"""Draws that the prior of a latent would never make: those of another model's guide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["drawn_outside", "is_outside"]
+
+#: a draw at the edge, which rounding has put there, says nothing
+_SOME = 0.01
+
+
+def is_outside(fn: Any, values: Tensor) -> bool:
+    """
+    Tells whether more than rounding puts draws of a latent outside its prior's support.
+
+    :param fn: the prior.
+    :param torch.Tensor values: draws, shape ``(*sample, *shape of the site)``.
+    :returns: whether more than a hundredth of them is; False where the support cannot be told, or
+        is of another shape (some rows of a plate).
+    """
+    try:
+        inside = fn.support.check(values)
+    except (AttributeError, NotImplementedError, RuntimeError, ValueError):
+        return False
+    return 1 - float(torch.as_tensor(inside).float().mean()) > _SOME
+
+
+def drawn_outside(supports: Mapping[str, Any]) -> str:
+    """
+    Says at which latents the guide draws what the model cannot.
+
+    :param supports: by name of a latent the support that the model gives it.
+    :returns: a text for a warning; empty if there are none.
+    """
+    if not supports:
+        return ""
+    told = ", ".join(f"{name!r} outside {supports[name]}" for name in sorted(supports))
+    return (
+        f"the guide draws {told}, which is the support that the model's prior has: it was made for "
+        "another model, or loaded with another one's state. Fit a guide to this model."
+    )
