@@ -152,8 +152,8 @@ def _named(objective: Any, model: Any, guide: Any, last: tuple[Any, Any]) -> str
 
 def _masked_latent(site: Any) -> list[str]:
     """Of a latent whose prior a mask takes away: its entropy has nothing to hold it."""
-    if is_auxiliary(site) or is_delta(site):
-        return []
+    if is_auxiliary(site) or is_delta(site) or (site["infer"] or {}).get("enumerate"):
+        return []  # what is summed out has no entropy
     masks = (site["mask"], getattr(site["fn"], "_mask", None))  # around it, and .mask(...)
     counts = [int((~one.bool()).sum()) for one in masks if isinstance(one, torch.Tensor)]
     count = max(counts, default=0)

@@ -203,6 +203,19 @@ def test_a_latent_whose_distribution_is_masked_is_told() -> None:
         first_look(masked, (), {})
 
 
+def test_masks_of_what_is_summed_out_are_not_told() -> None:
+    """Sequences of several lengths are masked in hidden Markov models."""
+    mask = torch.tensor([True, False, True])
+
+    def ragged() -> None:
+        share = pyro.sample("share", dist.Beta(1.0, 1.0))
+        with pyro.plate("rows", 3), pyro.poutine.mask(mask=mask):
+            x = pyro.sample("x", dist.Bernoulli(share), infer={"enumerate": "parallel"})
+            pyro.sample("y", dist.Normal(x, 1.0), obs=torch.zeros(3))
+
+    first_look(ragged, (), {})  # warnings are errors
+
+
 def test_infinite_observations() -> None:
     bad = Y.clone()
     bad[2] = torch.inf
