@@ -32,7 +32,8 @@ KINDS = (
 
 def table(rows: list[Row]) -> str:
     """A line for each model and method: means over seeds."""
-    header = ["model", "method", "fits", "score", "margin", "steps", "CPU s", "CPU ratio", "told"]
+    header = ["model", "method", "fits", "score", "margin", "steps", "CPU s", "CPU ratio"]
+    header += ["to its bound", "told"]
     lines = []
     for model, method in dict.fromkeys((r["model"], r["method"]) for r in rows):
         group = [r for r in rows if (r["model"], r["method"]) == (model, method)]
@@ -44,7 +45,7 @@ def table(rows: list[Row]) -> str:
 
 def _cells(fits: list[Row], base: list[Row]) -> list[Any]:
     if not fits:
-        return [None] * 6
+        return [None] * 7
     usual = statistics.fmean(r["cpu_seconds"] for r in base) if base else math.nan
     seconds = statistics.fmean(r["cpu_seconds"] for r in fits)
     warned = sum(bool(r.get("warnings")) for r in fits)
@@ -54,8 +55,29 @@ def _cells(fits: list[Row], base: list[Row]) -> list[Any]:
         f"{statistics.fmean(r['steps'] for r in fits):.0f}",
         f"{seconds:.1f}",
         f"{seconds / usual:.1f}",
+        _to_bound(fits, base),
         f"{warned} of {len(fits)}",
     ]
+
+
+def _to_bound(fits: list[Row], base: list[Row]) -> str | None:
+    """
+    CPU time until the loss is as low as AutoNormal's at its end, in times of AutoNormal's whole.
+
+    The mean over seeds; None where a course is not known.
+    """
+    ends = {r["seed"]: r for r in base if "loss" in r}
+    ratios, late = [], 0
+    for row in fits:
+        if "start_seconds" not in row or row["seed"] not in ends:
+            return None
+        course, end = row["course"], ends[row["seed"]]
+        parts = [i + 1 for i, loss in enumerate(course) if loss <= end["loss"]]
+        late += not parts
+        steps = row["cpu_seconds"] - row["start_seconds"]
+        part = parts[0] / len(course) if parts else 1.0
+        ratios.append((row["start_seconds"] + part * steps) / end["cpu_seconds"])
+    return f"never in {late} of {len(fits)}" if late else f"{statistics.fmean(ratios):.1f}"
 
 
 def _margin(fits: list[Row]) -> str | None:

@@ -23,6 +23,7 @@ from benchmarks.posterior._panel_cases import CASES, Case, Load
 from benchmarks.posterior._panel_tables import by_data, table
 from benchmarks.records import write_record
 from pyro_implicit import ConditionalHyperNetworkGuide, HyperNetworkGuide, fit
+from pyro_implicit._progress import hidden_progress
 from pyro_implicit.training.fitting.default_objective import default_num_particles
 
 __all__ = ["METHODS", "SETTINGS", "Row", "by_data", "main", "measure", "run", "table"]
@@ -43,6 +44,7 @@ of AutoNormal, with its standard error over held-out data (paired) and seeds."""
 
 SETTINGS: dict[str, Any] = {"max_steps": None, "num_nuts": (300, 500)}
 LAST = 200  # steps that a fit's loss is the mean of
+PARTS = 100  # that a fit's course is told in
 MANY = 1500  # latents beyond which a full Gaussian is not fitted
 Row = dict[str, Any]
 
@@ -130,19 +132,30 @@ def _summary(scores: Tensor, base: Tensor | None) -> Row:
 
 def _implicit(case: Case) -> tuple[Any, Row]:
     kind = ConditionalHyperNetworkGuide if case.is_local else HyperNetworkGuide
-    guide = kind(case.model)
-    limit = SETTINGS["max_steps"]
-    return guide, _told(fit(case.model, guide, *case.data, num_steps=limit, progress=False))
+    guide, begin = kind(case.model), time.process_time()
+    with hidden_progress(True):
+        guide(*case.data)  # finds its start
+    seconds, limit = time.process_time() - begin, SETTINGS["max_steps"]
+    result = fit(case.model, guide, *case.data, num_steps=limit, progress=False)
+    return guide, _told(result) | {"start_seconds": seconds}
 
 
 def _told(result: Any) -> Row:
     return {
+        "course": _course(result.history),
         "steps": result.num_steps,
         "loss": statistics.fmean(result.history[-LAST:]),
         "reason": result.reason,
         "objective": type(result.objective).__name__,
         "warnings": [str(text)[:200] for text in result.warnings],
     }
+
+
+def _course(history: Sequence[float]) -> list[float]:
+    """The loss along the run: means of as many equal parts as :data:`PARTS`, at most."""
+    size = math.ceil(len(history) / PARTS)
+    parts = (history[i : i + size] for i in range(0, len(history), size))
+    return [round(statistics.fmean(part), 3) for part in parts]
 
 
 def _pyros(kind: Callable[..., Any], case: Case) -> tuple[Any, Row]:

@@ -48,3 +48,19 @@ def test_steps_are_shown_beside_what_they_are_compared_with(known: bool) -> None
     expected = ["step, a", "implicit, recorded", "AutoNormal", "5", "2.5"]
     header = ["what", "method", "beside", "CPU ms", "ratio"]
     assert speed.steps_in_short(rows) == format_table(header, [expected] if known else [])
+
+
+@pytest.mark.parametrize(
+    ("course", "expected"),
+    [([9.0, 7.0, 5.0, 4.0], "1.5"), ([9.0, 8.0, 7.0, 6.0], "never in 1 of 1"), (None, None)],
+)
+def test_time_to_the_bound_of_mean_field(course: list[float] | None, expected: str | None) -> None:
+    base = fit("AutoNormal", 4.0, 0.0) | {"loss": 5.0, "steps": 10, "warnings": []}
+    row = fit("implicit", 8.0, 0.25) | {"steps": 10, "warnings": []}
+    if course is not None:
+        row |= {"start_seconds": 0.0, "course": course}
+    line = panel.table([base, row]).splitlines()[-1]
+    assert line.split("|")[-3].strip() == (expected or "")
+    if course is not None:  # the start is there from the beginning
+        late = panel.table([base, row | {"start_seconds": 8.0}]).splitlines()[-1]
+        assert late.split("|")[-3].strip() == ("2.0" if expected == "1.5" else expected)
