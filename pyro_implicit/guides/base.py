@@ -257,7 +257,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         :param args: the model's arguments.
         :param kwargs: its keyword arguments.
         :raises SiteError: if the model has no latent, a discrete one, or one local to a subsampled
-            plate without ``create_plates``.
+            plate, or to one without a size, without ``create_plates``.
         :raises ShapeError: if a site has batch dimensions that no plate declares.
         """
         self._setup_prototype(*args, **kwargs)
@@ -308,6 +308,13 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         """A site of the prototype trace, and its flat unconstrained initial value."""
         local = self.create_plates is not None or self.master is not None
         site = LatentSite.from_trace(node, local)
+        for frame in site.frames:
+            if frame.size < 0 and self.create_plates is None:
+                raise SiteError(
+                    f"latent site {site.name!r} is in plate {frame.name!r}, which has no size, so "
+                    "that the guide cannot make such a plate of its own. Write it, "
+                    f"pyro.plate({frame.name!r}, size), or pass create_plates."
+                )
         return site, unconstrained_start(site, node["value"])
 
     def _make_sampler(self, sites: list[LatentSite], start: GaussianStart) -> Sampler:

@@ -13,6 +13,7 @@ from pyro_implicit.exceptions import SiteError
 __all__ = ["PARTICLE_PLATE", "check_batch_dims", "is_vectorised"]
 
 PARTICLE_PLATE = "num_particles_vectorized"
+_ANY = -1  # what Pyro writes for a plate without a size, pyro.plate("data")
 
 
 def is_vectorised(nodes: Iterable[Any]) -> bool:
@@ -40,7 +41,8 @@ def check_batch_dims(sides: Mapping[str, Iterable[Any]]) -> None:
     :param dict sides: the sample sites of ``"model"`` and ``"guide"``. Those without a log-density
         are passed over, but for implicit ones of a guide, and so is ``pyro.deterministic``, which
         adds nothing.
-    :raises SiteError: if a log-density has a dimension, not of size 1, that is that of no plate.
+    :raises SiteError: if a log-density has a dimension, not of size 1, that is that of no plate. A
+        plate without a size has dimensions of any.
     """
     for side, nodes in sides.items():
         _check_side(side, nodes)
@@ -58,14 +60,16 @@ def _check_side(side: str, nodes: Iterable[Any]) -> None:
             continue
         sizes = {f.dim: f.size for f in node["cond_indep_stack"] if f.vectorized}
         for dim in range(-len(shape), 0):
-            if shape[dim] != 1 and shape[dim] != sizes.get(dim, 1):
+            if shape[dim] != 1 and sizes.get(dim, 1) not in (shape[dim], _ANY):
                 raise SiteError(_message(side, node, shape, dim))
 
 
 def _message(side: str, node: Any, shape: tuple[int, ...], dim: int) -> str:
     frames = sorted((f for f in node["cond_indep_stack"] if f.vectorized), key=lambda f: f.dim)
     plates = ["the particles" if f.name == PARTICLE_PLATE else f"plate {f.name!r}" for f in frames]
-    declared = [f"{p} ({f.size}) at {f.dim}" for p, f in zip(plates, frames, strict=True)]
+    sizes = ["of any size" if f.size == _ANY else str(f.size) for f in frames]
+    pairs = zip(plates, sizes, frames, strict=True)
+    declared = [f"{plate} ({size}) at {frame.dim}" for plate, size, frame in pairs]
     what = "pyro.factor" if site_is_factor(node) else "site"
     return (
         f"{what} {node['name']!r} of the {side} has log-densities of shape {shape}, and no plate "

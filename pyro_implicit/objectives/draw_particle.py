@@ -57,17 +57,17 @@ def draw_particle(
         entropy is needed and rows share their noise.
     :raises NonFiniteError: if validation is on and the draws of an implicit site are not finite.
     :raises SiteError: if an explicit guide site, or noise with learned parameters, is not
-        reparameterised; if a plate of the guide and the model's minibatch, or its size, disagree;
-        if a log-density has a batch dimension that no plate declares (with vectorised particles
-        also with validation off); if a site of the model cannot be summed out as it is marked; if
-        the entropy of a latent is needed that the model does not sample; with validation on, if a
-        latent that the guide maps on a support has another one in the model.
+        reparameterised; if the guide fails after a site that it wants enumerated; if a plate of the
+        guide and the model's minibatch, or its size, disagree; if a log-density has a batch
+        dimension that no plate declares (with vectorised particles also with validation off); if a
+        site of the model cannot be summed out as it is marked; if the entropy of a latent is needed
+        that the model does not sample; with validation on, if a latent that the guide maps on a
+        support has another one in the model.
     """
-    tracer = poutine.trace(guide)
     kept = reads.linearisation or reads.log_det
     keeping = KeptLinearisations(every=reads.linearisation) if kept else nullcontext()
     with keeping, nullcontext() if reads.guide else WeightedDraws():
-        guide_trace = tracer.get_trace(*args, **kwargs)
+        guide_trace = _traced(guide, args, kwargs)
     guide_nodes, validated = sample_nodes(guide_trace), is_validation_enabled()
     implicit = _implicit_sites(guide_nodes, reads.implicit_site)
     if validated:
@@ -92,6 +92,30 @@ def draw_particle(
     _check_reparameterised(particle)
     _check_noise(particle)
     return particle
+
+
+def _traced(guide: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
+    """
+    The guide's trace.
+
+    :raises SiteError: if it fails after a site of its own that it wants enumerated: it may rely on
+        dimensions that are not there.
+    """
+    tracer = poutine.trace(guide)
+    try:
+        return tracer.get_trace(*args, **kwargs)
+    except Exception as error:
+        for name, node in sample_nodes(tracer.trace).items():
+            how = (node["infer"] or {}).get("enumerate")
+            if how and not getattr(node["fn"], "has_rsample", False):
+                raise SiteError(
+                    f"the guide failed ({type(error).__name__}) after its site {name!r}, which is "
+                    f"to be enumerated (infer={{'enumerate': {how!r}}}): objectives for implicit "
+                    "guides draw a site of the guide once, and sum over the values of latents of "
+                    "the model alone. Leave it out of the guide and mark it in the model, or train "
+                    "a guide that has a density with Pyro's TraceEnum_ELBO."
+                ) from error
+        raise
 
 
 def _compute_densities(

@@ -152,6 +152,17 @@ def test_a_model_without_latents_is_refused():
         HyperNetworkGuide(observed).setup()
 
 
+def test_a_latent_in_a_plate_without_a_size_is_refused():
+    def model():
+        with pyro.plate("data"):
+            pyro.sample("z", dist.Normal(torch.zeros(3), 1.0))
+
+    with pytest.raises(SiteError, match=r"'z' is in plate 'data'.*pyro.plate\('data', size\)"):
+        HyperNetworkGuide(model, init_from=None)()
+    guide = HyperNetworkGuide(model, init_from=None, create_plates=lambda: pyro.plate("data"))
+    assert guide()["z"].shape == (3,)
+
+
 def test_a_forgotten_to_event_is_refused():
     def forgotten():
         pyro.sample("w", dist.Normal(torch.zeros(5), 1.0))

@@ -186,6 +186,12 @@ def of_local_latents() -> None:
         pyro.sample("y", dist.Normal((z * X).sum(-1), 1.0), obs=Y)
 
 
+def of_a_plate_without_a_size() -> None:
+    mean = (X * vector("w", 2)).sum(-1)
+    with pyro.plate("data"):
+        pyro.sample("y", dist.Normal(mean, 1.0), obs=Y)
+
+
 RIGHT: dict[Model, int] = {
     of_matmul: 1,
     of_a_network: 1,
@@ -207,6 +213,7 @@ RIGHT: dict[Model, int] = {
     of_deterministic_sites: 1,
     of_an_improper_prior: 1,
     of_local_latents: 1,
+    of_a_plate_without_a_size: 1,
 }
 
 
@@ -389,3 +396,15 @@ def test_what_stands_right_of_the_plates(factor: bool) -> None:
     for vectorised in (False, True):
         with pytest.raises(SiteError, match=rf"dimension -1 \(size 2\).*{remedy}"):
             LinearisedELBO(S, vectorize_particles=vectorised).loss(model, guide)
+
+
+def test_a_plate_without_a_size_declares_its_own_dimension_alone() -> None:
+    def model() -> None:
+        w = scalar("w")
+        with pyro.plate("data"):
+            pyro.sample("y", dist.Normal(w, 1.0).expand([3, N]), obs=torch.stack([Y] * 3))
+
+    with pytest.raises(
+        SiteError, match=r"dimension -2 \(size 3\).*plate 'data' \(of any size\) at -1"
+    ):
+        LinearisedELBO(S, vectorize_particles=True).loss(model, HyperNetworkGuide(model))

@@ -282,6 +282,32 @@ def test_a_guide_site_that_is_not_reparameterised() -> None:
         LinearisedELBO().loss(model, guide)
 
 
+@pytest.mark.parametrize("how", ["parallel", "sequential"])
+def test_a_guide_that_relies_on_enumeration_of_its_own(how: str) -> None:
+    def choose() -> None:
+        value = pyro.sample("choice", dist.Bernoulli(0.5), infer={"enumerate": how})
+        assert value.shape == (2,), "as TraceEnum_ELBO makes it"
+
+    def model() -> None:
+        global_model()
+        pyro.sample("choice", dist.Bernoulli(0.5))
+
+    with pytest.raises(
+        SiteError, match=f"AssertionError.*'choice'.*'{how}'.*TraceEnum_ELBO"
+    ) as told:
+        LinearisedELBO().loss(model, global_guide(choose))
+    assert isinstance(told.value.__cause__, AssertionError)
+
+
+def test_other_errors_of_a_guide_are_its_own() -> None:
+    def fail() -> None:
+        pyro.sample("unmarked", dist.Bernoulli(0.5))
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        LinearisedELBO().loss(global_model, global_guide(fail))
+
+
 def test_draws_that_are_not_finite_blame_the_guide() -> None:
     guide = HyperNetworkGuide(global_model).setup()
     with torch.no_grad():
