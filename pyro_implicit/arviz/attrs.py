@@ -43,6 +43,9 @@ def _objective_attrs(objective: ELBO | None, guide: Any) -> dict[str, str | int 
     settings = getattr(objective, "settings", None)
     if not isinstance(settings, dict):
         settings = {"num_particles": objective.num_particles}
+    judge = getattr(objective, "is_bound_for", None)
+    if "is_bound" in settings and judge is not None:
+        settings = settings | {"is_bound": judge(guide)}  # with this guide
     attrs: dict[str, str | int | float] = {
         "objective": type(objective).__name__,
         "objective_settings": json.dumps(settings, default=str, sort_keys=True),
@@ -51,8 +54,7 @@ def _objective_attrs(objective: ELBO | None, guide: Any) -> dict[str, str | int 
         if name in settings:
             attrs[name] = float(settings[name])
     if "is_bound" in settings:  # netCDF has no flags
-        judge = getattr(objective, "is_bound_for", lambda guide: settings["is_bound"])
-        attrs["is_bound"] = "true" if judge(guide) else "false"
+        attrs["is_bound"] = "true" if settings["is_bound"] else "false"
     return attrs
 
 

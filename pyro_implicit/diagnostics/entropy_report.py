@@ -20,6 +20,7 @@ from torch import Tensor
 from pyro_implicit._checks import check_count
 from pyro_implicit.diagnostics._density import Part, check_implicit_guide
 from pyro_implicit.diagnostics._entropy_part import PartEntropy, effective_rank, part_entropy
+from pyro_implicit.guides.unfilled import Unfilled, unfilled
 
 __all__ = ["EntropyReport", "entropy_report"]
 
@@ -53,6 +54,7 @@ class EntropyReport:
     :param float minority_share: share of the draws at which the determinant of the Jacobian has the
         rarer of its two signs, both of which only a map that folds has; NaN without as many noises
         as latents. Signs that rounding or output noise may have turned do not count.
+    :param unfilled: what directions the noises leave to a small output noise, or None.
     :param str refusal: why the true entropy cannot be estimated, or the empty string.
     """
 
@@ -70,6 +72,7 @@ class EntropyReport:
     noise_dim: int
     minority_share: float = math.nan
     refusal: str = ""
+    unfilled: Unfilled | None = None
 
     @property
     def excess(self) -> float:
@@ -106,6 +109,8 @@ class EntropyReport:
         ]
         lines = [f"{name:<24}{value:>10.2f}" for name, value in rows]
         rank = f"{self.effective_rank:.1f} of {self.singular_values.shape[-1]}"
+        if self.noise_dim < self.latent_dim:
+            rank += f" noises, for {self.latent_dim} latents"
         signs = "" if math.isnan(self.minority_share) else f", signs {self.minority_share:.1%}"
         last = f"effective rank {rank}; folds: {self.folds}{signs}"
         return "\n".join(["entropy in nats", *lines, last])
@@ -133,7 +138,8 @@ def entropy_report(
     **It warns when the map folds**, so that several noises lead to one draw: mass is then counted
     twice, the linearised entropy exceeds the true one and the objective promises more than it
     keeps. (So it does where the map bends within the width of the output noise.) **It warns when
-    the guide collapses**, so that in some directions nothing but the output noise is left.
+    the guide collapses**, so that in some directions nothing but the output noise is left, **and
+    where that is so because it has fewer noises than latents.**
 
     Cost: a Jacobian and two singular-value decompositions per draw, and ``num_inner`` runs of the
     generator for each.
@@ -209,6 +215,7 @@ def _report(parts: list[Part], found: list[PartEntropy]) -> EntropyReport:
         noise_dim=sum(part.noise_dim for part in parts),
         minority_share=_minority_share(parts, found),
         refusal="; ".join(one.refusal for one in found if one.refusal),
+        unfilled=unfilled([part.sampler for part in parts]),
     )
 
 
@@ -224,21 +231,24 @@ def _minority_share(parts: list[Part], found: list[PartEntropy]) -> float:
 
 def _warn(report: EntropyReport) -> None:
     if report.folds:
+        fewer = ", use no more noises than latents" * (report.noise_dim > report.latent_dim)
         warnings.warn(
             f"the guide folds: {_evidence(report)}. The objective counts that mass "
             "twice. Use a generator that cannot fold (AutoregressiveGenerator, the default up to "
-            "256 latents), train on with SemiImplicitELBO(proposal='gauss-newton'), or use no more "
-            "noises than latents, a smaller scale, or a wider start.",
+            f"256 latents){fewer}, train on with SemiImplicitELBO(proposal='gauss-newton'), or "
+            "begin wider; where draws have output noise, a smaller scale bends less within it.",
             stacklevel=4,
         )
     if report.collapses:
         warnings.warn(
-            f"the guide collapses: in {report.dead_directions:.1f} of "
-            f"{report.singular_values.shape[-1]} directions its draws have no spread but the "
-            "output noise. Use a smaller scale (or learn_scale='scalar'), a generator with "
-            "skip=True or a wider start, and look at plots.plot_singular_values(report).",
+            f"the guide collapses: of {report.singular_values.shape[-1]} directions of its noises, "
+            f"{report.dead_directions:.1f} (mean over draws) have no spread but the output noise. "
+            "Learn that noise (learn_scale='scalar') or make it smaller, use a generator with "
+            "skip=True, begin wider, and look at plots.plot_singular_values(report).",
             stacklevel=4,
         )
+    if report.unfilled is not None:
+        warnings.warn(f"{report.unfilled}.", stacklevel=4)
 
 
 def _evidence(report: EntropyReport) -> str:

@@ -28,6 +28,9 @@ from pyro_implicit.ops.stein import bootstrap_null, stein_matrix, stein_u_statis
 __all__ = ["SteinDiscrepancy", "stein_discrepancy"]
 
 
+_SMALL = 0.05  # p-values that speak against a guide
+
+
 @dataclass(frozen=True)
 class SteinDiscrepancy:
     """
@@ -47,6 +50,15 @@ class SteinDiscrepancy:
 
     def __float__(self) -> float:
         return self.squared
+
+    def __str__(self) -> str:
+        verdict = "nothing found against the guide"
+        if self.p_value < _SMALL:
+            verdict = "the draws are not the posterior's; compare sizes from guide to guide"
+        return (
+            f"squared Stein discrepancy {self.squared:.3g} of {self.num_samples} draws, p-value "
+            f"{self.p_value:.2g}: {verdict}"
+        )
 
 
 @evaluation_mode()

@@ -174,7 +174,7 @@ class ImplicitELBO(ParticleObjective):
 
         True means proven: False does not say that it exceeds the evidence.
         """
-        honest = self.likelihood == "expected" and self.kl_weight >= 1 and self.prior_weight == 1
+        honest = self.power == 0 and self.kl_weight >= 1 and self.prior_weight == 1
         return self.bounds_entropy and honest
 
     #: whether the same holds for a guide whose draws and noises determine each other
@@ -191,7 +191,7 @@ class ImplicitELBO(ParticleObjective):
         :raises ArgumentError: if it cannot be called.
         """
         check_guide(guide)
-        honest = self.likelihood == "expected" and self.kl_weight >= 1 and self.prior_weight == 1
+        honest = self.power == 0 and self.kl_weight >= 1 and self.prior_weight == 1
         bijective = self.bounds_bijective and bool(getattr(guide, "is_bijective", False))
         return self.is_bound or (honest and bijective)
 

@@ -24,13 +24,15 @@ def positive_model(y):
 
 def test_the_right_guide_passes_and_wrong_ones_do_not():
     right = affine_guide(normal_model, [[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0])
-    assert stein_discrepancy(normal_model, right).p_value > 0.05
+    found = stein_discrepancy(normal_model, right)
+    assert found.p_value > 0.05 and str(found).endswith("nothing found against the guide")
     narrow = affine_guide(normal_model, [[0.6, 0.0], [0.0, 0.6]], [0.0, 0.0])
     biased = affine_guide(normal_model, [[1.0, 0.0], [0.0, 1.0]], [0.5, 0.0])
     for guide in (narrow, biased):
         found = stein_discrepancy(normal_model, guide, num_samples=300)
         assert found.p_value < 0.01 and found.squared > 0.01
         assert float(found) == found.squared
+        assert "of 300 draws, p-value" in str(found) and "not the posterior's" in str(found)
 
 
 def test_units_change_nothing():

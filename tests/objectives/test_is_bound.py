@@ -67,6 +67,24 @@ def test_property_settings_and_attributes_say_the_same(
     assert json.loads(str(attrs["objective_settings"]))["is_bound"] is expected
 
 
+@pytest.mark.parametrize(("kind", "options", "expected"), TABLE)
+def test_a_guide_that_cannot_fold_makes_a_bound_of_the_evidence_bound_alone(
+    kind: type[ImplicitELBO], options: dict[str, Any], expected: bool
+) -> None:
+    """Weighted terms, other divergences than the ELBO's and other entropies stay what they are."""
+
+    def model() -> None:
+        pyro.sample("w", dist.Normal(0.0, 1.0))
+
+    guide = HyperNetworkGuide(model, init_from=None).setup()
+    objective = kind(2, **options)
+    linearised = issubclass(kind, LinearisedELBO) and options.get("alpha", 0.0) == 0.0
+    if isinstance(objective, ImplicitELBO):
+        assert objective.is_bound_for(guide) is (expected or linearised)
+    attrs = run_attrs(guide, objective, {})
+    assert json.loads(str(attrs["objective_settings"]))["is_bound"] is (expected or linearised)
+
+
 def test_every_objective_is_in_the_table() -> None:
     public = {
         value

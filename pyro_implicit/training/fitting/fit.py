@@ -25,7 +25,9 @@ from pyro_implicit._progress import hidden_progress
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.base import ImplicitGuide
+from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.order import check_order
+from pyro_implicit.guides.unfilled import unfilled
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.training.fitting.all_rows import all_rows
 from pyro_implicit.training.fitting.arguments import Arguments
@@ -85,6 +87,9 @@ def fit(
 
     * *peaks*: of a bijective guide of at most 20 latents and whole data: where the posterior has
       another peak of some mass that the guide has hardly a draw at, the result warns.
+
+    * *directions*: where a guide has fewer noises than latents, and so little output noise that the
+      other directions are hardly filled, the result warns.
 
     * *deviations*: of a bijective guide of at most 100 latents and whole data: where importance
       weights are even enough to tell that deviations are off by more than 15%, the result warns.
@@ -210,22 +215,46 @@ def _finished(
         scores=({} if resume is None else dict(resume.scores)) | scores,
         warnings=[*run.told(reason), *_found(run, reason), *hints],
         state=state,
+        promise=_promise(run),
         start=_start_of(run.guide) or ("" if resume is None else resume.start),
     )
 
 
 def _found(run: Run, reason: str) -> list[str]:
-    """Missed peaks and wrong deviations, where the run was long enough to expect none."""
-    whole = run.arguments.batches is None and len(run.history) >= _LONG
-    if reason == "interrupted" or not whole or not isinstance(run.objective, ImplicitELBO):
+    """What the guide lacks, where the run was long enough to expect nothing."""
+    if reason == "interrupted" or len(run.history) < _LONG:
+        return []
+    if not isinstance(run.objective, ImplicitELBO):
         return []
     if not run.objective.is_bound_for(run.guide):
+        return _thin(run.guide)
+    if run.arguments.batches is not None:
         return []
     last = run.history[-max(len(run.history) // 10, 1) :]
     bound = -sum(last) / len(last)
     data = run.arguments.args, run.arguments.kwargs
     missed = missed_peaks(run.guide, run.model, *data, bound)
     return missed or wrong_widths(run.guide, run.model, *data)
+
+
+def _thin(guide: Any) -> list[str]:
+    """Directions that a guide leaves to its output noise."""
+    if not isinstance(guide, ImplicitGuide) or isinstance(guide, ConditionalGuide):
+        return []
+    found = unfilled(guide.samplers)
+    return [] if found is None else [str(found)]
+
+
+def _promise(run: Run) -> str:
+    """What the loss is worth with this guide, in words."""
+    objective = run.objective
+    if not isinstance(objective, ImplicitELBO) or objective.power != 0:
+        return ""
+    if objective.kl_weight != 1 or objective.prior_weight != 1:
+        return "weighted, so that the guide is not after the posterior"
+    if objective.is_bound_for(run.guide):
+        return "a lower bound on the evidence"
+    return "no bound: it may promise more than the evidence, see entropy_report(guide)"
 
 
 def _start_of(guide: Any) -> str:

@@ -44,6 +44,8 @@ class FitResult:
     :param float seconds: of the whole fit, that of earlier runs included if it was resumed.
     :param str start: how the guide began, where ``init_from="auto"`` chose that: see
         :attr:`ImplicitGuide.start_report <pyro_implicit.guides.ImplicitGuide.start_report>`.
+    :param str promise: whether the loss is a bound with this guide, in words; empty if that is not
+        known.
     :param warnings: what a user should know, in words.
     :param dict state: what ``fit(..., resume=result)`` goes on from.
     :raises ArgumentError: for anything else.
@@ -59,6 +61,7 @@ class FitResult:
     warnings: list[str] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict, repr=False)
     start: str = field(default="", repr=False)
+    promise: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         check_choice("reason", self.reason, tuple(REASONS))
@@ -76,7 +79,8 @@ class FitResult:
             check_count("a step of scores", step, 0)
             check_number(f"scores[{step}]", score, finite=False)
         check_instance("state", self.state, Mapping, "that of a fit")
-        check_instance("start", self.start, str, "a text")
+        for name in ("start", "promise"):
+            check_instance(name, getattr(self, name), str, "a text")
 
     @property
     def num_steps(self) -> int:
@@ -94,6 +98,8 @@ class FitResult:
             f"{self.num_steps} steps in {self.seconds:.1f} s: {REASONS[self.reason]}.",
             f"loss {self.loss:.6g} (mean of the last tenth), objective {_named(self.objective)}",
         ]
+        if self.promise:
+            lines[-1] += f": {self.promise}"
         if self.start:
             lines.append(self.start.splitlines()[0])
         if self.scores:

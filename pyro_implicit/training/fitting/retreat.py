@@ -75,6 +75,15 @@ class Retreat:
         has_moved = not self.turns or self.turns[-1][0] != step
         return bool(self._kept) and has_moved and len(self.turns) < _MOST
 
+    def begin(self, params: Mapping[str, Tensor]) -> None:
+        """
+        Copies the parameters that a run begins with, unless there is a copy.
+
+        :param params: by name, before the first step.
+        """
+        if not self._kept and not self.turns:
+            self._kept = [{"step": 0, "params": _copied(params)}]
+
     def look(self, losses: Sequence[float], params: Mapping[str, Tensor]) -> bool:
         """
         Looks at the last losses, if another window is full, and copies good parameters.
@@ -93,8 +102,7 @@ class Retreat:
         self._learn(losses, num_new)
         is_near = not judges or level <= self._best + _NEAR * self._noise
         if is_near and not (self._kept and self._kept[-1]["step"] == len(losses)):
-            now = {name: param.detach().clone() for name, param in params.items()}
-            self._kept = [*self._kept[-1:], {"step": len(losses), "params": now}]
+            self._kept = [*self._kept[-1:], {"step": len(losses), "params": _copied(params)}]
         return False
 
     def _learn(self, losses: Sequence[float], num_new: int) -> None:
@@ -132,10 +140,11 @@ class Retreat:
             return []
         step, good = self.turns[-1]
         times = "once" if len(self.turns) == 1 else f"{len(self.turns)} times"
+        place = f"to those after {good}" if good else "to the start"
         return [
             f"the run went astray {times}, and back to parameters that were good, at half the "
-            f"learning rate each time; last after {step} steps, to those after {good}: a lower lr "
-            "may be faster"
+            f"learning rate each time; last after {step} steps, {place}: a lower lr may be "
+            "faster"
         ]
 
     def state(self) -> dict[str, Any]:
@@ -154,14 +163,18 @@ class Retreat:
     def _load(self, state: Mapping[str, Any]) -> None:
         for one in state["kept"]:
             params = {str(name): param.detach().clone() for name, param in one["params"].items()}
-            self._kept.append({"step": check_count("step", one["step"]), "params": params})
+            self._kept.append({"step": check_count("step", one["step"], 0), "params": params})
         best, noise = state["best"]
         self._best = check_number("best", best, finite=False)
         self._noise = check_number("noise", noise, finite=False)
         self._begin = check_count("begin", state["begin"], 0)
         self.turns = [
-            (check_count("a turn", a), check_count("a turn", b)) for a, b in state["turns"]
+            (check_count("a turn", a), check_count("a turn", b, 0)) for a, b in state["turns"]
         ]
+
+
+def _copied(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: param.detach().clone() for name, param in params.items()}
 
 
 def _noise_of(window: np.ndarray) -> float:

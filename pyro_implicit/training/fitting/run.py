@@ -194,6 +194,8 @@ class Run:
         """Whether parameters were moved along their gradients, which are finite then."""
         self.seen.add(params)
         self.adam.take(params)
+        if not self.history:
+            self.retreat.begin(self.adam.params)
         return math.isfinite(loss) and self.adam.step(params, rate)
 
     def _commit(self, step: int, loss: float, rate: float) -> None:

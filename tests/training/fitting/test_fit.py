@@ -18,7 +18,7 @@ from pyro.infer.autoguide import AutoNormal
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from pyro_implicit import HyperNetworkGuide, LinearisedELBO, fit
+from pyro_implicit import AlphaEnergy, HyperNetworkGuide, LinearisedELBO, fit
 from pyro_implicit._random import read_random_state
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, StateError
 from pyro_implicit.training import FitResult
@@ -515,3 +515,34 @@ def test_a_rate_far_too_high_is_told(lr: float) -> None:
     guide = HyperNetworkGuide(model, init_from=None)
     with pytest.raises(NonFiniteError, match="20 steps in a row"):
         fit(model, guide, torch.zeros(5), lr=lr, num_steps=60, progress=False, seed=0)
+
+
+@pytest.mark.filterwarnings("ignore:Encountered")
+def test_a_rate_too_high_for_the_first_steps_is_halved() -> None:
+    def model(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Poisson(torch.exp(10.0 * (x @ w[..., None])[..., 0])), obs=y)
+
+    x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    guide = HyperNetworkGuide(model, init_from=None, init_scale=0.01)
+    objective = LinearisedELBO(num_particles=2)
+    options: Any = {"objective": objective, "num_steps": 60, "progress": False, "seed": 0}
+    result = fit(model, guide, x, torch.ones(50), lr=1.0, **options)
+    assert math.isfinite(result.history[-1])
+    assert any("astray" in text and "to the start" in text for text in result.warnings)
+
+
+def test_what_the_loss_is_worth_is_told() -> None:
+    def promise(objective: Any, **options: Any) -> str:
+        guide = HyperNetworkGuide(conjugate, init_from=None, **options)
+        more: Any = {"num_steps": 2, "progress": False, "seed": 0}
+        return fit(conjugate, guide, X, objective=objective, **more).promise
+
+    assert promise(LinearisedELBO()) == "a lower bound on the evidence"
+    assert "it may promise more than the evidence" in promise(LinearisedELBO(), noise_dim=1)
+    assert "not after the posterior" in promise(LinearisedELBO(kl_weight=0.1))
+    assert "not after the posterior" in promise(LinearisedELBO(kl_weight=2.0))
+    assert promise(AlphaEnergy(num_particles=2)) == ""
+    assert promise(AlphaEnergy(num_particles=2, alpha=0.0)) == "a lower bound on the evidence"
+    assert promise(Trace_ELBO()) == ""

@@ -34,8 +34,10 @@ def test_it_is_told_in_a_few_lines() -> None:
     assert "history" not in repr(_result())
     told = str(_result(start="start: mode, at fan-in: why\n  and more")).splitlines()
     assert told[2:] == ["start: mode, at fan-in: why"]
-    with pytest.raises(ArgumentError, match="start is 3; expected a text"):
-        _result(start=3)
+    assert str(_result(promise="a bound")).splitlines()[1].endswith("): a bound")
+    for name in ("start", "promise"):
+        with pytest.raises(ArgumentError, match=f"{name} is 3; expected a text"):
+            _result(**{name: 3})
 
 
 def test_scores_that_are_not_finite_are_never_the_best() -> None:
