@@ -271,7 +271,8 @@ def _uci(name: str, root: Path, split: int) -> Case:
     """One hidden layer of 50 units; the seed chooses the split."""
     part = load_split(root, name, split)
     model = build_model(part.x.shape[1], len(part.x))
-    return Case(model, part.data, held_out(model, part.x_held, part.y_held))
+    module = model.network  # type: ignore[attr-defined]
+    return Case(model, part.data, held_out(model, part.x_held, part.y_held), module)
 
 
 def _digits(root: Path, split: int) -> Case:
