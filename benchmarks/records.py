@@ -77,7 +77,7 @@ def _command(benchmark: str, argv: list[str]) -> str:
     left = iter(argv)
     kept = []
     for word in left:
-        if word in ("--output", "--figure", "--data-root"):
+        if word in ("--output", "--figure", "--data-root", "--pyro"):
             next(left, None)
         elif word != "--quiet":
             kept.append(f'"{word}"' if " " in word else word)

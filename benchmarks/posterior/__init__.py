@@ -259,4 +259,23 @@ BENCHMARKS = (
         short="--seeds 0 --models curve",
         short_settings={"num_steps": 2, "num_prior": 100, "num_draws": 5},
     ),
+    Benchmark(
+        "posterior.pyro_examples",
+        "Do Pyro's own examples run with only guide and loss changed, and what comes of them?",
+        rows="an example, a seed and a method",
+        columns={
+            "example": "a name of --examples",
+            "method": "own, the example's inference, or implicit",
+            "seed": "of data and fit",
+            "how": "the example's own inference; what was changed beside guide and loss",
+            "scores": "by name, see --help",
+            "steps": "of our fit",
+            "reason": "why our fit ended",
+            "warnings": "of the fit",
+            "note": "why there is no fit",
+            **CPU,
+        },
+        short="--examples conjugate",
+        short_settings={"num_steps": 3, "bound_draws": 3},
+    ),
 )
