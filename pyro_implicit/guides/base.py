@@ -52,6 +52,8 @@ _OR_GUIDE = ", or a fitted autoguide"
 _STARTS = ("auto", None, "mean-field", "laplace", "hessian", "ggn")
 #: deviation of the generator's own part where learned output noise begins as a Gaussian start
 _OWN_PART = 0.1
+#: deviation of output noise where nothing tells it
+_NOISE = 0.01
 _Self = TypeVar("_Self", bound="ImplicitGuide")
 
 
@@ -115,7 +117,8 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         :func:`~pyro_implicit.guides.initialization.gaussian_start.gaussian_start`.
     :param float scale: standard deviation of the output noise, in the generator's coordinates. By
         default 0 for a generator of full rank; for any other nearly all of the Gaussian that it
-        begins as, or 0.01 where it begins bare or ``learn_scale`` is False. If it is given,
+        begins as, or 0.01 where it begins bare or ``learn_scale`` is False (a tenth of an
+        ``init_scale`` below 0.1). If it is given,
         ``init_from="auto"`` finds the location alone, and no widths and correlations; with a start
         by name the guide begins as that Gaussian, and the number is a part of it.
     :param learn_scale: False, ``"scalar"`` (one learned sigma) or ``"diagonal"`` (one per latent).
@@ -167,6 +170,9 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         # follows .to(...), so that a guide which is not built yet knows where it was sent
         self.register_buffer("_place", torch.zeros(()), persistent=False)
         self._born = (self._place.dtype, self._place.device)
+
+    #: the deviation of the first draws that the user asked for
+    _init_scale: float | None = None
 
     # ---- what a subclass fills
 
@@ -344,7 +350,8 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
             return self._scale, learned
         if begins is not None:
             return begins, learned or "diagonal"
-        return 0.0 if generator.full_rank and not learned else 0.01, learned
+        least = min(_NOISE, 0.1 * (self._init_scale or 1.0))  # little beside the first draws
+        return 0.0 if generator.full_rank and not learned else least, learned
 
     def _follow(self, module: nn.Module) -> nn.Module:
         """``module`` in the dtype and on the device that ``.to`` asked for, if it did."""
@@ -392,6 +399,19 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
             for site, part in by_site(flat, sites):
                 result[site.name] = site.sample(part, plates)
         return result
+
+    def sample_latent(self, *args: Any, **kwargs: Any) -> Tensor:
+        """
+        Draws the flat unconstrained latents once, as Pyro's continuous autoguides do.
+
+        :returns: shape ``(*batch, latent_dim)``, in the order of :attr:`sites`.
+        """
+        if self._sites is None:
+            self._setup_prototype(*args, **kwargs)
+        flat = [
+            self._sample_flat(n, sampler, s, *args, **kwargs) for n, s, sampler in self._groups()
+        ]
+        return torch.cat(flat, -1)
 
     def _shared_plates(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The plates that guide and model share, whose rows this guide knows by their numbers."""

@@ -31,6 +31,9 @@ from pyro_implicit.objectives.summed_out import summed_out
 
 __all__ = ["draw_particle", "lost_gradients", "plate_nesting"]
 
+#: modules whose ``score_parts`` have none for what is reparameterised, or that of what they wrap
+_WITHOUT_SCORE = ("pyro.distributions.distribution", "pyro.distributions.torch_distribution")
+
 
 def draw_particle(
     model: Callable[..., Any],
@@ -57,12 +60,12 @@ def draw_particle(
         entropy is needed and rows share their noise.
     :raises NonFiniteError: if validation is on and the draws of an implicit site are not finite.
     :raises SiteError: if an explicit guide site, or noise with learned parameters, is not
-        reparameterised; if the guide fails after a site that it wants enumerated; if a plate of the
-        guide and the model's minibatch, or its size, disagree; if a log-density has a batch
-        dimension that no plate declares (with vectorised particles also with validation off); if a
-        site of the model cannot be summed out as it is marked; if the entropy of a latent is needed
-        that the model does not sample; with validation on, if a latent that the guide maps on a
-        support has another one in the model.
+        reparameterised, or is in part; if the guide fails after a site that it wants enumerated; if
+        a plate of the guide and the model's minibatch, or its size, disagree; if a log-density has
+        a batch dimension that no plate declares (with vectorised particles also with validation
+        off); if a site of the model cannot be summed out as it is marked; if the entropy of a
+        latent is needed that the model does not sample; with validation on, if a latent that the
+        guide maps on a support has another one in the model.
     """
     kept = reads.linearisation or reads.log_det
     keeping = KeptLinearisations(every=reads.linearisation) if kept else nullcontext()
@@ -109,11 +112,12 @@ def _traced(guide: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
             how = (node["infer"] or {}).get("enumerate")
             if how and not getattr(node["fn"], "has_rsample", False):
                 raise SiteError(
-                    f"the guide failed ({type(error).__name__}) after its site {name!r}, which is "
-                    f"to be enumerated (infer={{'enumerate': {how!r}}}): objectives for implicit "
-                    "guides draw a site of the guide once, and sum over the values of latents of "
-                    "the model alone. Leave it out of the guide and mark it in the model, or train "
-                    "a guide that has a density with Pyro's TraceEnum_ELBO."
+                    f"the guide failed after its site {name!r}, which is to be enumerated "
+                    f"(infer={{'enumerate': {how!r}}}) and was not: objectives for implicit guides "
+                    "draw a site of the guide once, and sum over the values of latents of the "
+                    "model alone. If that is why, leave it out of the guide and mark it in the "
+                    "model, or train a guide that has a density with Pyro's TraceEnum_ELBO. The "
+                    f"error was {type(error).__name__}: {error}"
                 ) from error
         raise
 
@@ -292,6 +296,13 @@ def _check_plates(model_trace: Trace, guide_trace: Trace) -> None:
 
 def _check_reparameterised(particle: Particle) -> None:
     for node in particle.guide_nodes.values():
+        if _rejects(node["fn"]):
+            raise SiteError(
+                f"guide site {node['name']!r} ({type(node['fn']).__name__}) is drawn by rejection "
+                "and so reparameterised in part only: its draws do not have all of the gradient, "
+                "which objectives for implicit guides take through the draws alone. Use a "
+                "distribution with a full rsample, such as dist.Gamma, or train with Trace_ELBO."
+            )
         reparameterised = getattr(node["fn"], "has_rsample", False)
         if not (reparameterised or "log_weight" in node["infer"]):
             raise SiteError(
@@ -299,6 +310,16 @@ def _check_reparameterised(particle: Particle) -> None:
                 "reparameterised; objectives for implicit guides need gradients through every "
                 "draw. Use a distribution with rsample, or sum a discrete latent out in the model."
             )
+
+
+def _rejects(fn: Any) -> bool:
+    """Whether a distribution, or one that it is made from, has a score beside its rsample."""
+    while fn is not None:
+        home = getattr(getattr(type(fn), "score_parts", None), "__module__", _WITHOUT_SCORE[0])
+        if home not in _WITHOUT_SCORE:
+            return True
+        fn = getattr(fn, "base_dist", None)
+    return False
 
 
 def _check_noise(particle: Particle) -> None:

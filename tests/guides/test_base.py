@@ -163,6 +163,22 @@ def test_a_latent_in_a_plate_without_a_size_is_refused():
     assert guide()["z"].shape == (3,)
 
 
+@pytest.mark.parametrize("factorized", [False, True])
+def test_the_flat_latents_of_one_draw(factorized):
+    def model():
+        pyro.sample("a", dist.LogNormal(0.0, 1.0).expand([2]).to_event(1))
+        pyro.sample("b", dist.LKJCholesky(3, 1.0))
+
+    guide = HyperNetworkGuide(model, init_from=None, factorized=factorized)
+    assert guide.sample_latent().shape == (5,)  # builds the guide
+    trace = poutine.trace(guide).get_trace()
+    names = [name for name in trace.nodes if name.endswith("_latent")]
+    noise = {name: node for name, node in trace.nodes.items() if name.endswith("_noise")}
+    flat = torch.cat([trace.nodes[name]["value"] for name in names])
+    again = poutine.condition(guide.sample_latent, {n: x["value"] for n, x in noise.items()})()
+    assert torch.equal(again, flat)
+
+
 def test_a_forgotten_to_event_is_refused():
     def forgotten():
         pyro.sample("w", dist.Normal(torch.zeros(5), 1.0))

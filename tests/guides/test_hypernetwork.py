@@ -215,6 +215,18 @@ def test_residual_generator_by_class_starts_at_init_scale() -> None:
     assert guide.sample(2000)["w"].std(0).mean().item() == pytest.approx(0.02, rel=0.1)
 
 
+@pytest.mark.parametrize("init_scale", [0.5, 1e-3, 1e-6])
+@pytest.mark.parametrize("kind", [HyperNetworkGuide, MMNNGuide])
+def test_output_noise_of_the_default_does_not_drown_a_small_init_scale(kind, init_scale):
+    def model() -> None:
+        pyro.sample("w", dist.Normal(torch.zeros(300), 1.0).to_event(1))
+
+    guide = kind(model, init_scale=init_scale, init_from=None).setup()
+    deviation = guide.sample(2000)["w"].double().var(0).mean().sqrt().item()
+    assert deviation == pytest.approx(init_scale, rel=0.35)
+    assert guide.samplers[0].distribution().scale == pytest.approx(min(0.01, 0.1 * init_scale))
+
+
 @pytest.mark.parametrize("name", GENERATORS)
 @pytest.mark.parametrize("init_from", [None, "laplace"])
 def test_init_scale_is_that_of_the_first_draws_of_any_generator(name, init_from):

@@ -10,6 +10,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from pyro.distributions.testing.rejection_gamma import RejectionGamma
 from pyro.infer.autoguide import AutoNormal
 from torch import Tensor
 
@@ -282,6 +283,28 @@ def test_a_guide_site_that_is_not_reparameterised() -> None:
         LinearisedELBO().loss(model, guide)
 
 
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda fn: fn,
+        lambda fn: fn.mask(True).expand((3,)).to_event(1),
+        lambda fn: dist.TransformedDistribution(fn, [dist.transforms.ExpTransform().inv]),
+    ],
+    ids=["bare", "wrapped", "transformed"],
+)
+def test_a_guide_site_that_is_reparameterised_in_part(wrapped: Any) -> None:
+    fn = wrapped(RejectionGamma(torch.tensor(2.0), torch.tensor(1.0)))
+    full = wrapped(dist.Gamma(torch.tensor(2.0), torch.tensor(1.0)))
+
+    def model() -> None:
+        global_model()
+        pyro.sample("rate", full)
+
+    LinearisedELBO().loss(model, global_guide(lambda: pyro.sample("rate", full)))
+    with pytest.raises(SiteError, match=r"'rate' \(.*\) is drawn by rejection.*Trace_ELBO"):
+        LinearisedELBO().loss(model, global_guide(lambda: pyro.sample("rate", fn)))
+
+
 @pytest.mark.parametrize("how", ["parallel", "sequential"])
 def test_a_guide_that_relies_on_enumeration_of_its_own(how: str) -> None:
     def choose() -> None:
@@ -293,7 +316,7 @@ def test_a_guide_that_relies_on_enumeration_of_its_own(how: str) -> None:
         pyro.sample("choice", dist.Bernoulli(0.5))
 
     with pytest.raises(
-        SiteError, match=f"AssertionError.*'choice'.*'{how}'.*TraceEnum_ELBO"
+        SiteError, match=f"'choice'.*'{how}'.*TraceEnum_ELBO.*AssertionError: as TraceEnum"
     ) as told:
         LinearisedELBO().loss(model, global_guide(choose))
     assert isinstance(told.value.__cause__, AssertionError)
