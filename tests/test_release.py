@@ -39,6 +39,7 @@ def test_one_version() -> None:
     version = config()["metadata"]["version"]
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"version = {{{version}}}," in (ROOT / "docs/project/index.md").read_text()
 
 
 def test_hosted_jobs_run_what_the_checkout_has() -> None:

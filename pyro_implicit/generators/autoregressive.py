@@ -35,7 +35,7 @@ class AutoregressiveGenerator(AutoregressiveStack):
     The networks begin as functions of nearly one entry for each unit, and with four units for each
     entry. Both shorten training: on ten bent pairs (20 outputs, 1000 steps) the divergence was
     1.74 nats with 40 units and 0.61 with 80, and 1.36 where units began as sums over all entries.
-    Three blocks of two steps: 0.39. See ``docs/results/generators.md``.
+    Three blocks of two steps: 0.39. See :doc:`/results/generators`.
 
     As for :class:`~pyro_implicit.generators.BijectiveGenerator`, noise and draw determine each
     other: :class:`~pyro_implicit.LinearisedELBO` is a true lower bound on the evidence, and the

@@ -56,7 +56,7 @@ class ConditionalHyperNetworkGuide(ConditionalGuide, HyperNetworkGuide):
     is a lower bound on the evidence of every row (``is_bound_for``, which goes by the guide's
     density, does not tell). **Above**, with ``noise_dim``, ``hidden_dims``,
     ``activation``, output noise or shared noise, it is a perceptron of noise and context, which may
-    fold. See ``docs/results/local_latents.md``.
+    fold. See :doc:`/results/local_latents`.
 
     The size of the plate must not depend on the minibatch (give the
     number of all data, as above, or ``create_plates``): the entropy of the rows is scaled with it.

@@ -66,7 +66,7 @@ class HyperNetworkGuide(ImplicitGuide):
     **Up to 256 latents** the :class:`~pyro_implicit.generators.AutoregressiveGenerator` cannot
     fold: :class:`~pyro_implicit.LinearisedELBO` is a true lower bound, the guide has a density
     (:meth:`log_density`) and Pyro's own objectives can train it. A step takes about twice the time
-    of one of a perceptron, which may fold; ``docs/results/generators.md`` compares them at equal
+    of one of a perceptron, which may fold; :doc:`/results/generators` compares them at equal
     time. **Above**, with ``init_from=None``, the output noise stays at 0.01.
 
     With ``noise_dim``, ``hidden_dims``, ``activation`` or output noise it is a perceptron at every
