@@ -1,14 +1,25 @@
 """
-Pyro's own tests of autoguides and objectives, with the guides and objectives of this package.
+Pyro's own tests of inference, with the guides and objectives of this package in place of its own.
 
-    python tests/external/pyro_suite.py CLONE [--objective NAME] [-- options of pytest]
+    python tests/external/pyro_suite.py CLONE [--run NAME ...] [--start] [-- options of pytest]
 
-``CLONE`` is a checkout of Pyro at the version that is installed. Its guides of the classes in
-``GUIDES`` are replaced, and its evidence bounds by one of ours, before its tests are collected.
-Printed are the tests that pass, refusals that name what cannot be (an error of this package), tests
-that look at what only Pyro's classes have (``OWN``), and all others, which are defects until looked
-at: the exit status is 1 if there are any. Guides begin bare, which spares most of the time;
-``--start`` gives them the start that users have, which ``test_quantiles`` needs at its high rate.
+``CLONE`` is a checkout of Pyro, or its folder ``tests`` and ``setup.cfg`` alone; Pyro itself is the
+checkout's where it is there, else the installed one. Before the tests of a run are collected, its
+autoguides become ours and its bounds one of our objectives (``pyro_suite_plugin.py``):
+
+- ``autoguide``: ``test_autoguide.py``, our guides with ``LinearisedELBO``;
+- ``pyro_guides``: the same file, the guides that stay Pyro's with ``AlphaEnergy(alpha=0)``, which
+  is the ELBO and serves guides that have a density;
+- ``predictive``, ``valid_models``, ``inference``: these files with ``AlphaEnergy(alpha=0)``,
+  ``RenyiELBO`` being our ``IWAE``; guides written by hand stay, and so does ``Predictive``;
+- ``continuous``: the tests of plates in ``test_valid_models.py`` once more, with ``Normal`` in the
+  place of ``Bernoulli``, which a guide may not draw here.
+
+A test in which nothing of ours took part is not counted. Printed are, by run, the tests that pass;
+right refusals, each named in ``pyro_suite_expected.py`` with the reason; own ones, which pass once
+the single number named there is another; and all others, which are defects: the exit status is then
+1. Guides begin bare, which spares most of the time, and as users' do (``init_from="auto"``) in
+tests that look at numbers after training; ``--start`` begins all of them so.
 """
 
 from __future__ import annotations
@@ -17,175 +28,85 @@ import argparse
 import os
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Any
 
-#: files of Pyro's that are run, and the tests in them that take a guide
-FILES = ("tests/infer/test_autoguide.py",)
-#: guides that are replaced, by ours of the kind named
-GUIDES = {
-    "AutoDiagonalNormal": "DefaultGuide",
-    "AutoMultivariateNormal": "ResidualGuide",
-    "AutoLowRankMultivariateNormal": "MatrixGuide",
+#: runs by name: file of Pyro's
+RUNS = {
+    "autoguide": "tests/infer/test_autoguide.py",
+    "pyro_guides": "tests/infer/test_autoguide.py",
+    "predictive": "tests/infer/test_predictive.py",
+    "valid_models": "tests/infer/test_valid_models.py",
+    "continuous": "tests/infer/test_valid_models.py",
+    "inference": "tests/infer/test_inference.py",
 }
-#: bounds that are replaced by one of ours
-BOUNDS = (
-    "Trace_ELBO",
-    "TraceMeanField_ELBO",
-    "TraceGraph_ELBO",
-    "TraceEnum_ELBO",
-    "JitTrace_ELBO",
-    "JitTraceGraph_ELBO",
-    "JitTraceEnum_ELBO",
-)
-#: tests of what only Pyro's own classes have, and what it is
-OWN = {
-    "test_exact": "a loss without variance at the posterior; ours spreads by 0.06 at 100 draws",
-    "test_init_loc_fn": "the median at the start to six digits; ours are of draws",
-    "test_init_scale": "the private method _loc_scale of a Gaussian",
-}
-
-_OBJECTIVE = "PYRO_SUITE_OBJECTIVE"
-_REPORT = "PYRO_SUITE_REPORT"
-_START = "PYRO_SUITE_START"
+KINDS = ("passed", "refused", "own", "defect")
+HERE = Path(__file__).resolve()
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the tests in a process of their own and prints what came of them."""
+    """Runs each file in a process of its own and prints what came of its tests."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("clone", type=Path, help="a checkout of Pyro")
-    parser.add_argument("--objective", default="LinearisedELBO", help="(default: LinearisedELBO)")
+    parser.add_argument("--run", action="append", choices=list(RUNS), help="(default: all)")
     parser.add_argument("--start", action="store_true", help="guides with the start of users")
     words = sys.argv[1:] if argv is None else argv
     cut = words.index("--") if "--" in words else len(words)
     arguments = parser.parse_args(words[:cut])
-    if not (arguments.clone / FILES[0]).is_file():
-        parser.error(f"there is no {FILES[0]} in {arguments.clone}: expected a checkout of Pyro")
+    runs = arguments.run or list(RUNS)
+    for run in runs:
+        if not (arguments.clone / RUNS[run]).is_file():
+            parser.error(f"no {RUNS[run]} in {arguments.clone}: expected a checkout of Pyro")
+    reports = {}
+    for run in runs:
+        print(f"\n==== {run}: {RUNS[run]}", flush=True)
+        reports[run] = _run(run, arguments.clone, arguments.start, words[cut + 1 :])
+        _tell(reports[run])
+    return _table(reports)
+
+
+def _run(run: str, clone: Path, start: bool, options: list[str]) -> list[list[str]]:
+    """The outcomes of a run's tests: kind, test, and why."""
     report = Path(os.environ.get("TMPDIR", "/tmp")) / f"pyro_suite_{os.getpid()}.txt"
-    here = Path(__file__).resolve()
-    paths = [str(here.parent), str(here.parents[2]), str(arguments.clone.resolve())]
-    names = " or ".join(GUIDES.values())
-    command = [sys.executable, "-m", "pytest", "-p", here.stem, "-q", "--no-header", "--tb=no"]
-    command += [
-        "-W",
-        "ignore::FutureWarning",
-        "-p",
-        "no:cacheprovider",
-        "-k",
-        names,
-        *FILES,
-        *words[cut + 1 :],
-    ]
+    report.write_text("")
+    paths = [str(HERE.parent), str(HERE.parents[2]), str(clone.resolve())]
+    command = [sys.executable, "-m", "pytest", "-p", "pyro_suite_plugin", "-q", "--no-header"]
+    command += ["--tb=no", "-p", "no:cacheprovider", "-W", "ignore::FutureWarning"]
+    command += ["-W", "ignore::pyro_implicit.exceptions.PerformanceHint", RUNS[run]]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),
-        _OBJECTIVE: arguments.objective,
-        _REPORT: str(report),
-        _START: "auto" if arguments.start else "",
+        "PYRO_SUITE_RUN": run,
+        "PYRO_SUITE_REPORT": str(report),
+        "PYRO_SUITE_START": "auto" if start else "",
         "CI": "",
     }
-    subprocess.run(command, cwd=arguments.clone, env=environment, check=False)
-    return _tell(report)
-
-
-def _tell(report: Path) -> int:
-    """Prints the outcomes by kind; returns 1 if there is a defect."""
-    if not report.is_file():
-        print("no test was run")
-        return 1
-    kinds: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for line in report.read_text().splitlines():
-        kind, test, why = line.split("\t")
-        kinds[kind][why].append(test)
+    subprocess.run([*command, *options], cwd=clone, env=environment, check=False)
+    lines = [line.split("\t") for line in report.read_text().splitlines()]
     report.unlink()
-    for kind in ("passed", "refused", "own", "defect"):
+    return lines
+
+
+def _tell(lines: list[list[str]]) -> None:
+    """Prints the outcomes of one run by kind and reason."""
+    kinds: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for kind, test, why in lines:
+        kinds[kind][why].append(test)
+    for kind in KINDS:
         print(f"\n{kind}: {sum(map(len, kinds[kind].values()))}")
         for why, tests in sorted(kinds[kind].items()):
             if why:
                 print(f"  {len(tests)} x {tests[0]}: {why}")
-    return int(bool(kinds["defect"]))
 
 
-# ---- in the process of the tests: a plugin of pytest
-
-
-def pytest_configure(config: Any) -> None:
-    """Replaces guides and bounds, before the tests import them."""
-    if _OBJECTIVE not in os.environ:
-        return
-    import pyro.infer
-    import pyro.infer.autoguide as autoguide
-
-    import pyro_implicit
-
-    guides = _guides()
-    for theirs, ours in GUIDES.items():
-        setattr(autoguide, theirs, guides[ours])
-        setattr(autoguide.guides, theirs, guides[ours])
-    objective = getattr(pyro_implicit, os.environ[_OBJECTIVE])
-    for bound in BOUNDS:
-        setattr(pyro.infer, bound, type(bound, (objective,), {}))
-
-
-def _guides() -> dict[str, type]:
-    """Guides of ours with the arguments of Pyro's."""
-    from pyro_implicit import HyperNetworkGuide, MMNNGuide
-    from pyro_implicit.generators import ResidualGenerator
-
-    options: dict[str, tuple[type, dict[str, Any]]] = {
-        "DefaultGuide": (HyperNetworkGuide, {}),
-        "ResidualGuide": (HyperNetworkGuide, {"generator": ResidualGenerator}),
-        "MatrixGuide": (MMNNGuide, {}),
-    }
-    made = {}
-    for name, (kind, fixed) in options.items():
-
-        def init(
-            self: Any,
-            model: Any,
-            init_loc_fn: Any = None,
-            init_scale: float | None = None,
-            *_: Any,
-            kind: type = kind,
-            fixed: dict[str, Any] = fixed,
-            **others: Any,
-        ) -> None:
-            if init_scale is not None:
-                others["init_scale"] = init_scale
-            others["init_from"] = os.environ.get(_START) or None
-            kind.__init__(self, model, init_loc_fn=init_loc_fn, **fixed, **others)
-
-        made[name] = type(name, (kind,), {"__init__": init, "__module__": __name__})
-        globals()[name] = made[name]  # so that they can be pickled
-    return made
-
-
-def pytest_runtest_makereport(item: Any, call: Any) -> None:
-    """Writes one line for each test."""
-    report = os.environ.get(_REPORT)
-    if report is None or call.when != "call":
-        return
-    kind, why = "passed", ""
-    if call.excinfo is not None:
-        expected = item.get_closest_marker("xfail") is not None
-        kind, why = _kind(item.function.__name__, call.excinfo.value, expected)
-    with open(report, "a") as file:
-        file.write(f"{kind}\t{item.name}\t{why}\n")
-
-
-def _kind(test: str, error: BaseException, expected: bool) -> tuple[str, str]:
-    from pyro_implicit.exceptions import ImplicitError
-
-    text = (str(error) or "no message").splitlines()[0].replace("\t", " ")[:150]
-    if test in OWN:
-        return "own", OWN[test]
-    if expected:
-        return "passed", ""  # marked as failing in Pyro, too
-    if isinstance(error, ImplicitError):
-        return "refused", f"{type(error).__name__}: {text}"
-    if type(error).__name__ in ("XFailed", "Skipped"):
-        return "passed", ""
-    return "defect", f"{type(error).__name__}: {text}"
+def _table(reports: dict[str, list[list[str]]]) -> int:
+    """Prints the numbers of all runs; returns 1 if there is a defect, or a run without a test."""
+    print(f"\n| run | {' | '.join(KINDS)} |\n|{'---|' * (len(KINDS) + 1)}")
+    failed = False
+    for run, lines in reports.items():
+        counts = Counter(line[0] for line in lines)
+        print(f"| {run} | {' | '.join(str(counts[kind]) for kind in KINDS)} |")
+        failed |= bool(counts["defect"]) or not lines
+    return int(failed)
 
 
 if __name__ == "__main__":
