@@ -337,8 +337,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         unit = None
         if noisy and found:
             unit = start.deviations() if start.is_settled else torch.ones_like(start.loc)
-        factor = start.unit if start.factor is None else start.factor
-        preconditioner = Preconditioner(start.loc, factor, unit)
+        preconditioner = Preconditioner(start.loc, start.factor, unit)
         begins = math.sqrt(1 - _OWN_PART**2) if found else start.guess
         noise = self._noise(generator, begins if noisy else None)
         return Sampler(generator, preconditioner, *noise).to(start.loc)

@@ -62,11 +62,10 @@ _MIDDLE = 20_000  # and up to which there is a mean-field fit
 _UPHILL, _UPHILL_LARGE = 30, 5  # steps from each location
 _MEAN_FIELD, _MEAN_FIELD_MIDDLE = 1000, 500  # most steps
 _MODE_STEPS, _NEWTON_STEPS = 100, 3
-_NARROWER = 3.2  # steps of the location are shorter for weights with a fan-in above 10 ...
-_LESS_NARROWER = 10.0  # ... and in the fit itself above 100: networks of large layers lag else
+_NARROWER = 3.2  # steps of a quick fit's location are shorter for weights with a fan-in above 10
 _DEVIATIONS = (0.1, 0.03, 0.01, 0.003)  # relative to the scale of each latent
 _USUAL = 0.1
-_NARROW = 0.01  # a network's first deviations, in units below
+_NARROW = 0.01  # a network's first deviations
 _MODULE = "the module's values"
 _JUDGES, _FEW_JUDGES = 64, 4  # draws that Gaussians are compared on
 _DELAY = 5.0  # seconds before a progress bar shows
@@ -149,12 +148,12 @@ def _search(
     if not is_certain:
         why = "the model is random at given latents, or has no finite density where it was tried"
         if is_narrow and _MODULE in found:
-            return _narrow(found[_MODULE], task), (_MODULE, "narrow", why)
+            return _narrow(found[_MODULE]), (_MODULE, "narrow", why)
         return _bare(loc, task), (default, "usual deviations", why)
     if is_narrow:
         name, loc, _ = _best_location(trials, _as_wrapped(trials, found))
         why = f"a network of {loc.numel()} latents, where a quick fit gives up what it needs"
-        return _narrow(loc, task), (name, "narrow", why)
+        return _narrow(loc), (name, "narrow", why)
     name, loc, point = _best_location(trials, found)
     if task.location_only:
         why = "units of its own (init_scale, scale or generator) leave only that to choose"
@@ -227,10 +226,14 @@ def _deviations(
     return start, f"{best} of their scales"
 
 
-def _narrow(loc: Tensor, task: _Task) -> GaussianStart:
-    """Small deviations in units of the latents' own, which do not follow them."""
-    unit = (_LESS_NARROWER * task.unit).clamp(max=1.0)
-    return GaussianStart(loc, guess=_NARROW, is_settled=False, unit=unit)
+def _narrow(loc: Tensor) -> GaussianStart:
+    """
+    Small deviations, the same for all latents.
+
+    Steps are as long for all of them too, as those of a mean-field guide: in units of the fan-in
+    large layers lag behind, and a network gives up units that it would need.
+    """
+    return GaussianStart(loc, guess=_NARROW, is_settled=False)
 
 
 def _mode(trials: Trials, point: Tensor, task: _Task) -> tuple[GaussianStart, str]:

@@ -43,19 +43,15 @@ class GaussianStart:
     :param torch.Tensor factor: a root of the covariance, shape ``(m,)`` or ``(m, m)``; None if only
         the location is known.
     :param float guess: where the factor is that of a guess, and not found for each latent: what the
-        scale of each was multiplied by; without a factor, the deviation of all latents in their
-        units.
+        scale of each was multiplied by; without a factor, the deviation of all latents.
     :param bool is_settled: whether the location is where training will leave it, within some
         deviations.
-    :param torch.Tensor unit: without a factor, the units of the coordinates that the generator
-        works in, shape ``(m,)``.
     """
 
     loc: Tensor
     factor: Tensor | None = None
     guess: float | None = None
     is_settled: bool = True
-    unit: Tensor | None = None
 
     def deviations(self) -> Tensor:
         """
@@ -108,9 +104,7 @@ class GaussianStart:
         """
         locs = self.loc.split(list(sizes))
         if self.factor is None:
-            none = [None] * len(locs)
-            units = none if self.unit is None else self.unit.split(list(sizes))
-            return [replace(self, loc=c, unit=u) for c, u in zip(locs, units, strict=True)]
+            return [replace(self, loc=loc) for loc in locs]
         rows = self.factor.split(list(sizes))
         if self.factor.dim() == 2:
             rows = tuple(torch.linalg.cholesky(row @ row.mT) for row in rows)

@@ -100,8 +100,7 @@ def test_splitting_a_start():
     loc = torch.arange(3.0)
     assert [s.loc.tolist() for s in GaussianStart(loc).split([1, 2])] == [[0.0], [1.0, 2.0]]
     assert GaussianStart(loc).split([1, 2])[0].factor is None
-    in_units = GaussianStart(loc, guess=0.1, unit=loc + 1).split([1, 2])
-    assert [s.unit.tolist() for s in in_units] == [[1.0], [2.0, 3.0]]
+    assert [s.guess for s in GaussianStart(loc, guess=0.1).split([1, 2])] == [0.1, 0.1]
     diagonal = GaussianStart(loc, torch.tensor([1.0, 2.0, 3.0])).split([1, 2])
     assert [s.factor.tolist() for s in diagonal] == [[1.0], [2.0, 3.0]]
 
