@@ -36,7 +36,7 @@ class Problem:
     args: tuple[Any, ...]
     own: Callable[[], Any]
     judge: Callable[[Any], Scores]
-    guide: Callable[[Any], Any] = HyperNetworkGuide
+    guide: Callable[..., Any] = HyperNetworkGuide
     kwargs: dict[str, Any] = field(default_factory=dict)
     limit: str = "num_steps"
 

@@ -39,7 +39,10 @@ held-out   log predictive density of held-out data, in nats: higher
 error      root mean square of errors of means, in deviations, and of log-deviations, of all
            unconstrained latents against a long chain of NUTS: lower
 
-"conjugate" is built in and needs no checkout: its evidence is known."""
+--check takes three steps of our fit without a start and judges nothing: does it run, are draws made
+at once or one after the other, and what is told?
+
+"conjugate" is built in and needs no checkout: its evidence is known. So is "GP regression"."""
 
 SETTINGS: dict[str, Any] = {
     "num_steps": 500,
@@ -50,6 +53,8 @@ SETTINGS: dict[str, Any] = {
     "reference": 1000,
     "reference_warmup": 300,
 }
+#: of --check
+CHECK = {"num_steps": 3, "looped_steps": 3, "reference": 4, "reference_warmup": 4}
 Row = dict[str, Any]
 
 
@@ -78,29 +83,33 @@ def main(argv: Sequence[str] | None = None) -> list[Row]:
     options = parser(DESCRIPTION, seeds=[0], methods=METHODS)
     options.add_argument("--pyro", type=Path, metavar="CLONE", help="a checkout of Pyro")
     options.add_argument("--examples", nargs="+", choices=EXAMPLES, default=list(EXAMPLES))
+    options.add_argument("--check", action="store_true", help="a few steps, no scores")
     arguments = parse(options, argv)
+    if arguments.check:
+        arguments.methods = ["implicit"]
     if arguments.pyro is None and any(EXAMPLES[name].file for name in arguments.examples):
         options.error("--pyro CLONE is needed: a checkout of Pyro at the version that is installed")
     rows: list[Row] = []
     for row in run(arguments):
         rows.append(row)
         write_record("pyro_examples", arguments, SETTINGS, rows)
-    print(table(rows))
+    print(check_table(rows) if arguments.check else table(rows))
     return rows
 
 
 def run(arguments: Namespace) -> Iterator[Row]:
     """One row for each example, seed (of data and fit) and method."""
+    settings = SETTINGS | (CHECK if arguments.check else {})
     todo = [(name, seed) for name in arguments.examples for seed in arguments.seeds]
     for name, seed in tqdm(todo, disable=arguments.quiet):
         example = EXAMPLES[name]
         with fixed_seed(seed), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            problem = example.make(_loaded(arguments.pyro, example), SETTINGS)
+            problem = example.make(_loaded(arguments.pyro, example), settings)
         for method in arguments.methods:
             with fixed_seed(seed), warnings.catch_warnings(record=True) as told:
                 warnings.simplefilter("always")
-                row = _one(problem, method, seed, arguments.quiet)
+                row = _one(problem, method, seed, arguments)
             texts = [str(one.message)[:200] for one in told if one.category is UserWarning]
             row["warnings"] = list(dict.fromkeys([*row.pop("told", []), *texts]))
             how = example.own if method == "own" else example.changed
@@ -115,26 +124,44 @@ def _loaded(clone: Path, example: Example) -> Any:
     return load_example(clone, example.file)
 
 
-def _one(problem: Problem, method: str, seed: int, quiet: bool) -> Row:
+def _one(problem: Problem, method: str, seed: int, arguments: Namespace) -> Row:
     try:
         with stopwatch() as watch:
             if method == "own":
                 fitted, row = problem.own(), {}
             else:
-                fitted, row = _fitted(problem, seed, quiet)
-        scores = problem.judge(fitted)
+                fitted, row = _fitted(problem, seed, arguments)
+        scores = {} if arguments.check else problem.judge(fitted)
     except Exception as error:  # the refusal is the result
         return {"note": f"{type(error).__name__}: {str(error)[:300]}"}
     return {**row, "scores": scores, "cpu_seconds": watch.cpu_seconds}
 
 
-def _fitted(problem: Problem, seed: int, quiet: bool) -> tuple[Any, Row]:
-    guide = problem.guide(problem.model)
-    steps = SETTINGS[problem.limit]
-    options = {"num_steps": steps, "seed": seed, "progress": not quiet, **problem.kwargs}
+def _fitted(problem: Problem, seed: int, arguments: Namespace) -> tuple[Any, Row]:
+    guide = problem.guide(problem.model, **({"init_from": None} if arguments.check else {}))
+    steps = (SETTINGS | (CHECK if arguments.check else {}))[problem.limit]
+    options = {"num_steps": steps, "seed": seed, "progress": not arguments.quiet, **problem.kwargs}
     result = fit(problem.model, guide, *problem.args, **options)
     told = [str(text)[:200] for text in result.warnings]
-    return guide, {"steps": result.num_steps, "reason": result.reason, "told": told}
+    at_once = result.objective.vectorize_particles
+    how = {"latents": guide.latent_dim, "draws": "at once" if at_once else "one by one"}
+    return guide, {"steps": result.num_steps, "reason": result.reason, "told": told, **how}
+
+
+def check_table(rows: list[Row]) -> str:
+    """A line for each example."""
+    header = ["example", "latents", "draws", "what is told", "changed beside guide and loss"]
+    lines = []
+    for row in rows:
+        texts = [text for text in row["warnings"] if not text.startswith("the limit of")]
+        told = row["note"] or "; ".join(_kind(text) for text in texts)
+        lines.append([row["example"], row.get("latents"), row.get("draws"), told, row["how"]])
+    return format_table(header, [[None if c == "" else c for c in line] for line in lines])
+
+
+def _kind(text: str) -> str:
+    """The beginning of a warning, which is the same whenever it is told."""
+    return text.partition(":")[0].partition(", since")[0]
 
 
 def table(rows: list[Row]) -> str:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from benchmarks.posterior._pyro_examples_import import load_example, load_notebook
 from benchmarks.posterior._pyro_examples_judges import Bound, Moments, Predictive
-from benchmarks.posterior._pyro_examples_problem import Declared
-from benchmarks.posterior.pyro_examples import EXAMPLES, SETTINGS, main
+from benchmarks.posterior._pyro_examples_problem import Declared, Example, Problem
+from benchmarks.posterior.pyro_examples import EXAMPLES, SETTINGS, check_table, main
 
 
 def _normal(y: Tensor) -> None:
@@ -93,6 +93,23 @@ def test_cells_of_a_notebook(tmp_path: Path) -> None:
     cells = [{"cell_type": "code", "source": [text]} for text in texts]
     (folder / "one.ipynb").write_text(json.dumps({"cells": cells}))
     assert load_notebook(tmp_path, "one.ipynb", ["data ="]).data.shape == (3,)
+
+
+def test_a_check_takes_steps_and_judges_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    (row,) = main(["--check", "--examples", "conjugate", "--quiet"])
+    assert (row["steps"], row["latents"], row["draws"], row["scores"]) == (3, 1, "at once", {})
+    assert "| conjugate | " in capsys.readouterr().out
+
+
+def test_a_refusal_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def undeclared() -> None:
+        pyro.sample("x", dist.Normal(torch.zeros(3), 1.0))
+
+    problem = Problem(undeclared, (), lambda: None, lambda fitted: {})
+    monkeypatch.setitem(EXAMPLES, "conjugate", Example("", lambda *_: problem, "none"))
+    (row,) = main(["--check", "--examples", "conjugate", "--quiet"])
+    assert row["note"].startswith("ShapeError: site 'x' has batch_shape (3,)")
+    assert "ShapeError" in check_table([row])
 
 
 def test_a_checkout_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
