@@ -154,7 +154,7 @@ def check_table(rows: list[Row]) -> str:
     lines = []
     for row in rows:
         texts = [text for text in row["warnings"] if not text.startswith("the limit of")]
-        told = row["note"] or "; ".join(_kind(text) for text in texts)
+        told = (row["note"] or "; ".join(map(_kind, texts))).partition(". ")[0]
         lines.append([row["example"], row.get("latents"), row.get("draws"), told, row["how"]])
     return format_table(header, [[None if c == "" else c for c in line] for line in lines])
 
@@ -174,7 +174,7 @@ def table(rows: list[Row]) -> str:
         own, ours = (groups[method] for method in METHODS)
         names = dict.fromkeys(key for row in (*own, *ours) for key in row.get("scores", ()))
         for index, score in enumerate(names or ["no fit"]):
-            cells = [_mean([r["scores"][score] for r in g if "scores" in r]) for g in (own, ours)]
+            cells = [_mean(_of([r.get("scores", {}) for r in g], score)) for g in (own, ours)]
             line = [name, own[0]["how"] if own else None, score, *cells]
             line += [
                 _mean([r["cpu_seconds"] for r in g if "scores" in r], ".0f") for g in (own, ours)
@@ -184,6 +184,10 @@ def table(rows: list[Row]) -> str:
             line += [ours[0]["how"] if ours else None]
             lines.append(line if index == 0 else [None, None, *line[2:5], *[None] * 5])
     return format_table(header, lines)
+
+
+def _of(rows: list[Row], key: str) -> list[Any]:
+    return [row[key] for row in rows if key in row]
 
 
 def _mean(values: list[float], form: str = ".4g") -> str | None:
