@@ -64,20 +64,21 @@ def _to_bound(fits: list[Row], base: list[Row]) -> str | None:
     """
     CPU time until the loss is as low as AutoNormal's at its end, in times of AutoNormal's whole.
 
-    The mean over seeds; None where a course is not known.
+    The mean over seeds whose course is known; None if there are none.
     """
     ends = {r["seed"]: r for r in base if "loss" in r}
+    known = [r for r in fits if "start_seconds" in r and r["seed"] in ends]
+    if not known:
+        return None
     ratios, late = [], 0
-    for row in fits:
-        if "start_seconds" not in row or row["seed"] not in ends:
-            return None
+    for row in known:
         course, end = row["course"], ends[row["seed"]]
         parts = [i + 1 for i, loss in enumerate(course) if loss <= end["loss"]]
         late += not parts
         steps = row["cpu_seconds"] - row["start_seconds"]
         part = parts[0] / len(course) if parts else 1.0
         ratios.append((row["start_seconds"] + part * steps) / end["cpu_seconds"])
-    return f"never in {late} of {len(fits)}" if late else f"{statistics.fmean(ratios):.1f}"
+    return f"never in {late} of {len(known)}" if late else f"{statistics.fmean(ratios):.1f}"
 
 
 def _margin(fits: list[Row]) -> str | None:
