@@ -92,7 +92,8 @@ def _add_data_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",
         metavar="NAME",
-        help="the column to predict, by its name or its number from 1 on (default: the last)",
+        help="the column to predict, by its name or its number in the file, from 1 on (default: "
+        "the last)",
     )
     parser.add_argument(
         "--sep",

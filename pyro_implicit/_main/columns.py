@@ -98,8 +98,17 @@ def _target_name(path: Path, frame: Any, target: str | None) -> str:
         if f"{target}.1" in columns:
             raise DataFileError(f"{path}: several columns are called {target!r}; rename the target")
         return target
-    if target.isdigit() and 1 <= int(target) <= len(columns):
-        chosen: str = columns[int(target) - 1]
+    left_out = [frame.attrs["left_out"]] if "left_out" in frame.attrs else []
+    in_file = [*left_out, *columns]  # numbers are those of the file's columns
+    chosen: str = target
+    if target.isdigit() and 1 <= int(target) <= len(in_file):
+        chosen = in_file[int(target) - 1]
+    if chosen in left_out:
+        raise DataFileError(
+            f"{path}: the first column ({chosen!r}) numbers the rows and was left out; give it "
+            "another name if it is to be predicted"
+        )
+    if chosen in columns:
         return chosen
     near = difflib.get_close_matches(target, columns, 1)
     meant = f"; is it {near[0]!r}?" if near else "."

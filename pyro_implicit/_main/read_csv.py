@@ -159,6 +159,7 @@ def _without_index(
             "if it is a feature"
         )
         frame = frame.iloc[:, 1:]
+        frame.attrs["left_out"] = names[0]
     elif column is not None:
         notes.append(index_note(column))
     return frame, notes

@@ -1,4 +1,4 @@
-"""One row that has lost its dimension."""
+"""Arguments that are not those that a guide was built with: a lost dimension, other rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["dims_of_arguments", "warn_of_lost_dimension"]
+__all__ = ["dims_of_arguments", "fingerprint", "warn_of_lost_dimension", "warn_of_other_rows"]
 
 
 def dims_of_arguments(args: tuple[Any, ...]) -> tuple[int | None, ...]:
@@ -39,5 +39,45 @@ def warn_of_lost_dimension(guide: Any, args: tuple[Any, ...]) -> None:
         f"the first argument has shape {tuple(args[0].shape)}, and had {seen[0]} dimensions when "
         f"the guide was built: it is read as {len(args[0]) if args[0].dim() else 1} rows. Write "
         "x[None] for one row.",
+        stacklevel=3,
+    )
+
+
+def fingerprint(args: tuple[Any, ...]) -> tuple[int, float, float] | None:
+    """
+    What tells the rows of the first argument from others.
+
+    :param args: positional arguments.
+    :returns: their number, the sum of all values and that of their squares; None for no rows.
+    """
+    first = args[0] if args else None
+    if not isinstance(first, Tensor) or not first.dim() or first.is_complex():
+        return None
+    wide = first.detach().double()
+    return len(first), float(wide.sum()), float(wide.square().sum())
+
+
+def warn_of_other_rows(guide: Any, args: tuple[Any, ...]) -> None:
+    """
+    Warns, for the caller's caller, where latents of one row would be taken for those of another.
+
+    :param guide: any guide; one that was loaded, or is not of this package, knows nothing.
+    :param args: positional arguments of the model.
+    :warns UserWarning: if the guide has a latent for each of as many rows, which are others.
+    """
+    seen, now = getattr(guide, "_rows_seen", None), fingerprint(args)
+    if seen is None or now is None or seen == now or seen[0] != now[0]:
+        return
+    if hasattr(guide, "read_context"):  # whose latents follow their rows
+        return
+    count = now[0]
+    own = [s.name for s in guide.sites if any(frame.size == count for frame in s.frames)]
+    if not own or count < 2:
+        return
+    warnings.warn(
+        f"the guide has a value of {own} for each of the {count} rows that it was built with, and "
+        f"these are {count} other ones: each gets the value of the row in its place. That is right "
+        "where they are the same units again. Latents of new units are unknown: predict them by "
+        "a model that draws them from their prior, and a guide of the others.",
         stacklevel=3,
     )

@@ -25,7 +25,7 @@ from pyro_implicit._params import emit_params
 from pyro_implicit.distributions.implicit_sites import draw_site
 from pyro_implicit.exceptions import SiteError, StateError
 from pyro_implicit.generators.preconditioner import Preconditioner
-from pyro_implicit.guides.argument_dims import dims_of_arguments
+from pyro_implicit.guides.argument_dims import dims_of_arguments, fingerprint
 from pyro_implicit.guides.draw_quantiles import DrawQuantiles
 from pyro_implicit.guides.initialization.auto import FULL, auto_start
 from pyro_implicit.guides.initialization.gaussian_start import GaussianStart, gaussian_start
@@ -272,7 +272,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         with explained_errors(args, kwargs):
             super()._setup_prototype(*args, **kwargs)  # type: ignore[no-untyped-call]
-        self._argument_dims = dims_of_arguments(args)
+        self._argument_dims, self._rows_seen = dims_of_arguments(args), fingerprint(args)
         prototype: Any = self.prototype_trace
         nodes = [
             (name, node)

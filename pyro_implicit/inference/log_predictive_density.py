@@ -13,7 +13,7 @@ from torch import Tensor
 from pyro_implicit._checks import check_count, check_guide, check_model, check_seed
 from pyro_implicit._random import RandomStream, mixed_seed
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.guides.argument_dims import warn_of_lost_dimension
+from pyro_implicit.guides.argument_dims import warn_of_lost_dimension, warn_of_other_rows
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.enumeration import (
     EnumerationNeeded,
@@ -82,13 +82,14 @@ def log_predictive_density(
         draws some rows of a plate at random; if the prior of a latent of the guide and data are
         within one sum over a discrete latent.
     :warns UserWarning: if the first argument has lost a dimension since the guide was built;
-        if the guide does not draw all of the model's latents, or draws one outside its prior's
-        support.
+        if the guide has a latent of each row, and these are other rows; if it does not draw all of
+        the model's latents, or draws one outside its prior's support.
     """
     check_model(model)
     check_order(model, "log_predictive_density(model, guide, ...)", guide)
     check_guide(guide)
     warn_of_lost_dimension(guide, args)
+    warn_of_other_rows(guide, args)
     num_samples = check_count("num_samples", num_samples)
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
     number_of_rows(args, kwargs)  # which are some

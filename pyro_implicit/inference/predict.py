@@ -12,7 +12,7 @@ from torch import Tensor
 from pyro_implicit._checks import check_count, check_flag, check_guide, check_model, check_names
 from pyro_implicit._random import own_numbers
 from pyro_implicit.exceptions import NonFiniteError
-from pyro_implicit.guides.argument_dims import warn_of_lost_dimension
+from pyro_implicit.guides.argument_dims import warn_of_lost_dimension, warn_of_other_rows
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
@@ -98,14 +98,16 @@ def predict(
         if a plate draws some of its rows at random; if with ``parallel`` what one draw predicts
         depends on other draws.
     :warns UserWarning: if the first argument has lost a dimension since the guide was built;
-        if the guide leaves out a latent of the model, as far as that can be told from an
-        observation, or draws one outside its prior's support; if a site is drawn from an
-        :class:`~pyro_implicit.ImplicitProcess`, which knows nothing of the data then.
+        if the guide has a latent of each row, and these are other rows; if it leaves out a latent
+        of the model, as far as that can be told from an observation, or draws one outside its
+        prior's support; if a site is drawn from an :class:`~pyro_implicit.ImplicitProcess`, which
+        knows nothing of the data then.
     """
     check_model(model)
     check_order(model, "predict(model, guide, ...)", guide)
     check_guide(guide)
     warn_of_lost_dimension(guide, args)
+    warn_of_other_rows(guide, args)
     num_samples = check_count("num_samples", num_samples)
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)
     sites = None if sites is None else check_names("sites", sites)

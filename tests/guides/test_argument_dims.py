@@ -11,7 +11,11 @@ import torch
 from torch import Tensor
 
 from pyro_implicit import HyperNetworkGuide, evaluate, log_predictive_density, predict
-from pyro_implicit.guides.argument_dims import dims_of_arguments, warn_of_lost_dimension
+from pyro_implicit.guides.argument_dims import (
+    dims_of_arguments,
+    fingerprint,
+    warn_of_lost_dimension,
+)
 
 X, Y = torch.randn(5, 3), torch.randn(5)
 
@@ -48,3 +52,39 @@ def test_nothing_is_said_of_what_nobody_knows(guide: Any) -> None:
     warn_of_lost_dimension(guide, ("x",))
     warn_of_lost_dimension(lambda x: None, (X[0],))
     warn_of_lost_dimension(HyperNetworkGuide(model), (X[0],))  # not built
+
+
+def _levels(x: Tensor, y: Tensor | None = None) -> None:
+    with pyro.plate("data", len(x)):
+        level = pyro.sample("level", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(level, 0.1), obs=y)
+
+
+def test_latents_of_other_rows_are_told() -> None:
+    x, y = torch.zeros(6, 1), torch.randn(6)
+    guide = HyperNetworkGuide(_levels, init_from=None).setup(x, y)
+    more: Any = {"num_samples": 5}
+    calls = (
+        lambda x: predict(_levels, guide, x, **more),
+        lambda x: evaluate(_levels, guide, x, y, **more),
+        lambda x: log_predictive_density(_levels, guide, x, y, **more),
+    )
+    for call in calls:
+        call(x)
+        with pytest.warns(UserWarning, match=r"a value of \['level'\] for each of the 6 rows"):
+            call(x + 1)
+
+
+def test_latents_of_all_rows_are_not() -> None:
+    x, y = torch.zeros(6, 1), torch.randn(6)
+
+    def model(x: Tensor, y: Tensor | None = None) -> None:
+        level = pyro.sample("level", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(level, 0.1), obs=y)
+
+    guide = HyperNetworkGuide(model, init_from=None).setup(x, y)
+    evaluate(model, guide, x + 1, y, num_samples=5)
+    assert fingerprint(()) is None and fingerprint((3,)) is None
+    assert fingerprint((torch.tensor(1.0),)) is None
+    assert fingerprint((torch.tensor([True, False]), 1)) == (2, 1.0, 1.0)

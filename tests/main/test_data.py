@@ -534,3 +534,12 @@ def test_numbers_that_may_stand_for_no_value_are_told(tmp_path, column, value, t
     notes = read(tmp_path, "\n".join(["a,y", *map(",".join, rows)])).notes
     found = [note for note in notes if "stands for no value" in note]
     assert [note.split("'")[1] for note in found] == [column] * told
+
+
+def test_a_target_is_numbered_as_in_the_file(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("id,a,b,y\n" + "".join(f"{i},{i % 3},{i % 5},{i % 7}\n" for i in range(1, 22)))
+    assert [load_csv(path, target=str(n)).target_name for n in (2, 3, 4)] == ["a", "b", "y"]
+    for target in ("1", "id"):
+        with pytest.raises(DataFileError, match="'id'. numbers the rows and was left out"):
+            load_csv(path, target=target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -39,6 +40,7 @@ _TERMS_EVERY = 50
 _MOST_SKIPPED = 20  # steps in a row without a finite loss
 _WORTH_RECORDING = 500  # steps that are left: to record one takes as long as some hundred
 _COARSE = 1.0  # nats: who cannot see less is told so
+_EARLY, _LATE = 3, 30  # steps that the loss began with, and after which it should be no higher
 _ASTRAY = 10  # and so many, if there are parameters to go back to
 
 
@@ -300,9 +302,11 @@ class Run:
                 f"it has diverged: the loss of the last quarter of the steps is {-slope.gain:.4g} "
                 "above that of the quarter before; try a lower lr"
             )
-        elif reason == "converged" and self._is_cut and self._whole is None:
+        elif is_comparable(self.objective) and self.arguments.num_batches <= 1:
+            told += _told_rise(self.history)
+        if reason == "converged" and self._is_cut and self._whole is None:
             told += _told_resolution(slope)
-        elif reason == "limit" and not self.is_flat:
+        elif reason == "limit" and not self.is_flat and not (slope and slope.is_rising):
             told.append(
                 f"the limit of {self.rate.num_steps} steps came before the objective was seen to "
                 "be level: more steps may bring more"
@@ -368,6 +372,20 @@ class Run:
             self.rate.begun, self.rate.length = None, 0
         _write(random_state)
         self._random = random_state
+
+
+def _told_rise(history: list[float]) -> list[str]:
+    """Says that a run ended above where it began, as those do whose rate is too high."""
+    last = history[-max(len(history) // 10, 1) :]
+    if len(history) < _LATE:
+        return []
+    begin, end = statistics.fmean(history[:_EARLY]), statistics.fmean(last)
+    if end - begin <= max(3 * statistics.pstdev(last), _COARSE):
+        return []
+    return [
+        f"the loss ended {end - begin:.3g} above that of the first steps ({begin:.5g}): the start "
+        "was better than what came of it. Try a lower lr, or more steps"
+    ]
 
 
 def _told_resolution(slope: Slope | None) -> list[str]:

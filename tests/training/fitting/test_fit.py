@@ -546,3 +546,10 @@ def test_what_the_loss_is_worth_is_told() -> None:
     assert promise(AlphaEnergy(num_particles=2)) == ""
     assert promise(AlphaEnergy(num_particles=2, alpha=0.0)) == "a lower bound on the evidence"
     assert promise(Trace_ELBO()) == ""
+
+
+@pytest.mark.parametrize(("lr", "is_told"), [(3.0, True), (0.01, False)])
+def test_a_run_that_ends_above_its_start_is_told(lr: float, is_told: bool) -> None:
+    guide = HyperNetworkGuide(conjugate, init_from="laplace")
+    result = fit(conjugate, guide, X, lr=lr, num_steps=40, progress=False, seed=0)
+    assert any("above that of the first steps" in text for text in result.warnings) is is_told
