@@ -21,8 +21,11 @@ def is_outside(fn: Any, values: Tensor) -> bool:
     :param fn: the prior.
     :param torch.Tensor values: draws, shape ``(*sample, *shape of the site)``.
     :returns: whether more than a hundredth of them is; False where the support cannot be told, or
-        is of another shape (some rows of a plate).
+        is of another shape (some rows of a plate), and of draws that are not finite, which is
+        another matter.
     """
+    if not bool(values.isfinite().all()):
+        return False
     try:
         inside = fn.support.check(values)
     except (AttributeError, NotImplementedError, RuntimeError, ValueError):

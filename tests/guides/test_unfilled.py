@@ -21,15 +21,16 @@ def made(generator, scale, factor=None, learn_scale=False):
     return Sampler(generator, Preconditioner(torch.zeros(M), factor), scale, learn_scale)
 
 
-@pytest.mark.parametrize(
-    "factor", [None, torch.full((M,), 10.0), 3 * torch.linalg.qr(torch.randn(M, M))[0]]
-)
+ROTATION = torch.linalg.qr(torch.randn(M, M, generator=torch.Generator().manual_seed(0)))[0]
+
+
+@pytest.mark.parametrize("factor", [None, torch.full((M,), 10.0), 3 * ROTATION])
 def test_what_is_left_to_a_small_noise(factor):
     torch.manual_seed(0)
     thin = made(MLPGenerator(2, M, (8,)), 1e-3, factor)
     found = unfilled([thin])
     assert found is not None and (found.directions, found.latents) == (M - 2, M)
-    assert found.share == pytest.approx(1e-3, rel=0.5)  # whatever the units
+    assert 3e-4 < found.share < 3e-3  # whatever the units
     full = made(ResidualGenerator(M, 4), 0.0)
     both = unfilled([full, thin])
     assert both is not None and (both.directions, both.latents) == (M - 2, 2 * M)
