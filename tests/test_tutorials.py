@@ -33,6 +33,12 @@ def test_there_are_tutorials() -> None:
         assert "smoke_test" in notebook.read_text(), "a tutorial has a short mode"
 
 
+@each_notebook
+def test_outputs_name_no_place_of_a_machine(notebook: Path) -> None:
+    """Warnings that are kept as they were shown begin with the path of an installation."""
+    assert "site-packages" not in notebook.read_text()
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path, Path], str | None]]:
     """Imports once, and then runs a notebook in a folder: says what went wrong."""
