@@ -48,12 +48,13 @@ def fingerprint(args: tuple[Any, ...]) -> tuple[int, float, float] | None:
     What tells the rows of the first argument from others.
 
     :param args: positional arguments.
-    :returns: their number, the sum of all values and that of their squares; None for no rows.
+    :returns: their number, the sum of all values and that of their squares, those that are NaN left
+        out; None for no rows.
     """
     first = args[0] if args else None
     if not isinstance(first, Tensor) or not first.dim() or first.is_complex():
         return None
-    wide = first.detach().double()
+    wide = first.detach().double().nan_to_num()
     return len(first), float(wide.sum()), float(wide.square().sum())
 
 

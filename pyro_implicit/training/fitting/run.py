@@ -302,8 +302,8 @@ class Run:
                 f"it has diverged: the loss of the last quarter of the steps is {-slope.gain:.4g} "
                 "above that of the quarter before; try a lower lr"
             )
-        elif is_comparable(self.objective) and self.arguments.num_batches <= 1:
-            told += _told_rise(self.history)
+        elif reason in ("converged", "limit") and self.arguments.num_batches <= 1:
+            told += _told_rise(self.history) if is_comparable(self.objective) else []
         if reason == "converged" and self._is_cut and self._whole is None:
             told += _told_resolution(slope)
         elif reason == "limit" and not self.is_flat and not (slope and slope.is_rising):
