@@ -26,7 +26,9 @@ from pyro_implicit.arviz.labels import Labels, netcdf_names
 from pyro_implicit.arviz.program import Program, Site
 from pyro_implicit.arviz.rows import RowBatches
 from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.guides.argument_dims import warn_of_other_rows
 from pyro_implicit.guides.base import ImplicitGuide
+from pyro_implicit.guides.held_data import warn_of_held_data
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import explained_errors
@@ -127,6 +129,8 @@ def to_arviz(
         that was asked for and cannot be drawn; if a plate draws some of its rows at random.
     :raises ShapeError: if a latent has a value for each row, and nobody has said which of
         them these are; if there are no rows.
+    :warns UserWarning: if a guide has a latent of each row, and these are other rows; if the model
+        holds its observations itself and is given other inputs than the guide was.
     """
     num_samples = check_count("num_samples", num_samples)
     check_model(model)
@@ -137,6 +141,9 @@ def to_arviz(
         check_instance(name, given, (Mapping, type(None)), "a dictionary by name, or None")
     restarts = isinstance(guide, (list, tuple))
     guides = _checked_guides(guide)
+    for one in guides:
+        warn_of_other_rows(one, args)
+        warn_of_held_data(model, one, args, kwargs)
     with explained_errors(args, kwargs):
         programs = [Program(model, one, RowBatches(args, kwargs, batch_size)) for one in guides]
     program = programs[0]

@@ -27,6 +27,7 @@ from pyro_implicit.exceptions import SiteError, StateError
 from pyro_implicit.generators.preconditioner import Preconditioner
 from pyro_implicit.guides.argument_dims import dims_of_arguments, fingerprint
 from pyro_implicit.guides.draw_quantiles import DrawQuantiles
+from pyro_implicit.guides.held_data import HeldData
 from pyro_implicit.guides.initialization.auto import FULL, auto_start
 from pyro_implicit.guides.initialization.gaussian_start import GaussianStart, gaussian_start
 from pyro_implicit.guides.initialization.prototype import (
@@ -284,6 +285,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
                 "the model has no latent site to infer: every sample statement is observed or "
                 "hidden. Write a latent pyro.sample(...) without obs=, or train without a guide."
             )
+        self._held_data = HeldData(self._bare_model[0], args, kwargs)
         pairs = [self._read_site(node) for _, node in nodes]
         parts = parts_of(self.factorized, [site.name for site, _ in pairs])
         sites, locs = zip(*(pairs[i] for part in parts.values() for i in part), strict=True)

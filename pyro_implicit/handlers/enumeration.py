@@ -93,7 +93,7 @@ def enumerated(
     :returns: the model; :func:`~pyro_implicit.handlers.sum_out.sum_out` then contracts its trace.
     """
     inner = poutine.infer_config(model, config_fn=partial(_checked, frozenset(drawn)))
-    return EnumMessenger(first_available_dim=-1 - nesting)(inner)
+    return _Enumeration(first_available_dim=-1 - nesting)(inner)
 
 
 def _checked(drawn: frozenset[str], site: Any) -> Any:
@@ -153,3 +153,23 @@ def run_summed_out(
     for node in trace.nodes.values():
         if node["type"] == "sample":
             visit(node)
+
+
+class _Shape:
+    """Of a tensor the shape alone, in the words in which Pyro asks for it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.data, self.shape, self.dim = self, tensor.shape, tensor.dim
+
+
+class _Enumeration(EnumMessenger):
+    """Pyro's, which reads shapes from ``tensor.data``: there is no such thing under ``vmap``."""
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        value = msg["value"]
+        if isinstance(value, Tensor):
+            msg["value"] = _Shape(value)
+        try:
+            super()._pyro_post_sample(msg)
+        finally:
+            msg["value"] = value

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from pyro_implicit.exceptions import ArgumentError, ImplicitError, NonFiniteError, ShapeError
+from pyro_implicit.handlers.other_shape import sites_of_other_shape
 
 __all__ = ["RAW", "entries_not_finite", "explained", "explained_errors"]
 
@@ -53,8 +54,8 @@ def explained_errors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterat
     :raises ArgumentError: if torch refuses to join numbers of different types, for arrays and lists
         that a model takes for tensors, and for observations that a distribution does not have.
     :raises NonFiniteError: if data are not finite, and a distribution's parameters are not valid.
-    :raises ShapeError: if a plate has another size than the data, or a layer takes another number
-        of columns.
+    :raises ShapeError: if a plate has another size than the data, a layer takes another number of
+        columns, or a site of the model has another shape than the value that it was given.
     """
     try:
         yield
@@ -83,7 +84,7 @@ def explained(
     tensors = _tensors(args, kwargs)
     made = (kind(error, tensors) for kind in _KINDS)
     known = next((clear for clear in made if clear is not None), None)
-    return known or _no_tensors(error, args, kwargs)
+    return known or _no_tensors(error, args, kwargs) or _other_shape(error)
 
 
 def entries_not_finite(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
@@ -128,6 +129,20 @@ def _no_tensors(
         f"{kinds}, and the model says: {str(error).strip()[:_LONGEST]}. Models compute with "
         "tensors: write torch.as_tensor(x, dtype=torch.float32), and torch.as_tensor(y) for "
         "labels; *data for a tuple of them."
+    )
+
+
+def _other_shape(error: Exception) -> ShapeError | None:
+    """A guide's draw, or a chain's, is not one of the model's site."""
+    found = sites_of_other_shape(str(error))
+    if not found:
+        return None
+    name, expected, shape = found[0]
+    return ShapeError(
+        f"site {name!r} has shape {expected} in the model and was given a value of shape {shape}, "
+        f"and torch says: {_first_line(error)}. If it is a latent, the guide or the draws are of "
+        "another model: make a guide of this one. If it is observed, look for a forgotten "
+        ".squeeze(-1) or .to_event(1)."
     )
 
 

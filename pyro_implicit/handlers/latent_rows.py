@@ -11,6 +11,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pyro_implicit.exceptions import ShapeError
+from pyro_implicit.handlers.other_shape import check_event
 from pyro_implicit.handlers.rows import rows_of
 
 __all__ = [
@@ -143,6 +144,7 @@ class AtDraw(Messenger):
         if value is not None:
             if not site_is_subsample(msg):
                 value = self._at_rows(msg, value)
+                check_event(msg, value)
             msg["value"], msg["is_observed"] = value, True
         if site_is_subsample(msg):
             self.shown.before(msg)

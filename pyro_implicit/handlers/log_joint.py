@@ -23,6 +23,7 @@ from pyro_implicit.handlers.enumeration import (
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.flat_latents import by_site
 from pyro_implicit.handlers.observed_shape import check_observation
+from pyro_implicit.handlers.other_shape import check_event
 from pyro_implicit.handlers.pointwise import is_auxiliary
 from pyro_implicit.handlers.sum_out import sum_out
 
@@ -107,7 +108,12 @@ class LogJoint:
         return trace, correction
 
     def _traced(self, model: Callable[..., Any]) -> Trace:
-        return poutine.trace(model).get_trace(*self.args, **self.kwargs)
+        trace = poutine.trace(model).get_trace(*self.args, **self.kwargs)
+        for site in self.sites:
+            node: Any = trace.nodes.get(site.name)
+            if node is not None:
+                check_event(node, node["value"])
+        return trace
 
     def __call__(self, u: Tensor) -> Tensor:
         """

@@ -14,6 +14,7 @@ from pyro_implicit._checks import check_count, check_guide, check_model, check_s
 from pyro_implicit._random import RandomStream, mixed_seed
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.argument_dims import warn_of_lost_dimension, warn_of_other_rows
+from pyro_implicit.guides.held_data import warn_of_held_data
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.enumeration import (
     EnumerationNeeded,
@@ -82,7 +83,8 @@ def log_predictive_density(
         draws some rows of a plate at random; if the prior of a latent of the guide and data are
         within one sum over a discrete latent.
     :warns UserWarning: if the first argument has lost a dimension since the guide was built;
-        if the guide has a latent of each row, and these are other rows; if it does not draw all of
+        if the guide has a latent of each row, and these are other rows; if the model holds
+        its observations itself and is given other inputs; if it does not draw all of
         the model's latents, or draws one outside its prior's support.
     """
     check_model(model)
@@ -90,6 +92,7 @@ def log_predictive_density(
     check_guide(guide)
     warn_of_lost_dimension(guide, args)
     warn_of_other_rows(guide, args)
+    warn_of_held_data(model, guide, args, kwargs)
     num_samples = check_count("num_samples", num_samples)
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
     number_of_rows(args, kwargs)  # which are some

@@ -15,6 +15,7 @@ from torch import Tensor
 from pyro_implicit._random import mixed_seed, seed_torch
 from pyro_implicit.handlers.choice_for_all import choice_for_all, is_choice_for_all
 from pyro_implicit.handlers.latent_rows import ShownRows, other_rows
+from pyro_implicit.handlers.other_shape import check_event
 from pyro_implicit.handlers.own_subsample import refuse_own_subsample
 from pyro_implicit.handlers.pointwise import is_delta
 from pyro_implicit.handlers.row_coupling import RowsTogether
@@ -203,6 +204,7 @@ class PredictiveRun(Messenger):
     def _latent(self, msg: Any) -> Tensor:
         held, event_dim = self.plan.draws[msg["name"]], msg["fn"].event_dim
         self._refuse_cut_event(msg["fn"], held)
+        check_event(msg, held)
         value = held[self.first - self.plan.offset : self.last - self.plan.offset]
         if not self.vectorised:
             value = value[0]

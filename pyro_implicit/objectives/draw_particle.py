@@ -23,6 +23,7 @@ from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.distributions.implicit_sites import KeptLinearisations
 from pyro_implicit.exceptions import DensityError, GuideError, NonFiniteError, SiteError
 from pyro_implicit.handlers.enumeration import NoticeEnumeration, enumerated
+from pyro_implicit.handlers.other_shape import check_event
 from pyro_implicit.objectives.batch_dims import check_batch_dims, is_vectorised
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.pairing import check_pairing
@@ -171,10 +172,24 @@ def _replayed(
     try:
         tracer(*args, **kwargs)
     except Exception:  # most models fail by themselves on the wrong rows; say why
-        _check_plates(tracer.trace, guide_trace)
+        _check_pairs(tracer.trace, guide_trace)
         raise
-    _check_plates(tracer.trace, guide_trace)
+    _check_pairs(tracer.trace, guide_trace)
     return tracer.trace
+
+
+def _check_pairs(model_trace: Trace, guide_trace: Trace) -> None:
+    """
+    Plates and latents of the guide are those of the model.
+
+    :raises ShapeError: if a latent has another shape in the guide.
+    :raises SiteError: if a plate of the guide and the model's minibatch disagree.
+    """
+    _check_plates(model_trace, guide_trace)
+    latents = sample_nodes(guide_trace)
+    for name, node in sample_nodes(model_trace).items():
+        if name in latents and not (node["is_observed"] or site_is_subsample(node)):
+            check_event(node, latents[name]["value"])
 
 
 def _implicit_sites(nodes: dict[str, Any], required: bool) -> dict[str, ImplicitSite]:

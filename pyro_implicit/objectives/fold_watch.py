@@ -16,7 +16,7 @@ from pyro_implicit.generators.modes import evaluated
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.turns import Turns
 
-__all__ = ["FoldWatch"]
+__all__ = ["FoldWatch", "can_tell"]
 
 #: noises of a look, at least; a step's own come first
 _NOISES = 4
@@ -74,7 +74,7 @@ class FoldWatch:
         if not every or step is None:
             return
         turn = self._turns.take(step.number, step.guide, site)
-        if turn % every != every - 1 or not _can_tell(site):
+        if turn % every != every - 1 or not can_tell(site):
             return
         sites = self._seen.setdefault(site.distribution.generator.origin, {})
         seen = sites.setdefault(site.name, _Seen())
@@ -87,10 +87,15 @@ class FoldWatch:
             _warn(site.name, rare, count)
 
 
-def _can_tell(site: ImplicitSite) -> bool:
-    """Whether a change of sign would be a fold that has mass on both sides."""
+def can_tell(site: ImplicitSite) -> bool:
+    """
+    Whether a change of sign would be a fold that has mass on both sides.
+
+    :param ImplicitSite site: an implicit site.
+    :returns: False for generators that cannot fold, and where no determinant tells.
+    """
     fn = site.distribution
-    if fn.generator.is_bijective or fn.generator.never_folds:
+    if fn.generator.never_folds or fn.generator.is_bijective:  # which looks at parameters
         return False
     square = fn.generator.noise_dim == fn.event_shape[-1]
     return square and not isinstance(fn.base_entropy(), Tensor)

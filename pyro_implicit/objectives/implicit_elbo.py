@@ -9,8 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from pyro_implicit._checks import check_choice, check_count, check_guide, check_number
+from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.likelihood import log_predictive
+from pyro_implicit.objectives.mapped_draws import VMAP
 from pyro_implicit.objectives.particle import Reads
 from pyro_implicit.objectives.particle_batch import ParticleBatch
 from pyro_implicit.objectives.particle_objective import ParticleObjective, Terms
@@ -51,8 +53,9 @@ class ImplicitELBO(ParticleObjective):
         fit(model, HyperNetworkGuide(model), x, y, objective=objective, seed=0)
 
     :param int num_particles: number of draws.
-    :param bool vectorize_particles: draw them in one vectorised pass; the model then needs plates
-        or ``.to_event`` for every batch dimension, as for any Pyro objective.
+    :param vectorize_particles: draw them in one vectorised pass; the model then needs plates
+        or ``.to_event`` for every batch dimension, as for any Pyro objective. ``"vmap"``, of
+        objectives that can: see :class:`~pyro_implicit.ParticleObjective`.
     :param max_plate_nesting: number of plate dimensions, found by one run of model and guide if
         infinite.
     :param float kl_weight: weight of the whole KL term (tempering). 1 is the honest ELBO.
@@ -84,7 +87,7 @@ class ImplicitELBO(ParticleObjective):
         self,
         num_particles: int = 1,
         *,
-        vectorize_particles: bool = False,
+        vectorize_particles: bool | str = False,
         max_plate_nesting: float = math.inf,
         kl_weight: float = 1.0,
         prior_weight: float = 1.0,
@@ -108,6 +111,14 @@ class ImplicitELBO(ParticleObjective):
         self.prior_weight = check_number("prior_weight", prior_weight, minimum=0)
         self.num_entropy_particles = num_entropy_particles or num_particles
         self.likelihood = check_choice("likelihood", likelihood, ("expected", "per_datum"))
+        if vectorize_particles == VMAP and (
+            self.pools or self.num_entropy_particles < num_particles
+        ):
+            raise ArgumentError(
+                'vectorize_particles="vmap" maps one draw over all, so that none can be left out '
+                "and their likelihoods cannot be averaged: write num_entropy_particles=None and "
+                'likelihood="expected", or vectorize_particles=True.'
+            )
 
     @abstractmethod
     def estimate(self, site: ImplicitSite) -> Tensor:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from pyro_implicit._checks import check_count
 from pyro_implicit._hints import hint
-from pyro_implicit.objectives.fold_watch import FoldWatch
+from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.objectives.fold_watch import FoldWatch, can_tell
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.scaled_site import entropy_constant
@@ -73,7 +74,8 @@ class LinearisedELBO(ImplicitELBO):
     :param int num_particles: number of draws.
     :param int watch_folds: look in every k-th training step of a site; 0 never looks.
     :param options: all others of :class:`~pyro_implicit.ImplicitELBO`.
-    :raises ArgumentError: for a negative number.
+    :raises ArgumentError: for a negative number; in a step with ``vectorize_particles="vmap"`` of a
+        generator that may fold, unless ``watch_folds=0``.
     :warns UserWarning: if the generator folds, once for each site of a guide.
     :warns PerformanceHint: once, for a Jacobian too large for an exact determinant.
 
@@ -83,6 +85,7 @@ class LinearisedELBO(ImplicitELBO):
 
     bounds_bijective = True
     takes_log_det = True
+    can_be_mapped = True
 
     def __init__(self, num_particles: int = 1, *, watch_folds: int = 100, **options: Any) -> None:
         super().__init__(num_particles, **options)
@@ -100,13 +103,21 @@ class LinearisedELBO(ImplicitELBO):
 
         :param ImplicitSite site: an implicit site with its draws.
         :returns: linearised entropy at each draw, shape ``site.distribution.batch_shape``.
+        :raises ArgumentError: for a generator that may fold where nobody would see it.
         :raises GuideError: for noise that is not standard normal and has more dimensions than the
             site.
         """
         if self.training_step is not None:
             _hint_at_size(site)
         value = site.distribution.half_log_det() + _entropy_of_noise(site)
-        self._watch(self.training_step, site, self.watch_folds, self.vectorised)
+        if not self.is_mapped:
+            self._watch(self.training_step, site, self.watch_folds, self.vectorised)
+        elif self.watch_folds and not self._mapped.is_mapping and can_tell(site):
+            raise ArgumentError(
+                f"implicit site {site.name!r} has a generator that may fold, and draws that are "
+                'mapped (vectorize_particles="vmap") are not watched for that. Write '
+                "watch_folds=0, or vectorize_particles=True or False."
+            )
         return value
 
 

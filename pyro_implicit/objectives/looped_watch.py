@@ -10,6 +10,7 @@ import torch
 
 from pyro_implicit._hints import hint
 from pyro_implicit._random import RandomStream
+from pyro_implicit.objectives.mapped_draws import VMAP
 
 __all__ = ["LoopedWatch"]
 
@@ -20,7 +21,7 @@ _GAIN = 2.0
 
 class LoopedWatch:
     """
-    Adds up the time of looped training; after a while it tries a vectorised pass, once.
+    Adds up the time of looped training; after a while it tries a vectorised pass, or a map, once.
 
     The trial has random numbers of its own and no gradients; a model that does not take it is left
     alone.
@@ -47,22 +48,27 @@ class LoopedWatch:
         if self.done or self.seconds < _PATIENCE or self.steps < _STEPS:
             return
         self.done = True
-        try:
-            looped = _timed(objective, False, model, guide, args, kwargs)
-            at_once = _timed(objective, True, model, guide, args, kwargs)
-        except Exception:  # whatever a model does with shapes that it does not expect
+        for way in (True, VMAP) if objective.can_be_mapped else (True,):
+            try:
+                looped = _timed(objective, False, model, guide, args, kwargs)
+                at_once = _timed(objective, way, model, guide, args, kwargs)
+            except Exception:  # whatever a model does with shapes that it does not expect
+                continue
+            if looped > _GAIN * at_once:
+                hint(
+                    "vectorize_particles",
+                    f"{type(objective).__name__} makes its {objective.num_particles} draws one "
+                    f"after the other, and this model can be run for all at once: "
+                    f"{1e3 * at_once:.3g} instead of {1e3 * looped:.3g} ms without gradients. "
+                    f"Write vectorize_particles={way!r}.",
+                )
             return
-        if looped > _GAIN * at_once:
-            hint(
-                "vectorize_particles",
-                f"{type(objective).__name__} makes its {objective.num_particles} draws one after "
-                f"the other, and this model can be run for all at once: {1e3 * at_once:.3g} instead"
-                f" of {1e3 * looped:.3g} ms without gradients. Write vectorize_particles=True.",
-            )
 
 
 @torch.no_grad()
-def _timed(objective: Any, at_once: bool, model: Any, guide: Any, args: Any, kwargs: Any) -> float:
+def _timed(
+    objective: Any, at_once: bool | str, model: Any, guide: Any, args: Any, kwargs: Any
+) -> float:
     """Seconds of the second of two evaluations: the first one may have to look around."""
     trial = copy.copy(objective)
     trial.vectorize_particles = at_once

@@ -58,7 +58,14 @@ class CouplingCheck:
         self._model: Callable[[], Any] | None = None
         self._passed: set[Any] = set()
 
-    def __call__(self, model: Any, given: tuple[Any, ...], particle: Particle, count: int) -> None:
+    def __call__(
+        self,
+        model: Any,
+        given: tuple[Any, ...],
+        particle: Particle,
+        count: int,
+        more: Callable[[], None],
+    ) -> None:
         """
         Checks one vectorised pass of a model, once for each kind of arguments.
 
@@ -66,7 +73,8 @@ class CouplingCheck:
         :param given: its arguments.
         :param Particle particle: the pass, made with gradients.
         :param int count: its draws ``S``.
-        :raises SiteError: see :func:`check_particles_apart`.
+        :param more: another check of the same program.
+        :raises SiteError: see :func:`check_particles_apart`; of the other check.
         """
         anchor = getattr(model, "__func__", model)  # a bound method is a new object at each look
         if self._model is None or self._model() is not anchor:
@@ -79,6 +87,7 @@ class CouplingCheck:
         )
         if shapes not in self._passed:
             check_particles_apart(particle, count)
+            more()
             self._passed.add(shapes)
 
     def __reduce__(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 import weakref
@@ -22,7 +23,6 @@ from torch import Tensor, nn
 from pyro_implicit._checks import (
     check_choice,
     check_count,
-    check_flag,
     check_guide,
     check_model,
     check_state,
@@ -32,10 +32,12 @@ from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.handlers.enumeration import EnumerationNeeded
 from pyro_implicit.objectives.batch_dims import PARTICLE_PLATE
+from pyro_implicit.objectives.branches import check_no_branch
 from pyro_implicit.objectives.draw_particle import draw_particle, plate_nesting
 from pyro_implicit.objectives.finiteness import check_finite
 from pyro_implicit.objectives.gradients import OwnGradients
 from pyro_implicit.objectives.looped_watch import LoopedWatch
+from pyro_implicit.objectives.mapped_draws import VMAP, MappedDraws, check_mapped_finite
 from pyro_implicit.objectives.particle import Particle, Reads
 from pyro_implicit.objectives.particle_batch import ParticleBatch
 from pyro_implicit.objectives.particle_coupling import CouplingCheck, blames_vectorisation
@@ -76,6 +78,7 @@ class ParticleObjective(ELBO):
     * :attr:`pools`: whether it must see all draws at once. If not, looped draws are handed over one
       at a time, so that one graph is alive at a time, and its terms are averaged;
     * :attr:`needs_score`: whether it asks for the model's gradient at the draws;
+    * :attr:`can_be_mapped`: whether it takes ``vectorize_particles="vmap"``;
     * :meth:`implicit_prior`: the density of priors that are themselves implicit;
     * :attr:`networks`: networks of its own, shown by ``objective(model, guide).parameters()``;
     * :attr:`training_step`: the number of the step that is going on, for schedules;
@@ -103,10 +106,13 @@ class ParticleObjective(ELBO):
         fit(model, HyperNetworkGuide(model), x, y, objective=objective, seed=0)
 
     :param int num_particles: number of draws.
-    :param bool vectorize_particles: draw them in one vectorised pass; the model then needs plates
+    :param vectorize_particles: True: draw them in one vectorised pass; the model then needs plates
         or ``.to_event`` for every batch dimension. Latents outside of ``n`` nested plates come with
         batch shape ``(S, 1, ..., 1)``, ``n`` ones, so that ``(w * x).sum(-1)`` lines up with data
-        in a plate and ``x @ w.unsqueeze(-1)`` does not: it is refused.
+        in a plate and ``x @ w.unsqueeze(-1)`` does not: it is refused. ``"vmap"``: run a model
+        that is written for one draw under :func:`torch.func.vmap`, which takes ``x @ w`` and
+        indexing, and no branch on a value (:class:`~pyro_implicit.LinearisedELBO` can).
+        False: one after the other.
     :param max_plate_nesting: number of plate dimensions, found by one run of model and guide if
         infinite.
     :param bool retain_graph: passed to ``backward``.
@@ -123,12 +129,15 @@ class ParticleObjective(ELBO):
     pools = False
     #: whether it asks for the model's score at the draws
     needs_score = False
+    #: whether its terms can be those of one draw under ``torch.func.vmap``: it pools nothing, and
+    #: its hook keeps nothing and reads no value of a tensor
+    can_be_mapped = False
 
     def __init__(
         self,
         num_particles: int = 1,
         *,
-        vectorize_particles: bool = False,
+        vectorize_particles: bool | str = False,
         max_plate_nesting: float = math.inf,
         retain_graph: bool | None = None,
         strict_enumeration_warning: bool = True,
@@ -144,7 +153,8 @@ class ParticleObjective(ELBO):
             tail_adaptive_beta,
         )
         num_particles = check_count("num_particles", num_particles)
-        check_flag("vectorize_particles", vectorize_particles)
+        ways = (True, False, VMAP) if self.can_be_mapped else (True, False)
+        check_choice("vectorize_particles", vectorize_particles, ways)
         if not (isinstance(max_plate_nesting, float) and max_plate_nesting == math.inf):
             max_plate_nesting = check_count("max_plate_nesting", max_plate_nesting, 0)
         check_choice("retain_graph", retain_graph, (None, True, False))
@@ -165,7 +175,7 @@ class ParticleObjective(ELBO):
         #: whether a model with latents to sum out has been seen; None before the first draw
         self._enumerates: bool | None = None
         self._coupling = CouplingCheck()
-        self._looped = LoopedWatch()
+        self._looped, self._mapped = LoopedWatch(), MappedDraws()
         self._num_training_steps = 0
         self._training_step: TrainingStep | None = None
 
@@ -233,9 +243,15 @@ class ParticleObjective(ELBO):
 
     @property
     def vectorised(self) -> bool:
-        """Whether draws come from one vectorised pass."""
-        vectorised: bool = self.vectorize_particles and self.num_particles > 1
+        """Whether draws come from one vectorised pass in a plate of the particles."""
+        vectorised: bool = self.vectorize_particles is True and self.num_particles > 1
         return vectorised
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether one draw is mapped over all of them (``vectorize_particles="vmap"``)."""
+        mapped: bool = self.vectorize_particles == VMAP and self.num_particles > 1
+        return mapped
 
     @property
     def training_step(self) -> TrainingStep | None:
@@ -312,14 +328,15 @@ class ParticleObjective(ELBO):
         """
         total, start = 0.0, time.perf_counter()
         with self._step(guide), self._gradients(), OwnGradients() as gradients:
-            for batch in self._batches(model, guide, args, kwargs):
-                loss = _minus_sum(self._shares(batch))
+            for terms, batch in self._parts(model, guide, args, kwargs):
+                loss = _minus_sum(terms)
                 if loss.requires_grad:
                     gradients.backward(loss, self.retain_graph)
                 total += loss.item()
                 if is_validation_enabled():
-                    second = batch.differentiates_score
-                    gradients.check_finite(total, batch.particles, model, guide, second=second)
+                    some = () if batch is None else batch.particles
+                    second = batch is not None and batch.differentiates_score
+                    gradients.check_finite(total, some, model, guide, second=second)
         if self.num_particles > 1 and not self.vectorize_particles:
             self._looped(time.perf_counter() - start, self, model, guide, args, kwargs)
         return total
@@ -336,8 +353,8 @@ class ParticleObjective(ELBO):
         """
         total: Terms = {}
         with self._gradients():
-            for batch in self._batches(model, guide, args, kwargs):
-                for name, value in self._shares(batch).items():
+            for terms, _ in self._parts(model, guide, args, kwargs):
+                for name, value in terms.items():
                     total[name] = total[name] + value if name in total else value
         return total
 
@@ -347,7 +364,7 @@ class ParticleObjective(ELBO):
     def forget_models(self) -> None:
         """Forgets what was found out about the model in earlier calls, to look again."""
         self._nesting_of, self._coupling, self._training_step = None, CouplingCheck(), None
-        self._enumerates = None
+        self._enumerates, self._mapped = None, MappedDraws()
 
     # ---- draws
 
@@ -387,7 +404,8 @@ class ParticleObjective(ELBO):
             with blames_vectorisation(lambda: self._draw(model, guide, args, kwargs, nesting)):
                 particle = self._draw(plate(model), plate(guide), args, kwargs, nesting + 1)
             if torch.is_grad_enabled() and is_validation_enabled():
-                self._coupling(model, (*args, *kwargs.values()), particle, count)
+                run = partial(check_no_branch, model, guide, args, kwargs)
+                self._coupling(model, (*args, *kwargs.values()), particle, count, run)
             particles = self._with_prior([particle], model, args, kwargs, nesting)
             yield ParticleBatch(particles, True, count)
             return
@@ -402,6 +420,33 @@ class ParticleObjective(ELBO):
         if pools:
             particles = self._with_prior(particles, model, args, kwargs, None)
             yield ParticleBatch(particles, False, count)
+
+    def _parts(
+        self, model: Any, guide: Any, args: Any, kwargs: Any
+    ) -> Iterator[tuple[Terms, ParticleBatch | None]]:
+        """What some draws add to the terms, and these draws unless they are mapped."""
+        if self.is_mapped:
+            yield self._mapped_terms(model, guide, args, kwargs), None
+            return
+        for batch in self._batches(model, guide, args, kwargs):
+            yield self._shares(batch), batch
+
+    def _mapped_terms(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Terms:
+        """The terms of one draw, mapped over all draws."""
+        check_model(model)
+        check_guide(guide)
+        count = self.num_particles
+
+        def one() -> Terms:
+            particle = self._draw(model, guide, args, kwargs, self.max_plate_nesting)
+            return self.terms_of(ParticleBatch([particle], False, count))
+
+        terms = self._mapped(one, count, model, guide)
+        if is_validation_enabled():
+            looped = copy.copy(self)
+            looped.vectorize_particles = False
+            check_mapped_finite(terms, lambda: looped.terms(model, guide, *args, **kwargs))
+        return terms
 
     def _draw(self, model: Any, guide: Any, args: Any, kwargs: Any, nesting: float) -> Particle:
         """One pass of guide and model."""

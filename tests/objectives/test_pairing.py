@@ -9,7 +9,6 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro import poutine
 from pyro.infer import config_enumerate
 
 from pyro_implicit import (
@@ -178,6 +177,9 @@ def test_bounds_of_another_precision_are_the_same() -> None:
 
     guide = HyperNetworkGuide(model).setup().to(torch.float64)
     assert LinearisedELBO(2).loss(model, guide, Y.double()) < float("inf")
-    other = poutine.scale(below_the_data, scale=1.0)
+
+    def other(y: torch.Tensor = Y) -> None:
+        pyro.sample("z", dist.Uniform(torch.zeros(7), 0.7 * torch.ones(7)).to_event(1))
+
     with pytest.raises(SiteError, match=r"upper_bound=a tensor of shape \(7,\)"):
         LinearisedELBO(2).loss(other, guide, Y)

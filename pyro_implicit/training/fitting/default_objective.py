@@ -16,6 +16,7 @@ from pyro_implicit.exceptions import NonFiniteError
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
+from pyro_implicit.objectives.mapped_draws import VMAP
 from pyro_implicit.ops.logdet import is_zero
 
 __all__ = ["default_num_particles", "default_objective"]
@@ -38,7 +39,8 @@ def default_objective(
     :class:`~pyro_implicit.LinearisedELBO`, whose determinant is exact, for generators that know
     theirs by structure and for Jacobians of up to four million entries, else
     :class:`~pyro_implicit.LanczosELBO`. The draws of a step: :func:`default_num_particles`. They
-    are vectorised if the model allows it, which one trial tells. A guide without an implicit site
+    are vectorised if the model allows it, which one trial tells, else mapped by ``vmap`` (of a
+    ``LinearisedELBO``) if it allows that, else looped. A guide without an implicit site
     is trained with Pyro's ``Trace_ELBO``, looped.
 
     :param model: the model.
@@ -56,9 +58,13 @@ def default_objective(
     num_particles = default_num_particles(num_latents, num_observed, num_rows)
     exact = all(_has_cheap_determinant(fn) for fn in sites)
     kind: type[ImplicitELBO] = LinearisedELBO if exact else LanczosELBO
-    refused = _why_looped(kind(num_particles, vectorize_particles=True), model, guide, args, kwargs)
-    if refused is None:
-        return kind(num_particles, vectorize_particles=True), []
+    refused = ""
+    for way in (True, VMAP) if kind.can_be_mapped else (True,):
+        objective = kind(num_particles, vectorize_particles=way)
+        why = _why_looped(objective, model, guide, args, kwargs)
+        if why is None:
+            return objective, []
+        refused = refused or why
     hint = (
         "draws are made one after the other, since the model cannot be run for all at once; a step "
         f"is several times faster if it can: {refused}"
@@ -111,7 +117,10 @@ def _why_looped(
     """Why the model cannot be run for all draws at once; None if it can."""
     try:
         with RandomStream(0), torch.enable_grad():
-            objective.differentiable_loss(model, guide, *args, **kwargs)
+            loss = objective.differentiable_loss(model, guide, *args, **kwargs)
+            params = [p for p in guide.parameters() if p.requires_grad]
+            if objective.is_mapped and params:  # an operation may have no rule backwards
+                torch.autograd.grad(loss, params, allow_unused=True)
     except NonFiniteError:  # a bad draw, which may come in any step
         return None
     except Exception as error:  # what a model raises on shapes that it does not expect

@@ -28,6 +28,7 @@ from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.guides.unfilled import unfilled
+from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.training.fitting.all_rows import all_rows
 from pyro_implicit.training.fitting.arguments import Arguments
@@ -112,8 +113,9 @@ def fit(
     =====================================================  ==============================
 
     Draws a step: 32 up to 100 latents and 5000 observed numbers, else 8 up to 300 latents, 4 up to
-    10 000, 2 above; vectorised if the model allows it, else one after the other (at most 8), with a
-    warning in the result that tells why.
+    10 000, 2 above; vectorised if the model allows it, else mapped over one draw by ``torch``'s
+    ``vmap`` (with ``LinearisedELBO``) if it allows that, else one after the other (at most 8), with
+    a warning in the result that tells why.
 
     :param model: a Pyro model.
     :param guide: its guide, of any kind.
@@ -140,8 +142,8 @@ def fit(
         options that neither ``fit`` nor the model has.
     :raises NonFiniteError: after 20 steps in a row without a finite loss and no parameters to go
         back to, naming the site; for observations that are NaN.
-    :raises ShapeError: for no rows, and for observations that do not fit their distribution or
-        plate, before anything is fitted.
+    :raises ShapeError: for no rows, for observations that do not fit their distribution or
+        plate, and for a guide of a model with latents of other shapes, before anything is fitted.
     :raises SiteError: for batches without observations.
     :raises StateError: if ``resume`` is the result of another guide.
 
@@ -179,7 +181,8 @@ def fit(
                 with poutine.block():
                     guide(*rows[0], **rows[1])  # whose start must not depend on one batch
             if objective is None:
-                objective, hints[:] = default_objective(model, guide, some, named)
+                with explained_errors(some, named):
+                    objective, hints[:] = default_objective(model, guide, some, named)
             rate = default_rate(guide, arguments) if lr is None else lr
             watch = None if validation is None else Validation(validation, model, guide, kwargs)
             run = Run(model, guide, objective, arguments, LearningRate(rate, limit), watch, rows)

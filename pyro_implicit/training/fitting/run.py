@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -27,7 +26,8 @@ from pyro_implicit.training.fitting.learning_rate import LearningRate
 from pyro_implicit.training.fitting.norm_clipped_adam import NormClippedAdam
 from pyro_implicit.training.fitting.retreat import Retreat, is_comparable
 from pyro_implicit.training.fitting.seen_parameters import SeenParameters
-from pyro_implicit.training.fitting.stall import Slope, slope_of
+from pyro_implicit.training.fitting.stall import slope_of
+from pyro_implicit.training.fitting.told import told_other_run, told_resolution, told_rise
 from pyro_implicit.training.fitting.validation import EVERY, Validation
 from pyro_implicit.training.fitting.whole_loss import WholeLoss
 from pyro_implicit.training.recorded import RecordedObjective
@@ -39,8 +39,6 @@ _ASK_AGAIN = 1.1  # times as many steps later: who asks at every step is fooled 
 _TERMS_EVERY = 50
 _MOST_SKIPPED = 20  # steps in a row without a finite loss
 _WORTH_RECORDING = 500  # steps that are left: to record one takes as long as some hundred
-_COARSE = 1.0  # nats: who cannot see less is told so
-_EARLY, _LATE = 3, 30  # steps that the loss began with, and after which it should be no higher
 _ASTRAY = 10  # and so many, if there are parameters to go back to
 
 
@@ -92,6 +90,7 @@ class Run:
         #: at the sites of the first step; other objectives may run the model in ways of their own
         self._look: Any = DataUse() if isinstance(objective, ELBO) else nullcontext()
         self._is_cut = False  # whether steps see some of the rows
+        self._num_earlier = 0  # steps of the run that is resumed
         self._earlier_scores: Any = None  # of the run that is resumed, without validation in this
 
     # ---- the loop
@@ -277,7 +276,8 @@ class Run:
 
     def told(self, reason: str) -> list[str]:
         """What a user should know about a run that ended for this reason, in words."""
-        told = []
+        other = told_other_run(self.history, self._num_earlier)
+        told = list(other)
         if self.skipped:
             told.append(
                 f"{len(self.skipped)} steps were skipped, as the loss or its gradient was not "
@@ -302,10 +302,10 @@ class Run:
                 f"it has diverged: the loss of the last quarter of the steps is {-slope.gain:.4g} "
                 "above that of the quarter before; try a lower lr"
             )
-        elif reason in ("converged", "limit") and self.arguments.num_batches <= 1:
-            told += _told_rise(self.history) if is_comparable(self.objective) else []
+        elif reason in ("converged", "limit") and self.arguments.num_batches <= 1 and not other:
+            told += told_rise(self.history) if is_comparable(self.objective) else []
         if reason == "converged" and self._is_cut and self._whole is None:
-            told += _told_resolution(slope)
+            told += told_resolution(slope)
         elif reason == "limit" and not self.is_flat and not (slope and slope.is_rising):
             told.append(
                 f"the limit of {self.rate.num_steps} steps came before the objective was seen to "
@@ -366,36 +366,13 @@ class Run:
                 f"resume has no state to go on from ({error!r}); expected a result of fit."
             ) from error
         self.history, self.rates = list(result.history), list(result.rates)
+        self._num_earlier = len(self.history)
         self.terms = [dict(one) for one in result.terms]
         if is_over:
             self.warm_from, self.is_flat, self.ask_at = len(self.history), False, _FEWEST
             self.rate.begun, self.rate.length = None, 0
         _write(random_state)
         self._random = random_state
-
-
-def _told_rise(history: list[float]) -> list[str]:
-    """Says that a run ended above where it began, as those do whose rate is too high."""
-    last = history[-max(len(history) // 10, 1) :]
-    if len(history) < _LATE:
-        return []
-    begin, end = statistics.fmean(history[:_EARLY]), statistics.fmean(last)
-    if end - begin <= max(3 * statistics.pstdev(last), _COARSE):
-        return []
-    return [
-        f"the loss ended {end - begin:.3g} above that of the first steps ({begin:.5g}): the start "
-        "was better than what came of it. Try a lower lr, or more steps"
-    ]
-
-
-def _told_resolution(slope: Slope | None) -> list[str]:
-    if slope is None or slope.tolerance <= _COARSE:
-        return []
-    return [
-        "each step sees some of the rows, and the noise of that hides gains of less than "
-        f"{slope.tolerance:.2g} nats: the loss is level as far as can be told, but deviations may "
-        "be off. Larger batches or more steps (resume) tell more"
-    ]
 
 
 def _stepper_for(objective: Any, num_steps: int) -> Any:

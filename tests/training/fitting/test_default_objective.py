@@ -19,6 +19,7 @@ from pyro_implicit import (
     LinearisedELBO,
     fit,
 )
+from pyro_implicit.exceptions import SiteError
 from pyro_implicit.generators import ResidualGenerator
 from pyro_implicit.training.fitting.default_objective import default_objective
 
@@ -58,12 +59,44 @@ def test_a_guide_of_pyro_is_trained_as_pyro_does() -> None:
 def test_a_model_of_one_draw_is_looped_and_that_is_told() -> None:
     def model() -> None:
         w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
-        pyro.sample("y", dist.Normal(w.reshape(3).sum(), 1.0), obs=torch.tensor(1.0))
+        scale = 1.0 if w.reshape(3).sum() > 0 else 2.0
+        pyro.sample("y", dist.Normal(w.reshape(3).sum(), scale), obs=torch.tensor(1.0))
 
     guide = HyperNetworkGuide(model)
     result = fit(model, guide, num_steps=2, progress=False, seed=0)
     assert not result.objective.vectorised and result.objective.num_particles == 8
     assert "one after the other" in result.warnings[-1] and "nor w.sum()" in result.warnings[-1]
+
+
+@pytest.mark.parametrize("ask", [torch.any, torch.all])
+def test_a_branch_for_all_draws_is_none_for_one(ask: Any) -> None:
+    """One question about 32 draws, which no shape tells from a question about one."""
+
+    def model(x: torch.Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        mean = w * x if ask(w > 0) else 0 * w * x
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=-x)
+
+    x = torch.ones(20)
+    guide = HyperNetworkGuide(model, init_from=None)
+    result = fit(model, guide, x, num_steps=2, progress=False, seed=0)
+    assert result.objective.vectorize_particles is False
+    assert "asks for the value of what depends on its latents" in result.warnings[-1]
+    assert "test_default_objective.py)" in result.warnings[-1]
+    with pytest.raises(SiteError, match=r"Write torch.where\(w > 0, a, b\), or loop"):
+        LinearisedELBO(4, vectorize_particles=True).differentiable_loss(model, guide, x)
+
+
+def test_questions_about_data_are_no_branch() -> None:
+    def model(x: torch.Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        mean = w * x if bool((x > 0).all()) else -w * x
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=x)
+
+    objective, hints = default_objective(model, HyperNetworkGuide(model), (torch.ones(3),), {})
+    assert objective.vectorised and hints == []
 
 
 def test_a_bad_draw_in_the_trial_says_nothing_of_the_model() -> None:

@@ -1,0 +1,113 @@
+"""Observations that a model holds itself, which are scored for whatever inputs it is given."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from pyro import poutine
+from torch import Tensor
+
+from pyro_implicit._random import RandomStream
+from pyro_implicit.guides.argument_dims import fingerprint
+from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, run_model
+from pyro_implicit.handlers.row_coupling import can_be_looked_at
+
+__all__ = ["HeldData", "warn_of_held_data"]
+
+
+class HeldData:
+    """
+    What the arguments and the observations of a guide's first call were, to tell others from them.
+
+    :param model: a Pyro model.
+    :param tuple args: its positional arguments.
+    :param dict kwargs: its keyword arguments.
+    """
+
+    def __init__(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.arguments = _fingerprints(args, kwargs)
+        self.observed = _observed(model, args, kwargs) if self.arguments else {}
+
+    def still_there(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> list[str]:
+        """
+        Sites that observe the same as in the first call, where every argument is another one.
+
+        :param model: a Pyro model.
+        :param tuple args: its positional arguments in this call.
+        :param dict kwargs: its keyword arguments.
+        :returns: names of sites with more than one datum.
+        """
+        if not self.observed or not self.are_others(args, kwargs):
+            return []
+        found = _observed(model, args, kwargs)
+        return [name for name, seen in found.items() if self.observed.get(name) == seen]
+
+    def are_others(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """
+        Tells whether no tensor of the first call is among the arguments.
+
+        :param tuple args: positional arguments of the model.
+        :param dict kwargs: its keyword arguments.
+        :returns: False, too, for arguments without tensors.
+        """
+        now = _fingerprints(args, kwargs)
+        return bool(now) and bool(self.arguments) and not now & self.arguments
+
+
+def warn_of_held_data(
+    model: Any, guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """
+    Warns, for the caller's caller, of a model that scores the fit's observations for other inputs.
+
+    :param model: a Pyro model.
+    :param guide: any guide; one that was loaded, or is not of this package, knows nothing.
+    :param tuple args: positional arguments of both.
+    :param dict kwargs: keyword arguments of both.
+    :warns UserWarning: if all arguments are others than those the guide was built with, and an
+        observed site has the same values.
+    """
+    held: HeldData | None = getattr(guide, "_held_data", None)
+    if held is None or not can_be_looked_at([*args, *kwargs.values()]):
+        return
+    names = held.still_there(model, args, kwargs)
+    if names:
+        warnings.warn(
+            f"{names} observes the same values as when the guide was built, though all arguments "
+            "are others: the model holds its observations itself, and they are scored for inputs "
+            "that are not theirs. Make them an argument, def model(x, y=None), with obs=y, and "
+            "hand over those of these inputs.",
+            stacklevel=3,
+        )
+
+
+def _fingerprints(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[Any]:
+    found = {fingerprint((one,)) for one in (*args, *kwargs.values())}
+    return found - {None}
+
+
+def _observed(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What each site observes, of those with more than one datum."""
+    found: dict[str, Any] = {}
+
+    def visit(site: Any) -> None:
+        if _is_data(site):
+            found[site["name"]] = fingerprint((site["value"],))
+
+    try:
+        with RandomStream(0), poutine.block(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            run_model(model, args, dict(kwargs), visit)
+    except Exception:  # what is wrong with a call is told by the call itself
+        return {}
+    return {name: seen for name, seen in found.items() if seen is not None and seen[0] > 1}
+
+
+def _is_data(site: Any) -> bool:
+    if site["type"] != "sample" or not site["is_observed"] or not isinstance(site["value"], Tensor):
+        return False
+    return not (is_auxiliary(site) or is_delta(site))

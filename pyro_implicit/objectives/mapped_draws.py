@@ -1,0 +1,174 @@
+"""Many draws at once of a model that is written for one: ``torch.func.vmap`` over the draws."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+from torch.func import vmap
+
+from pyro_implicit._random import RandomStream
+from pyro_implicit.exceptions import ImplicitError, NonFiniteError, SiteError
+from pyro_implicit.handlers.unvalidated import Unvalidated
+
+__all__ = ["VMAP", "DrawApart", "MappedDraws", "check_mapped_finite"]
+
+#: what to write for ``vectorize_particles``
+VMAP = "vmap"
+
+#: makes a draw and the terms of it: numbers by name
+One = Callable[[], dict[str, Tensor]]
+
+
+class DrawApart(Messenger):
+    """
+    Draws normal sites by an operation that :func:`torch.func.vmap` makes for each draw.
+
+    ``torch.distributions`` fills a new tensor in place, which belongs to no draw.
+    """
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["value"] is None and not (msg["is_observed"] or site_is_subsample(msg)):
+            drawn = _drawn(msg["fn"])
+            if drawn is not None:
+                msg["value"], msg["done"] = drawn, True
+
+
+def _drawn(fn: Any) -> Tensor | None:
+    """A draw of a normal distribution and what is made of it; None of others."""
+    if type(fn) is dist.Normal:
+        noise = torch.randn(fn.batch_shape, dtype=fn.loc.dtype, device=fn.loc.device)
+        return fn.loc + fn.scale * noise
+    if isinstance(fn, torch.distributions.Independent):
+        return _drawn(fn.base_dist)
+    if isinstance(fn, torch.distributions.TransformedDistribution):
+        value = _drawn(fn.base_dist)
+        for transform in fn.transforms if value is not None else ():
+            value = transform(value)
+        return value
+    return None
+
+
+class MappedDraws:
+    """
+    Evaluates one draw for all draws at once.
+
+    The first run of a model and its guide is a plain one, so that parameters are made, and what is
+    wrong with the model is told, outside of the map.
+    """
+
+    def __init__(self) -> None:
+        self._known: tuple[Any, Any] | None = None
+        #: whether what runs now is the map: values of tensors cannot be read
+        self.is_mapping = False
+
+    def __reduce__(self) -> Any:
+        return MappedDraws, ()  # weak references cannot be pickled; to run once more is harmless
+
+    def __call__(self, one: One, count: int, model: Any, guide: Any) -> dict[str, Tensor]:
+        """
+        The terms of many draws.
+
+        :param one: makes the terms of one draw, each of shape ``()``.
+        :param int count: how many.
+        :param model: a Pyro model.
+        :param guide: its guide.
+        :returns: their means.
+        :raises SiteError: if the model runs for one draw and not under ``vmap``.
+        """
+        if self._known is None or not _is(self._known, model, guide):
+            with _tolerated_draws():
+                self._run_plainly(one)
+            self._known = _anchor(model), _anchor(guide)
+        try:
+            return self._map(one, count)
+        except (ImplicitError, torch.OutOfMemoryError):
+            raise
+        except Exception:  # whatever a model does that vmap has no rule for
+            with _tolerated_draws():
+                self._run_plainly(one)  # if it fails as well, that is the error to see
+        try:  # or parameters were missing, which a plain run makes
+            return self._map(one, count)
+        except ImplicitError:
+            raise
+        except Exception as error:
+            raise _refused(error) from error
+
+    def _map(self, one: One, count: int) -> dict[str, Tensor]:
+        def mapped(_: Tensor) -> dict[str, Tensor]:
+            with DrawApart():
+                return one()
+
+        self.is_mapping = True
+        try:
+            with pyro.validation_enabled(False), Unvalidated():
+                terms = vmap(mapped, randomness="different")(torch.arange(count))
+        finally:
+            self.is_mapping = False
+        return {name: term.mean(0) for name, term in terms.items()}
+
+    @staticmethod
+    def _run_plainly(one: One) -> None:
+        with RandomStream(0), poutine.block(), torch.no_grad():
+            one()
+
+
+@contextmanager
+def _tolerated_draws() -> Iterator[None]:
+    """Of a plain run the draw itself does not matter: a bad one says nothing about the program."""
+    try:
+        yield
+    except NonFiniteError:
+        pass
+    except ValueError as error:
+        if not (str(error).startswith("Expected parameter") and "nan" in str(error)):
+            raise
+
+
+def check_mapped_finite(terms: dict[str, Tensor], once_more: Callable[[], Any]) -> None:
+    """
+    Refuses means that are not finite.
+
+    :param dict terms: the means.
+    :param once_more: the same draws one by one, with the same random numbers or others; it names
+        the site.
+    :raises NonFiniteError: naming the term.
+    """
+    bad = [name for name, value in terms.items() if not bool(value.detach().isfinite())]
+    if not bad:
+        return
+    with torch.no_grad():
+        once_more()
+    raise NonFiniteError(
+        f"{' and '.join(bad)} not finite at some of the draws. Common causes: a learning rate that "
+        "is too high, a likelihood scale that reached zero, or data with NaN. "
+        "vectorize_particles=False names the site."
+    )
+
+
+def _refused(error: Exception) -> SiteError:
+    said = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+    return SiteError(
+        f"the model runs with one draw, and torch.func.vmap cannot run it for several ({said}): it "
+        "takes no branch on the value of a tensor, no .item(), no NumPy and nothing written in "
+        "place. Write vectorize_particles=False for draws one after the other."
+    )
+
+
+def _anchor(program: Any) -> Any:
+    own = getattr(program, "__func__", program)  # a bound method is a new object at each look
+    return weakref.ref(own)
+
+
+def _is(known: tuple[Any, Any], model: Any, guide: Any) -> bool:
+    programs = (getattr(one, "__func__", one) for one in (model, guide))
+    return all(ref() is one for ref, one in zip(known, programs, strict=True))

@@ -1,0 +1,74 @@
+"""Observations that a model holds itself are told where they are scored for other inputs."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer.autoguide import AutoNormal
+from torch import Tensor
+
+from pyro_implicit import HyperNetworkGuide, evaluate, log_predictive_density, to_arviz
+
+X, HELD = torch.randn(6, 1), torch.randn(6)
+
+
+def _holds(x: Tensor) -> None:
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    pyro.deterministic("f", w * x[:, 0])
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w * x[:, 0], 1.0), obs=HELD)
+
+
+def _takes(x: Tensor, y: Tensor | None = None) -> None:
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w * x[:, 0], 1.0), obs=y)
+
+
+def _calls(model: Any, guide: Any) -> list[Any]:
+    return [
+        lambda *data: evaluate(model, guide, *data, num_samples=5),
+        lambda *data: log_predictive_density(model, guide, *data, num_samples=5),
+        lambda *data: to_arviz(model, guide, *data, num_samples=5),
+    ]
+
+
+def test_they_are_told_by_all_that_score() -> None:
+    guide = HyperNetworkGuide(_holds, init_from=None).setup(X)
+    for call in _calls(_holds, guide):
+        call(X)  # its own inputs
+        with pytest.warns(UserWarning, match=r"\['y'\] observes the same values .*def model\(x, y"):
+            call(X + 1)
+
+
+@pytest.mark.parametrize("data", [(X, HELD), (X + 1, HELD), (X, HELD + 1), (X + 1, HELD + 1)])
+def test_nothing_is_said_of_arguments(data: tuple[Tensor, ...]) -> None:
+    guide = HyperNetworkGuide(_takes, init_from=None).setup(X, HELD)
+    for call in _calls(_takes, guide):
+        call(*data)
+
+
+def test_nothing_is_said_of_what_nobody_knows() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        guide = AutoNormal(_holds)
+        evaluate(_holds, guide, X, num_samples=2)
+        evaluate(_holds, guide, X + 1, num_samples=2)
+
+
+def test_what_is_wrong_with_a_call_is_told_by_it() -> None:
+    guide = HyperNetworkGuide(_holds, init_from=None).setup(X)
+    with pytest.raises(ValueError, match="expected one observation"):
+        with pytest.warns(UserWarning, match="holds its observations itself"):
+            evaluate(_holds, guide, torch.zeros(5, 1), num_samples=2)
+
+    def fails(x: Tensor) -> None:
+        raise RuntimeError("of its own")
+
+    with pytest.raises(RuntimeError, match="of its own"):
+        evaluate(fails, guide, X + 1, num_samples=2)

@@ -1,0 +1,69 @@
+"""What the losses of a run say: whether it rose, how fine it was, and whether it is another one."""
+
+from __future__ import annotations
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_implicit import HyperNetworkGuide, LinearisedELBO, fit
+from pyro_implicit.training.fitting.stall import slope_of
+from pyro_implicit.training.fitting.told import told_other_run, told_resolution, told_rise
+
+
+def test_a_rise_is_told_beyond_the_noise() -> None:
+    assert told_rise([3.0] * 29) == []
+    assert told_rise([3.0] * 40) == []
+    assert told_rise([3.0] * 20 + [4.0] * 20) == []  # a nat is nothing
+    assert "5 above that of the first steps (3)" in told_rise([3.0] * 20 + [8.0] * 20)[0]
+    noise = [8.0 + 10 * (-1) ** i for i in range(20)]
+    assert told_rise([3.0] * 20 + noise * 10) == []
+
+
+def test_coarse_batches_are_told() -> None:
+    assert told_resolution(None) == told_resolution(slope_of([1.0] * 500)) == []
+    noise = (100 * torch.randn(500, generator=torch.Generator().manual_seed(0))).tolist()
+    assert "less than" in told_resolution(slope_of(noise))[0]
+
+
+@pytest.mark.parametrize(
+    "history, begun, is_told",
+    [
+        ([], 0, False),
+        ([5.0] * 60, 0, False),  # nothing was resumed
+        ([5.0] * 60, 60, False),  # not a step was taken
+        ([5.0] * 2 + [90.0] * 3, 2, False),  # too little to compare with
+        ([5.0] * 60 + [5.9] * 3, 60, False),
+        ([5.0] * 60 + [9.0] * 3, 60, True),
+        ([9.0] * 60 + [5.0] * 3, 60, True),
+        ([5.0, 15.0] * 30 + [40.0] * 3, 60, False),
+        ([5.0, 15.0] * 30 + [90.0] * 3, 60, True),
+        ([500.0] * 99 + [5.0] * 50 + [9.0] * 3, 149, True),
+    ],
+)
+def test_another_run(history: list[float], begun: int, is_told: bool) -> None:
+    assert bool(told_other_run(history, begun)) == is_told
+
+
+def _model(scale: float) -> object:
+    def model(y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(w, scale), obs=y)
+
+    return model
+
+
+def test_a_fit_of_another_model_is_told_what_it_is() -> None:
+    model, y = _model(1.0), torch.randn(9)
+    guide = HyperNetworkGuide(model, init_from=None).setup(y)
+    objective = LinearisedELBO(num_particles=8, vectorize_particles=True)
+    more = {"progress": False}
+    first = fit(model, guide, y, num_steps=60, seed=0, objective=objective, **more)
+    same = fit(model, guide, y, num_steps=120, resume=first, **more)
+    assert not any("the run that was resumed" in text for text in same.warnings)
+    other = fit(_model(0.01), guide, y, num_steps=180, resume=same, **more)
+    assert any("are not those of that run" in text for text in other.warnings)
+    assert not any("Try a lower lr, or more" in text for text in other.warnings)
