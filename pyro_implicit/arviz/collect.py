@@ -11,16 +11,20 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.arviz.program import Program, Slot
+from pyro_implicit.exceptions import ImplicitError
 from pyro_implicit.handlers.pointwise import pointwise_log_prob
 from pyro_implicit.inference.posterior_draws import posterior_draws
 
-__all__ = ["GUIDE_GROUPS", "ExportPlan", "collect", "make_plan", "nbytes", "to_numpy"]
+__all__ = ["GUIDE_GROUPS", "PRIOR", "ExportPlan", "collect", "make_plan", "nbytes", "to_numpy"]
 
 #: group -> variable -> what it looks like (without the sample dimensions)
 ExportPlan = dict[str, dict[str, Slot]]
 
 #: the groups that follow from draws of a guide, and so differ from restart to restart
 GUIDE_GROUPS = ("posterior", "posterior_predictive", "log_likelihood")
+
+#: those that follow from draws of the prior
+PRIOR = frozenset(("prior", "prior_predictive"))
 
 #: which draw, and of which restart if there are several
 Index = tuple[int, ...]
@@ -123,7 +127,7 @@ def collect(
     num_samples: int,
     restarts: bool = False,
     chains: Mapping[str, Tensor] | None = None,
-) -> dict[str, dict[str, np.ndarray]]:
+) -> tuple[dict[str, dict[str, np.ndarray]], str]:
     """
     Fills the arrays of all groups, one draw at a time.
 
@@ -135,7 +139,8 @@ def collect(
     :param dict chains: draws of the one guide by site, ``(C, T, *site_shape)``; None to draw them.
     :returns: group to variable to array: ``(1, num_samples, *shape)``, with ``restarts``
         ``(1, num_samples, num_guides, *shape)``, with ``chains`` ``(C, T, *shape)`` in
-        :data:`GUIDE_GROUPS`, or the bare data.
+        :data:`GUIDE_GROUPS`, or the bare data; and why the groups of :data:`PRIOR` are left out, or
+        an empty text.
     """
     sampled = {group: slots for group, slots in plan.items() if group != "observed_data"}
     arrays = _Arrays(sampled, num_samples, len(guides) if restarts else None)
@@ -148,9 +153,7 @@ def collect(
                 draws = {name: value.flatten(0, 1) for name, value in chains.items()}
             draws = program.at_rows(draws)
             _guide_draws(program, draws, arrays, num_samples, (r,) if restarts else ())
-    if sampled.keys() & {"prior", "prior_predictive"}:
-        for s in range(num_samples):
-            _predictive_draw(programs[0], arrays, (s,), {}, "prior_predictive", "prior")
+    refused = _prior_draws(programs[0], arrays, num_samples) if sampled.keys() & PRIOR else ""
     by_chain = (1,) if chains is None else (len(next(iter(chains.values()))),)
     result = {
         group: {name: _by_chain(array, group, by_chain) for name, array in variables.items()}
@@ -158,7 +161,24 @@ def collect(
     }
     if "observed_data" in plan:
         result["observed_data"] = observed_data(programs[0], plan["observed_data"])
-    return {group: result[group] for group in plan}
+    left_out = PRIOR if refused else frozenset()
+    return {group: result[group] for group in plan if group not in left_out}, refused
+
+
+def _prior_draws(program: Program, arrays: _Arrays, num_samples: int) -> str:
+    """Draws of the prior; what is wrong with the first that the model refuses, in words."""
+    for s in range(num_samples):
+        try:
+            _predictive_draw(program, arrays, (s,), {}, "prior_predictive", "prior")
+        except ValueError as error:
+            if isinstance(error, ImplicitError) or not str(error).startswith("Expected parameter"):
+                raise
+            said = " ".join(str(error).split("but found")[0].split())
+            return (
+                f"draw {s} of the prior has parameters that a distribution does not take ({said}): "
+                "a heavy tail that overflows, or a probability that rounds to 0 or 1"
+            )
+    return ""
 
 
 def _by_chain(array: np.ndarray, group: str, by_chain: tuple[int, ...]) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from pyro_implicit.arviz.attrs import run_attrs
 from pyro_implicit.arviz.chain_draws import ChainDraws, chain_draws
 from pyro_implicit.arviz.collect import (
     GUIDE_GROUPS,
+    PRIOR,
     ExportPlan,
     collect,
     make_plan,
@@ -25,7 +27,7 @@ from pyro_implicit.arviz.groups import GROUPS, check_size, choose_groups
 from pyro_implicit.arviz.labels import Labels, netcdf_names
 from pyro_implicit.arviz.program import Program, Site
 from pyro_implicit.arviz.rows import RowBatches
-from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.exceptions import ArgumentError, SiteError
 from pyro_implicit.guides.argument_dims import warn_of_other_rows
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.held_data import warn_of_held_data
@@ -126,11 +128,13 @@ def to_arviz(
         in a list that draw different sites.
     :raises StateError: for a guide that is not built yet.
     :raises SiteError: for a log-likelihood that depends on a site outside of the guide, or a prior
-        that was asked for and cannot be drawn; if a plate draws some of its rows at random.
+        that was asked for and cannot be drawn (or has a draw that the model refuses); if a plate
+        draws some of its rows at random.
     :raises ShapeError: if a latent has a value for each row, and nobody has said which of
         them these are; if there are no rows.
-    :warns UserWarning: if a guide has a latent of each row, and these are other rows; if the model
-        holds its observations itself and is given other inputs than the guide was.
+    :warns UserWarning: if a draw of the prior is refused by the model, so that the groups of the
+        prior are left out; if a guide has a latent of each row, and these are other rows; if the
+        model holds its observations itself and is given other inputs than the guide was.
     """
     num_samples = check_count("num_samples", num_samples)
     check_model(model)
@@ -174,7 +178,9 @@ def to_arviz(
     renamed = netcdf_names({name for slots in all_slots.values() for name in slots})
 
     draws = None if chains is None else chains.draws
-    arrays = collect(programs, guides, plan, num_samples, restarts, draws)
+    arrays, refused = collect(programs, guides, plan, num_samples, restarts, draws)
+    if refused:
+        _tell_of_the_prior(refused, groups)
     if "constant_data" in chosen:
         arrays["constant_data"] = {name: to_numpy(value) for name, value in constants.items()}
     if dense is not None:
@@ -184,8 +190,30 @@ def to_arviz(
     return make_inference_data(
         {g: {renamed[n]: a for n, a in arrays[g].items()} for g in GROUPS if g in arrays},
         labels.coords,
-        {g: {renamed[n]: names for n, names in ds.items()} for g, ds in labels.dims.items()},
+        {
+            g: {renamed[n]: names for n, names in ds.items()}
+            for g, ds in labels.dims.items()
+            if g in arrays
+        },
         attrs,
+    )
+
+
+def _tell_of_the_prior(refused: str, groups: Sequence[str] | None) -> None:
+    """
+    Says why there are no draws of the prior.
+
+    :raises SiteError: if they were asked for.
+    """
+    if groups is not None and PRIOR.intersection(groups):
+        raise SiteError(
+            f"{' and '.join(sorted(PRIOR.intersection(groups)))} asked for, and {refused}. Leave "
+            "it out of groups, or give the prior a lighter tail."
+        )
+    warnings.warn(
+        f"the groups prior and prior_predictive are left out: {refused}. The other groups do not "
+        "need them; groups=(...) without them says that they are not wanted.",
+        stacklevel=3,
     )
 
 

@@ -14,7 +14,7 @@ from pyro_implicit.guides.argument_dims import fingerprint
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, run_model
 from pyro_implicit.handlers.row_coupling import can_be_looked_at
 
-__all__ = ["HeldData", "warn_of_held_data"]
+__all__ = ["HeldData", "observed_when_built", "warn_of_held_data"]
 
 
 class HeldData:
@@ -28,7 +28,7 @@ class HeldData:
 
     def __init__(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.arguments = _fingerprints(args, kwargs)
-        self.observed = _observed(model, args, kwargs) if self.arguments else {}
+        self.observed = _observed(model, args, kwargs)
 
     def still_there(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -44,7 +44,8 @@ class HeldData:
         if not self.observed or not self.are_others(args, kwargs):
             return []
         found = _observed(model, args, kwargs)
-        return [name for name, seen in found.items() if self.observed.get(name) == seen]
+        several = {name: seen for name, seen in found.items() if seen is not None and seen[0] > 1}
+        return [name for name, seen in several.items() if self.observed.get(name) == seen]
 
     def are_others(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """
@@ -56,6 +57,17 @@ class HeldData:
         """
         now = _fingerprints(args, kwargs)
         return bool(now) and bool(self.arguments) and not now & self.arguments
+
+
+def observed_when_built(guide: Any) -> frozenset[str]:
+    """
+    Sites that the model observed when the guide was built: what may be left out to be predicted.
+
+    :param guide: any guide; one that was loaded, or is not of this package, knows nothing.
+    :returns: their names.
+    """
+    held: HeldData | None = getattr(guide, "_held_data", None)
+    return frozenset() if held is None else frozenset(held.observed)
 
 
 def warn_of_held_data(
@@ -91,7 +103,7 @@ def _fingerprints(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[Any]:
 
 
 def _observed(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What each site observes, of those with more than one datum."""
+    """What each site observes; None of what is no tensor with rows."""
     found: dict[str, Any] = {}
 
     def visit(site: Any) -> None:
@@ -104,7 +116,7 @@ def _observed(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> d
             run_model(model, args, dict(kwargs), visit)
     except Exception:  # what is wrong with a call is told by the call itself
         return {}
-    return {name: seen for name, seen in found.items() if seen is not None and seen[0] > 1}
+    return found
 
 
 def _is_data(site: Any) -> bool:

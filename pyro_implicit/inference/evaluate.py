@@ -15,7 +15,7 @@ from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.argument_dims import warn_of_lost_dimension, warn_of_other_rows
 from pyro_implicit.guides.conditional_base import ConditionalGuide
-from pyro_implicit.guides.held_data import warn_of_held_data
+from pyro_implicit.guides.held_data import observed_when_built, warn_of_held_data
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import explained_errors
@@ -129,6 +129,7 @@ def evaluate(
         job.check_guide_is_for_the_model()
     for text in plan.warnings():
         warnings.warn(text, stacklevel=_CALLER)
+    job.from_prior -= observed_when_built(guide)
     if job.missing_latents():
         warnings.warn(job.missing_latents(), stacklevel=_CALLER)
     return _report(job)

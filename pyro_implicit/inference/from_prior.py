@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from pyro_implicit.exceptions import StateError
+from pyro_implicit.guides.held_data import observed_when_built
 from pyro_implicit.handlers.pointwise import run_model
 from pyro_implicit.handlers.upstream import upstream_sites
 from pyro_implicit.inference.predictive_run import RunPlan
@@ -39,7 +40,8 @@ def forgotten_latents(
     """
     Tells latents that the guide leaves out from observations that are to be predicted.
 
-    With data, all that is not observed is a latent. Without, it is what other sites are a function
+    With data, all that is not observed is a latent, unless it was observed when the guide was
+    built. Without, it is what other sites are a function
     of, and what the model that the guide was made for does not sample: that one observes a series
     of observations, each given the one before. A guide that does not tell its model is believed,
     unless it draws latents that this one does not have. Sites that were asked for by name are left
@@ -52,8 +54,9 @@ def forgotten_latents(
     :param RunPlan plan: once the model was run.
     :returns: names of the latents.
     """
+    seen = observed_when_built(guide)
     free = [name for name, data in plan.free.items() if not data]
-    free = [name for name in free if name not in (plan.sites or ())]
+    free = [name for name in free if name not in (plan.sites or ()) and name not in seen]
     if any(plan.free.values()):
         return sorted(free)
     if not free or len(plan.free) < 2 or _model_of(guide) is model:

@@ -14,7 +14,7 @@ from pyro_implicit._checks import check_count, check_guide, check_model, check_s
 from pyro_implicit._random import RandomStream, mixed_seed
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.argument_dims import warn_of_lost_dimension, warn_of_other_rows
-from pyro_implicit.guides.held_data import warn_of_held_data
+from pyro_implicit.guides.held_data import observed_when_built, warn_of_held_data
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.enumeration import (
     EnumerationNeeded,
@@ -109,6 +109,7 @@ def log_predictive_density(
             total = torch.logaddexp(total, one)
     if not bool(kept.any()):
         raise SiteError("all observations are masked, so that there is nothing to score.")
+    forgotten -= observed_when_built(guide)
     if forgotten:
         warnings.warn(came_from_prior(forgotten), stacklevel=2)
     if outside:

@@ -16,11 +16,13 @@ from pyro import poutine
 from pyro.distributions import constraints
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
+from pyro.infer.autoguide.initialization import init_to_value
 from pyro.infer.reparam import LocScaleReparam
 
+from pyro_implicit import HyperNetworkGuide
 from pyro_implicit.arviz.compatibility import arviz_line, import_arviz
 from pyro_implicit.arviz.to_arviz import to_arviz
-from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.exceptions import ArgumentError, SiteError
 
 arviz = import_arviz()
 only_0x = pytest.mark.skipif(arviz_line(arviz) > 0, reason="names of the ArviZ 0.x line")
@@ -435,3 +437,37 @@ def test_the_seed_decides():
     for group in ("posterior", "posterior_predictive", "prior", "prior_predictive"):
         for name in first[group].data_vars:
             np.testing.assert_array_equal(values(first, group, name), values(second, group, name))
+
+
+def _overflows(y: torch.Tensor) -> None:
+    scale = pyro.sample("scale", dist.HalfCauchy(1e6))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(0.0, torch.exp(-scale)), obs=y)
+
+
+def test_a_draw_of_the_prior_that_the_model_refuses_costs_the_prior_groups() -> None:
+    y = torch.ones(5)
+    at_one = init_to_value(values={"scale": torch.tensor(1.0)})
+    guide = HyperNetworkGuide(_overflows, init_from=None, init_loc_fn=at_one).setup(y)
+    with pytest.warns(UserWarning, match="left out: draw 0 of the prior has parameters.*scale"):
+        data = to_arviz(_overflows, guide, y, num_samples=4)
+    assert {"posterior", "log_likelihood"} <= set(data.groups())
+    assert not {"prior", "prior_predictive"} & set(data.groups())
+    with pytest.raises(SiteError, match="prior asked for, and draw 0 of the prior.*lighter tail"):
+        to_arviz(_overflows, guide, y, num_samples=4, groups=["posterior", "prior"])
+    to_arviz(_overflows, guide, y, num_samples=4, groups=["posterior", "log_likelihood"])
+
+
+def test_another_error_of_a_prior_draw_is_its_own() -> None:
+    def model(y: torch.Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        if armed and not bool(w == 0):
+            raise ValueError("of the model")
+        pyro.sample("y", dist.Normal(w, 1.0), obs=y)
+
+    armed: list[int] = []
+    y = torch.tensor(1.0)
+    guide = HyperNetworkGuide(model, init_from=None).setup(y)
+    armed.append(1)
+    with pytest.raises(ValueError, match="of the model"):
+        to_arviz(model, guide, y, num_samples=2, groups=["prior"])

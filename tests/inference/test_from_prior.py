@@ -10,8 +10,9 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer.autoguide import AutoGuideList, AutoNormal
+from torch import Tensor
 
-from pyro_implicit import HyperNetworkGuide, log_predictive_density, predict
+from pyro_implicit import HyperNetworkGuide, evaluate, log_predictive_density, predict
 from pyro_implicit.handlers.upstream import upstream_sites
 
 X, Y = torch.linspace(0.0, 1.0, 5), torch.zeros(5)
@@ -124,3 +125,28 @@ def test_upstream_sites():
         raise ValueError
 
     assert upstream_sites(opaque, (), {}, {}) is None
+
+
+def _joint(x: Tensor, y: Tensor | None = None) -> None:
+    m = pyro.sample("m", dist.Normal(0.0, 1.0))
+    b = pyro.sample("b", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("x", dist.Normal(m, 1.0), obs=x)
+        pyro.sample("y", dist.Normal(b * x, 1.0), obs=y)
+
+
+def test_an_outcome_that_is_left_out_beside_another_observation_is_predicted() -> None:
+    """Inputs that are modelled too; the guide was built with the outcomes."""
+    x = torch.randn(6)
+    guide = HyperNetworkGuide(_joint, init_from=None).setup(x, x)
+    assert predict(_joint, guide, x, num_samples=3)["y"].shape == (3, 6)
+    evaluate(_joint, guide, x, num_samples=3)
+    log_predictive_density(_joint, guide, x, num_samples=3)
+
+
+def test_a_latent_that_the_guide_forgets_is_told_beside_it() -> None:
+    x = torch.randn(6)
+    guide = HyperNetworkGuide(poutine.block(_joint, hide=["b"]), init_from=None).setup(x, x)
+    for call in (predict, evaluate, log_predictive_density):
+        with pytest.warns(UserWarning, match=r"does not draw \['b'\]"):
+            call(_joint, guide, x, num_samples=3)
