@@ -98,6 +98,19 @@ BENCHMARKS = (
         short="--rounds 1 --warm-up 0",
     ),
     Benchmark(
+        "cost.mapped_draws",
+        "What do many draws cost a model that is written for one?",
+        rows="a model and a way",
+        columns={
+            "model": "the target",
+            "method": "how draws are made",
+            "cpu_ms": "a step",
+            "ratio": "to that of draws one after the other",
+        },
+        records={"mapped_draws": ""},
+        short="--rounds 2 --warm-up 5",
+    ),
+    Benchmark(
         "cost.file_changes",
         "How many files does a reader meet on the way of a draw and of a data row?",
         rows="a job",
