@@ -79,14 +79,17 @@ MODELS: dict[str, tuple[Model, Model]] = {
 
 
 def step(model: Model, way: Any, num_draws: int, recorded: bool) -> Job:
-    """One step's loss and gradients."""
-    guide = HyperNetworkGuide(model, init_from=None).setup(X, Y)
+    """One step's loss and gradients, with a store of its own: guides have the same name."""
+    store = pyro.get_param_store()
+    with store.scope() as state:
+        guide = HyperNetworkGuide(model, init_from=None).setup(X, Y)
     objective: Any = LinearisedELBO(num_draws, vectorize_particles=way)
     if recorded:
         objective = RecordedObjective(objective, hints=False)
 
     def job() -> None:
-        objective.loss_and_grads(model, guide, X, Y)
+        with store.scope(state):
+            objective.loss_and_grads(model, guide, X, Y)
         for parameter in guide.parameters():
             parameter.grad = None
 

@@ -143,8 +143,8 @@ def _fitted(problem: Problem, seed: int, arguments: Namespace) -> tuple[Any, Row
     options = {"num_steps": steps, "seed": seed, "progress": not arguments.quiet, **problem.kwargs}
     result = fit(problem.model, guide, *problem.args, **options)
     told = [str(text)[:200] for text in result.warnings]
-    at_once = result.objective.vectorize_particles
-    how = {"latents": guide.latent_dim, "draws": "at once" if at_once else "one by one"}
+    draws = {True: "at once", "vmap": "mapped", False: "one by one"}
+    how = {"latents": guide.latent_dim, "draws": draws[result.objective.vectorize_particles]}
     return guide, {"steps": result.num_steps, "reason": result.reason, "told": told, **how}
 
 
