@@ -21,7 +21,9 @@ from pyro_implicit.objectives.mapped_draws import DrawApart
 __all__ = ["check_no_branch", "why_it_branches"]
 
 #: what vmap says of a value that is asked for, in any release of torch
-_ASKED = re.compile(r"data-dependent control flow|vmap over calling \.item\(\)|\.tolist\(\)")
+_ASKED = re.compile(
+    r"data-dependent control flow|vmap over calling \.item\(\)|Tensor that doesn't have storage"
+)
 
 
 def check_no_branch(model: Any, guide: Any, args: Any, kwargs: Any) -> None:

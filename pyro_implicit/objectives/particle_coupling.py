@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +15,7 @@ from pyro_implicit.exceptions import ImplicitError, SiteError
 from pyro_implicit.objectives.batch_dims import PARTICLE_PLATE
 from pyro_implicit.objectives.particle import Particle
 
-__all__ = ["REMEDY", "CouplingCheck", "blames_vectorisation", "check_particles_apart"]
+__all__ = ["REMEDY", "blames_vectorisation", "check_particles_apart", "log_prob_of"]
 
 #: what to write in a model for vectorised particles
 REMEDY = (
@@ -51,49 +50,6 @@ def blames_vectorisation(single: Callable[[], Any]) -> Iterator[None]:
         ) from error
 
 
-class CouplingCheck:
-    """Checks a model once for each combination of shapes: shapes alone can mix draws and rows."""
-
-    def __init__(self) -> None:
-        self._model: Callable[[], Any] | None = None
-        self._passed: set[Any] = set()
-
-    def __call__(
-        self,
-        model: Any,
-        given: tuple[Any, ...],
-        particle: Particle,
-        count: int,
-        more: Callable[[], None],
-    ) -> None:
-        """
-        Checks one vectorised pass of a model, once for each kind of arguments.
-
-        :param model: what was run.
-        :param given: its arguments.
-        :param Particle particle: the pass, made with gradients.
-        :param int count: its draws ``S``.
-        :param more: another check of the same program.
-        :raises SiteError: see :func:`check_particles_apart`; of the other check.
-        """
-        anchor = getattr(model, "__func__", model)  # a bound method is a new object at each look
-        if self._model is None or self._model() is not anchor:
-            self._model, self._passed = weakref.ref(anchor), set()
-        nodes = (particle.observed_nodes | particle.latent_nodes).items()
-        shapes = (
-            count,
-            *(getattr(value, "shape", None) for value in given),
-            *((name, node["value"].shape, _log_prob(node).shape) for name, node in nodes),
-        )
-        if shapes not in self._passed:
-            check_particles_apart(particle, count)
-            more()
-            self._passed.add(shapes)
-
-    def __reduce__(self) -> Any:
-        return CouplingCheck, ()  # weak references cannot be pickled; to check again is harmless
-
-
 def check_particles_apart(particle: Particle, count: int) -> None:
     r"""
     Refuses vectorised models in which one draw's density depends on another draw.
@@ -120,7 +76,7 @@ def check_particles_apart(particle: Particle, count: int) -> None:
             )
     draws = _draws(particle, count)
     for name, node in nodes.items():
-        if _mixes(_log_prob(node), draws, count):
+        if _mixes(log_prob_of(node), draws, count):
             raise SiteError(
                 f"the log-density of site {name!r} of the model at one of the {count} vectorised "
                 "particles depends on the latents of the others: the model sums or indexes over "
@@ -128,7 +84,13 @@ def check_particles_apart(particle: Particle, count: int) -> None:
             )
 
 
-def _log_prob(node: Any) -> Tensor:
+def log_prob_of(node: Any) -> Tensor:
+    """
+    The log-densities of a site, if they were computed.
+
+    :param node: of a trace.
+    :returns: as they are, or one zero.
+    """
     return node["log_prob"] if "log_prob" in node else torch.zeros(())
 
 

@@ -32,7 +32,7 @@ from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.handlers.enumeration import EnumerationNeeded
 from pyro_implicit.objectives.batch_dims import PARTICLE_PLATE
-from pyro_implicit.objectives.branches import check_no_branch
+from pyro_implicit.objectives.coupling_check import CouplingCheck
 from pyro_implicit.objectives.draw_particle import draw_particle, plate_nesting
 from pyro_implicit.objectives.finiteness import check_finite
 from pyro_implicit.objectives.gradients import OwnGradients
@@ -40,7 +40,7 @@ from pyro_implicit.objectives.looped_watch import LoopedWatch
 from pyro_implicit.objectives.mapped_draws import VMAP, MappedDraws, check_mapped_finite
 from pyro_implicit.objectives.particle import Particle, Reads
 from pyro_implicit.objectives.particle_batch import ParticleBatch
-from pyro_implicit.objectives.particle_coupling import CouplingCheck, blames_vectorisation
+from pyro_implicit.objectives.particle_coupling import blames_vectorisation
 from pyro_implicit.objectives.prior_draws import PriorDraws
 from pyro_implicit.objectives.pyro_arguments import check_pyro_arguments
 from pyro_implicit.objectives.shared_rows import SharedRows
@@ -404,8 +404,8 @@ class ParticleObjective(ELBO):
             with blames_vectorisation(lambda: self._draw(model, guide, args, kwargs, nesting)):
                 particle = self._draw(plate(model), plate(guide), args, kwargs, nesting + 1)
             if torch.is_grad_enabled() and is_validation_enabled():
-                run = partial(check_no_branch, model, guide, args, kwargs)
-                self._coupling(model, (*args, *kwargs.values()), particle, count, run)
+                program = model, guide, args, kwargs
+                self._coupling(program, particle, count)
             particles = self._with_prior([particle], model, args, kwargs, nesting)
             yield ParticleBatch(particles, True, count)
             return

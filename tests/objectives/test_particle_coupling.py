@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO, PosteriorPredictiveLoss
 from pyro_implicit.exceptions import ImplicitError, SiteError
-from pyro_implicit.objectives import particle_coupling
+from pyro_implicit.objectives import coupling_check
 
 Model = Callable[[], None]
 N = 6
@@ -145,7 +145,7 @@ def test_a_model_is_checked_once_for_each_shape(monkeypatch: pytest.MonkeyPatch)
     def check(particle: Any, count: int) -> None:
         counts.append(count)
 
-    monkeypatch.setattr(particle_coupling, "check_particles_apart", check)
+    monkeypatch.setattr(coupling_check, "check_particles_apart", check)
     model, objective = RIGHT["a vector"], LinearisedELBO(2, vectorize_particles=True)
     guide = HyperNetworkGuide(model)
     for _ in range(3):

@@ -1,0 +1,99 @@
+"""A vectorised model that mixes draws where no gradient shows it is refused, and no other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from torch import Tensor, nn
+
+from pyro_implicit import BayesianModule, HyperNetworkGuide, LinearisedELBO
+from pyro_implicit.exceptions import SiteError
+
+X, Y = torch.randn(9, 3), torch.randn(9)
+
+
+def _model(mean: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
+    def model(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(mean(x, w), 1.0), obs=y)
+
+    return model
+
+
+def _loss(model: Callable[..., Any], count: int = 8) -> float:
+    guide = HyperNetworkGuide(model, init_from=None).setup(X, Y)
+    torch.manual_seed(0)
+    objective = LinearisedELBO(count, vectorize_particles=True)
+    return objective.differentiable_loss(model, guide, X, Y).item()
+
+
+MIXING = {
+    "a rank": lambda x, w: (x * w).sum(-1) + 3.0 * w.argsort(0).float().sum(-1),
+    "a comparison": lambda x, w: (x * w).sum(-1) + 3.0 * (w > w.mean()).float().sum(-1),
+    "the largest": lambda x, w: (x * w).sum(-1) + 3.0 * w.argmax(0).float().sum(-1),
+}
+APART = {
+    "a rank": lambda x, w: (x * w).sum(-1) + 3.0 * w.argsort(-1).float()[..., 0],
+    "a comparison": lambda x, w: (x * w).sum(-1) + (w > 0).float().sum(-1),
+    "numbers of its own": lambda x, w: (x * w).sum(-1) + torch.randn(()),
+    "the number of dimensions": lambda x, w: (x * w).sum(-1) + (0.0 if w.dim() > 1 else 0.0),
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+@pytest.mark.parametrize("count", [8, 32])
+def test_what_mixes_draws_is_refused(name: str, count: int) -> None:
+    with pytest.raises(SiteError, match=r"of site 'y' of the model is .* the model mixes draws"):
+        _loss(_model(MIXING[name]), count)
+
+
+@pytest.mark.parametrize("name", APART)
+def test_what_keeps_them_apart_is_not(name: str) -> None:
+    assert math.isfinite(_loss(_model(APART[name])))
+
+
+def test_plates_networks_masks_and_scales_are_not() -> None:
+    net = BayesianModule(nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), dist.Normal(0.0, 1.0))
+    part = BayesianModule(nn.Linear(3, 1), dist.Normal(0.0, 1.0))
+
+    def model(x: Tensor, y: Tensor) -> None:
+        f = part(x).squeeze(-1)
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        with pyro.plate("groups", 3):
+            level = pyro.sample("level", dist.Normal(0.0, tau))
+        with pyro.plate("data", 90, subsample_size=len(x)), poutine.scale(scale=2.0):
+            with poutine.mask(mask=y > 0):
+                mean = f + level[..., torch.arange(len(x)) % 3]
+                pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    assert net is not part
+    assert math.isfinite(_loss(model))
+
+
+def test_rows_that_the_model_chooses_are_not_judged() -> None:
+    def model(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        with pyro.plate("data", len(x), subsample_size=4) as rows:
+            pyro.sample("y", dist.Normal((x[rows] * w).sum(-1), 1.0), obs=y[rows])
+
+    assert math.isfinite(_loss(model))
+
+
+def test_densities_that_are_not_finite_are_told_by_their_own_error() -> None:
+    def model(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal((x * w).sum(-1), 1e-30), obs=y)
+
+    guide = HyperNetworkGuide(model, init_from=None).setup(X, Y)
+    with pyro.validation_enabled(False):
+        loss = LinearisedELBO(4, vectorize_particles=True).differentiable_loss(model, guide, X, Y)
+    assert not math.isfinite(loss.item())
