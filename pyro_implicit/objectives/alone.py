@@ -12,13 +12,14 @@ from torch import Tensor
 
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.objectives.particle import Particle, sample_nodes
 from pyro_implicit.objectives.particle_coupling import REMEDY
 
 __all__ = ["check_same_alone"]
 
-_TOLERANCE = 1e-3  # of nats and of the density: sums in other orders, halved precision of products
+_TOLERANCE = 1e-2  # of nats and of the density: sums in other orders
+_COARSE = 0.1  # of half precision
+_HALF = (torch.float16, torch.bfloat16)
 
 
 def check_same_alone(
@@ -45,7 +46,7 @@ def check_same_alone(
     if any(node["infer"].get("_enumerate_dim") is not None for node in nodes.values()):
         return
     try:
-        with RandomStream(0), torch.no_grad(), poutine.block(), evaluation_mode():
+        with RandomStream(0), torch.no_grad(), poutine.block():
             with pyro.validation_enabled(False), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 shapes = _shapes_alone(guide, args, kwargs)
@@ -106,4 +107,6 @@ def _densities(model: Any, args: Any, kwargs: Any, values: dict[str, Tensor]) ->
 def _is_near(one: Tensor, other: Tensor) -> bool:
     if not (bool(one.isfinite()) and bool(other.isfinite())):
         return True
-    return bool((one - other).abs() <= _TOLERANCE * (1 + other.abs()))
+    half = torch.is_autocast_enabled(one.device.type)
+    tolerance = _COARSE if half or one.dtype in _HALF or other.dtype in _HALF else _TOLERANCE
+    return bool((one - other).abs() <= tolerance * (1 + other.abs()))

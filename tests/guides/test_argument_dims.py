@@ -10,7 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_implicit import HyperNetworkGuide, evaluate, log_predictive_density, predict
+from pyro_implicit import (
+    HyperNetworkGuide,
+    evaluate,
+    log_predictive_density,
+    predict,
+    to_arviz,
+)
 from pyro_implicit.guides.argument_dims import (
     dims_of_arguments,
     fingerprint,
@@ -68,6 +74,7 @@ def test_latents_of_other_rows_are_told() -> None:
         lambda x: predict(_levels, guide, x, **more),
         lambda x: evaluate(_levels, guide, x, y, **more),
         lambda x: log_predictive_density(_levels, guide, x, y, **more),
+        lambda x: to_arviz(_levels, guide, x, y, **more),
     )
     for call in calls:
         call(x)

@@ -78,6 +78,27 @@ def test_plates_networks_masks_and_scales_are_not() -> None:
     assert math.isfinite(_loss(model))
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_dropout_is_not_judged(training: bool) -> None:
+    layers = nn.Linear(3, 6), nn.Dropout(0.5), nn.Linear(6, 1)
+    net = BayesianModule(nn.Sequential(*layers), dist.Normal(0.0, 1.0)).train(training)
+
+    def model(x: Tensor, y: Tensor) -> None:
+        f = net(x).squeeze(-1)
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(f, 1.0), obs=y)
+
+    assert math.isfinite(_loss(model))
+
+
+def test_half_precision_is_judged_less_closely() -> None:
+    model = _model(lambda x, w: (x * w).sum(-1))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert math.isfinite(_loss(model))
+        with pytest.raises(SiteError, match="the model mixes draws"):
+            _loss(_model(MIXING["a rank"]))
+
+
 def test_rows_that_the_model_chooses_are_not_judged() -> None:
     def model(x: Tensor, y: Tensor) -> None:
         w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
