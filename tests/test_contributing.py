@@ -34,7 +34,7 @@ def improves(model: Any, guide: Any, objective: Any, steps: int = 60) -> bool:
     """Whether a short fit lowers the loss, at the same noise before and after it."""
     x, y = CASE.data()
     guide.setup(x, y)
-    optim = torch.optim.Adam(guide.parameters(), lr=0.01)
+    optim = torch.optim.Adam(guide.parameters(), lr=0.002)
 
     def level() -> float:
         pyro.set_rng_seed(0)

@@ -37,7 +37,7 @@ def safe_log(x: Tensor) -> Tensor:
     """
     A logarithm whose gradient at 0 is large, not infinite: :func:`pyro.ops.special.safe_log`.
 
-    :param torch.Tensor x: not below 0.
+    :param torch.Tensor x: not below 0, of any shape.
     :returns: the logarithm, of the same shape.
     """
     found: Tensor = _SafeLog.apply(x)

@@ -24,7 +24,7 @@ def check_event(site: Any, value: Tensor) -> None:
     Refuses a value whose event is not one of the site.
 
     :param site: the message of a latent site of a model.
-    :param torch.Tensor value: what it is to take, any dimensions of draws and plates in front.
+    :param torch.Tensor value: what it is to take, shape ``(*any, *event)``.
     :raises ShapeError: if the guide or the draws that it comes from are of another model.
     """
     event = tuple(site["fn"].event_shape)

@@ -1,4 +1,4 @@
-"""Compares densities of vectorised draws with those of one draw by itself."""
+"""Compares vectorised draws with draws of a model that is run for one of them by itself."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from torch import Tensor
 
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import SiteError
+from pyro_implicit.handlers.asked_values import AskedValues
+from pyro_implicit.handlers.unvalidated import Unvalidated
+from pyro_implicit.objectives.batch_dims import PARTICLE_PLATE
 from pyro_implicit.objectives.particle import Particle, sample_nodes
 from pyro_implicit.objectives.particle_coupling import REMEDY
 
@@ -22,39 +25,41 @@ _COARSE = 0.1  # of half precision
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def check_same_alone(
-    model: Any, guide: Any, args: Any, kwargs: Any, particle: Particle, count: int
-) -> None:
+def check_same_alone(model: Any, args: Any, kwargs: Any, particle: Particle, count: int) -> None:
     """
-    Refuses vectorised models whose densities at a draw are not those of the draw alone.
+    Refuses vectorised models that would do something else for one draw.
 
-    Ranks, the largest entry or a comparison with a mean have no gradient by which
-    :func:`~pyro_implicit.objectives.particle_coupling.check_particles_apart` sees that draws are
-    mixed. The first and the last draw are evaluated by themselves, twice: a model that draws
-    numbers of its own is not judged.
+    Such are models that ask for the value of a latent, as ``if (w > 0).any():`` does, which is one
+    question about all draws; and models that mix draws where no gradient shows it to
+    :func:`~pyro_implicit.objectives.particle_coupling.check_particles_apart`: by ranks, the largest
+    entry, a comparison with a mean. The first draw is evaluated by itself, twice, and the last
+    once. A model that draws numbers of its own, or does not run so, is not judged.
 
     :param model: a Pyro model.
-    :param guide: its guide.
-    :param args: positional arguments of both.
-    :param kwargs: keyword arguments of both.
+    :param args: its positional arguments.
+    :param kwargs: its keyword arguments.
     :param Particle particle: the vectorised pass.
     :param int count: its draws.
-    :raises SiteError: naming the site.
+    :raises SiteError: naming the line or the site.
     """
     nodes = {**particle.observed_nodes, **particle.latent_nodes}
     together = {name: _by_draw(node, count) for name, node in nodes.items()}
-    if any(node["infer"].get("_enumerate_dim") is not None for node in nodes.values()):
-        return
     try:
-        with RandomStream(0), torch.no_grad(), poutine.block():
+        with RandomStream(0), torch.no_grad(), poutine.block(), Unvalidated():
             with pyro.validation_enabled(False), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                shapes = _shapes_alone(guide, args, kwargs)
-                found = {k: _alone(model, args, kwargs, particle, shapes, k) for k in (0, -1)}
+                place, alone = _run_alone(model, args, kwargs, particle)
     except Exception:  # whatever a model does with draws that were made for many
         return
-    for index, alone in found.items():
-        for name, value in ({} if alone is None else alone).items():
+    if place is not None:
+        raise SiteError(
+            f"the model asks for the value of what depends on its latents ({place}), as "
+            "if (w > 0).any():, float(), .item() and .numpy() do. With vectorised particles that "
+            "is one question about all draws, and one answer. Write torch.where(w > 0, a, b), or "
+            "loop: vectorize_particles=False."
+        )
+    for index, found in alone.items():
+        for name, value in found.items():
             many = together.get(name)
             if many is not None and not _is_near(many[index], value):
                 raise SiteError(
@@ -71,30 +76,38 @@ def _by_draw(node: Any, count: int) -> Tensor | None:
     log_prob = node["log_prob"].detach()
     if not log_prob.dim() or len(log_prob) != count:
         return None
-    return log_prob.reshape(count, -1).sum(1)  # type: ignore[no-any-return]
+    summed: Tensor = log_prob.reshape(count, -1).sum(1)
+    return summed
 
 
-def _shapes_alone(guide: Any, args: Any, kwargs: Any) -> dict[str, torch.Size]:
-    nodes = sample_nodes(poutine.trace(guide).get_trace(*args, **kwargs))
-    return {name: node["value"].shape for name, node in nodes.items()}
+def _run_alone(
+    model: Any, args: Any, kwargs: Any, particle: Particle
+) -> tuple[str | None, dict[int, dict[str, Tensor]]]:
+    """Where a value is asked for, and log-densities by draw and site; none if they vary."""
+    listed = any("_enumerate_dim" in node["infer"] for node in particle.model_nodes.values())
+    values = _values(particle, 0)
+    with AskedValues(values.values()) as asked:
+        first = _densities(model, args, kwargs, values)
+    if asked.place is not None or listed:
+        return asked.place, {}
+    again = _densities(model, args, kwargs, values)
+    if first.keys() != again.keys() or any(not torch.equal(first[n], again[n]) for n in first):
+        return None, {}
+    return None, {0: first, -1: _densities(model, args, kwargs, _values(particle, -1))}
 
 
-def _alone(
-    model: Any,
-    args: Any,
-    kwargs: Any,
-    particle: Particle,
-    shapes: dict[str, torch.Size],
-    index: int,
-) -> dict[str, Tensor] | None:
-    """Log-densities by site at one draw; None if they are others each time."""
+def _values(particle: Particle, index: int) -> dict[str, Tensor]:
+    """The latents of one draw, of the shapes that they have by themselves."""
     values = {}
     for name in particle.all_latents:
-        value = particle.model_nodes[name]["value"].detach()
-        values[name] = value[index].reshape(shapes[name])
-    first, second = (_densities(model, args, kwargs, values) for _ in range(2))
-    same = all(torch.equal(first[name], second[name]) for name in first)
-    return first if same and first.keys() == second.keys() else None
+        node = particle.model_nodes[name]
+        if "_enumerate_dim" in node["infer"]:
+            continue
+        value, event_dim = node["value"].detach(), node["fn"].event_dim
+        frames = [f for f in node["cond_indep_stack"] if f.vectorized and f.name != PARTICLE_PLATE]
+        depth = max((-frame.dim for frame in frames), default=0)
+        values[name] = value[index].reshape(value.shape[value.dim() - event_dim - depth :])
+    return values
 
 
 def _densities(model: Any, args: Any, kwargs: Any, values: dict[str, Tensor]) -> dict[str, Tensor]:

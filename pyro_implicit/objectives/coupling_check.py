@@ -6,12 +6,19 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from pyro.poutine.block_messenger import BlockMessenger
+from pyro.poutine.runtime import _PYRO_STACK
+from pyro.poutine.trace_messenger import TraceMessenger
+
+from pyro_implicit.handlers.data_use import DataUse
 from pyro_implicit.objectives.alone import check_same_alone
-from pyro_implicit.objectives.branches import check_no_branch
 from pyro_implicit.objectives.particle import Particle
 from pyro_implicit.objectives.particle_coupling import check_particles_apart, log_prob_of
 
 __all__ = ["CouplingCheck"]
+
+#: handlers around a step that change nothing; under others a run by itself would be another one
+_LOOKING = (BlockMessenger, DataUse, TraceMessenger)
 
 
 class CouplingCheck:
@@ -21,17 +28,17 @@ class CouplingCheck:
         self._model: Callable[[], Any] | None = None
         self._passed: set[Any] = set()
 
-    def __call__(self, program: tuple[Any, Any, Any, Any], particle: Particle, count: int) -> None:
+    def __call__(self, model: Any, args: Any, kwargs: Any, particle: Particle, count: int) -> None:
         """
         Checks one vectorised pass of a model, once for each kind of arguments.
 
-        :param program: model, guide, and positional and keyword arguments of both.
+        :param model: what was run.
+        :param args: its positional arguments.
+        :param kwargs: its keyword arguments.
         :param Particle particle: the pass, made with gradients.
         :param int count: its draws ``S``.
-        :raises SiteError: see :func:`check_particles_apart`, and the checks of
-            :mod:`~pyro_implicit.objectives.branches` and :mod:`~pyro_implicit.objectives.alone`.
+        :raises SiteError: see :func:`check_particles_apart` and :func:`check_same_alone`.
         """
-        model, _, args, kwargs = program
         given = (*args, *kwargs.values())
         anchor = getattr(model, "__func__", model)  # a bound method is a new object at each look
         if self._model is None or self._model() is not anchor:
@@ -44,8 +51,8 @@ class CouplingCheck:
         )
         if shapes not in self._passed:
             check_particles_apart(particle, count)
-            check_no_branch(*program)
-            check_same_alone(*program, particle, count)
+            if all(isinstance(handler, _LOOKING) for handler in _PYRO_STACK):
+                check_same_alone(model, args, kwargs, particle, count)
             self._passed.add(shapes)
 
     def __reduce__(self) -> Any:

@@ -404,8 +404,7 @@ class ParticleObjective(ELBO):
             with blames_vectorisation(lambda: self._draw(model, guide, args, kwargs, nesting)):
                 particle = self._draw(plate(model), plate(guide), args, kwargs, nesting + 1)
             if torch.is_grad_enabled() and is_validation_enabled():
-                program = model, guide, args, kwargs
-                self._coupling(program, particle, count)
+                self._coupling(model, args, kwargs, particle, count)
             particles = self._with_prior([particle], model, args, kwargs, nesting)
             yield ParticleBatch(particles, True, count)
             return

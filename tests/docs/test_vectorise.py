@@ -63,7 +63,9 @@ def is_vectorised(form: str) -> bool:
     objective, hints = default_objective(
         model, guide, (torch.randn(ROWS, 3), torch.randn(ROWS)), {}
     )
-    assert objective.vectorised is not bool(hints)
+    assert bool(hints) == (objective.vectorize_particles is False)  # neither in a plate nor mapped
+    # `x @ w.unsqueeze(-1)` has a column for each row, which no plate declares, for one draw too
+    assert bool(hints) == (" if " in form or form == "x @ w.unsqueeze(-1)")
     return bool(objective.vectorised)
 
 

@@ -18,6 +18,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import biject_to
 
+from pyro_implicit.objectives.batch_dims import is_vectorised
 from tests.sweeps.random_models import Problem
 
 PARTICLES = "num_particles_vectorized"
@@ -48,6 +49,10 @@ def weighed(node: Any, value: Tensor) -> Tensor:
     return (torch.where(mask, value, torch.zeros_like(value)) * scale).sum()
 
 
+def _sampled(trace: Any) -> list[Any]:
+    return [node for node in trace.nodes.values() if node["type"] == "sample"]
+
+
 class BruteForce:
     """
     :param Problem problem: model and arguments.
@@ -68,7 +73,9 @@ class BruteForce:
         self.problem, self.count = problem, num_particles
         self.vectorised = vectorised and num_particles > 1
         runs = 1 if self.vectorised else num_particles
-        self.guides, models = guide.traces[-runs:], model.traces[-runs:]
+        # an objective also runs a vectorised model for one draw, to compare
+        made = [t for t in model.traces if is_vectorised(_sampled(t)) == self.vectorised]
+        self.guides, models = guide.traces[-runs:], made[-runs:]
         self.runs = [
             self._plain_run(self.guides[0 if self.vectorised else s], models, s)
             for s in range(num_particles)

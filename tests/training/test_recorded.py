@@ -227,7 +227,7 @@ def _scaled(scale: Any) -> None:
 def _branching(x: Tensor) -> None:
     with pyro.plate("rows", len(DATA)):
         mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
-        pyro.sample("x", dist.Normal(mean, 1.0 if mean.sum() > 0 else 2.0), obs=DATA)
+        pyro.sample("x", dist.Normal(mean, 1.0 if x.sum() > 0 else 2.0), obs=DATA)
 
 
 def _closure() -> Any:

@@ -1,0 +1,86 @@
+"""Notices that a program asks for the value of a tensor, as a branch on it does."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree
+
+__all__ = ["AskedValues"]
+
+#: what gives Python a value
+_ASKING = frozenset(
+    {
+        Tensor.__bool__,
+        Tensor.__float__,
+        Tensor.__int__,
+        Tensor.__index__,
+        Tensor.__array__,
+        Tensor.item,
+        Tensor.tolist,
+        Tensor.numpy,
+        Tensor.is_nonzero,
+        Tensor.equal,
+        Tensor.allclose,
+        torch.is_nonzero,
+        torch.equal,
+        torch.allclose,
+    }
+)
+_BETWEEN = ("torch._tensor", "torch.overrides")  # modules on the way from a program to a tensor
+_LIBRARIES = frozenset({"torch", "pyro", "pyro_implicit"})  # which ask to check, not to branch
+
+
+class AskedValues(TorchFunctionMode):
+    """
+    Follows tensors through a program, and what is made of them, to where a value is asked for.
+
+    ``if (w > 0).any():``, ``float(w)``, ``.item()``, ``.tolist()`` and NumPy ask; shapes do not.
+    What libraries ask (validation) is passed over. Nothing is kept alive.
+
+    :param tensors: to follow, each of any shape.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._followed: dict[int, weakref.ref[Tensor]] = {}
+        #: where a value was asked for first, for a message
+        self.place: str | None = None
+        self._follow(list(tensors))
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls the function, and follows what it makes of tensors that are followed."""
+        kwargs = kwargs or {}
+        if not any(map(self._is_followed, _pytree.tree_leaves((args, kwargs)))):
+            return func(*args, **kwargs)
+        if func in _ASKING and self.place is None:
+            self.place = _place(sys._getframe(1))
+        made = func(*args, **kwargs)
+        written = args[:1] if made is None else ()  # x[0] = w
+        self._follow([made, written])
+        return made
+
+    def _follow(self, tensors: Any) -> None:
+        for one in _pytree.tree_leaves(tensors):
+            if isinstance(one, Tensor):
+                self._followed[id(one)] = weakref.ref(one)
+
+    def _is_followed(self, value: Any) -> bool:
+        found = self._followed.get(id(value)) if isinstance(value, Tensor) else None
+        return found is not None and found() is value
+
+
+def _place(frame: Any) -> str | None:
+    """The line that asks; None if it is one of a library."""
+    while frame is not None and frame.f_globals.get("__name__") in _BETWEEN:
+        frame = frame.f_back
+    if frame is None or frame.f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES:
+        return None
+    return f"line {frame.f_lineno} of {Path(frame.f_code.co_filename).name}"
