@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.arviz.program import Program, Slot
-from pyro_implicit.exceptions import ImplicitError
+from pyro_implicit.handlers.explained_errors import refuses_parameter
 from pyro_implicit.handlers.pointwise import pointwise_log_prob
 from pyro_implicit.inference.posterior_draws import posterior_draws
 
@@ -171,7 +171,7 @@ def _prior_draws(program: Program, arrays: _Arrays, num_samples: int) -> str:
         try:
             _predictive_draw(program, arrays, (s,), {}, "prior_predictive", "prior")
         except ValueError as error:
-            if isinstance(error, ImplicitError) or not str(error).startswith("Expected parameter"):
+            if not refuses_parameter(error):
                 raise
             said = " ".join(str(error).split("but found")[0].split())
             return (

@@ -21,14 +21,17 @@ class HeldData:
     """
     What the arguments and the observations of a guide's first call were, to tell others from them.
 
+    Of large data nothing but the names of the observations is kept, and nothing is told.
+
     :param model: a Pyro model.
     :param tuple args: its positional arguments.
     :param dict kwargs: its keyword arguments.
     """
 
     def __init__(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self.arguments = _fingerprints(args, kwargs)
-        self.observed = _observed(model, args, kwargs)
+        is_small = can_be_looked_at([*args, *kwargs.values()])
+        self.arguments = _fingerprints(args, kwargs) if is_small else set()
+        self.observed = _observed(model, args, kwargs, is_small)
 
     def still_there(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -43,7 +46,7 @@ class HeldData:
         """
         if not self.observed or not self.are_others(args, kwargs):
             return []
-        found = _observed(model, args, kwargs)
+        found = _observed(model, args, kwargs, True)
         several = {name: seen for name, seen in found.items() if seen is not None and seen[0] > 1}
         return [name for name, seen in several.items() if self.observed.get(name) == seen]
 
@@ -102,13 +105,15 @@ def _fingerprints(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[Any]:
     return found - {None}
 
 
-def _observed(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What each site observes; None of what is no tensor with rows."""
+def _observed(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_small: bool
+) -> dict[str, Any]:
+    """What each site observes; None of what is no tensor with rows, or not to be looked at."""
     found: dict[str, Any] = {}
 
     def visit(site: Any) -> None:
         if _is_data(site):
-            found[site["name"]] = fingerprint((site["value"],))
+            found[site["name"]] = fingerprint((site["value"],)) if is_small else None
 
     try:
         with RandomStream(0), poutine.block(), warnings.catch_warnings():

@@ -14,7 +14,14 @@ from torch import Tensor
 from pyro_implicit.exceptions import ArgumentError, ImplicitError, NonFiniteError, ShapeError
 from pyro_implicit.handlers.other_shape import sites_of_other_shape
 
-__all__ = ["RAW", "entries_not_finite", "explained", "explained_errors"]
+__all__ = [
+    "RAW",
+    "entries_not_finite",
+    "explained",
+    "explained_errors",
+    "refuses_nan",
+    "refuses_parameter",
+]
 
 #: what models raise on data that they do not expect
 RAW = (AttributeError, RuntimeError, TypeError, ValueError)
@@ -96,6 +103,27 @@ def entries_not_finite(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str 
     :returns: what to say; None if all are finite.
     """
     return _entries_not_finite(_tensors(args, kwargs))
+
+
+def refuses_parameter(error: Exception) -> bool:
+    """
+    Whether a distribution with checks does not take a parameter.
+
+    :param error: what torch raised.
+    :returns: whether it is that, and not an error of ours.
+    """
+    raw = isinstance(error, ValueError) and not isinstance(error, ImplicitError)
+    return raw and str(error).startswith("Expected parameter")
+
+
+def refuses_nan(error: Exception) -> bool:
+    """
+    Whether a distribution with checks has met a parameter that is NaN.
+
+    :param error: what torch raised.
+    :returns: whether it is that.
+    """
+    return refuses_parameter(error) and "nan" in str(error)
 
 
 def _missing(error: Exception) -> ArgumentError | None:
@@ -197,7 +225,7 @@ def _columns(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | No
 
 def _not_finite(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
     text = _first_line(error)
-    refused = text.startswith("Expected parameter") or _SUPPORT.search(str(error))
+    refused = refuses_parameter(error) or _SUPPORT.search(str(error))
     if not (refused and isinstance(error, ValueError)):
         return None
     found = _entries_not_finite(tensors)

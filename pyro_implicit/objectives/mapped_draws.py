@@ -18,6 +18,7 @@ from torch.func import vmap
 
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import ImplicitError, NonFiniteError, SiteError
+from pyro_implicit.handlers.explained_errors import refuses_nan
 from pyro_implicit.handlers.unvalidated import Unvalidated
 
 __all__ = ["VMAP", "DrawApart", "MappedDraws", "check_mapped_finite"]
@@ -130,7 +131,7 @@ def _tolerated_draws() -> Iterator[None]:
     except NonFiniteError:
         pass
     except ValueError as error:
-        if not (str(error).startswith("Expected parameter") and "nan" in str(error)):
+        if not refuses_nan(error):
             raise
 
 

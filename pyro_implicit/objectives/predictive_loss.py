@@ -93,7 +93,7 @@ class PosteriorPredictiveLoss(ParticleObjective):
         *,
         form: str = "per_datum",
         prior_weight: float = 0.0,
-        vectorize_particles: bool | str = False,
+        vectorize_particles: bool = False,
         max_plate_nesting: float = math.inf,
         **options: Any,
     ) -> None:

@@ -12,7 +12,13 @@ import torch
 from pyro.infer.autoguide import AutoNormal
 from torch import Tensor
 
-from pyro_implicit import HyperNetworkGuide, evaluate, log_predictive_density, to_arviz
+from pyro_implicit import (
+    HyperNetworkGuide,
+    evaluate,
+    log_predictive_density,
+    predict,
+    to_arviz,
+)
 
 X, HELD = torch.randn(6, 1), torch.randn(6)
 
@@ -72,3 +78,13 @@ def test_what_is_wrong_with_a_call_is_told_by_it() -> None:
 
     with pytest.raises(RuntimeError, match="of its own"):
         evaluate(fails, guide, X + 1, num_samples=2)
+
+
+def test_large_data_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyro_implicit.handlers.row_coupling._MOST_NUMBERS", 5)
+    guide = HyperNetworkGuide(_takes, init_from=None).setup(X, HELD)
+    held = guide._held_data
+    assert not held.arguments and held.observed == {"y": None}
+    predicted = predict(_takes, guide, X, num_samples=2)  # of what was observed, nothing is told
+    assert predicted["y"].shape == (2, 6)
+    evaluate(_holds, guide, X + 1, num_samples=2)

@@ -24,7 +24,12 @@ from pyro_implicit import (
 )
 from pyro_implicit.diagnostics import khat, stein_discrepancy
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError
-from pyro_implicit.handlers.explained_errors import explained, explained_errors
+from pyro_implicit.handlers.explained_errors import (
+    explained,
+    explained_errors,
+    refuses_nan,
+    refuses_parameter,
+)
 
 X = torch.ones(4, 2)
 
@@ -322,3 +327,20 @@ def test_a_plate_of_fewer_rows_than_it_is_to_show() -> None:
 
     with pytest.raises(ShapeError, match="plate of 3 rows is asked to show 4"):
         fit(model, HyperNetworkGuide(model), X, num_steps=2, progress=False)
+
+
+@pytest.mark.parametrize(
+    "make, of_parameter, of_nan",
+    [
+        (lambda: dist.Normal(0.0, -1.0), True, False),
+        (lambda: dist.Normal(torch.tensor(math.nan), 1.0), True, True),
+        (lambda: dist.Normal(0.0, 1.0).log_prob(torch.tensor(math.nan)), False, False),
+        (lambda: torch.zeros(2) + torch.zeros(3), False, False),
+    ],
+)
+def test_what_a_distribution_refuses(make: Any, of_parameter: bool, of_nan: bool) -> None:
+    with pyro.validation_enabled(), pytest.raises((RuntimeError, ValueError)) as caught:
+        make()
+    assert refuses_parameter(caught.value) is of_parameter
+    assert refuses_nan(caught.value) is of_nan
+    assert not refuses_parameter(ArgumentError(f"Expected parameter {caught.value}"))

@@ -118,9 +118,9 @@ def _why_looped(
     try:
         with RandomStream(0), torch.enable_grad():
             loss = objective.differentiable_loss(model, guide, *args, **kwargs)
-            params = [p for p in guide.parameters() if p.requires_grad]
-            if objective.is_mapped and params:  # an operation may have no rule backwards
-                torch.autograd.grad(loss, params, allow_unused=True)
+            if objective.is_mapped and loss.requires_grad and isinstance(guide, torch.nn.Module):
+                params = [p for p in guide.parameters() if p.requires_grad]
+                torch.autograd.grad(loss, params, allow_unused=True)  # which may have no rule
     except NonFiniteError:  # a bad draw, which may come in any step
         return None
     except Exception as error:  # what a model raises on shapes that it does not expect

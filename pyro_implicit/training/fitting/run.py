@@ -17,6 +17,7 @@ from pyro_implicit._random import plain_state, read_random_state, state_from_pla
 from pyro_implicit._random import write_random_state as _write
 from pyro_implicit.exceptions import NonFiniteError, StateError
 from pyro_implicit.handlers.data_use import DataUse
+from pyro_implicit.handlers.explained_errors import refuses_nan
 from pyro_implicit.handlers.rows import number_of_rows
 from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
@@ -161,7 +162,7 @@ class Run:
             self._pending = step, loss, rate
             is_taken = self._descend(_params(capture), loss, rate)
         except (NonFiniteError, ValueError) as error:
-            if not isinstance(error, NonFiniteError) and not _is_of_nan(error):
+            if not isinstance(error, NonFiniteError) and not refuses_nan(error):
                 raise
             is_taken, why, cause = False, str(error), error
         finally:  # whatever came: no gradient is added to those of the next step
@@ -388,12 +389,6 @@ def _params(capture: Any) -> dict[str, Tensor]:
     """The unconstrained parameters of a step, by name."""
     nodes = capture.trace.nodes
     return {name: nodes[name]["value"].unconstrained() for name in capture.trace.param_nodes}
-
-
-def _is_of_nan(error: ValueError) -> bool:
-    """Whether a distribution with checks has met draws that are NaN."""
-    text = str(error)
-    return text.startswith("Expected parameter") and "nan" in text
 
 
 @contextmanager

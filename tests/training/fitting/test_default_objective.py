@@ -15,12 +15,14 @@ from torch import Tensor
 from pyro_implicit import (
     ConditionalHyperNetworkGuide,
     HyperNetworkGuide,
+    ImplicitDistribution,
     LanczosELBO,
     LinearisedELBO,
     fit,
 )
+from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.generators import ResidualGenerator
+from pyro_implicit.generators import AutoregressiveGenerator, ResidualGenerator
 from pyro_implicit.training.fitting.default_objective import default_objective
 
 
@@ -151,3 +153,21 @@ def test_latents_of_many_rows_take_fewer_draws(num_rows: int, num_particles: int
     guide = ConditionalHyperNetworkGuide(model, context=lambda x: x[:, None])
     objective, _ = default_objective(model, guide, (x,), {})
     assert objective.num_particles == num_particles
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_a_function_as_guide_is_vectorised_too(learns: bool) -> None:
+    generator = AutoregressiveGenerator(3).requires_grad_(learns)
+
+    def guide() -> None:
+        if learns:
+            pyro.module("generator", generator)
+        sample_implicit("w", ImplicitDistribution(generator))
+
+    def of_one_draw() -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        pyro.sample("y", dist.Normal(w[0] + w[1], 1.0), obs=torch.tensor(1.0))
+
+    for model, way in ((model_of(3), True), (of_one_draw, "vmap")):
+        objective, hints = default_objective(model, guide, (), {})
+        assert objective.vectorised and objective.vectorize_particles == way and hints == []
