@@ -170,4 +170,4 @@ def test_a_function_as_guide_is_vectorised_too(learns: bool) -> None:
 
     for model, way in ((model_of(3), True), (of_one_draw, "vmap")):
         objective, hints = default_objective(model, guide, (), {})
-        assert objective.vectorised and objective.vectorize_particles == way and hints == []
+        assert objective.vectorize_particles == way and hints == []
