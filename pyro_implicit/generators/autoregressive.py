@@ -5,19 +5,19 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pyro_implicit._checks import check_count
 from pyro_implicit.exceptions import DensityError
 from pyro_implicit.generators.autoregressive_stack import (
     AutoregressiveStack,
     KnownDeterminant,
+    inverted,
     width_of,
 )
-from pyro_implicit.ops.inverse import Inversion, check_reached, first_order, result_dtype
+from pyro_implicit.ops.inverse import Inversion
 from pyro_implicit.ops.linearisation import FunctionLinearisation, Linearisation
-from pyro_implicit.ops.logdet import is_zero, upcast
+from pyro_implicit.ops.logdet import is_zero
 
 __all__ = ["AutoregressiveGenerator"]
 
@@ -118,26 +118,8 @@ class AutoregressiveGenerator(AutoregressiveStack):
         self.check_outputs(x)
         if not self.is_bijective:
             raise DensityError("a parameter of the generator is not finite: there is no inverse.")
-        goal, wants_gradient = upcast(x), _needs_gradient(self, x)
-        z, most = goal.detach() - self.shift.detach().to(goal.dtype), 0
-        with torch.no_grad():
-            for number in reversed(range(self.num_blocks)):
-                block, mix = self.blocks[number], self.maps[number]
-                z, rounds = block.inverse(mix.inverse(z))  # type: ignore[operator]
-                z, most = z.flip(-1) if number else z, max(most, rounds)
-            jacobian = self.jacobian(z) if wants_gradient else None
-        rest = self(z) - goal
-        worst = float(rest.detach().abs().max()) if rest.numel() else 0.0
-        check_reached(rest, goal)
-        if jacobian is not None:  # the implicit function theorem, as one step of Newton's method
-            z = first_order(z - torch.linalg.solve(jacobian, rest[..., None])[..., 0])
-        return Inversion(z.to(result_dtype(x)), most, worst)
+        return inverted(self, x, self._undo)
 
     def config(self) -> dict[str, Any]:
         """See :meth:`Generator.config`."""
         return self._config()
-
-
-def _needs_gradient(module: nn.Module, x: Tensor) -> bool:
-    learned = any(parameter.requires_grad for parameter in module.parameters())
-    return torch.is_grad_enabled() and (x.requires_grad or learned)

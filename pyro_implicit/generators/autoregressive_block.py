@@ -107,7 +107,7 @@ class AutoregressiveBlock(nn.Module):
         return shift + log_scale.exp() * value, (log_scale + slope.log()).sum(-1)
 
     @torch.no_grad()
-    def inverse(self, y: Tensor) -> tuple[Tensor, int]:
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, int]:
         """
         Find the argument of a value.
 
@@ -115,12 +115,13 @@ class AutoregressiveBlock(nn.Module):
         is right after ``i`` rounds at the latest.
 
         :param torch.Tensor y: shape ``(..., m)``.
+        :param torch.Tensor context: see :meth:`parts`.
         :returns: ``x``, of the same shape, and the number of rounds.
         """
         x, count = y, 0
         while count <= y.shape[-1]:
             count += 1
-            shift, log_scale, steps = self.parts(x)
+            shift, log_scale, steps = self.parts(x, context)
             then = steps.inverse((y - shift) * torch.exp(-log_scale))
             close = torch.allclose(then, x, rtol=1e-13, atol=1e-13)
             x = then

@@ -13,9 +13,11 @@ from pyro_implicit._checks import check_choice, check_count, check_number
 from pyro_implicit.generators.autoregressive_block import AutoregressiveBlock
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.linear_maps import INVERTIBLE, default_kind, linear_maps
+from pyro_implicit.ops.inverse import Inversion, check_reached, first_order, result_dtype
 from pyro_implicit.ops.linearisation import Linearisation
+from pyro_implicit.ops.logdet import upcast
 
-__all__ = ["AutoregressiveStack", "KnownDeterminant", "width_of"]
+__all__ = ["AutoregressiveStack", "KnownDeterminant", "inverted", "width_of"]
 
 #: the default width: hidden units for each output, within these
 _UNITS_PER_OUTPUT, _LEAST, _MOST = 4, 40, 128
@@ -98,6 +100,15 @@ class AutoregressiveStack(Generator):
                 x = mix(x)
             return (x + self.shift.to(x.dtype)).to(z.dtype), total.to(z.dtype)
 
+    def _undo(self, w: Tensor, context: Tensor | None = None) -> tuple[Tensor, int]:
+        """The noises of draws ``(..., m)``, and the largest number of rounds of a block."""
+        z, most = w - self.shift.detach().to(w.dtype), 0
+        for number in reversed(range(self.num_blocks)):
+            block, mix = self.blocks[number], self.maps[number]
+            z, rounds = block.inverse(mix.inverse(z), context)  # type: ignore[operator]
+            z, most = z.flip(-1) if number else z, max(most, rounds)
+        return z, most
+
     def _config(self) -> dict[str, Any]:
         """What :meth:`Generator.config` of all of them tells."""
         return {
@@ -108,6 +119,31 @@ class AutoregressiveStack(Generator):
             "num_steps": self.num_steps,
             "mixing": self.mixing,
         }
+
+
+def inverted(
+    generator: Generator, x: Tensor, undo: Callable[[Tensor], tuple[Tensor, int]]
+) -> Inversion:
+    """
+    Find the noises that lead to values, in float64, with a first derivative.
+
+    :param Generator generator: a bijection.
+    :param torch.Tensor x: outputs, shape ``(..., output_dim)``.
+    :param undo: from wide outputs to noises of that shape and its rounds.
+    :returns: the noise, its rounds and the largest error of what it leads to.
+    :raises NonFiniteError: if the noise that was found does not lead there.
+    """
+    goal = upcast(x)
+    with torch.no_grad():
+        z, most = undo(goal.detach())
+    rest = generator(z) - goal
+    worst = float(rest.detach().abs().max()) if rest.numel() else 0.0
+    check_reached(rest, goal)
+    if rest.requires_grad:  # the implicit function theorem, as one step of Newton's method
+        with torch.no_grad():
+            jacobian = generator.jacobian(z)
+        z = first_order(z - torch.linalg.solve(jacobian, rest[..., None])[..., 0])
+    return Inversion(z.to(result_dtype(x)), most, worst)
 
 
 class KnownDeterminant(Linearisation):

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pyro_implicit._checks import check_count
-from pyro_implicit.exceptions import ShapeError
+from pyro_implicit.exceptions import DensityError, ShapeError
 from pyro_implicit.generators.autoregressive_stack import (
     AutoregressiveStack,
     KnownDeterminant,
+    inverted,
     width_of,
 )
 from pyro_implicit.generators.conditioned import Conditioned
@@ -137,6 +138,35 @@ class _AtContext(Conditioned):
     never_folds = True
     draws_with_log_det = True
     has_structured_log_det = True
+
+    @property
+    def is_bijective(self) -> bool:  # type: ignore[override]
+        """
+        Whether all parameters are finite: then noise and draw of a row determine each other.
+
+        Of a subclass with a map of its own nothing is certain.
+        """
+        own = type(self.inner).forward is ConditionalAutoregressiveGenerator.forward
+        return own and all(bool(one.isfinite().all()) for one in self.inner.parameters())
+
+    def inverse(self, x: Tensor) -> Tensor:
+        """
+        See :meth:`Generator.inverse`, at the context of each row.
+
+        :param torch.Tensor x: draws, shape ``(..., *batch, m)``.
+        :returns: the noises that lead there, of the same shape.
+        :raises DensityError: unless :attr:`is_bijective`.
+        :raises NonFiniteError: if the noise that was found does not lead there.
+        :raises ShapeError: for another number of outputs.
+        """
+        self.check_outputs(x)
+        if not self.is_bijective:
+            raise DensityError(
+                "a parameter of the generator is not finite, or its map is not that of "
+                "ConditionalAutoregressiveGenerator: no inverse is known."
+            )
+        wide = x.expand(*torch.broadcast_shapes(x.shape[:-1], self.context.shape[:-1]), -1)
+        return inverted(self, wide, lambda w: self.inner._undo(w, self._parts(w)[1])).noise
 
     def linearise(self, z: Tensor) -> Linearisation:
         """See :meth:`Generator.linearise`; the determinant comes with the value."""

@@ -52,11 +52,11 @@ class ConditionalHyperNetworkGuide(ConditionalGuide, HyperNetworkGuide):
 
     **Up to 32 latents of a row** it is a
     :class:`~pyro_implicit.generators.ConditionalAutoregressiveGenerator`: at each context a map
-    that cannot fold, with the determinant at hand, so that :class:`~pyro_implicit.LinearisedELBO`
-    is a lower bound on the evidence of every row (``is_bound_for``, which goes by the guide's
-    density, does not tell). **Above**, with ``noise_dim``, ``hidden_dims``,
-    ``activation``, output noise or shared noise, it is a perceptron of noise and context, which may
-    fold. See :doc:`/results/local_latents`.
+    that cannot fold, with the determinant at hand. :class:`~pyro_implicit.LinearisedELBO` is then a
+    lower bound on the evidence of every row (``is_bound_for`` tells), and the density is known, so
+    that :class:`~pyro_implicit.objectives.IWAE` and Pyro's own objectives take the guide too.
+    **Above**, with ``noise_dim``, ``hidden_dims``, ``activation``, output noise or shared noise, it
+    is a perceptron of noise and context, which may fold. See :doc:`/results/local_latents`.
 
     The size of the plate must not depend on the minibatch (give the
     number of all data, as above, or ``create_plates``): the entropy of the rows is scaled with it.

@@ -32,6 +32,7 @@ from pyro_implicit.guides.initialization.initial import init_to_fan_in
 from pyro_implicit.guides.latent_site import LatentSite, PlateFrame
 from pyro_implicit.guides.row_site import read_row_site
 from pyro_implicit.handlers.flat_latents import by_site
+from pyro_implicit.ops.logdet import is_zero
 
 __all__ = ["ConditionalGuide"]
 
@@ -94,6 +95,16 @@ class ConditionalGuide(ImplicitGuide):
         self._own_context = callable(self._context[0])  # which a saved guide leaves behind
 
     _default_init_loc_fn: Callable[[dict[str, Any]], Tensor] = staticmethod(init_to_fan_in)
+
+    @property
+    def is_bijective_given_context(self) -> bool:
+        """
+        Whether noise and draw of each row determine each other for certain, at its context.
+
+        :raises StateError: before the guide is built.
+        """
+        silent = all(is_zero(sampler.scale) for _, _, sampler in self._groups())
+        return silent and self.never_folds and not self.shared_noise
 
     # ---- what it looks at
 

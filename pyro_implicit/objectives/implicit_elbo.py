@@ -197,14 +197,16 @@ class ImplicitELBO(ParticleObjective):
 
         It is if :attr:`is_bound` is, or because the guide's generators are certain not to fold.
 
-        :param guide: the guide, built; one of this package tells by ``is_bijective``.
+        :param guide: the guide, built; one of this package tells by ``is_bijective``, or by
+            ``is_bijective_given_context`` if each row has a distribution of its own.
         :returns: whether it is such a bound.
         :raises ArgumentError: if it cannot be called.
         """
         check_guide(guide)
         honest = self.power == 0 and self.kl_weight >= 1 and self.prior_weight == 1
-        bijective = self.bounds_bijective and bool(getattr(guide, "is_bijective", False))
-        return self.is_bound or (honest and bijective)
+        kinds = ("is_bijective", "is_bijective_given_context")
+        bijective = any(bool(getattr(guide, kind, False)) for kind in kinds)
+        return self.is_bound or (honest and self.bounds_bijective and bijective)
 
     # ----
 

@@ -138,11 +138,53 @@ def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
         ConditionalAutoregressiveGenerator(**{"output_dim": 2, "context_dim": 3} | arguments)
 
 
-def test_another_context_and_inverses_are_refused() -> None:
+def test_another_context_is_refused() -> None:
     inner = made(2, 3)
     with pytest.raises(ShapeError, match="takes noise of shape"):
         inner(torch.randn(4, 2).double())
     with pytest.raises(ShapeError, match=r"context of shape \(4, 2\).*expected \(\.\.\., 3\)"):
         conditioned(inner, torch.randn(4, 2).double())
-    with pytest.raises(DensityError, match="not certain to be invertible"):
-        conditioned(inner, torch.randn(4, 3).double()).inverse(torch.randn(4, 2).double())
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 2**31), st.booleans())
+def test_the_noise_of_a_draw_is_found(m: int, k: int, seed: int, many: bool) -> None:
+    torch.manual_seed(seed)
+    row = conditioned(made(m, k, 0.3), torch.randn(5, k).double())
+    z = torch.randn(*((3,) if many else ()), 5, m).double()
+    assert row.is_bijective
+    torch.testing.assert_close(row.inverse(row(z)), z, rtol=1e-6, atol=1e-6)
+    one = row(z).reshape(-1, m)[0]  # of one row for all contexts
+    torch.testing.assert_close(row(row.inverse(one)), one.expand(5, m))
+
+
+def test_the_inverse_has_a_first_derivative() -> None:
+    """In values, contexts and parameters; contexts may come from a network of their own."""
+    torch.manual_seed(0)
+    inner, context = made(2, 3, 0.3), torch.randn(4, 3).double().requires_grad_()
+    x = conditioned(inner, context)(torch.randn(4, 2).double()).detach().requires_grad_()
+
+    def inverse(x: Tensor, context: Tensor) -> Tensor:
+        return conditioned(inner, context).inverse(x)
+
+    assert torch.autograd.gradcheck(inverse, (x, context), rtol=1e-4, atol=1e-5)
+    inner.requires_grad_(False)
+    (moved,) = torch.autograd.grad(inverse(x.detach(), context).sum(), context)
+    assert float(moved.abs().max()) > 0
+
+
+def test_no_inverse_where_nothing_is_certain() -> None:
+    class Own(ConditionalAutoregressiveGenerator):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return inputs[..., :2].square()
+
+    context = torch.randn(4, 3)
+    assert not conditioned(Own(2, 3), context).is_bijective
+    broken = ConditionalAutoregressiveGenerator(2, 3)
+    with torch.no_grad():
+        broken.shift[0] = torch.nan
+    for inner in (Own(2, 3), broken):
+        with pytest.raises(DensityError, match="no inverse is known"):
+            conditioned(inner, context).inverse(torch.randn(4, 2))
+    with pytest.raises(ShapeError, match="expected"):
+        conditioned(ConditionalAutoregressiveGenerator(2, 3), context).inverse(torch.randn(4, 3))

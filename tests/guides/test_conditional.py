@@ -6,25 +6,28 @@ import copy
 import io
 import math
 import pickle
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import SVI, Predictive, Trace_ELBO
+from pyro.infer import SVI, Predictive, RenyiELBO, Trace_ELBO
 from pyro.infer.autoguide import AutoGuideList, AutoNormal
 from torch import Tensor, nn
 
 from pyro_implicit import (
     BayesianModule,
     ConditionalHyperNetworkGuide,
+    ImplicitDistribution,
     KernelDensityRatioELBO,
     LanczosELBO,
     LinearisedELBO,
     PosteriorPredictiveLoss,
     SemiImplicitELBO,
     entropy_report,
+    fit,
     log_predictive_density,
     posterior_draws,
     predict,
@@ -42,6 +45,7 @@ from pyro_implicit.exceptions import (
     StateError,
 )
 from pyro_implicit.generators import ConditionalAutoregressiveGenerator, MLPGenerator
+from pyro_implicit.objectives import IWAE
 
 ROWS = 12
 X = torch.linspace(-1, 1, ROWS)[:, None]
@@ -570,3 +574,43 @@ def test_the_forward_pass_holds_one_copy_of_rows_times_weights() -> None:
     loss.backward()
     large = [size for size in held.values() if size >= copy_bytes / 8]
     assert sum(large) < 2 * copy_bytes, [size / copy_bytes for size in held.values()]
+
+
+def test_the_density_of_each_row_is_known() -> None:
+    """The density that Pyro asks for is that of the draws, and the importance weights are right."""
+    pyro.set_rng_seed(0)
+    y = torch.randn(6, 2)
+
+    def model(y: Tensor) -> None:
+        with pyro.plate("data", len(y)):
+            z = pyro.sample("z", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+            pyro.sample("y", dist.Normal(z, 0.5).to_event(1), obs=y)
+
+    guide = ConditionalHyperNetworkGuide(model)
+    fit(model, guide, y, num_steps=100, progress=False, seed=0)
+    assert LinearisedELBO().is_bound_for(guide) and not guide.is_bijective
+    options: Any = {"vectorize_particles": True, "max_plate_nesting": 1}
+    evidence = float(dist.Normal(0.0, 1.25**0.5).log_prob(y).sum())
+    assert abs(-IWAE(1000, **options).loss(model, guide, y) - evidence) < 0.05
+    assert abs(-RenyiELBO(0, 1000, **options).loss(model, guide, y) - evidence) < 0.3
+    ours, pyros = (
+        objective(1000, **options).loss(model, guide, y)
+        for objective in (LinearisedELBO, Trace_ELBO)
+    )
+    assert abs(ours - pyros) < 0.1
+    with poutine.trace() as seen:
+        guide(y)
+    site = next(
+        n for n in seen.trace.nodes.values() if isinstance(n.get("fn"), ImplicitDistribution)
+    )
+    free = ImplicitDistribution(site["fn"].generator, preconditioner=site["fn"].preconditioner)
+    own = site["fn"].log_prob(site["value"]) + free.base_dist.log_prob(site["fn"].noise)
+    torch.testing.assert_close(free.log_prob(site["value"]), own, rtol=1e-3, atol=1e-3)
+
+
+def test_nothing_is_certain_with_noise_or_a_perceptron() -> None:
+    data = torch.zeros(4)
+    for options in ({"scale": 0.1}, {"hidden_dims": (5,)}, {"shared_noise": True}):
+        guide = ConditionalHyperNetworkGuide(conjugate(), **options).setup(data)
+        assert not guide.is_bijective_given_context
+        assert not LinearisedELBO().is_bound_for(guide)

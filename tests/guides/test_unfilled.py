@@ -47,7 +47,7 @@ def test_what_is_filled():
 def line(y):
     w = pyro.sample("w", dist.Normal(torch.zeros(M), 1.0).to_event(1))
     with pyro.plate("data", len(y)):
-        pyro.sample("y", dist.Normal(w.sum(), 1.0), obs=y)
+        pyro.sample("y", dist.Normal(w.sum(-1), 1.0), obs=y)
 
 
 def test_fit_and_report_tell():

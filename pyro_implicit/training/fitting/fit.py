@@ -231,7 +231,7 @@ def _found(run: Run, reason: str) -> list[str]:
         return []
     if not run.objective.is_bound_for(run.guide):
         return _thin(run.guide)
-    if run.arguments.batches is not None:
+    if run.arguments.batches is not None or isinstance(run.guide, ConditionalGuide):
         return []
     last = run.history[-max(len(run.history) // 10, 1) :]
     bound = -sum(last) / len(last)
