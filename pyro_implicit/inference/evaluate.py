@@ -17,6 +17,7 @@ from pyro_implicit.guides.argument_dims import warn_of_lost_dimension, warn_of_o
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.held_data import observed_when_built, warn_of_held_data
 from pyro_implicit.guides.order import check_order
+from pyro_implicit.guides.seen_observations import warn_of_seen_observations
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.handlers.own_subsample import sizes_of_arguments
@@ -95,7 +96,8 @@ def evaluate(
         latents; if a plate draws some of its rows at random.
     :warns UserWarning: if the first argument has lost a dimension since the guide was built;
         if the guide has a latent of each row, and these are other rows; if the model holds
-        its observations itself and is given other inputs; if it does not draw all of
+        its observations itself and is given other inputs; if a conditional guide's context
+        has what is observed; if it does not draw all of
         the model's latents, or draws one outside its prior's support; if a site is that of
         an :class:`~pyro_implicit.ImplicitProcess`, whose draws know nothing of the data.
 
@@ -109,6 +111,7 @@ def evaluate(
     warn_of_lost_dimension(guide, args)
     warn_of_other_rows(guide, args)
     warn_of_held_data(model, guide, args, kwargs)
+    warn_of_seen_observations(model, guide, args, kwargs)
     num_samples = check_count("num_samples", num_samples)
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)

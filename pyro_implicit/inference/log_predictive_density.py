@@ -16,6 +16,7 @@ from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.argument_dims import warn_of_lost_dimension, warn_of_other_rows
 from pyro_implicit.guides.held_data import observed_when_built, warn_of_held_data
 from pyro_implicit.guides.order import check_order
+from pyro_implicit.guides.seen_observations import warn_of_seen_observations
 from pyro_implicit.handlers.enumeration import (
     EnumerationNeeded,
     NoticeEnumeration,
@@ -84,7 +85,8 @@ def log_predictive_density(
         within one sum over a discrete latent.
     :warns UserWarning: if the first argument has lost a dimension since the guide was built;
         if the guide has a latent of each row, and these are other rows; if the model holds
-        its observations itself and is given other inputs; if it does not draw all of
+        its observations itself and is given other inputs; if a conditional guide's context
+        has what is observed; if it does not draw all of
         the model's latents, or draws one outside its prior's support.
     """
     check_model(model)
@@ -93,6 +95,7 @@ def log_predictive_density(
     warn_of_lost_dimension(guide, args)
     warn_of_other_rows(guide, args)
     warn_of_held_data(model, guide, args, kwargs)
+    warn_of_seen_observations(model, guide, args, kwargs)
     num_samples = check_count("num_samples", num_samples)
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
     number_of_rows(args, kwargs)  # which are some

@@ -27,6 +27,7 @@ from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.order import check_order
+from pyro_implicit.guides.seen_observations import told_of_seen_observations
 from pyro_implicit.guides.unfilled import unfilled
 from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
@@ -185,6 +186,9 @@ def fit(
                     objective, hints[:] = default_objective(model, guide, some, named)
             rate = default_rate(guide, arguments) if lr is None else lr
             watch = None if validation is None else Validation(validation, model, guide, kwargs)
+            if isinstance(validation, tuple):
+                seen = told_of_seen_observations(model, guide, validation, kwargs)
+                hints += [] if seen is None else [f"validation: {seen}"]
             run = Run(model, guide, objective, arguments, LearningRate(rate, limit), watch, rows)
             if resume is not None:
                 run.resume(resume)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from pyro_implicit._checks import check_number, shown
 from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.guides.seen_observations import TOLD_ONCE
 from pyro_implicit.inference.log_predictive_density import log_predictive_density
 from pyro_implicit.training.early_stopping import EarlyStopping
 
@@ -98,7 +100,9 @@ class Validation:
 
 
 def _density(model: Any, guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
-    densities = log_predictive_density(
-        model, guide, *args, num_samples=_NUM_SAMPLES, seed=0, **kwargs
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", TOLD_ONCE)
+        densities = log_predictive_density(
+            model, guide, *args, num_samples=_NUM_SAMPLES, seed=0, **kwargs
+        )
     return float(densities.mean())

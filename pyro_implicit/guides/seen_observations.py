@@ -1,0 +1,117 @@
+"""Observations that a guide's latents are made from, and that are then scored by these latents."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from pyro import poutine
+from torch import Tensor, nn
+from torch.utils import _pytree
+
+from pyro_implicit._random import RandomStream
+from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, run_model
+from pyro_implicit.handlers.row_coupling import can_be_looked_at
+
+__all__ = ["TOLD_ONCE", "told_of_seen_observations", "warn_of_seen_observations"]
+
+#: how the warning begins
+TOLD_ONCE = "the guide makes its latents from what"
+
+
+def warn_of_seen_observations(
+    model: Any, guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """
+    Warns where each datum is scored by latents that were made from it.
+
+    The warning points at the caller of a function with two decorators.
+
+    :param model: a Pyro model.
+    :param guide: any guide.
+    :param tuple args: positional arguments of both.
+    :param dict kwargs: keyword arguments of both.
+    :warns UserWarning: if the context of a conditional guide changes with what the model observes.
+    """
+    told = told_of_seen_observations(model, guide, args, kwargs)
+    if told is not None:
+        warnings.warn(told, stacklevel=5)  # two decorators lie between
+
+
+@torch.no_grad()
+def told_of_seen_observations(
+    model: Any, guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> str | None:
+    """
+    Tells whether the context of a conditional guide changes with what the model observes.
+
+    :param model: a Pyro model.
+    :param guide: any guide, or a list of some.
+    :param tuple args: positional arguments of both.
+    :param dict kwargs: keyword arguments of both.
+    :returns: what a user should know; None where nothing of the kind was found, or the data are too
+        many to be looked at.
+    """
+    readers = _readers(guide)
+    if not readers or not can_be_looked_at([*args, *kwargs.values()]):
+        return None
+    try:
+        with RandomStream(0), poutine.block(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            names, changed = _changed(model, args, kwargs)
+            if not names:
+                return None
+            other_args, other_kwargs = changed
+            pairs = [
+                (one.read_context(*args, **kwargs), one.read_context(*other_args, **other_kwargs))
+                for one in readers
+            ]
+    except Exception:  # what is wrong with a call is told by the call itself
+        return None
+    if all(torch.equal(now, then) for now, then in pairs):
+        return None
+    return (
+        f"{TOLD_ONCE} {names} observes, which is then scored by them: "
+        "this tells how well data are reconstructed that were seen, and predicts nothing; it may "
+        "be above the evidence. For the evidence of new rows write -IWAE(100).loss(model, guide, "
+        "...), of pyro_implicit.objectives; for predictions a context of the inputs alone."
+    )
+
+
+def _readers(guide: Any) -> list[Any]:
+    parts = guide.modules() if isinstance(guide, nn.Module) else [guide]
+    return [part for part in parts if hasattr(part, "read_context")]
+
+
+def _changed(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[str], Any]:
+    """Sites that observe an argument, and all arguments with other rows of these."""
+    observed: dict[str, Tensor] = {}
+
+    def visit(site: Any) -> None:
+        is_data = site["type"] == "sample" and site["is_observed"]
+        if is_data and isinstance(site["value"], Tensor):
+            if not (is_auxiliary(site) or is_delta(site)) and site["value"].numel() > 1:
+                observed[site["name"]] = site["value"]
+
+    run_model(model, args, dict(kwargs), visit)
+    leaves, shape = _pytree.tree_flatten((args, dict(kwargs)))
+    names: list[str] = []
+    others = []
+    for leaf in leaves:
+        found = [name for name, value in observed.items() if _is_part(value, leaf)]
+        names += found
+        others.append(leaf.flip(0) if found else leaf)
+    return list(dict.fromkeys(names)), _pytree.tree_unflatten(others, shape)
+
+
+def _is_part(value: Tensor, argument: Any) -> bool:
+    """Whether a value is an argument, or a whole column, row or entry of it."""
+    if not isinstance(argument, Tensor) or not argument.dim() or argument.numel() < value.numel():
+        return False
+    if argument.numel() == value.numel():
+        return torch.equal(argument.reshape(-1).to(value.dtype), value.reshape(-1))
+    begin, own = argument.data_ptr(), value.data_ptr()
+    end = begin + argument.numel() * argument.element_size()
+    return argument.is_contiguous() and begin <= own < end

@@ -1,0 +1,117 @@
+"""Latents that are made from the datum that they then score are told where scores are asked for."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer.autoguide import AutoGuideList, AutoNormal
+from torch import Tensor, nn
+
+from pyro_implicit import (
+    ConditionalHyperNetworkGuide,
+    HyperNetworkGuide,
+    evaluate,
+    fit,
+    log_predictive_density,
+)
+
+X, Y = torch.randn(8, 2), torch.randn(8)
+SEEN = r"made from it|makes its latents from what \['y'\] observes"
+
+
+def rows(x: Tensor, y: Tensor | None = None) -> None:
+    with pyro.plate("data", 8, subsample_size=len(x)):
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(z + x[:, 0], 1.0), obs=y)
+
+
+def mixed(x: Tensor, y: Tensor | None = None) -> None:
+    b = pyro.sample("b", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", 8, subsample_size=len(x)):
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(z + b, 1.0), obs=y)
+
+
+def both(x: Tensor, y: Tensor) -> Tensor:
+    return torch.cat([x, y[:, None]], -1)
+
+
+def in_a_list() -> Any:
+    guide = AutoGuideList(mixed)
+    guide.append(AutoNormal(poutine.block(mixed, expose=["b"])))
+    part = poutine.block(mixed, expose=["z"])
+    guide.append(ConditionalHyperNetworkGuide(part, context=both))
+    return guide
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.layer(both(x, y))
+
+
+CASES: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "a function": lambda: (rows, ConditionalHyperNetworkGuide(rows, context=both)),
+    "a network": lambda: (rows, ConditionalHyperNetworkGuide(rows, context=Encoder())),
+    "in a list": lambda: (mixed, in_a_list()),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("score", [evaluate, log_predictive_density])
+def test_a_context_with_the_observations_is_told(case: str, score: Any) -> None:
+    model, guide = CASES[case]()
+    guide(X, Y)
+    with pytest.warns(UserWarning, match=SEEN):
+        score(model, guide, X, Y, num_samples=2)
+
+
+def test_an_autoencoder_is_told() -> None:
+    def model(x: Tensor) -> None:
+        with pyro.plate("data", 8, subsample_size=len(x)):
+            z = pyro.sample("z", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+            pyro.sample("y", dist.Normal(z, 0.5).to_event(1), obs=x)
+
+    guide = ConditionalHyperNetworkGuide(model).setup(X)
+    with pytest.warns(UserWarning, match=SEEN):
+        evaluate(model, guide, X, num_samples=2)
+
+
+def test_validation_tells_once_in_the_result() -> None:
+    guide = ConditionalHyperNetworkGuide(rows, context=both)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = fit(rows, guide, X, Y, num_steps=2, validation=(X, Y), progress=False, seed=0)
+    assert sum("validation: the guide makes its latents" in text for text in result.warnings) == 1
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_context_of_the_inputs_is_not(joined: bool) -> None:
+    """Also where inputs and observations are parts of one block of memory."""
+    x, y = X, Y
+    if joined:
+        block = torch.randn(24)
+        x, y = block[:16].reshape(8, 2), block[16:]
+    guide = ConditionalHyperNetworkGuide(rows).setup(x, y)
+    for score in (evaluate, log_predictive_density):
+        score(rows, guide, x, y, num_samples=2)
+    one = HyperNetworkGuide(rows, init_from=None).setup(x, y)
+    evaluate(rows, one, x, y, num_samples=2)
+
+
+def test_large_data_and_broken_calls_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = ConditionalHyperNetworkGuide(rows, context=both).setup(X, Y)
+    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+        evaluate(rows, guide, X, Y[:3], num_samples=2)
+    monkeypatch.setattr("pyro_implicit.handlers.row_coupling._MOST_NUMBERS", 5)
+    log_predictive_density(rows, guide, X, Y, num_samples=2)
