@@ -7,7 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["dims_of_arguments", "fingerprint", "warn_of_lost_dimension", "warn_of_other_rows"]
+__all__ = [
+    "dims_of_arguments",
+    "fingerprint",
+    "latents_of_other_rows",
+    "warn_of_lost_dimension",
+    "warn_of_other_rows",
+]
 
 
 def dims_of_arguments(args: tuple[Any, ...]) -> tuple[int | None, ...]:
@@ -66,14 +72,8 @@ def warn_of_other_rows(guide: Any, args: tuple[Any, ...]) -> None:
     :param args: positional arguments of the model.
     :warns UserWarning: if the guide has a latent for each of as many rows, which are others.
     """
-    seen, now = getattr(guide, "_rows_seen", None), fingerprint(args)
-    if seen is None or now is None or seen == now or seen[0] != now[0]:
-        return
-    if hasattr(guide, "read_context"):  # whose latents follow their rows
-        return
-    count = now[0]
-    own = [s.name for s in guide.sites if any(frame.size == count for frame in s.frames)]
-    if not own or count < 2:
+    own, count = latents_of_other_rows(guide, args)
+    if not own:
         return
     warnings.warn(
         f"the guide has a value of {own} for each of the {count} rows that it was built with, and "
@@ -82,3 +82,20 @@ def warn_of_other_rows(guide: Any, args: tuple[Any, ...]) -> None:
         "a model that draws them from their prior, and a guide of the others.",
         stacklevel=3,
     )
+
+
+def latents_of_other_rows(guide: Any, args: tuple[Any, ...]) -> tuple[list[str], int]:
+    """
+    Finds latents of one row that would be taken for those of another.
+
+    :param guide: any guide; one that was loaded, or is not of this package, knows nothing.
+    :param args: positional arguments of the model.
+    :returns: names of latents with a value for each of as many rows, which are others; and the
+        number of these rows.
+    """
+    seen, now = getattr(guide, "_rows_seen", None), fingerprint(args)
+    if seen is None or now is None or seen == now or seen[0] != now[0]:
+        return [], 0
+    if hasattr(guide, "read_context") or now[0] < 2:  # whose latents follow their rows
+        return [], 0
+    return [s.name for s in guide.sites if any(f.size == now[0] for f in s.frames)], now[0]

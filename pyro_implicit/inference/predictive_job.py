@@ -68,8 +68,9 @@ class PredictiveJob:
         """
         Learns each site's row dimension and, if parallel, the shapes of a single draw.
 
-        :param int batch_size: rows at a time; a model that cannot be cut raises its error if it is
-            to be.
+        :param int batch_size: rows at a time; a model that fails on some of its rows alone gets all
+            of them, and that is told if it was to be cut. (One with a plate of a fixed size raises
+            its error then.)
         """
         rows = self.plan.rows
         if rows <= UNIT:
@@ -83,10 +84,15 @@ class PredictiveJob:
             self.plan.whole = True
             self._lay_out_all()
             return
-        except Exception:  # a model that only takes all of its rows, unless cutting is asked for
+        except Exception as error:  # a model that only takes all of its rows
+            try:
+                self._lay_out_all()
+            except Exception:  # nor these: its first error names the fewer rows
+                raise error from None
             if batch_size is not None and batch_size < rows:
-                raise
-            self._lay_out_all()
+                if "plate" in str(error):  # of a fixed size: to be mended, and it may be large
+                    raise
+                self.plan.uncut = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             return
         self.plan.layout = Layout.compare(parts[0], more)
         self._join_coupled_rows(more, parts)
@@ -140,7 +146,7 @@ class PredictiveJob:
         :returns: the same, or the number of all rows where they belong together.
         """
         rows, values = self.plan.rows, (*self.args, *self.kwargs.values())
-        if self.plan.whole or batch_size >= rows:
+        if self.plan.whole or self.plan.uncut is not None or batch_size >= rows:
             return max(rows, 1)
         if can_be_looked_at(values) and self._changes(some_batches(rows, batch_size)):
             self.plan.whole = True

@@ -72,6 +72,7 @@ class RunPlan:
         those to be enumerated left out.
     :param sizes: numbers of rows of all arguments.
     :param processes: names of the sites that were drawn from a process, and not given its data.
+    :param str uncut: what a model said of some of its rows alone, if it was to be cut.
     :param outside: supports of the latents whose draws the prior would never make, by name.
     """
 
@@ -88,11 +89,20 @@ class RunPlan:
     sizes: frozenset[int] = frozenset()
     processes: set[str] = field(default_factory=set)
     outside: dict[str, Any] = field(default_factory=dict)
+    uncut: str | None = None
 
     def warnings(self) -> list[str]:
         """What is wrong with the predictions, once the model was run."""
-        told = (self.drawn_processes(), drawn_outside(self.outside))
+        told = (self.drawn_processes(), drawn_outside(self.outside), self._told_uncut())
         return [text for text in told if text]
+
+    def _told_uncut(self) -> str | None:
+        if self.uncut is None:
+            return None
+        return (
+            f"the model does not run on some of its {self.rows} rows alone, so that it got all of "
+            f"them at once, whatever batch_size ({self.uncut})"
+        )
 
     def meet(self, msg: Any) -> None:
         """Notes a latent of the model that the guide draws, and looks at its draws once."""

@@ -258,8 +258,8 @@ def test_every_model(case, kind):
 @pytest.mark.parametrize("kind", [ConditionalHyperNetworkGuide, MixtureDensityGuide])
 def test_conditional_guides_draw_for_the_rows_at_hand(kind):
     x = torch.randn(8)
-    guide = kind(_local, hidden_dims=(3,)).setup(x, x)
-    report = evaluate(_local, guide, x[:5], x[:5], num_samples=4)
+    guide = kind(_local, hidden_dims=(3,)).setup(x, x + 1)
+    report = evaluate(_local, guide, x[:5], x[:5] + 1, num_samples=4)
     assert report["y"].num_data == 5
 
 

@@ -16,9 +16,9 @@ from pyro import poutine
 from pyro.infer.autoguide import AutoGuideList, AutoMultivariateNormal, AutoNormal
 from pyro.poutine import Trace
 from scipy import stats
-from torch import Tensor
+from torch import Tensor, nn
 
-from pyro_implicit import BayesianModule, HyperNetworkGuide, predict
+from pyro_implicit import BayesianModule, HyperNetworkGuide, evaluate, predict
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
 
 ROWS = 75
@@ -501,3 +501,37 @@ def test_normal_noise_is_that_of_the_distribution_cut_by_rows(parallel: bool) ->
         options: dict[str, Any] = {"num_samples": 3, "batch_size": 64, "parallel": parallel}
         found.append(predict(partial(model, kind), guide, x, **options)["y"])
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("batch_size", [20, 40])
+def test_a_network_over_all_rows_gets_them_at_once_and_that_is_told(batch_size):
+    """A graph network fails on some of its nodes alone; it once ended in an error about columns."""
+    links, x, y = torch.eye(60).roll(1, 0), torch.randn(60, 4), torch.randint(3, (60,))
+
+    class Graph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x, links):
+            return links @ self.layer(x)
+
+    net = BayesianModule(Graph(), prior=dist.Normal(0.0, 1.0))
+
+    def model(x, links, y=None):
+        logits = net(x, links)
+        with pyro.plate("nodes", len(x)):
+            pyro.sample("y", dist.Categorical(logits=logits), obs=y)
+
+    guide = HyperNetworkGuide(model, init_from=None).setup(x, links, y)
+    whole = seeded(model, guide, x, links, num_samples=3)["y"]
+    text = "does not run on some of its 60 rows alone.*whatever batch_size.*32x60"
+    with pytest.warns(UserWarning, match=text):
+        parts = seeded(model, guide, x, links, num_samples=3, batch_size=batch_size)["y"]
+    assert torch.equal(parts, whole)
+    expected = evaluate(model, guide, x, links, y, num_samples=3, seed=0).scores
+    with pytest.warns(UserWarning, match=text):
+        report = evaluate(model, guide, x, links, y, num_samples=3, seed=0, batch_size=batch_size)
+    assert report.scores == expected
+    with pytest.raises(ShapeError, match="60 rows|32x60|cannot be multiplied"):
+        predict(model, guide, x, links[:, :50], num_samples=3, batch_size=batch_size)

@@ -16,6 +16,7 @@ from torch import Tensor
 from pyro_implicit._random import plain_state, read_random_state, state_from_plain
 from pyro_implicit._random import write_random_state as _write
 from pyro_implicit.exceptions import NonFiniteError, StateError
+from pyro_implicit.guides.argument_dims import latents_of_other_rows
 from pyro_implicit.handlers.data_use import DataUse
 from pyro_implicit.handlers.explained_errors import refuses_nan
 from pyro_implicit.handlers.rows import number_of_rows
@@ -171,6 +172,7 @@ class Run:
         if is_taken:
             self._commit(step, loss, rate)
             self._warn_once()
+            self._warn_of_shared_latents()
         else:
             self._skip(why, cause)
 
@@ -191,6 +193,22 @@ class Run:
             said = seen.other_rows(*rows, repeated=listed)
         if said is not None:
             warnings.warn(said, UserWarning, stacklevel=2)
+
+    def _warn_of_shared_latents(self) -> None:
+        """Of latents of the rows of the first batch that the second one takes for its own."""
+        if len(self.history) != 2 or self.arguments.batches is None or self._last is None:
+            return
+        names, count = latents_of_other_rows(self.guide, self._last[0])
+        if names:
+            warnings.warn(
+                f"the guide has a value of {names} for each of the {count} rows of a batch, and "
+                "the batches are different rows, which share these values: that is right for new "
+                "data of the same units alone. With N rows in all write pyro.plate('data', N, "
+                "subsample_size=len(x)) and a ConditionalHyperNetworkGuide, or name the rows of "
+                "a batch (create_plates).",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def _descend(self, params: dict[str, Tensor], loss: float, rate: float) -> bool:
         """Whether parameters were moved along their gradients, which are finite then."""

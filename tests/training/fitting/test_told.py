@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import nullcontext
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -67,3 +70,21 @@ def test_a_fit_of_another_model_is_told_what_it_is() -> None:
     other = fit(_model(0.01), guide, y, num_steps=180, resume=same, **more)
     assert any("are not those of that run" in text for text in other.warnings)
     assert not any("Try a lower lr, or more" in text for text in other.warnings)
+
+
+@pytest.mark.parametrize("is_other", [True, False])
+def test_latents_of_rows_that_batches_share_are_told(is_other: bool) -> None:
+    """Each batch has a value for each of its rows, and so has the guide: of the first batch."""
+
+    def model(x: Tensor) -> None:
+        with pyro.plate("data", len(x)):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("x", dist.Normal(z, 0.5), obs=x)
+
+    x = torch.randn(12)
+    batches = [(part,) for part in x.split(4)] if is_other else [(x[:4],)] * 3
+    guide = HyperNetworkGuide(model, init_from=None)
+    text = r"a value of \['z'\] for each of the 4 rows of a batch"
+    with pytest.warns(UserWarning, match=text) if is_other else nullcontext():
+        result = fit(model, guide, batches=batches, num_steps=4, progress=False, seed=0)
+    assert any(re.search(text, one) for one in result.warnings) is is_other
