@@ -18,7 +18,7 @@ __all__ = ["sampler_from_state", "sampler_state"]
 
 def sampler_state(sampler: Sampler) -> dict[str, Any]:
     """The structure of ``sampler`` as strings, numbers and lists."""
-    learned, generator = sampler.log_scale, sampler.generator
+    learned, generator = sampler.raw_scale, sampler.generator
     inner = generator.inner if isinstance(generator, Rescaled) else generator
     state = {
         "generator": inner.config(),

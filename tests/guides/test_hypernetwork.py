@@ -85,7 +85,7 @@ def test_large_models_that_start_as_a_gaussian_have_it_as_learned_output_noise()
     fitted()
     guide = HyperNetworkGuide(make(300), init_from=fitted).setup()
     sampler = guide.samplers[0]
-    assert sampler.log_scale.shape == (301,)
+    assert sampler.raw_scale.shape == (301,)
     assert sampler.preconditioner.shift.shape == (301,)
     draws = sampler.generator(torch.randn(2000, 100))
     total = (draws.var(0) + sampler.scale.square()).sqrt()

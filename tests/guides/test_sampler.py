@@ -35,7 +35,7 @@ def test_a_learned_scale_is_positive_and_starts_as_asked(kind, shape):
     assert learned.scale.dtype == torch.float64
     torch.testing.assert_close(learned.scale, torch.full(shape, 0.1, dtype=torch.float64))
     with torch.no_grad():
-        learned.log_scale.fill_(-50.0)
+        learned.raw_scale.fill_(-50.0)
     assert (learned.scale > 0).all()
 
 

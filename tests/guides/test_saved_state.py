@@ -78,7 +78,7 @@ def test_where_a_learned_scale_began_does_not_matter():
     guide = make(learn_scale="scalar", scale=0.2)
     other = make(learn_scale="scalar")
     guide.load_state_dict(other.state_dict())
-    assert torch.equal(guide.samplers[0].log_scale, other.samplers[0].log_scale)
+    assert torch.equal(guide.samplers[0].raw_scale, other.samplers[0].raw_scale)
 
 
 def leaves(value, path=()):

@@ -120,7 +120,7 @@ def test_the_noise_of_many_latents_begins_as_the_mean_field(kind: Any) -> None:
     guide = kind(model).setup()
     assert _report(guide).taken.startswith("mean field")
     sampler = guide.samplers[0]
-    assert sampler.log_scale.shape == (1100,) and sampler.preconditioner.shift is not None
+    assert sampler.raw_scale.shape == (1100,) and sampler.preconditioner.shift is not None
     ratio = guide.sample(2000)["w"].std(0) / scale
     assert ratio.log().mean().abs() < 0.05 and ratio.log().std() < 0.2
     elbo = partial(LanczosELBO, num_steps=20) if kind is not HyperNetworkGuide else LinearisedELBO
@@ -267,7 +267,7 @@ def test_units_of_matrix_guides_stay(quick: None) -> None:
 
 def test_noise_that_is_not_to_be_learned_is_not(quick: None) -> None:
     guide = MMNNGuide(_regression, learn_scale=False).setup(*DATA)
-    assert guide.samplers[0].log_scale is None and guide.samplers[0].scale == 0.01
+    assert guide.samplers[0].raw_scale is None and guide.samplers[0].scale == 0.01
     assert guide.samplers[0].generator(torch.randn(4000, 2, 2)).std() > 0.5  # so it has the width
 
 
@@ -417,7 +417,7 @@ def test_a_network_begins_narrow_at_its_own_values(quick: None, kind: Any) -> No
         # noise, and a part of the generator's own
         ratio = draws[name].std(0).square().mean().sqrt() / (0.01 * unit)
         assert ratio == pytest.approx(2**0.5, rel=0.25)
-    assert sampler.log_scale.shape == (guide.latent_dim,)
+    assert sampler.raw_scale.shape == (guide.latent_dim,)
     assert sampler.preconditioner.shift is None  # the generator's last bias is the location
 
 
@@ -458,7 +458,7 @@ def test_what_is_given_of_a_network_stays(quick: None) -> None:
     assert _report(guide).taken == "narrow"
     assert float((guide.sample(50)["0.weight"] - 2).abs().max()) < 0.1
     guide = HyperNetworkGuide(model, scale=0.2).setup(*data)
-    assert _report(guide).taken == "the location alone" and guide.samplers[0].log_scale is None
+    assert _report(guide).taken == "the location alone" and guide.samplers[0].raw_scale is None
 
 
 @pytest.mark.parametrize("factorized", [True, "layer"])
@@ -475,7 +475,7 @@ def test_a_generator_of_full_rank_begins_narrow(quick: None) -> None:
     model, data = _fits(_net(nn.Linear(300, 1), nn.Tanh(), nn.Linear(1, 1)), 300)
     guide = HyperNetworkGuide(model, generator=ResidualGenerator).setup(*data)
     drawn = guide.sample(500)["0.weight"].std(0)
-    assert guide.samplers[0].log_scale is None
+    assert guide.samplers[0].raw_scale is None
     assert drawn.mean() == pytest.approx(0.01, rel=0.2)
 
 
