@@ -109,8 +109,9 @@ def refuse_running_statistics(module: nn.Module) -> None:
         kind = type(layer).__name__
         raise LayerError(
             f"layer '{name}' ({kind}) is in training mode and would update its running statistics "
-            "with several draws of the parameters at once; they belong to one. Three ways out: (1) "
-            "call .eval() on the BayesianModule, to use the statistics it has; (2) use "
+            "with several draws of the parameters at once; they belong to one. One after the other "
+            "they move them too, and predictions by what is left may be far off. Three ways out: "
+            "(1) call .eval() on the BayesianModule, to use the statistics it has; (2) use "
             f"nn.GroupNorm, which keeps none; (3) build the layer as {kind}(..., "
             "track_running_stats=False), to normalise by each batch."
         )

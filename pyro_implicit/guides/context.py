@@ -36,11 +36,12 @@ def read_context(
     :param tuple args: the model's arguments.
     :param dict kwargs: its keyword arguments.
     :returns: shape ``(rows, k)``; whatever else a row has is flattened.
-    :raises ArgumentError: if there is no such tensor, or if its numbers are complex.
+    :raises ArgumentError: if there is no such tensor, if its numbers are complex, or if a function
+        of one's own reads an argument that is None.
     :raises ShapeError: if it has no rows.
     """
     if context is not None:
-        value = context(*args, **kwargs)
+        value = _called(context, args, kwargs)
     elif args or kwargs:
         value = args[0] if args else next(iter(kwargs.values()))
     else:
@@ -64,3 +65,18 @@ def read_context(
             "context=lambda x, y=None: torch.view_as_real(x)."
         )
     return value.reshape(len(value), -1)
+
+
+def _called(context: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a context function returns; one that reads what was left out is told of that."""
+    try:
+        return context(*args, **kwargs)
+    except (AttributeError, TypeError) as error:
+        if "None" not in str(error):
+            raise
+        raise ArgumentError(
+            f"the context function of the guide fails ({error}): it reads an argument that is None "
+            "in this call, such as observations that are left out. Latents that are made from the "
+            "observations cannot predict them: give a context of the inputs alone, or hand the "
+            "observations over."
+        ) from error

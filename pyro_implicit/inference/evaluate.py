@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_guide, check_model, check_seed
+from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.argument_dims import warn_of_lost_dimension, warn_of_other_rows
@@ -86,7 +87,8 @@ def evaluate(
         one that torch draws.
     :param kwargs: the model's keyword arguments.
     :returns: the scores; it can be printed.
-    :raises ArgumentError: if a number is no positive integer, or model or guide cannot be run.
+    :raises ArgumentError: if a number is no positive integer, or model or guide cannot be run; for
+        options that neither this function nor the model has.
     :raises MissingExtraError: if classes are observed and torchmetrics is not installed.
     :raises NonFiniteError: if observations are NaN and not masked, naming the site.
     :raises ShapeError: if a latent has a value for each row, and nobody has said which of
@@ -108,6 +110,7 @@ def evaluate(
     check_model(model)
     check_order(model, "evaluate(model, guide, ...)", guide)
     check_guide(guide)
+    check_misspelt(evaluate, model, kwargs)
     warn_of_lost_dimension(guide, args)
     warn_of_other_rows(guide, args)
     warn_of_held_data(model, guide, args, kwargs)

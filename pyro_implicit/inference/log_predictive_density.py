@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_guide, check_model, check_seed
+from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._random import RandomStream, mixed_seed
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.argument_dims import warn_of_lost_dimension, warn_of_other_rows
@@ -76,7 +77,8 @@ def log_predictive_density(
     :param kwargs: keyword arguments of both.
     :returns: shape ``(number of data,)``, of those that are not masked.
     :raises ArgumentError: if ``num_samples`` is no positive integer, ``seed`` no seed, or ``model``
-        or ``guide`` nothing that can be run.
+        or ``guide`` nothing that can be run; for options that neither this function nor the model
+        has.
     :raises NonFiniteError: if data are NaN and not masked, naming the site.
     :raises ShapeError: if a latent has a value for each row, and nobody has said which of
         them these are.
@@ -92,6 +94,7 @@ def log_predictive_density(
     check_model(model)
     check_order(model, "log_predictive_density(model, guide, ...)", guide)
     check_guide(guide)
+    check_misspelt(log_predictive_density, model, kwargs)
     warn_of_lost_dimension(guide, args)
     warn_of_other_rows(guide, args)
     warn_of_held_data(model, guide, args, kwargs)

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_implicit._checks import check_count, check_flag, check_guide, check_model, check_names
-from pyro_implicit._random import own_numbers
+from pyro_implicit._checks import (
+    check_count,
+    check_flag,
+    check_guide,
+    check_model,
+    check_names,
+    check_seed,
+)
+from pyro_implicit._misspelt import check_misspelt
+from pyro_implicit._random import RandomStream, own_numbers
 from pyro_implicit.exceptions import NonFiniteError
 from pyro_implicit.guides.argument_dims import warn_of_lost_dimension, warn_of_other_rows
 from pyro_implicit.guides.conditional_base import ConditionalGuide
@@ -41,6 +50,7 @@ def predict(
     sites: Iterable[str] | None = None,
     parallel: bool = False,
     moments: bool = False,
+    seed: int | None = None,
     **kwargs: Any,
 ) -> dict[str, Tensor]:
     """
@@ -86,10 +96,13 @@ def predict(
         declared by a plate.
     :param bool moments: return mean and variance over draws instead of the draws, in memory that
         does not grow with ``num_samples``.
+    :param int seed: of all draws; random numbers outside go on as if nothing had been drawn. None:
+        one that torch draws.
     :param kwargs: the model's keyword arguments.
     :returns: by site, draws of shape ``(num_samples, rows, ...)``; with ``moments`` the mean and
         the variance (unbiased; NaN for one draw), stacked in shape ``(2, rows, ...)``.
-    :raises ArgumentError: if ``num_samples`` or ``batch_size`` is below 1.
+    :raises ArgumentError: if ``num_samples`` or ``batch_size`` is below 1, for a bad ``seed``, and
+        for options that neither this function nor the model has.
     :raises NonFiniteError: for inputs that are not finite, where predictions are not.
     :raises OutOfMemoryError: if rows that belong together will not fit into memory at once.
     :raises ShapeError: if a latent has a value for each row, and nobody has said which of
@@ -106,6 +119,7 @@ def predict(
     check_model(model)
     check_order(model, "predict(model, guide, ...)", guide)
     check_guide(guide)
+    check_misspelt(predict, model, kwargs)
     warn_of_lost_dimension(guide, args)
     warn_of_other_rows(guide, args)
     num_samples = check_count("num_samples", num_samples)
@@ -113,21 +127,23 @@ def predict(
     sites = None if sites is None else check_names("sites", sites)
     check_flag("parallel", parallel)
     check_flag("moments", moments)
+    seed = None if seed is None else check_seed("seed", seed)
     by_row = guide if isinstance(guide, ConditionalGuide) else None
-    draws = {} if by_row else posterior_draws(guide, num_samples, *args, **kwargs)
     rows, kept = number_of_rows(args, kwargs), None if sites is None else frozenset(sites)
-    with own_numbers() as seed, explained_errors(args, kwargs):
-        plan = RunPlan(draws, rows, seed, kept, sizes=sizes_of_arguments(args, kwargs))
-        plan.numbered = numbered_if_drawn(guide)
-        job = PredictiveJob(model, by_row, args, kwargs, plan, num_samples)
-        job.parallel, job.moments = parallel, moments
-        job.find_layout(batch_size)
-        try:
-            found = job.run(batch_size)
-        except NotSliceable:  # noise that cannot be drawn by row: as many rows as share a state
-            found = job.run(UNIT)
-        job.check_guide_is_for_the_model()
-        forgotten = job.forgotten_latents(guide)
+    with nullcontext() if seed is None else RandomStream(seed):
+        draws = {} if by_row else posterior_draws(guide, num_samples, *args, **kwargs)
+        with own_numbers() as numbers, explained_errors(args, kwargs):
+            plan = RunPlan(draws, rows, numbers, kept, sizes=sizes_of_arguments(args, kwargs))
+            plan.numbered = numbered_if_drawn(guide)
+            job = PredictiveJob(model, by_row, args, kwargs, plan, num_samples)
+            job.parallel, job.moments = parallel, moments
+            job.find_layout(batch_size)
+            try:
+                found = job.run(batch_size)
+            except NotSliceable:  # noise that cannot be drawn by row: as many rows as share a state
+                found = job.run(UNIT)
+            job.check_guide_is_for_the_model()
+            forgotten = job.forgotten_latents(guide)
     for text in plan.warnings():
         warnings.warn(text, stacklevel=_CALLER)
     if forgotten:

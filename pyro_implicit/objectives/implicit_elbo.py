@@ -6,6 +6,12 @@ import math
 from abc import abstractmethod
 from typing import Any
 
+from pyro.infer.autoguide import (
+    AutoContinuous,
+    AutoGuideList,
+    AutoLaplaceApproximation,
+    AutoNormal,
+)
 from torch import Tensor
 
 from pyro_implicit._checks import check_choice, check_count, check_guide, check_number
@@ -198,15 +204,15 @@ class ImplicitELBO(ParticleObjective):
         It is if :attr:`is_bound` is, or because the guide's generators are certain not to fold.
 
         :param guide: the guide, built; one of this package tells by ``is_bijective``, or by
-            ``is_bijective_given_context`` if each row has a distribution of its own.
+            ``is_bijective_given_context`` if each row has a distribution of its own; of an
+            ``AutoGuideList`` all parts must be.
         :returns: whether it is such a bound.
         :raises ArgumentError: if it cannot be called.
         """
         check_guide(guide)
         honest = self.power == 0 and self.kl_weight >= 1 and self.prior_weight == 1
-        kinds = ("is_bijective", "is_bijective_given_context")
-        bijective = any(bool(getattr(guide, kind, False)) for kind in kinds)
-        return self.is_bound or (honest and self.bounds_bijective and bijective)
+        bijective = self.bounds_bijective and _is_bijective(guide)
+        return self.is_bound or (honest and bijective)
 
     # ----
 
@@ -254,3 +260,14 @@ class ImplicitELBO(ParticleObjective):
         """The sum over sites of the hook's numbers, each under its site's scale and mask."""
         numbers = [batch.weight(s.name) * self.estimate(s) for s in batch.sites.values()]
         return sum(numbers, 0.0)
+
+
+def _is_bijective(guide: Any) -> bool:
+    """Whether the density of each part of a guide is known; of Pyro's those that have one."""
+    if isinstance(guide, AutoGuideList):
+        return bool(len(guide)) and all(_is_bijective(part) for part in guide)
+    kinds = ("is_bijective", "is_bijective_given_context")
+    told = [getattr(guide, kind) for kind in kinds if hasattr(guide, kind)]
+    explicit = isinstance(guide, (AutoContinuous, AutoNormal))
+    is_point = isinstance(guide, AutoLaplaceApproximation)  # until it is a Gaussian
+    return any(told) if told else explicit and not is_point

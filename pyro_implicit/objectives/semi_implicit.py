@@ -132,7 +132,8 @@ class SemiImplicitELBO(ImplicitELBO):
         if is_zero(fn.scale):
             raise GuideError(
                 f"implicit site {site.name!r} has scale 0: given its noise it has no density to "
-                "average. Use scale=0.05, learn_scale='scalar', or another objective."
+                "average. Use scale=0.05, learn_scale='scalar' (of a conditional guide with "
+                "proposal='prior' here), or another objective."
             )
         check_function_of_noise(fn.generator, fn.noise)  # type: ignore[arg-type]
         log_q = self._by_prior if self.proposal == "prior" else self._by_inversion

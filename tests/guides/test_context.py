@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyro_implicit import ConditionalHyperNetworkGuide, predict
 from pyro_implicit.exceptions import ArgumentError, ShapeError
 from pyro_implicit.guides.context import check_context, read_context
 
@@ -44,3 +47,26 @@ def test_what_is_no_context() -> None:
             read_context(None, (empty,), {})
     with pytest.raises(ArgumentError, match="torch.complex64; expected real numbers"):
         read_context(None, (torch.ones(3, 1, dtype=torch.complex64),), {})
+
+
+def test_a_context_of_observations_that_are_left_out_is_told():
+    def model(x, y=None):
+        with pyro.plate("data", len(x)):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+    x = torch.zeros(4, 1)
+    readers = {
+        "no attribute": lambda x, y=None: torch.cat([x, y.unsqueeze(-1)], -1),
+        "NoneType": lambda x, y=None: torch.cat([x, y[:, None]], -1),
+    }
+    for context in readers.values():
+        guide = ConditionalHyperNetworkGuide(model, context=context).setup(x, torch.zeros(4))
+        with pytest.raises(ArgumentError, match="reads an argument that is None in this call"):
+            predict(model, guide, x, num_samples=2)
+
+    def broken(x, y=None):
+        return x.nothing
+
+    with pytest.raises(AttributeError, match="nothing"):
+        read_context(broken, (x,), {})

@@ -5,12 +5,16 @@ from __future__ import annotations
 import inspect
 import json
 import math
+from functools import partial
 from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro import poutine
+from pyro.infer import Trace_ELBO
+from pyro.infer.autoguide import AutoDelta, AutoGuideList, AutoLaplaceApproximation, AutoNormal
 from torch import Tensor
 
 import pyro_implicit
@@ -83,6 +87,36 @@ def test_a_guide_that_cannot_fold_makes_a_bound_of_the_evidence_bound_alone(
         assert objective.is_bound_for(guide) is (expected or linearised)
     attrs = run_attrs(guide, objective, {})
     assert json.loads(str(attrs["objective_settings"]))["is_bound"] is (expected or linearised)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        ((HyperNetworkGuide, HyperNetworkGuide), True),
+        ((HyperNetworkGuide, AutoNormal), True),
+        ((partial(HyperNetworkGuide, hidden_dims=(3,)), AutoNormal), False),
+        ((HyperNetworkGuide, AutoDelta), False),
+        ((HyperNetworkGuide, AutoLaplaceApproximation), False),
+        ((), False),
+    ],
+)
+def test_each_part_of_a_list_must_have_a_density(kinds: Any, expected: bool) -> None:
+    def model() -> None:
+        for name in ("a", "b"):
+            pyro.sample(name, dist.Normal(torch.zeros(2), 1.0).to_event(1))
+
+    guide = AutoGuideList(model)
+    for name, kind in zip("ab", kinds, strict=False):
+        guide.append(kind(poutine.block(model, expose=[name])))
+    if kinds:
+        guide()
+    assert LinearisedELBO().is_bound_for(guide) is expected
+    if expected:  # the same number as by the densities that Pyro asks for
+        ours, pyros = (
+            objective(500, vectorize_particles=True, max_plate_nesting=0).loss(model, guide)
+            for objective in (LinearisedELBO, Trace_ELBO)
+        )
+        assert abs(ours - pyros) < 1.0
 
 
 def test_every_objective_is_in_the_table() -> None:

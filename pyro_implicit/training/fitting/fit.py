@@ -21,6 +21,7 @@ from pyro_implicit._checks import (
     check_seed,
     shown,
 )
+from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._progress import hidden_progress
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import ArgumentError
@@ -38,7 +39,6 @@ from pyro_implicit.training.fitting.default_rate import default_rate
 from pyro_implicit.training.fitting.first_look import explained_steps, first_look
 from pyro_implicit.training.fitting.learning_rate import LearningRate
 from pyro_implicit.training.fitting.missed_peaks import missed_peaks
-from pyro_implicit.training.fitting.misspelt import check_misspelt
 from pyro_implicit.training.fitting.result import FitResult
 from pyro_implicit.training.fitting.run import Run, collected_warnings
 from pyro_implicit.training.fitting.validation import Validation, check_validation

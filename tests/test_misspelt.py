@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from pyro_implicit import HyperNetworkGuide, fit
+from pyro_implicit import HyperNetworkGuide, evaluate, fit, log_predictive_density, predict
+from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit.exceptions import ArgumentError
-from pyro_implicit.training.fitting.misspelt import check_misspelt
 
 
 def model(x: Any, y: Any = None) -> None:
@@ -51,3 +51,35 @@ def test_others() -> None:
 )
 def test_what_a_model_takes_goes_to_it(taken: Any) -> None:
     check_misspelt(fit, taken, {"y": 1})
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "said"),
+    [
+        (evaluate, "num_sample", "num_samples"),
+        (evaluate, "num_draws", "num_samples"),
+        (evaluate, "epochs", None),
+        (log_predictive_density, "sede", "seed"),
+        (predict, "batchsize", "batch_size"),
+        (predict, "zzz", None),
+    ],
+)
+def test_what_scores_and_predicts_names_them_too(function: Any, name: str, said: Any) -> None:
+    x = torch.ones(3)
+    guide = HyperNetworkGuide(model, init_from=None).setup(x, x)
+    hint = f"Did you mean {said}=" if said else f"{function.__name__} has "
+    with pytest.raises(ArgumentError, match=f"{name}= is an option of {function.__name__}.*{hint}"):
+        function(model, guide, x, x, **({"num_samples": 2} | {name: 1}))
+
+
+def test_predictions_of_a_seed() -> None:
+    x = torch.ones(3)
+    guide = HyperNetworkGuide(model, init_from=None).setup(x, x)
+    before = torch.random.get_rng_state()
+    first, same, other = (
+        predict(model, guide, x, num_samples=4, seed=seed)["y"] for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, same) and not torch.equal(first, other)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    with pytest.raises(ArgumentError, match="seed"):
+        predict(model, guide, x, num_samples=4, seed=-1)

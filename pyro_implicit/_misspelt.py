@@ -1,4 +1,4 @@
-"""Options of ``fit`` that are misspelt would go to the model: they are named at once."""
+"""Options that are misspelt would go to the model: they are named at once."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ _ALIASES = {
     "progress_bar": "progress",
     "dataloader": "batches",
     "loader": "batches",
+    "num_draws": "num_samples",
+    "samples": "num_samples",
+    "draws": "num_samples",
 }
 
 
@@ -44,13 +47,15 @@ def check_misspelt(
         return
     accepted = inspect.signature(function).parameters.values()
     options = [p.name for p in accepted if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    own = function.__name__
+    aliases = {alias: name for alias, name in _ALIASES.items() if name in options}
     for name in kwargs:
         if name in taken:
             continue
-        near = difflib.get_close_matches(name, [*options, *_ALIASES], 1)
-        meant = _ALIASES.get(near[0], near[0]) if near else None
-        hint = f"Did you mean {meant}=?" if meant else f"fit has {', '.join(options)}."
+        near = difflib.get_close_matches(name, [*options, *aliases], 1)
+        meant = aliases.get(near[0], near[0]) if near else None
+        hint = f"Did you mean {meant}=?" if meant else f"{own} has {', '.join(options)}."
         raise ArgumentError(
-            f"{name}= is an option of fit no more than an argument of the model, which takes "
+            f"{name}= is an option of {own} no more than an argument of the model, which takes "
             f"{', '.join(taken) or 'none'}. {hint}"
         )
