@@ -221,11 +221,13 @@ def test_a_guide_built_on_a_minibatch_serves_all_rows(vectorised: bool, is_loade
         guide = ConditionalHyperNetworkGuide(model)
         guide.load_state_dict(state)
     assert guide(y)["z"].shape == (ROWS,)
-    objective = LinearisedELBO(500, vectorize_particles=vectorised, max_plate_nesting=1)
+    count = 500 if vectorised else 200
+    objective = LinearisedELBO(count, vectorize_particles=vectorised, max_plate_nesting=1)
     whole = objective.loss(model, guide, y)
     parts = [objective.loss(model, guide, y[i : i + 4]) for i in (0, 4, 8)]
-    assert abs(whole - sum(parts) / 3) < 4.0  # of 50, by 500 draws
-    assert log_predictive_density(model, guide, y, num_samples=5).shape == (ROWS,)
+    assert abs(whole - sum(parts) / 3) < 90 / math.sqrt(count)  # of 50
+    with pytest.warns(UserWarning, match="makes its latents from what"):
+        assert log_predictive_density(model, guide, y, num_samples=5).shape == (ROWS,)
     drawn = Predictive(model, guide=guide, num_samples=3)(y)
     assert drawn["z"].reshape(3, -1).shape == (3, ROWS)
 
