@@ -85,14 +85,14 @@ class PredictiveJob:
             self._lay_out_all()
             return
         except Exception as error:  # a model that only takes all of its rows
-            try:
-                self._lay_out_all()
-            except Exception:  # nor these: its first error names the fewer rows
-                raise error from None
-            if batch_size is not None and batch_size < rows:
-                if "plate" in str(error):  # of a fixed size: to be mended, and it may be large
-                    raise
-                self.plan.uncut = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            is_cut = batch_size is not None and batch_size < rows
+            if is_cut and "plate" in str(
+                error
+            ):  # of a fixed size: to be mended, and it may be large
+                raise
+            self._lay_out_all()
+            if is_cut:
+                self.plan.uncut = " ".join([f"{type(error).__name__}:", *str(error).split()])
             return
         self.plan.layout = Layout.compare(parts[0], more)
         self._join_coupled_rows(more, parts)
