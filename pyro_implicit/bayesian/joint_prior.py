@@ -3,7 +3,6 @@
 # Shape legend: m unconstrained entries of all sites, n of one site, r rank, P shape of a site.
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +17,7 @@ from torch.distributions import Transform, biject_to, constraints
 from torch.distributions.transforms import ReshapeTransform
 
 from pyro_implicit._checks import check_model, check_names, check_tensor, shown
+from pyro_implicit.bayesian.met_sites import check_met
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
 from pyro_implicit.ops.gaussian_blocks import Blocks, FullBlocks, LowRankBlocks
 
@@ -276,20 +276,8 @@ class _ReplacePriors(Messenger):
             self._unchecked = False  # a branch may leave some out in another run
 
     def _check_met(self) -> None:
-        missing = [name for name in self._prior.names if name not in self._seen]
-        if missing and not self._seen:
-            raise SiteError(
-                f"the joint prior has the sites {missing}, and the model samples none of them: its "
-                "own priors would stay as they are. Use the model that the guide was fitted to, "
-                "with the same names (BayesianModule(..., name=...) gives them a prefix)."
-            )
-        if missing:
-            warnings.warn(
-                f"the joint prior has the sites {missing}, which the model does not sample: what "
-                "was learned of them is of no use to it. If that is meant, leave them out: "
-                f"prior.restricted({self._seen}).",
-                stacklevel=_CALLER,
-            )
+        remedy = f"If that is meant, leave them out: prior.restricted({self._seen})."
+        check_met(self._prior.names, self._seen, remedy, _CALLER)
 
     def _pyro_sample(self, msg: Any) -> None:
         site = self._by_name.get(msg["name"])

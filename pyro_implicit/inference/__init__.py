@@ -2,6 +2,7 @@
 
 from pyro_implicit.inference.evaluate import evaluate
 from pyro_implicit.inference.evaluation.report import EvaluationReport, Score, SiteEvaluation
+from pyro_implicit.inference.guide_prior import GuidePrior
 from pyro_implicit.inference.log_predictive_density import log_predictive_density
 from pyro_implicit.inference.neutra import NeuTraReparam
 from pyro_implicit.inference.posterior_draws import posterior_draws
@@ -10,6 +11,7 @@ from pyro_implicit.inference.prior_from import prior_from
 
 __all__ = [
     "EvaluationReport",
+    "GuidePrior",
     "NeuTraReparam",
     "Score",
     "SiteEvaluation",

@@ -26,6 +26,7 @@ from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.initialization.gaussian_start import gaussian_of
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.pointwise import latent_sites
+from pyro_implicit.inference.guide_prior import check_all_rows
 from pyro_implicit.inference.posterior_draws import posterior_draws
 from pyro_implicit.ops.moments import draws_in_factors
 
@@ -60,8 +61,8 @@ def prior_from(
     Of all Gaussians of that form it is, but for ``"low-rank"``, the one closest to the guide in
     :math:`KL(q \,\|\, p)`. Moments of Pyro's Gaussian autoguides are exact, those of others are
     taken of draws. What a guide knows beyond its moments (skewness, curved ridges, several modes)
-    is lost: two modes become one wide prior around a mean where neither is. The guide itself as a
-    prior is not offered: objectives would need its density, which few guides have.
+    is lost: two modes become one wide prior around a mean where neither is. An implicit guide
+    itself, whole, is a prior by :class:`~pyro_implicit.inference.GuidePrior`.
 
     Source: `Variational Continual Learning`, Nguyen, Li, Bui and Turner, ICLR 2018.
 
@@ -156,13 +157,7 @@ def _sites(guide: Callable[..., Any], args: Any, kwargs: Any) -> list[JointSite]
 
 
 def _known(site: LatentSite) -> JointSite:
-    for frame in site.frames:
-        if frame.size != frame.full_size:
-            raise SiteError(
-                f"latent {site.name!r} is in plate {frame.name!r}, which showed {frame.size} of "
-                f"its {frame.full_size} rows: latents of rows are not carried on. Make the prior "
-                "of those that all data share."
-            )
+    check_all_rows(site)
     return JointSite(site.name, site.shape, site.event_dim, site.support)
 
 
