@@ -34,6 +34,10 @@ from pyro_implicit.ops.logdet import (
 
 __all__ = ["MLPGenerator"]
 
+# Steps of the whole last layer, in those of a bias. Chosen on 500 images of Fashion-MNIST, where
+# networks score 0.009 better than at 1; Friedman's function +0.04, kin8nm level.
+_PART = 0.3
+
 
 class MLPGenerator(Generator):
     r"""
@@ -55,8 +59,8 @@ class MLPGenerator(Generator):
     :param str activation: see :data:`pyro_implicit.ops.activations.ACTIVATIONS`.
     :param bool skip: add the linear map.
     :param float init_scale: standard deviation of each output at initialisation (positive).
-    :param bool short_steps: store the last layer's weights times their number ``h``, so that an
-        optimiser's steps along all of them together are no larger than those of a bias. Otherwise
+    :param bool short_steps: store the last layer's weights times their number ``h`` over 0.3, so
+        that an optimiser's steps along all of them together are 0.3 of those of a bias. Otherwise
         each output, and so each weight of a network, moves some ``h`` times as far in a step as a
         mean-field guide's. :class:`~pyro_implicit.HyperNetworkGuide` asks for it above 256 latents.
     :raises ArgumentError: for an empty ``hidden_dims``, a width below 1, an unknown activation or a
@@ -91,7 +95,7 @@ class MLPGenerator(Generator):
         spread = 1.0 if skip else 0.1
         self.biases = nn.ParameterList(spread * torch.randn(n) for n in self.hidden_dims)
         self.short_steps = check_flag("short_steps", short_steps)
-        self._stored_times = float(sizes[-1]) if short_steps else 1.0
+        self._stored_times = sizes[-1] / _PART if short_steps else 1.0
         weight_out = torch.randn(output_dim, sizes[-1]) / math.sqrt(sizes[-1])
         self.stored_weight_out = nn.Parameter(self._stored_times * weight_out)
         self.bias_out = nn.Parameter(torch.zeros(output_dim))

@@ -110,18 +110,20 @@ def test_learned_scale_gets_the_brute_force_gradient(seed: int, d: int, start: A
 
 
 @given(st.integers(1, 300), seeds)
-def test_a_step_moves_an_output_no_farther_than_its_bias_does(h: int, seed: int) -> None:
+def test_a_step_moves_an_output_by_a_third_of_what_its_bias_does(h: int, seed: int) -> None:
     """Whatever the hidden width: of the last layer, by Adam, where features are within (-1, 1)."""
     torch.manual_seed(seed)
     generator = MLPGenerator(2, 5, (h,), short_steps=True)
-    torch.testing.assert_close(generator.weight_out * h, generator.stored_weight_out)
+    torch.testing.assert_close(generator.weight_out * h / 0.3, generator.stored_weight_out)
     z, lr = torch.randn(1, 2), 0.01
     before = generator(z)
     adam = torch.optim.Adam([generator.stored_weight_out], lr=lr)
     before.sum().backward()
     adam.step()
     moved = (before - generator(z)).abs().max()
-    assert float(moved.detach()) <= lr * (1 + 1e-3) + 1e-6 * float(before.abs().max().detach())
+    assert float(moved.detach()) <= 0.3 * lr * (1 + 1e-3) + 1e-6 * float(
+        before.abs().max().detach()
+    )
 
 
 # ---- cost
