@@ -7,13 +7,16 @@ from typing import Any
 
 import torch
 from pyro import poutine
+from pyro.infer.autoguide import AutoGuide, AutoGuideList
 from torch import nn
 
 from pyro_implicit.generators.autoregressive import AutoregressiveGenerator
 from pyro_implicit.generators.conditional_autoregressive import ConditionalAutoregressiveGenerator
+from pyro_implicit.guides.base import ImplicitGuide
+from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.training.fitting.arguments import Arguments
 
-__all__ = ["default_rate"]
+__all__ = ["default_rate", "rate_times"]
 
 _USUAL = 0.005
 # Chosen on four bent pairs, a hierarchical model and two networks of 62 latents, where the loss at
@@ -44,3 +47,21 @@ def default_rate(guide: Callable[..., Any], arguments: Arguments) -> float:
     if not sizes:
         return _USUAL
     return _SINGLE if max(sizes) == 1 else _RESTLESS
+
+
+def rate_times(guide: Callable[..., Any], rate: float) -> dict[int, float]:
+    """
+    What the first learning rate is multiplied by for parts of a list that are Pyro's guides.
+
+    An ``AutoDelta`` or ``AutoNormal`` beside a generator goes its own way at its own rate: at that
+    of the generator it has to go farther than it gets.
+
+    :param guide: the guide, built.
+    :param float rate: what :func:`default_rate` chose.
+    :returns: factors by the ``id`` of an unconstrained parameter; 1 for all others.
+    """
+    if not isinstance(guide, nn.Module) or rate >= _USUAL:
+        return {}
+    ours = (ImplicitGuide, ConditionalGuide, AutoGuideList)
+    parts = [p for p in guide.modules() if isinstance(p, AutoGuide) and not isinstance(p, ours)]
+    return {id(param): _USUAL / rate for part in parts for param in part.parameters()}

@@ -35,7 +35,7 @@ from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.training.fitting.all_rows import all_rows
 from pyro_implicit.training.fitting.arguments import Arguments
 from pyro_implicit.training.fitting.default_objective import default_objective
-from pyro_implicit.training.fitting.default_rate import default_rate
+from pyro_implicit.training.fitting.default_rate import default_rate, rate_times
 from pyro_implicit.training.fitting.first_look import explained_steps, first_look
 from pyro_implicit.training.fitting.learning_rate import LearningRate
 from pyro_implicit.training.fitting.missed_peaks import missed_peaks
@@ -72,7 +72,7 @@ def fit(
     * *objective*: by the guide's sizes, see the table; told in the result.
     * *learning rate*: Adam at ``lr``, by default 0.002 with an
       :class:`~pyro_implicit.generators.AutoregressiveGenerator` (0.02 if it has one latent) and
-      0.005 without, until the loss
+      0.005 without (and for Pyro's guides beside one in an ``AutoGuideList``), until the loss
       is level, then cooled by equal ratios to a hundredth of it, in a third as many steps as came
       before; gradients ten times longer than usual are cut.
     * *when to stop*: the loss is level when the mean of its last quarter is less than a tenth of
@@ -185,11 +185,14 @@ def fit(
                 with explained_errors(some, named):
                     objective, hints[:] = default_objective(model, guide, some, named)
             rate = default_rate(guide, arguments) if lr is None else lr
+            times = rate_times(guide, rate) if lr is None else {}
             watch = None if validation is None else Validation(validation, model, guide, kwargs)
             if isinstance(validation, tuple):
                 seen = told_of_seen_observations(model, guide, validation, kwargs)
                 hints += [] if seen is None else [f"validation: {seen}"]
-            run = Run(model, guide, objective, arguments, LearningRate(rate, limit), watch, rows)
+            run = Run(
+                model, guide, objective, arguments, LearningRate(rate, limit), watch, rows, times
+            )
             if resume is not None:
                 run.resume(resume)
             if batches is not None:

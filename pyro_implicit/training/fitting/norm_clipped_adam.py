@@ -25,9 +25,13 @@ class NormClippedAdam:
     the scale of the objective: a single draw from the tail cannot throw the parameters away.
 
     :param state: what :meth:`state` returned, to go on from.
+    :param times: factors of the rate, by the ``id`` of a parameter; 1 for those that are not there.
     """
 
-    def __init__(self, state: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, state: Mapping[str, Any] | None = None, times: Mapping[int, float] | None = None
+    ) -> None:
+        self._times = dict(times or {})
         self._saved: dict[str, Any] = dict(state["moments"]) if state else {}
         #: the sum of the logarithms of the lengths so far, weighted, and the sum of the weights
         norm: tuple[float, float] = state["norm"] if state else (0.0, 0.0)
@@ -93,11 +97,16 @@ class NormClippedAdam:
         if not new:
             return
         self._known |= {id(param) for param in new.values()}
-        tensors = list({id(param): param for param in new.values()}.values())
-        if self._adam is None:
-            self._adam = torch.optim.Adam(tensors, fused=_can_fuse(tensors))
-        else:
-            self._adam.add_param_group({"params": tensors, "fused": _can_fuse(tensors)})
+        groups: dict[float, list[Tensor]] = {}
+        for key, param in {id(param): param for param in new.values()}.items():
+            groups.setdefault(self._times.get(key, 1.0), []).append(param)
+        for times, tensors in groups.items():
+            group = {"params": tensors, "fused": _can_fuse(tensors), "times": times}
+            if self._adam is None:
+                self._adam = torch.optim.Adam([group])
+            else:
+                self._adam.add_param_group(group)
+        assert self._adam is not None
         for name, param in new.items():
             self._params[name] = param
             if name in self._saved:
@@ -108,7 +117,7 @@ class NormClippedAdam:
     def _move(self, adam: torch.optim.Adam, one: Tensor, norm: float, lr: float) -> None:
         """Moves all parameters; what was interrupted is known to have moved them, or not."""
         for group in adam.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["times"]
         before = _copy(adam.state[one]) if one in adam.state else None
         try:
             adam.step()

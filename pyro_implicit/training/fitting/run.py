@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -56,6 +56,7 @@ class Run:
     :param validation: scores now and then, or None.
     :param rows: where steps see batches, all rows, by which to judge whether the objective is
         level; or None.
+    :param times: factors of the rate, by the ``id`` of a parameter; 1 for all others.
     """
 
     def __init__(
@@ -67,14 +68,16 @@ class Run:
         rate: LearningRate,
         validation: Validation | None,
         rows: Call | None = None,
+        times: Mapping[int, float] | None = None,
     ) -> None:
+        self._times = times
         self.model, self.guide, self.objective = model, guide, objective
         self.arguments, self.rate, self.validation = arguments, rate, validation
         self._whole: WholeLoss | None = None
         if rows is not None and is_comparable(objective):
             self._whole = WholeLoss(model, guide, objective, rows)
         self._stepper: Any = None  # the objective, or what records its steps
-        self.adam = NormClippedAdam()
+        self.adam = NormClippedAdam(times=times)
         self.history: list[float] = []
         self.rates: list[float] = []
         self.terms: list[dict[str, float]] = []
@@ -365,7 +368,7 @@ class Run:
         state = result.state
         try:
             is_over = state["reason"] != "interrupted"
-            self.adam = NormClippedAdam(state["adam"])
+            self.adam = NormClippedAdam(state["adam"], self._times)
             self.warm_from, self.is_flat = state["warm_from"], state["is_flat"]
             self.rate.begun, self.rate.length = state["cooling"]
             self.ask_at = int(state["ask_at"])

@@ -8,7 +8,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer.autoguide import AutoGuideList, AutoNormal
+from pyro.infer.autoguide import AutoDelta, AutoGuideList, AutoNormal
 from pyro.poutine import block
 
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO, MMNNGuide, fit
@@ -65,3 +65,39 @@ def test_a_function_has_the_usual_one() -> None:
 
     result = fit(model, guide, num_steps=3, progress=False, seed=0)
     assert result.rates[0] == 0.005
+
+
+def test_pyros_guides_in_a_list_go_at_their_own_rate() -> None:
+    """By Adam's first step, whose length is the rate whatever the gradient."""
+
+    def wide() -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        pyro.sample("b", dist.Normal(w.sum(-1), 1.0))
+        pyro.sample("c", dist.LogNormal(w.sum(-1), 1.0))
+        pyro.param("theta", torch.tensor(0.0))
+        pyro.factor("far", 3 * pyro.param("theta"))
+
+    def build() -> AutoGuideList:
+        guide = AutoGuideList(wide)
+        guide.append(HyperNetworkGuide(block(wide, expose=["w"])))
+        guide.append(AutoNormal(block(wide, expose=["b"])))
+        guide.append(AutoDelta(block(wide, expose=["c"])))
+        return guide
+
+    def moved(**options: Any) -> dict[str, float]:
+        pyro.clear_param_store()
+        guide = build()
+        guide()
+        before = {n: p.detach().clone() for n, p in guide.named_parameters()}
+        theta = float(pyro.param("theta").detach())
+        fit(wide, guide, num_steps=1, progress=False, seed=0, **options)
+        gone = {n: float((p.detach() - before[n]).abs().max()) for n, p in guide.named_parameters()}
+        return gone | {"theta": abs(float(pyro.param("theta").detach()) - theta)}
+
+    for options, own in (({}, 0.005), ({"lr": 0.003}, 0.003)):
+        gone = moved(**options)
+        theirs = [v for name, v in gone.items() if not name.startswith("0.") and name != "theta"]
+        assert len(theirs) == 3
+        assert theirs == pytest.approx([own] * 3, rel=1e-3)
+        ours = max(v for name, v in gone.items() if name.startswith("0.") or name == "theta")
+        assert ours == pytest.approx(options.get("lr", 0.002), rel=1e-3)
