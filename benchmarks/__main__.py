@@ -6,6 +6,7 @@ Runs benchmarks, and makes the tables of the result pages from their records.
     python -m benchmarks run NAME [options]            one run; --help shows NAME's own options
     python -m benchmarks run NAME --short              a run of seconds, to see that it works
     python -m benchmarks run NAME --record RECORD      with that record's options, and writes it
+    python -m benchmarks run FOLDER --short            all of a folder: papers, papers.livi, cost, ...
     python -m benchmarks tables [--check]              writes the tables, or says which are stale
 """
 
@@ -13,10 +14,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
+import traceback
 from collections.abc import Sequence
 
 from benchmarks.benchmark import Benchmark
-from benchmarks.registry import BENCHMARKS, FOLDERS
+from benchmarks.registry import BENCHMARKS, FOLDERS, GROUPS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     listing = commands.add_parser("list")
     listing.add_argument("name", nargs="?", choices=BENCHMARKS, metavar="NAME")
     running = commands.add_parser("run", add_help=False)
-    running.add_argument("name", choices=BENCHMARKS, metavar="NAME")
+    running.add_argument("name", choices=[*BENCHMARKS, *GROUPS], metavar="NAME")
     running.add_argument("--short", action="store_true")
     running.add_argument("--record", metavar="RECORD")
     tables = commands.add_parser("tables")
@@ -46,11 +49,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if arguments.command == "tables":
         return _tables(arguments.check)
+    if arguments.name in GROUPS:
+        if arguments.record is not None:
+            parser.error(f"{arguments.name} is a folder of benchmarks: a record is of one of them")
+        return _run_all(GROUPS[arguments.name], rest, arguments.short)
     benchmark = BENCHMARKS[arguments.name]
     if arguments.record is not None and arguments.record not in benchmark.records:
         parser.error(f"{benchmark.name} has no record {arguments.record!r}: {[*benchmark.records]}")
     benchmark.run(rest, short=arguments.short, record=arguments.record)
     return 0
+
+
+def _run_all(group: Sequence[Benchmark], options: list[str], short: bool) -> int:
+    """Runs one after the other, also where one fails, and tells which did."""
+    failed = []
+    for benchmark in group:
+        print(f"\n{benchmark.name}: {benchmark.question}", flush=True)
+        start = time.process_time()
+        try:
+            benchmark.run(options, short=short)
+        except (Exception, SystemExit):  # data that are absent, a bug: the others still run
+            traceback.print_exc()
+            failed.append(benchmark.name)
+        print(f"{benchmark.name}: {time.process_time() - start:.0f} CPU seconds", flush=True)
+    print(f"\n{len(group) - len(failed)} of {len(group)} ran; failed: {failed or 'none'}")
+    return 1 if failed else 0
 
 
 def _listing() -> str:

@@ -45,7 +45,7 @@ class GuidePrior(nn.Module):
         model_today = prior(model)
         guide_today = HyperNetworkGuide(model_today)
         fit(model_today, guide_today, x, y)               # today's alone
-        predict(model_today, guide_today, x)              # sites of the model, by their names
+        predict(model_today, guide_today, x, num_samples=100)
 
     The guide is copied, without gradients: training it further changes nothing here.
 
@@ -139,7 +139,7 @@ class GuidePrior(nn.Module):
         zeros = loc.new_zeros(self.noise_dim)
         scale = torch.full_like(zeros, self._widen)
         base = dist.Normal(zeros, scale, validate_args=False).to_event(1)
-        return self._values(pyro.sample(self.noise_name, base))
+        return self._values(pyro.sample(self.noise_name, base))  # theory/after.md (guide-prior)
 
     def extra_repr(self) -> str:
         """What it makes of what, for ``repr``."""

@@ -274,11 +274,34 @@ def test_run_and_record(
     assert "| Banana" in capsys.readouterr().out
 
 
+def test_a_folder_runs_to_its_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = []
+
+    def run(self: Benchmark, argv: list[str], *, short: bool) -> Rows:
+        ran.append((self.name, argv, short))
+        if self.name == "kivi_uci":
+            raise SystemExit("no data")
+        return []
+
+    monkeypatch.setattr(Benchmark, "run", run)
+    assert main(["run", "papers", "--short", "--quiet"]) == 1
+    papers = [b.name for f in FOLDERS if "papers" in f.__name__ for b in f.BENCHMARKS]
+    assert ran == [(name, ["--quiet"], True) for name in papers]
+    told = capsys.readouterr()
+    assert f"{len(papers) - 1} of {len(papers)} ran; failed: ['kivi_uci']" in told.out
+    assert "no data" in told.err
+    assert main(["run", "papers.vip"]) == 0
+    assert {name for name, *_ in ran[len(papers) :]} < set(papers)
+
+
 @pytest.mark.parametrize(
     ("command", "told"),
     [
         (["run", "nothing"], "invalid choice"),
         (["run", "kivi_uci", "--record", "vip_uci"], "kivi_uci has no record 'vip_uci'"),
+        (["run", "papers", "--record", "vip_uci"], "papers is a folder of benchmarks"),
         (["list", "--short"], "unrecognized arguments: --short"),
     ],
 )
