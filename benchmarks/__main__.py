@@ -6,7 +6,7 @@ Runs benchmarks, and makes the tables of the result pages from their records.
     python -m benchmarks run NAME [options]            one run; --help shows NAME's own options
     python -m benchmarks run NAME --short              a run of seconds, to see that it works
     python -m benchmarks run NAME --record RECORD      with that record's options, and writes it
-    python -m benchmarks run FOLDER --short            all of a folder: papers, papers.livi, cost, ...
+    python -m benchmarks run FOLDER --short            all of a folder: papers, papers.livi, cost
     python -m benchmarks tables [--check]              writes the tables, or says which are stale
 """
 

@@ -234,6 +234,7 @@ def train(method: str, model: Any, start: JointPrior, data: tuple[Tensor, ...]) 
 
 def descend(method: str, model: Any, guide: Any, data: tuple[Tensor, ...]) -> None:
     """Trains a guide, as long and as quickly for all methods."""
+    pyro.clear_param_store()  # a copy's parameters have the names of those it is a copy of
     kind = Trace_ELBO if method.startswith("mean field") else LinearisedELBO
     objective = kind(SETTINGS["particles"], vectorize_particles=True, max_plate_nesting=1)
     steps = SETTINGS["steps"]

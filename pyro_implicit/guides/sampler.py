@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -22,10 +20,11 @@ class Sampler(nn.Module):
     """
     What makes one flat unconstrained latent: generator, preconditioner and output noise.
 
-    A learned noise is the softplus of its parameter, as the deviations of Pyro's ``AutoNormal``
-    are. It grows more slowly than by its logarithm where it comes near that of a standard normal
-    prior, and a network gives up fewer units: by logarithms four fits of 500 images (9946 weights)
-    had higher bounds and predicted held-out ones worse, by 0.009 nats each.
+    A learned noise is, in units of the latents where each has one, the softplus of its parameter,
+    as the deviations of Pyro's ``AutoNormal`` are. It grows more slowly than by its logarithm where
+    it comes near that of a standard normal prior, and a network gives up fewer units: by logarithms
+    four fits of 500 images (9946 weights) had higher bounds and predicted held-out ones worse, by
+    0.009 nats each.
 
     :param Generator generator: the generator.
     :param Preconditioner preconditioner: location and whitening.
@@ -49,8 +48,9 @@ class Sampler(nn.Module):
         self.raw_scale: nn.Parameter | None = None
         if learn_scale:
             shape = () if learn_scale == "scalar" else (generator.output_dim,)
-            start = scale + math.log(-math.expm1(-scale))  # whose softplus is the scale
-            self.raw_scale = nn.Parameter(torch.full(shape, start).to(preconditioner.loc))
+            unit = self._unit(shape)
+            start = torch.full(shape, scale).to(preconditioner.loc) * unit
+            self.raw_scale = nn.Parameter(start + (-torch.expm1(-start)).log())  # by its softplus
 
     @property
     def scale(self) -> float | Tensor:
@@ -59,7 +59,16 @@ class Sampler(nn.Module):
 
         It is a number, or, learned, of shape ``()`` or ``(m,)``.
         """
-        return self.fixed_scale if self.raw_scale is None else F.softplus(self.raw_scale)
+        if self.raw_scale is None:
+            return self.fixed_scale
+        return F.softplus(self.raw_scale) / self._unit(self.raw_scale.shape)
+
+    def _unit(self, shape: torch.Size | tuple[int, ...]) -> float | Tensor:
+        """One unit of the generator's coordinates in those of the latents, where each has one."""
+        factor = self.preconditioner.factor
+        if factor is None or factor.dim() == 2 or not shape:
+            return 1.0
+        return factor.abs()
 
     def distribution(self, context: Tensor | None = None) -> ImplicitDistribution:
         """

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
+from pyro.infer.autoguide import AutoNormal, init_to_value
 
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.generators import MLPGenerator, ResidualGenerator
@@ -71,3 +74,32 @@ def test_a_learned_scale_cannot_start_at_zero():
 @pytest.mark.parametrize("scale", [None, 0, 0.0, 1, 2.5])
 def test_good_scales(scale):
     check_scale_arguments(scale, False)
+
+
+@pytest.mark.parametrize("unit", [1e-3, 0.03, 1.0, 20.0])
+def test_noise_grows_as_the_deviations_of_a_mean_field_guide(unit):
+    """In units of the latents, whatever the start's own: else narrow starts stay narrow."""
+    torch.manual_seed(0)
+    factor = unit * torch.tensor([1.0, -2.0, 3.0])
+    part = Sampler(
+        MLPGenerator(2, 3, (4,)), Preconditioner(torch.zeros(3), factor), 0.7, "diagonal"
+    )
+    torch.testing.assert_close(part.scale, torch.full((3,), 0.7), rtol=1e-3, atol=0.0)
+    normal = AutoNormal(
+        lambda: pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1)),
+        init_loc_fn=init_to_value(values={"w": torch.zeros(3)}),
+    )
+    normal()
+    normal.scales.w = 0.7 * factor.abs()
+    for scale, params in (
+        (lambda: part.scale * factor.abs(), [part.raw_scale]),
+        (lambda: normal.scales.w, list(normal.scales.parameters())),
+    ):
+        adam = torch.optim.Adam(params, lr=0.02)
+        for _ in range(50):
+            adam.zero_grad()
+            (-scale().sum()).backward()
+            adam.step()
+    torch.testing.assert_close(
+        part.scale.detach() * factor.abs(), normal.scales.w.detach(), rtol=2e-2, atol=0.0
+    )
