@@ -19,6 +19,7 @@ from benchmarks.posterior._refine_gradient import HandWritten
 from benchmarks.records import write_record
 from benchmarks.shared.uci import HIDDEN_UNITS, Model, Split, build_model, load_split, score
 from benchmarks.shared.uci_fits import Workbench, choice
+from benchmarks.shared.uci_peers import gaussian_process, gaussian_scores, has_laplace, laplace
 from pyro_implicit import refine
 from pyro_implicit.chains import MCLMC, Chains
 from pyro_implicit.chains.convergence import r_hats
@@ -28,7 +29,9 @@ The network of uci_regression on the canonical splits: RMSE, log-likelihood and 
 test rows, in the target's units, and the r-hat of predictions on them.
 
 map            the first of the 16 modes
-ensemble       all 16 modes, equally weighted
+ensemble       all 16 modes, equally weighted; "of 5": the first five of them
+laplace        at the first mode, of all weights and of the last layer (laplace-torch, if installed)
+GP             scikit-learn's Gaussian process, a length scale for each input
 mean-field     AutoNormal, Trace_ELBO, as in uci_regression
 refine, short  the modes, then 1250 steps of MCLMC from each: 20 000 gradients, half for the warm-up
 refine, long   the same chains until 5000 steps: 80 000 gradients, of which the later half counts
@@ -37,7 +40,17 @@ Settings are the package's own, looked at on validation rows of split 0 (--valid
 --cost measures one gradient of a chain against the same by hand, in CPU microseconds."""
 
 SETS = ("concrete", "energy", "boston", "yacht")
-METHODS = ("map", "ensemble", "mean-field", "refine, short", "refine, long")
+LAPLACE = {"laplace": "all", "laplace, last": "last_layer"}
+METHODS = (
+    "map",
+    "ensemble of 5",
+    "ensemble",
+    *LAPLACE,
+    "GP",
+    "mean-field",
+    "refine, short",
+    "refine, long",
+)
 #: chains, and gradients of each: of the short run, its warm-up, and the long run
 SETTINGS: dict[str, Any] = {
     "num_chains": 16,
@@ -78,20 +91,37 @@ def _fits(arguments: Namespace) -> Iterator[dict[str, Any]]:
     for name, index, seed in tqdm(tasks, disable=arguments.quiet):
         split = load_split(arguments.data_root, name, index, validation=arguments.validation)
         model = build_model(split.x.shape[1], len(split.x))
+        yield from _peers(split, name, index, seed, arguments.methods)
         for method, draws, seconds, more in _draws(model, split, name, seed, arguments):
+            if method in LAPLACE:
+                scores = gaussian_scores(draws["mean"], draws["scale"], split)
+                yield _row(name, index, seed, method) | scores | seconds
+                continue
             pyro.set_rng_seed(seed)
             flat = {site: value.flatten(0, 1) for site, value in draws.items()}
             step = -(-len(flat["sigma"]) // _MOST_DRAWS)
             yield {
-                "set": name,
-                "split": index,
-                "seed": seed,
-                "method": method,
+                **_row(name, index, seed, method),
                 **score(model, {site: value[::step] for site, value in flat.items()}, split),
                 "r_hat": _r_hat(model, draws, split),
                 **more,
                 **seconds,
             }
+
+
+def _row(name: str, index: int, seed: int, method: str) -> dict[str, Any]:
+    row: dict[str, Any] = {"set": name, "split": index, "seed": seed, "method": method}
+    return row | {"r_hat": None}
+
+
+def _peers(
+    split: Split, name: str, index: int, seed: int, methods: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Rows of what has no network."""
+    if "GP" in methods:
+        with stopwatch() as watch:
+            found = gaussian_process(split, seed)
+        yield _row(name, index, seed, "GP") | gaussian_scores(*found, split) | vars(watch)
 
 
 Found = tuple[str, dict[str, Tensor], dict[str, float], dict[str, Any]]
@@ -106,7 +136,7 @@ def _draws(
         bench = Workbench(model, split, seed, effort=SETTINGS["effort"], quiet=True)
         draws, watch = bench.run("mean-field", choice("mean-field", name))
         yield "mean-field", {k: v[None] for k, v in draws.items()}, vars(watch), {}
-    if set(chosen) == {"mean-field"}:
+    if set(chosen) <= {"mean-field", "GP"}:
         return
     options = {"mode_steps": SETTINGS["mode_steps"], "seed": seed, "progress": False}
     count = SETTINGS["num_chains"]
@@ -117,8 +147,17 @@ def _draws(
     if "map" in chosen:
         part = {k: v[:1] for k, v in modes.draws.items()}
         yield "map", part, one, {"gradients": modes.num_gradients // count}
+    if "ensemble of 5" in chosen:
+        few = {k: 5 * v for k, v in one.items()}
+        part = {k: v[:5] for k, v in modes.draws.items()}
+        yield "ensemble of 5", part, few, {"gradients": 5 * modes.num_gradients // count}
+    for method in LAPLACE:
+        if method in chosen and has_laplace():
+            yield _laplace(split, modes, method, one)
     if "ensemble" in chosen:
         yield "ensemble", modes.draws, vars(modes_watch), spent
+    if not {"refine, short", "refine, long"} & set(chosen):
+        return
     with stopwatch() as watch:
         chains = refine(
             model,
@@ -139,6 +178,16 @@ def _draws(
         draws = {k: v[:, -later:] for k, v in chains.draws.items()}
         long = Stopwatch(total["seconds"], total["cpu_seconds"])
         yield "refine, long", draws, _sum(long, more), _told(chains, modes)
+
+
+def _laplace(split: Split, modes: Chains, method: str, spent: dict[str, float]) -> Found:
+    """Mean and deviation of the held-out rows, by Laplace's approximation at the first mode."""
+    first = {k: v[0, 0] for k, v in modes.draws.items()}
+    sigma = float(first.pop("sigma"))
+    with stopwatch() as watch:
+        mean, scale = laplace(split, first, sigma, LAPLACE[method])
+    seconds = {k: spent[k] + v for k, v in vars(watch).items()}
+    return method, {"mean": mean, "scale": scale}, seconds, {}
 
 
 def _told(chains: Chains, modes: Chains) -> dict[str, Any]:

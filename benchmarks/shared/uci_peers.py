@@ -1,0 +1,91 @@
+"""What else one would take for regression: a Gaussian process, and Laplace's approximation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks.shared.uci import COVERAGE, Split
+
+__all__ = ["gaussian_process", "gaussian_scores", "has_laplace", "laplace"]
+
+_STEPS = 100  # of prior precision and noise, as in laplace-torch's own example of regression
+
+
+def gaussian_process(split: Split, seed: int) -> tuple[Tensor, Tensor]:
+    """
+    scikit-learn's, with a length scale for each input and learned noise.
+
+    :returns: mean and deviation of each held-out target, shape ``(M,)`` each.
+    """
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+
+    lengths = RBF(np.ones(split.x.shape[1]), (1e-2, 1e4))
+    kernel = ConstantKernel(1.0, (1e-3, 1e4)) * lengths + WhiteKernel(0.1, (1e-6, 1e1))
+    process = GaussianProcessRegressor(kernel, random_state=seed)
+    process.fit(split.x.double().numpy(), split.y.double().numpy())
+    mean, scale = process.predict(split.x_held.double().numpy(), return_std=True)
+    return torch.from_numpy(mean), torch.from_numpy(scale)
+
+
+def has_laplace() -> bool:
+    """Whether laplace-torch is installed."""
+    return find_spec("laplace") is not None
+
+
+def laplace(
+    split: Split, weights: Mapping[str, Tensor], sigma: float, subset: str
+) -> tuple[Tensor, Tensor]:
+    """
+    laplace-torch's, linearised; prior precision and noise by the marginal likelihood.
+
+    :param weights: a mode of the network of :func:`benchmarks.shared.uci.build_model`.
+    :param float sigma: the noise at the mode.
+    :param str subset: ``"all"`` or ``"last_layer"``.
+    :returns: mean and deviation of each held-out target, shape ``(M,)`` each.
+    """
+    from laplace import Laplace
+
+    units, inputs = weights["0.weight"].shape
+    mode = nn.Sequential(nn.Linear(inputs, units), nn.Tanh(), nn.Linear(units, 1))
+    mode.load_state_dict(dict(weights))
+    data = DataLoader(TensorDataset(split.x, split.y[:, None]), batch_size=len(split.x))
+    found: Any = Laplace(
+        mode, "regression", subset_of_weights=subset, hessian_structure="full", sigma_noise=sigma
+    )
+    found.fit(data)
+    log_prior = torch.zeros(1, requires_grad=True)
+    log_sigma = torch.full((1,), float(np.log(sigma)), requires_grad=True)
+    adam = torch.optim.Adam([log_prior, log_sigma], lr=0.1)
+    for _ in range(_STEPS):
+        adam.zero_grad()
+        (-found.log_marginal_likelihood(log_prior.exp(), log_sigma.exp())).backward()
+        adam.step()
+    with torch.no_grad():
+        mean, variance = found(split.x_held)
+        noise = found.sigma_noise.detach().double().square()
+    return mean[:, 0].double(), (variance[:, 0, 0].double() + noise).sqrt()
+
+
+def gaussian_scores(mean: Tensor, scale: Tensor, split: Split) -> dict[str, float]:
+    """
+    The scores of :func:`benchmarks.shared.uci.score` for Gaussian predictions.
+
+    :param mean: of each held-out target, standardised, shape ``(M,)``.
+    :param scale: deviations, shape ``(M,)``.
+    """
+    held = split.y_held.double()
+    normal = torch.distributions.Normal(mean, scale)
+    half = torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor((1 + COVERAGE) / 2))
+    return {
+        "rmse": float((mean - held).square().mean().sqrt() * split.y_scale),
+        "log_likelihood": float(normal.log_prob(held).mean() - np.log(split.y_scale)),
+        "coverage": float(((held - mean).abs() <= half * scale).double().mean()),
+    }

@@ -1,0 +1,64 @@
+"""The peers of regression against closed forms, and as the benchmark tells them."""
+
+from __future__ import annotations
+
+import math
+
+import pyro
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.posterior import refine
+from benchmarks.shared.uci import Split, score
+from benchmarks.shared.uci_peers import gaussian_process, gaussian_scores, has_laplace, laplace
+
+
+def line() -> Split:
+    torch.manual_seed(0)
+    x = torch.randn(70, 2)
+    y = 0.7 * x[:, 0] + 0.3 * torch.randn(70)
+    return Split(x[:50], y[:50], x[50:], y[50:], 2.0)
+
+
+def test_scores_are_those_of_many_draws() -> None:
+    """By the benchmark's own score of draws, of a model that is Gaussian at each row."""
+    split = line()
+    mean, scale = 0.7 * split.x_held[:, 0].double(), torch.full((20,), 0.5, dtype=torch.float64)
+
+    def model(x: torch.Tensor) -> None:
+        w = pyro.sample("w", pyro.distributions.Normal(0.0, 1.0))
+        pyro.deterministic("mean", 0.7 * x[:, 0] + 0.3 * w[..., None])
+
+    draws = {"w": torch.randn(4000), "sigma": torch.full((4000,), 0.4)}
+    found = gaussian_scores(mean, scale, split)
+    expected = score(model, draws, split)  # type: ignore[arg-type]
+    assert found["rmse"] == pytest.approx(expected["rmse"], rel=0.01)
+    assert found["log_likelihood"] == pytest.approx(expected["log_likelihood"], abs=0.02)
+    assert found["coverage"] == pytest.approx(expected["coverage"], abs=0.051)
+
+
+def test_the_process_finds_the_noise_of_a_line() -> None:
+    split = line()
+    mean, scale = gaussian_process(split, 0)
+    errors = (mean - 0.7 * split.x_held[:, 0]).abs() / scale
+    assert float(errors.max()) < 1.5
+    assert 0.2 < float(scale.mean()) < 0.45
+
+
+@pytest.mark.skipif(not has_laplace(), reason="laplace-torch is not installed")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_the_last_layer_is_bayesian_regression_on_its_features() -> None:
+    split = line()
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+    weights = {name: value.detach() for name, value in net.state_dict().items()}
+    mean, scale = laplace(split, weights, 0.3, "last_layer")
+    torch.testing.assert_close(mean, net(split.x_held)[:, 0].double().detach())
+    assert (scale > 0).all() and math.isfinite(gaussian_scores(mean, scale, split)["rmse"])
+
+
+def test_rows_of_peers_are_in_the_table() -> None:
+    row = {"set": "toy", "split": 0, "seed": 0, "method": "GP", "r_hat": None, "cpu_seconds": 1.0}
+    row |= {"rmse": 1.0, "log_likelihood": -0.5, "coverage": 0.9}
+    assert "| toy | GP " in refine.table([row])
