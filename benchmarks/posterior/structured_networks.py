@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm.auto import tqdm
 
-from benchmarks.common import fixed_seed, format_table, parse, parser
+from benchmarks.common import fixed_seed, format_table, mean_and_error, parse, parser
 from benchmarks.posterior._structured_networks_field import RadianceField, pixels_model
 from benchmarks.posterior._structured_networks_graph import (
     GraphNetwork,
@@ -209,13 +209,23 @@ PROBLEMS: dict[str, Callable[[bool], Problem]] = {"graph": _graph, "field": _fie
 
 def table(rows: list[Row]) -> str:
     """What both problems have."""
-    header = ["problem", "method", "latents", "log density", "steps", "CPU s"]
+    header = ["problem", "method", "latents", "fits", "log density", "ahead", "steps", "CPU s"]
     lines = []
     for problem, method, group in _groups(rows):
         numbers = [f"{statistics.fmean(r[k] for r in group):.0f}" for k in ("steps", "cpu_seconds")]
-        cell = _spread(group, "log_density")
-        lines.append([problem, method, group[0]["latents"], cell, *numbers])
+        cells = [_spread(group, "log_density"), _ahead(group, rows)]
+        lines.append([problem, method, group[0]["latents"], len(group), *cells, *numbers])
     return format_table(header, lines)
+
+
+def _ahead(group: list[Row], rows: list[Row]) -> str | None:
+    """How far the log density is above that of mean-field with the same seeds."""
+    problem = group[0]["problem"]
+    others = [r for r in rows if (r["problem"], r["method"]) == (problem, "mean-field")]
+    base = {row["seed"]: row["log_density"] for row in others}
+    margins = [r["log_density"] - base[r["seed"]] for r in group if r["seed"] in base]
+    is_base = group[0]["method"] == "mean-field"
+    return mean_and_error(margins, "+.3f", ".3f") if margins and not is_base else None
 
 
 def graph(rows: list[Row]) -> str:
@@ -230,7 +240,7 @@ def graph(rows: list[Row]) -> str:
 
 def field(rows: list[Row]) -> str:
     """Of views between those of training, and of those from the other half."""
-    header = ["views", "method", "PSNR", "log density", "90% coverage", "spread"]
+    header = ["views", "method", "fits", "PSNR", "log density", "90% coverage", "spread"]
     header += ["spread and error", "CPU s"]
     lines = []
     groups = _groups([r for r in rows if r["problem"] == "field"])
@@ -243,7 +253,7 @@ def field(rows: list[Row]) -> str:
                 for name, form in zip(names, forms, strict=True)
             ]
             seconds = f"{statistics.fmean(r['cpu_seconds'] for r in group):.0f}"
-            lines.append([side, method, *cells, seconds])
+            lines.append([side, method, len(group), *cells, seconds])
     return format_table(header, lines)
 
 
@@ -253,9 +263,9 @@ def _groups(rows: list[Row]) -> list[tuple[str, str, list[Row]]]:
 
 
 def _spread(group: list[Row], key: str, form: str = ".3f") -> str | None:
-    """Mean and standard deviation over seeds."""
+    """Mean and, of several seeds, standard deviation."""
     values = [row[key] for row in group if row[key] is not None]
     if not values:
         return None
-    spread = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.fmean(values):{form}} ± {spread:{form}}"
+    mean = f"{statistics.fmean(values):{form}}"
+    return f"{mean} ± {statistics.stdev(values):{form}}" if len(values) > 1 else mean

@@ -101,6 +101,8 @@ def test_tables() -> None:
     rows.append(_row("field", "implicit", **{"rank correlation, seen side": 0.25}))
     assert "0.600 ± 0.141" in benchmark.graph(rows)
     assert "-1.000 ± 0.000" in benchmark.table(rows)
+    rows += [_row("graph", "mean-field", log_density=-1.5)]
+    assert "| +0.500 ± 0.000 |" in benchmark.table(rows).splitlines()[2]
     told = benchmark.field(rows).splitlines()[2:]
     assert [line.split("|")[1].strip() for line in told] == ["seen side"] * 2 + ["unseen side"] * 2
-    assert "0.25 ± 0.00" in told[1] and "0.25" not in told[3]
+    assert " 0.25 |" in told[1] and "0.25" not in told[3]
