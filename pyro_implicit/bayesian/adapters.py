@@ -8,7 +8,6 @@ References
 
 from __future__ import annotations
 
-import copy
 import re
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_implicit._checks import check_count, check_flag, check_instance, check_number, check_text
+from pyro_implicit.bayesian.private_copy import deep_copy
 from pyro_implicit.exceptions import ArgumentError, LayerError
 
 __all__ = ["AdaptedLinear", "with_adapters"]
@@ -104,7 +104,7 @@ def with_adapters(
         pattern = re.compile(check_text("layers", layers, "a regular expression"))
     except re.error as error:
         raise ArgumentError(f"layers={layers!r} is no regular expression: {error}.") from error
-    adapted = copy.deepcopy(module).requires_grad_(False)
+    adapted = deep_copy(module).requires_grad_(False)
     uses = _uses_of_linear_layers(adapted)
     chosen = {id(use.layer) for use in uses if pattern.fullmatch(use.name)}
     if not chosen:

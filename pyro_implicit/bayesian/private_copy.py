@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from typing import Any
 
+import torch
 from pyro.nn import PyroModule
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
@@ -14,12 +16,15 @@ from pyro_implicit.exceptions import ArgumentError, LayerError
 
 __all__ = [
     "aliases",
+    "deep_copy",
     "has_running_statistics",
     "owner_of",
     "private_copy",
     "refuse_running_statistics",
     "to_buffers",
 ]
+
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 def private_copy(module: nn.Module) -> nn.Module:
@@ -47,7 +52,17 @@ def private_copy(module: nn.Module) -> nn.Module:
                 "priors or constraints of its own. Call it directly in the model, or pass a plain "
                 "nn.Module."
             )
-    return copy.deepcopy(module)
+    return deep_copy(module)
+
+
+def deep_copy(module: nn.Module) -> nn.Module:
+    """A deep copy, also of sparse tensors without a storage, which ``copy.deepcopy`` refuses."""
+    memo: dict[int, Any] = {}
+    for child in module.modules():
+        for value in (*child._buffers.values(), *vars(child).values()):
+            if isinstance(value, Tensor) and value.layout in _COMPRESSED:
+                memo[id(value)] = value.clone()
+    return copy.deepcopy(module, memo)
 
 
 def aliases(module: nn.Module) -> dict[str, tuple[str, ...]]:

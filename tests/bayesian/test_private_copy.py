@@ -12,6 +12,7 @@ import torch
 from pyro.nn import PyroModule, PyroParam, PyroSample
 from torch import nn
 
+from pyro_implicit.bayesian.adapters import with_adapters
 from pyro_implicit.bayesian.module import BayesianModule
 from pyro_implicit.exceptions import ArgumentError, LayerError
 
@@ -31,6 +32,37 @@ def test_nothing_is_a_parameter_but_the_deterministic_part() -> None:
     x = torch.randn(2, 3)
     names = set(poutine.trace(net).get_trace(x).nodes) - {"_INPUT", "_RETURN"}
     assert names == {"0.weight", "0.bias", "BayesianModule(0.weight).2.bias"}
+
+
+class _Sparse(nn.Module):
+    """A graph convolution with a compressed adjacency, as a buffer or as a mere attribute."""
+
+    def __init__(self, layout: torch.layout, buffer: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 3)
+        adjacency = torch.eye(4).to_sparse(layout=layout)
+        if buffer:
+            self.register_buffer("adjacency", adjacency)
+        else:
+            self.adjacency = adjacency
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sparse.mm(self.adjacency, self.layer(x))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CS. tensor support is in beta")
+@pytest.mark.parametrize("buffer", [True, False])
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_csc, torch.sparse_coo])
+def test_sparse_tensors_are_copied(layout: torch.layout, buffer: bool) -> None:
+    user, x = _Sparse(layout, buffer), torch.randn(4, 2)
+    net = BayesianModule(user, NORMAL, vectorize="loop")
+    assert net.module.adjacency is not user.adjacency
+    with pyro.plate("draws", 3, dim=-2):
+        trace = poutine.trace(net).get_trace(x)
+    weight, bias = (trace.nodes[f"layer.{name}"]["value"][:, 0] for name in ("weight", "bias"))
+    torch.testing.assert_close(trace.nodes["_RETURN"]["value"], x @ weight.mT + bias[:, None])
+    adapted = with_adapters(user, rank=1)
+    torch.testing.assert_close(adapted(x), user(x))
 
 
 def test_frozen_parameters_keep_their_value() -> None:

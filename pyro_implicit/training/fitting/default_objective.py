@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pyro
+import pyro.distributions as dist
 import torch
 from pyro import poutine
 from pyro.infer import ELBO, Trace_ELBO
+from pyro.poutine.util import site_is_subsample
 
 from pyro_implicit._random import RandomStream
 from pyro_implicit.distributions.implicit import ImplicitDistribution
@@ -41,7 +43,8 @@ def default_objective(
     :class:`~pyro_implicit.LanczosELBO`. The draws of a step: :func:`default_num_particles`. They
     are vectorised if the model allows it, which one trial tells, else mapped by ``vmap`` (of a
     ``LinearisedELBO``) if it allows that, else looped. A guide without an implicit site
-    is trained with Pyro's ``Trace_ELBO``, looped.
+    is trained with Pyro's ``Trace_ELBO``, looped; by one draw if it is a point (``AutoDelta``),
+    whose draws are all the same.
 
     :param model: the model.
     :param guide: the guide; it is built by this.
@@ -49,9 +52,11 @@ def default_objective(
     :param kwargs: keyword arguments of both.
     :returns: the objective, and hints in words.
     """
-    sites = _implicit_sites(guide, args, kwargs)
+    fns = _drawn_by(guide, args, kwargs)
+    sites = [fn for fn in fns if isinstance(fn, ImplicitDistribution)]
     if not sites:
-        return Trace_ELBO(num_particles=_PARTICLES[1][1]), []
+        is_point = bool(fns) and all(isinstance(_innermost(fn), dist.Delta) for fn in fns)
+        return Trace_ELBO(num_particles=1 if is_point else _PARTICLES[1][1]), []
     num_latents = sum(fn.generator.output_dim for fn in sites)
     num_rows = max(fn.batch_shape.numel() for fn in sites)
     num_observed = _num_observed(model, guide, args, kwargs)
@@ -98,10 +103,18 @@ def _num_observed(model: Any, guide: Any, args: Any, kwargs: Any) -> int:
 
 
 @torch.no_grad()
-def _implicit_sites(guide: Any, args: Any, kwargs: Any) -> list[ImplicitDistribution]:
+def _drawn_by(guide: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The distributions of a guide's latents."""
     trace = poutine.trace(guide).get_trace(*args, **kwargs)
-    fns = [node.get("fn") for node in trace.nodes.values()]
-    return [fn for fn in fns if isinstance(fn, ImplicitDistribution)]
+    nodes = [trace.nodes[name] for name in trace.stochastic_nodes]
+    return [node["fn"] for node in nodes if not site_is_subsample(node)]
+
+
+def _innermost(fn: Any) -> Any:
+    """What is within ``to_event`` and masks."""
+    while not isinstance(fn, dist.Delta) and hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return fn
 
 
 def _has_cheap_determinant(fn: ImplicitDistribution) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pyro
@@ -9,7 +10,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import Trace_ELBO
-from pyro.infer.autoguide import AutoNormal
+from pyro.infer.autoguide import AutoDelta, AutoGuideList, AutoNormal
 from torch import Tensor
 
 from pyro_implicit import (
@@ -56,6 +57,25 @@ def test_a_guide_of_pyro_is_trained_as_pyro_does() -> None:
     model = model_of(3)
     objective, hints = default_objective(model, AutoNormal(model), (), {})
     assert type(objective) is Trace_ELBO and hints == []
+    assert objective.num_particles == 4
+
+
+def test_a_point_takes_one_draw() -> None:
+    def model(x: Tensor) -> None:
+        scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        with pyro.plate("rows", len(x), subsample_size=2) as some:
+            w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1).mask(x[some] > -9))
+            pyro.sample("y", dist.Normal(w.mean(-1), scale), obs=x[some])
+
+    plates = partial(pyro.plate, "rows", 4, subsample_size=2)
+    guide = AutoDelta(model, create_plates=lambda x: plates())
+    objective, _ = default_objective(model, guide, (torch.ones(4),), {})
+    assert type(objective) is Trace_ELBO and objective.num_particles == 1
+    guides = AutoGuideList(model)
+    guides.append(AutoDelta(pyro.poutine.block(model, expose=["scale"])))
+    guides.append(AutoNormal(pyro.poutine.block(model, hide=["scale"])))
+    objective, _ = default_objective(model, guides, (torch.ones(4),), {})
+    assert objective.num_particles == 4
 
 
 def test_a_model_of_one_draw_is_looped_and_that_is_told() -> None:
