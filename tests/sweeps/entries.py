@@ -365,6 +365,7 @@ CLASSES: dict[str, Entry] = {
     ),
     "NeuralSampler": fixed(draw_functions, in_features=1, noise_dim=2, hidden_dims=(3,)),
     "NeuTraReparam": Entry(lambda: dict(guide=_flow_guide())),
+    "GuidePrior": Entry(lambda: dict(guide=_flow_guide(), widen=1.5)),
     "NnjGenerator": Entry(
         lambda: dict(module=nnj.Sequential(nnj.Linear(2, 3)), noise_shape=(2,), output_dim=3),
         generate,
@@ -491,6 +492,8 @@ METHODS: dict[str, Entry] = {
         lambda: dict(names=pi.inference.prior_from(guide(), num_samples=30).names)
     ),
     "NeuTraReparam.reparam": Entry(lambda: dict(model=model)),
+    "GuidePrior.forward": Entry(lambda: dict(model=model)),
+    "GuidePrior.transform_sample": fixed(noise=torch.zeros(2, 3)),
     "NeuTraReparam.transform_sample": fixed(latent=torch.zeros(2, 3)),
     "Generator.inverse": fixed(x=torch.zeros(2, 3)),
     "ImplicitELBO.is_bound_for": Entry(lambda: dict(guide=guide()), passed_on=("guide",)),
@@ -554,6 +557,7 @@ RECEIVERS: dict[str, Callable[[], Any]] = {
     "EvaluationReport": evaluated,
     "BijectiveGenerator": lambda: pi.generators.BijectiveGenerator(3, 2),
     "NeuTraReparam": lambda: pi.inference.NeuTraReparam(_flow_guide()),
+    "GuidePrior": lambda: pi.inference.GuidePrior(_flow_guide()),
     "Generator": lambda: pi.generators.MLPGenerator(3, 2, (3,)),
     "AutoregressiveGenerator": lambda: pi.generators.AutoregressiveGenerator(3, 2),
     "Generator.inverse": lambda: pi.generators.AutoregressiveGenerator(3, 2),
