@@ -237,8 +237,8 @@ BENCHMARKS = (
             "cpu_seconds": "of this task's training, its start and its scores",
         },
         records={"continual": ""},
-        short="--seeds 0 --methods 'implicit, low rank' 'mean field'",
-        short_settings={"steps": 2, "draws": 3},
+        short="--seeds 0 --methods 'implicit, low rank' 'implicit, itself' 'mean field, coreset'",
+        short_settings={"steps": 2, "draws": 3, "coreset": 4},
     ),
     Benchmark(
         "posterior.local_latents",
