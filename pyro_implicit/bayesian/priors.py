@@ -50,7 +50,9 @@ class ParameterPriors:
         if not self._rules:
             raise ArgumentError(
                 "the prior selects no parameter: nothing would be random. "
-                f"Trainable parameters: {_listing(parameters)}; frozen ones: {_listing(frozen)}."
+                f"Trainable parameters: {_listing(parameters)}; frozen ones: {_listing(frozen)}. "
+                "For maximum likelihood call the module itself in the model, after "
+                "pyro.module('net', module)."
             )
         self._fitted: dict[str, tuple[torch.dtype, torch.device, TorchDistributionMixin]] = {}
         for name, rule in self._rules.items():

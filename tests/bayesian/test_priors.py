@@ -226,7 +226,7 @@ def test_shapes_that_do_not_fit(prior: Any, match: str) -> None:
         ({"(": NORMAL}, r"prior\['\('\]: a key is .*neither \("),
         ({3: NORMAL}, r"prior\[3\]: a key is .*neither \("),
         ({}, "selects no parameter: .*'0.weight'"),
-        ({".*": None}, "selects no parameter"),
+        ({".*": None}, r"selects no parameter: .* pyro.module\('net', module\)"),
         (lambda name, tensor: None, "selects no parameter"),
         (dist.Normal(0.0, torch.ones(4, 3, requires_grad=True)), "requires gradients.*pyro.param"),
     ],
