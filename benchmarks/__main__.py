@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     listing = commands.add_parser("list")
-    listing.add_argument("name", nargs="?", choices=BENCHMARKS, metavar="NAME")
+    listing.add_argument("name", nargs="?", choices=[*BENCHMARKS, *GROUPS], metavar="NAME")
     running = commands.add_parser("run", add_help=False)
     running.add_argument("name", choices=[*BENCHMARKS, *GROUPS], metavar="NAME")
     running.add_argument("--short", action="store_true")
@@ -45,11 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if rest and arguments.command != "run":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if arguments.command == "list":
-        print(_listing() if arguments.name is None else _details(BENCHMARKS[arguments.name]))
+        print(_listed(arguments.name))
         return 0
     if arguments.command == "tables":
         return _tables(arguments.check)
     if arguments.name in GROUPS:
+        if {"-h", "--help"} & set(rest):
+            print(_folder(arguments.name))
+            return 0
         if arguments.record is not None:
             parser.error(f"{arguments.name} is a folder of benchmarks: a record is of one of them")
         return _run_all(GROUPS[arguments.name], rest, arguments.short)
@@ -68,12 +71,23 @@ def _run_all(group: Sequence[Benchmark], options: list[str], short: bool) -> int
         start = time.process_time()
         try:
             benchmark.run(options, short=short)
-        except (Exception, SystemExit):  # data that are absent, a bug: the others still run
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # absent data, a bug: the others run
+            if isinstance(error, SystemExit) and error.code in (0, 2):  # options, of all of them
+                raise
             traceback.print_exc()
             failed.append(benchmark.name)
         print(f"{benchmark.name}: {time.process_time() - start:.0f} CPU seconds", flush=True)
     print(f"\n{len(group) - len(failed)} of {len(group)} ran; failed: {failed or 'none'}")
     return 1 if failed else 0
+
+
+def _listed(name: str | None) -> str:
+    if name is None:
+        return _listing()
+    return _folder(name) if name in GROUPS else _details(BENCHMARKS[name])
 
 
 def _listing() -> str:
@@ -82,6 +96,14 @@ def _listing() -> str:
         lines.append(f"\n{folder.__name__.partition('.')[2]}: {(folder.__doc__ or '').strip()}")
         lines += [f"  {one.name:20} {one.question}" for one in folder.BENCHMARKS]
     return "\n".join(lines[0:]).strip()
+
+
+def _folder(name: str) -> str:
+    lines = [f"usage: python -m benchmarks run {name} [--short] [--data-root DIR] [--quiet]", ""]
+    lines += [f"  {one.name:20} {one.question}" for one in GROUPS[name]]
+    return "\n".join(
+        [*lines, "", "Options are given to each of them; run NAME --help has its own."]
+    )
 
 
 def _details(benchmark: Benchmark) -> str:

@@ -19,6 +19,7 @@ from torch.distributions.transforms import ReshapeTransform
 from pyro_implicit._checks import check_model, check_names, check_tensor, shown
 from pyro_implicit.bayesian.met_sites import check_met
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
+from pyro_implicit.guides.supports import same_support
 from pyro_implicit.ops.gaussian_blocks import Blocks, FullBlocks, LowRankBlocks
 
 __all__ = ["JointPrior", "JointSite", "part_for"]
@@ -302,6 +303,13 @@ class _ReplacePriors(Messenger):
                 f"{tuple(fn.event_shape)} in this model; the joint prior is for values of shape "
                 f"{tuple(site.shape)} with {site.event_dim} event dimensions. Use the model that "
                 "the guide was fitted to, or leave the site out: prior.restricted(names)."
+            )
+        if not same_support(site.support, fn.support):
+            raise SiteError(
+                f"site {site.name!r} has the support {fn.support} in this model, and the joint "
+                f"prior is for {site.support}: its draws would leave the one or miss some of it. "
+                "Use the model that the guide was fitted to, or leave the site out: "
+                "prior.restricted(names)."
             )
         if self._blocks is None:
             return

@@ -10,7 +10,7 @@ import pyro.poutine as poutine
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.poutine.messenger import Messenger
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_implicit.bayesian.prior_shapes import fit_to_parameter, map_tensors
@@ -155,6 +155,11 @@ def check_rule(where: str, rule: object) -> None:
     """
     if isinstance(rule, TorchDistributionMixin):
         return
+    if isinstance(rule, nn.Module):
+        raise ArgumentError(
+            f"{where} is a module, {type(rule).__name__}; expected a distribution or a function. A "
+            "GuidePrior is laid around the model, which calls the network: prior(model)."
+        )
     if callable(rule) and not isinstance(rule, type):
         return
     module = "torch.distributions" if isinstance(rule, Distribution) else "no distribution"

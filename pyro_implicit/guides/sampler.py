@@ -20,11 +20,11 @@ class Sampler(nn.Module):
     """
     What makes one flat unconstrained latent: generator, preconditioner and output noise.
 
-    A learned noise is, in units of the latents where each has one, the softplus of its parameter,
-    as the deviations of Pyro's ``AutoNormal`` are. It grows more slowly than by its logarithm where
-    it comes near that of a standard normal prior, and a network gives up fewer units: by logarithms
-    four fits of 500 images (9946 weights) had higher bounds and predicted held-out ones worse, by
-    0.009 nats each.
+    A learned noise is the softplus of its parameter, as the deviations of Pyro's ``AutoNormal``
+    are: in units of the latents, or of the generator where those are larger. It grows more slowly
+    than by its logarithm where it comes near that of a standard normal prior, and a network gives
+    up fewer units: by logarithms four fits of 500 images (9946 weights) had higher bounds and
+    predicted held-out ones worse, by 0.009 nats each.
 
     :param Generator generator: the generator.
     :param Preconditioner preconditioner: location and whitening.
@@ -64,11 +64,15 @@ class Sampler(nn.Module):
         return F.softplus(self.raw_scale) / self._unit(self.raw_scale.shape)
 
     def _unit(self, shape: torch.Size | tuple[int, ...]) -> float | Tensor:
-        """One unit of the generator's coordinates in those of the latents, where each has one."""
+        """
+        The unit of a noise's parameter: that of the latent, or of the generator if that is larger.
+
+        A wide start in units of its latents could hardly change by steps of a usual length.
+        """
         factor = self.preconditioner.factor
         if factor is None or factor.dim() == 2 or not shape:
             return 1.0
-        return factor.abs()
+        return factor.abs().clamp(max=1.0)
 
     def distribution(self, context: Tensor | None = None) -> ImplicitDistribution:
         """

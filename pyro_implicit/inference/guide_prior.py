@@ -11,16 +11,25 @@ from typing import Any
 import pyro
 import pyro.distributions as dist
 import torch
+from pyro.infer.autoguide import AutoGuide
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 
-from pyro_implicit._checks import check_model, check_number, check_tensor
+from pyro_implicit._checks import (
+    check_guide,
+    check_model,
+    check_number,
+    check_tensor,
+    check_text,
+)
 from pyro_implicit.bayesian.met_sites import check_met
-from pyro_implicit.exceptions import GuideError, ShapeError, SiteError
+from pyro_implicit.exceptions import ArgumentError, GuideError, ShapeError, SiteError, StateError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.flat_latents import by_site
+from pyro_implicit.handlers.rows import rows_of
 
 __all__ = ["GuidePrior", "check_all_rows"]
 
@@ -38,6 +47,7 @@ class GuidePrior(nn.Module):
     whatever the new data say.
 
     Each update puts one more network between noise and latents: ``n`` updates cost ``n`` networks.
+    Handlers within the model that scale or mask the sites' own priors do not reach the noise's.
 
     Example::
 
@@ -52,22 +62,31 @@ class GuidePrior(nn.Module):
     :param ImplicitGuide guide: a guide that is built.
     :param float widen: the deviation of the noise, 1 in the guide: above 1 for what drifts, so that
         the old data count less and less.
-    :raises ArgumentError: for a ``widen`` that is no positive number.
+    :param str noise_name: of the new latent; by default ``"prior_noise"``, and another one after
+        each update. Two priors of different sites of one model need two names.
+    :raises ArgumentError: for a ``widen`` that is no positive number, or a name that is none.
     :raises GuideError: for any other guide, and a conditional one.
     :raises SiteError: for latents in a plate that showed some of its rows.
     :raises StateError: for a guide that is not built yet.
     """
 
-    def __init__(self, guide: ImplicitGuide, *, widen: float = 1.0) -> None:
+    widen: Tensor
+
+    def __init__(
+        self, guide: ImplicitGuide, *, widen: float = 1.0, noise_name: str | None = None
+    ) -> None:
         super().__init__()
         samplers: Any = copy.deepcopy(_checked(guide).samplers)
         self._samplers = samplers.requires_grad_(False).eval()
         self._sites = tuple(guide.sites)
-        self._widen = check_number("widen", widen, above=0)
+        scale = torch.tensor(check_number("widen", widen, above=0))
+        self.register_buffer("widen", scale.to(self._samplers[0].preconditioner.loc))
         for site in self._sites:
             check_all_rows(site)
-        #: name of the one latent of the new model, another one after each update
-        self.noise_name = _next_name(self.names)
+        #: name of the one latent of the new model
+        self.noise_name = (
+            _next_name(self.names) if noise_name is None else check_text("noise_name", noise_name)
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -86,10 +105,34 @@ class GuidePrior(nn.Module):
         :param model: the model that the guide was fitted to, or one with the same sites.
         :returns: a model of the latent :attr:`noise_name`, shape ``(d,)``, and of what else the
             model samples. When it is run it raises :class:`SiteError` if it samples none of the
-            sites, or one in another shape, and warns once of those that it does not sample.
-        :raises ArgumentError: if the model cannot be called.
+            sites, observes one, or has one in other plates, of another shape or on another support,
+            and warns once of those that it does not sample.
+        :raises ArgumentError: if the model cannot be called, or is a guide or a prior.
         """
+        if isinstance(model, (AutoGuide, GuidePrior)):
+            raise ArgumentError(
+                f"model is a {type(model).__name__}; expected the model that the guide was fitted "
+                "to. Write prior(model), and a new guide: HyperNetworkGuide(prior(model))."
+            )
         return _FromNoise(self)(check_model(model))
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What its state holds beside tensors: the sites."""
+        return {"names": list(self.names), "noise_name": self.noise_name}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """
+        Takes what :meth:`get_extra_state` returned.
+
+        :param dict state: of a prior of the same sites.
+        :raises StateError: if it is of other sites.
+        """
+        if state["names"] != list(self.names):
+            raise StateError(
+                f"the state has sites {state['names']}; this prior has {list(self.names)}. Make "
+                "the prior of a guide of the same model first."
+            )
+        self.noise_name = state["noise_name"]
 
     def transform_sample(self, noise: Tensor) -> dict[str, Tensor]:
         """
@@ -100,10 +143,12 @@ class GuidePrior(nn.Module):
         :raises ArgumentError: if it is no tensor.
         :raises ShapeError: for another size.
         """
-        check_tensor("noise", noise, "noise (..., d)")
-        if noise.shape[-1:] != (self.noise_dim,):
+        d = self.noise_dim
+        check_tensor("noise", noise, f"a tensor (..., {d}), such as torch.randn(1000, {d})")
+        if noise.shape[-1:] != (d,):
             raise ShapeError(
-                f"noise of shape {tuple(noise.shape)}; expected (..., {self.noise_dim})"
+                f"noise of shape {tuple(noise.shape)}; expected (..., {d}), such as "
+                f"torch.randn(1000, {d}), or draws of the site {self.noise_name!r}."
             )
         parts = by_site(self._flat(noise), self._sites)
         batch = noise.shape[:-1]
@@ -135,10 +180,8 @@ class GuidePrior(nn.Module):
         return {s.name: s.value(s.unpack(u)) for s, u in by_site(self._flat(noise), self._sites)}
 
     def _draw(self) -> dict[str, Tensor]:
-        loc = self._samplers[0].preconditioner.loc
-        zeros = loc.new_zeros(self.noise_dim)
-        scale = torch.full_like(zeros, self._widen)
-        base = dist.Normal(zeros, scale, validate_args=False).to_event(1)
+        zeros = self._samplers[0].preconditioner.loc.new_zeros(self.noise_dim)
+        base = dist.Normal(zeros, self.widen.expand_as(zeros), validate_args=False).to_event(1)
         return self._values(pyro.sample(self.noise_name, base))  # theory/after.md (guide-prior)
 
     def extra_repr(self) -> str:
@@ -149,51 +192,99 @@ class GuidePrior(nn.Module):
 _CALLER = 4  # frames up from a check: the exit of the handler, and Pyro's wrapper of a function
 
 
+class _Outer(Messenger):
+    """Notes the plates that are around a site."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        self.names = {frame.name for frame in msg["cond_indep_stack"]}
+
+
 class _FromNoise(Messenger):
     """Makes the sites of a guide deterministic functions of its noise."""
 
     def __init__(self, prior: GuidePrior) -> None:
         super().__init__()
         self._prior, self._is_checked = prior, False
+        self._sites = {site.name: site for site in prior._sites}
         self._values: dict[str, Tensor] = {}
+        self._rows: dict[str, Tensor] = {}  # that the model's plates show, by name
+        self._outer: set[str] = set()
+        self._given: dict[str, Tensor] = {}
         self._seen: list[str] = []
 
     def __enter__(self) -> Any:
-        self._seen, self._values = [], self._prior._draw()
+        with _Outer() as outer:
+            self._values = self._prior._draw()
+        self._outer, self._seen, self._rows, self._given = outer.names, [], {}, {}
         return super().__enter__()
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         super().__exit__(kind, error, traceback)
-        self._values = {}
+        self._values, self._given = {}, {}
         if kind is None and not self._is_checked:
             remedy = "If that is meant, fit a guide of the sites that both models have."
             check_met(self._prior.names, self._seen, remedy, _CALLER)
             self._is_checked = True  # a branch may leave some out in another run
 
     def _pyro_sample(self, msg: Any) -> None:
-        value = self._values.get(msg["name"])
-        if value is None:
+        site = self._sites.get(msg["name"])
+        if site is None or msg["name"] not in self._values:
             return
-        fn: Any = msg["fn"]
-        _check_shape(msg["name"], fn, value)
-        self._seen.append(msg["name"])
-        msg["fn"] = dist.Delta(value, event_dim=fn.event_dim, validate_args=False).mask(False)
+        if msg["value"] is not None and msg["value"] is self._given.get(site.name):
+            return  # poutine.do sends it once more
+        _check_free(msg)
+        frames = [f for f in msg["cond_indep_stack"] if f.vectorized and f.name not in self._outer]
+        _check_same(site, msg["fn"], frames)
+        value, event_dim = self._values[site.name], site.event_dim
+        for frame in frames:
+            rows = self._rows.get(frame.name)
+            if rows is not None:
+                value = rows_of(value, frame.dim - event_dim, rows)
+        self._seen.append(site.name)
+        self._given[site.name] = value
+        msg["fn"] = dist.Delta(value, event_dim=event_dim, validate_args=False).mask(False)
         msg["value"], msg["is_observed"] = value, True
         msg["infer"] = {**(msg["infer"] or {}), "_deterministic": True}
 
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if site_is_subsample(msg):
+            self._rows[msg["name"]] = msg["value"]
+        given = self._given.get(msg["name"])
+        if given is not None and msg["value"] is not given:
+            raise SiteError(
+                f"site {msg['name']!r} was given a value (condition, substitute, Predictive), and "
+                f"is what the guide makes of the noise: condition {self._prior.noise_name!r}, "
+                "whose draws prior.transform_sample maps to the sites."
+            )
 
-def _check_shape(name: str, fn: Any, value: Tensor) -> None:
-    expected = tuple(fn.batch_shape + fn.event_shape)
-    found = tuple(value.shape)
-    inner = found[max(len(found) - len(expected), 0) :]
-    if len(inner) < len(expected) or any(
-        e not in (1, f) for f, e in zip(inner, expected, strict=True)
-    ):
+
+def _check_free(msg: Any) -> None:
+    """Refuses a site that the model is told the value of."""
+    if msg["is_observed"] or msg["value"] is not None:
         raise SiteError(
-            f"site {name!r} has batch shape {tuple(fn.batch_shape)} and event shape "
-            f"{tuple(fn.event_shape)} in this model; the guide's values have shape {found}. Use "
-            "the model that the guide was fitted to, with plates that show all of their rows."
+            f"site {msg['name']!r} has a value in this model (obs=, condition, deterministic), and "
+            "the guide draws it: how dense its draws are at a value nobody knows. Leave it free, "
+            "fit yesterday's guide without it (poutine.block(model, hide=[...])), or take its "
+            "moments: prior_from(guide)."
         )
+
+
+def _check_same(site: LatentSite, fn: Any, frames: list[Any]) -> None:
+    """Refuses a site of another shape, support or other plates than the guide's."""
+    event = tuple(site.shape[len(site.shape) - site.event_dim :])
+    found = {frame.dim: frame.full_size or frame.size for frame in frames}
+    expected = {frame.dim: frame.full_size for frame in site.frames}
+    if tuple(fn.event_shape) != event or found != expected:
+        raise SiteError(
+            f"site {site.name!r} has event shape {tuple(fn.event_shape)} and plates {found or {}} "
+            f"(size by dimension) in this model, and {event} and {expected} in that of the guide. "
+            "Use the model that the guide was fitted to, with plates of the same rows."
+        )
+    site.check_prior(fn)
 
 
 def check_all_rows(site: LatentSite) -> None:
@@ -225,6 +316,7 @@ def _next_name(taken: tuple[str, ...]) -> str:
 
 
 def _checked(guide: Any) -> ImplicitGuide:
+    check_guide(guide)
     if not isinstance(guide, ImplicitGuide) or isinstance(guide, ConditionalGuide):
         raise GuideError(
             "a guide as a prior is an implicit one of this package with one distribution of the "

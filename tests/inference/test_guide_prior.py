@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pyro
@@ -242,7 +244,7 @@ def test_other_models_are_refused() -> None:
 
     with pytest.warns(UserWarning, match=r"\['theta', 'share'\], which the model does not sample"):
         prior(some)()
-    with pytest.raises(SiteError, match=r"'theta' has batch shape \(7,\)"):
+    with pytest.raises(SiteError, match=r"'theta' has event shape \(\) and plates \{-1: 7\}"):
         prior(grouped)(7)
     with pytest.raises(ArgumentError, match="model"):
         prior(None)  # type: ignore[arg-type]
@@ -250,7 +252,7 @@ def test_other_models_are_refused() -> None:
 
 def test_noise_of_another_size_is_refused() -> None:
     prior = GuidePrior(_guide("default"))
-    with pytest.raises(ShapeError, match=r"noise of shape \(3, 2\); expected \(..., 19\)"):
+    with pytest.raises(ShapeError, match=r"noise of shape \(3, 2\); expected \(..., 19\), such"):
         prior.transform_sample(torch.zeros(3, 2))
     with pytest.raises(ArgumentError, match="noise"):
         prior.transform_sample([1.0])  # type: ignore[arg-type]
@@ -278,3 +280,107 @@ def test_a_wider_prior_is_wider_in_the_noise() -> None:
     torch.testing.assert_close(trace.nodes["prior_noise"]["fn"].log_prob(z), expected)
     with pytest.raises(ArgumentError, match="widen"):
         GuidePrior(_guide("default"), widen=0.0)
+
+
+def shifted(like: Any = None, event: int = 0, plate: int = 0) -> None:
+    """A model of one site, in a plate or not, with another prior or event shape."""
+    fn = dist.LogNormal(0.0, 1.0) if like is None else like
+    if event:
+        fn = fn.expand([event]).to_event(1)
+    with pyro.plate("rows", plate) if plate else nullcontext():
+        pyro.sample("t", fn)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {"like": dist.Uniform(5.0, 6.0)}),
+        ({}, {"like": dist.Normal(0.0, 1.0)}),
+        ({"like": dist.Uniform(5.0, 6.0)}, {"like": dist.Uniform(5.0, 7.0)}),
+        ({"event": 3}, {"event": 1}),
+        ({"event": 3}, {}),
+        ({"plate": 6}, {}),
+        ({}, {"plate": 6}),
+        ({"plate": 6}, {"event": 6}),
+        ({"plate": 6}, {"plate": 1}),
+        ({"plate": 1}, {"plate": 6}),
+    ],
+)
+def test_sites_on_another_support_or_of_another_shape_are_refused(before: Any, after: Any) -> None:
+    guide = HyperNetworkGuide(partial(shifted, **before), init_from=None).setup()
+    prior = GuidePrior(guide)
+    prior(partial(shifted, **before))()
+    with pytest.raises(SiteError, match="'t' has"):
+        prior(partial(shifted, **after))()
+
+
+def test_a_site_with_a_value_is_refused() -> None:
+    """Else the value would be dropped, and what was observed with it."""
+
+    def model(t: Tensor | None = None) -> None:
+        t = pyro.sample("t", dist.Normal(0.0, 1.0), obs=t)
+        pyro.sample("y", dist.Normal(t, 1.0), obs=torch.tensor(0.5))
+
+    prior = GuidePrior(HyperNetworkGuide(model, init_from=None).setup())
+    value = {"t": torch.tensor(2.0)}
+    for told in (partial(model, value["t"]), poutine.condition(model, value)):
+        with pytest.raises(SiteError, match="'t' has a value in this model"):
+            prior(told)()
+    with pytest.raises(SiteError, match="'t' was given a value .*: condition 'prior_noise'"):
+        poutine.condition(prior(model), value)()
+    trace = poutine.trace(poutine.do(prior(model), value)).get_trace()  # an intervention is none
+    assert float(trace.nodes["y"]["fn"].loc) == 2.0
+
+
+@pytest.mark.parametrize("rows", [[3, 2, 1, 0], [2, 0], [1]])
+def test_rows_are_known_by_their_numbers(rows: list[int]) -> None:
+    def model(rows: Tensor | None = None) -> None:
+        with pyro.plate("g", 4, subsample=rows) as i:
+            t = pyro.sample("t", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(t, 0.01), obs=torch.arange(4.0)[i])
+
+    prior = GuidePrior(bent(HyperNetworkGuide(model, init_from=None).setup()))
+    z = {"prior_noise": torch.randn(4)}
+    whole = poutine.trace(poutine.condition(prior(model), z)).get_trace()
+    some = poutine.trace(poutine.condition(prior(model), z)).get_trace(torch.tensor(rows))
+    densities = [t.nodes["y"]["fn"].log_prob(t.nodes["y"]["value"]) for t in (whole, some)]
+    torch.testing.assert_close(densities[1], densities[0][rows])
+
+
+def test_two_priors_of_one_model() -> None:
+    def one() -> None:
+        pyro.sample("a", dist.Normal(0.0, 1.0))
+
+    def other() -> None:
+        pyro.sample("b", dist.LogNormal(0.0, 1.0))
+
+    def both() -> None:
+        one(), other()
+
+    first = GuidePrior(HyperNetworkGuide(one, init_from=None).setup())
+    second = GuidePrior(HyperNetworkGuide(other, init_from=None).setup(), noise_name="more")
+    latents = HyperNetworkGuide(second(first(both)), init_from=None).setup().sites
+    assert [site.name for site in latents] == ["more", "prior_noise"]
+    with pytest.raises(ArgumentError, match="noise_name"):
+        GuidePrior(HyperNetworkGuide(one, init_from=None).setup(), noise_name=3)  # type: ignore[arg-type]
+
+
+def test_a_state_of_other_sites_is_refused_and_widen_is_kept() -> None:
+    guide = _guide("default")
+    prior = GuidePrior(guide)
+    prior.load_state_dict(GuidePrior(guide, widen=2.0).state_dict())
+    assert float(prior.widen) == 2.0
+    other = GuidePrior(HyperNetworkGuide(line, init_from=None).setup(X, Y))
+    with pytest.raises(
+        StateError, match=r"has sites \['scale', 'theta', 'share'\]; this prior has"
+    ):
+        other.set_extra_state(prior.get_extra_state())
+
+
+def test_no_prior_of_a_guide_or_for_a_part_of_a_network() -> None:
+    prior = GuidePrior(_guide("default"))
+    for wrong in (prior, AutoNormal(grouped)):
+        with pytest.raises(ArgumentError, match=r"expected the model .*HyperNetworkGuide\(prior"):
+            prior(wrong)
+    with pytest.raises(ArgumentError, match=r"is a module.*prior\(model\)"):
+        BayesianModule(nn.Linear(2, 1), prior=prior)  # type: ignore[arg-type]

@@ -99,7 +99,9 @@ def _num_observed(model: Any, guide: Any, args: Any, kwargs: Any) -> int:
     with RandomStream(0), poutine.block(), pyro.validation_enabled(False):
         drawn = poutine.trace(guide).get_trace(*args, **kwargs)
         trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*args, **kwargs)
-    return sum(trace.nodes[name]["value"].numel() for name in trace.observation_nodes)
+    nodes = [trace.nodes[name] for name in trace.observation_nodes]
+    given = [node for node in nodes if not node["infer"].get("_deterministic")]
+    return sum(node["value"].numel() for node in given)
 
 
 @torch.no_grad()

@@ -54,13 +54,13 @@ def rate_times(guide: Callable[..., Any], rate: float) -> dict[int, float]:
     What the first learning rate is multiplied by for parts of a list that are Pyro's guides.
 
     An ``AutoDelta`` or ``AutoNormal`` beside a generator goes its own way at its own rate: at that
-    of the generator it has to go farther than it gets.
+    of the generator it has to go farther than it gets, or is driven about by that of one latent.
 
     :param guide: the guide, built.
     :param float rate: what :func:`default_rate` chose.
     :returns: factors by the ``id`` of an unconstrained parameter; 1 for all others.
     """
-    if not isinstance(guide, nn.Module) or rate >= _USUAL:
+    if not isinstance(guide, nn.Module) or rate == _USUAL:
         return {}
     ours = (ImplicitGuide, ConditionalGuide, AutoGuideList)
     parts = [p for p in guide.modules() if isinstance(p, AutoGuide) and not isinstance(p, ours)]

@@ -73,7 +73,7 @@ class NormClippedAdam:
             return True
         norm = float(torch.nn.utils.clip_grad_norm_(trained, self._limit()))
         if math.isfinite(norm):
-            self._move(self._adam, min(trained, key=Tensor.numel), norm, lr)
+            self._move(self._adam, norm, lr)
         self.clear()
         return math.isfinite(norm)
 
@@ -114,16 +114,26 @@ class NormClippedAdam:
                 _check_fits(name, moments, param)
                 self._adam.state[param] = moments
 
-    def _move(self, adam: torch.optim.Adam, one: Tensor, norm: float, lr: float) -> None:
+    def _move(self, adam: torch.optim.Adam, norm: float, lr: float) -> None:
         """Moves all parameters; what was interrupted is known to have moved them, or not."""
+        before = []
         for group in adam.param_groups:
             group["lr"] = lr * group["times"]
-        before = _copy(adam.state[one]) if one in adam.state else None
+            trained = [param for param in group["params"] if param.grad is not None]
+            if trained:
+                one = min(trained, key=Tensor.numel)
+                before.append((group, one, _copy(adam.state[one]) if one in adam.state else None))
         try:
             adam.step()
         except KeyboardInterrupt:  # those in its kernels come after them
-            if not self._has_moved(adam, one, before):
+            left = [
+                group for group, one, was in before if not self._has_moved(adam, group, one, was)
+            ]
+            if len(left) == len(before):
                 raise
+            groups, adam.param_groups = adam.param_groups, left
+            adam.step()  # half a step is none to go on from
+            adam.param_groups = groups
             self._note(norm)
             raise
         self._note(norm)
@@ -132,8 +142,8 @@ class NormClippedAdam:
         self._remember(norm)
         self.has_stepped = True
 
-    def _has_moved(self, adam: torch.optim.Adam, one: Tensor, before: Any) -> bool:
-        """Whether a broken step has moved parameters; one that was only counted no longer is."""
+    def _has_moved(self, adam: torch.optim.Adam, group: Any, one: Tensor, before: Any) -> bool:
+        """Whether a broken step has moved a group; one that was only counted no longer is."""
         now = adam.state.get(one)
         if not now:
             return False
@@ -141,7 +151,7 @@ class NormClippedAdam:
         if not now["exp_avg_sq"].equal(squares):
             return True
         if float(now["step"]) > (0.0 if before is None else float(before["step"])):
-            for param in self._params.values():
+            for param in group["params"]:
                 if param.grad is not None:
                     adam.state[param]["step"].sub_(1.0)
         return False
