@@ -292,8 +292,18 @@ def test_a_folder_runs_to_its_end(
     told = capsys.readouterr()
     assert f"{len(papers) - 1} of {len(papers)} ran; failed: ['kivi_uci']" in told.out
     assert "no data" in told.err
+    assert main(["run", "papers", "--help"]) == 0 and len(ran) == len(papers)
+    assert "kivi_uci" in capsys.readouterr().out
+    assert main(["list", "papers"]) == 0
+    assert "kivi_uci" in capsys.readouterr().out
     assert main(["run", "papers.vip"]) == 0
     assert {name for name, *_ in ran[len(papers) :]} < set(papers)
+
+
+def test_a_wrong_option_of_a_folder_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "papers.kivi", "--stpes", "3"])
+    assert capsys.readouterr().err.count("--stpes") == 1
 
 
 @pytest.mark.parametrize(

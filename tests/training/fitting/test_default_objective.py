@@ -191,3 +191,13 @@ def test_a_function_as_guide_is_vectorised_too(learns: bool) -> None:
     for model, way in ((model_of(3), True), (of_one_draw, "vmap")):
         objective, hints = default_objective(model, guide, (), {})
         assert objective.vectorize_particles == way and hints == []
+
+
+def test_what_the_model_computes_is_not_observed() -> None:
+    def model() -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        pyro.deterministic("many", w.sum(-1, keepdim=True).expand(*w.shape[:-1], 6000), event_dim=1)
+        pyro.sample("y", dist.Normal(w.mean(-1), 1.0), obs=torch.tensor(1.0))
+
+    objective, _ = default_objective(model, HyperNetworkGuide(model), (), {})
+    assert objective.num_particles == 32

@@ -101,3 +101,21 @@ def test_pyros_guides_in_a_list_go_at_their_own_rate() -> None:
         assert theirs == pytest.approx([own] * 3, rel=1e-3)
         ours = max(v for name, v in gone.items() if name.startswith("0.") or name == "theta")
         assert ours == pytest.approx(options.get("lr", 0.002), rel=1e-3)
+
+
+def test_beside_one_latent_pyros_guides_are_not_driven_by_its_rate() -> None:
+    def both() -> None:
+        scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        pyro.sample("w", dist.Normal(torch.zeros(3), scale).to_event(1))
+
+    guide = AutoGuideList(both)
+    guide.append(HyperNetworkGuide(block(both, expose=["scale"])))
+    guide.append(AutoNormal(block(both, expose=["w"])))
+    guide()
+    before = {n: p.detach().clone() for n, p in guide.named_parameters()}
+    fit(both, guide, num_steps=1, progress=False, seed=0)
+    gone = {n: float((p.detach() - before[n]).abs().max()) for n, p in guide.named_parameters()}
+    theirs = [v for name, v in gone.items() if name.startswith("1.")]
+    assert theirs == pytest.approx([0.005, 0.005], rel=1e-3)
+    ours = max(v for name, v in gone.items() if name.startswith("0."))
+    assert ours == pytest.approx(0.02, rel=1e-3)

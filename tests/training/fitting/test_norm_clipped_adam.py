@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from typing import Any
 
 import pytest
 import torch
@@ -114,3 +116,50 @@ def test_a_state_of_other_parameters_is_refused() -> None:
     other["a"].grad = torch.ones(5)
     with pytest.raises(StateError, match=r"'a' has shape \(5,\), and had shape \(3,\)"):
         NormClippedAdam(adam.state()).step(other, 0.1)
+
+
+def test_parameters_of_another_rate_move_as_far_as_it_says() -> None:
+    params, other = _params(), _params()
+    _steps(NormClippedAdam(times={id(params["b"]): 2.5}), params, range(20))
+    adam = torch.optim.Adam(
+        [{"params": [other["a"]]}, {"params": [other["b"]], "lr": 0.25}], lr=0.1
+    )
+    for step in range(20):
+        _grad(other, step)
+        adam.step()
+    torch.testing.assert_close(params, other)
+
+
+@pytest.mark.parametrize("when", ["before", "between", "after"])
+def test_an_interrupted_step_is_taken_whole_or_not_at_all(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of parameters at two rates, which torch moves one group after the other."""
+    whole, params = _params(), _params()
+    _steps(NormClippedAdam(times={id(whole["b"]): 2.5}), whole, range(6))
+    adam = NormClippedAdam(times={id(params["b"]): 2.5})
+    _steps(adam, params, range(5))
+    module, calls = sys.modules[torch.optim.Adam.__module__], []
+    real = module.adam
+
+    def broken(*args: Any, **kwargs: Any) -> None:
+        calls.append(1)
+        here = {"before": 1, "between": 2, "after": 2}[when]
+        if len(calls) == here and when != "after":
+            raise KeyboardInterrupt
+        real(*args, **kwargs)
+        if len(calls) == here and when == "after":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "adam", broken)
+    _grad(params, 5)
+    adam.has_stepped = False
+    with pytest.raises(KeyboardInterrupt):
+        adam.step(params, 0.1)
+    monkeypatch.undo()
+    assert adam.has_stepped is (when != "before")
+    if when == "before":
+        _steps(adam, params, range(5, 6))
+    assert all(whole[name].equal(params[name]) for name in whole)
+    _grad(whole, 6), _grad(params, 6)
+    assert adam.state()["moments"]["a"]["step"] == adam.state()["moments"]["b"]["step"] == 6
