@@ -19,7 +19,7 @@ from torch.distributions.transforms import ReshapeTransform
 from pyro_implicit._checks import check_model, check_names, check_tensor, shown
 from pyro_implicit.bayesian.met_sites import check_met
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
-from pyro_implicit.guides.supports import same_support
+from pyro_implicit.handlers.supports import same_support
 from pyro_implicit.ops.gaussian_blocks import Blocks, FullBlocks, LowRankBlocks
 
 __all__ = ["JointPrior", "JointSite", "part_for"]

@@ -17,7 +17,9 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from pyro_implicit.exceptions import ShapeError, SiteError
-from pyro_implicit.guides.supports import (
+from pyro_implicit.handlers.latent_rows import rows_not_named
+from pyro_implicit.handlers.rows import rows_of
+from pyro_implicit.handlers.supports import (
     check_support,
     decode_support,
     encode_support,
@@ -28,8 +30,6 @@ from pyro_implicit.guides.supports import (
     plain_support,
     same_support,
 )
-from pyro_implicit.handlers.latent_rows import rows_not_named
-from pyro_implicit.handlers.rows import rows_of
 
 __all__ = ["LatentSite", "PlateFrame", "pack"]
 

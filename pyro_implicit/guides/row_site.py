@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.latent_site import LatentSite, PlateFrame
-from pyro_implicit.guides.supports import check_support, map_support
+from pyro_implicit.handlers.supports import check_support, map_support
 
 __all__ = ["read_row_site"]
 

@@ -269,3 +269,11 @@ def test_numbers_of_other_types() -> None:
         JointPrior(SITES, loc, scale, factor.double())
     with pytest.raises(ArgumentError, match="covariance is of type torch.float64"):
         JointPrior(SITES, loc, covariance=torch.eye(7).double())
+
+
+def test_a_site_on_another_support_is_refused() -> None:
+    site = JointSite("s", torch.Size(()), 0, constraints.positive)
+    prior = JointPrior([site], torch.zeros(1), torch.ones(1))
+    prior(lambda: pyro.sample("s", dist.LogNormal(0.0, 1.0)))()
+    with pytest.raises(SiteError, match="'s' has the support .* joint prior is for"):
+        prior(lambda: pyro.sample("s", dist.Uniform(0.0, 1.0)))()

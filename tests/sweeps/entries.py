@@ -576,6 +576,7 @@ RECEIVERS: dict[str, Callable[[], Any]] = {
 #: does whatever begins with ``on_``
 HOOKS = {
     "Generator.det_sign",
+    "GuidePrior.set_extra_state",  # of torch: what its state_dict holds
     "ResidualGenerator.det_sign",
     "AutoregressiveGenerator.forward",
     "ConditionalAutoregressiveGenerator.at_context",

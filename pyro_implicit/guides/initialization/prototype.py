@@ -14,8 +14,8 @@ from torch.distributions import transform_to
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.initialization.initial import init_to_finite_mean
 from pyro_implicit.guides.latent_site import LatentSite
-from pyro_implicit.guides.supports import check_support, plain_support
 from pyro_implicit.handlers.enumeration import is_to_be_enumerated
+from pyro_implicit.handlers.supports import check_support, plain_support
 
 __all__ = ["check_all_rows", "forgiving", "is_summed_out", "unconstrained_start"]
 

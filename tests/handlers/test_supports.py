@@ -19,7 +19,7 @@ from torch.distributions import biject_to
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.guides.latent_site import LatentSite
-from pyro_implicit.guides.supports import decode_support, encode_support, keep_inside
+from pyro_implicit.handlers.supports import decode_support, encode_support, keep_inside
 
 SINGLETONS = [
     "real",
