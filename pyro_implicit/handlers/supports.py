@@ -188,7 +188,14 @@ def is_real(support: constraints.Constraint) -> bool:
 def no_bijection(
     name: str, support: constraints.Constraint, event_shape: Sequence[int]
 ) -> SiteError:
-    """What to raise for a latent site with a support that guides cannot serve."""
+    """
+    What to raise for a latent site with a support that guides cannot serve.
+
+    :param str name: of the site.
+    :param support: its support.
+    :param event_shape: of its values.
+    :returns: the error, which says what to write instead.
+    """
     while isinstance(support, constraints.independent):
         support = support.base_constraint
     found = _snake(type(support).__name__)
@@ -201,7 +208,12 @@ def no_bijection(
 
 
 def plain_support(support: constraints.Constraint) -> constraints.Constraint:
-    """The support, that of its components for a mixture, which ``biject_to`` does not know."""
+    """
+    Replaces the support of a mixture, which ``biject_to`` does not know, by that of its components.
+
+    :param support: any support.
+    :returns: the support, or that of the components.
+    """
     if type(support).__name__ == "MixtureSameFamilyConstraint":
         return plain_support(support.base_constraint)  # type: ignore[attr-defined]
     if isinstance(support, constraints.independent):
@@ -219,7 +231,8 @@ def keep_inside(support: constraints.Constraint, value: Tensor) -> Tensor:
     no number of the real line is mapped to.
 
     :param support: of a half-line or an interval, perhaps independent; others change nothing.
-    :param torch.Tensor value: what its bijection returned.
+    :param torch.Tensor value: what its bijection returned, of any shape.
+    :returns: the value, inside, of the same shape.
     """
     while isinstance(support, constraints.independent):
         support = support.base_constraint
@@ -272,6 +285,7 @@ def decode_support(code: dict[str, Any], site: str) -> constraints.Constraint:
 
     :param dict code: what it returned.
     :param str site: name of the site, for the message.
+    :returns: the support.
     :raises StateError: if the constraint cannot be made without the model.
     """
     kind = code.get("type", "unknown")
@@ -297,6 +311,7 @@ def map_support(
 
     :param support: any support.
     :param change: from a bound (a number or a tensor) to another.
+    :returns: the support with these bounds.
     """
     if type(support).__name__ == "MixtureSameFamilyConstraint":
         return map_support(support.base_constraint, change)  # type: ignore[attr-defined]
