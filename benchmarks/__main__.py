@@ -71,10 +71,7 @@ def _run_all(group: Sequence[Benchmark], options: list[str], short: bool) -> int
         start = time.process_time()
         try:
             benchmark.run(options, short=short)
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # absent data, a bug: the others run
+        except (Exception, SystemExit) as error:  # absent data, a bug: the others run
             if isinstance(error, SystemExit) and error.code in (0, 2):  # options, of all of them
                 raise
             traceback.print_exc()

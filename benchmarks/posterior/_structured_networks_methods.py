@@ -46,7 +46,7 @@ class Problem:
 def _point(problem: Problem, prior: Any) -> Fit:
     net = BayesianModule(problem.network, prior=prior)
     model = problem.model(net)
-    return model, AutoDelta(model, init_loc_fn=net.init_to_module), Trace_ELBO()
+    return model, AutoDelta(model, init_loc_fn=net.init_to_module), None
 
 
 def _mean_field(problem: Problem) -> Fit:

@@ -24,7 +24,7 @@ from benchmarks.common import fixed_seed, format_table, load_npz, parse, parser
 from benchmarks.records import write_record
 from pyro_implicit import BayesianModule, HyperNetworkGuide, LinearisedELBO, posterior_draws
 from pyro_implicit.bayesian import JointPrior
-from pyro_implicit.bayesian.joint_prior import JointSite
+from pyro_implicit.bayesian.joint_site import JointSite
 from pyro_implicit.inference import GuidePrior, prior_from
 
 DESCRIPTION = """\
@@ -150,6 +150,7 @@ class Learner:
             self.prior = self._carried(carried)
         if self.coreset:  # for predictions alone: what goes on has not seen it
             self.guide = copy.deepcopy(carried)
+            pyro.clear_param_store()  # which has the original's under the names of the copy's
             descend(self.method, self._model(self.prior), self.guide, _joined(self.coreset))
 
     def _fit(self, data: tuple[Tensor, ...], start: JointPrior, prior: JointPrior | None) -> Any:
@@ -234,7 +235,6 @@ def train(method: str, model: Any, start: JointPrior, data: tuple[Tensor, ...]) 
 
 def descend(method: str, model: Any, guide: Any, data: tuple[Tensor, ...]) -> None:
     """Trains a guide, as long and as quickly for all methods."""
-    pyro.clear_param_store()  # a copy's parameters have the names of those it is a copy of
     kind = Trace_ELBO if method.startswith("mean field") else LinearisedELBO
     objective = kind(SETTINGS["particles"], vectorize_particles=True, max_plate_nesting=1)
     steps = SETTINGS["steps"]

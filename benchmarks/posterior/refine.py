@@ -73,6 +73,8 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     options.add_argument("--validation", action="store_true", help="hold out 15%% of training rows")
     options.add_argument("--cost", action="store_true", help="of one gradient; no fits")
     arguments = parse(options, argv)
+    if not has_laplace() and set(LAPLACE) & set(arguments.methods):
+        print(f"no rows of {list(LAPLACE)}: pip install laplace-torch")
     rows: list[dict[str, Any]] = []
     make = _costs if arguments.cost else _fits
     with pyro.validation_enabled(False):

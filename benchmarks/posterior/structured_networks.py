@@ -46,7 +46,7 @@ MMNN                MMNNGuide(model)
 last layer          HyperNetworkGuide of the last layer; what is before it is trained along
 
 All are fitted by fit(model, guide, data) with no other argument but the limit of steps, and for
-Pyro's guides the objective: one draw a step for a point, four for the Gaussian."""
+mean-field the objective: four draws a step, vectorised."""
 
 SETTINGS: dict[str, Any] = {
     "graph_steps": 800,

@@ -1,11 +1,10 @@
 """A fitted guide itself as the prior of the next data."""
 
-# Shape legend: d entries of all noise, m unconstrained latents, S draws.
+# Shape legend: d entries of all noise.
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pyro
@@ -20,16 +19,15 @@ from pyro_implicit._checks import (
     check_guide,
     check_model,
     check_number,
-    check_tensor,
     check_text,
 )
 from pyro_implicit.bayesian.met_sites import check_met
-from pyro_implicit.exceptions import ArgumentError, GuideError, ShapeError, SiteError, StateError
+from pyro_implicit.exceptions import ArgumentError, GuideError, SiteError, StateError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.latent_site import LatentSite
-from pyro_implicit.handlers.flat_latents import by_site
 from pyro_implicit.handlers.rows import rows_of
+from pyro_implicit.inference.noise_map import NoiseMap
 
 __all__ = ["GuidePrior", "check_all_rows"]
 
@@ -76,12 +74,10 @@ class GuidePrior(nn.Module):
         self, guide: ImplicitGuide, *, widen: float = 1.0, noise_name: str | None = None
     ) -> None:
         super().__init__()
-        samplers: Any = copy.deepcopy(_checked(guide).samplers)
-        self._samplers = samplers.requires_grad_(False).eval()
-        self._sites = tuple(guide.sites)
+        self._map = NoiseMap(_checked(guide))
         scale = torch.tensor(check_number("widen", widen, above=0))
-        self.register_buffer("widen", scale.to(self._samplers[0].preconditioner.loc))
-        for site in self._sites:
+        self.register_buffer("widen", scale.to(self._map.like))
+        for site in self._map.sites:
             check_all_rows(site)
         #: name of the one latent of the new model
         self.noise_name = (
@@ -91,12 +87,12 @@ class GuidePrior(nn.Module):
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the sites that it stands in for."""
-        return tuple(site.name for site in self._sites)
+        return tuple(site.name for site in self._map.sites)
 
     @property
     def noise_dim(self) -> int:
         """Number ``d`` of entries of the noise, output noise included."""
-        return sum(sum(sizes) for sizes in self._sizes)
+        return self._map.noise_dim
 
     def forward(self, model: Callable[..., Any]) -> Callable[..., Any]:
         """
@@ -143,50 +139,16 @@ class GuidePrior(nn.Module):
         :raises ArgumentError: if it is no tensor.
         :raises ShapeError: for another size.
         """
-        d = self.noise_dim
-        check_tensor("noise", noise, f"a tensor (..., {d}), such as torch.randn(1000, {d})")
-        if noise.shape[-1:] != (d,):
-            raise ShapeError(
-                f"noise of shape {tuple(noise.shape)}; expected (..., {d}), such as "
-                f"torch.randn(1000, {d}), or draws of the site {self.noise_name!r}."
-            )
-        parts = by_site(self._flat(noise), self._sites)
-        batch = noise.shape[:-1]
-        return {s.name: s.value(u.reshape(batch + s.unconstrained_shape)) for s, u in parts}
-
-    @property
-    def _sizes(self) -> list[tuple[int, int]]:
-        """Of each part, the number of entries of the generator's noise and of the output noise."""
-        return [
-            (s.generator.noise_dim, s.generator.output_dim if _has_output_noise(s) else 0)
-            for s in self._samplers
-        ]
-
-    def _flat(self, noise: Tensor) -> Tensor:
-        """The unconstrained latents, shape ``(..., m)``, of noise ``(..., d)``."""
-        return torch.cat(list(self._parts(noise)), -1)
-
-    def _parts(self, noise: Tensor) -> Iterator[Tensor]:
-        ends = noise.split([sum(sizes) for sizes in self._sizes], -1)
-        for sampler, sizes, part in zip(self._samplers, self._sizes, ends, strict=True):
-            z, output = part.split(sizes, -1)
-            mean = sampler.generator(z.reshape(*z.shape[:-1], *sampler.generator.noise_shape))
-            if sizes[1]:
-                mean = mean + sampler.scale * output
-            yield sampler.preconditioner(mean)
-
-    def _values(self, noise: Tensor) -> dict[str, Tensor]:
-        """Constrained values as seen from the plates, see :meth:`LatentSite.unpack`."""
-        return {s.name: s.value(s.unpack(u)) for s, u in by_site(self._flat(noise), self._sites)}
+        return self._map.transform_sample(noise, self.noise_name)
 
     def _draw(self) -> dict[str, Tensor]:
-        zeros = self._samplers[0].preconditioner.loc.new_zeros(self.noise_dim)
+        zeros = self._map.like.new_zeros(self.noise_dim)
         base = dist.Normal(zeros, self.widen.expand_as(zeros), validate_args=False).to_event(1)
-        return self._values(pyro.sample(self.noise_name, base))  # theory/after.md (guide-prior)
+        return self._map.values(pyro.sample(self.noise_name, base))  # theory/after.md (guide-prior)
 
     def extra_repr(self) -> str:
         """What it makes of what, for ``repr``."""
-        return f"{len(self._sites)} sites of {self.noise_dim} entries of noise"
+        return f"{len(self.names)} sites of {self.noise_dim} entries of noise"
 
 
 _CALLER = 4  # frames up from a check: the exit of the handler, and Pyro's wrapper of a function
@@ -209,7 +171,7 @@ class _FromNoise(Messenger):
     def __init__(self, prior: GuidePrior) -> None:
         super().__init__()
         self._prior, self._is_checked = prior, False
-        self._sites = {site.name: site for site in prior._sites}
+        self._sites = {site.name: site for site in prior._map.sites}
         self._values: dict[str, Tensor] = {}
         self._rows: dict[str, Tensor] = {}  # that the model's plates show, by name
         self._outer: set[str] = set()
@@ -232,7 +194,7 @@ class _FromNoise(Messenger):
 
     def _pyro_sample(self, msg: Any) -> None:
         site = self._sites.get(msg["name"])
-        if site is None or msg["name"] not in self._values:
+        if site is None:
             return
         if msg["value"] is not None and msg["value"] is self._given.get(site.name):
             return  # poutine.do sends it once more
@@ -280,7 +242,7 @@ def _check_same(site: LatentSite, fn: Any, frames: list[Any]) -> None:
     expected = {frame.dim: frame.full_size for frame in site.frames}
     if tuple(fn.event_shape) != event or found != expected:
         raise SiteError(
-            f"site {site.name!r} has event shape {tuple(fn.event_shape)} and plates {found or {}} "
+            f"site {site.name!r} has event shape {tuple(fn.event_shape)} and plates {found} "
             f"(size by dimension) in this model, and {event} and {expected} in that of the guide. "
             "Use the model that the guide was fitted to, with plates of the same rows."
         )
@@ -301,11 +263,6 @@ def check_all_rows(site: LatentSite) -> None:
                 f"its {frame.full_size} rows: latents of rows are not carried on. Make the prior "
                 "of those that all data share."
             )
-
-
-def _has_output_noise(sampler: Any) -> bool:
-    scale = sampler.scale
-    return isinstance(scale, Tensor) or scale > 0
 
 
 def _next_name(taken: tuple[str, ...]) -> str:

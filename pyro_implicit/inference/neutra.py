@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pyro
@@ -12,11 +11,12 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_implicit._checks import check_model, check_tensor
-from pyro_implicit.exceptions import GuideError, ShapeError
+from pyro_implicit._checks import check_model
+from pyro_implicit.exceptions import GuideError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.handlers.flat_latents import by_site
+from pyro_implicit.inference.noise_map import NoiseMap
 
 __all__ = ["NeuTraReparam"]
 
@@ -53,9 +53,7 @@ class NeuTraReparam:
     """
 
     def __init__(self, guide: ImplicitGuide) -> None:
-        self._sites = _checked(guide).sites
-        samplers: Any = copy.deepcopy(guide.samplers).requires_grad_(False).eval()
-        self._samplers = list(samplers)
+        self._map = NoiseMap(_checked(guide))
 
     def reparam(self, model: Callable[..., Any]) -> Callable[..., Any]:
         """
@@ -70,8 +68,8 @@ class NeuTraReparam:
         :raises ArgumentError: if the model cannot be called.
         """
         check_model(model)
-        loc = torch.cat([sampler.preconditioner.loc for sampler in self._samplers])
-        base = dist.Normal(torch.zeros_like(loc), torch.ones_like(loc)).to_event(1).mask(False)
+        zeros = self._map.like.new_zeros(self._map.noise_dim)
+        base = dist.Normal(zeros, torch.ones_like(zeros)).to_event(1).mask(False)
 
         def transported(*args: Any, **kwargs: Any) -> Any:
             noise = pyro.sample(NOISE, base)
@@ -91,30 +89,15 @@ class NeuTraReparam:
         :raises ArgumentError: if it is no tensor.
         :raises ShapeError: for another size.
         """
-        check_tensor("latent", latent, "noise (..., m)")
-        size = sum(sampler.generator.noise_dim for sampler in self._samplers)
-        if latent.shape[-1:] != (size,):
-            raise ShapeError(f"noise of shape {tuple(latent.shape)}; expected (..., {size})")
-        flat = torch.cat([s.preconditioner(s.generator(z)) for s, z in self._pieces(latent)], -1)
-        return {
-            site.name: site.value(part.reshape(latent.shape[:-1] + site.unconstrained_shape))
-            for site, part in by_site(flat, self._sites)
-        }
-
-    def _pieces(self, noise: Tensor) -> Iterator[tuple[Any, Tensor]]:
-        """Each part of the guide with its own share of the noise."""
-        sizes = [sampler.generator.noise_dim for sampler in self._samplers]
-        return zip(self._samplers, noise.split(sizes, -1), strict=True)
+        return self._map.transform_sample(latent, NOISE)
 
     def _change(self, noise: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """The latents that one noise leads to, and ``log |dlatents/dnoise|``."""
         log_volume = noise.new_zeros(())
-        flat = []
-        for sampler, z in self._pieces(noise):
-            flat.append(sampler.preconditioner(sampler.generator(z)))
+        for sampler, z, _ in self._map.pieces(noise):
             log_volume = log_volume + sampler.distribution().given(z).half_log_det()
         values = {}
-        for site, part in by_site(torch.cat(flat, -1), self._sites):
+        for site, part in by_site(self._map.flat(noise), self._map.sites):
             values[site.name], log_density = site.constrain(site.unpack(part))
             log_volume = log_volume - log_density.sum()
         return values, log_volume

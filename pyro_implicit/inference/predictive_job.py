@@ -86,9 +86,7 @@ class PredictiveJob:
             return
         except Exception as error:  # a model that only takes all of its rows
             is_cut = batch_size is not None and batch_size < rows
-            if is_cut and "plate" in str(
-                error
-            ):  # of a fixed size: to be mended, and it may be large
+            if is_cut and "plate" in str(error):  # of a fixed size: to be mended, it may be large
                 raise
             self._lay_out_all()
             if is_cut:

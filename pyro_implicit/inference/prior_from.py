@@ -19,7 +19,8 @@ from pyro_implicit._checks import (
     check_seed,
 )
 from pyro_implicit._random import RandomStream
-from pyro_implicit.bayesian.joint_prior import JointPrior, JointSite
+from pyro_implicit.bayesian.joint_prior import JointPrior
+from pyro_implicit.bayesian.joint_site import JointSite
 from pyro_implicit.exceptions import ArgumentError, SiteError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.distributions import biject_to
 
 from pyro_implicit import BayesianModule, HyperNetworkGuide, LinearisedELBO
-from pyro_implicit.bayesian.joint_prior import JointPrior, JointSite
+from pyro_implicit.bayesian.joint_prior import JointPrior
+from pyro_implicit.bayesian.joint_site import JointSite
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
 
 A = JointSite("a", torch.Size([2, 2]), 2, constraints.independent(constraints.real, 2))

@@ -48,7 +48,7 @@ def test_the_process_finds_the_noise_of_a_line() -> None:
 
 @pytest.mark.skipif(not has_laplace(), reason="laplace-torch is not installed")
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-def test_the_last_layer_is_bayesian_regression_on_its_features() -> None:
+def test_laplace_keeps_the_mode_and_has_a_spread() -> None:
     split = line()
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
@@ -62,3 +62,15 @@ def test_rows_of_peers_are_in_the_table() -> None:
     row = {"set": "toy", "split": 0, "seed": 0, "method": "GP", "r_hat": None, "cpu_seconds": 1.0}
     row |= {"rmse": 1.0, "log_likelihood": -0.5, "coverage": 0.9}
     assert "| toy | GP " in refine.table([row])
+
+
+def test_what_is_not_installed_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(refine, "has_laplace", lambda: False)
+    monkeypatch.setattr(refine, "_fits", lambda arguments: [])
+    monkeypatch.setattr(refine, "table", lambda rows: "")
+    refine.main(["--methods", "laplace"])
+    assert "no rows of ['laplace', 'laplace, last']: pip install laplace-torch" in (
+        capsys.readouterr().out
+    )

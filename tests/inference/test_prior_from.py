@@ -23,18 +23,7 @@ from pyro_implicit import BayesianModule, ConditionalHyperNetworkGuide, HyperNet
 from pyro_implicit.exceptions import ArgumentError, SiteError, StateError
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.inference import prior_from
-
-torch.manual_seed(0)
-X = torch.randn(40, 3)
-Y = X @ torch.tensor([1.0, -0.5, 0.3]) + 0.7 + 0.5 * torch.randn(40)
-DESIGN = torch.cat([X, torch.ones(40, 1)], -1)
-
-
-def line(x: Tensor, y: Tensor) -> None:
-    w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
-    b = pyro.sample("b", dist.Normal(0.0, 1.0))
-    with pyro.plate("data", len(x)):
-        pyro.sample("y", dist.Normal((w * x).sum(-1) + b, 0.5), obs=y)
+from tests.inference.line import DESIGN, X, Y, line
 
 
 def exact(design: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
