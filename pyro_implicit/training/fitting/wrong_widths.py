@@ -18,6 +18,7 @@ import pyro
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.utils import _pytree
 
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import ImplicitError
@@ -25,12 +26,14 @@ from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.handlers.unvalidated import Unvalidated
+from pyro_implicit.ops.largest_tensor import LargestTensor
 
 __all__ = ["wrong_widths"]
 
 _MOST_LATENTS = 100
 _DRAWS, _FEWEST_DRAWS = 40_000, 5000
-_WORK = 100_000_000  # numbers of data times draws: as long as some ten steps of training
+_WORK = 100_000_000  # numbers of the data, or of the largest tensor that the model makes of them,
+# times draws: as long as some ten steps of training
 _AT_ONCE = 10_000_000  # of these
 _FEWEST = 0.02  # of the draws, that the weights are worth: with fewer they know nothing better
 _RATIO = 1.15  # of deviations: what a user would want to know
@@ -61,19 +64,19 @@ def wrong_widths(
         sites = list(guide.sites)
         if not sites or sum(site.numel for site in sites) > _MOST_LATENTS:
             return []
-        size = sum(a.numel() for a in (*args, *kwargs.values()) if isinstance(a, Tensor))
-        num_draws = min(_DRAWS, _WORK // max(1, size))
-        if num_draws < _FEWEST_DRAWS:
-            return []
         with RandomStream(0), evaluation_mode(), pyro.validation_enabled(False), Unvalidated():
             with torch.no_grad():
+                joint = LogJoint(model, sites, args, kwargs)
+                size = _size(joint, guide)
+                num_draws = min(_DRAWS, _WORK // size)
+                if num_draws < _FEWEST_DRAWS:
+                    return []
                 drawn = _draws(guide, num_draws)
                 if drawn is None:
                     return []
                 draws, log_density = drawn
-                joint = LogJoint(model, sites, args, kwargs)
                 joint.check_deterministic(draws[0], "")  # another subsample at each call
-                values, log_joint = _at(joint, draws, max(1, _AT_ONCE // max(1, size)))
+                values, log_joint = _at(joint, draws, max(1, _AT_ONCE // size))
                 weights = _truncated((log_joint - log_density).double())
     except (ImplicitError, RuntimeError, ValueError, ArithmeticError):
         return []  # a model that does not vectorise, or without a density at all points
@@ -84,6 +87,18 @@ def wrong_widths(
     told = {name: _worst(value, weights, errors) for name, value in flat.items()}
     wrong = {name: ratio for name, ratio in told.items() if ratio is not None}
     return [_told(wrong)] if wrong else []
+
+
+def _size(joint: LogJoint, guide: ImplicitGuide) -> int:
+    """Numbers of the data, or of the largest tensor of a run of the model, if that has more."""
+    data = _pytree.tree_leaves((joint.args, joint.kwargs))
+    drawn = _draws(guide, 1)
+    if drawn is None:
+        return _WORK
+    with LargestTensor() as largest:
+        joint(drawn[0][0])
+    given: int = sum(leaf.numel() for leaf in data if isinstance(leaf, Tensor))
+    return max(1, largest.numel, given)
 
 
 def _errors(num_latents: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pyro
@@ -12,7 +13,10 @@ import torch
 from pyro.infer.autoguide import AutoNormal
 
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO, MMNNGuide, fit
+from pyro_implicit.handlers.log_joint import LogJoint
+from pyro_implicit.ops.largest_tensor import LargestTensor
 from pyro_implicit.training.fitting import fit as module
+from pyro_implicit.training.fitting import wrong_widths as widths
 from pyro_implicit.training.fitting.wrong_widths import wrong_widths
 
 
@@ -112,3 +116,43 @@ def test_a_fit_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     objective = LinearisedELBO(4, vectorize_particles=True)
     result = fit(normal, guide, objective=objective, num_steps=5, lr=1e-6, progress=False, seed=0)
     assert any("by importance weights" in text for text in result.warnings)
+
+
+ROWS = 15_000
+DATA = torch.randn(ROWS, generator=torch.Generator().manual_seed(0))
+
+
+def of_a_dictionary(data: Any) -> None:
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", ROWS):
+        pyro.sample("y", dist.Normal(mean, 1.0), obs=data["y"])
+
+
+def of_a_closure() -> None:
+    of_a_dictionary({"y": DATA})
+
+
+def of_few_numbers(num_rows: int) -> None:
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    pyro.factor("rows", dist.Normal(mean.expand(num_rows), 1.0).log_prob(torch.zeros(1)).sum())
+
+
+@pytest.mark.parametrize(
+    ("large", "args"),
+    [(of_a_dictionary, ({"y": DATA},)), (of_a_closure, ()), (of_few_numbers, (ROWS,))],
+)
+def test_data_are_counted_wherever_they_are(
+    large: Any, args: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 15 000 rows 40 000 draws at once would take 2.4 GB for each operation of the model."""
+    for name, share in (("_WORK", 10), ("_FEWEST_DRAWS", 10), ("_AT_ONCE", 10)):
+        monkeypatch.setattr(widths, name, getattr(widths, name) // share)
+    guide = guide_of(1.0, partial(large, *args))
+    pyro.set_rng_seed(0)
+    joint = LogJoint(large, guide.sites, args, {})
+    with torch.no_grad(), LargestTensor() as largest:
+        joint(torch.zeros(1))
+    assert largest.numel == ROWS
+    with LargestTensor() as all_draws:
+        assert wrong_widths(guide, large, args, {}) == []
+    assert all_draws.numel <= widths._AT_ONCE

@@ -1,0 +1,37 @@
+"""How large the tensors are that a computation makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["LargestTensor"]
+
+
+class LargestTensor(TorchDispatchMode):
+    """
+    Keeps the number of entries of the largest tensor that operations inside of it return.
+
+    What a function makes of data tells more than its arguments do: they may be in a dictionary, in
+    a closure, or a few numbers that are broadcast over many.
+
+    Example::
+
+        with LargestTensor() as largest:
+            model(x)
+        largest.numel
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for leaf in _pytree.tree_leaves(found):
+            if isinstance(leaf, Tensor):
+                self.numel = max(self.numel, leaf.numel())
+        return found

@@ -1,0 +1,24 @@
+"""The largest tensor that operations make, whatever their arguments."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyro_implicit.ops.largest_tensor import LargestTensor
+
+
+@given(st.integers(1, 20), st.integers(1, 20))
+def test_products(rows: int, columns: int) -> None:
+    a, b = torch.ones(rows), torch.ones(columns)
+    with LargestTensor() as largest:
+        (a[:, None] * b).sum()
+    assert largest.numel == rows * columns
+
+
+def test_several_outputs_none_and_nothing() -> None:
+    with LargestTensor() as largest:
+        assert largest.numel == 0
+        torch.ones(7, 2).max(0)
+    assert largest.numel == 14
