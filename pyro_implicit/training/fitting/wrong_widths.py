@@ -97,8 +97,9 @@ def _size(joint: LogJoint, guide: ImplicitGuide) -> int:
         return _WORK
     with LargestTensor() as largest:
         joint(drawn[0][0])
-    given: int = sum(leaf.numel() for leaf in data if isinstance(leaf, Tensor))
-    return max(1, largest.numel, given)
+    given = sum(leaf.numel() for leaf in data if isinstance(leaf, Tensor))
+    size: int = max(1, largest.numel, given)
+    return size
 
 
 def _errors(num_latents: int) -> float:
