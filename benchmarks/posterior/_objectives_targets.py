@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks.posterior.non_gaussian import Banana as _Banana
 from benchmarks.posterior.non_gaussian import wasserstein
 
-__all__ = ["SETTINGS", "TARGETS", "Target", "entropy", "gaussian_kl"]
+__all__ = ["SETTINGS", "TARGETS", "Target", "entropy", "gaussian_kl", "gaussian_of"]
 
 #: of the prior of the targets that are given as a density
 PRIOR_SCALE = 5.0
@@ -41,7 +41,8 @@ class Target(ABC):
     name: str
     dim: int
     nesting = 0
-    log_evidence = 0.0
+    #: None where it is not known
+    log_evidence: float | None = 0.0
     #: standard deviation of the first draws of every implicit guide
     init_scale = 0.1
 
@@ -146,6 +147,31 @@ class XShape(Target):
         return draws * torch.stack([torch.ones(n), 2.0 * torch.randint(2, (n,)) - 1], -1)
 
 
+class StudentT(Target):
+    """Student's t of 5 degrees of freedom in the plane, correlation 0.9: heavy tails."""
+
+    name, dim = "student-t", 2
+    degrees = 5.0
+    factor = torch.tensor([[1.0, 0.0], [0.9, 0.19**0.5]])
+
+    def model(self) -> None:
+        """As a likelihood, with a prior N(0, 25) for both."""
+        prior = dist.Normal(torch.zeros(2), PRIOR_SCALE).to_event(1)
+        w = pyro.sample("w", prior)
+        pyro.factor("density", self.log_density(w) - prior.log_prob(w))
+
+    def log_density(self, x: Tensor) -> Tensor:
+        """See :class:`Target`."""
+        return dist.MultivariateStudentT(
+            x.new_tensor(self.degrees), x.new_zeros(2), self.factor.to(x)
+        ).log_prob(x)
+
+    def exact(self, n: int) -> Tensor:
+        """See :class:`Target`."""
+        chi2 = torch.distributions.Chi2(self.degrees).sample((n, 1))
+        return torch.randn(n, 2) @ self.factor.mT * (self.degrees / chi2).sqrt()
+
+
 class Banana(Target):
     """That of ``non_gaussian``."""
 
@@ -213,7 +239,9 @@ class Logistic(Target):
         return self._grid[chosen] + self._cell * (torch.rand(n, 2) - 0.5)
 
 
-TARGETS: dict[str, type[Target]] = {c.name: c for c in (Mixture, Unequal, XShape, Logistic, Banana)}
+TARGETS: dict[str, type[Target]] = {
+    c.name: c for c in (Mixture, Unequal, XShape, Logistic, Banana, StudentT)
+}
 
 
 def _assigned(a: Tensor, b: Tensor) -> float:
@@ -238,8 +266,10 @@ def entropy(draws: Tensor) -> float:
 
 def gaussian_kl(q: Tensor, p: Tensor) -> float:
     """KL divergence of the Gaussian of the moments of ``q`` to that of ``p``; no regularisation."""
-    gaussians = [
-        torch.distributions.MultivariateNormal(x.mean(0), x.T.cov().reshape(x.shape[1], -1))
-        for x in (q, p)
-    ]
-    return float(torch.distributions.kl_divergence(*gaussians))
+    return float(torch.distributions.kl_divergence(gaussian_of(q), gaussian_of(p)))
+
+
+def gaussian_of(draws: Tensor) -> torch.distributions.MultivariateNormal:
+    """With the moments of draws of shape ``(n, d)``."""
+    covariance = draws.T.cov().reshape(draws.shape[1], -1)
+    return torch.distributions.MultivariateNormal(draws.mean(0), covariance)

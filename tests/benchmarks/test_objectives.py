@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from pyro import poutine
 
+from benchmarks.posterior import _objectives_references as references
 from benchmarks.posterior import objectives
 from benchmarks.posterior._objectives_instability import ESTIMATES
+from benchmarks.posterior._objectives_references import REFERENCED
 from benchmarks.posterior._objectives_targets import TARGETS, entropy, gaussian_kl
 
 
@@ -46,3 +50,79 @@ def test_instability(tmp_path: Path) -> None:
     assert [row["estimate"] for row in rows] == list(ESTIMATES)
     assert all(math.isfinite(row["sd"]) for row in rows)
     assert figure.stat().st_size > 0
+
+
+@pytest.mark.parametrize("name", REFERENCED)
+def test_densities_are_those_of_the_models(name: str) -> None:
+    target = REFERENCED[name]()
+    torch.manual_seed(0)
+    w = torch.randn(target.dim)
+    trace = poutine.trace(poutine.condition(target.model, data={"w": w})).get_trace()
+    assert float(target.log_density(w)) == pytest.approx(float(trace.log_prob_sum()), rel=1e-5)
+    both = target.log_density(torch.stack([w, 0 * w]))
+    assert torch.allclose(both[0], target.log_density(w))
+
+
+def test_the_path_by_hand() -> None:
+    target = references.Diffusion()
+    path = torch.linspace(0.1, 1.0, 100)
+    before, total = 0.0, 0.0
+    for i, x in enumerate(path.tolist()):
+        total += _normal(x, before + 0.1 * before * (1 - before**2), 0.1)
+        before = x
+        if (i + 1) % 5 == 0:
+            total += _normal(float(target.y[(i + 1) // 5 - 1]), x, 0.1)
+    assert float(target.log_density(path)) == pytest.approx(total, rel=1e-4)
+
+
+def _normal(x: float, mean: float, sd: float) -> float:
+    return -0.5 * ((x - mean) / sd) ** 2 - math.log(sd * math.sqrt(2 * math.pi))
+
+
+def test_waveforms_have_the_means_of_their_triangles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class is half of each of its two triangles on average: peaks at 11 and 15, or 11 and 7."""
+    monkeypatch.setattr(references.Waveform, "num_rows", 20_000)
+    target = references.Waveform()
+    for label, peak in ((0.0, 7), (1.0, 15)):
+        mean = target.x[target.y == label, 1:].mean(0)
+        both = [max(6 - abs(i - 11), 0) + max(6 - abs(i - peak), 0) for i in range(1, 22)]
+        assert torch.allclose(mean, 0.5 * torch.tensor(both, dtype=torch.float32), atol=0.08)
+
+
+def test_errors_against_known_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of draws with twice the deviation, one deviation away, whose correlation is turned."""
+    covariance = torch.tensor([[4.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
+    monkeypatch.setattr(references, "moments", lambda _: (torch.zeros(2).double(), covariance))
+    target = references.Waveform()
+    monkeypatch.setattr(references.Waveform, "dim", 2)
+    draws = torch.randn(1000, 2, dtype=torch.float64)
+    draws = torch.linalg.solve(torch.linalg.cholesky((draws - draws.mean(0)).T.cov()), draws.T).T
+    draws = (draws - draws.mean(0)) @ torch.linalg.cholesky(covariance).T
+    errors = target.errors(draws)
+    assert max(map(abs, errors.values())) < 1e-6
+    scale = torch.tensor([2.0, -2.0])
+    errors = target.errors(draws * scale + covariance.diagonal().sqrt())
+    assert errors["mean_error"] == pytest.approx(1.0)
+    assert errors["sd_error"] == pytest.approx(math.log(2))
+    assert errors["correlation_error"] == pytest.approx(1.0)  # 0.5 to -0.5
+    with pytest.raises(NotImplementedError, match="no exact draws"):
+        target.exact(3)
+
+
+def test_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(references.REFERENCE_SETTINGS, "num_draws", 4)
+    monkeypatch.setitem(references.REFERENCE_SETTINGS, "warmup_steps", 2)
+    monkeypatch.setattr(objectives, "REFERENCED", {"waveform": references.Waveform})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Pyro's compilation
+        (row,) = objectives.main(["--reference", "--quiet"])
+    assert (len(row["mean"]), len(row["covariance"]), row["draws"]) == (22, 22 * 23 // 2, 16)
+    assert row["covariance"][0] > 0
+
+
+@pytest.mark.parametrize("name", REFERENCED)
+def test_kept_references_are_sound(name: str) -> None:
+    mean, covariance = references.moments(name)
+    assert torch.equal(covariance, covariance.T)
+    assert float(torch.linalg.eigvalsh(covariance).min()) > 0
+    assert len(mean) == REFERENCED[name].dim
