@@ -77,6 +77,7 @@ AT_EQUAL_TIME = (
     "kernel adaptive",
     "critic adaptive",
     "semi-implicit",
+    "semi-implicit GN",
     "KSIVI",
     "KPG",
     "KPG, weighed",
