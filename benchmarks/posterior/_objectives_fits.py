@@ -32,7 +32,7 @@ from pyro_implicit import (
 )
 from pyro_implicit.objectives import AISIVI, IWAE, KPG, KSIVI, UIVI, AmortisedSVGD
 
-__all__ = ["AT_EQUAL_TIME", "METHODS", "fit", "nuts"]
+__all__ = ["AT_EQUAL_TIME", "METHODS", "fit", "nuts", "train"]
 
 _PRIOR: dict[str, Any] = {"contrast": "prior"}
 
@@ -104,14 +104,14 @@ _GUIDES = {"mean-field": AutoNormal, "full Gaussian": AutoMultivariateNormal}
 
 
 def make_guide(target: Target, method: str) -> Any:
-    """All start at the origin with the target's ``init_scale``."""
+    """All start where the target says, with its ``init_scale``."""
     options: dict[str, Any] = {"init_loc_fn": target.start, "init_scale": target.init_scale}
     if method == "coupling flow":
         return coupling_flow(InitMessenger(target.start)(target.model))
     if method in _GUIDES:
         return _GUIDES[method](target.model, **options)
     if method.startswith(_NOISY):
-        options |= {"scale": 0.1, "learn_scale": "scalar"}
+        options |= target.noise
     return HyperNetworkGuide(target.model, init_from=None, **options)
 
 
@@ -121,13 +121,27 @@ def fit(
     """
     One fit; the learning rate falls geometrically over the steps, or over the CPU time if given.
 
-    :returns: draws, shape ``(num_draws, dim)``; and the divergence that the objective claims at
-        the end, the CPU time of training, and what is to be noted of a ratio: clipped draws, the
-        critic's accuracy.
+    :returns: draws, shape ``(num_draws, dim)``; and what :func:`train` returns.
+    """
+    guide, found = train(target, method, num_steps, quiet, cpu_seconds)
+    values = posterior_draws(guide, SETTINGS["num_draws"])
+    return torch.cat([v.reshape(len(v), -1) for v in values.values()], -1), found
+
+
+def train(
+    target: Target, method: str, num_steps: int, quiet: bool, cpu_seconds: float = 0.0
+) -> tuple[Any, dict[str, Any]]:
+    """
+    A fit without its draws.
+
+    :returns: the guide; and the divergence that the objective claims at the end, or its value where
+        the evidence is not known, the CPU time of training, and what is to be noted of a ratio:
+        clipped draws, the critic's accuracy.
     """
     guide = make_guide(target, method)
+    num_particles = target.num_particles or SETTINGS["num_particles"]
     objective = METHODS[method](
-        SETTINGS["num_particles"], vectorize_particles=True, max_plate_nesting=target.nesting
+        num_particles, vectorize_particles=True, max_plate_nesting=target.nesting
     )
     optimiser = pyro.optim.Adam({"lr": SETTINGS["lr"]})  # type: ignore[attr-defined]
     svi = SVI(target.model, guide, optimiser, objective)
@@ -143,9 +157,7 @@ def fit(
                 break
     bound = None if method in _NO_EVIDENCE else -statistics.fmean(losses[-SETTINGS["last"] :])
     known = target.log_evidence
-    values = posterior_draws(guide, SETTINGS["num_draws"])
-    draws = torch.cat([v.reshape(len(v), -1) for v in values.values()], -1)
-    return draws, {
+    return guide, {
         **({"bound": bound} if known is None else {}),
         "claimed_kl": None if known is None or bound is None else known - bound,
         "cpu_seconds": watch.cpu_seconds,

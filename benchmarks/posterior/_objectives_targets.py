@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyro
@@ -45,6 +45,10 @@ class Target(ABC):
     log_evidence: float | None = 0.0
     #: standard deviation of the first draws of every implicit guide
     init_scale = 0.1
+    #: options of a guide whose objective needs output noise
+    noise: ClassVar[dict[str, Any]] = {"scale": 0.1, "learn_scale": "scalar"}
+    #: draws a step, if other than in ``SETTINGS``
+    num_particles: int | None = None
 
     @abstractmethod
     def model(self) -> None:
