@@ -18,14 +18,18 @@ from .read_csv import HEADER_CHOICES, load_csv
 
 DESCRIPTION = """\
 Fits a Bayesian neural network to a table by mean-field variational inference and by an implicit
-guide with the linearised objective (and by NUTS with --nuts), prints how well each predicts
-held-out rows and whether they differ, and writes that table (scores.txt), a figure (predictive.png)
-and the implicit posterior for ArviZ (posterior.nc)."""
+guide with the linearised objective (with --refine also by chains from 16 modes, with --nuts by
+NUTS), prints how well each predicts held-out rows and whether they differ, and writes that table
+(scores.txt), a figure (predictive.png) and the implicit posterior for ArviZ (posterior.nc; where
+there is none, that of the chains, of NUTS or of mean-field)."""
 
 LARGEST_COUNT = 10**9
 NUTS_SAMPLES = 200
+CHAIN_STEPS = 5000
 GUIDE_FILE = "guide.pt"
-METHOD_CHOICES = ("mean-field", "implicit", "nuts")
+METHOD_CHOICES = ("mean-field", "implicit", "refine", "nuts")
+EXPORTED = ("implicit", "refine", "nuts", "mean-field")  # the first of these that was run
+SAVED = ("implicit", "mean-field")  # which have a state
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -140,6 +144,15 @@ def _add_fit_options(parser: argparse.ArgumentParser) -> None:
         help="draws of the posterior for scores and files (default: 500)",
     )
     parser.add_argument(
+        "--refine",
+        type=_chain_steps,
+        nargs="?",
+        const=CHAIN_STEPS,
+        default=0,
+        metavar="N",
+        help="also run 16 chains of N (default: 5000) gradients of all rows from as many modes",
+    )
+    parser.add_argument(
         "--nuts",
         type=_positive,
         nargs="?",
@@ -177,6 +190,7 @@ def _integer(name: str, least: int, most: int, expected: str) -> Callable[[str],
 
 
 _positive = _integer("integer", 1, LARGEST_COUNT, f"a positive number up to {LARGEST_COUNT}")
+_chain_steps = _integer("integer", 100, LARGEST_COUNT, "at least 100 gradients a chain")
 _seed = _integer("integer", 0, 2**32 - 1, "0 to 2**32 - 1")
 
 
@@ -231,6 +245,7 @@ def _run(arguments: argparse.Namespace, console: Console, outputs: Outputs) -> N
     from .report import FILES, export_bytes, require_extras
     from .score import score
 
+    methods = _methods(arguments)
     table = (
         load_bundled()
         if arguments.data is None
@@ -242,7 +257,6 @@ def _run(arguments: argparse.Namespace, console: Console, outputs: Outputs) -> N
     needed = export_bytes(split, arguments.num_samples)
     check_folder(outputs.folder, names, needed // 2)  # compressed, it takes less
     require_extras(bool(split.classes))
-    methods = {*arguments.method, *(["nuts"] if arguments.nuts else [])}
     # Parameters stay with their guides: nothing of the caller's parameter store is touched.
     with pyro.settings.context(module_local_params=True), _one_thread():
         model = build_model(split.x_train.shape[-1], len(split.x_train), len(split.classes))
@@ -253,6 +267,7 @@ def _run(arguments: argparse.Namespace, console: Console, outputs: Outputs) -> N
             seed=arguments.seed,
             num_steps=arguments.num_steps,
             nuts_samples=arguments.nuts or NUTS_SAMPLES,
+            chain_steps=arguments.refine or CHAIN_STEPS,
             quiet=arguments.quiet,
         )
         pyro.set_rng_seed(arguments.seed)
@@ -260,6 +275,18 @@ def _run(arguments: argparse.Namespace, console: Console, outputs: Outputs) -> N
             score(model, fit.guide, split, arguments.num_samples, arguments.seed) for fit in fits
         ]
         _report(console, outputs, model, split, arguments, fits, scores)
+
+
+def _methods(arguments: argparse.Namespace) -> set[str]:
+    """What is to be fitted."""
+    methods = {*arguments.method}
+    methods |= {name for name in ("refine", "nuts") if getattr(arguments, name)}
+    if arguments.save and not methods & {*SAVED}:
+        raise ArgumentError(
+            f"--save with --method {' '.join(sorted(methods))}, which have no guide to save; "
+            f"expected one of {', '.join(SAVED)} among the methods."
+        )
+    return methods
 
 
 def _report(
@@ -276,12 +303,12 @@ def _report(
     from .report import FIGURE_FILE, POSTERIOR_FILE, SCORES_FILE, draw, export, format_table, saved
 
     table = format_table(split, arguments.seed, fits, scores)
-    exported = _exported(fits)
+    exported = _first(fits, EXPORTED)
     outputs.write(SCORES_FILE, lambda: f"{table}\n".encode("utf-8", "backslashreplace"))
     outputs.write(FIGURE_FILE, lambda: draw(split, fits, scores))
     console.say(table)
-    if arguments.save and exported.objective is not None:
-        outputs.write(GUIDE_FILE, lambda: saved(exported, split))
+    if arguments.save:
+        outputs.write(GUIDE_FILE, lambda: saved(_first(fits, SAVED), split))
     outputs.write(
         POSTERIOR_FILE,
         lambda: netcdf_bytes(export(model, exported, split, arguments.num_samples)),
@@ -295,8 +322,9 @@ def _report(
         console.complain(f"error: standard output cannot be written to: {console.lost}{kept}")
 
 
-def _exported(fits: list[Any]) -> Any:
-    """The fit whose draws are written: the implicit guide, if it is there."""
+def _first(fits: list[Any], names: Sequence[str]) -> Any:
+    """The fit by the first of these methods that there is."""
     from .fit import METHODS
 
-    return next((fit for fit in fits if fit.method == METHODS["implicit"]), fits[0])
+    found = {fit.method: fit for fit in fits}
+    return next(found[METHODS[name]] for name in names if METHODS[name] in found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +15,8 @@ from pyro.infer import ELBO, MCMC, NUTS, Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from torch import Tensor
 
+from pyro_implicit.chains.refine import refine
+from pyro_implicit.chains.result import Chains
 from pyro_implicit.generators.residual import ResidualGenerator
 from pyro_implicit.guides.hypernetwork import HyperNetworkGuide
 from pyro_implicit.objectives.linearised import LinearisedELBO
@@ -25,14 +28,17 @@ BATCH_SIZE = 1024  # rows a step; smaller tables are used whole
 METHODS = {
     "mean-field": "mean-field VI",
     "implicit": "linearised implicit",
+    "refine": "chains from modes",
     "nuts": "NUTS",
 }
+NUM_CHAINS = 16
+CONVERGED = 1.1  # r-hat of predictions
 Model = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A guide of one method, its objective (NUTS has none), and what is to be told of the fit."""
+    """A guide of one method, its objective (chains have none), and what is to be told of it."""
 
     method: str
     guide: Any
@@ -63,7 +69,9 @@ class Chain:
 
 
 def most_draws(guide: Any, num_samples: int) -> int:
-    """So many draws as asked for; no more than a chain has."""
+    """So many draws as asked for; no more than a chain, or several, have."""
+    if isinstance(guide, Chains):
+        return min(num_samples, guide.num_chains * guide.num_draws)
     return min(num_samples, len(guide)) if isinstance(guide, Chain) else num_samples
 
 
@@ -116,6 +124,35 @@ def fit_nuts(model: Model, split: Split, *, num_samples: int, quiet: bool) -> Fi
     return Fit(METHODS["nuts"], Chain(mcmc.get_samples()), time.perf_counter() - start)
 
 
+def fit_chains(model: Model, split: Split, *, num_steps: int, seed: int, quiet: bool) -> Fit:
+    """Chains of microcanonical Langevin dynamics, each from a mode of its own."""
+    start = time.perf_counter()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        chains = refine(
+            model,
+            NUM_CHAINS,
+            split.x_train,
+            split.y_train,
+            num_chains=NUM_CHAINS,
+            num_steps=num_steps,
+            progress=not quiet,
+            seed=seed,
+        )
+    seconds = time.perf_counter() - start
+    told = [str(one.message).rstrip(".") for one in caught]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # told in words of the command line
+        r_hat = float(chains.predictive_r_hat(split.x_test)["y"].max())
+    if not r_hat <= CONVERGED:
+        told.append(
+            f"r-hat of predictions is up to {r_hat:.2f}: the chains do not agree yet, and are an "
+            "ensemble rather than draws of the posterior; a larger --refine brings them nearer"
+        )
+    method = METHODS["refine"]
+    return Fit(method, chains, seconds, told=[f"{method}: {text}" for text in told])
+
+
 def _fit(
     method: str,
     model: Any,
@@ -151,6 +188,7 @@ def fit_all(
     seed: int,
     num_steps: int,
     nuts_samples: int,
+    chain_steps: int,
     quiet: bool,
 ) -> list[Fit]:
     """The methods asked for, each from the same seed, so that none changes another."""
@@ -163,6 +201,8 @@ def fit_all(
         if "implicit" in methods:
             pyro.set_rng_seed(seed)
             fits.append(fit_implicit(model, split, start=mean_field, **options))
+    if "refine" in methods:
+        fits.append(fit_chains(model, split, num_steps=chain_steps, seed=seed, quiet=quiet))
     if "nuts" in methods:
         pyro.set_rng_seed(seed)
         fits.append(fit_nuts(model, split, num_samples=nuts_samples, quiet=quiet))

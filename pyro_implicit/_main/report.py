@@ -16,7 +16,7 @@ from pyro_implicit.exceptions import MissingExtraError
 
 from .data import Split
 from .fit import METHODS, Fit, most_draws
-from .score import Score, verdict
+from .score import Score, verdicts
 
 EXPORT_ROWS = 5000  # of the training rows; more would take gigabytes
 FIGURE_ROWS = 2000  # of the test rows; more could not be told apart
@@ -52,9 +52,7 @@ def format_table(split: Split, seed: int, fits: list[Fit], scores: list[Score]) 
     for fit, score in zip(fits, scores, strict=True):
         cells = [_cell(title, score.values[title]) for title in titles]
         lines.append(f"{fit.method:<20}{''.join(f'{c:>14}' for c in cells)}{fit.seconds:>10.1f}")
-    line = verdict(fits, scores)
-    if line:
-        lines.append(line)
+    lines += verdicts(fits, scores)
     if any(fit.method == METHODS["implicit"] for fit in fits):
         lines.append("The implicit guide starts from a mean-field fit; its seconds include that.")
     lines += [f"Note: {note}." for note in notes(split, fits)]
@@ -100,6 +98,8 @@ def export(model: Any, fit: Fit, split: Split, num_samples: int) -> Any:
     with warnings.catch_warnings():
         # What ArviZ 0.23 announces about its successor does not concern who runs this.
         warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing", FutureWarning)
+        # As few draws as --num-samples asks for, from 16 chains.
+        warnings.filterwarnings("ignore", r"More chains \(\d+\) than draws", UserWarning)
         data = to_arviz(
             model,
             fit.guide,

@@ -79,25 +79,36 @@ def _in_units(values: torch.Tensor, split: Split) -> np.ndarray:
     return split.y_mean + split.y_scale * values.numpy()
 
 
-def verdict(fits: list[Fit], scores: list[Score]) -> str:
+def verdicts(fits: list[Fit], scores: list[Score]) -> list[str]:
     """
-    One line: whether the implicit guide predicts better than mean-field, row by row.
+    A line each: whether the implicit guide, and chains, predict better than mean-field, row by row.
 
     :param fits: all of them.
     :param scores: theirs.
-    :returns: the line; empty unless both are there.
+    :returns: the lines; none of what is not there.
     """
     found = {fit.method: one.report for fit, one in zip(fits, scores, strict=True)}
-    names = METHODS["implicit"], METHODS["mean-field"]
-    if not set(names) <= found.keys():
-        return ""
-    value, error = found[names[0]].difference(found[names[1]])
+    base = METHODS["mean-field"]
+    names = {"implicit guide": "implicit", "chains": "refine"}
+    others = {short: METHODS[key] for short, key in names.items() if METHODS[key] in found}
+    if base not in found:
+        return []
+    told = {fit.method for fit in fits if fit.told}
+    return [
+        _verdict(short, *found[name].difference(found[base]), bool(told & {name, base}))
+        for short, name in others.items()
+    ]
+
+
+def _verdict(name: str, value: float, error: float, noted: bool) -> str:
+    what = f"{name.removesuffix(' guide')} less mean-field"
     told = f"{value:+.4f} nats a row, standard error {error:.4f}"
-    if any(fit.told for fit in fits if fit.method in names):
+    if noted:
         told += "; see the notes on the fits"
     if math.isnan(error):
-        return f"Verdict: none from one test row (implicit less mean-field: {value:+.4f} nats)."
+        return f"Verdict: none from one test row ({what}: {value:+.4f} nats)."
     if abs(value) <= 2 * error:
-        return f"Verdict: no difference that the test rows show (implicit less mean-field: {told})."
-    better = "implicit guide" if value > 0 else "mean-field fit"
-    return f"Verdict: the {better} predicts better (implicit less mean-field: {told})."
+        return f"Verdict: no difference that the test rows show ({what}: {told})."
+    verb = "predict" if name == "chains" and value > 0 else "predicts"
+    better = name if value > 0 else "mean-field fit"
+    return f"Verdict: the {better} {verb} better ({what}: {told})."

@@ -133,6 +133,7 @@ def test_failure_while_running(capsys, tmp_path, table, monkeypatch, error):
         (["--num-steps", "0"], "0 found, expected a positive number"),
         (["--num-steps", "many"], "invalid"),
         (["--nuts", "-1"], "-1 found, expected a positive number"),
+        (["--refine", "99"], "99 found, expected at least 100 gradients a chain"),
         (["--seed", "-1"], "-1 found, expected 0 to"),
         (["--seed", str(2**32)], "found, expected 0 to"),
         (["--test-fraction", "1"], "1 found, expected a number between 0 and 1"),
@@ -265,6 +266,25 @@ def test_methods_alone(capsys, tmp_path, table):
     assert posterior["posterior"]["sigma"].shape == (1, 3)
 
 
+def test_chains_from_modes(capsys, tmp_path, table, monkeypatch):
+    monkeypatch.setattr(fit, "NUM_CHAINS", 3)
+    folder = tmp_path / "output"
+    assert quick(table, folder, "--method", "mean-field", "--refine", "100", "--save") == 0
+    out = capsys.readouterr().out
+    assert "chains from modes" in out and "implicit" not in out and "less mean-field" in out
+    assert "Note: chains from modes: r-hat of predictions is up to" in out
+    assert load_state(folder / "guide.pt")["method"] == "mean-field VI"
+    posterior = az.from_netcdf(folder / "posterior.nc")
+    assert posterior["posterior"]["sigma"].shape == (3, 5)
+    assert_in_units(posterior, table)
+
+
+def test_chains_have_no_guide_to_save(capsys, tmp_path, table):
+    assert quick(table, tmp_path / "output", "--method", "refine", "nuts", "--save") == 2
+    assert "--save with --method nuts refine, which have no guide" in capsys.readouterr().err
+    assert not (tmp_path / "output").exists()
+
+
 def test_large_tables_are_trained_by_minibatches(table, monkeypatch):
     monkeypatch.setattr(fit, "BATCH_SIZE", 16)
     split = split_table(load_csv(table), seed=0)
@@ -274,7 +294,7 @@ def test_large_tables_are_trained_by_minibatches(table, monkeypatch):
         rows = [torch.eq(split.x_train, row).all(-1).nonzero().item() for row in x]
         assert torch.equal(y, split.y_train[rows])
     model = build_model(2, len(split.x_train))
-    options = {"seed": 0, "num_steps": 2, "nuts_samples": 0, "quiet": True}
+    options = {"seed": 0, "num_steps": 2, "nuts_samples": 0, "chain_steps": 0, "quiet": True}
     with pyro.settings.context(module_local_params=True):
         fitted = fit.fit_all(model, split, methods=["mean-field", "implicit"], **options)
     assert [one.method for one in fitted] == ["mean-field VI", "linearised implicit"]

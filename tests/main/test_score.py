@@ -16,7 +16,7 @@ from scipy import stats
 from pyro_implicit import evaluate
 from pyro_implicit._main.data import Split
 from pyro_implicit._main.fit import METHODS, Chain, Fit
-from pyro_implicit._main.score import Score, score, verdict
+from pyro_implicit._main.score import Score, score, verdicts
 
 
 def linear_model(x, y=None):
@@ -84,8 +84,8 @@ def test_one_row_has_no_standard_error():
     assert math.isnan(values["(std. error)"]) and math.isfinite(values["test log-lik"])
 
 
-def judged(gap, rows=200, told=()):
-    """The verdict on an implicit guide whose mean is nearer to the truth by so much."""
+def judged(gap, rows=200, told=(), method="implicit"):
+    """The verdict on a method whose mean is nearer to the truth by so much."""
     x = torch.zeros(rows)
     y = torch.randn(rows)
 
@@ -94,13 +94,14 @@ def judged(gap, rows=200, told=()):
         with pyro.plate("data", len(x)):
             pyro.sample("y", dist.Normal(w + x, 1.0), obs=y)
 
-    offsets = {"implicit": max(-gap, 0.0), "mean-field": max(gap, 0.0)}
+    offsets = {method: max(-gap, 0.0), "mean-field": max(gap, 0.0)}
     fits = [Fit(METHODS[name], None, 1.0, told=list(told)) for name in offsets]
     reports = [
         evaluate(model, Chain({"w": torch.tensor([w])}), x, y, num_samples=1)
         for w in offsets.values()
     ]
-    return verdict(fits, [Score(report, {}) for report in reports])
+    (line,) = verdicts(fits, [Score(report, {}) for report in reports])
+    return line
 
 
 def test_verdicts():
@@ -109,4 +110,8 @@ def test_verdicts():
     assert judged(0.0).startswith("Verdict: no difference that the test rows show")
     assert judged(1.0, rows=1).startswith("Verdict: none from one test row")
     assert judged(1.0, told=["the limit came"]).endswith("; see the notes on the fits).")
-    assert verdict([], []) == ""
+    assert verdicts([], []) == []
+    assert judged(1.0, method="refine").startswith("Verdict: the chains predict better (chains")
+    assert judged(-1.0, method="refine").startswith(
+        "Verdict: the mean-field fit predicts better (c"
+    )
