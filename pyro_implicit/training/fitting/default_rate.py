@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from pyro import poutine
 from pyro.infer.autoguide import AutoGuide, AutoGuideList
-from torch import nn
+from torch import Tensor, nn
 
 from pyro_implicit.generators.autoregressive import AutoregressiveGenerator
 from pyro_implicit.generators.conditional_autoregressive import ConditionalAutoregressiveGenerator
@@ -49,19 +49,22 @@ def default_rate(guide: Callable[..., Any], arguments: Arguments) -> float:
     return _SINGLE if max(sizes) == 1 else _RESTLESS
 
 
-def rate_times(guide: Callable[..., Any], rate: float) -> dict[int, float]:
+def rate_times(guide: Callable[..., Any], rate: float) -> Callable[[Tensor], float]:
     """
-    What the first learning rate is multiplied by for parts of a list that are Pyro's guides.
+    What the first learning rate is multiplied by for parameters that are of no generator.
 
-    An ``AutoDelta`` or ``AutoNormal`` beside a generator goes its own way at its own rate: at that
-    of the generator it has to go farther than it gets, or is driven about by that of one latent.
+    Parameters of the model, and an ``AutoDelta`` or ``AutoNormal`` beside a generator, go their own
+    way at the rate that they have with Pyro's guides: at that of the generator they have to go
+    farther than they get, or are driven about by that of one latent.
 
     :param guide: the guide, built.
     :param float rate: what :func:`default_rate` chose.
-    :returns: factors by the ``id`` of an unconstrained parameter; 1 for all others.
+    :returns: the factor of an unconstrained parameter.
     """
     if not isinstance(guide, nn.Module) or rate == _USUAL:
-        return {}
+        return lambda param: 1.0
     ours = (ImplicitGuide, ConditionalGuide, AutoGuideList)
     parts = [p for p in guide.modules() if isinstance(p, AutoGuide) and not isinstance(p, ours)]
-    return {id(param): _USUAL / rate for part in parts for param in part.parameters()}
+    own = {id(param) for param in guide.parameters()}
+    own -= {id(param) for part in parts for param in part.parameters()}
+    return lambda param: 1.0 if id(param) in own else _USUAL / rate

@@ -72,9 +72,9 @@ def fit(
     * *objective*: by the guide's sizes, see the table; told in the result.
     * *learning rate*: Adam at ``lr``, by default 0.002 with an
       :class:`~pyro_implicit.generators.AutoregressiveGenerator` (0.02 if it has one latent) and
-      0.005 without (and for Pyro's guides beside one in an ``AutoGuideList``), until the loss
-      is level, then cooled by equal ratios to a hundredth of it, in a third as many steps as came
-      before; gradients ten times longer than usual are cut.
+      0.005 without (and for parameters of the model, and Pyro's guides beside one in an
+      ``AutoGuideList``), until the loss is level, then cooled by equal ratios to a hundredth of it,
+      in a third as many steps as came before; gradients ten times longer than usual are cut.
     * *when to stop*: the loss is level when the mean of its last quarter is less than a tenth of
       the noise of one step (or 0.02 nats) below that of the quarter before it, and this by a
       standard error that allows for autocorrelation. The run ends when the rate is cold. With
@@ -186,7 +186,7 @@ def fit(
                 with explained_errors(some, named):
                     objective, hints[:] = default_objective(model, guide, some, named)
             rate = default_rate(guide, arguments) if lr is None else lr
-            times = rate_times(guide, rate) if lr is None else {}
+            times = rate_times(guide, rate) if lr is None else None
             watch = None if validation is None else Validation(validation, model, guide, kwargs)
             if isinstance(validation, tuple):
                 seen = told_of_seen_observations(model, guide, validation, kwargs)

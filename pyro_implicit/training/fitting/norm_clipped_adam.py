@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -25,13 +25,13 @@ class NormClippedAdam:
     the scale of the objective: a single draw from the tail cannot throw the parameters away.
 
     :param state: what :meth:`state` returned, to go on from.
-    :param times: factors of the rate, by the ``id`` of a parameter; 1 for those that are not there.
+    :param times: the factor of the rate for a parameter; 1 for all by default.
     """
 
     def __init__(
-        self, state: Mapping[str, Any] | None = None, times: Mapping[int, float] | None = None
+        self, state: Mapping[str, Any] | None = None, times: Callable[[Tensor], float] | None = None
     ) -> None:
-        self._times = dict(times or {})
+        self._times = times or (lambda param: 1.0)
         self._saved: dict[str, Any] = dict(state["moments"]) if state else {}
         #: the sum of the logarithms of the lengths so far, weighted, and the sum of the weights
         norm: tuple[float, float] = state["norm"] if state else (0.0, 0.0)
@@ -98,8 +98,8 @@ class NormClippedAdam:
             return
         self._known |= {id(param) for param in new.values()}
         groups: dict[float, list[Tensor]] = {}
-        for key, param in {id(param): param for param in new.values()}.items():
-            groups.setdefault(self._times.get(key, 1.0), []).append(param)
+        for param in {id(param): param for param in new.values()}.values():
+            groups.setdefault(self._times(param), []).append(param)
         for times, tensors in groups.items():
             group = {"params": tensors, "fused": _can_fuse(tensors), "times": times}
             if self._adam is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -56,7 +56,7 @@ class Run:
     :param validation: scores now and then, or None.
     :param rows: where steps see batches, all rows, by which to judge whether the objective is
         level; or None.
-    :param times: factors of the rate, by the ``id`` of a parameter; 1 for all others.
+    :param times: the factor of the rate for a parameter; 1 for all by default.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Run:
         rate: LearningRate,
         validation: Validation | None,
         rows: Call | None = None,
-        times: Mapping[int, float] | None = None,
+        times: Callable[[Tensor], float] | None = None,
     ) -> None:
         self._times = times
         self.model, self.guide, self.objective = model, guide, objective

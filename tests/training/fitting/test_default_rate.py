@@ -9,6 +9,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer.autoguide import AutoDelta, AutoGuideList, AutoNormal
+from pyro.nn import PyroModule, PyroParam
 from pyro.poutine import block
 
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO, MMNNGuide, fit
@@ -67,7 +68,7 @@ def test_a_function_has_the_usual_one() -> None:
     assert result.rates[0] == 0.005
 
 
-def test_pyros_guides_in_a_list_go_at_their_own_rate() -> None:
+def test_pyros_guides_in_a_list_and_the_model_go_at_their_own_rate() -> None:
     """By Adam's first step, whose length is the rate whatever the gradient."""
 
     def wide() -> None:
@@ -96,10 +97,10 @@ def test_pyros_guides_in_a_list_go_at_their_own_rate() -> None:
 
     for options, own in (({}, 0.005), ({"lr": 0.003}, 0.003)):
         gone = moved(**options)
-        theirs = [v for name, v in gone.items() if not name.startswith("0.") and name != "theta"]
-        assert len(theirs) == 3
-        assert theirs == pytest.approx([own] * 3, rel=1e-3)
-        ours = max(v for name, v in gone.items() if name.startswith("0.") or name == "theta")
+        theirs = [v for name, v in gone.items() if not name.startswith("0.")]
+        assert len(theirs) == 4  # of the model, too
+        assert theirs == pytest.approx([own] * 4, rel=1e-3)
+        ours = max(v for name, v in gone.items() if name.startswith("0."))
         assert ours == pytest.approx(options.get("lr", 0.002), rel=1e-3)
 
 
@@ -119,3 +120,26 @@ def test_beside_one_latent_pyros_guides_are_not_driven_by_its_rate() -> None:
     assert theirs == pytest.approx([0.005, 0.005], rel=1e-3)
     ours = max(v for name, v in gone.items() if name.startswith("0."))
     assert ours == pytest.approx(0.02, rel=1e-3)
+
+
+class Decoder(PyroModule):
+    """A model with a network of its own, and a plain parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = PyroModule[torch.nn.Linear](3, 1)
+        self.offset = PyroParam(torch.tensor(1.0), torch.distributions.constraints.positive)
+
+    def forward(self) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        pyro.sample("y", dist.Normal(self.net(w) + self.offset, 1.0), obs=torch.tensor([9.0]))
+
+
+def test_networks_of_the_model_go_at_the_rate_that_they_have_with_pyros_guides() -> None:
+    decoder = Decoder()
+    guide = HyperNetworkGuide(decoder)
+    guide()
+    before = {n: p.detach().clone() for n, p in decoder.named_parameters()}
+    fit(decoder, guide, num_steps=1, progress=False, seed=0)
+    gone = [float((p.detach() - before[n]).abs().max()) for n, p in decoder.named_parameters()]
+    assert gone == pytest.approx([0.005] * 3, rel=1e-3)
