@@ -144,6 +144,26 @@ class LogJoint:
         except _REFUSALS:
             return u.sum() * math.nan
 
+    def in_double(self, u: Tensor) -> Tensor:
+        """
+        As :meth:`value`, in double precision where the model takes latents in it.
+
+        Where large terms cancel (a Beta of concentration 1e6) single precision knows the density to
+        some nats, and whoever looks for its maximum finds the rounding.
+
+        :param torch.Tensor u: shape ``(m,)``.
+        :returns: the log-density or NaN, shape ``()``; by single precision if the model has weights
+            in it, say.
+        """
+        if u.dtype == torch.float32 and u.device.type != "mps":
+            try:
+                found = self.value(u.double())
+            except (ImplicitError, RuntimeError, TypeError):
+                return self.value(u)
+            if found.dtype == torch.float64 and bool(found.isfinite()):
+                return found
+        return self.value(u)
+
     def explain(self, u: Tensor) -> str:
         """
         Names the sites that make a log-density what it is.

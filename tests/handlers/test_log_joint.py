@@ -112,3 +112,42 @@ def test_what_makes_the_density_large_and_what_the_model_says():
     density = log_joint(model)
     assert density.explain(torch.ones(1)) == " (the largest term is that of site 'f', 50)"
     assert density.explain(2 * torch.ones(1)) == " (the model says: too much of z)"
+
+
+HITS = torch.tensor([18.0, 17, 16, 15, 14, 14, 13, 12, 11, 11, 10, 10, 10, 10, 10, 9, 8, 7])
+
+
+def batting(hits):
+    """Of Pyro's examples: large concentrations make the terms of a Beta cancel."""
+    m = pyro.sample("m", dist.Uniform(hits.new_zeros(()), 1.0))
+    kappa = pyro.sample("kappa", dist.Pareto(hits.new_ones(()), 1.5))
+    with pyro.plate("players", 18):
+        phi = pyro.sample("phi", dist.Beta(m * kappa, (1 - m) * kappa))
+        pyro.sample("hits", dist.Binomial(45, phi), obs=hits)
+
+
+def test_double_precision_where_single_knows_nothing():
+    """Against the same model on data in double precision throughout."""
+    density, exact = log_joint(batting, HITS), log_joint(batting, HITS.double())
+    noise = torch.randn(18, generator=torch.Generator().manual_seed(0))
+    u = torch.cat([torch.tensor([-1.0, 14.5]), -1.0 + 3e-4 * noise])
+    found = density.in_double(u)
+    assert found.dtype == torch.float64
+    assert float(found) == pytest.approx(float(exact(u.double())), rel=1e-6)
+    assert abs(float(density.value(u)) - float(found)) > 2  # and nats of it are rounding
+
+
+@pytest.mark.parametrize("bad", ["weights", "domain", "cast"])
+def test_single_precision_where_double_is_refused(bad):
+    layer = torch.nn.Linear(2, 1)
+
+    def stubborn():
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        if bad == "domain" and w.dtype == torch.float64:
+            raise ValueError("no")
+        mean = layer(w) if bad == "weights" else w.float()
+        pyro.sample("y", dist.Normal(mean.sum(), 1.0), obs=torch.zeros(()))
+
+    density, u = log_joint(stubborn), torch.tensor([0.3, -0.2])
+    with torch.no_grad():
+        assert float(density.in_double(u)) == pytest.approx(float(density.value(u)), rel=1e-6)

@@ -114,13 +114,18 @@ class Trials:
             start, note = find()
             start = start.in_blocks(self.sizes)
             assert start.factor is not None
-            score = objective(self.density, start.loc, start.factor, self.num_samples)
+            score = objective(self._judged, start.loc, start.factor, self.num_samples)
         except FAILURES as error:
             self.gaussians.append(Trial(name, -math.inf, _first_line(error)))
             return
         if math.isfinite(score):
             self.starts[name] = start
         self.gaussians.append(Trial(name, score, note if math.isfinite(score) else _NOT_FINITE))
+
+    def _judged(self, u: Tensor) -> Tensor:
+        """The density as exactly as the model can tell: a search may have followed rounding."""
+        self.bar.update()
+        return self.log_joint.in_double(u)
 
     def best(self) -> str | None:
         """The name of the Gaussian with the highest score, None if all have failed."""
