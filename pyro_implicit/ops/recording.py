@@ -41,18 +41,27 @@ _NEUTRAL: dict[Any, int] = {
 _SHAPED = (_aten.view.default, _aten.expand.default, _aten._unsafe_view.default)
 
 
+class _Shapes(FakeTensorMode):
+    """Shapes of values that nobody calculates with: plain tensors without numbers will do."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _aten.empty_strided.default:
+            return torch.empty_strided(args[0], args[1], device="meta", dtype=kwargs["dtype"])
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
 def trace_operations(function: Callable[..., Any], *example: Tensor) -> fx.GraphModule:
     """
     Runs a function and notes its operations on tensors.
 
-    The tracer notes the shape of each value in a tensor without numbers, and makes a world of its
-    own for each of them, with the whole stack, unless there is one already: that doubled the time.
+    The tracer notes the shape of each value in a fake tensor, and makes a mode of its own for each
+    of them, with the whole stack, unless there is one already: that took two thirds of the time.
 
     :param function: from tensors to tensors, of any structure.
     :param example: its arguments.
     :returns: the graph, as :func:`make_fx` gives it.
     """
-    with tracing(TracingContext(FakeTensorMode())):
+    with tracing(TracingContext(_Shapes())):
         graph: fx.GraphModule = make_fx(function)(*example)
     return graph
 
