@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if getattr(config.option, "numprocesses", None):
         return
+    gc.disable()  # until all tests are known, see pytest_collection_finish
     import torch
     from hypothesis import settings
 
@@ -34,6 +37,18 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("pyro_implicit")
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)  # the processes share the cores
+
+
+def pytest_collection_finish() -> None:
+    """
+    Modules and tests stay until the end: whoever looks for garbage need not look at them.
+
+    They are a million objects, at which each full search looked for half a second, while they were
+    made and in many a test.
+    """
+    gc.freeze()
+    gc.enable()
+    atexit.register(gc.unfreeze)  # some libraries tell what is still there at the end
 
 
 def _global_state() -> dict[str, Any]:

@@ -70,7 +70,10 @@ def test_everything_promised_is_importable() -> None:
 
 
 def test_import_brings_in_no_optional_package_and_changes_nothing() -> None:
-    """Nor does that of the export; and without Lightning, what needs it says what to install."""
+    """
+    Nor does that of the export, or of the checks for others; and without Lightning, what needs it
+    says what to install.
+    """
     output = _python(
         "import sys, warnings, random\n"
         "import numpy, pyro, torch\n"
@@ -88,6 +91,9 @@ def test_import_brings_in_no_optional_package_and_changes_nothing() -> None:
         "    return [name for name in optional if name in sys.modules]\n"
         "assert not loaded(), loaded()\n"
         "import pyro_implicit.arviz.to_arviz\n"
+        "assert not loaded(), loaded()\n"
+        "import pyro_implicit.testing  # which needs no test runner\n"
+        "optional += ['pytest', 'hypothesis']\n"
         "assert not loaded(), loaded()\n"
         "sys.modules['lightning'] = None  # as if it were not installed\n"
         "from pyro_implicit import *\n"

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.notebooks import in_a_copy
+
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "tutorials").glob("*.ipynb"))
 ENVIRONMENT = os.environ | {
@@ -84,15 +86,30 @@ def test_tutorial_runs_in_a_kernel(notebook: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-def test_a_cell_that_fails_fails_the_tutorial(
-    run: Callable[[Path, Path], str | None], tmp_path: Path
-) -> None:
+def bad_notebook(folder: Path) -> Path:
     cells = [
         {"cell_type": "code", "source": ["print('said')\n", "1"]},
         {"cell_type": "markdown", "source": ["no code"]},
         {"cell_type": "code", "source": ["raise ValueError('told')"]},
     ]
-    path = tmp_path / "bad.ipynb"
+    path = folder / "bad.ipynb"
     path.write_text(json.dumps({"cells": cells}))
-    error = run(path, tmp_path)
+    return path
+
+
+def test_a_cell_that_fails_fails_the_tutorial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a copy of this process, which has imported most of it."""
+    pytest.importorskip("IPython", reason="tutorials need the extra 'test'")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    error = in_a_copy(str(bad_notebook(tmp_path)), str(tmp_path))
+    assert error is not None and error.endswith("ValueError: told\n")
+
+
+@pytest.mark.program
+def test_a_cell_that_fails_is_told_by_the_other_process(
+    run: Callable[[Path, Path], str | None], tmp_path: Path
+) -> None:
+    error = run(bad_notebook(tmp_path), tmp_path)
     assert error is not None and error.endswith("ValueError: told\n")

@@ -18,8 +18,9 @@ import pyro
 import torch
 from pyro.infer import ELBO, trace_elbo
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 from tqdm.auto import trange
+
+from pyro_implicit.ops.recording import trace_operations
 
 __all__ = ["cosine", "flat_then_cosine", "record", "train"]
 
@@ -50,7 +51,7 @@ def record(loss: Callable[[], Tensor], parameters: Sequence[Tensor]) -> Step:
         return value.detach(), *torch.autograd.grad(value, parameters)
 
     with pyro.validation_enabled(False), _pyro_objectives_without_numbers():
-        graph = make_fx(step)()
+        graph = trace_operations(step)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return torch.no_grad()(graph)

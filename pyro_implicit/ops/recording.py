@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_implicit.ops.memory_reuse import reuse_memory
 
-__all__ = ["lighten", "record"]
+__all__ = ["lighten", "record", "trace_operations"]
 
 Function = Callable[[Tensor], tuple[Tensor, Tensor]]
 _aten = torch.ops.aten
@@ -39,6 +41,31 @@ _NEUTRAL: dict[Any, int] = {
 _SHAPED = (_aten.view.default, _aten.expand.default, _aten._unsafe_view.default)
 
 
+class _Shapes(FakeTensorMode):
+    """Shapes of values that nobody calculates with: plain tensors without numbers will do."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _aten.empty_strided.default:
+            return torch.empty_strided(args[0], args[1], device="meta", dtype=kwargs["dtype"])
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def trace_operations(function: Callable[..., Any], *example: Tensor) -> fx.GraphModule:
+    """
+    Runs a function and notes its operations on tensors.
+
+    The tracer notes the shape of each value in a fake tensor, and makes a mode of its own for each
+    of them, with the whole stack, unless there is one already: that took two thirds of the time.
+
+    :param function: from tensors to tensors, of any structure.
+    :param example: its arguments.
+    :returns: the graph, as :func:`make_fx` gives it.
+    """
+    with tracing(TracingContext(_Shapes())):
+        graph: fx.GraphModule = make_fx(function)(*example)
+    return graph
+
+
 def record(function: Function, example: Tensor) -> Function | None:
     """
     Records a function that draws no random numbers.
@@ -51,7 +78,7 @@ def record(function: Function, example: Tensor) -> Function | None:
     :returns: the same function, faster; None if it cannot be recorded.
     """
     try:
-        graph = make_fx(lambda u: function(u))(example.clone())  # no bound method
+        graph = trace_operations(lambda u: function(u), example.clone())  # no bound method
         with torch.no_grad():
             _simplify(graph, example)
             recorded = torch.no_grad()(graph)

@@ -22,7 +22,6 @@ from pyro.infer.util import is_validation_enabled
 from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.trace_messenger import TraceMessenger
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree
 
 from pyro_implicit._checks import check_flag, shown
@@ -31,7 +30,7 @@ from pyro_implicit.exceptions import ArgumentError, PerformanceHint
 from pyro_implicit.handlers.unvalidated import Unvalidated
 from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
-from pyro_implicit.ops.recording import lighten
+from pyro_implicit.ops.recording import lighten, trace_operations
 from pyro_implicit.training.python_state import PLAIN, PythonState, python_state
 
 __all__ = ["RecordedObjective", "why_not_recorded"]
@@ -266,6 +265,7 @@ class RecordedObjective(ELBO):
             self._give_up(reason)
             return
         leaves, shape = _pytree.tree_flatten((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         unseen = [leaf for leaf in leaves if not isinstance(leaf, (Tensor, *_SEEN))]
         if unseen:
             self._give_up(f"an argument is a {type(unseen[0]).__name__}: give tensors or numbers")
@@ -284,7 +284,7 @@ class RecordedObjective(ELBO):
         try:
             with warnings.catch_warnings(), pyro.validation_enabled(False), Unvalidated():
                 warnings.simplefilter("ignore")
-                recorded = make_fx(step)(*(leaf for leaf in leaves if isinstance(leaf, Tensor)))
+                recorded = trace_operations(step, *tensors)
         except Exception as error:  # whatever the tracer, or a model under it, raises
             self._give_up(_why(error))
             return
@@ -292,7 +292,7 @@ class RecordedObjective(ELBO):
             write_random_state(state)
             self.objective.last_terms = terms
         try:
-            lighten(recorded, *(leaf for leaf in leaves if isinstance(leaf, Tensor)))
+            lighten(recorded, *tensors)
         finally:
             write_random_state(state)
         graph.run, graph.state = torch.no_grad()(recorded), python_state(model, guide)

@@ -157,14 +157,14 @@ def test_by_default_the_map_of_a_row_cannot_fold_and_its_bound_is_exact() -> Non
     y, model = torch.linspace(-2, 2, ROWS), conjugate()
     guide = ConditionalHyperNetworkGuide(model)
     elbo = LinearisedELBO(8, vectorize_particles=True)
-    svi = SVI(model, guide, pyro.optim.ClippedAdam({"lr": 0.01, "lrd": 0.02 ** (1 / 300)}), elbo)
-    for _ in range(300):
+    svi = SVI(model, guide, pyro.optim.ClippedAdam({"lr": 0.03, "lrd": 0.02 ** (1 / 100)}), elbo)
+    for _ in range(100):
         svi.step(y)
     assert type(guide.samplers[0].generator) is ConditionalAutoregressiveGenerator
     evidence = float(dist.Normal(0.0, math.sqrt(1.25)).log_prob(y).sum())
     losses = [LinearisedELBO(500, vectorize_particles=True).loss(model, guide, y) for _ in range(4)]
     loss, error = sum(losses) / 4, 2 * math.sqrt(0.5 * ROWS / 2000)
-    assert -evidence - error < loss < -evidence + 0.3
+    assert -evidence - error < loss < -evidence + 0.15
     draws = guide.sample(4000, torch.tensor([-1.5, 0.2, 1.1]))["z"]
     torch.testing.assert_close(draws.mean(0), torch.tensor([-1.2, 0.16, 0.88]), rtol=0, atol=0.1)
     torch.testing.assert_close(draws.std(0), torch.full((3,), math.sqrt(0.2)), rtol=0.1, atol=0)
@@ -215,17 +215,18 @@ def test_a_guide_built_on_a_minibatch_serves_all_rows(vectorised: bool, is_loade
     """It once took all rows for those that the model would choose a minibatch from."""
     pyro.set_rng_seed(0)
     y, model = torch.linspace(-2, 2, ROWS), conjugate()
-    guide = ConditionalHyperNetworkGuide(model).setup(y[:4])
+    # near one point, so that few draws tell
+    guide = ConditionalHyperNetworkGuide(model, init_scale=0.1).setup(y[:4])
     if is_loaded:
         state = guide.state_dict()
         guide = ConditionalHyperNetworkGuide(model)
         guide.load_state_dict(state)
     assert guide(y)["z"].shape == (ROWS,)
-    count = 500 if vectorised else 200
+    count = 500 if vectorised else 20
     objective = LinearisedELBO(count, vectorize_particles=vectorised, max_plate_nesting=1)
     whole = objective.loss(model, guide, y)
     parts = [objective.loss(model, guide, y[i : i + 4]) for i in (0, 4, 8)]
-    assert abs(whole - sum(parts) / 3) < 90 / math.sqrt(count)  # of 50
+    assert abs(whole - sum(parts) / 3) < 20 / math.sqrt(count)  # of 60
     with pytest.warns(UserWarning, match="makes its latents from what"):
         assert log_predictive_density(model, guide, y, num_samples=5).shape == (ROWS,)
     drawn = Predictive(model, guide=guide, num_samples=3)(y)

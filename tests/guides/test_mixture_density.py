@@ -63,8 +63,8 @@ def test_two_components_learn_both_branches_and_their_weights() -> None:
     pyro.set_rng_seed(0)
     guide = MixtureDensityGuide(two_valued, num_components=2, init_scale=0.3)
     objective = PosteriorPredictiveLoss(20, vectorize_particles=True)
-    svi = SVI(two_valued, guide, pyro.optim.Adam({"lr": 0.05}), objective)
-    for _ in range(250):
+    svi = SVI(two_valued, guide, pyro.optim.Adam({"lr": 0.08}), objective)
+    for _ in range(150):
         svi.step(x, y)
     z = guide.sample(500, x)["z"][..., 0]
     share = (z < 0).float().mean(0)

@@ -51,14 +51,14 @@ def line(y):
 
 
 def test_fit_and_report_tell(monkeypatch):
-    monkeypatch.setattr("pyro_implicit.training.fitting.fit._LONG", 100)
+    monkeypatch.setattr("pyro_implicit.training.fitting.fit._LONG", 20)
     guide = HyperNetworkGuide(line, noise_dim=2, scale=1e-3, init_from=None)
-    result = fit(line, guide, torch.zeros(5), num_steps=100, progress=False, seed=0)
+    result = fit(line, guide, torch.zeros(5), num_steps=20, progress=False, seed=0)
     text = "fill 2 of 6 directions: in the other 4 its draws have nothing but the output noise"
     assert any(text in warning for warning in result.warnings)
     with pytest.warns(UserWarning, match=text):
         report = entropy_report(guide, num_samples=20, num_inner=5, num_starts=1)
     assert "of 2 noises, for 6 latents" in str(report)
     for free in (HyperNetworkGuide(line, init_from=None), MMNNGuide(line, init_from=None)):
-        result = fit(line, free, torch.zeros(5), num_steps=100, progress=False, seed=0)
+        result = fit(line, free, torch.zeros(5), num_steps=20, progress=False, seed=0)
         assert not any("directions" in warning for warning in result.warnings)

@@ -183,7 +183,7 @@ def test_steps_are_recorded_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
         if recorded:
             objective = RecordedObjective(objective, hints=False)
         svi = SVI(model, guide, Adam({"lr": 0.01}), objective)
-        losses[recorded] = [svi.step(X, Y) for _ in range(20)]
+        losses[recorded] = [svi.step(X, Y) for _ in range(12)]
         if recorded:
             assert objective.is_recorded, objective.reason
     assert losses[False] == losses[True]

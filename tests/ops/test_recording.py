@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pyro_implicit.ops.recording import lighten, record
+from pyro_implicit.ops.recording import lighten, record, trace_operations
 
 
 def test_constants_are_evaluated_once_and_nothing_is_lost():
@@ -46,6 +46,15 @@ def test_memory_is_reused_only_where_nobody_looks_any_more():
         for found, expected in zip(recorded(u), function(u), strict=True):
             assert torch.equal(found, expected)
         assert torch.equal(u, before) and torch.equal(data, copy)
+
+
+def test_the_graph_is_that_of_the_tracer_alone():
+    def function(u, v):
+        w = torch.randn_like(u) * u.exp() @ v
+        return w.sum(), *torch.autograd.grad(w.square().sum(), (u, v))
+
+    points = torch.randn(3, 2, requires_grad=True), torch.randn(2, 4, requires_grad=True)
+    assert trace_operations(function, *points).code == make_fx(function)(*points).code
 
 
 def test_nan_is_the_same_as_nan():

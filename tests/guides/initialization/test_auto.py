@@ -43,8 +43,9 @@ GUIDES = {"hypernetwork": HyperNetworkGuide, "matrix": MMNNGuide, "branches": CM
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer steps, where how good the start is does not matter."""
-    for name, value in {"_UPHILL": 3, "_MEAN_FIELD": 20, "_MEAN_FIELD_MIDDLE": 20}.items():
-        monkeypatch.setattr(auto, name, value)
+    for name in ("_MODE_STEPS", "_MEAN_FIELD", "_MEAN_FIELD_MIDDLE"):
+        monkeypatch.setattr(auto, name, 20)
+    monkeypatch.setattr(auto, "_UPHILL", 3)
     monkeypatch.setattr(auto, "_JUDGES", 8)
 
 
@@ -163,7 +164,7 @@ def _in_turns() -> list[Any]:
 @pytest.mark.parametrize("kind, case", _in_turns())
 def test_it_is_no_worse_than_a_bare_one(quick: None, kind: Any, case: Case) -> None:
     model, (x, y) = case.make(torch.float64), case.data(dtype=torch.float64)
-    objective = LinearisedELBO(32)
+    objective = LinearisedELBO(32, vectorize_particles=True)
 
     losses, dtypes = [], []
     for options in ({}, {"init_from": None}):

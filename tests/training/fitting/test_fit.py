@@ -179,6 +179,14 @@ def _interrupt(
     monkeypatch.setattr(of, name, interrupted)
 
 
+@pytest.fixture(scope="module")
+def uninterrupted() -> tuple[FitResult, tuple[float, ...]]:
+    """A run to its end, with terms and scores, and where it ends."""
+    pyro.clear_param_store()
+    whole = bowl(num_steps=230, objective=Noted(), validation=Score())
+    return whole, stubs.value()
+
+
 @pytest.mark.parametrize(
     ("moment", "num_steps"),
     [
@@ -193,12 +201,10 @@ def _interrupt(
     ],
 )
 def test_whatever_moment_is_interrupted_it_goes_on_to_the_same_bits(
-    moment: str, num_steps: int, monkeypatch: pytest.MonkeyPatch
+    moment: str, num_steps: int, uninterrupted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, Any] = {"num_steps": 230}
-    whole = bowl(**options, objective=Noted(), validation=Score())
-    reached = stubs.value()
-    pyro.clear_param_store()
+    whole, reached = uninterrupted
     objective = Noted(interrupted_at=2 if moment == "terms" else 0)
     score = Score({"score": 2, "last score": 3}.get(moment, 0))
     with monkeypatch.context() as patch:

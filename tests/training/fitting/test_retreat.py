@@ -139,15 +139,23 @@ def test_what_cannot_be_helped_is_an_error_in_the_end() -> None:
         bowl(Bowl(events=lost))
 
 
-@pytest.mark.parametrize("stop", [120, 152, 157, 161, 170])
-def test_it_resumes_to_the_bit(stop: int) -> None:
-    lost: dict[int, Any] = {step: math.nan for step in range(151, 161)}
-    whole = bowl(Bowl(events=dict(lost)), num_steps=260)
-    expected = stubs.value()
+LOST: dict[int, Any] = {step: math.nan for step in range(151, 161)}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted() -> tuple[Any, tuple[float, ...]]:
+    """A run that loses its way, and where it ends."""
     pyro.clear_param_store()
-    first = bowl(Bowl(events=lost | {stop: KeyboardInterrupt()}), num_steps=260)
+    whole = bowl(Bowl(events=dict(LOST)), num_steps=260)
+    return whole, stubs.value()
+
+
+@pytest.mark.parametrize("stop", [120, 152, 157, 161, 170])
+def test_it_resumes_to_the_bit(stop: int, uninterrupted: Any) -> None:
+    whole, expected = uninterrupted
+    first = bowl(Bowl(events=LOST | {stop: KeyboardInterrupt()}), num_steps=260)
     assert first.reason == "interrupted"
-    rest = {step - stop + 1: event for step, event in lost.items() if step >= stop}
+    rest = {step - stop + 1: event for step, event in LOST.items() if step >= stop}
     second = bowl(Bowl(events=rest), num_steps=260, resume=first, seed=None)
     assert second.history == whole.history and stubs.value() == expected
     assert second.rates == whole.rates
