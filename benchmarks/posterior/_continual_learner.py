@@ -42,7 +42,9 @@ class Learner:
     :param Problem problem: the network, and the likelihood of its outputs.
     :param dict settings: ``steps`` and ``rate``, and these of mean field; ``particles``, ``draws``
         and ``coreset``; ``by_fit``: whether to train by :func:`fit`, which cools by itself and has
-        a rate of its own for each guide (None), or by a loop that is the same for all.
+        a rate of its own for each guide (None), or by a loop that is the same for all;
+        ``own_start``: whether implicit guides begin the first task as they do by themselves, or at
+        the network's initialisation with small deviations, as the mean-field ones.
     """
 
     def __init__(self, method: str, problem: Problem, settings: dict[str, Any]) -> None:
@@ -103,9 +105,11 @@ class Learner:
     def _fit(self, model: Any, start: JointPrior, data: Data) -> Any:
         """A guide that begins as the Gaussian ``start`` and is fitted to one task."""
         pyro.clear_param_store()
-        guide = _gaussian(model, start, data)
+        guide: Any = _gaussian(model, start, data)
         if not self.method.startswith("mean field"):
-            guide = HyperNetworkGuide(model, init_from=guide).setup(*data)
+            is_own = self.settings["own_start"] and self.guide is None  # of the first task alone
+            implicit = HyperNetworkGuide(model, init_from="auto" if is_own else guide)
+            guide = implicit if is_own else implicit.setup(*data)
         self._descend(model, guide, data)
         return guide
 

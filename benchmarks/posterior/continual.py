@@ -30,6 +30,7 @@ drift   a regression: a smooth curve of one input, drawn by the seed, of which e
 
 SETTINGS: dict[str, Any] = {
     "by_fit": False,
+    "own_start": False,
     "steps": 250,
     "rate": 0.02,
     "mean_field_steps": 250,

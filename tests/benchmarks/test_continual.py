@@ -73,6 +73,18 @@ def test_nothing_is_carried_on(method: str) -> None:
     assert learner.prior is None and not learner.priors and not learner.coreset
 
 
+def test_the_guides_own_start_is_wider_than_a_narrow_one() -> None:
+    spreads = []
+    for is_own in (False, True):
+        problem, settings = _problem(own_start=is_own)
+        with fixed_seed(0):
+            learner = Learner("implicit, itself", problem, settings | SHORT | {"draws": 100})
+            learner.learn(problem.tasks[0].train, [])
+            weights = torch.cat([v.reshape(100, -1) for v in learner.draws().values()], -1)
+            spreads.append(float(weights.std(0).mean()))
+    assert 0 < 3 * spreads[0] < spreads[1]
+
+
 @pytest.mark.parametrize("method", ["mean field", "implicit, diagonal", "implicit, low rank"])
 def test_moments_are_carried_on(method: str) -> None:
     learner = _learned(method)
