@@ -40,6 +40,7 @@ SETTINGS: dict[str, Any] = {
     "coreset": 20,
     "hidden": 16,
     "drift_by_fit": True,
+    "drift_own_start": True,
     "drift_steps": 300,
     "drift_rate": None,
     "drift_mean_field_steps": 600,

@@ -46,7 +46,8 @@ class _Shapes(FakeTensorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _aten.empty_strided.default:
-            return torch.empty_strided(args[0], args[1], device="meta", dtype=kwargs["dtype"])
+            dtype = (kwargs or {}).get("dtype")
+            return torch.empty_strided(args[0], args[1], device="meta", dtype=dtype)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
