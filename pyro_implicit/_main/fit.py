@@ -33,6 +33,7 @@ METHODS = {
 }
 NUM_CHAINS = 16
 CONVERGED = 1.1  # r-hat of predictions
+JUDGED_ROWS = 2000  # of the test rows, which are in random order
 Model = Callable[..., Tensor]
 
 
@@ -125,7 +126,11 @@ def fit_nuts(model: Model, split: Split, *, num_samples: int, quiet: bool) -> Fi
 
 
 def fit_chains(model: Model, split: Split, *, num_steps: int, seed: int, quiet: bool) -> Fit:
-    """Chains of microcanonical Langevin dynamics, each from a mode of its own."""
+    """
+    Chains of microcanonical Langevin dynamics, each from a mode of its own.
+
+    :raises KeyboardInterrupt: if they were interrupted, as the other methods do.
+    """
     start = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
@@ -139,11 +144,14 @@ def fit_chains(model: Model, split: Split, *, num_steps: int, seed: int, quiet: 
             progress=not quiet,
             seed=seed,
         )
+    if chains.interrupted:
+        raise KeyboardInterrupt
     seconds = time.perf_counter() - start
-    told = [str(one.message).rstrip(".") for one in caught]
+    told = [str(o.message).rstrip(".") for o in caught if issubclass(o.category, UserWarning)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # told in words of the command line
-        r_hat = float(chains.predictive_r_hat(split.x_test)["y"].max())
+        r_hats = chains.predictive_r_hat(split.x_test[:JUDGED_ROWS])["y"]
+    r_hat = float(r_hats.nan_to_num(1.0).max())  # NaN of what all draws predict alike
     if not r_hat <= CONVERGED:
         told.append(
             f"r-hat of predictions is up to {r_hat:.2f}: the chains do not agree yet, and are an "
@@ -176,6 +184,8 @@ def _fit(
         progress=not quiet,
         seed=seed,
     )
+    if result.reason == "interrupted":
+        raise KeyboardInterrupt  # fit keeps what was reached, which nobody asked to see
     told = [f"{METHODS[method]}: {warning}" for warning in result.warnings]
     return Fit(METHODS[method], guide, result.seconds, objective, told)
 

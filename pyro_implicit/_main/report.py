@@ -119,7 +119,7 @@ def export(model: Any, fit: Fit, split: Split, num_samples: int) -> Any:
         classes=", ".join(split.classes),
         training_rows=len(split.x_train),
         exported_rows=min(len(split.x_train), EXPORT_ROWS),
-        notes="; ".join(notes(split)),
+        notes="; ".join(notes(split, [fit])),
     )
     return data
 

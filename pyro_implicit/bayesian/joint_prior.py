@@ -18,6 +18,7 @@ from pyro_implicit._checks import check_model, check_names, check_tensor, shown
 from pyro_implicit.bayesian.joint_site import JointSite
 from pyro_implicit.bayesian.met_sites import check_met
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
+from pyro_implicit.handlers.same_rows import SameRows
 from pyro_implicit.handlers.supports import same_support
 from pyro_implicit.ops.gaussian_blocks import Blocks, FullBlocks, LowRankBlocks
 
@@ -72,6 +73,7 @@ class JointPrior(nn.Module):
         root = None if covariance is None else _root(covariance)
         for name, value in (("loc", loc), ("scale", scale), ("factor", factor), ("root", root)):
             self.register_buffer(name, None if value is None else value.detach().clone())
+        self._same_rows: SameRows | None = None  # of a guide, see prior_from
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -87,7 +89,9 @@ class JointPrior(nn.Module):
             samples none of the sites, and warns at its first run of those that it does not sample
             (:meth:`restricted` leaves them out).
         """
-        return _ReplacePriors(self, all_sites=True)(check_model(model))
+        model = check_model(model)
+        watched = model if self._same_rows is None else self._same_rows.watch(model)
+        return _ReplacePriors(self, all_sites=True)(watched)
 
     def replacing(self) -> Messenger:
         """

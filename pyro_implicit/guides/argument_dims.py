@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
+from pyro_implicit.handlers.same_rows import fingerprint
+
 __all__ = [
     "dims_of_arguments",
-    "fingerprint",
     "latents_of_other_rows",
     "warn_of_lost_dimension",
     "warn_of_other_rows",
@@ -47,21 +48,6 @@ def warn_of_lost_dimension(guide: Any, args: tuple[Any, ...]) -> None:
         "x[None] for one row.",
         stacklevel=3,
     )
-
-
-def fingerprint(args: tuple[Any, ...]) -> tuple[int, float, float] | None:
-    """
-    What tells the rows of the first argument from others.
-
-    :param args: positional arguments.
-    :returns: their number, the sum of all values and that of their squares, those that are NaN left
-        out; None for no rows.
-    """
-    first = args[0] if args else None
-    if not isinstance(first, Tensor) or not first.dim() or first.is_complex():
-        return None
-    wide = first.detach().double().nan_to_num()
-    return len(first), float(wide.sum()), float(wide.square().sum())
 
 
 def warn_of_other_rows(guide: Any, args: tuple[Any, ...]) -> None:

@@ -25,7 +25,7 @@ from pyro_implicit._params import emit_params
 from pyro_implicit.distributions.implicit_sites import draw_site
 from pyro_implicit.exceptions import SiteError, StateError
 from pyro_implicit.generators.preconditioner import Preconditioner
-from pyro_implicit.guides.argument_dims import dims_of_arguments, fingerprint
+from pyro_implicit.guides.argument_dims import dims_of_arguments
 from pyro_implicit.guides.draw_quantiles import DrawQuantiles
 from pyro_implicit.guides.held_data import HeldData
 from pyro_implicit.guides.initialization.auto import FULL, auto_start
@@ -46,6 +46,7 @@ from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.handlers.flat_latents import by_site
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.handlers.own_subsample import RowsOfABatch, sizes_of_arguments
+from pyro_implicit.handlers.same_rows import fingerprint
 
 __all__ = ["ImplicitGuide"]
 

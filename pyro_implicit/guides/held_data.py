@@ -10,9 +10,9 @@ from pyro import poutine
 from torch import Tensor
 
 from pyro_implicit._random import RandomStream
-from pyro_implicit.guides.argument_dims import fingerprint
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, run_model
 from pyro_implicit.handlers.row_coupling import can_be_looked_at
+from pyro_implicit.handlers.same_rows import fingerprint
 
 __all__ = ["HeldData", "observed_when_built", "warn_of_held_data"]
 

@@ -27,6 +27,7 @@ from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.rows import rows_of
+from pyro_implicit.handlers.same_rows import SameRows
 from pyro_implicit.inference.noise_map import NoiseMap
 
 __all__ = ["GuidePrior", "check_all_rows"]
@@ -79,6 +80,8 @@ class GuidePrior(nn.Module):
         self.register_buffer("widen", scale.to(self._map.like))
         for site in self._map.sites:
             check_all_rows(site)
+        sizes = [(site.name, [f.full_size for f in site.frames]) for site in self._map.sites]
+        self._same_rows = SameRows(guide._rows_seen, sizes)
         #: name of the one latent of the new model
         self.noise_name = (
             _next_name(self.names) if noise_name is None else check_text("noise_name", noise_name)
@@ -102,7 +105,8 @@ class GuidePrior(nn.Module):
         :returns: a model of the latent :attr:`noise_name`, shape ``(d,)``, and of what else the
             model samples. When it is run it raises :class:`SiteError` if it samples none of the
             sites, observes one, or has one in other plates, of another shape or on another support,
-            and warns once of those that it does not sample.
+            and warns once of those that it does not sample, and of latents of rows when it is run
+            on as many other ones.
         :raises ArgumentError: if the model cannot be called, or is a guide or a prior.
         """
         if isinstance(model, (AutoGuide, GuidePrior)):
@@ -110,7 +114,7 @@ class GuidePrior(nn.Module):
                 f"model is a {type(model).__name__}; expected the model that the guide was fitted "
                 "to. Write prior(model), and a new guide: HyperNetworkGuide(prior(model))."
             )
-        return _FromNoise(self)(check_model(model))
+        return _FromNoise(self)(self._same_rows.watch(check_model(model)))
 
     def get_extra_state(self) -> dict[str, Any]:
         """What its state holds beside tensors: the sites."""
@@ -244,7 +248,8 @@ def _check_same(site: LatentSite, fn: Any, frames: list[Any]) -> None:
         raise SiteError(
             f"site {site.name!r} has event shape {tuple(fn.event_shape)} and plates {found} "
             f"(size by dimension) in this model, and {event} and {expected} in that of the guide. "
-            "Use the model that the guide was fitted to, with plates of the same rows."
+            "Use the model that the guide was fitted to, with plates of the same rows; latents of "
+            "new rows keep their own prior under another name."
         )
     site.check_prior(fn)
 

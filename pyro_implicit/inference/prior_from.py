@@ -27,6 +27,7 @@ from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.initialization.gaussian_start import gaussian_of
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.pointwise import latent_sites
+from pyro_implicit.handlers.same_rows import SameRows
 from pyro_implicit.inference.guide_prior import check_all_rows
 from pyro_implicit.inference.posterior_draws import posterior_draws
 from pyro_implicit.ops.moments import draws_in_factors
@@ -115,7 +116,10 @@ def prior_from(
             )
     else:
         loc, rows = known
-    return _prior(sites, loc, widen * rows, form, rank)
+    prior = _prior(sites, loc, widen * rows, form, rank)
+    sizes = [(site.name, site.shape[: len(site.shape) - site.event_dim]) for site in sites]
+    prior._same_rows = SameRows(getattr(guide, "_rows_seen", None), sizes)
+    return prior
 
 
 def _prior(sites: list[JointSite], loc: Tensor, rows: Tensor, form: str, rank: int) -> JointPrior:

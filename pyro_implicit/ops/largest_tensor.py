@@ -13,7 +13,7 @@ __all__ = ["LargestTensor"]
 
 class LargestTensor(TorchDispatchMode):
     """
-    Keeps the number of entries of the largest tensor that operations inside of it return.
+    Counts the entries that operations inside of it return: of the largest tensor, and of all.
 
     What a function makes of data tells more than its arguments do: they may be in a dictionary, in
     a closure, or a few numbers that are broadcast over many.
@@ -22,16 +22,17 @@ class LargestTensor(TorchDispatchMode):
 
         with LargestTensor() as largest:
             model(x)
-        largest.numel
+        largest.numel, largest.total
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.numel = 0
+        self.numel = self.total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
         for leaf in _pytree.tree_leaves(found):
             if isinstance(leaf, Tensor):
                 self.numel = max(self.numel, leaf.numel())
+                self.total += leaf.numel()
         return found

@@ -19,9 +19,9 @@ from pyro_implicit import (
 )
 from pyro_implicit.guides.argument_dims import (
     dims_of_arguments,
-    fingerprint,
     warn_of_lost_dimension,
 )
+from pyro_implicit.handlers.same_rows import fingerprint
 
 X, Y = torch.randn(5, 3), torch.randn(5)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import math
 import os
 import re
 import resource
@@ -29,9 +31,12 @@ from pyro_implicit._main.cli import main
 from pyro_implicit._main.data import split_table
 from pyro_implicit._main.model import build_model
 from pyro_implicit._main.read_csv import load_csv
+from pyro_implicit.chains import Chains
+from pyro_implicit.chains.walk import Walk
 from pyro_implicit.exceptions import NonFiniteError
 from pyro_implicit.generators import ResidualGenerator
 from pyro_implicit.saving import load_state
+from pyro_implicit.training.fitting.run import Run
 
 
 @pytest.fixture
@@ -197,7 +202,8 @@ def test_small_run(capsys, tmp_path, table, monkeypatch):
     assert posterior.attrs["objective"] == "LinearisedELBO"
     assert posterior.attrs["data"] == "table.csv"
     assert posterior.attrs["training_rows"] == posterior.attrs["exported_rows"] == 36
-    assert posterior.attrs["notes"] == "" and posterior.attrs["target"] == "target"
+    assert posterior.attrs["notes"].startswith("linearised implicit: the limit of 10 steps")
+    assert posterior.attrs["target"] == "target"
     assert posterior["constant_data"]["x"].dims == ("data", "feature")
     assert list(posterior["constant_data"]["feature"].values) == ["a", "b"]
     assert_in_units(posterior, table)
@@ -516,6 +522,36 @@ def test_interrupt(capsys, tmp_path, table, made_fits, monkeypatch, before):
     so_far = f"; written before: {scores}" if before == "figure" else ""
     assert err == f"pyro_implicit: interrupted{so_far}\n"
     assert (names_in(folder) if folder.exists() else []) == ["scores.txt"] * (before == "figure")
+
+
+@pytest.mark.parametrize("method", ["mean-field", "refine"])
+def test_interrupt_within_a_fit(capsys, tmp_path, table, monkeypatch, method):
+    """Whoever is asked for a fit keeps what was reached; the main job ends."""
+    monkeypatch.setattr(fit, "NUM_CHAINS", 2)
+    owner, name = {"mean-field": (Run, "_step"), "refine": (Walk, "_step")}[method]
+    real, calls = getattr(owner, name), itertools.count()
+
+    def step(*args, **kwargs):
+        if next(calls) == 5:
+            raise KeyboardInterrupt
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, step)
+    options = ["--method", method, *(["--refine", "100"] if method == "refine" else [])]
+    assert quick(table, tmp_path / "output", "--num-steps", "20", *options) == 130
+    assert capsys.readouterr().err == "pyro_implicit: interrupted\n"
+    assert not (tmp_path / "output").exists()
+
+
+def test_what_all_draws_predict_alike_has_agreed(monkeypatch, table):
+    """r-hat is NaN there."""
+    split = split_table(load_csv(table), seed=0)
+    monkeypatch.setattr(fit, "NUM_CHAINS", 2)
+    found = {"y": torch.tensor([1.02, math.nan])}
+    monkeypatch.setattr(Chains, "predictive_r_hat", lambda *_: found)
+    model = build_model(2, len(split.x_train))
+    chains = fit.fit_chains(model, split, num_steps=100, seed=0, quiet=True)
+    assert not any("r-hat" in text for text in chains.told)
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no /proc")

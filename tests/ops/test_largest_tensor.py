@@ -15,6 +15,7 @@ def test_products(rows: int, columns: int) -> None:
     with LargestTensor() as largest:
         (a[:, None] * b).sum()
     assert largest.numel == rows * columns
+    assert largest.total == rows + rows * columns + 1  # a view counts too
 
 
 def test_several_outputs_none_and_nothing() -> None:

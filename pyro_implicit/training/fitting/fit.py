@@ -235,7 +235,7 @@ def _found(run: Run, reason: str) -> list[str]:
     """What the guide lacks, where the run was long enough to expect nothing."""
     if reason == "interrupted" or len(run.history) < _LONG:
         return []
-    if not isinstance(run.objective, ImplicitELBO):
+    if not isinstance(run.objective, ImplicitELBO) or _is_weighted(run.objective):
         return []
     if not run.objective.is_bound_for(run.guide):
         return _thin(run.guide)
@@ -261,11 +261,16 @@ def _promise(run: Run) -> str:
     objective = run.objective
     if not isinstance(objective, ImplicitELBO) or objective.power != 0:
         return ""
-    if objective.kl_weight != 1 or objective.prior_weight != 1:
+    if _is_weighted(objective):
         return "weighted, so that the guide is not after the posterior"
     if objective.is_bound_for(run.guide):
         return "a lower bound on the evidence"
     return "no bound: it may promise more than the evidence, see entropy_report(guide)"
+
+
+def _is_weighted(objective: ImplicitELBO) -> bool:
+    """Whether it is after something else than the posterior."""
+    return objective.kl_weight != 1 or objective.prior_weight != 1
 
 
 def _start_of(guide: Any) -> str:

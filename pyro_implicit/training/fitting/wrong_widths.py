@@ -90,7 +90,11 @@ def wrong_widths(
 
 
 def _size(joint: LogJoint, guide: ImplicitGuide) -> int:
-    """Numbers of the data, or of the largest tensor of a run of the model, if that has more."""
+    """
+    Numbers of the data, or of the largest tensor of a run of the model, if that has more.
+
+    A run of many small operations keeps all of their results: usual ones have ten to a number.
+    """
     data = _pytree.tree_leaves((joint.args, joint.kwargs))
     drawn = _draws(guide, 1)
     if drawn is None:
@@ -98,7 +102,7 @@ def _size(joint: LogJoint, guide: ImplicitGuide) -> int:
     with LargestTensor() as largest:
         joint(drawn[0][0])
     given = sum(leaf.numel() for leaf in data if isinstance(leaf, Tensor))
-    size: int = max(1, largest.numel, given)
+    size: int = max(1, largest.numel, largest.total // 10, given)
     return size
 
 

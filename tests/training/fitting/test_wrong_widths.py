@@ -137,6 +137,13 @@ def of_few_numbers(num_rows: int) -> None:
     pyro.factor("rows", dist.Normal(mean.expand(num_rows), 1.0).log_prob(torch.zeros(1)).sum())
 
 
+def of_many_sites() -> None:
+    """A time series, a row at a time: a trace keeps the draws of all rows."""
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    for step, row in enumerate(DATA.reshape(150, 100)):
+        pyro.sample(f"y{step}", dist.Normal(mean.expand(100), 1.0).to_event(1), obs=row)
+
+
 @pytest.mark.parametrize(
     ("large", "args"),
     [(of_a_dictionary, ({"y": DATA},)), (of_a_closure, ()), (of_few_numbers, (ROWS,))],
@@ -156,3 +163,23 @@ def test_data_are_counted_wherever_they_are(
     with LargestTensor() as all_draws:
         assert wrong_widths(guide, large, args, {}) == []
     assert all_draws.numel <= widths._AT_ONCE
+
+
+def test_many_small_sites_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(widths, "_WORK", widths._WORK // 10)
+    monkeypatch.setattr(widths, "_FEWEST_DRAWS", 1)
+    guide = guide_of(1.0, of_many_sites)
+    joint = LogJoint(of_many_sites, guide.sites, (), {})
+    assert widths._size(joint, guide) > ROWS // 10
+
+
+@pytest.mark.parametrize("weights", [{"kl_weight": 4.0}, {"prior_weight": 0.5}])
+def test_what_is_not_after_the_posterior_is_not_held_to_it(
+    weights: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guide of a tempered posterior is as wide as it should be."""
+    monkeypatch.setattr(module, "_LONG", 5)
+    normal, guide = exact_ratio(0.7)
+    objective = LinearisedELBO(4, vectorize_particles=True, **weights)
+    result = fit(normal, guide, objective=objective, num_steps=5, lr=1e-6, progress=False, seed=0)
+    assert not any("by importance weights" in text for text in result.warnings)
