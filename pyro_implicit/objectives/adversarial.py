@@ -51,7 +51,8 @@ class AdversarialELBO(ContrastiveELBO):
     tells when its accuracy exceeds 0.95; :attr:`critic_accuracy` has the number (0.5: it cannot
     tell). With the default adaptive contrast it stays lower where a full covariance can be had
     (``num_samples`` of four times the latents or more), and what it misses of a shape that is not
-    Gaussian is an entropy that is too large; on a network of 105 weights, with 200 draws, it
+    Gaussian is an entropy that is too large (with heavy tails by any amount, which a warning
+    tells, too); on a network of 105 weights, with 200 draws, it
     saturated as well.
 
     Example::

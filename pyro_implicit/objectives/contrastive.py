@@ -27,6 +27,7 @@ from pyro_implicit.ops.moments import standardise
 __all__ = ["ContrastiveELBO"]
 
 _LARGEST_RANK_CHECK = 512
+_FAR, _MEMORY = 0.4, 0.98  # of a direction's spread that one draw may make up; of the mean of it
 
 
 class ContrastiveELBO(ImplicitELBO):
@@ -111,6 +112,7 @@ class ContrastiveELBO(ImplicitELBO):
         self.covariance = covariance
         self.num_samples = num_samples
         self._warned: set[str] = set()
+        self._far: dict[str, float] = {}  # running means, see _check_tails
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -147,6 +149,8 @@ class ContrastiveELBO(ImplicitELBO):
         with torch.autocast(site.value.device.type, enabled=False):
             q, p, entropy = self.pair(site)
             divergence = self.divergence(site.name, q, p)
+        if entropy is not None:
+            self._check_tails(site.name, q.detach())
         return divergence if entropy is None else entropy - divergence
 
     def pair(self, site: ImplicitSite) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -184,6 +188,26 @@ class ContrastiveELBO(ImplicitELBO):
             return self.covariance
         return "full" if self.num_samples >= 4 * m else "diagonal"
 
+    def _check_tails(self, name: str, u: Tensor) -> None:
+        """
+        Warns where, step after step, one draw makes up much of a direction's spread.
+
+        A few steps of a young guide do that too: the mean of the latest ones counts.
+        """
+        key = f"{name}:tails"
+        if key in self._warned or not is_validation_enabled():
+            return
+        now = _farthest(u, self._covariance_for(name, u.shape[1]))
+        far = self._far[name] = _MEMORY * self._far.get(name, 0.0) + (1 - _MEMORY) * now
+        if far > _FAR:
+            self._warn(
+                key,
+                f"implicit site {name!r}: one of {len(u)} draws makes up {far:.0%} of the spread in"
+                " its direction, on average over the latest steps. With tails as heavy as that the "
+                "estimated entropy may be too large by any amount: the objective promises more "
+                "than the evidence, and draws run away. Use LinearisedELBO.",
+            )
+
     def _check_rank(self, site: ImplicitSite) -> None:
         """Warns of draws on a surface: their true KL is infinite, and no ratio of draws tells."""
         if site.name in self._warned or not is_validation_enabled():
@@ -204,6 +228,20 @@ class ContrastiveELBO(ImplicitELBO):
         if key not in self._warned:
             self._warned.add(key)
             warnings.warn(f"{message} (Shown once per objective.)", stacklevel=2)
+
+
+def _farthest(u: Tensor, covariance: str) -> float:
+    """
+    The largest share that one draw has of the spread in any direction.
+
+    :param torch.Tensor u: standardised draws, shape ``(n, m)``.
+    :param str covariance: the moments that they are standardised by.
+    """
+    if covariance == "full":
+        largest = u.square().sum(-1).max() - u.shape[1]
+    else:
+        largest = u.square().max() - 1
+    return float(largest) / max(len(u) - 1, 1)
 
 
 @torch.no_grad()

@@ -62,8 +62,10 @@ class KernelDensityRatioELBO(ContrastiveELBO):
 
     **Its limits.** In more than some ten dimensions the kernels tell little of a shape that is not
     Gaussian, so that the estimate tends to the entropy of the Gaussian of the guide's moments,
-    which is above the true one. Points where a fitted ratio is not positive are clipped and have no
-    gradient; :attr:`clipped` says how many.
+    which is above the true one. Of heavy tails they tell nothing at all: on a Student's t of 5
+    degrees of freedom draws ran away to 1e4, at values 1 to 12 nats above the evidence; a warning
+    tells when one draw makes up much of the spread. Points where a fitted ratio is not positive are
+    clipped and have no gradient; :attr:`clipped` says how many.
 
     Example::
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import warnings
 from typing import Any
 
 import pyro
@@ -31,8 +32,9 @@ from pyro_implicit.exceptions import (
     SiteError,
 )
 from pyro_implicit.generators import Generator, MLPGenerator, ModuleGenerator, ResidualGenerator
-from pyro_implicit.objectives.contrastive import ContrastiveELBO
+from pyro_implicit.objectives.contrastive import ContrastiveELBO, _farthest
 from pyro_implicit.objectives.implicit_site import ImplicitSite
+from pyro_implicit.ops.moments import standardise
 
 KINDS = [KernelDensityRatioELBO, AdversarialELBO]
 CONTRASTS = pytest.mark.parametrize("contrast", ["adaptive", "prior"])
@@ -358,3 +360,60 @@ def test_draws_on_a_surface_are_compared_by_a_diagonal_unless_told_otherwise() -
         assert math.isfinite(KernelDensityRatioELBO().loss(model, guide))
     with pytest.warns(UserWarning), pytest.raises(NonFiniteError, match="lie on a surface"):
         KernelDensityRatioELBO(covariance="full").loss(model, guide)
+
+
+# ---- heavy tails
+
+
+class Ratio(Generator):
+    """A ratio of two normal numbers to some power: the larger it is, the heavier the tails."""
+
+    def __init__(self, size: int, power: float) -> None:
+        super().__init__((2 * size,), size)
+        self.scale = nn.Parameter(torch.ones(()))
+        self.power = power
+
+    def forward(self, z: Tensor) -> Tensor:
+        above, below = z.chunk(2, -1)
+        return self.scale * above / below.abs().clamp(min=1e-6) ** self.power
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("power", "size", "heavy"), [(1.0, 1, True), (1.0, 3, True), (0.0, 3, False)]
+)
+def test_heavy_tails_are_told(kind: Any, power: float, size: int, heavy: bool) -> None:
+    pyro.set_rng_seed(0)
+
+    def model() -> None:
+        pyro.sample("w", dist.Normal(torch.zeros(size), 1.0).to_event(1))
+
+    guide = HyperNetworkGuide(model, generator=lambda m: Ratio(m, power), scale=0.0, init_from=None)
+    objective = kind(1, num_samples=100)
+    with warnings.catch_warnings(record=True) as told, pyro.validation_enabled(True):
+        warnings.simplefilter("always")
+        for _ in range(70):
+            objective.loss(model, guide)
+    texts = [
+        str(one.message) for one in told if "of the spread in its direction" in str(one.message)
+    ]
+    assert len(texts) == heavy  # once
+    assert all("one of 100 draws" in text and "Use LinearisedELBO" in text for text in texts)
+
+
+@pytest.mark.parametrize("m", [1, 5, 25])
+def test_normal_draws_have_no_far_one(m: int) -> None:
+    """At the fewest draws that a full covariance takes, and by diagonals."""
+    torch.manual_seed(0)
+    for _ in range(50):
+        for form in ("full", "diagonal"):
+            u, _ = standardise(torch.randn(max(4 * m, 50), m), form)
+            assert _farthest(u, form) < 0.4
+
+
+@pytest.mark.parametrize("form", ["full", "diagonal"])
+def test_a_draw_that_is_all_of_a_direction(form: str) -> None:
+    q = torch.randn(100, 4)
+    q[7] = 1e5 * torch.tensor([1.0, -1.0, 1.0, 1.0])
+    u, _ = standardise(q, form)
+    assert _farthest(u, form) > 0.9
