@@ -47,7 +47,7 @@ METHODS = (
     "IWAE",
 )
 SETTINGS: dict[str, Any] = {
-    "cpu_seconds": 40.0,
+    "cpu_seconds": 20.0,
     "num_particles": 16,
     "init_scale": 0.02,
     "num_draws": 500,

@@ -56,6 +56,7 @@ COLUMNS = {
     "steps": "steps",
     "cpu_seconds": "CPU s",
 }
+_FORMS = {"bound": ".2f"}
 LAST = 200
 ALL = TARGETS | REFERENCED
 WITH_NUTS = ("logistic", *REFERENCED)
@@ -141,11 +142,11 @@ def references(arguments: Any) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Means over seeds; the range if there are several."""
-    keys = [key for key in COLUMNS if any(key in row for row in rows)]
+    keys = [key for key in COLUMNS if any(row.get(key) is not None for row in rows)]
     lines = []
     for method in dict.fromkeys(row["method"] for row in rows):
         same = [row for row in rows if row["method"] == method]
-        cells = [_cell([row.get(key) for row in same]) for key in keys]
+        cells = [_cell([row.get(key) for row in same], _FORMS.get(key, ".3g")) for key in keys]
         notes = "; ".join(dict.fromkeys(row["note"] for row in same if row["note"]))
         lines.append([method, *cells, notes])
     return format_table(["method", *(COLUMNS[key] for key in keys), "notes"], lines)
@@ -168,12 +169,12 @@ def spreads(rows: list[dict[str, Any]]) -> str:
     return format_table(header, [list(row.values()) for row in rows])
 
 
-def _cell(values: list[float | None]) -> str:
+def _cell(values: list[float | None], form: str) -> str:
     found = sorted(value for value in values if value is not None)
     if not found:
         return ""
-    text = f"{statistics.fmean(found):.3g}"
-    return text if len(found) == 1 else f"{text} ({found[0]:.3g} to {found[-1]:.3g})"
+    text = f"{statistics.fmean(found):{form}}"
+    return text if len(found) == 1 else f"{text} ({found[0]:{form}} to {found[-1]:{form}})"
 
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
