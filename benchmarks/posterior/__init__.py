@@ -372,7 +372,7 @@ BENCHMARKS = (
             "note": "why there is no fit",
             **CPU,
         },
-        records={"pyro_examples_check": "--check"},
+        records={"pyro_examples": "", "pyro_examples_check": "--check"},
         short="--examples conjugate",
         short_settings={"num_steps": 3, "bound_draws": 3},
     ),

@@ -12,7 +12,13 @@ from pyro.infer.autoguide import AutoDelta, AutoGuideList, AutoNormal
 from pyro.nn import PyroModule, PyroParam
 from pyro.poutine import block
 
-from pyro_implicit import HyperNetworkGuide, LinearisedELBO, MMNNGuide, fit
+from pyro_implicit import (
+    ConditionalHyperNetworkGuide,
+    HyperNetworkGuide,
+    LinearisedELBO,
+    MMNNGuide,
+    fit,
+)
 from pyro_implicit.generators import MLPGenerator
 
 
@@ -143,3 +149,20 @@ def test_networks_of_the_model_go_at_the_rate_that_they_have_with_pyros_guides()
     fit(decoder, guide, num_steps=1, progress=False, seed=0)
     gone = [float((p.detach() - before[n]).abs().max()) for n, p in decoder.named_parameters()]
     assert gone == pytest.approx([0.005] * 3, rel=1e-3)
+
+
+def test_a_decoder_goes_with_its_encoder() -> None:
+    y = torch.randn(12, 3)
+    decoder = torch.nn.Linear(2, 3)
+
+    def local(y: torch.Tensor) -> None:
+        pyro.module("decoder", decoder)
+        with pyro.plate("rows", 12, subsample_size=len(y)):
+            z = pyro.sample("z", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+            pyro.sample("y", dist.Normal(decoder(z), 1.0).to_event(1), obs=y)
+
+    before = decoder.weight.detach().clone()
+    guide = ConditionalHyperNetworkGuide(local)
+    rate = fit(local, guide, y, num_steps=1, progress=False, seed=0).rates[0]
+    gone = float((decoder.weight.detach() - before).abs().max())
+    assert rate == 0.002 and gone == pytest.approx(rate, rel=1e-3)
