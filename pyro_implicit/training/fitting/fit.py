@@ -73,8 +73,9 @@ def fit(
     * *learning rate*: Adam at ``lr``, by default 0.002 with an
       :class:`~pyro_implicit.generators.AutoregressiveGenerator` (0.02 if it has one latent) and
       0.005 without (and for parameters of the model, unless the guide is a conditional one, and
-      for Pyro's guides beside one in an ``AutoGuideList``), until the loss is level, then cooled by equal ratios to a hundredth of it,
-      in a third as many steps as came before; gradients ten times longer than usual are cut.
+      for Pyro's guides beside one in an ``AutoGuideList``), until the loss is level, then cooled by
+      equal ratios to a hundredth of it, in a third as many steps as came before; gradients ten
+      times longer than usual are cut.
     * *when to stop*: the loss is level when the mean of its last quarter is less than a tenth of
       the noise of one step (or 0.02 nats) below that of the quarter before it, and this by a
       standard error that allows for autocorrelation. The run ends when the rate is cold. With
