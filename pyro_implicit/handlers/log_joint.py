@@ -146,7 +146,7 @@ class LogJoint:
 
     def in_double(self, u: Tensor) -> Tensor:
         """
-        As :meth:`value`, in double precision where the model takes latents in it.
+        The log-density for searches, in double precision where the model takes latents in it.
 
         Where large terms cancel (a Beta of concentration 1e6) single precision knows the density to
         some nats, and whoever looks for its maximum finds the rounding.
