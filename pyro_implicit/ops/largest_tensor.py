@@ -21,8 +21,8 @@ class LargestTensor(TorchDispatchMode):
     Example::
 
         with LargestTensor() as largest:
-            model(x)
-        largest.numel, largest.total
+            x.exp().sum()
+        largest.numel, largest.total  # as many as x has; and one more
     """
 
     def __init__(self) -> None:

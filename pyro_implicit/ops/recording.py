@@ -59,7 +59,7 @@ def trace_operations(function: Callable[..., Any], *example: Tensor) -> fx.Graph
     of them, with the whole stack, unless there is one already: that took two thirds of the time.
 
     :param function: from tensors to tensors, of any structure.
-    :param torch.Tensor example: its arguments, of any shapes.
+    :param torch.Tensor example: its arguments, each of any shape.
     :returns: the graph, as :func:`make_fx` gives it.
     """
     with tracing(TracingContext(_Shapes())):
