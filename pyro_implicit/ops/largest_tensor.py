@@ -21,8 +21,8 @@ class LargestTensor(TorchDispatchMode):
     Example::
 
         with LargestTensor() as largest:
-            x.exp().sum()
-        largest.numel, largest.total  # as many as x has; and one more
+            torch.ones(3, 4).exp().sum()
+        largest.numel, largest.total  # 12, and 25
     """
 
     def __init__(self) -> None:
