@@ -20,6 +20,8 @@ class LargestTensor(TorchDispatchMode):
 
     Example::
 
+        from pyro_implicit.ops.largest_tensor import LargestTensor
+
         with LargestTensor() as largest:
             torch.ones(3, 4).exp().sum()
         largest.numel, largest.total  # 12, and 25
