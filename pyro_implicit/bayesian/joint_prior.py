@@ -119,6 +119,12 @@ class JointPrior(nn.Module):
         kept = [site for site in self.sites if site.name in wanted]
         if len(kept) == len(self.sites):
             return self
+        prior = self._marginal(kept)
+        if self._same_rows is not None:
+            prior._same_rows = self._same_rows.restricted(wanted)
+        return prior
+
+    def _marginal(self, kept: list[JointSite]) -> JointPrior:
         entries = torch.arange(self.loc.numel(), device=self.loc.device)
         where = torch.cat([entries[self._rows[site.name]] for site in kept])
         if self.root is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -41,6 +41,17 @@ class SameRows:
         self.seen = seen
         count = 0 if seen is None else seen[0]
         self.names = [name for name, sizes in sites if count > 1 and count in sizes]
+
+    def restricted(self, names: Collection[str]) -> SameRows:
+        """
+        What is known of some sites.
+
+        :param names: of the sites to keep.
+        :returns: the same for these alone.
+        """
+        kept = SameRows(self.seen, ())
+        kept.names = [name for name in self.names if name in names]
+        return kept
 
     def watch(self, model: Callable[..., Any]) -> Callable[..., Any]:
         """

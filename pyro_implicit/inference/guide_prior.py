@@ -81,7 +81,7 @@ class GuidePrior(nn.Module):
         for site in self._map.sites:
             check_all_rows(site)
         sizes = [(site.name, [f.full_size for f in site.frames]) for site in self._map.sites]
-        self._same_rows = SameRows(guide._rows_seen, sizes)
+        self._same_rows = SameRows(getattr(guide, "_rows_seen", None), sizes)
         #: name of the one latent of the new model
         self.noise_name = (
             _next_name(self.names) if noise_name is None else check_text("noise_name", noise_name)

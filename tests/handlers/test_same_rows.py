@@ -74,10 +74,21 @@ def test_new_units_under_another_name_keep_their_prior() -> None:
             z = pyro.sample("z_today", dist.Normal(mean + x, 1.0))
             pyro.sample("y", dist.Normal(z, 0.1), obs=y)
 
-    prior = prior_from(_built(model, X), X, X).restricted(["mean"])
+    both = prior_from(_built(model, X), X, X)
+    with pytest.warns(UserWarning, match="other ones"):
+        both.restricted(["z"])(model)(X + 1, X)
+    prior = both.restricted(["mean"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         prior(renamed)(X[:4] + 1, X[:4])
+
+
+def test_a_guide_that_was_loaded_knows_nothing_of_rows() -> None:
+    guide = HyperNetworkGuide(model, init_from=None)
+    guide.load_state_dict(_built(model, X).state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        GuidePrior(guide)(model)(X + 1, X)
 
 
 def test_numbers_of_rows_and_unknown_rows() -> None:
