@@ -56,7 +56,7 @@ COLUMNS = {
     "steps": "steps",
     "cpu_seconds": "CPU s",
 }
-_FORMS = {"bound": ".2f"}
+_FORMS = {"bound": ".4g"}
 LAST = 200
 ALL = TARGETS | REFERENCED
 WITH_NUTS = ("logistic", *REFERENCED)
