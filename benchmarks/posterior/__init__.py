@@ -178,7 +178,7 @@ BENCHMARKS = (
             "objectives_reference": "--reference",
             "objectives_instability": "--instability --seeds 0 --num-steps 2000",
         },
-        short="--num-steps 2 --seeds 0 --nuts 0 --targets banana logistic",
+        short="--num-steps 2 --seeds 0 --nuts 0 --targets banana logistic waveform",
         short_settings={"num_particles": 4, "num_draws": 60, "num_exact": 200, "num_assigned": 40},
         figure=True,
     ),

@@ -88,7 +88,7 @@ def _posteriordb(rows: Rows, module: ModuleType) -> None:
 
 
 def _objectives(rows: Rows, module: ModuleType) -> None:
-    assert len(rows) == 2 * len(module.METHODS)  # of two targets
+    assert len(rows) == 3 * len(module.METHODS)  # of three targets
     assert all("claimed_kl" in row for row in rows)
 
 
