@@ -195,6 +195,7 @@ BENCHMARKS = (
             **PREDICTIONS,
             **CPU,
         },
+        records={"objective_networks": "--sets yacht --splits 0 1"},
         short="--sets yacht --splits 0",
         short_settings={"cpu_seconds": 0.01, "num_particles": 4, "num_draws": 8, "effort": 0.002},
         needs=("uci/yacht.npz",),
