@@ -73,7 +73,7 @@ class JointPrior(nn.Module):
         root = None if covariance is None else _root(covariance)
         for name, value in (("loc", loc), ("scale", scale), ("factor", factor), ("root", root)):
             self.register_buffer(name, None if value is None else value.detach().clone())
-        self._same_rows: SameRows | None = None  # of a guide, see prior_from
+        self._same_rows = SameRows(None, ())  # prior_from tells those of a guide
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -89,9 +89,7 @@ class JointPrior(nn.Module):
             samples none of the sites, and warns at its first run of those that it does not sample
             (:meth:`restricted` leaves them out).
         """
-        model = check_model(model)
-        watched = model if self._same_rows is None else self._same_rows.watch(model)
-        return _ReplacePriors(self, all_sites=True)(watched)
+        return _ReplacePriors(self, all_sites=True)(self._same_rows.watch(check_model(model)))
 
     def replacing(self) -> Messenger:
         """
@@ -120,8 +118,7 @@ class JointPrior(nn.Module):
         if len(kept) == len(self.sites):
             return self
         prior = self._marginal(kept)
-        if self._same_rows is not None:
-            prior._same_rows = self._same_rows.restricted(wanted)
+        prior._same_rows = self._same_rows.restricted(wanted)
         return prior
 
     def _marginal(self, kept: list[JointSite]) -> JointPrior:

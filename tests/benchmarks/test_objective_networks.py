@@ -39,3 +39,5 @@ def test_failures_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == {"note": "ArithmeticError: too far"}
     with pytest.raises(NotImplementedError, match="by its predictions"):
         target.log_density(x)
+    with pytest.raises(NotImplementedError, match="by its predictions"):
+        target.exact(3)

@@ -7,7 +7,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_implicit import HyperNetworkGuide, MMNNGuide, fit
+from pyro_implicit import HyperNetworkGuide, LinearisedELBO, MMNNGuide, fit
 from pyro_implicit.diagnostics import entropy_report
 from pyro_implicit.generators import MLPGenerator, ResidualGenerator
 from pyro_implicit.generators.preconditioner import Preconditioner
@@ -55,6 +55,10 @@ def test_fit_and_report_tell(monkeypatch):
     guide = HyperNetworkGuide(line, noise_dim=2, scale=1e-3, init_from=None)
     result = fit(line, guide, torch.zeros(5), num_steps=20, progress=False, seed=0)
     text = "fill 2 of 6 directions: in the other 4 its draws have nothing but the output noise"
+    assert any(text in warning for warning in result.warnings)
+    tempered = LinearisedELBO(2, kl_weight=2.0)  # a guide that is too thin for any target
+    guide = HyperNetworkGuide(line, noise_dim=2, scale=1e-3, init_from=None)
+    result = fit(line, guide, torch.zeros(5), objective=tempered, num_steps=20, progress=False)
     assert any(text in warning for warning in result.warnings)
     with pytest.warns(UserWarning, match=text):
         report = entropy_report(guide, num_samples=20, num_inner=5, num_starts=1)

@@ -236,11 +236,13 @@ def _found(run: Run, reason: str) -> list[str]:
     """What the guide lacks, where the run was long enough to expect nothing."""
     if reason == "interrupted" or len(run.history) < _LONG:
         return []
-    if not isinstance(run.objective, ImplicitELBO) or _is_weighted(run.objective):
+    if not isinstance(run.objective, ImplicitELBO):
         return []
     if not run.objective.is_bound_for(run.guide):
         return _thin(run.guide)
     if run.arguments.batches is not None or isinstance(run.guide, ConditionalGuide):
+        return []
+    if _is_weighted(run.objective):
         return []
     last = run.history[-max(len(run.history) // 10, 1) :]
     bound = -sum(last) / len(last)
