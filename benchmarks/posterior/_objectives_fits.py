@@ -20,6 +20,7 @@ from tqdm.auto import trange
 from benchmarks.common import stopwatch
 from benchmarks.posterior._generators_methods import coupling_flow
 from benchmarks.posterior._objectives_targets import SETTINGS, Target
+from benchmarks.shared.memory import peak_bytes
 from pyro_implicit import (
     AdversarialELBO,
     HyperNetworkGuide,
@@ -135,8 +136,8 @@ def train(
     A fit without its draws.
 
     :returns: the guide; and the divergence that the objective claims at the end, or its value where
-        the evidence is not known, the CPU time of training, and what is to be noted of a ratio:
-        clipped draws, the critic's accuracy.
+        the evidence is not known, the CPU time of training, the memory of a step, and what is to be
+        noted of a ratio: clipped draws, the critic's accuracy.
     """
     guide = make_guide(target, method)
     num_particles = target.num_particles or SETTINGS["num_particles"]
@@ -155,6 +156,7 @@ def train(
             _set_rate(optimiser, spent if cpu_seconds else (i + 1) / num_steps)
             if spent >= 1:
                 break
+    peak = peak_bytes(lambda: svi.loss_and_grads(target.model, guide))
     bound = None if method in _NO_EVIDENCE else -statistics.fmean(losses[-SETTINGS["last"] :])
     known = target.log_evidence
     return guide, {
@@ -162,6 +164,7 @@ def train(
         "claimed_kl": None if known is None or bound is None else known - bound,
         "cpu_seconds": watch.cpu_seconds,
         "steps": len(losses),
+        "peak_mb": peak / 1e6,
         "note": _note(objective),
     }
 

@@ -109,7 +109,8 @@ def _fitted(target: Network, method: str, quiet: bool) -> Row:
 
 def table(rows: list[Row]) -> str:
     """Means over splits."""
-    header = ["set", "method", "RMSE", "log-likelihood", "margin", "90% coverage", "steps", "notes"]
+    header = ["set", "method", "RMSE", "log-likelihood", "margin", "90% coverage"]
+    header += ["steps", "memory, MB", "notes"]
     lines = []
     for name in dict.fromkeys(row["set"] for row in rows):
         of_set = [row for row in rows if row["set"] == name]
@@ -121,8 +122,10 @@ def table(rows: list[Row]) -> str:
             cells += [_mean(_margins(good, of_set), "+.3f")]
             cells += [_mean([row["coverage"] for row in good], ".3f")]
             steps = round(sum(row["steps"] for row in good) / len(good)) if good else None
+            memory = [row["peak_mb"] for row in good if "peak_mb" in row]
+            cells += [steps, f"{sum(memory) / len(memory):.1f}" if memory else None]
             notes = "; ".join(dict.fromkeys(row["note"] for row in same if row["note"]))
-            lines.append([name, method, *cells, steps, notes])
+            lines.append([name, method, *cells, notes])
     return format_table(header, lines)
 
 

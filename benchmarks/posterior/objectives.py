@@ -55,6 +55,7 @@ COLUMNS = {
     "true_kl": "true KL",
     "steps": "steps",
     "cpu_seconds": "CPU s",
+    "peak_mb": "memory, MB",
 }
 _FORMS = {"bound": ".4g"}
 LAST = 200
