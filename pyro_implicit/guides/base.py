@@ -90,7 +90,8 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
     20 000 latents; beside Hessians, of a gradient for each latent, and fits that are made again
     where they have left the model's domain) and shows a bar if it takes
     long; :attr:`start_report` tells what was tried and why the winner won. Arguments are
-    honoured: with an ``init_loc_fn`` only the deviations are judged; with an ``init_scale``, a
+    honoured: with an ``init_loc_fn`` the Gaussian is found uphill from there and moved to
+    that location; with an ``init_scale``, a
     ``scale`` or a generator of one's own only the location; with both it is None. Where other
     latents are hidden from the guide, or a latent site shows only some of its rows, it is bare.
 
