@@ -10,14 +10,17 @@ from typing import Any
 import pyro.distributions as dist
 import torch
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 from torch.distributions import Transform
 from torch.distributions.transforms import ReshapeTransform
 
-from pyro_implicit._checks import check_model, check_names, check_tensor, shown
+from pyro_implicit._checks import check_model, check_names
+from pyro_implicit.bayesian.joint_form import check_form, checked_sites, root_of
 from pyro_implicit.bayesian.joint_site import JointSite
 from pyro_implicit.bayesian.met_sites import check_met
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
+from pyro_implicit.handlers.rows import rows_of
 from pyro_implicit.handlers.same_rows import SameRows
 from pyro_implicit.handlers.supports import same_support
 from pyro_implicit.ops.gaussian_blocks import Blocks, FullBlocks, LowRankBlocks
@@ -63,14 +66,14 @@ class JointPrior(nn.Module):
         covariance: Tensor | None = None,
     ) -> None:
         super().__init__()
-        self.sites = _checked_sites(sites)
+        self.sites = checked_sites(sites)
         names = [site.name for site in self.sites]
         if not names or len(set(names)) != len(names):
             raise ArgumentError(f"sites has the names {names}; expected several different ones.")
         ends = list(accumulate(site.numel for site in self.sites))
         self._rows = {s.name: slice(e - s.numel, e) for s, e in zip(self.sites, ends, strict=True)}
-        _check_form(ends[-1], loc, scale, factor, covariance)
-        root = None if covariance is None else _root(covariance)
+        check_form(ends[-1], loc, scale, factor, covariance)
+        root = None if covariance is None else root_of(covariance)
         for name, value in (("loc", loc), ("scale", scale), ("factor", factor), ("root", root)):
             self.register_buffer(name, None if value is None else value.detach().clone())
         self._same_rows = SameRows(None, ())  # prior_from tells those of a guide
@@ -139,12 +142,15 @@ class JointPrior(nn.Module):
             return LowRankBlocks(self.factor, self.scale)
         return None
 
-    def _distribution(self, site: JointSite, blocks: Blocks | None) -> Any:
+    def _distribution(
+        self, site: JointSite, blocks: Blocks | None, numbers: Mapping[int, Tensor]
+    ) -> Any:
         """
         The distribution of one site given those before it.
 
         :param JointSite site: one of the sites.
         :param blocks: what is known of those before.
+        :param numbers: of the rows that plates around it show, by their dimensions.
         :returns: a distribution of the site's values.
         """
         rows = self._rows[site.name]
@@ -154,8 +160,11 @@ class JointPrior(nn.Module):
             assert self.scale is not None
             shape = site.unconstrained_shape
             event_dim = site.event_dim + len(shape) - len(site.shape)
-            base = dist.Normal(loc.reshape(shape), self.scale[rows].reshape(shape), _CHECKS)
-            base = base.to_event(event_dim)
+            loc, scale = loc.reshape(shape), self.scale[rows].reshape(shape)
+            for dim, some in numbers.items():
+                loc = rows_of(loc, dim - event_dim, some)
+                scale = rows_of(scale, dim - event_dim, some)
+            base = dist.Normal(loc, scale, _CHECKS).to_event(event_dim)
         else:
             shift, factor = blocks.conditional(rows)
             loc = loc if shift is None else loc + shift
@@ -224,9 +233,10 @@ class _ReplacePriors(Messenger):
         self._by_name = {site.name: site for site in prior.sites}
         self._seen: list[str] = []
         self._blocks: Blocks | None = None
+        self._shown: dict[str, Tensor] = {}  # rows by the name of their plate
 
     def __enter__(self) -> Any:
-        self._seen, self._blocks = [], self._prior._blocks()
+        self._seen, self._blocks, self._shown = [], self._prior._blocks(), {}
         return super().__enter__()
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
@@ -242,20 +252,29 @@ class _ReplacePriors(Messenger):
     def _pyro_sample(self, msg: Any) -> None:
         site = self._by_name.get(msg["name"])
         if site is not None:
-            self._check(site, msg)
-            msg["fn"] = self._prior._distribution(site, self._blocks)
+            numbers = self._rows_shown(site, msg)
+            self._check(site, msg, numbers)
+            msg["fn"] = self._prior._distribution(site, self._blocks, numbers)
+
+    def _rows_shown(self, site: JointSite, msg: Any) -> dict[int, Tensor]:
+        """Numbers of the rows of the plates that the prior knows, by dimension."""
+        num_dims = len(site.shape) - site.event_dim  # plates further out hold draws
+        frames = [f for f in msg["cond_indep_stack"] if f.vectorized and -f.dim <= num_dims]
+        return {f.dim: self._shown[f.name] for f in frames if f.name in self._shown}
 
     def _pyro_post_sample(self, msg: Any) -> None:
+        if site_is_subsample(msg):
+            self._shown[msg["name"]] = torch.as_tensor(msg["value"])
         site = self._by_name.get(msg["name"])
         if site is not None:
             self._seen.append(site.name)
             if self._blocks is not None:
                 self._prior._observe(site, msg["value"], self._blocks)
 
-    def _check(self, site: JointSite, msg: Any) -> None:
+    def _check(self, site: JointSite, msg: Any, numbers: Mapping[int, Tensor]) -> None:
         fn: Any = msg["fn"]
         shape = tuple(fn.batch_shape + fn.event_shape)
-        same = shape[len(shape) - len(site.shape) :] == tuple(site.shape)
+        same = shape[len(shape) - len(site.shape) :] == _shape_of_rows(site, msg, numbers)
         if fn.event_dim != site.event_dim or not same:
             raise SiteError(
                 f"site {site.name!r} has batch shape {tuple(fn.batch_shape)} and event shape "
@@ -285,6 +304,16 @@ class _ReplacePriors(Messenger):
                 f"draws each site given those before it, in the order {list(self._prior.names)}. "
                 "Sample them in this order, or leave some out: prior.restricted(names)."
             )
+
+
+def _shape_of_rows(site: JointSite, msg: Any, numbers: Mapping[int, Tensor]) -> tuple[int, ...]:
+    """The shape of a site's values at the rows that are shown of as many as the prior has."""
+    shape = list(site.shape)
+    for frame in msg["cond_indep_stack"]:
+        place = frame.dim - site.event_dim if frame.dim in numbers else None
+        if place is not None and shape[place] == frame.full_size:
+            shape[place] = len(numbers[frame.dim])
+    return tuple(shape)
 
 
 def part_for(
@@ -317,81 +346,3 @@ def part_for(
                 "of them one event."
             )
     return part, {name: dist.Normal(0.0, 1.0) for name in names}
-
-
-def _root(covariance: Tensor) -> Tensor:
-    """
-    The Cholesky factor of a covariance.
-
-    :raises ArgumentError: if it has none, or is not symmetric.
-    """
-    wide = covariance.double()
-    diagonal = wide.diagonal().abs()
-    rounding = torch.finfo(covariance.dtype).eps ** 0.5  # what inverting a matrix may leave
-    apart = (wide - wide.mT).abs()
-    if not bool((apart <= rounding * diagonal.outer(diagonal).sqrt()).all()):
-        i, j = divmod(int(apart.argmax()), len(wide))
-        raise ArgumentError(
-            f"covariance is not symmetric: entry [{i}, {j}] is {float(wide[i, j]):.6g} and "
-            f"[{j}, {i}] is {float(wide[j, i]):.6g}. From one triangle write "
-            "c.tril() + c.tril(-1).mT, or pass root @ root.mT for a Cholesky factor root."
-        )
-    root, failed = torch.linalg.cholesky_ex(0.5 * (wide + wide.mT))
-    if bool(failed):
-        raise ArgumentError(
-            "covariance is not positive definite: draws on a surface, or fewer draws than entries. "
-            "Take form='low-rank' or 'diagonal'."
-        )
-    root_of_covariance: Tensor = root.to(covariance)
-    return root_of_covariance
-
-
-def _checked_sites(sites: Any) -> tuple[JointSite, ...]:
-    several = isinstance(sites, Sequence) and not isinstance(sites, (str, bytes))
-    if not several or not all(isinstance(site, JointSite) for site in sites):
-        raise ArgumentError(
-            f"sites={shown(sites)}; expected a sequence of JointSite, as prior_from(guide) makes."
-        )
-    return tuple(sites)
-
-
-def _check_form(
-    size: int,
-    loc: Any,
-    scale: Any,
-    factor: Any,
-    covariance: Any,
-) -> None:
-    if (scale is None) == (covariance is None) or (factor is not None and scale is None):
-        raise ArgumentError(
-            "a joint prior is either scale, with a factor or without, or covariance; found "
-            f"scale {'given' if scale is not None else 'absent'}, factor "
-            f"{'given' if factor is not None else 'absent'}, covariance "
-            f"{'given' if covariance is not None else 'absent'}."
-        )
-    rank = factor.shape[-1] if isinstance(factor, Tensor) and factor.dim() == 2 else 0
-    shapes = {"loc": (size,), "scale": (size,), "factor": (size, rank), "covariance": (size, size)}
-    given = {"loc": loc, "scale": scale, "factor": factor, "covariance": covariance}
-    for name, value in given.items():
-        if value is not None or name == "loc":
-            check_tensor(name, value, "a tensor of real numbers")
-            _check_type(name, value, loc)
-        if value is not None and tuple(value.shape) != shapes[name]:
-            raise ShapeError(
-                f"{name} has shape {tuple(value.shape)}; the sites have {size} unconstrained "
-                f"entries: expected {shapes[name]}."
-            )
-    if scale is not None and not bool((scale > 0).all()):
-        raise ArgumentError("scale has entries that are not positive; expected deviations > 0.")
-
-
-def _check_type(name: str, value: Tensor, loc: Tensor) -> None:
-    if not value.is_floating_point():
-        raise ArgumentError(
-            f"{name} is of type {value.dtype}; expected floating-point numbers: {name}.float()."
-        )
-    if value.dtype != loc.dtype:
-        raise ArgumentError(
-            f"{name} is of type {value.dtype} and loc of {loc.dtype}; expected one type for all: "
-            f"{name}.to(loc)."
-        )

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pyro_implicit.handlers.same_rows import fingerprint
+from pyro_implicit.handlers.same_rows import are_other_rows
 
 __all__ = [
     "dims_of_arguments",
@@ -63,9 +63,10 @@ def warn_of_other_rows(guide: Any, args: tuple[Any, ...]) -> None:
         return
     warnings.warn(
         f"the guide has a value of {own} for each of the {count} rows that it was built with, and "
-        f"these are {count} other ones: each gets the value of the row in its place. That is right "
-        "where they are the same units again. Latents of new units are unknown: predict them by "
-        "a model that draws them from their prior, and a guide of the others.",
+        f"these are {count} other ones, or in another order: each gets the value of the row in its "
+        "place. That is right where they are the same units again. Latents of new units are "
+        "unknown: predict them by a model that draws them from their prior, and a guide of the "
+        "others.",
         stacklevel=3,
     )
 
@@ -76,12 +77,13 @@ def latents_of_other_rows(guide: Any, args: tuple[Any, ...]) -> tuple[list[str],
 
     :param guide: any guide; one that was loaded, or is not of this package, knows nothing.
     :param args: positional arguments of the model.
-    :returns: names of latents with a value for each of as many rows, which are others; and the
-        number of these rows.
+    :returns: names of latents with a value for each of as many rows, which are others, or the same
+        in an order that no argument tells; and the number of these rows.
     """
-    seen, now = getattr(guide, "_rows_seen", None), fingerprint(args)
-    if seen is None or now is None or seen == now or seen[0] != now[0]:
+    seen = getattr(guide, "_rows_seen", None)
+    if seen is None or hasattr(guide, "read_context"):  # the latter's latents follow their rows
         return [], 0
-    if hasattr(guide, "read_context") or now[0] < 2:  # whose latents follow their rows
+    count: int = seen[0]
+    if count < 2 or not are_other_rows(seen, args, {}):
         return [], 0
-    return [s.name for s in guide.sites if any(f.size == now[0] for f in s.frames)], now[0]
+    return [s.name for s in guide.sites if any(f.size == count for f in s.frames)], count

@@ -14,7 +14,16 @@ from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode
 
 from pyro_implicit.exceptions import ShapeError
 
-__all__ = ["NotSliceable", "changed_dims", "is_cut", "number_of_rows", "rows_of", "take_rows"]
+__all__ = [
+    "NotSliceable",
+    "are_same_numbers",
+    "changed_dims",
+    "is_cut",
+    "number_of_rows",
+    "rows_of",
+    "shows_all",
+    "take_rows",
+]
 
 #: arguments of which a distribution holds one, and makes the others from it
 _ALTERNATIVES = (
@@ -72,12 +81,38 @@ def rows_of(value: Tensor, dim: int, rows: Any) -> Tensor:
     if rows is None or value.shape[dim] == 1:  # the same for all
         return value
     chosen = torch.as_tensor(rows, device=value.device)
-    if not _is_recording() and _is_all(chosen, value.shape[dim]):
+    if not _is_recording() and shows_all(chosen, value.shape[dim]):
         return value
     return value.index_select(dim, chosen)
 
 
-def _is_all(chosen: Tensor, size: int) -> bool:
+def are_same_numbers(one: Any, other: Any) -> bool:
+    """
+    Tells whether two plates show the same rows in the same order.
+
+    :param one: numbers of rows, shape ``(n,)``.
+    :param other: those of another plate, shape ``(k,)``.
+    :returns: True, too, for as many of them while operations are recorded.
+    """
+    if len(one) != len(other):
+        return False
+    if _is_recording():
+        return True
+    numbers = torch.as_tensor(one)
+    return torch.equal(numbers, torch.as_tensor(other, device=numbers.device))
+
+
+def shows_all(numbers: Any, size: int) -> bool:
+    """
+    Tells whether numbers of rows are all there are, in order.
+
+    :param numbers: shape ``(n,)``.
+    :param int size: of the plate.
+    :returns: True, too, for as many of them while operations are recorded.
+    """
+    if _is_recording():
+        return len(numbers) == size
+    chosen = torch.as_tensor(numbers)
     return torch.equal(chosen, torch.arange(size, device=chosen.device))
 
 

@@ -3,28 +3,61 @@
 from __future__ import annotations
 
 import functools
+import math
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-__all__ = ["SameRows", "fingerprint"]
+__all__ = ["Fingerprint", "SameRows", "are_other_rows", "fingerprint"]
+
+#: number of rows, sum, sum of squares, and sum weighted by place
+Fingerprint = tuple[int, float, float, float]
 
 
-def fingerprint(args: tuple[Any, ...]) -> tuple[int, float, float] | None:
+def fingerprint(args: tuple[Any, ...]) -> Fingerprint | None:
     """
-    What tells the rows of the first argument from others.
+    What tells the rows of the first argument from others, and their order.
 
     :param args: positional arguments.
     :returns: their number, the sum of all values and that of their squares, those that are NaN left
-        out; None for no rows.
+        out, and the sum weighted by the rows' places; None for no rows.
     """
     first = args[0] if args else None
     if not isinstance(first, Tensor) or not first.dim() or first.is_complex():
         return None
-    wide = first.detach().double().nan_to_num()
-    return len(first), float(wide.sum()), float(wide.square().sum())
+    wide = first.detach().double().nan_to_num().reshape(len(first), math.prod(first.shape[1:]))
+    places = torch.arange(1.0, len(wide) + 1, dtype=wide.dtype, device=wide.device)
+    squares = float(wide.square().sum())
+    return len(first), float(wide.sum()), squares, float(places @ wide.sum(1))
+
+
+def are_other_rows(
+    seen: Fingerprint | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> bool:
+    """
+    Tells whether a call shows as many rows as an earlier one, and not the same in their places.
+
+    :param seen: :func:`fingerprint` of the earlier call.
+    :param args: positional arguments of the call; one among them, or among ``kwargs``, may be the
+        numbers of the rows, in another order, for the model's plate (``subsample=rows``).
+    :param kwargs: its keyword arguments.
+    :returns: False for the same rows in an order that is told.
+    """
+    now = fingerprint(args)
+    if seen is None or now is None or now[0] != seen[0] or now == seen:
+        return False
+    same = all(math.isclose(a, b, rel_tol=1e-9) for a, b in zip(now[1:3], seen[1:3], strict=True))
+    return not (same and any(_numbers(one, now[0]) for one in (*args, *kwargs.values())))
+
+
+def _numbers(value: Any, count: int) -> bool:
+    """Whether it is the numbers of ``count`` rows, in some order."""
+    if not isinstance(value, Tensor) or value.shape != (count,) or value.is_floating_point():
+        return False
+    return torch.equal(value.sort().values, torch.arange(count, device=value.device))
 
 
 class SameRows:
@@ -36,7 +69,7 @@ class SameRows:
     """
 
     def __init__(
-        self, seen: tuple[int, float, float] | None, sites: Sequence[tuple[str, Sequence[int]]]
+        self, seen: Fingerprint | None, sites: Sequence[tuple[str, Sequence[int]]]
     ) -> None:
         self.seen = seen
         count = 0 if seen is None else seen[0]
@@ -64,10 +97,8 @@ class SameRows:
             return model
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            now = fingerprint(args)
-            if now is not None and self.seen is not None and now[0] == self.seen[0]:
-                if now != self.seen:
-                    self._warn()
+            if are_other_rows(self.seen, args, kwargs):
+                self._warn()
             return model(*args, **kwargs)
 
         return functools.update_wrapper(watched, model, updated=())
@@ -76,9 +107,9 @@ class SameRows:
         assert self.seen is not None
         warnings.warn(
             f"the prior has a value of {self.names} for each of the {self.seen[0]} rows that its "
-            f"guide was built with, and these are {self.seen[0]} other ones: each gets what was "
-            "learned of the row in its place. That is right where they are the same units again. "
-            "For new units give these latents another name in the model, so that they keep their "
-            "own prior, and carry on what all data share.",
+            f"guide was built with, and these are {self.seen[0]} other ones, or in another order: "
+            "each gets what was learned of the row in its place. That is right where they are the "
+            "same units again. For new units give these latents another name in the model, so that "
+            "they keep their own prior, and carry on what all data share.",
             stacklevel=3,
         )

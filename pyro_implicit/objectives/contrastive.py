@@ -28,6 +28,7 @@ __all__ = ["ContrastiveELBO"]
 
 _LARGEST_RANK_CHECK = 512
 _FAR, _MEMORY = 0.4, 0.98  # of a direction's spread that one draw may make up; of the mean of it
+_ENOUGH = 50  # draws from which normal ones have none as far as that (0.26 with 256 latents)
 
 
 class ContrastiveELBO(ImplicitELBO):
@@ -195,7 +196,7 @@ class ContrastiveELBO(ImplicitELBO):
         A few steps of a young guide do that too: the mean of the latest ones counts.
         """
         key = f"{name}:tails"
-        if key in self._warned or not is_validation_enabled():
+        if key in self._warned or len(u) < _ENOUGH or not is_validation_enabled():
             return
         now = _farthest(u, self._covariance_for(name, u.shape[1]))
         far = self._far[name] = _MEMORY * self._far.get(name, 0.0) + (1 - _MEMORY) * now

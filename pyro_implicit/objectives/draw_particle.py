@@ -13,6 +13,7 @@ from pyro import poutine
 from pyro.distributions.util import scale_and_mask
 from pyro.infer.util import is_validation_enabled
 from pyro.poutine import Trace
+from pyro.poutine.guide import GuideMessenger
 from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from pyro.util import check_model_guide_match, check_site_shape
 from torch import Tensor
@@ -24,6 +25,7 @@ from pyro_implicit.distributions.implicit_sites import KeptLinearisations
 from pyro_implicit.exceptions import DensityError, GuideError, NonFiniteError, SiteError
 from pyro_implicit.handlers.enumeration import NoticeEnumeration, enumerated
 from pyro_implicit.handlers.other_shape import check_event
+from pyro_implicit.handlers.rows import are_same_numbers, shows_all
 from pyro_implicit.objectives.batch_dims import check_batch_dims, is_vectorised
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.pairing import check_pairing
@@ -107,7 +109,7 @@ def _traced(guide: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     """
     tracer = poutine.trace(guide)
     try:
-        return tracer.get_trace(*args, **kwargs)
+        return _without_data(guide, tracer.get_trace(*args, **kwargs))
     except Exception as error:
         for name, node in sample_nodes(tracer.trace).items():
             how = (node["infer"] or {}).get("enumerate")
@@ -121,6 +123,15 @@ def _traced(guide: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
                     f"error was {type(error).__name__}: {error}"
                 ) from error
         raise
+
+
+def _without_data(guide: Callable[..., Any], trace: Trace) -> Trace:
+    """The trace of a guide that runs the model as its own program, without what that observes."""
+    if isinstance(poutine.unwrap(guide), GuideMessenger):
+        for name, node in sample_nodes(trace).items():
+            if node["is_observed"] and not site_is_subsample(node):
+                trace.remove_node(name)
+    return trace
 
 
 def _compute_densities(
@@ -287,10 +298,8 @@ def _without_full_plates(guide_trace: Trace) -> Trace:
     """A copy that leaves the model free to choose its rows where the guide shows them all."""
     trace = guide_trace.copy()
     for name, node in sample_nodes(guide_trace).items():
-        if site_is_subsample(node):
-            fn = node["fn"]
-            if fn.subsample_size is None or fn.subsample_size == fn.size:
-                trace.remove_node(name)
+        if site_is_subsample(node) and shows_all(node["value"], node["fn"].size):
+            trace.remove_node(name)
     return trace
 
 
@@ -300,12 +309,15 @@ def _check_plates(model_trace: Trace, guide_trace: Trace) -> None:
     for name, node in sample_nodes(model_trace).items():
         if not site_is_subsample(node) or name not in guide_nodes:
             continue
-        mine, theirs = len(guide_nodes[name]["value"]), len(node["value"])
-        if mine != theirs:
+        mine, theirs = guide_nodes[name]["value"], node["value"]
+        if not are_same_numbers(mine, theirs):
+            found = f"{len(theirs)} rows in the model and {len(mine)} in the guide"
+            if len(mine) == len(theirs):
+                found = "its rows in another order in the model than in the guide"
             raise SiteError(
-                f"plate {name!r} has {theirs} rows in the model and {mine} in the guide, which has "
-                "local latents there. Pass create_plates to the guide (a function of the model's "
-                "arguments that returns the model's plate), so that both use the same rows."
+                f"plate {name!r} has {found}, which has local latents there. Pass create_plates to "
+                "the guide (a function of the model's arguments that returns the model's plate), "
+                "so that both use the same rows."
             )
 
 

@@ -115,7 +115,7 @@ class ImplicitELBO(ParticleObjective):
             )
         self.kl_weight = check_number("kl_weight", kl_weight, minimum=0)
         self.prior_weight = check_number("prior_weight", prior_weight, minimum=0)
-        self.num_entropy_particles = num_entropy_particles or num_particles
+        self._num_entropy_particles = num_entropy_particles
         self.likelihood = check_choice("likelihood", likelihood, ("expected", "per_datum"))
         if vectorize_particles == VMAP and (
             self.pools or self.num_entropy_particles < num_particles
@@ -125,6 +125,12 @@ class ImplicitELBO(ParticleObjective):
                 "and their likelihoods cannot be averaged: write num_entropy_particles=None and "
                 'likelihood="expected", or vectorize_particles=True.'
             )
+
+    @property
+    def num_entropy_particles(self) -> int:
+        """Draws that the entropy is estimated with; ``num_particles`` may change at any time."""
+        asked, most = self._num_entropy_particles, int(self.num_particles)
+        return most if asked is None else min(asked, most)
 
     @abstractmethod
     def estimate(self, site: ImplicitSite) -> Tensor:

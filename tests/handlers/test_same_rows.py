@@ -9,10 +9,12 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro.infer.autoguide import AutoNormal
+from pyro.infer.autoguide.initialization import init_to_value
 from torch import Tensor
 
 from pyro_implicit import HyperNetworkGuide, fit
-from pyro_implicit.handlers.same_rows import SameRows, fingerprint
+from pyro_implicit.handlers.same_rows import SameRows, are_other_rows, fingerprint
 from pyro_implicit.inference import GuidePrior, prior_from
 
 X = torch.arange(6.0)
@@ -48,6 +50,40 @@ def test_other_rows_are_told(kind: str) -> None:
         today(X, X)  # the same units again
     with pytest.warns(UserWarning, match=r"a value of \['z'\] for each of the 6 rows .* another"):
         today(X + 1, X)
+
+
+@pytest.mark.parametrize("kind", PRIORS)
+def test_the_same_rows_in_another_order_are_told(kind: str) -> None:
+    today = PRIORS[kind](_built(model, X))(model)
+    with pytest.warns(UserWarning, match="or in another order"):
+        today(X.flip(0), X)
+
+
+def numbered(x: Tensor, rows: Tensor, y: Tensor | None = None) -> Tensor:
+    with pyro.plate("data", 6, subsample=rows):
+        z: Tensor = pyro.sample("z", dist.Normal(0.0, 3.0))
+        pyro.sample("y", dist.Normal(z, 0.1), obs=y)
+        return z
+
+
+def plate_of_rows(x: Tensor, rows: Tensor, y: Tensor | None = None) -> Any:
+    return pyro.plate("data", 6, subsample=rows)
+
+
+@pytest.mark.parametrize("rows", [range(6), [5, 4, 3, 2, 1, 0], [3, 0, 4, 1, 5, 2], [5, 2]])
+@pytest.mark.parametrize("kind", ["itself", "diagonal", "Pyro's"])
+def test_rows_that_are_named_get_what_was_learned_of_them(rows: Any, kind: str) -> None:
+    """As ``subsample=`` says; the values of rows once went by their places."""
+    rows = torch.tensor(rows)
+    guide: Any = HyperNetworkGuide(numbered, init_from="laplace", create_plates=plate_of_rows)
+    if kind == "Pyro's":
+        guide = AutoNormal(numbered, init_loc_fn=init_to_value(values={"z": X}), init_scale=0.01)
+    guide(X, torch.arange(6), X)
+    prior = GuidePrior(guide) if kind == "itself" else prior_from(guide, X, torch.arange(6), X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draws = torch.stack([prior(numbered)(X[rows], rows) for _ in range(20)])
+    assert torch.allclose(draws.mean(0), X[rows], atol=0.2)
 
 
 @pytest.mark.parametrize("kind", PRIORS)
@@ -97,3 +133,15 @@ def test_numbers_of_rows_and_unknown_rows() -> None:
     assert SameRows(None, [("a", (6,))]).names == []
     watch = SameRows(None, [("a", (6,))]).watch
     assert watch(model) is model
+
+
+def test_an_order_that_is_told_is_no_other_one() -> None:
+    seen, order = fingerprint((X,)), torch.tensor([3, 0, 4, 1, 5, 2])
+    mixed = X[order]
+    assert are_other_rows(seen, (mixed,), {})
+    assert not are_other_rows(seen, (mixed, order), {}) and not are_other_rows(seen, (X,), {})
+    assert not are_other_rows(seen, (mixed,), {"rows": order})
+    for other in (order.double(), order[:5], order.clamp(max=4), [3, 0, 4, 1, 5, 2]):
+        assert are_other_rows(seen, (mixed, other), {})
+    assert are_other_rows(seen, (mixed + 1, order), {})  # rows that it has not seen
+    assert not are_other_rows(seen, (X[:3],), {}) and not are_other_rows(None, (mixed,), {})

@@ -243,3 +243,27 @@ def test_an_objective_without_memory_has_an_empty_state() -> None:
     objective.load_state_dict({})
     with pytest.raises(StateError, match=r"has no state to load; found the entries \['turns'\]"):
         objective.load_state_dict({"turns": [1]})
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+@pytest.mark.parametrize(("asked", "few"), [(None, 1), (None, 3), (2, 1), (2, 3)])
+def test_another_number_of_draws_is_that_of_a_new_objective(
+    vectorize: bool, asked: int | None, few: int
+) -> None:
+    """Pyro's objectives read ``num_particles`` at each call."""
+    options: dict[str, Any] = {"vectorize_particles": vectorize, "max_plate_nesting": 1}
+
+    def model() -> None:
+        pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+
+    guide = HyperNetworkGuide(model, init_from=None)
+    guide()
+    changed = LinearisedELBO(4, num_entropy_particles=asked, **options)
+    changed.num_particles = few
+    fresh = LinearisedELBO(few, num_entropy_particles=asked and min(asked, few), **options)
+    values = []
+    for objective in (changed, fresh):
+        pyro.set_rng_seed(0)
+        objective.loss(model, guide)
+        values.append({name: float(term) for name, term in objective.last_terms.items()})
+    assert values[0] == pytest.approx(values[1])
