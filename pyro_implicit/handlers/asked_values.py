@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 import weakref
 from collections.abc import Iterable
@@ -43,7 +44,7 @@ class AskedValues(TorchFunctionMode):
     Follows tensors through a program, and what is made of them, to where a value is asked for.
 
     ``if (w > 0).any():``, ``float(w)``, ``.item()``, ``.tolist()`` and NumPy ask; shapes do not.
-    What libraries ask (validation) is passed over. Nothing is kept alive.
+    What libraries ask (validation) is passed over, and so is ``assert``. Nothing is kept alive.
 
     :param tensors: to follow, each of any shape.
     """
@@ -78,9 +79,12 @@ class AskedValues(TorchFunctionMode):
 
 
 def _place(frame: Any) -> str | None:
-    """The line that asks; None if it is one of a library."""
+    """The line that asks; None if it is one of a library, or a program's assertion."""
     while frame is not None and frame.f_globals.get("__name__") in _BETWEEN:
         frame = frame.f_back
     if frame is None or frame.f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES:
+        return None
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
+    if line.lstrip().startswith("assert "):  # true of all draws, or an error: nothing branches
         return None
     return f"line {frame.f_lineno} of {Path(frame.f_code.co_filename).name}"

@@ -181,6 +181,12 @@ REFUSED = [
         "the score of what rejection leaves over would be missing from the gradient",
     ),
     _refusal(
+        r"^test_model_guide_(shape|dim)_mismatch_error",
+        "AssertionError",
+        "and the value that it is given has",
+        "refused by Pyro, too, in other words",
+    ),
+    _refusal(
         r"^test_shapes\[AutoRegressiveMessenger",
         "SiteError",
         "is not reparameterised",

@@ -25,6 +25,11 @@ def _written(w: Tensor) -> float:
     return float(into.sum())
 
 
+def _asserted(w: Tensor) -> Tensor:
+    assert (w.abs() < 10).all(), "far"
+    return w
+
+
 ASKING: dict[str, Any] = {
     "any": lambda w, x: 1.0 if (w > 0).any() else 0.0,
     "all": lambda w, x: 1.0 if torch.all(w > 0) else 0.0,
@@ -43,6 +48,7 @@ SILENT: dict[str, Any] = {
     "where": lambda w, x: torch.where(w > 0, 1.0, 0.0),
     "of data": lambda w, x: 1.0 if (x > 0).all() else x.sum().item(),
     "shape": lambda w, x: float(w.dim()) + len(w.shape),
+    "an assertion": lambda w, x: _asserted(w),
     "a list of tensors": lambda w, x: torch.stack([w, w]).sum(0),
 }
 

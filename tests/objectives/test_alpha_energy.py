@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyro.infer import SVI, Trace_ELBO
-from pyro.infer.autoguide import AutoNormal
+from pyro.infer.autoguide import AutoHierarchicalNormalMessenger, AutoNormal, AutoNormalMessenger
 from torch import Tensor
 
 from pyro_implicit import AlphaEnergy, HyperNetworkGuide, LinearisedELBO
@@ -124,6 +124,31 @@ def test_svi_trains_an_ordinary_guide_to_the_optimum() -> None:
     _, mean, scale = max(grid)
     assert guide.median()["loc"].item() == pytest.approx(mean, abs=0.03)
     assert guide.scales.loc.item() == pytest.approx(scale, abs=0.04)
+
+
+@pytest.mark.parametrize("kind", [AutoNormalMessenger, AutoHierarchicalNormalMessenger])
+@pytest.mark.parametrize("vectorised", [True, False])
+def test_a_guide_that_runs_the_model_itself_is_taken_without_its_data(
+    kind: Any, vectorised: bool
+) -> None:
+    """Its trace has what the model observes, a factor among them."""
+
+    def seen(x: Tensor, y: Tensor | None = None) -> None:
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        pyro.factor("belief", -slope.square())
+        with pyro.plate("data", len(x)):
+            level = pyro.sample("level", dist.Normal(slope, 1.0))
+            pyro.sample("y", dist.Normal(level * x, 1.0), obs=y)
+
+    x = torch.arange(3.0)
+    guide, values = kind(seen, init_scale=0.3), []
+    for objective in (
+        Trace_ELBO(3, vectorize_particles=vectorised, max_plate_nesting=1),
+        AlphaEnergy(3, alpha=0.0, vectorize_particles=vectorised, max_plate_nesting=1),
+    ):
+        pyro.set_rng_seed(0)
+        values.append(objective.loss(seen, guide, x, x))
+    assert values[0] == pytest.approx(values[1])
 
 
 def test_settings_tell_alpha_and_no_bound() -> None:

@@ -245,6 +245,23 @@ def test_a_shared_subsample_is_the_same_rows() -> None:
     torch.testing.assert_close(particle.model.nodes["y"]["value"], Y[rows[-1]])
 
 
+def test_rows_that_the_guide_names_are_the_models() -> None:
+    """A plate of the guide that was handed its rows shows some of them, as one that draws them."""
+    generator, rows = ResidualGenerator(1, 2), torch.tensor([3, 1])
+
+    def model() -> None:
+        with pyro.plate("data", 5) as shown:
+            z = pyro.sample("z", dist.Normal(torch.zeros(1), 1.0).to_event(1))
+            pyro.sample("y", dist.Normal(z[..., 0], 1.0), obs=Y[shown])
+
+    def guide() -> None:
+        with pyro.plate("data", 5, subsample=rows):
+            sample_implicit("z", ImplicitDistribution(generator))
+
+    particle = draw_particle(model, guide, (), {}, INF)
+    torch.testing.assert_close(particle.model.nodes["y"]["value"], Y[rows])
+
+
 # ---- refused
 
 
