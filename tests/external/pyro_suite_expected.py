@@ -182,7 +182,7 @@ REFUSED = [
     ),
     _refusal(
         r"^test_model_guide_(shape|dim)_mismatch_error",
-        "AssertionError",
+        "ShapeError",
         "and the value that it is given has",
         "refused by Pyro, too, in other words",
     ),
