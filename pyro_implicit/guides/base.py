@@ -91,7 +91,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
     where they have left the model's domain) and shows a bar if it takes
     long; :attr:`start_report` tells what was tried and why the winner won. Arguments are
     honoured: with an ``init_loc_fn`` the Gaussian is found uphill from there and moved to
-    that location; with an ``init_scale``, a
+    that location (for a network only the deviations are judged); with an ``init_scale``, a
     ``scale`` or a generator of one's own only the location; with both it is None. Where other
     latents are hidden from the guide, or a latent site shows only some of its rows, it is bare.
 

@@ -21,7 +21,8 @@ are shown
 
 Where the location is given it alone is tried: the Gaussian is that uphill from there, moved back to
 it. (Deviations of a tenth in its place, as Pyro's guides have them, have to grow by a factor of ten
-and more, and the first steps at the usual rates of Pyro's examples then overshot.)
+and more, and the first steps at the usual rates of Pyro's examples then overshot.) For a network it
+is one of the 4 deviations.
 
 A thousand of these gradients cost about as much as 125 to 500 steps of training.
 """
@@ -83,7 +84,12 @@ class _Task:
     location_only: bool
     is_whole: bool  # whether all rows are seen
     is_settled: bool  # and nothing else is trained, so that a location found is final
-    is_network: bool  # of so many latents that no full matrix is looked for
+    has_layers: bool  # at least half of the latents are weights, of several layers
+
+    @property
+    def is_network(self) -> bool:
+        """Whether it has so many weights that no full matrix is looked for."""
+        return self.has_layers and self.unit.numel() > _SMALL
 
 
 def auto_start(
@@ -120,7 +126,7 @@ def auto_start(
     with RandomStream(int(torch.randint(2**31, ()))), warnings.catch_warnings(), evaluation_mode():
         warnings.simplefilter("ignore")
         trace = poutine.block(poutine.trace(located).get_trace)(*log_joint.args, **log_joint.kwargs)
-        known = _is_whole(trace), _is_settled(trace), _is_network(sites, trace)
+        known = _is_whole(trace), _is_settled(trace), _has_layers(sites, trace)
         task = _Task(unit, fixed, location_only, *known)
         if cut is not None:
             return _bare(loc, task), _untried(f"site {cut!r} shows some of its rows only")
@@ -161,18 +167,21 @@ def _search(
     if task.location_only:
         why = "units of its own (init_scale, scale or generator) leave only that to choose"
         return GaussianStart(loc), (name, "the location alone", why)
-    if not task.is_whole or loc.numel() > _MIDDLE:
+    if not task.is_whole or loc.numel() > _MIDDLE or (task.fixed and task.has_layers):
         why = "too many latents for a fit" if task.is_whole else "only some rows are shown"
+        if task.fixed and task.has_layers:  # the widths of another fit are not those of a network
+            why = "the location of a network is given"
         trials.judge("deviations", lambda: _deviations(trials, point, task, loc))
     else:
         why = "its evidence bound is the highest"
+        if task.fixed:
+            why += "; found uphill from the location given, and moved there"
         _try_gaussians(trials, point, loc, task)
     best = trials.best()
     if best is None:
         return _bare(loc, task), (name, "usual deviations", "no Gaussian has a finite bound")
     start = trials.starts[best]
     if task.fixed:
-        why += ", where uphill from the location given; moved there"
         start = replace(start, loc=loc, is_settled=False)
     return start, (name, best, why)
 
@@ -333,15 +342,15 @@ def _is_whole(trace: Any) -> bool:
     return True
 
 
-def _is_network(sites: Sequence[LatentSite], trace: Any) -> bool:
-    """Whether at least half of many latents are weights, of several layers."""
+def _has_layers(sites: Sequence[LatentSite], trace: Any) -> bool:
+    """Whether at least half of the latents are weights, of several layers."""
     wrapped = {s.name for s in sites if "implicit_module_value" in trace.nodes[s.name]["infer"]}
     matrices = {site.name for site in sites if site.event_dim >= 2}
     if len(matrices) < 2:
         return False
     total = sum(site.numel for site in sites)
     weights = sum(site.numel for site in sites if site.name in wrapped | matrices)
-    return total > _SMALL and 2 * weights >= total
+    return 2 * weights >= total
 
 
 def _is_settled(trace: Any) -> bool:

@@ -245,7 +245,7 @@ def _at_three(site: Any) -> Tensor:
 def test_a_location_that_is_given_stays(quick: None, kind: Any) -> None:
     guide = kind(_regression, init_loc_fn=_at_three).setup(*DATA)
     assert torch.equal(guide.samplers[0].preconditioner.centre, torch.full((2,), 3.0))
-    assert "moved there" in _report(guide).reason
+    assert "moved there" in _report(guide).reason and "mode" in _names(_report(guide).gaussians)
     found = kind(_regression).setup(*DATA).sample(1000)["w"].std(0)  # the widths without it
     assert torch.allclose(guide.sample(1000)["w"].std(0), found, rtol=0.2)
 
@@ -468,6 +468,23 @@ def test_a_small_network_is_fitted(quick: None, num_inputs: int) -> None:
     assert (taken == "narrow") == (num_inputs == 300)
     model, data = _fits(_net(nn.Linear(num_inputs, 1)), num_inputs)  # a regression
     assert _report(HyperNetworkGuide(model).setup(*data)).taken != "narrow"
+
+
+def test_a_small_network_whose_location_is_given_has_one_of_four_deviations(quick: None) -> None:
+    """Those of a fit elsewhere are not those of a network."""
+    net = BayesianModule(
+        nn.Sequential(nn.Linear(1, 5), nn.Tanh(), nn.Linear(5, 1)), prior=dist.Normal(0.0, 1.0)
+    )
+
+    def model() -> None:
+        x = torch.linspace(-1.0, 1.0, 20)
+        mean = net(x[:, None])[..., 0]
+        with pyro.plate("data", 20):
+            pyro.sample("y", dist.Normal(mean, 0.1), obs=x.square())
+
+    guide = HyperNetworkGuide(model, init_loc_fn=net.init_to_module).setup()
+    assert _names(_report(guide).gaussians) == ["deviations"]
+    assert _report(guide).reason == "the location of a network is given"
 
 
 def test_what_is_given_of_a_network_stays(quick: None) -> None:
