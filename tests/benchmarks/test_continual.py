@@ -13,6 +13,17 @@ from benchmarks.common import fixed_seed
 from benchmarks.posterior import continual as benchmark
 from benchmarks.posterior._continual_learner import METHODS, Learner
 from benchmarks.posterior._continual_problems import PROBLEMS, Problem
+from pyro_implicit.guides.initialization import auto
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starts that are good enough for what is looked at here."""
+    for name in ("_MODE_STEPS", "_MEAN_FIELD", "_MEAN_FIELD_MIDDLE"):
+        monkeypatch.setattr(auto, name, 30)
+    monkeypatch.setattr(auto, "_UPHILL", 5)
+    monkeypatch.setattr(auto, "_JUDGES", 8)
+
 
 SHORT = {"steps": 2, "mean_field_steps": 2, "draws": 3, "coreset": 4}
 
