@@ -169,8 +169,8 @@ BENCHMARKS = (
             "objectives_logistic": "--targets logistic --num-steps 700",
             "objectives_mixture": "--targets mixture",
             "objectives_banana": "--targets banana --num-steps 1000",
-            "equal_time_banana": "--targets banana --cpu-seconds 8 --seeds 0",
-            "equal_time_x_shape": "--targets x-shape --cpu-seconds 8 --seeds 0",
+            "equal_time_banana": "--targets banana --cpu-seconds 8 --seeds 0 1 2 3 4",
+            "equal_time_x_shape": "--targets x-shape --cpu-seconds 8 --seeds 0 1 2 3 4",
             "equal_time_mixture": "--targets mixture --cpu-seconds 8 --seeds 0",
             "equal_time_unequal": "--targets unequal --cpu-seconds 8 --seeds 0",
             "equal_time_student_t": "--targets student-t --cpu-seconds 8",
@@ -266,7 +266,11 @@ BENCHMARKS = (
             "log_densities": "mean log predictive density of each",
             "cpu_seconds": "of this task's training, its start and its scores",
         },
-        records={"continual": "", "continual_drift": "--data drift"},
+        records={
+            "continual": "",
+            "continual_mnist": "--data mnist",
+            "continual_drift": "--data drift",
+        },
         short="--data digits drift --seeds 0 --methods 'implicit, low rank' 'implicit, itself' "
         "'mean field, coreset'",
         short_settings={
