@@ -143,5 +143,8 @@ def test_an_order_that_is_told_is_no_other_one() -> None:
     assert not are_other_rows(seen, (mixed,), {"rows": order})
     for other in (order.double(), order[:5], order.clamp(max=4), [3, 0, 4, 1, 5, 2]):
         assert are_other_rows(seen, (mixed, other), {})
+    x, many = torch.randn(1000, 3), torch.randperm(1000)
+    x = (x - x.mean(0)) / x.std(0)  # sums that are rounding alone
+    assert not are_other_rows(fingerprint((x,)), (x[many], many), {})
     assert are_other_rows(seen, (mixed + 1, order), {})  # rows that it has not seen
     assert not are_other_rows(seen, (X[:3],), {}) and not are_other_rows(None, (mixed,), {})
