@@ -146,7 +146,7 @@ def to_arviz(
     restarts = isinstance(guide, (list, tuple))
     guides = _checked_guides(guide)
     for one in guides:
-        warn_of_other_rows(one, args)
+        warn_of_other_rows(one, args, kwargs)
         warn_of_held_data(model, one, args, kwargs)
     with explained_errors(args, kwargs):
         programs = [Program(model, one, RowBatches(args, kwargs, batch_size)) for one in guides]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -35,6 +36,7 @@ def warn_of_lost_dimension(guide: Any, args: tuple[Any, ...]) -> None:
 
     :param guide: any guide; one that was loaded, or is not of this package, knows nothing.
     :param args: positional arguments of the model.
+    :param kwargs: its keyword arguments.
     :warns UserWarning: if the guide was built with one dimension more.
     """
     seen = getattr(guide, "_argument_dims", ())
@@ -50,15 +52,16 @@ def warn_of_lost_dimension(guide: Any, args: tuple[Any, ...]) -> None:
     )
 
 
-def warn_of_other_rows(guide: Any, args: tuple[Any, ...]) -> None:
+def warn_of_other_rows(guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """
     Warns, for the caller's caller, where latents of one row would be taken for those of another.
 
     :param guide: any guide; one that was loaded, or is not of this package, knows nothing.
     :param args: positional arguments of the model.
+    :param kwargs: its keyword arguments.
     :warns UserWarning: if the guide has a latent for each of as many rows, which are others.
     """
-    own, count = latents_of_other_rows(guide, args)
+    own, count = latents_of_other_rows(guide, args, kwargs)
     if not own:
         return
     warnings.warn(
@@ -71,12 +74,15 @@ def warn_of_other_rows(guide: Any, args: tuple[Any, ...]) -> None:
     )
 
 
-def latents_of_other_rows(guide: Any, args: tuple[Any, ...]) -> tuple[list[str], int]:
+def latents_of_other_rows(
+    guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[list[str], int]:
     """
     Finds latents of one row that would be taken for those of another.
 
     :param guide: any guide; one that was loaded, or is not of this package, knows nothing.
     :param args: positional arguments of the model.
+    :param kwargs: its keyword arguments.
     :returns: names of latents with a value for each of as many rows, which are others, or the same
         in an order that no argument tells; and the number of these rows.
     """
@@ -84,6 +90,6 @@ def latents_of_other_rows(guide: Any, args: tuple[Any, ...]) -> tuple[list[str],
     if seen is None or hasattr(guide, "read_context"):  # the latter's latents follow their rows
         return [], 0
     count: int = seen[0]
-    if count < 2 or not are_other_rows(seen, args, {}):
+    if count < 2 or not are_other_rows(seen, args, kwargs):
         return [], 0
     return [s.name for s in guide.sites if any(f.size == count for f in s.frames)], count

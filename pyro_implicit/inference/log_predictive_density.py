@@ -96,7 +96,7 @@ def log_predictive_density(
     check_guide(guide)
     check_misspelt(log_predictive_density, model, kwargs)
     warn_of_lost_dimension(guide, args)
-    warn_of_other_rows(guide, args)
+    warn_of_other_rows(guide, args, kwargs)
     warn_of_held_data(model, guide, args, kwargs)
     warn_of_seen_observations(model, guide, args, kwargs)
     num_samples = check_count("num_samples", num_samples)

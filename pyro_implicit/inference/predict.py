@@ -121,7 +121,7 @@ def predict(
     check_guide(guide)
     check_misspelt(predict, model, kwargs)
     warn_of_lost_dimension(guide, args)
-    warn_of_other_rows(guide, args)
+    warn_of_other_rows(guide, args, kwargs)
     num_samples = check_count("num_samples", num_samples)
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)
     sites = None if sites is None else check_names("sites", sites)

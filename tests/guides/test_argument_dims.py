@@ -97,3 +97,20 @@ def test_latents_of_all_rows_are_not() -> None:
     assert fingerprint(()) is None and fingerprint((3,)) is None
     assert fingerprint((torch.tensor(1.0),)) is None
     assert fingerprint((torch.tensor([True, False]), 1)) == (2, 1.0, 1.0, 1.0)
+
+
+def test_rows_that_are_named_may_come_in_any_order() -> None:
+    def named(x: Tensor, y: Tensor | None = None, rows: Tensor | None = None) -> None:
+        with pyro.plate("data", 6, subsample=torch.arange(6) if rows is None else rows):
+            z = pyro.sample("z", dist.Normal(0.0, 3.0))
+            pyro.sample("y", dist.Normal(z, 0.1), obs=y)
+
+    def plate(x: Tensor, y: Tensor | None = None, rows: Tensor | None = None) -> Any:
+        return pyro.plate("data", 6, subsample=torch.arange(6) if rows is None else rows)
+
+    x, order = torch.arange(6.0), torch.tensor([3, 0, 4, 1, 5, 2])
+    guide = HyperNetworkGuide(named, init_from="laplace", create_plates=plate).setup(x, x)
+    found = predict(named, guide, x[order], rows=order, num_samples=50, sites=["z"])["z"]
+    assert torch.allclose(found.mean(0), x[order], atol=0.2)
+    with pytest.warns(UserWarning, match="or in another order"):
+        predict(named, guide, x[order], num_samples=2)

@@ -201,7 +201,7 @@ class Run:
         """Of latents of the rows of the first batch that the second one takes for its own."""
         if len(self.history) != 2 or self.arguments.batches is None or self._last is None:
             return
-        names, count = latents_of_other_rows(self.guide, self._last[0])
+        names, count = latents_of_other_rows(self.guide, *self._last)
         if names:
             warnings.warn(
                 f"the guide has a value of {names} for each of the {count} rows of a batch, and "
