@@ -174,7 +174,7 @@ BENCHMARKS = (
             "equal_time_mixture": "--targets mixture --cpu-seconds 8 --seeds 0 1 2 3 4",
             "equal_time_unequal": "--targets unequal --cpu-seconds 8 --seeds 0 1 2 3 4",
             "equal_time_student_t": "--targets student-t --cpu-seconds 8 --seeds 0 1 2 3 4",
-            "equal_time_waveform": "--targets waveform --cpu-seconds 20",
+            "equal_time_waveform": "--targets waveform --cpu-seconds 20 --seeds 0 1 2 3",
             "equal_time_diffusion": "--targets diffusion --cpu-seconds 30 --seeds 0 1",
             "objectives_reference": "--reference",
             "objectives_instability": "--instability --seeds 0 --num-steps 2000",
