@@ -36,7 +36,6 @@ def warn_of_lost_dimension(guide: Any, args: tuple[Any, ...]) -> None:
 
     :param guide: any guide; one that was loaded, or is not of this package, knows nothing.
     :param args: positional arguments of the model.
-    :param kwargs: its keyword arguments.
     :warns UserWarning: if the guide was built with one dimension more.
     """
     seen = getattr(guide, "_argument_dims", ())

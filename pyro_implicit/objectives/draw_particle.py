@@ -304,7 +304,7 @@ def _without_full_plates(guide_trace: Trace) -> Trace:
 
 
 def _check_plates(model_trace: Trace, guide_trace: Trace) -> None:
-    """Refuses a guide plate that shows all rows where the model chose a few."""
+    """Refuses a guide plate that shows all rows where the model shows a few, or another order."""
     guide_nodes = sample_nodes(guide_trace)
     for name, node in sample_nodes(model_trace).items():
         if not site_is_subsample(node) or name not in guide_nodes:

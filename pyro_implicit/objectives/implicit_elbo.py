@@ -109,13 +109,9 @@ class ImplicitELBO(ParticleObjective):
             retain_graph=retain_graph,
             **pyro_arguments,
         )
-        if num_entropy_particles is not None:
-            num_entropy_particles = check_count(
-                "num_entropy_particles", num_entropy_particles, 1, num_particles, " (num_particles)"
-            )
         self.kl_weight = check_number("kl_weight", kl_weight, minimum=0)
         self.prior_weight = check_number("prior_weight", prior_weight, minimum=0)
-        self._num_entropy_particles = num_entropy_particles
+        self.num_entropy_particles = num_entropy_particles
         self.likelihood = check_choice("likelihood", likelihood, ("expected", "per_datum"))
         if vectorize_particles == VMAP and (
             self.pools or self.num_entropy_particles < num_particles
@@ -131,6 +127,13 @@ class ImplicitELBO(ParticleObjective):
         """Draws that the entropy is estimated with; ``num_particles`` may change at any time."""
         asked, most = self._num_entropy_particles, int(self.num_particles)
         return most if asked is None else min(asked, most)
+
+    @num_entropy_particles.setter
+    def num_entropy_particles(self, asked: int | None) -> None:
+        name, most = "num_entropy_particles", int(self.num_particles)
+        if asked is not None:
+            asked = check_count(name, asked, 1, most, " (num_particles)")
+        self._num_entropy_particles = asked
 
     @abstractmethod
     def estimate(self, site: ImplicitSite) -> Tensor:

@@ -80,7 +80,7 @@ def _run(run: str, clone: Path, start: bool, options: list[str]) -> list[list[st
     command += ["-W", "ignore::pyro_implicit.exceptions.PerformanceHint"]
     for told in TOLD_OF_PYRO:
         command += ["-W", f"ignore:{told}:UserWarning"]
-    command += ["-W", "default:implicit site:UserWarning", RUNS[run]]  # folds, at rates of 0.1
+    command += [RUNS[run]]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),
         "PYRO_SUITE_RUN": run,

@@ -267,3 +267,14 @@ def test_another_number_of_draws_is_that_of_a_new_objective(
         objective.loss(model, guide)
         values.append({name: float(term) for name, term in objective.last_terms.items()})
     assert values[0] == pytest.approx(values[1])
+
+
+def test_the_entropys_own_number_can_be_set_again() -> None:
+    objective = LinearisedELBO(4)
+    objective.num_entropy_particles = 3
+    assert objective.settings["num_entropy_particles"] == 3
+    with pytest.raises(ArgumentError, match=r"num_entropy_particles=5; .* <= 4 \(num_particles\)"):
+        objective.num_entropy_particles = 5
+    objective.num_entropy_particles = None
+    objective.num_particles = 6
+    assert objective.num_entropy_particles == 6
