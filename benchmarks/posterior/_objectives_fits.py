@@ -112,7 +112,7 @@ def make_guide(target: Target, method: str) -> Any:
     if method in _GUIDES:
         return _GUIDES[method](target.model, **options)
     if method.startswith(_NOISY):
-        options |= target.noise
+        options |= target.guide_noise
     return HyperNetworkGuide(target.model, init_from=None, **options)
 
 

@@ -46,7 +46,7 @@ class Target(ABC):
     #: standard deviation of the first draws of every implicit guide
     init_scale = 0.1
     #: options of a guide whose objective needs output noise
-    noise: ClassVar[dict[str, Any]] = {"scale": 0.1, "learn_scale": "scalar"}
+    guide_noise: ClassVar[dict[str, Any]] = {"scale": 0.1, "learn_scale": "scalar"}
     #: draws a step, if other than in ``SETTINGS``
     num_particles: int | None = None
 

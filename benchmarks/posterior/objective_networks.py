@@ -49,7 +49,7 @@ class Network(Target):
     """A network and its data, where a search for the mode has ended."""
 
     dim, nesting, log_evidence = 0, 1, None
-    noise: dict[str, Any] = {}  # the default guide of as many latents has its own
+    guide_noise: dict[str, Any] = {}  # the default guide of as many latents has its own
 
     def __init__(self, name: str, model: Model, split: Split, mode: dict[str, Tensor]) -> None:
         self.name, self.split, self.model_of, self._mode = name, split, model, mode

@@ -12,9 +12,11 @@ from pyro import poutine
 
 from benchmarks.posterior import _objectives_references as references
 from benchmarks.posterior import objectives
+from benchmarks.posterior._objectives_fits import make_guide
 from benchmarks.posterior._objectives_instability import ESTIMATES
 from benchmarks.posterior._objectives_references import REFERENCED
 from benchmarks.posterior._objectives_targets import TARGETS, entropy, gaussian_kl
+from pyro_implicit.distributions import ImplicitDistribution
 
 
 @pytest.mark.parametrize("dim", [1, 2])
@@ -41,6 +43,15 @@ def test_exact_draws_have_no_error(name: str) -> None:
     if name == "mixture":
         assert errors["right"] == pytest.approx(0.5, abs=0.03)
         assert errors["bridge"] == pytest.approx(0.0228, abs=0.01)
+
+
+@pytest.mark.parametrize("name", objectives.ALL)
+def test_output_noise_of_every_target(name: str) -> None:
+    target = objectives.ALL[name]()
+    guide = make_guide(target, "linearised, output noise")
+    nodes = poutine.trace(guide).get_trace().nodes.values()
+    made = [node["fn"] for node in nodes if isinstance(node.get("fn"), ImplicitDistribution)]
+    assert [fn.scale.item() for fn in made] == [pytest.approx(target.guide_noise["scale"])]
 
 
 def test_instability(tmp_path: Path) -> None:
