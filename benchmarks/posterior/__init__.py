@@ -356,7 +356,7 @@ BENCHMARKS = (
             "warnings": "of the fit",
             **CPU,
         },
-        records={"own_guides": ""},
+        records={"own_guides": "", "own_guides_mnist": "--models mnist"},
         short="--seeds 0 --models digits --methods own ours AutoNormal",
         short_settings={"cpu_seconds": 0.0, "rehearsal": 4, "draws": 2, "rows": 60},
     ),

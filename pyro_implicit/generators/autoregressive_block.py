@@ -56,9 +56,13 @@ class AutoregressiveBlock(nn.Module):
         bias[2 + num_steps : 2 + 2 * num_steps] = torch.randn(num_steps, size)
         self.bias_out = nn.Parameter(bias)
         self.weight_context: nn.Parameter | None = None
+        self.weight_direct: nn.Parameter | None = None
         if context_dim is not None:
             spread = 1 / math.sqrt(context_dim)
             self.weight_context = nn.Parameter(spread * torch.randn(hidden_dim, context_dim))
+            spread = 0.01 / math.sqrt(context_dim)
+            shape = (self.num_outputs, size, context_dim)
+            self.weight_direct = nn.Parameter(spread * torch.randn(shape))
 
     def parts(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Steps]:
         """
@@ -78,6 +82,8 @@ class AutoregressiveBlock(nn.Module):
         hidden = F.silu(F.linear(hidden, weight, self.bias_hidden.to(dtype)))
         weight = (self.weight_out.to(dtype) * self.mask_out).flatten(0, 1)
         out = F.linear(hidden, weight, self.bias_out.to(dtype).flatten())
+        if context is not None and self.weight_direct is not None:
+            out = out + F.linear(context, self.weight_direct.to(dtype).flatten(0, 1))
         out = out.unflatten(-1, (self.num_outputs, -1)).movedim(-2, 0)
         shift, log_scale = out[0], _MOST_LOG_SCALE * torch.tanh(out[1] / _MOST_LOG_SCALE)
         height, centre, rate = out[2:].chunk(3)

@@ -23,6 +23,8 @@ from pyro_implicit.ops.logdet import is_zero
 
 __all__ = ["ConditionalAutoregressiveGenerator"]
 
+_WIDEST = 256  # units that read a context, by default
+
 
 class ConditionalAutoregressiveGenerator(AutoregressiveStack):
     r"""
@@ -30,14 +32,18 @@ class ConditionalAutoregressiveGenerator(AutoregressiveStack):
 
     Its inputs are ``m`` noises and a context, side by side. At a given context it is a map of the
     noises that cannot fold, and whose determinant comes with the draw: the linearised entropy of
-    each row is exact. Two layers read the context; what they find shapes every increasing function
-    of every block, beside the entries before it: a conditional inverse autoregressive flow, as the
-    encoder of Kingma et al., NeurIPS 2016, with the identity plus steps in place of the affine map.
+    each row is exact. Two layers read the context, once for all draws of a row; what they find
+    shapes every increasing function of every block, by a linear map and through the network of the
+    entries before it: a conditional inverse autoregressive flow, as the encoder of Kingma et al.,
+    NeurIPS 2016, with the identity plus steps in place of the affine map. Without steps, and
+    without that network, a block is the encoder of a Gaussian.
 
     :param int output_dim: outputs and noises ``m``.
     :param int context_dim: numbers of a context ``k``.
-    :param int hidden_dim: width of all hidden layers; by default four units for each output, at
-        least 40 and at most 128.
+    :param int hidden_dim: width of the hidden layers of each block; by default four units for each
+        output, at least 40 and at most 128.
+    :param int reader_dim: width of the layers that read the context; by default as many units as a
+        block has, and as many as the context has numbers up to 256.
     :param int num_blocks: number of blocks.
     :param int num_steps: steps of each increasing function; 0 leaves it affine.
     :param str mixing: see :class:`~pyro_implicit.generators.AutoregressiveGenerator`.
@@ -56,6 +62,7 @@ class ConditionalAutoregressiveGenerator(AutoregressiveStack):
         context_dim: int,
         hidden_dim: int | None = None,
         *,
+        reader_dim: int | None = None,
         num_blocks: int = 3,
         num_steps: int = 2,
         mixing: str = "auto",
@@ -63,9 +70,12 @@ class ConditionalAutoregressiveGenerator(AutoregressiveStack):
     ) -> None:
         m, k = check_count("output_dim", output_dim), check_count("context_dim", context_dim)
         width = width_of(m, hidden_dim)
-        layers = [nn.Linear(k, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU()]
-        super().__init__(m + k, m, width, num_blocks, num_steps, mixing, init_scale, width)
-        self.context_dim = k
+        reader = max(width, min(k, _WIDEST))
+        if reader_dim is not None:
+            reader = check_count("reader_dim", reader_dim)
+        layers = [nn.Linear(k, reader), nn.SiLU(), nn.Linear(reader, reader), nn.SiLU()]
+        super().__init__(m + k, m, width, num_blocks, num_steps, mixing, init_scale, reader)
+        self.context_dim, self.reader_dim = k, reader
         self.reader = nn.Sequential(*layers)
         self.register_buffer("context_loc", torch.zeros(k))
         self.register_buffer("context_scale", torch.ones(k))
@@ -81,17 +91,16 @@ class ConditionalAutoregressiveGenerator(AutoregressiveStack):
         return self._draw(z, self._read(context))
 
     def _read(self, context: Tensor) -> Tensor:
-        """What shapes the map, shape ``(..., hidden_dim)``, in float32 or better."""
+        """What shapes the map, shape ``(..., reader_dim)``, in float32 or better."""
         with torch.autocast(context.device.type, enabled=False):
             x = context.to(torch.promote_types(context.dtype, torch.float32))
             x = (x - self.context_loc.to(x.dtype)) / self.context_scale.to(x.dtype)
             if x.dtype == self.shift.dtype:
-                read: Tensor = self.reader(x)
-                return read
+                return _bounded(self.reader(x))
             weights = [parameter.to(x.dtype) for parameter in self.reader.parameters()]
             for weight, bias in (weights[:2], weights[2:]):
                 x = F.silu(F.linear(x, weight, bias))
-            return x
+            return _bounded(x)
 
     @torch.no_grad()
     def standardise(self, context: Tensor) -> None:
@@ -128,7 +137,16 @@ class ConditionalAutoregressiveGenerator(AutoregressiveStack):
 
     def config(self) -> dict[str, Any]:
         """See :meth:`Generator.config`."""
-        return self._config() | {"context_dim": self.context_dim}
+        return self._config() | {"context_dim": self.context_dim, "reader_dim": self.reader_dim}
+
+
+def _bounded(x: Tensor) -> Tensor:
+    """
+    What was read, in a ball: a context far from the others does not drive the map where they are.
+
+    Each step of the optimiser moves a map of what was read by as much as that is long.
+    """
+    return x * torch.rsqrt(1 + x.square().mean(-1, keepdim=True))
 
 
 class _AtContext(Conditioned):

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from pyro import poutine
 from pyro.infer import Trace_ELBO
 from torch import Tensor
 
 from benchmarks.common import fixed_seed
 from benchmarks.posterior import own_guides
-from benchmarks.posterior._own_guides_digits import digits
+from benchmarks.posterior._own_guides_digits import digits, mnist
 from benchmarks.posterior._own_guides_fits import LOOPED, METHODS, fitted, rehearsed
 from benchmarks.posterior._own_guides_judge import judged
 from benchmarks.posterior._own_guides_problem import Problem
@@ -95,6 +98,20 @@ def test_fits_learn_encoder_and_decoder(method: str) -> None:
         after = judged(problem, guide, problem.held[:50], 5)[1]
     assert found["steps"] >= 2 and found["cpu_seconds"] > 0
     assert after > -64 * math.log(2) - 1  # better than coins, about
+
+
+def test_mnist_has_the_sizes_of_the_example(tmp_path: Path) -> None:
+    images = np.zeros((6, 28, 28), np.uint8)
+    images[3:, 0, 0] = 128
+    parts = {f"x_{part}": images for part in ("train", "test")}
+    np.savez(tmp_path / "mnist.npz", **parts, y_train=np.arange(6), y_test=np.arange(6))
+    with fixed_seed(0):
+        problem = mnist(tmp_path)
+        trace = poutine.trace(problem.model).get_trace(problem.train)
+    assert trace.nodes["z"]["value"].shape == (6, 50)
+    assert problem.train.sum() == problem.held.sum() == 3
+    assert own_guides.settings_of("mnist")["batch"] == 256
+    assert "of_mnist" not in own_guides.settings_of("digits")
 
 
 def test_table() -> None:

@@ -72,8 +72,8 @@ def fit(
     * *objective*: by the guide's sizes, see the table; told in the result.
     * *learning rate*: Adam at ``lr``, by default 0.002 with an
       :class:`~pyro_implicit.generators.AutoregressiveGenerator` (0.02 if it has one latent) and
-      0.005 without (and for parameters of the model, unless the guide is a conditional one, and
-      for Pyro's guides beside one in an ``AutoGuideList``), until the loss is level, then cooled by
+      0.005 without (and for parameters of the model, and for Pyro's guides beside one in an
+      ``AutoGuideList``), until the loss is level, then cooled by
       equal ratios to a hundredth of it, in a third as many steps as came before; gradients ten
       times longer than usual are cut.
     * *when to stop*: the loss is level when the mean of its last quarter is less than a tenth of
@@ -116,7 +116,8 @@ def fit(
     =====================================================  ==============================
 
     Draws a step: 32 up to 100 latents and 5000 observed numbers, else 8 up to 300 latents, 4 up to
-    10 000, 2 above; vectorised if the model allows it, else mapped over one draw by ``torch``'s
+    10 000, 2 above, and of a conditional guide fewer where these would see more than 50 000
+    observed numbers; vectorised if the model allows it, else mapped over one draw by ``torch``'s
     ``vmap`` (with ``LinearisedELBO``) if it allows that, else one after the other (at most 8), with
     a warning in the result that tells why.
 
