@@ -197,7 +197,7 @@ BENCHMARKS = (
             **PREDICTIONS,
             **CPU,
         },
-        records={"objective_networks": "--sets yacht --splits 0 1"},
+        records={"objective_networks": "--splits 0 1 2 3 4"},
         short="--sets yacht --splits 0",
         short_settings={"cpu_seconds": 0.01, "num_particles": 4, "num_draws": 8, "effort": 0.002},
         needs=("uci/yacht.npz",),
