@@ -188,3 +188,22 @@ def test_no_inverse_where_nothing_is_certain() -> None:
             conditioned(inner, context).inverse(torch.randn(4, 2))
     with pytest.raises(ShapeError, match="expected"):
         conditioned(ConditionalAutoregressiveGenerator(2, 3), context).inverse(torch.randn(4, 3))
+
+
+def test_a_wide_context_has_readers_of_its_own_width() -> None:
+    widths = [ConditionalAutoregressiveGenerator(2, k).reader_dim for k in (1, 100, 1000)]
+    assert widths == [40, 100, 256]
+    generator = ConditionalAutoregressiveGenerator(2, 100, reader_dim=7)
+    again = ConditionalAutoregressiveGenerator(
+        **{name: value for name, value in generator.config().items() if name != "type"}
+    )
+    again.load_state_dict(generator.state_dict())
+    with pytest.raises(ArgumentError, match="reader_dim"):
+        ConditionalAutoregressiveGenerator(2, 3, reader_dim=0)
+
+
+def test_a_context_far_from_the_others_does_not_carry_the_map_away() -> None:
+    generator = made(3, 2)
+    z = torch.randn(3)
+    far, farther = (generator.at_context(s * torch.ones(2))(z) for s in (1e3, 1e6))
+    torch.testing.assert_close(farther, far, rtol=0.1, atol=0.1)

@@ -53,6 +53,22 @@ def test_sizes_decide(size: int, options: Any, kind: type, num_particles: int) -
     assert (objective.num_particles, objective.vectorised) == (num_particles, True)
 
 
+@pytest.mark.parametrize(("rows", "num_particles"), [(3, 32), (120, 8), (300, 3), (4000, 1)])
+def test_many_rows_take_few_draws(rows: int, num_particles: int) -> None:
+    """Of a row with fifty numbers; the noise of a step averages out over rows."""
+
+    def model(y: Tensor) -> None:
+        with pyro.plate("rows", len(y)):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample(
+                "y", dist.Normal(z[..., None], 1.0).expand([*z.shape, 50]).to_event(1), obs=y
+            )
+
+    y = torch.zeros(rows, 50)
+    objective, hints = default_objective(model, ConditionalHyperNetworkGuide(model), (y,), {})
+    assert (objective.num_particles, hints) == (num_particles, [])
+
+
 def test_a_guide_of_pyro_is_trained_as_pyro_does() -> None:
     model = model_of(3)
     objective, hints = default_objective(model, AutoNormal(model), (), {})
