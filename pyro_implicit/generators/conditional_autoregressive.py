@@ -77,8 +77,8 @@ class ConditionalAutoregressiveGenerator(AutoregressiveStack):
         super().__init__(m + k, m, width, num_blocks, num_steps, mixing, init_scale, reader)
         self.context_dim, self.reader_dim = k, reader
         self.reader = nn.Sequential(*layers)
-        self.register_buffer("context_loc", torch.zeros(k))
-        self.register_buffer("context_scale", torch.ones(k))
+        self.register_buffer("context_loc", torch.zeros(k, dtype=torch.float64))
+        self.register_buffer("context_scale", torch.ones(k, dtype=torch.float64))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """
@@ -88,13 +88,18 @@ class ConditionalAutoregressiveGenerator(AutoregressiveStack):
         :returns: draws, shape ``(..., m)``.
         """
         z, context = inputs.split([self.output_dim, self.context_dim], -1)
-        return self._draw(z, self._read(context))
+        return self._draw(z, self._read(context, z.dtype))
 
-    def _read(self, context: Tensor) -> Tensor:
-        """What shapes the map, shape ``(..., reader_dim)``, in float32 or better."""
+    def _read(self, context: Tensor, dtype: torch.dtype) -> Tensor:
+        """
+        What shapes the map, shape ``(..., reader_dim)``, in float32 or better.
+
+        The unit is taken off in the precision of the context, which may be far from 0.
+        """
         with torch.autocast(context.device.type, enabled=False):
             x = context.to(torch.promote_types(context.dtype, torch.float32))
             x = (x - self.context_loc.to(x.dtype)) / self.context_scale.to(x.dtype)
+            x = x.to(torch.promote_types(dtype, torch.float32))
             if x.dtype == self.shift.dtype:
                 return _bounded(self.reader(x))
             weights = [parameter.to(x.dtype) for parameter in self.reader.parameters()]
@@ -112,9 +117,10 @@ class ConditionalAutoregressiveGenerator(AutoregressiveStack):
         :raises ShapeError: for another ``k``.
         """
         self._check_context(context)
-        rows = context.reshape(-1, self.context_dim).to(self.context_loc)
+        rows = context.reshape(-1, self.context_dim).double()
         mean, spread = rows.mean(0), rows.std(0, correction=0)
-        varies = spread.isfinite() & (spread > 0)
+        # of equal numbers the rounding of their mean is a spread too
+        varies = spread.isfinite() & (spread > 0) & (rows.amax(0) > rows.amin(0))
         self.context_loc.copy_(torch.where(mean.isfinite(), mean, 0.0))
         self.context_scale.copy_(torch.where(varies, spread, 1.0))
 
@@ -167,6 +173,10 @@ class _AtContext(Conditioned):
         own = type(self.inner).forward is ConditionalAutoregressiveGenerator.forward
         return own and all(bool(one.isfinite().all()) for one in self.inner.parameters())
 
+    def forward(self, z: Tensor) -> Tensor:
+        """See :meth:`Generator.forward`."""
+        return self.inner._draw(*self._parts(z))
+
     def inverse(self, x: Tensor) -> Tensor:
         """
         See :meth:`Generator.inverse`, at the context of each row.
@@ -201,4 +211,4 @@ class _AtContext(Conditioned):
         """Noise, and what was read of the context, once for all draws of a row."""
         self.check_noise(z)
         batch = torch.broadcast_shapes(z.shape[:-1], self.context.shape[:-1])
-        return z.expand(*batch, -1), self.inner._read(self.context.to(z.dtype))
+        return z.expand(*batch, -1), self.inner._read(self.context, z.dtype)

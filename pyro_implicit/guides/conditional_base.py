@@ -124,9 +124,14 @@ class ConditionalGuide(ImplicitGuide):
                 "this guide was conditioned by a context function of its own, which is not stored "
                 "with it. Make the guide as it was, with context=..., and load its state_dict()."
             )
-        value = read_context(self.context_network or self._context[0], args, kwargs)
+        value = read_context(self._own_network or self._context[0], args, kwargs)
         self._check_context(value)
         return value
+
+    @property
+    def _own_network(self) -> nn.Module | None:
+        """``context_network``; Pyro's own access hangs weak references on it, against pickling."""
+        return self._modules.get("context_network")
 
     def _check_context(self, context: Any) -> None:
         check_instance("the context", context, Tensor, "a tensor with one row per datum")
@@ -179,8 +184,8 @@ class ConditionalGuide(ImplicitGuide):
         if self._sites is None:
             self._setup_prototype(*args, **kwargs)
         emit_params(f"{self._pyro_name}.samplers", self.samplers)
-        if self.context_network is not None:
-            emit_params(f"{self._pyro_name}.context_network", self.context_network)
+        if self._own_network is not None:
+            emit_params(f"{self._pyro_name}.context_network", self._own_network)
         context = self.read_context(*args, **kwargs)
         plate, context = self._rows(context, args, kwargs)
         draws = math.prod(f.size for f in pyro.poutine.runtime.get_plates() if f.vectorized)

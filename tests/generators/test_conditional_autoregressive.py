@@ -207,3 +207,26 @@ def test_a_context_far_from_the_others_does_not_carry_the_map_away() -> None:
     z = torch.randn(3)
     far, farther = (generator.at_context(s * torch.ones(2))(z) for s in (1e3, 1e6))
     torch.testing.assert_close(farther, far, rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("value", [0.1, 7.3, -2.7, 1e6 + 0.3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_constant_context_keeps_its_unit(value: float, dtype: torch.dtype) -> None:
+    """The mean of equal numbers is rounded, and all others would be far away in units of that."""
+    for rows in (1, 50, 150, 1000):
+        generator = ConditionalAutoregressiveGenerator(1, 1)
+        generator.standardise(torch.full((rows, 1), value, dtype=dtype))
+        assert generator.context_scale.item() == 1.0
+
+
+def test_a_context_far_from_zero_is_read_in_its_own_precision() -> None:
+    """Seconds since 1970, say, whose differences single precision does not see."""
+    x = torch.linspace(0, 1, 11, dtype=torch.float64)[:, None]
+    here, there = (ConditionalAutoregressiveGenerator(2, 1) for _ in range(2))
+    there.load_state_dict(here.state_dict())
+    here.standardise(x)
+    there.standardise(x + 1e9)
+    z = torch.randn(11, 2)
+    draws = here.at_context(x)(z), there.at_context(x + 1e9)(z)
+    assert draws[0].dtype == torch.float32
+    torch.testing.assert_close(draws[1], draws[0], rtol=1e-4, atol=1e-4)

@@ -633,3 +633,28 @@ def test_a_vector_of_latents_cannot_fold_and_a_network_may(shape, folds) -> None
     guide(torch.randn(4))
     kind = MLPGenerator if folds else ConditionalAutoregressiveGenerator
     assert [type(m) for m in guide.modules() if isinstance(m, (MLPGenerator, kind))] == [kind]
+
+
+def test_a_guide_with_a_network_as_context_can_be_pickled() -> None:
+    def model(y):
+        with pyro.plate("rows", 6):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+    class Read(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 3)
+
+        def forward(self, y: Tensor) -> Tensor:
+            return self.layer(y[:, None])
+
+    read, y = Read(), torch.randn(6)
+    guide = ConditionalHyperNetworkGuide(model, context=read)
+    fit(model, guide, y, num_steps=2, progress=False)
+    assert all(not vars(parameter) for parameter in read.parameters())  # no weak references
+    with_linear = ConditionalHyperNetworkGuide(
+        lambda y: model(y[:, 0]), context=nn.Sequential(nn.Linear(1, 3))
+    )
+    with_linear(y[:, None])
+    pickle.dumps(with_linear.context_network)
