@@ -32,9 +32,9 @@ Test RMSE, log-likelihood and 90% coverage in the target's units, means and stan
 splits; "margin" is the log-likelihood's difference to mean-field. Nothing was chosen."""
 
 SETS = ("boston", "concrete", "power", "yacht")
-#: Of those, what the default guide of a network makes the same as another, since it has output noise
-#: of its own; and Pyro's couplings, which cannot begin at a fit: all weights are standard normal, and
-#: the first losses are not finite.
+#: Of those, what the default guide of a network makes the same as another, since it has output
+#: noise of its own; and Pyro's couplings, which cannot begin at a fit: all weights are standard
+#: normal, and the first losses are not finite.
 _OTHER_GUIDES = ("coupling flow", "linearised, output noise", "IWAE, output noise")
 _VARIANTS = ("KPG, weighed", "AISIVI, without own")
 METHODS = tuple(name for name in AT_EQUAL_TIME if name not in (*_OTHER_GUIDES, *_VARIANTS))

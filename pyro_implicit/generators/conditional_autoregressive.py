@@ -170,12 +170,20 @@ class _AtContext(Conditioned):
 
         Of a subclass with a map of its own nothing is certain.
         """
-        own = type(self.inner).forward is ConditionalAutoregressiveGenerator.forward
-        return own and all(bool(one.isfinite().all()) for one in self.inner.parameters())
+        return self._is_own_map and all(
+            bool(one.isfinite().all()) for one in self.inner.parameters()
+        )
 
     def forward(self, z: Tensor) -> Tensor:
-        """See :meth:`Generator.forward`."""
+        """See :meth:`Generator.forward`; the context is read in its own precision."""
+        if not self._is_own_map:
+            return super().forward(z)
         return self.inner._draw(*self._parts(z))
+
+    @property
+    def _is_own_map(self) -> bool:
+        """Whether the map is not that of a subclass."""
+        return type(self.inner).forward is ConditionalAutoregressiveGenerator.forward
 
     def inverse(self, x: Tensor) -> Tensor:
         """

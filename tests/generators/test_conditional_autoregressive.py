@@ -230,3 +230,13 @@ def test_a_context_far_from_zero_is_read_in_its_own_precision() -> None:
     draws = here.at_context(x)(z), there.at_context(x + 1e9)(z)
     assert draws[0].dtype == torch.float32
     torch.testing.assert_close(draws[1], draws[0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_map_of_a_subclass_is_the_one_that_is_drawn_from() -> None:
+    class Doubled(ConditionalAutoregressiveGenerator):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return 2 * super().forward(inputs)
+
+    generator, z, context = Doubled(2, 3), torch.randn(4, 2), torch.randn(4, 3)
+    draws = generator.at_context(context)(z)
+    torch.testing.assert_close(draws, generator(torch.cat([z, context], -1)))

@@ -56,7 +56,7 @@ def rate_times(guide: Callable[..., Any], rate: float) -> Callable[[Tensor], flo
     Parameters of the model, and an ``AutoDelta`` or ``AutoNormal`` beside a generator, go their own
     way at the rate that they have with Pyro's guides: at that of the generator they have to go
     farther than they get, or are driven about by that of one latent. So do decoders beside a
-    conditional guide (0.3 to 0.7 nats a digit).
+    conditional guide (0.4 to 0.7 nats a digit).
 
     :param guide: the guide, built.
     :param float rate: what :func:`default_rate` chose.
