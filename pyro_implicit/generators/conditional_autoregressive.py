@@ -176,9 +176,10 @@ class _AtContext(Conditioned):
 
     def forward(self, z: Tensor) -> Tensor:
         """See :meth:`Generator.forward`; the context is read in its own precision."""
-        if not self._is_own_map:
-            return super().forward(z)
-        return self.inner._draw(*self._parts(z))
+        is_wider = torch.promote_types(self.context.dtype, z.dtype) != z.dtype
+        if self._is_own_map and is_wider:
+            return self.inner._draw(*self._parts(z))
+        return super().forward(z)
 
     @property
     def _is_own_map(self) -> bool:
