@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,7 +48,12 @@ SETTINGS: dict[str, Any] = {
     "rows": 300,  # that are judged, of those of the fit
     "of_mnist": {"cpu_seconds": 60.0, "batch": 256, "particles": 1, "draws": 100},
 }
-MODELS = ("digits", "mnist", "sequences")
+#: by the folder of the public data sets
+MODELS: dict[str, Callable[[Path], Problem]] = {
+    "digits": lambda root: digits(),
+    "mnist": mnist,
+    "sequences": lambda root: sequences(),
+}
 Row = dict[str, Any]
 
 
@@ -69,20 +74,15 @@ def run(arguments: Namespace) -> Iterator[Row]:
     """One row for each model, seed (of data, networks and fit) and method."""
     todo = [(m, s, k) for s in arguments.seeds for m in arguments.models for k in arguments.methods]
     todo = [one for one in todo if one[::2] != ("mnist", "AutoNormal")]
-    made: dict[str, Callable[[], Problem]] = {
-        "digits": digits,
-        "mnist": partial(mnist, arguments.data_root),
-        "sequences": sequences,
-    }
     paces: dict[tuple[str, str], Pace | None] = {}
     exact: dict[tuple[str, int], Row] = {}
     for name, seed, method in tqdm(todo, disable=arguments.quiet):
         settings = settings_of(name)
         if (name, method) not in paces:
             with fixed_seed(seed):
-                paces[name, method] = rehearsed(made[name](), method, settings)
+                paces[name, method] = rehearsed(MODELS[name](arguments.data_root), method, settings)
         with fixed_seed(seed):
-            problem = made[name]()
+            problem = MODELS[name](arguments.data_root)
             if (name, seed) not in exact:
                 exact[name, seed] = _exact(problem)
             pace = paces[name, method]
