@@ -88,6 +88,7 @@ BENCHMARKS = (
         columns={
             **UCI,
             **PREDICTIONS,
+            "crps": "continuous ranked probability score, in the target's units",
             "r_hat": "of predictions on test rows, median and worst",
             "gradients": "of all chains, the search for modes included",
             "step_size": "mean over chains",
@@ -97,12 +98,14 @@ BENCHMARKS = (
             **CPU,
         },
         records={"refine": "--splits 0 1 2 3 4 5 6 7 8 9", "refine_cost": "--cost"},
-        short="--sets yacht --splits 0",
+        short="--sets yacht --splits 0 --methods map 'laplace, last' GP mean-field "
+        "'refine, short' 'refine, long' HMC",
         short_settings={
             "num_chains": 2,
             "short": 160,
             "warmup": 80,
             "long": 240,
+            "hmc": 400,
             "mode_steps": 3,
             "effort": 0.001,
         },

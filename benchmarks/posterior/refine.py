@@ -17,7 +17,15 @@ from tqdm.auto import tqdm
 from benchmarks.common import Stopwatch, format_table, parse, parser, stopwatch
 from benchmarks.posterior._refine_gradient import HandWritten
 from benchmarks.records import write_record
-from benchmarks.shared.uci import HIDDEN_UNITS, Model, Split, build_model, load_split, score
+from benchmarks.shared.uci import (
+    HIDDEN_UNITS,
+    Model,
+    Split,
+    build_model,
+    load_split,
+    ranked_score,
+    score,
+)
 from benchmarks.shared.uci_fits import Workbench, choice
 from benchmarks.shared.uci_peers import gaussian_process, gaussian_scores, has_laplace, laplace
 from pyro_implicit import refine
@@ -25,22 +33,26 @@ from pyro_implicit.chains import MCLMC, Chains
 from pyro_implicit.chains.convergence import r_hats
 
 DESCRIPTION = """\
-The network of uci_regression on the canonical splits: RMSE, log-likelihood and 90% coverage of the
-test rows, in the target's units, and the r-hat of predictions on them.
+The network of uci_regression on the canonical splits: RMSE, log-likelihood, 90% coverage and CRPS
+of the test rows, in the target's units, and the r-hat of predictions on them.
 
 map            the first of the 16 modes
 ensemble       all 16 modes, equally weighted; "of 5": the first five of them
 laplace        at the first mode, of all weights and of the last layer (laplace-torch, if installed)
 GP             scikit-learn's Gaussian process, a length scale for each input
 mean-field     AutoNormal, Trace_ELBO, as in uci_regression
+full-rank      an implicit guide around the Hessian, as in uci_regression; and its form per datum
 refine, short  the modes, then 1250 steps of MCLMC from each: 20 000 gradients, half for the warm-up
 refine, long   the same chains until 5000 steps: 80 000 gradients, of which the later half counts
+HMC            from the same modes, 20 000 gradients of each, half for the warm-up: 320 000
 
 Settings are the package's own, looked at on validation rows of split 0 (--validation) alone.
 --cost measures one gradient of a chain against the same by hand, in CPU microseconds."""
 
 SETS = ("concrete", "energy", "boston", "yacht")
 LAPLACE = {"laplace": "all", "laplace, last": "last_layer"}
+#: by benchmarks.shared.uci_fits
+GUIDES = ("mean-field", "full-rank", "full-rank-per-datum")
 METHODS = (
     "map",
     "ensemble of 5",
@@ -48,8 +60,10 @@ METHODS = (
     *LAPLACE,
     "GP",
     "mean-field",
+    *GUIDES[1:],
     "refine, short",
     "refine, long",
+    "HMC",
 )
 #: chains, and gradients of each: of the short run, its warm-up, and the long run
 SETTINGS: dict[str, Any] = {
@@ -57,6 +71,7 @@ SETTINGS: dict[str, Any] = {
     "short": 1250,
     "warmup": 625,
     "long": 5000,
+    "hmc": 20_000,
     "mode_steps": 1500,
     "effort": 1.0,
     "repeats": 20,
@@ -102,9 +117,11 @@ def _fits(arguments: Namespace) -> Iterator[dict[str, Any]]:
             pyro.set_rng_seed(seed)
             flat = {site: value.flatten(0, 1) for site, value in draws.items()}
             step = -(-len(flat["sigma"]) // _MOST_DRAWS)
+            part = {site: value[::step] for site, value in flat.items()}
             yield {
                 **_row(name, index, seed, method),
-                **score(model, {site: value[::step] for site, value in flat.items()}, split),
+                **score(model, part, split),
+                **ranked_score(model, part, split),
                 "r_hat": _r_hat(model, draws, split),
                 **more,
                 **seconds,
@@ -134,11 +151,12 @@ def _draws(
 ) -> Iterator[Found]:
     """Draws of each method, {site: (chains, draws, *shape)}, its time and its gradients."""
     chosen = arguments.methods
-    if "mean-field" in chosen:
-        bench = Workbench(model, split, seed, effort=SETTINGS["effort"], quiet=True)
-        draws, watch = bench.run("mean-field", choice("mean-field", name))
-        yield "mean-field", {k: v[None] for k, v in draws.items()}, vars(watch), {}
-    if set(chosen) <= {"mean-field", "GP"}:
+    bench = Workbench(model, split, seed, effort=SETTINGS["effort"], quiet=True)
+    for guide in GUIDES:
+        if guide in chosen:
+            draws, watch = bench.run(guide, choice(guide, name))
+            yield guide, {k: v[None] for k, v in draws.items()}, vars(watch), {}
+    if set(chosen) <= {*GUIDES, "GP"}:
         return
     options = {"mode_steps": SETTINGS["mode_steps"], "seed": seed, "progress": False}
     count = SETTINGS["num_chains"]
@@ -158,28 +176,38 @@ def _draws(
             yield _laplace(split, modes, method, one)
     if "ensemble" in chosen:
         yield "ensemble", modes.draws, vars(modes_watch), spent
-    if not {"refine, short", "refine, long"} & set(chosen):
-        return
-    with stopwatch() as watch:
-        chains = refine(
-            model,
-            modes.by_chain[:, 0],
-            *split.data,
-            num_chains=count,
-            num_steps=SETTINGS["short"],
-            num_warmup=SETTINGS["warmup"],
-            **options,
-        )
-    total = _sum(modes_watch, watch)
-    if "refine, short" in chosen:
-        yield "refine, short", chains.draws, total, _told(chains, modes)
-    if "refine, long" in chosen:
-        with stopwatch() as more:
-            chains.run(SETTINGS["long"] - SETTINGS["short"], progress=False)
-        later = SETTINGS["long"] // 2 // MCLMC().thin
-        draws = {k: v[:, -later:] for k, v in chains.draws.items()}
-        long = Stopwatch(total["seconds"], total["cpu_seconds"])
-        yield "refine, long", draws, _sum(long, more), _told(chains, modes)
+    yield from _chains(model, split, modes, modes_watch, options, chosen)
+
+
+def _chains(
+    model: Model,
+    split: Split,
+    modes: Chains,
+    before: Stopwatch,
+    options: dict[str, Any],
+    chosen: Sequence[str],
+) -> Iterator[Found]:
+    """What begins at the modes."""
+    start = (model, modes.by_chain[:, 0], *split.data)
+    options = options | {"num_chains": SETTINGS["num_chains"]}
+    if {"refine, short", "refine, long"} & set(chosen):
+        steps = {"num_steps": SETTINGS["short"], "num_warmup": SETTINGS["warmup"]}
+        with stopwatch() as watch:
+            chains = refine(*start, **steps, **options)
+        total = _sum(before, watch)
+        if "refine, short" in chosen:
+            yield "refine, short", chains.draws, total, _told(chains, modes)
+        if "refine, long" in chosen:
+            with stopwatch() as more:
+                chains.run(SETTINGS["long"] - SETTINGS["short"], progress=False)
+            later = SETTINGS["long"] // 2 // MCLMC().thin
+            draws = {k: v[:, -later:] for k, v in chains.draws.items()}
+            long = Stopwatch(total["seconds"], total["cpu_seconds"])
+            yield "refine, long", draws, _sum(long, more), _told(chains, modes)
+    if "HMC" in chosen:
+        with stopwatch() as watch:
+            exact = refine(*start, num_steps=SETTINGS["hmc"], kernel="hmc", **options)
+        yield "HMC", exact.draws, _sum(before, watch), _told(exact, modes)
 
 
 def _laplace(split: Split, modes: Chains, method: str, spent: dict[str, float]) -> Found:
@@ -285,11 +313,11 @@ def table(rows: list[dict[str, Any]]) -> str:
         cells = [_mean([row[key] for row in group]) for key in _SCORES]
         seconds = statistics.fmean(row["cpu_seconds"] for row in group)
         lines.append([name, method, len(group), *cells, r_hat, f"{seconds:.0f}"])
-    header = ["set", "method", "fits", "RMSE", "log-likelihood", "90% coverage"]
+    header = ["set", "method", "fits", "RMSE", "log-likelihood", "90% coverage", "CRPS"]
     return format_table([*header, "r-hat: median, worst", "CPU s"], lines)
 
 
-_SCORES = ("rmse", "log_likelihood", "coverage")
+_SCORES = ("rmse", "log_likelihood", "coverage", "crps")
 
 
 def differences(rows: list[dict[str, Any]]) -> str:

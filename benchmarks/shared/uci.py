@@ -16,12 +16,14 @@ from torch import Tensor
 
 from benchmarks.common import load_npz
 from pyro_implicit import BayesianModule
+from pyro_implicit.ops.scoring import crps_of_sorted
 
-__all__ = ["Model", "Split", "build_model", "load_split", "score"]
+__all__ = ["Model", "Split", "build_model", "load_split", "ranked_score", "score"]
 
 HIDDEN_UNITS = 50
 VALIDATION_PART = 0.15
 COVERAGE = 0.9
+_OUTCOMES = 4000  # of a row at least, for the CRPS
 NOISE_DRAWS = 20  # of the observation noise for each draw of the latents, for the coverage
 
 Model = Callable[..., Tensor]
@@ -102,10 +104,7 @@ def score(model: Model, draws: dict[str, Tensor], split: Split) -> dict[str, flo
 
     :param dict draws: {site: (S, *shape)} of all latents.
     """
-    with torch.no_grad(), pyro.validation_enabled(False):
-        predictive = Predictive(model, draws, return_sites=("mean",), parallel=True)
-        mean = predictive(split.x_held)["mean"].double().reshape(-1, len(split.x_held))  # [S, M]
-    noise = draws["sigma"].double().reshape(-1, 1)  # [S, 1]
+    mean, noise = _predicted(model, draws, split)
     held = split.y_held.double()
     log_density = torch.distributions.Normal(mean, noise).log_prob(held)
     per_row = log_density.logsumexp(0) - math.log(len(mean)) - math.log(split.y_scale)
@@ -118,3 +117,25 @@ def score(model: Model, draws: dict[str, Tensor], split: Split) -> dict[str, flo
         "log_likelihood": float(per_row.mean()),
         "coverage": float(inside.mean()),
     }
+
+
+def ranked_score(model: Model, draws: dict[str, Tensor], split: Split) -> dict[str, float]:
+    """
+    Continuous ranked probability score of the held-out rows, in the target's units.
+
+    :param dict draws: {site: (S, *shape)} of all latents.
+    """
+    mean, noise = _predicted(model, draws, split)
+    repeats = max(NOISE_DRAWS, -(-_OUTCOMES // len(mean)))
+    outcomes = mean + noise * torch.randn(repeats, *mean.shape, dtype=torch.float64)
+    errors = (outcomes - split.y_held.double()).flatten(0, 1).sort(0).values
+    return {"crps": float(crps_of_sorted(errors).mean() * split.y_scale)}
+
+
+@torch.no_grad()
+def _predicted(model: Model, draws: dict[str, Tensor], split: Split) -> tuple[Tensor, Tensor]:
+    """Means of the held-out rows, shape ``(S, M)``, and noises, ``(S, 1)``."""
+    with pyro.validation_enabled(False):
+        predictive = Predictive(model, draws, return_sites=("mean",), parallel=True)
+        mean = predictive(split.x_held)["mean"].double().reshape(-1, len(split.x_held))
+    return mean, draws["sigma"].double().reshape(-1, 1)

@@ -76,7 +76,7 @@ def laplace(
 
 def gaussian_scores(mean: Tensor, scale: Tensor, split: Split) -> dict[str, float]:
     """
-    The scores of :func:`benchmarks.shared.uci.score` for Gaussian predictions.
+    The scores of :func:`benchmarks.shared.uci.score` and the CRPS, for Gaussian predictions.
 
     :param mean: of each held-out target, standardised, shape ``(M,)``.
     :param scale: deviations, shape ``(M,)``.
@@ -88,4 +88,13 @@ def gaussian_scores(mean: Tensor, scale: Tensor, split: Split) -> dict[str, floa
         "rmse": float((mean - held).square().mean().sqrt() * split.y_scale),
         "log_likelihood": float(normal.log_prob(held).mean() - np.log(split.y_scale)),
         "coverage": float(((held - mean).abs() <= half * scale).double().mean()),
+        "crps": float(_ranked(mean, scale, held).mean() * split.y_scale),
     }
+
+
+def _ranked(mean: Tensor, scale: Tensor, held: Tensor) -> Tensor:
+    """The continuous ranked probability score of a normal, in closed form."""
+    normal, error = torch.distributions.Normal(0.0, 1.0), (held - mean) / scale
+    spread = error * (2 * normal.cdf(error) - 1) + 2 * normal.log_prob(error).exp()
+    score: Tensor = scale * (spread - np.pi**-0.5)
+    return score

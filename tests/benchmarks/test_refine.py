@@ -29,9 +29,17 @@ def test_the_gradient_by_hand() -> None:
 
 
 def row(split: int, method: str, value: float) -> dict:
-    scores = {"rmse": 1.0, "log_likelihood": value, "coverage": 0.9, "cpu_seconds": 2.0}
+    scores = {"rmse": 1.0, "log_likelihood": value, "coverage": 0.9, "crps": 0.5}
     r_hat = {"median": 1.1, "worst": 1.5} if method == "refine, long" else None
-    return {"set": "toy", "split": split, "seed": 0, "method": method, "r_hat": r_hat, **scores}
+    return {
+        "set": "toy",
+        "split": split,
+        "seed": 0,
+        "method": method,
+        "r_hat": r_hat,
+        "cpu_seconds": 2.0,
+        **scores,
+    }
 
 
 def test_tables() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from benchmarks.posterior import refine
-from benchmarks.shared.uci import Split, score
+from benchmarks.shared.uci import Split, ranked_score, score
 from benchmarks.shared.uci_peers import gaussian_process, gaussian_scores, has_laplace, laplace
 
 
@@ -36,6 +36,8 @@ def test_scores_are_those_of_many_draws() -> None:
     assert found["rmse"] == pytest.approx(expected["rmse"], rel=0.01)
     assert found["log_likelihood"] == pytest.approx(expected["log_likelihood"], abs=0.02)
     assert found["coverage"] == pytest.approx(expected["coverage"], abs=0.051)
+    expected |= ranked_score(model, draws, split)  # type: ignore[arg-type]
+    assert found["crps"] == pytest.approx(expected["crps"], rel=0.02)
 
 
 def test_the_process_finds_the_noise_of_a_line() -> None:
@@ -60,7 +62,7 @@ def test_laplace_keeps_the_mode_and_has_a_spread() -> None:
 
 def test_rows_of_peers_are_in_the_table() -> None:
     row = {"set": "toy", "split": 0, "seed": 0, "method": "GP", "r_hat": None, "cpu_seconds": 1.0}
-    row |= {"rmse": 1.0, "log_likelihood": -0.5, "coverage": 0.9}
+    row |= {"rmse": 1.0, "log_likelihood": -0.5, "coverage": 0.9, "crps": 0.5}
     assert "| toy | GP " in refine.table([row])
 
 
