@@ -45,6 +45,21 @@ def write_random_state(state: State) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
+def read_torch_state() -> State:
+    """That of torch alone, which takes a fiftieth of the time."""
+    state: State = {"torch": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def write_torch_state(state: State) -> None:
+    """Puts back what :func:`read_torch_state` returned."""
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])
+
+
 def seed_all(seed: int) -> None:
     """
     Seeds what ``pyro.set_rng_seed`` does, torch by :func:`seed_torch`.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +26,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 
 from pyro_implicit._checks import check_flag, shown
-from pyro_implicit._random import read_random_state, write_random_state
+from pyro_implicit._random import (
+    read_random_state,
+    read_torch_state,
+    write_random_state,
+    write_torch_state,
+)
 from pyro_implicit.exceptions import ArgumentError, PerformanceHint
 from pyro_implicit.handlers.unvalidated import Unvalidated
 from pyro_implicit.objectives.lanczos import LanczosELBO
@@ -72,6 +78,8 @@ class _Graph:
     programs: tuple[Any, ...] = ()
     #: the parameters by name, in the gradients' order
     params: dict[str, Tensor] = field(default_factory=dict)
+    #: how Pyro tells of each of them, but of those that it transforms
+    messages: dict[str, Any] = field(default_factory=dict)
     num_steps: int = 0  # so far, of these arguments
     seconds: list[tuple[float, float]] = field(default_factory=list)  # of program and graph
     #: what model and guide held when the program last ran
@@ -278,7 +286,8 @@ class RecordedObjective(ELBO):
             some, named = _pytree.tree_unflatten(filled, shape)
             loss = self.objective.differentiable_loss(model, guide, *some, **named)
             gradients = torch.autograd.grad(loss, params, allow_unused=True)
-            return loss.detach(), *gradients
+            # as backward leaves them: fused optimisers read them in their parameter's order
+            return loss.detach(), *(g if g is None else g.contiguous() for g in gradients)
 
         state, terms = read_random_state(), self.objective.last_terms
         try:
@@ -308,6 +317,7 @@ class RecordedObjective(ELBO):
         values: dict[str, Any] = {name: nodes[name]["value"] for name in capture.trace.param_nodes}
         found: dict[str, Tensor] = {name: p.unconstrained() for name, p in values.items()}
         graph.params = {name: param for name, param in found.items() if param.requires_grad}
+        graph.messages = _messages(graph.params)
         if not all(_is_current(name, param) for name, param in graph.params.items()):
             return "its parameters are not in Pyro's store (module_local_params)"
         return f"a step changes {changed}" if changed else ""
@@ -316,15 +326,15 @@ class RecordedObjective(ELBO):
         self, graph: _Graph, tensors: list[Tensor], model: Any, guide: Any, args: Any, kwargs: Any
     ) -> float:
         assert graph.run is not None
-        state = read_random_state()
+        state = read_torch_state()  # a graph draws no others
         loss, *gradients = graph.run(*tensors)
         found = [gradient for gradient in gradients if gradient is not None]
         norms = torch.stack([loss.abs(), *torch._foreach_norm(found)])
         if not bool(norms.isfinite().all()):  # the program names the site
-            write_random_state(state)
+            write_torch_state(state)
             return self._program(model, guide, args, kwargs)
-        for (name, param), gradient in zip(graph.params.items(), gradients, strict=True):
-            pyro.param(name)  # so that whoever traces the parameters of a step meets them
+        _show(graph)
+        for param, gradient in zip(graph.params.values(), gradients, strict=True):
             if gradient is not None:
                 param.grad = gradient if param.grad is None else param.grad + gradient
         return float(loss)
@@ -368,6 +378,34 @@ class RecordedObjective(ELBO):
             program, recorded = (min(times) for times in zip(*graph.seconds, strict=True))
             if recorded > _FASTER * program:
                 self._give_up("a recorded step takes as long")
+
+
+def _messages(params: dict[str, Tensor]) -> dict[str, Any]:
+    """What ``pyro.param`` tells of parameters whose value is the tensor that is trained."""
+    with poutine.trace(param_only=True) as capture:
+        for name in params:
+            pyro.param(name)
+    nodes = capture.trace.nodes
+    found = {name: nodes[name] for name, param in params.items() if nodes[name]["value"] is param}
+    for name in found:  # a parameter with a weak reference on it could not be pickled
+        del params[name].unconstrained  # type: ignore[attr-defined]
+    return found
+
+
+def _show(graph: _Graph) -> None:
+    """Tells whoever traces the parameters of a step of them."""
+    if not _PYRO_STACK:
+        return
+    for name, param in graph.params.items():
+        if name not in graph.messages:
+            pyro.param(name)
+            continue
+        value: Any = param.detach()
+        value.unconstrained = weakref.ref(param)
+        message = graph.messages[name]
+        message["value"] = value
+        for handler in reversed(_PYRO_STACK):  # they look on, and take copies
+            handler._postprocess_message(message)
 
 
 def _is_current(name: str, param: Tensor) -> bool:

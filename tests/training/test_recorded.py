@@ -594,3 +594,41 @@ def test_fit_tells_of_a_change_from_outside(
     finally:
         Outside.scale = 1.0
     assert any("changed between steps from outside" in text for text in result.warnings)
+
+
+def turned(x: Tensor) -> None:
+    """A parameter that is read the other way round, and two with one gradient."""
+    table = pyro.param("table", torch.full((2, 3), 0.3))
+    shift = sum(pyro.param(name, torch.zeros(3)) for name in ("one", "other"))
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    f = (table.mT.reshape(6) * torch.arange(6.0)).cos().reshape(3, 2).sum(-1) + shift
+    with pyro.plate("rows", len(x)):
+        pyro.sample("x", dist.Normal(mean + f.sum(), 0.5), obs=x)
+
+
+@pytest.mark.usefixtures("slow_program")
+def test_gradients_lie_as_backward_leaves_them() -> None:
+    """A fused step reads them in the order of their parameter, and clipping writes into them."""
+    found = []
+    for recorded in (True, False):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        objective = linearised()
+        step = RecordedObjective(objective) if recorded else objective
+        guide = bare(turned).setup(DATA)
+        for place in range(12):
+            step.loss_and_grads(turned, guide, DATA)
+            store = pyro.get_param_store()._params
+            params = [store[name] for name in sorted(store)]
+            gradients = [param.grad for param in params if param.grad is not None]
+            assert len({one.untyped_storage().data_ptr() for one in gradients}) == len(gradients)
+            if place == 0:
+                adam = torch.optim.Adam(params, lr=0.05, fused=True)
+            torch.nn.utils.clip_grad_norm_(params, 0.5)
+            adam.step()
+            adam.zero_grad()
+        assert not recorded or step.is_recorded
+        found.append({name: store[name].detach().clone() for name in store})
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+    assert found[0]["table"].unique().numel() > 4
