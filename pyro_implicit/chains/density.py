@@ -16,7 +16,7 @@ from torch.func import vmap
 from pyro_implicit.exceptions import ImplicitError
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.log_joint import LogJoint
-from pyro_implicit.handlers.unvalidated import Unvalidated
+from pyro_implicit.ops.convolutions import Convolutions
 from pyro_implicit.ops.recording import record
 
 __all__ = ["ChainDensity"]
@@ -34,7 +34,8 @@ class ChainDensity:
 
     By ``torch.func.vmap`` over the model, recorded as a graph of tensor operations where that gives
     the same bits; or point by point, where the model does not vectorise, with a warning that says
-    why.
+    why. A recorded model with convolutions goes point by point, too: one with as many groups as
+    there are points takes longer than as many convolutions.
 
     :param LogJoint log_joint: the model's density.
     :param torch.dtype dtype: that the model is evaluated in.
@@ -48,6 +49,7 @@ class ChainDensity:
         self.how, self.reason = "loop", ""
         self._evaluate: Callable[[Tensor], Evaluation] = self._looped
         self._num_chains = 0
+        self._convolves = False
 
     @contextmanager
     def ready(self, u: Tensor) -> Iterator[ChainDensity]:
@@ -62,7 +64,7 @@ class ChainDensity:
         before = torch.get_default_dtype()
         torch.set_default_dtype(self.dtype)
         try:
-            with evaluation_mode(), pyro.validation_enabled(False), Unvalidated():
+            with evaluation_mode(), pyro.validation_enabled(False):
                 self.log_joint.check_deterministic(u[0], _NO_DENSITY)
                 self._num_chains = 0
                 self.fit_to(u)
@@ -101,21 +103,24 @@ class ChainDensity:
             )
             return
         self._evaluate, self.how = self._vectorised, "vmap"
-        recorded = record(self._vectorised, u)
+        recorded = record(self._vectorised, u[:1] if self._convolves else u)
         if recorded is not None:
-            self._evaluate, self.how = recorded, "recorded"
+            self._evaluate = one_by_one(recorded) if self._convolves else recorded
+            self.how = "recorded"
 
     def _refusal(self, u: Tensor) -> str:
         """Why the model cannot be vectorised over chains, or an empty text."""
         # beside the chains, which may all be at one mode, where gradients are rounding alone
         some = torch.stack([u[0], u[-1] * 0.97 + 0.01])
         try:
-            values, _ = self._vectorised(some)
+            with Convolutions() as seen:
+                values, _ = self._vectorised(some)
         except ImplicitError:
             raise
         except Exception as error:  # whatever the model does with a batched tensor
             lines = str(error).strip().splitlines() or [type(error).__name__]
             return lines[0]
+        self._convolves = seen.found
         if torch.allclose(values, self._looped(some)[0], rtol=1e-3, atol=1e-2, equal_nan=True):
             return ""
         return "its values at several points at once differ from those at single points"
@@ -138,6 +143,21 @@ class ChainDensity:
             values.append(value.detach())
             gradients.append(gradient)
         return torch.stack(values), torch.stack(gradients)
+
+
+def one_by_one(function: Callable[[Tensor], Evaluation]) -> Callable[[Tensor], Evaluation]:
+    """
+    A density of several points from one of a single point.
+
+    :param function: from ``(1, m)`` to a log-density ``(1,)`` and its gradient ``(1, m)``.
+    :returns: the same from ``(C, m)``.
+    """
+
+    def each(u: Tensor) -> Evaluation:
+        values, gradients = zip(*(function(row[None]) for row in u), strict=True)
+        return torch.cat(values), torch.cat(gradients)
+
+    return each
 
 
 def cast(values: Any, dtype: torch.dtype) -> Any:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import pyro
 import torch
 from pyro import poutine
+from pyro.infer.util import is_validation_enabled
 from pyro.poutine import Trace
 from torch import Tensor
 
@@ -26,6 +28,7 @@ from pyro_implicit.handlers.observed_shape import check_observation
 from pyro_implicit.handlers.other_shape import check_event
 from pyro_implicit.handlers.pointwise import is_auxiliary
 from pyro_implicit.handlers.sum_out import sum_out
+from pyro_implicit.handlers.unvalidated import Unvalidated
 
 __all__ = ["LogJoint"]
 
@@ -90,11 +93,15 @@ class LogJoint:
         """
         The model's trace with its latents at an unconstrained point.
 
+        Where Pyro's validation is off, that of distributions made before is off as well: what
+        vectorises or records a model cannot follow it.
+
         :param torch.Tensor u: shape ``(m,)``.
         :returns: the trace, and the sum of the log-Jacobians, shape ``()``.
         """
         values, correction = self.values(u)
-        with poutine.block():
+        # handlers outside of the block do not see the model
+        with poutine.block(), nullcontext() if is_validation_enabled() else Unvalidated():
             conditioned = poutine.condition(self.model, data=values)
             if self._nesting is None:
                 try:

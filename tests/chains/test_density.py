@@ -9,6 +9,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
+from pyro_implicit import BayesianModule
 from pyro_implicit.chains.density import ChainDensity, cast
 from pyro_implicit.chains.latents import read_latents
 from pyro_implicit.exceptions import SiteError
@@ -36,6 +37,48 @@ def test_recorded_numbers_are_those_of_single_points(model, args, m):
     torch.testing.assert_close(values, expected[0], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(gradients, expected[1], rtol=1e-4, atol=1e-3)
     assert found.num_gradients == 5
+
+
+#: its checks read numbers back
+CHECKED = dist.LogNormal(torch.zeros(2), 1.0, validate_args=True).to_event(1)
+
+
+def checked():
+    pyro.sample("x", CHECKED)
+
+
+def network(*layers):
+    with pyro.validation_enabled(True):
+        net = BayesianModule(torch.nn.Sequential(*layers), prior=dist.Normal(0.0, 1.0))
+
+    def model(x, y):
+        f = net(x).flatten(1).sum(-1)
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(f, 1.0), obs=y)
+
+    return model
+
+
+@pytest.mark.parametrize("kind", ["prior", "layer", "convolution"])
+def test_priors_with_checks_are_recorded(kind):
+    """So are networks; a convolution goes point by point."""
+    torch.manual_seed(0)
+    if kind == "prior":
+        model, args, m = checked, (), 2
+    elif kind == "layer":
+        model, args, m = network(torch.nn.Linear(3, 2)), (torch.randn(4, 3), torch.randn(4)), 8
+    else:
+        layers = torch.nn.Conv1d(1, 2, 3), torch.nn.Tanh()
+        model, args, m = network(*layers), (torch.randn(4, 1, 6), torch.randn(4)), 8
+    found = density(model, *args)
+    u = torch.randn(5, m)
+    with found.ready(u):
+        assert found.how == "recorded"
+        values, gradients = found(u)
+        expected = found._looped(u)
+        assert found._convolves == (kind == "convolution")
+    torch.testing.assert_close(values, expected[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(gradients, expected[1], rtol=1e-4, atol=1e-3)
 
 
 def test_a_parameter_is_seen_anew_each_time():

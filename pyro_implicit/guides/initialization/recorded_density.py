@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.handlers.log_joint import LogJoint
-from pyro_implicit.handlers.unvalidated import Unvalidated
 from pyro_implicit.ops.recording import Function, record
 
 __all__ = ["MOST_RECORDED", "RecordedDensity"]
@@ -31,7 +30,7 @@ class RecordedDensity:
 
     def __init__(self, log_joint: LogJoint, example: Tensor) -> None:
         self.log_joint = log_joint
-        with pyro.validation_enabled(False), Unvalidated():
+        with pyro.validation_enabled(False):
             self._function = record(self._pair, example.detach()[None])
 
     @property

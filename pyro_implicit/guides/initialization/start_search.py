@@ -17,6 +17,7 @@ from pyro_implicit.guides.initialization.curvature import (
     mean_curvature,
 )
 from pyro_implicit.guides.initialization.mean_field import fit_mean_field_near
+from pyro_implicit.guides.initialization.recorded_density import MOST_RECORDED, RecordedDensity
 from pyro_implicit.handlers.log_joint import LogJoint
 
 __all__ = ["NO_MODE", "objective", "search", "starting_points"]
@@ -92,12 +93,17 @@ def _fit(kind: str, log_joint: LogJoint, point: Tensor) -> _Found:
         mean, curvature = find_mode(density, point, log_joint.explain)
         scale = curvature.diagonal().clamp(min=1e-4).rsqrt()
     else:
-        fit = fit_mean_field_near(density, [point])
+        fit = fit_mean_field_near(_for_many_steps(log_joint, point), [point])
         mean, scale = fit.loc, fit.scale
         curvature = mean_curvature(log_joint, mean, scale, gauss_newton=kind == "ggn")
     factor = inverse_root(curvature)
     bounds = [objective(density, mean, root) for root in (factor, scale)]
     return _Found(mean, factor, *bounds)
+
+
+def _for_many_steps(log_joint: LogJoint, point: Tensor) -> Callable[[Tensor], Tensor]:
+    """The density, recorded where that pays."""
+    return RecordedDensity(log_joint, point) if point.numel() <= MOST_RECORDED else log_joint.value
 
 
 def starting_points(log_joint: LogJoint, loc: Tensor) -> list[Tensor]:

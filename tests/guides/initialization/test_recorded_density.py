@@ -25,6 +25,16 @@ def smooth(y: Tensor) -> None:
         pyro.sample("y", dist.StudentT(4.0, mean.sum(-1), scale), obs=y)
 
 
+#: with checks of its own, as one made while validation was on
+PRIOR = dist.LogNormal(torch.zeros(3), 1.0, validate_args=True).to_event(1)
+
+
+def checked(y: Tensor) -> None:
+    scale = pyro.sample("scale", PRIOR).sum()
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(0.0, scale), obs=y)
+
+
 def branching(y: Tensor) -> None:
     mean = pyro.sample("mean", dist.Normal(torch.zeros(3), 3.0).to_event(1))
     scale = 1.0 if mean[0] > 0 else 2.0
@@ -38,7 +48,9 @@ def _densities(model: Any) -> tuple[LogJoint, RecordedDensity]:
     return joint, RecordedDensity(joint, torch.full((3,), 0.1))
 
 
-@pytest.mark.parametrize(("model", "is_recorded"), [(smooth, True), (branching, False)])
+@pytest.mark.parametrize(
+    ("model", "is_recorded"), [(smooth, True), (checked, True), (branching, False)]
+)
 def test_values_and_gradients_are_those_of_the_model(model: Any, is_recorded: bool) -> None:
     joint, recorded = _densities(model)
     assert recorded.is_recorded is is_recorded
