@@ -14,6 +14,7 @@ import torch
 from pyro.infer.autoguide.initialization import init_to_median
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.conv import _ConvNd
 
 from pyro_implicit._checks import check_choice, check_count, check_flag, check_text
 from pyro_implicit._params import emit_params
@@ -58,9 +59,10 @@ class BayesianModule(nn.Module):
     *Many draws at once* (``vectorize_particles``, ``Predictive(parallel=True)``, any plate around
     the model) go through :func:`torch.func.vmap`; layers never see a batched parameter. When vmap
     cannot (data-dependent control flow, in-place updates of buffers) a loop does the same, more
-    slowly. With draws of batch shape ``(S, 1)`` an output ``(N, K)`` becomes ``(S, N, K)``. A batch
-    of a single draw is evaluated directly and adds no dim. Random layers (dropout) differ between
-    draws.
+    slowly; on CPUs, networks with convolutions go through the loop at once, which is faster for
+    them (LeNet: a quarter of a step). With draws of batch shape ``(S, 1)`` an output ``(N, K)``
+    becomes ``(S, N, K)``. A batch of a single draw is evaluated directly and adds no dim. Random
+    layers (dropout) differ between draws.
 
     *BatchNorm* and others with running statistics: they are no parameters, so never latent. In
     training mode one draw at a time updates them (in the copy) as usual; several draws are refused.
@@ -99,7 +101,7 @@ class BayesianModule(nn.Module):
         (its rows; default 1). With draws of shape ``(S, 1, 1)`` the output of a network with one
         such dim becomes ``(S, 1, N, ...)``, with two ``(S, N, M, ...)``.
     :param str vectorize: ``"vmap"``, ``"loop"``, or ``"auto"`` (default): vmap, and from the first
-        failure of it on the loop, with a warning.
+        failure of it on the loop, with a warning; the loop for convolutions on CPUs.
     :raises ArgumentError: for a module or prior that cannot be used, told in the message.
     :raises ShapeError: for a prior or a draw that does not fit its parameter.
     :raises LayerError: for running statistics that would be updated by several draws.
@@ -114,6 +116,8 @@ class BayesianModule(nn.Module):
             with pyro.plate("data", len(x)):
                 return pyro.sample("y", dist.Normal(f, 0.1), obs=y)
     """
+
+    _convolves = False  # modules that were saved before do not know
 
     def __init__(
         self,
@@ -136,6 +140,7 @@ class BayesianModule(nn.Module):
         self._adopt(prior)
         self._vmap_fails = False
         self._recurrence = steps_of_recurrence(self.module)
+        self._convolves = any(isinstance(part, _ConvNd) for part in self.module.modules())
 
     def _adopt(self, prior: Prior | JointPrior) -> None:
         """Selects the parameters, and takes all but the deterministic ones out of training."""
@@ -254,7 +259,7 @@ class BayesianModule(nn.Module):
         """Evaluates by vmap or a loop, whichever is asked for or works."""
         if self.vectorize != "auto":
             return evaluate(how=self.vectorize)
-        if self._vmap_fails:
+        if self._vmap_fails or self._is_faster_in_a_loop():
             return evaluate(how="loop")
         try:
             return evaluate(how="vmap")
@@ -271,6 +276,12 @@ class BayesianModule(nn.Module):
             stacklevel=5,
         )
         return output
+
+    def _is_faster_in_a_loop(self) -> bool:
+        """Whether draws convolve on a CPU, where groups take longer than several convolutions."""
+        if not self._convolves or self.local:
+            return False
+        return self._value(next(iter(self._owners))).device.type == "cpu"
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import pyro
@@ -18,6 +19,7 @@ from pyro.infer.autoguide import AutoNormal
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from pyro_implicit.bayesian import module as bayesian_module
 from pyro_implicit.bayesian.module import BayesianModule
 from pyro_implicit.bayesian.vectorization import common_batch_shape
 from pyro_implicit.exceptions import LayerError, ShapeError
@@ -249,6 +251,31 @@ def test_what_vmap_cannot_do_falls_back_to_a_loop_with_one_warning() -> None:
     draws = {name: first.nodes[name]["value"] for name in net.site_names}
     again = poutine.condition(model, draws)()  # no second warning: warnings are errors here
     torch.testing.assert_close(first.nodes["_RETURN"]["value"], again)
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_convolutions_go_through_a_loop(local: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a warning, and with the same numbers; networks of rows stay together."""
+    asked = []
+    for name in ("over_draws", "over_rows"):
+        real = getattr(bayesian_module, name)
+
+        def noted(*args: Any, real: Any = real, **kwargs: Any) -> Any:
+            asked.append(kwargs["how"])
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(bayesian_module, name, noted)
+    layers = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(8, 1))
+    x, found = torch.randn(4, 1, 6), []
+    for how in ("auto", "vmap"):
+        net = BayesianModule(layers, dist.Normal(0.0, 1.0), local=local, vectorize=how)  # type: ignore[arg-type]
+        pyro.set_rng_seed(0)
+        plates = pyro.plate("draws", 3, dim=-2), pyro.plate("rows", 4, dim=-1)
+        with plates[0], plates[1] if local else nullcontext():
+            found.append(net(x))
+    assert found[0].shape == (3, 4, 1)
+    torch.testing.assert_close(*found)
+    assert asked == (["vmap", "vmap"] if local else ["loop", "vmap"])
 
 
 def test_errors_of_the_module_itself_come_through() -> None:
