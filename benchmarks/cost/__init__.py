@@ -68,6 +68,22 @@ BENCHMARKS = (
         },
     ),
     Benchmark(
+        "cost.growth",
+        "What does a step cost against latents, rows, draws and noise, and what is a user told?",
+        rows="an axis, a size and a method",
+        columns={
+            "axis": "latents, rows, draws or noise",
+            "size": "along the axis",
+            "method": "a guide or an objective",
+            "ms": "CPU milliseconds of a step",
+            "told": "hints on the way, their first 200 characters",
+        },
+        records={"growth": ""},
+        short="--rounds 1",
+        short_settings={"latents": (10, 100), "rows": (20,), "draws": (1,), "noise": (5,)},
+        figure=True,
+    ),
+    Benchmark(
         "cost.scaling",
         "How does the cost grow with the number of latents, up to 36.5 million?",
         rows="a network",

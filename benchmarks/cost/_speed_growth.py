@@ -24,7 +24,7 @@ from pyro_implicit import (
 from pyro_implicit.exceptions import PerformanceHint
 from pyro_implicit.generators import ResidualGenerator
 
-__all__ = ["conditional", "entropy", "large"]
+__all__ = ["conditional", "entropy", "large", "many"]
 
 ENTROPY_MS = 30.0
 NUM_LOCAL = 4
@@ -80,7 +80,7 @@ def large(settings: Settings, rounds: int, seed: int) -> Iterator[Row]:
     size = settings["many_latents"]
     with fixed_seed(seed), warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", PerformanceHint)
-        guide = HyperNetworkGuide(_many, init_from=None).setup(size)
+        guide = HyperNetworkGuide(many, init_from=None).setup(size)
         ms = medians({name: _step(guide, size, kind) for name, kind in KINDS.items()}, rounds)
     hinted = any(issubclass(one.category, PerformanceHint) for one in told)
     notes = dict.fromkeys(KINDS, "a hint names what is cheaper" if hinted else "")
@@ -91,11 +91,11 @@ KINDS: dict[str, Any] = {"LinearisedELBO": LinearisedELBO, "LanczosELBO": Lanczo
 
 
 def _step(guide: Any, size: int, kind: Any) -> Job:
-    svi = SVI(_many, guide, pyro.optim.Adam({"lr": 1e-3}), kind(2))
+    svi = SVI(many, guide, pyro.optim.Adam({"lr": 1e-3}), kind(2))
     return lambda: svi.step(size)
 
 
-def _many(size: int) -> None:
+def many(size: int) -> None:
     """A standard normal of many numbers whose mean was observed."""
     values = pyro.sample("values", dist.Normal(torch.zeros(size), 1.0).to_event(1))
     pyro.sample("mean", dist.Normal(values.mean(-1), 0.1), obs=torch.tensor(0.5))
