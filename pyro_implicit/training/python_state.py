@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import itertools
+import random
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from pyro_implicit._random import read_random_state
@@ -21,6 +24,10 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _MOST = 100  # entries of a list or dictionary that are looked at
 _DEEP = 4  # functions in functions, objects in objects
 _GONE = object()
+_LOOKS = itertools.count()
+_LENGTH = object()  # in the place of a key
+#: networks of these packages hold nothing that a step changes but what torch knows of
+_OURS = ("torch.", "pyro.", "pyro_implicit.")
 
 
 class _Place(NamedTuple):
@@ -34,12 +41,14 @@ class _Place(NamedTuple):
     def now(self) -> Any:
         """What is there now."""
         container, key = self.container, self.key
-        if isinstance(container, dict):
+        if isinstance(container, dict) and key is not _LENGTH:
             return container.get(key, _GONE)
-        if isinstance(container, list):
+        if isinstance(container, list) and key is not _LENGTH:
             return container[key] if key < len(container) else _GONE
         if isinstance(container, (type, ModuleType)):
             return vars(container).get(key, _GONE)
+        if key is _LENGTH:
+            return len(container)
         if isinstance(container, Tensor):
             return getattr(container, key)
         return _contents(container)
@@ -88,7 +97,8 @@ def python_state(*programs: Any) -> PythonState:
     Reads what models and guides keep: attributes, closures, globals that they name, buffers.
 
     Plain values, and lists and dictionaries of them, are read, and of buffers whether they were
-    written; so is whether Python or NumPy drew random numbers.
+    written; so is whether Python, NumPy or a generator that is held drew random numbers. An
+    iterator that is held counts as changed.
 
     :param programs: callables.
     :returns: what was read.
@@ -118,6 +128,9 @@ class _Look:
         if id(value) in self._seen or depth < 0 or isinstance(value, (Tensor, np.ndarray)):
             return
         self._seen.add(id(value))
+        self._at_numbers(value, name)
+        if isinstance(value, (list, dict)):
+            self.places.append(_Place(f"the length of {name}", value, _LENGTH, len(value)))
         if isinstance(value, (list, tuple)) and len(value) <= _MOST:
             for place, entry in enumerate(value):
                 self._entry(value, place, entry, f"{name}[{place}]", depth - 1)
@@ -137,6 +150,17 @@ class _Look:
         elif not isinstance(value, (type, ModuleType)) and hasattr(value, "__dict__"):
             self._at_object(value, name or type(value).__name__, depth)
 
+    def _at_numbers(self, value: Any, name: str) -> None:
+        """At what gives another number each time it is asked."""
+        if isinstance(value, np.random.Generator):
+            self.values[f"the random numbers of {name}"] = repr(value.bit_generator.state)
+        elif isinstance(value, torch.Generator):
+            self.values[f"the random numbers of {name}"] = value.get_state().tolist()
+        elif isinstance(value, random.Random):
+            self.values[f"the random numbers of {name}"] = hash(value.getstate())
+        elif isinstance(value, Iterator):
+            self.values[f"the iterator {name}"] = next(_LOOKS)  # nobody can tell
+
     def _entry(self, container: Any, key: Any, value: Any, name: str, depth: int) -> None:
         if not isinstance(container, tuple):  # of which no entry can be replaced
             self.places.append(_Place(name, container, key, value))
@@ -148,11 +172,23 @@ class _Look:
         call = getattr(type(value), "__call__", None)  # noqa: B004
         if inspect.isfunction(call):
             self._at_function(call, depth)
+            self._at_class(value, where, call)
+
+    def _at_class(self, value: Any, where: str, method: Callable[..., Any]) -> None:
+        """At what a method may read of its object's class, or find in its place one day."""
+        names = _names(inspect.unwrap(method).__code__)
+        self._at_names(type(value), where, names)
+        for name in names:
+            held = vars(type(value)).get(name, _GONE)
+            if name not in vars(value) and isinstance(held, (*PLAIN, Tensor, np.ndarray)):
+                self.places.append(_Place(f"{where}.{name}", vars(value), name, _GONE))
 
     def _at_module(self, module: nn.Module, name: str) -> None:
         top = name or type(module).__name__
         for path, part in module.named_modules():
             where = f"{top}.{path}" if path else top
+            if not type(part).__module__.startswith(_OURS):
+                self._at_own_module(part, where)
             for key, value in part.__dict__.items():
                 if isinstance(value, PLAIN):
                     self.values[f"{where}.{key}"] = value
@@ -170,6 +206,16 @@ class _Look:
                     flag = f"{where}.{key}.requires_grad"
                     self.places.append(_Place(flag, parameter, "requires_grad", False))
 
+    def _at_own_module(self, part: nn.Module, where: str) -> None:
+        """At what a user's own network holds beside tensors, and what its forward reads."""
+        for key, value in part.__dict__.items():
+            if not key.startswith("_") and key != "training":
+                self._entry(part.__dict__, key, value, f"{where}.{key}", _DEEP - 1)
+        forward = inspect.unwrap(type(part).forward)
+        if inspect.isfunction(forward):
+            self._at_function(forward, _DEEP - 1)
+            self._at_class(part, where, forward)
+
     def _at_function(self, function: Callable[..., Any], depth: int) -> None:
         function = inspect.unwrap(function)
         code = getattr(function, "__code__", None)
@@ -181,11 +227,11 @@ class _Look:
                 self._entry(cell, None, value, name, depth - 1)
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self.at(default, f"a default of {function.__name__}", depth - 1)
-        scope = function.__globals__
-        for name in code.co_names:
+        scope, names = function.__globals__, _names(code)
+        for name in names:
             value = scope.get(name, _GONE)
             if isinstance(value, (type, ModuleType)):
-                self._at_names(value, name, code.co_names)
+                self._at_names(value, name, names)
             elif value is not _GONE:
                 self._entry(scope, name, value, name, depth - 1)
 
@@ -198,6 +244,12 @@ class _Look:
                 self.values[f"{where}.{name}"] = value
             if isinstance(value, (*PLAIN, Tensor, np.ndarray)):
                 self.places.append(_Place(f"{where}.{name}", owner, name, value))
+
+
+def _names(code: CodeType) -> tuple[str, ...]:
+    """Names that a function reads, those of functions and comprehensions inside of it as well."""
+    inner = (one for one in code.co_consts if isinstance(one, CodeType))
+    return (*code.co_names, *(name for one in inner for name in _names(one)))
 
 
 def _contents(cell: Any) -> Any:

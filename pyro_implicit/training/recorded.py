@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from pyro.infer.util import is_validation_enabled
 from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.trace_messenger import TraceMessenger
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.utils import _pytree
 
 from pyro_implicit._checks import check_flag, shown
@@ -36,6 +37,7 @@ from pyro_implicit.exceptions import ArgumentError, PerformanceHint
 from pyro_implicit.handlers.unvalidated import Unvalidated
 from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
+from pyro_implicit.ops.numbers_read import NumbersRead
 from pyro_implicit.ops.recording import lighten, trace_operations
 from pyro_implicit.training.python_state import PLAIN, PythonState, python_state
 
@@ -80,6 +82,8 @@ class _Graph:
     params: dict[str, Tensor] = field(default_factory=dict)
     #: how Pyro tells of each of them, but of those that it transforms
     messages: dict[str, Any] = field(default_factory=dict)
+    #: why it is not to be recorded, or an empty text
+    reason: str = ""
     num_steps: int = 0  # so far, of these arguments
     seconds: list[tuple[float, float]] = field(default_factory=list)  # of program and graph
     #: what model and guide held when the program last ran
@@ -185,7 +189,9 @@ class RecordedObjective(ELBO):
         key, tensors = self._key(model, guide, args, kwargs)
         graph = self._graph(key, model, guide)
         graph.num_steps += 1
-        if graph.num_steps <= _WARM_UP:
+        if graph.num_steps == _WARM_UP:
+            return self._look(graph, model, guide, args, kwargs)
+        if graph.num_steps < _WARM_UP:
             return self._program(model, guide, args, kwargs)
         if graph.num_steps == _WARM_UP + 1:
             self._record(graph, model, guide, args, kwargs)
@@ -248,7 +254,9 @@ class RecordedObjective(ELBO):
         leaves, shape = _pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         kinds = tuple(
-            (tuple(leaf.shape), leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else repr(leaf)
+            (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device)
+            if isinstance(leaf, Tensor)
+            else repr(leaf)
             for leaf in leaves
         )
         modes = tuple(
@@ -266,9 +274,7 @@ class RecordedObjective(ELBO):
 
     def _record(self, graph: _Graph, model: Any, guide: Any, args: Any, kwargs: Any) -> None:
         """Records one step, if its program is the same at each step as far as can be seen."""
-        reason = why_not_recorded(self.objective, guide)
-        if not reason:
-            reason = self._what_changes(graph, model, guide, args, kwargs)
+        reason = why_not_recorded(self.objective, guide) or graph.reason
         if reason:
             self._give_up(reason)
             return
@@ -278,7 +284,10 @@ class RecordedObjective(ELBO):
         if unseen:
             self._give_up(f"an argument is a {type(unseen[0]).__name__}: give tensors or numbers")
             return
-        params = list(graph.params.values())
+        if any(leaf.requires_grad for leaf in tensors):
+            self._give_up("an argument asks for its gradient")
+            return
+        params, graph.messages = list(graph.params.values()), _messages(graph.params)
 
         def step(*tensors: Tensor) -> tuple[Tensor, ...]:
             given = iter(tensors)
@@ -286,41 +295,42 @@ class RecordedObjective(ELBO):
             some, named = _pytree.tree_unflatten(filled, shape)
             loss = self.objective.differentiable_loss(model, guide, *some, **named)
             gradients = torch.autograd.grad(loss, params, allow_unused=True)
-            # as backward leaves them: fused optimisers read them in their parameter's order
-            return loss.detach(), *(g if g is None else g.contiguous() for g in gradients)
+            return loss.detach(), *_as_backward_leaves_them(gradients)
 
         state, terms = read_random_state(), self.objective.last_terms
+        read = NumbersRead()
         try:
-            with warnings.catch_warnings(), pyro.validation_enabled(False), Unvalidated():
+            with warnings.catch_warnings(), pyro.validation_enabled(False), Unvalidated(), read:
                 warnings.simplefilter("ignore")
                 recorded = trace_operations(step, *tensors)
+            write_random_state(state)
+            foreign = _foreign(recorded, params)
+            lighten(recorded, *tensors)
         except Exception as error:  # whatever the tracer, or a model under it, raises
             self._give_up(_why(error))
             return
         finally:
             write_random_state(state)
             self.objective.last_terms = terms
-        try:
-            lighten(recorded, *tensors)
-        finally:
-            write_random_state(state)
+        if read.found or foreign:
+            self._give_up(_READS if read.found else foreign)
+            return
         graph.run, graph.state = torch.no_grad()(recorded), python_state(model, guide)
 
-    def _what_changes(self, graph: _Graph, model: Any, guide: Any, args: Any, kwargs: Any) -> str:
-        """What a step changes beside the gradients, in words; notes its parameters."""
-        state, before = read_random_state(), python_state(model, guide)
-        with poutine.trace(param_only=True) as capture, torch.enable_grad():
-            self.objective.differentiable_loss(model, guide, *args, **kwargs)
+    def _look(self, graph: _Graph, model: Any, guide: Any, args: Any, kwargs: Any) -> float:
+        """A step of the program, its parameters, and what it changes beside the gradients."""
+        before = python_state(model, guide)
+        with poutine.trace(param_only=True) as capture:
+            loss = self._program(model, guide, args, kwargs)
         changed = before.changes(python_state(model, guide))
-        write_random_state(state)
         nodes = capture.trace.nodes
         values: dict[str, Any] = {name: nodes[name]["value"] for name in capture.trace.param_nodes}
         found: dict[str, Tensor] = {name: p.unconstrained() for name, p in values.items()}
         graph.params = {name: param for name, param in found.items() if param.requires_grad}
-        graph.messages = _messages(graph.params)
+        graph.reason = f"a step changes {changed}" if changed else ""
         if not all(_is_current(name, param) for name, param in graph.params.items()):
-            return "its parameters are not in Pyro's store (module_local_params)"
-        return f"a step changes {changed}" if changed else ""
+            graph.reason = "its parameters are not in Pyro's store (module_local_params)"
+        return loss
 
     def _replay(
         self, graph: _Graph, tensors: list[Tensor], model: Any, guide: Any, args: Any, kwargs: Any
@@ -380,6 +390,33 @@ class RecordedObjective(ELBO):
                 self._give_up("a recorded step takes as long")
 
 
+def _as_backward_leaves_them(gradients: Iterable[Tensor | None]) -> Iterator[Tensor | None]:
+    """
+    Gradients that lie as their parameters do, each in memory of its own.
+
+    Fused optimisers read them in their parameter's order, and clipping writes into them.
+    """
+    taken: set[int] = set()
+    for gradient in gradients:
+        if gradient is None:
+            yield None
+            continue
+        own = gradient.contiguous()
+        if own.untyped_storage().data_ptr() in taken:
+            own = own.clone()
+        taken.add(own.untyped_storage().data_ptr())
+        yield own
+
+
+def _foreign(recorded: GraphModule, params: list[Tensor]) -> str:
+    """What else a graph holds that the program gives a gradient, in words."""
+    known = {id(param) for param in params}
+    held = [*recorded.parameters(), *recorded.buffers()]
+    if any(one.requires_grad and one.is_leaf and id(one) not in known for one in held):
+        return "a parameter is not in Pyro's store: write pyro.module(name, network)"
+    return ""
+
+
 def _messages(params: dict[str, Tensor]) -> dict[str, Any]:
     """What ``pyro.param`` tells of parameters whose value is the tensor that is trained."""
     with poutine.trace(param_only=True) as capture:
@@ -388,7 +425,7 @@ def _messages(params: dict[str, Tensor]) -> dict[str, Any]:
     nodes = capture.trace.nodes
     found = {name: nodes[name] for name, param in params.items() if nodes[name]["value"] is param}
     for name in found:  # a parameter with a weak reference on it could not be pickled
-        del params[name].unconstrained  # type: ignore[attr-defined]
+        vars(params[name]).pop("unconstrained", None)
     return found
 
 
@@ -419,11 +456,14 @@ def _same(program: Any) -> tuple[int, ...]:
     return (id(program),) if own is None else (id(own), id(program.__func__))
 
 
+_READS = "it reads a number from a tensor, as a branch on its value does"
+
+
 def _why(error: Exception) -> str:
     """What keeps a step from being recorded, in a line."""
     said = str(error).strip()
     if "value out of a tracing tensor" in said or "data-dependent" in said:
-        return "it reads a number from a tensor, as a branch on its value does"
+        return _READS
     return f"{type(error).__name__}: {(said.splitlines() or [''])[0][:200]}"
 
 

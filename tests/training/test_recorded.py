@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import random
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +16,8 @@ import pytest
 import torch
 from pyro.distributions import constraints
 from pyro.infer import SVI, Trace_ELBO
-from torch import Tensor
+from pyro.nn import PyroModule
+from torch import Tensor, nn
 
 from pyro_implicit import (
     BayesianModule,
@@ -632,3 +635,197 @@ def test_gradients_lie_as_backward_leaves_them() -> None:
     assert found[0].keys() == found[1].keys()
     assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
     assert found[0]["table"].unique().numel() > 4
+
+
+class Keeper:
+    """A model that keeps something between steps."""
+
+    def __init__(self, **held: Any) -> None:
+        vars(self).update(held)
+
+    def __call__(self, x: Tensor) -> None:
+        _scaled_by(x, self.use(self))
+
+
+def _scaled_by(x: Tensor, scale: Any) -> None:
+    with pyro.plate("rows", len(x)):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        pyro.sample("x", dist.Normal(mean * scale, 0.5), obs=x)
+
+
+def _counted(model: Any) -> float:
+    model.count += 1
+    return min(1.0, model.count / 20)
+
+
+KEPT: dict[str, Callable[[], Keeper]] = {
+    "number": lambda: Keeper(use=_counted, count=0),
+    "torch": lambda: Keeper(
+        use=lambda m: torch.rand(4, generator=m.held), held=torch.Generator().manual_seed(0)
+    ),
+    "numpy": lambda: Keeper(
+        use=lambda m: 0.5 + float(m.held.random()), held=np.random.default_rng(0)
+    ),
+    "python": lambda: Keeper(use=lambda m: 0.5 + m.held.random(), held=random.Random(0)),
+    "iterator": lambda: Keeper(use=lambda m: next(m.held), held=itertools.cycle([1.0, 2.0, 3.0])),
+}
+
+
+@pytest.mark.usefixtures("slow_program")
+@pytest.mark.parametrize("kind", KEPT)
+def test_a_program_that_is_refused_is_run_as_often_as_ever(kind: str) -> None:
+    """What it counts or draws by itself goes on as if nobody had looked at it."""
+    found = []
+    for recorded in (True, False):
+        model, objective = KEPT[kind](), linearised()
+        step: Any = RecordedObjective(objective, hints=False) if recorded else objective
+        found.append(trained(step, model, bare(model), [(DATA,)] * 9))
+        assert not recorded or (step.reason and not step.is_recorded)
+    assert_same(*found)
+
+
+class Ruled:
+    """A model that reads a number of its class."""
+
+    beta = 1.0
+
+    def __call__(self, x: Tensor) -> None:
+        _scaled_by(x, self.beta)
+
+
+_OUTSIDE = 1.0
+
+
+class Owned(PyroModule):
+    """A network with settings that are no tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings = {"beta": 1.0}
+
+    def forward(self, x: Tensor) -> None:
+        scales = [_OUTSIDE * one for one in (self.settings["beta"], self.settings.get("more", 1.0))]
+        _scaled_by(x, scales[0] * scales[1])
+
+
+def _set_outside(_: Any) -> None:
+    globals()["_OUTSIDE"] = 0.5
+
+
+CHANGED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "entry": (Owned, lambda m: m.settings.update(beta=0.5)),
+    "new entry": (Owned, lambda m: m.settings.update(more=0.5)),
+    "global": (Owned, _set_outside),
+    "class": (Ruled, lambda m: setattr(Ruled, "beta", 0.5)),
+    "shadow": (Ruled, lambda m: setattr(m, "beta", 0.5)),
+}
+
+
+@pytest.mark.usefixtures("slow_program")
+@pytest.mark.parametrize("kind", CHANGED)
+def test_what_is_changed_from_outside_is_followed_wherever_it_is(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, change = CHANGED[kind]
+    found = []
+    for recorded in (True, False):
+        monkeypatch.setitem(globals(), "_OUTSIDE", 1.0)
+        monkeypatch.setattr(Ruled, "beta", 1.0)
+        model, objective = make(), linearised()
+        step: Any = RecordedObjective(objective) if recorded else objective
+        pyro.clear_param_store()
+        pyro.set_rng_seed(3)
+        svi = SVI(model, bare(model), pyro.optim.Adam({"lr": 0.01}), step)
+        losses = []
+        for place in range(14):
+            if place == 10:
+                assert not recorded or step.is_recorded
+                change(model)
+            losses.append(svi.step(DATA))
+        found.append(losses)
+    assert found[0] == found[1]
+
+
+def _reads_a_parameter(x: Tensor) -> None:
+    shift = pyro.param("shift", torch.tensor(0.02))
+    _scaled_by(x + shift, 2.0 if shift.item() > 0.13 else 1.0)
+
+
+def _in_pieces(x: Tensor) -> None:
+    """Writes into a tensor, and two parameters with one gradient."""
+    shift = torch.zeros(4)
+    shift[:2] = x[:2]
+    shift[2:] = x[2:] * 1.0
+    one, other = (pyro.param(name, torch.zeros(4)) for name in ("one", "other"))
+    _scaled_by(shift + (one + other), 1.0)
+
+
+class Foreign:
+    """A network that only its own optimiser knows."""
+
+    def __init__(self) -> None:
+        self.layer = nn.Linear(1, 1)
+
+    def __call__(self, x: Tensor) -> None:
+        _scaled_by(x, self.layer(torch.ones(1)))
+
+
+def _recurrent() -> Callable[[Tensor], None]:
+    lstm = nn.LSTM(1, 3, batch_first=True)
+
+    def model(x: Tensor) -> None:
+        pyro.module("lstm", lstm)
+        _scaled_by(x, lstm(x[None, :, None])[0].sum())
+
+    return model
+
+
+@pytest.mark.usefixtures("slow_program")
+@pytest.mark.parametrize(
+    ("make", "args", "reason"),
+    [
+        (lambda: _reads_a_parameter, (DATA,), "reads a number from a tensor"),
+        (Foreign, (DATA,), "not in Pyro's store"),
+        (_recurrent, (DATA,), "RuntimeError"),
+        (lambda: simple, (DATA.clone().requires_grad_(True),), "asks for its gradient"),
+    ],
+    ids=["item", "foreign", "recurrent", "argument"],
+)
+def test_what_a_graph_would_not_do_is_left_to_the_program(
+    make: Any, args: Any, reason: str
+) -> None:
+    found = []
+    for recorded in (True, False):
+        torch.manual_seed(0)
+        model, objective = make(), linearised()
+        step: Any = RecordedObjective(objective, hints=False) if recorded else objective
+        found.append(trained(step, model, bare(model), [args] * 8))
+        assert not recorded or reason in step.reason
+    assert_same(*found)
+
+
+@pytest.mark.usefixtures("slow_program")
+def test_gradients_have_memory_of_their_own_where_a_model_writes_into_tensors() -> None:
+    pyro.clear_param_store()
+    step, guide = RecordedObjective(linearised()), bare(_in_pieces)
+    for _ in range(9):
+        step.loss_and_grads(_in_pieces, guide, DATA)
+        params = pyro.get_param_store()._params.values()
+        places = [p.grad.untyped_storage().data_ptr() for p in params if p.grad is not None]
+        assert len(set(places)) == len(places)
+        for param in params:
+            param.grad = None
+    assert step.is_recorded
+
+
+@pytest.mark.usefixtures("slow_program")
+def test_arguments_that_lie_otherwise_have_a_graph_of_their_own() -> None:
+    def model(x: Tensor) -> None:
+        simple(x.reshape(-1))
+
+    table = DATA.reshape(2, 2)
+    found = [
+        trained(step, model, bare(model), [(table,)] * 8 + [(table.mT,)] * 8)
+        for step in (RecordedObjective(linearised()), linearised())
+    ]
+    assert_same(*found)

@@ -16,7 +16,7 @@ from pyro_implicit.guides.initialization.curvature import (
     inverse_root,
     mean_curvature,
 )
-from pyro_implicit.guides.initialization.mean_field import fit_mean_field_near
+from pyro_implicit.guides.initialization.mean_field import MeanField, fit_mean_field_near
 from pyro_implicit.guides.initialization.recorded_density import MOST_RECORDED, RecordedDensity
 from pyro_implicit.handlers.log_joint import LogJoint
 
@@ -93,7 +93,7 @@ def _fit(kind: str, log_joint: LogJoint, point: Tensor) -> _Found:
         mean, curvature = find_mode(density, point, log_joint.explain)
         scale = curvature.diagonal().clamp(min=1e-4).rsqrt()
     else:
-        fit = fit_mean_field_near(_for_many_steps(log_joint, point), [point])
+        fit = _mean_field(log_joint, point)
         mean, scale = fit.loc, fit.scale
         curvature = mean_curvature(log_joint, mean, scale, gauss_newton=kind == "ggn")
     factor = inverse_root(curvature)
@@ -101,9 +101,20 @@ def _fit(kind: str, log_joint: LogJoint, point: Tensor) -> _Found:
     return _Found(mean, factor, *bounds)
 
 
-def _for_many_steps(log_joint: LogJoint, point: Tensor) -> Callable[[Tensor], Tensor]:
-    """The density, recorded where that pays."""
-    return RecordedDensity(log_joint, point) if point.numel() <= MOST_RECORDED else log_joint.value
+def _mean_field(log_joint: LogJoint, point: Tensor) -> MeanField:
+    """
+    Fits a diagonal Gaussian, to a recorded density where that pays.
+
+    A graph does not know where the model refuses its latents: a fit that ends there is made again
+    by the model itself.
+    """
+    if point.numel() <= MOST_RECORDED:
+        recorded = RecordedDensity(log_joint, point)
+        if recorded.is_recorded:
+            found = fit_mean_field_near(recorded, [point])
+            if math.isfinite(objective(log_joint.value, found.loc, found.scale)):
+                return found
+    return fit_mean_field_near(log_joint.value, [point])
 
 
 def starting_points(log_joint: LogJoint, loc: Tensor) -> list[Tensor]:
