@@ -131,7 +131,11 @@ BENCHMARKS = (
             "seconds": "by the clock, with all that it starts from",
             **CPU,
         },
-        records={"refine_images": ""},
+        records={
+            "refine_images": "--models digits",
+            "refine_images_lenet": "--models lenet --seeds 0 "
+            "--methods map ensemble mean-field implicit refine",
+        },
         short="--models digits --seeds 0",
         short_settings={
             "num_chains": {"digits": 2},

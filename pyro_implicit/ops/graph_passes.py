@@ -45,7 +45,7 @@ def node_values(graph: fx.GraphModule, *example: Tensor) -> _Values:
     Runs a graph node by node.
 
     :param graph: any.
-    :param torch.Tensor example: its arguments.
+    :param torch.Tensor example: its arguments, each of any shape.
     :returns: what each node is, by its name.
     """
     values: _Values = {}
