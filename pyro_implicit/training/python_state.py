@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
 import itertools
 import random
 from collections.abc import Callable, Iterator
@@ -158,7 +159,7 @@ class _Look:
             self.values[f"the random numbers of {name}"] = value.get_state().tolist()
         elif isinstance(value, random.Random):
             self.values[f"the random numbers of {name}"] = hash(value.getstate())
-        elif isinstance(value, Iterator):
+        elif isinstance(value, Iterator) and not isinstance(value, io.IOBase):
             self.values[f"the iterator {name}"] = next(_LOOKS)  # nobody can tell
 
     def _entry(self, container: Any, key: Any, value: Any, name: str, depth: int) -> None:
