@@ -39,6 +39,7 @@ from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
 from pyro_implicit.ops.numbers_read import NumbersRead
 from pyro_implicit.ops.recording import lighten, trace_operations
+from pyro_implicit.training.observed_supports import ObservedSupports
 from pyro_implicit.training.python_state import PLAIN, PythonState, python_state
 
 __all__ = ["RecordedObjective", "why_not_recorded"]
@@ -86,6 +87,8 @@ class _Graph:
     reason: str = ""
     num_steps: int = 0  # so far, of these arguments
     seconds: list[tuple[float, float]] = field(default_factory=list)  # of program and graph
+    #: where its data must lie
+    seen: ObservedSupports | None = None
     #: what model and guide held when the program last ran
     state: PythonState | None = None
 
@@ -111,8 +114,9 @@ class RecordedObjective(ELBO):
 
     **What it cannot see**: what a model reads of a file, of objects in objects more than a few
     levels deep, or of a NumPy array that it copies and that was written in place, is that of the
-    recording until the next comparison. Pyro's validation is off in replayed steps: observations of
-    a later batch that their distribution would refuse are met by a comparison only.
+    recording until the next comparison. Of Pyro's validation, replayed steps keep that of arguments
+    which are observed as they are, by distributions whose support is fixed; parameters and data
+    that the model has changed before are checked by the comparisons alone.
 
     :param objective: a :class:`~pyro_implicit.LinearisedELBO` or
         :class:`~pyro_implicit.LanczosELBO` with vectorised particles.
@@ -194,13 +198,13 @@ class RecordedObjective(ELBO):
         graph = self._graph(key, model, guide)
         graph.num_steps += 1
         if graph.num_steps == _WARM_UP:
-            return self._look(graph, model, guide, args, kwargs)
+            return self._look(graph, tensors, model, guide, args, kwargs)
         if graph.num_steps < _WARM_UP:
             return self._program(model, guide, args, kwargs)
         if graph.num_steps == _WARM_UP + 1:
             self._record(graph, model, guide, args, kwargs)
         num_replayed = graph.num_steps - _WARM_UP - 1
-        if graph.run is None:
+        if graph.run is None or self._would_refuse(graph, tensors):
             return self._program(model, guide, args, kwargs)
         if num_replayed < _TRIALS or num_replayed % _AUDIT == 0:
             return self._compare(graph, tensors, model, guide, args, kwargs)
@@ -321,11 +325,15 @@ class RecordedObjective(ELBO):
             return
         graph.run, graph.state = torch.no_grad()(recorded), python_state(model, guide)
 
-    def _look(self, graph: _Graph, model: Any, guide: Any, args: Any, kwargs: Any) -> float:
+    def _look(
+        self, graph: _Graph, tensors: list[Tensor], model: Any, guide: Any, args: Any, kwargs: Any
+    ) -> float:
         """A step of the program, its parameters, and what it changes beside the gradients."""
         before = python_state(model, guide)
-        with poutine.trace(param_only=True) as capture:
+        graph.seen = ObservedSupports(tensors)
+        with poutine.trace(param_only=True) as capture, graph.seen:
             loss = self._program(model, guide, args, kwargs)
+        graph.seen.forget_tensors()
         changed = before.changes(python_state(model, guide))
         nodes = capture.trace.nodes
         values: dict[str, Any] = {name: nodes[name]["value"] for name in capture.trace.param_nodes}
@@ -335,6 +343,11 @@ class RecordedObjective(ELBO):
         if not all(_is_current(name, param) for name, param in graph.params.items()):
             graph.reason = "its parameters are not in Pyro's store (module_local_params)"
         return loss
+
+    def _would_refuse(self, graph: _Graph, tensors: list[Tensor]) -> bool:
+        """Whether the program, under Pyro's validation, names a site that these data do not fit."""
+        seen = graph.seen
+        return seen is not None and bool(is_validation_enabled()) and seen.refuse(tensors)
 
     def _replay(
         self, graph: _Graph, tensors: list[Tensor], model: Any, guide: Any, args: Any, kwargs: Any

@@ -829,3 +829,49 @@ def test_arguments_that_lie_otherwise_have_a_graph_of_their_own() -> None:
         for step in (RecordedObjective(linearised()), linearised())
     ]
     assert_same(*found)
+
+
+def _counts(x: Tensor) -> None:
+    rate = pyro.sample("rate", dist.LogNormal(0.0, 1.0))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("x", dist.Poisson(rate), obs=x)
+
+
+def _classes(x: Tensor) -> None:
+    logit = pyro.sample("logit", dist.Normal(0.0, 1.0))
+    logits = torch.stack([logit, -logit, 0 * logit], -1)
+    with pyro.plate("rows", len(x)):
+        pyro.sample("x", dist.Categorical(logits=logits), obs=x)
+
+
+def _switches(x: Tensor) -> None:
+    logit = pyro.sample("logit", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("x", dist.Bernoulli(logits=logit), obs=x)
+
+
+@pytest.mark.usefixtures("slow_program")
+@pytest.mark.parametrize(
+    ("model", "good", "bad"),
+    [
+        (_counts, torch.tensor([1.0, 0.0]), torch.tensor([1.0, 0.5])),
+        (_switches, torch.tensor([1.0, 0.0]), torch.tensor([1.0, 2.0])),
+        (_classes, torch.tensor([1, 0]), torch.tensor([1, 3])),
+    ],
+    ids=["counts", "switches", "classes"],
+)
+def test_data_that_a_site_refuses_are_refused_in_replayed_steps(
+    model: Any, good: Tensor, bad: Tensor
+) -> None:
+    with pyro.validation_enabled(True):
+        step, guide = RecordedObjective(linearised(), hints=False), bare(model)
+        for _ in range(12):
+            step.loss_and_grads(model, guide, good.clone())
+        assert step.is_recorded
+        with pytest.raises(ValueError, match="site 'x'"):
+            step.loss_and_grads(model, guide, bad)
+        changed = good.clone()
+        step.loss_and_grads(model, guide, changed)
+        changed.copy_(bad)
+        with pytest.raises(ValueError, match="site 'x'"):
+            step.loss_and_grads(model, guide, changed)
