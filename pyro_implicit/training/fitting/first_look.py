@@ -217,4 +217,7 @@ def _forget_parameters(known: set[str]) -> None:
     """Takes back what the model has put into Pyro's store: the run makes it anew, by its seed."""
     store = pyro.get_param_store()
     for name in [name for name in store.keys() if name not in known]:
-        del store[name]
+        if store._params[name] in store._param_to_name:
+            del store[name]
+        else:  # a tensor of several names, which has been taken back by another
+            del store._params[name], store._constraints[name]

@@ -221,3 +221,20 @@ def test_infinite_observations() -> None:
     bad[2] = torch.inf
     with pytest.raises(NonFiniteError, match="site 'y' observes infinite values"):
         quick(X, bad)
+
+
+def test_a_network_of_two_names_is_taken_back_once() -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Linear(1, 1)
+    before = net.weight.detach().clone()
+
+    def model(x: torch.Tensor) -> None:
+        pyro.module("one", net)
+        pyro.module("other", net)
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("x", dist.Normal(mean + net(torch.ones(1)), 0.5), obs=x)
+
+    guide = HyperNetworkGuide(model, init_from=None)
+    fit(model, guide, torch.ones(4), num_steps=3, progress=False)
+    assert not torch.equal(net.weight, before)
