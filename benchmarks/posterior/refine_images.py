@@ -55,8 +55,8 @@ ANGLES = (0, 60)
 SCORES = ("accuracy", "nll", "ece")
 SETTINGS: dict[str, Any] = {
     "num_chains": {"digits": 8, "lenet": 8},
-    "mode_steps": {"digits": 600, "lenet": 600},
-    "num_steps": {"digits": 1000, "lenet": 600},  # gradients of each chain, half for the warm-up
+    "mode_steps": {"digits": 600, "lenet": 200},
+    "num_steps": {"digits": 1000, "lenet": 400},  # gradients of each chain, half for the warm-up
     "lenet_train": 1000,
     "lenet_test": 5000,
     "max_steps": {"digits": 1200, "lenet": 500},  # of fits
