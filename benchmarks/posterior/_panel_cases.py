@@ -26,7 +26,7 @@ from benchmarks.posterior._generators_targets import (
 from benchmarks.posterior._objectives_targets import entropy
 from benchmarks.posterior._posteriordb_models import MODELS
 from benchmarks.posterior._posteriordb_reference import Moments, reference_moments
-from benchmarks.shared.images import load_mnist
+from benchmarks.shared.images import digits_layers, load_mnist
 from benchmarks.shared.uci import build_model, load_split
 from pyro_implicit import BayesianModule, log_predictive_density, posterior_draws
 
@@ -284,16 +284,7 @@ def _digits(root: Path, split: int) -> Case:
     x = torch.tensor(bunch.images, dtype=torch.float32)[:, None] / 16
     y = torch.tensor(bunch.target)
     parts = train_test_split(x, y, test_size=0.2, random_state=0, stratify=y)
-    net = network(
-        nn.Conv2d(1, 8, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(8, 16, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64, 10),
-    )
+    net = network(*digits_layers())
     return classifier(net, parts[0], parts[2], parts[1], parts[3])
 
 

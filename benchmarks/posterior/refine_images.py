@@ -31,7 +31,7 @@ from benchmarks.common import (
 from benchmarks.networks import LeNet
 from benchmarks.records import write_record
 from benchmarks.shared.image_fits import standardised
-from benchmarks.shared.images import load_mnist
+from benchmarks.shared.images import digits_layers, load_mnist
 from pyro_implicit import BayesianModule, HyperNetworkGuide, evaluate, fit, refine
 
 DESCRIPTION = """\
@@ -133,21 +133,8 @@ def _validation(x: Tensor, y: Tensor, *test: Tensor) -> tuple[Tensor, ...]:
     return x[:count], y[:count], x[count:], y[count:]
 
 
-def _small() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(8, 16, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64, 10),
-    )
-
-
 def _classifier(name: str, x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor) -> Images:
-    module = LeNet() if name == "lenet" else _small()
+    module = LeNet() if name == "lenet" else nn.Sequential(*digits_layers())
     net = BayesianModule(module, prior=dist.Normal(0.0, 1.0))
 
     def model(x: Tensor, y: Tensor | None = None) -> None:

@@ -18,7 +18,16 @@ from benchmarks.networks import LeNet, WideResNet
 from pyro_implicit import BayesianModule, CMMNNGuide, ImplicitELBO, MMNNGuide
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 
-__all__ = ["GUIDES", "NETWORKS", "NoEntropy", "classifier", "count", "load_mnist", "map_step"]
+__all__ = [
+    "GUIDES",
+    "NETWORKS",
+    "NoEntropy",
+    "classifier",
+    "count",
+    "digits_layers",
+    "load_mnist",
+    "map_step",
+]
 
 NUM_DATA = 60_000
 
@@ -46,6 +55,20 @@ GUIDES: dict[str, Callable[..., Any]] = {
     "mmnn": partial(MMNNGuide, **_BARE),
     "cmmnn": partial(CMMNNGuide, **_BARE),
 }
+
+
+def digits_layers() -> list[nn.Module]:
+    """Two max-pooled convolutions for 8 x 8 grey images: 1898 weights."""
+    return [
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64, 10),
+    ]
 
 
 class NoEntropy(ImplicitELBO):

@@ -16,7 +16,7 @@ from torch.func import vmap
 from pyro_implicit.exceptions import ImplicitError
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.log_joint import LogJoint
-from pyro_implicit.ops.convolutions import Convolutions
+from pyro_implicit.ops.noticed_operation import CONVOLUTION, NoticedOperation
 from pyro_implicit.ops.recording import record
 
 __all__ = ["ChainDensity"]
@@ -113,7 +113,7 @@ class ChainDensity:
         # beside the chains, which may all be at one mode, where gradients are rounding alone
         some = torch.stack([u[0], u[-1] * 0.97 + 0.01])
         try:
-            with Convolutions() as seen:
+            with NoticedOperation(CONVOLUTION) as seen:
                 values, _ = self._vectorised(some)
         except ImplicitError:
             raise

@@ -27,7 +27,8 @@ class ObservedSupports(Messenger):
     """
     Looks on while a model runs, and notes the supports of the arguments that it observes.
 
-    A recorded step does not check what it is given; this does, for each batch once.
+    A recorded step does not check what it is given; this does, for each batch once. It may be too
+    strict (data under a mask): what it refuses goes to the program, which knows.
 
     :param tensors: the arguments.
     """

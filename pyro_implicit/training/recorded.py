@@ -37,7 +37,7 @@ from pyro_implicit.exceptions import ArgumentError, PerformanceHint
 from pyro_implicit.handlers.unvalidated import Unvalidated
 from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
-from pyro_implicit.ops.numbers_read import NumbersRead
+from pyro_implicit.ops.noticed_operation import NUMBER_READ, NoticedOperation
 from pyro_implicit.ops.recording import lighten, trace_operations
 from pyro_implicit.training.observed_supports import ObservedSupports
 from pyro_implicit.training.python_state import PLAIN, PythonState, python_state
@@ -306,7 +306,7 @@ class RecordedObjective(ELBO):
             return loss.detach(), *_as_backward_leaves_them(gradients)
 
         state, terms = read_random_state(), self.objective.last_terms
-        read = NumbersRead()
+        read = NoticedOperation(NUMBER_READ)
         try:
             with warnings.catch_warnings(), pyro.validation_enabled(False), Unvalidated(), read:
                 warnings.simplefilter("ignore")

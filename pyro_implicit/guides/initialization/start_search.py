@@ -20,7 +20,7 @@ from pyro_implicit.guides.initialization.mean_field import MeanField, fit_mean_f
 from pyro_implicit.guides.initialization.recorded_density import MOST_RECORDED, RecordedDensity
 from pyro_implicit.handlers.log_joint import LogJoint
 
-__all__ = ["NO_MODE", "objective", "search", "starting_points"]
+__all__ = ["NO_MODE", "fit_inside", "objective", "search", "starting_points"]
 
 #: what follows from a random density, for a message
 NO_MODE = (
@@ -102,19 +102,40 @@ def _fit(kind: str, log_joint: LogJoint, point: Tensor) -> _Found:
 
 
 def _mean_field(log_joint: LogJoint, point: Tensor) -> MeanField:
-    """
-    Fits a diagonal Gaussian, to a recorded density where that pays.
+    """Fits a diagonal Gaussian, to a recorded density where that pays."""
 
-    A graph does not know where the model refuses its latents: a fit that ends there is made again
-    by the model itself.
-    """
+    def near(density: Callable[[Tensor], Tensor]) -> MeanField:
+        return fit_mean_field_near(density, [point])
+
     if point.numel() <= MOST_RECORDED:
         recorded = RecordedDensity(log_joint, point)
         if recorded.is_recorded:
-            found = fit_mean_field_near(recorded, [point])
-            if math.isfinite(objective(log_joint.value, found.loc, found.scale)):
-                return found
-    return fit_mean_field_near(log_joint.value, [point])
+            return fit_inside(recorded, log_joint.value, near)
+    return near(log_joint.value)
+
+
+def fit_inside(
+    recorded: Callable[[Tensor], Tensor],
+    density: Callable[[Tensor], Tensor],
+    fit: Callable[[Callable[[Tensor], Tensor]], MeanField],
+    num_samples: int = 16,
+) -> MeanField:
+    """
+    Fits a diagonal Gaussian to a recorded density.
+
+    A graph does not know where the model refuses its latents: a fit that ends there is made again
+    by the model itself.
+
+    :param recorded: the log-density as a graph.
+    :param density: that of the model, NaN where it refuses.
+    :param fit: a function of the density.
+    :param int num_samples: draws by which it is judged where the fit ended.
+    :returns: the Gaussian.
+    """
+    found = fit(recorded)
+    if math.isfinite(objective(density, found.loc, found.scale, num_samples)):
+        return found
+    return fit(density)
 
 
 def starting_points(log_joint: LogJoint, loc: Tensor) -> list[Tensor]:

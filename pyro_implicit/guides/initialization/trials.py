@@ -16,7 +16,7 @@ from pyro_implicit.guides.initialization.gaussian_start import GaussianStart
 from pyro_implicit.guides.initialization.mean_field import MeanField
 from pyro_implicit.guides.initialization.recorded_density import MOST_RECORDED, RecordedDensity
 from pyro_implicit.guides.initialization.start_report import Trial
-from pyro_implicit.guides.initialization.start_search import objective
+from pyro_implicit.guides.initialization.start_search import fit_inside, objective
 from pyro_implicit.handlers.log_joint import LogJoint
 
 __all__ = ["FAILURES", "Trials"]
@@ -65,9 +65,6 @@ class Trials:
         """
         Fits a diagonal Gaussian, to a recorded density where that is worth its while.
 
-        A graph does not know where the model refuses its latents: a fit that ends there is made
-        again by the model itself.
-
         :param torch.Tensor example: a point with a finite density, shape ``(m,)``.
         :param fit: a function of the density.
         :returns: the Gaussian.
@@ -75,9 +72,7 @@ class Trials:
         if self._recorded is None and example.numel() <= MOST_RECORDED:
             self._recorded = RecordedDensity(self.log_joint, example)
         if self._recorded is not None and self._recorded.is_recorded:
-            found = fit(self._recorded_density)
-            if math.isfinite(objective(self.density, found.loc, found.scale, _FEW)):
-                return found
+            return fit_inside(self._recorded_density, self.density, fit, _FEW)
         return fit(self.density)
 
     def _recorded_density(self, u: Tensor) -> Tensor:

@@ -212,3 +212,18 @@ def test_a_density_that_draws_something_has_no_one_mode() -> None:
 
     with pytest.raises(SiteError, match="differ by .*hidden from this guide.*leave init_from out"):
         HyperNetworkGuide(model, init_from="laplace").setup()
+
+
+def test_a_recorded_search_that_ends_where_the_model_refuses_is_made_again() -> None:
+    """The graph does not check that a probability stays below one; the model does."""
+
+    def model() -> None:
+        p = pyro.sample("p", dist.Normal(0.5, 1.0))
+        with pyro.plate("data", 20):
+            pyro.sample("y", dist.Bernoulli(p), obs=torch.ones(20))
+
+    pyro.set_rng_seed(0)
+    with pyro.validation_enabled(True):
+        guide = HyperNetworkGuide(model, init_from=None).setup()
+        fit = start_search._mean_field(LogJoint(model, guide.sites, (), {}), torch.tensor([0.5]))
+    assert 0.5 < float(fit.loc) < 1.2

@@ -1,0 +1,29 @@
+"""Whether something runs an operation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["CONVOLUTION", "NUMBER_READ", "NoticedOperation"]
+
+CONVOLUTION = torch.ops.aten.convolution.default
+NUMBER_READ = torch.ops.aten._local_scalar_dense.default
+
+
+class NoticedOperation(TorchDispatchMode):
+    """
+    Looks on while tensors are evaluated; ``found`` tells whether the operation was among theirs.
+
+    :param operation: an operation of the dispatcher.
+    """
+
+    def __init__(self, operation: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._operation, self.found = operation, False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found = self.found or func is self._operation
+        return func(*args, **(kwargs or {}))
