@@ -9,7 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = ["CONVOLUTION", "NUMBER_READ", "NoticedOperation"]
 
+#: The dispatcher's convolution, of any number of dimensions.
 CONVOLUTION = torch.ops.aten.convolution.default
+#: What reads a number out of a tensor (``.item()``, ``float(tensor)``, ``if tensor``).
 NUMBER_READ = torch.ops.aten._local_scalar_dense.default
 
 
