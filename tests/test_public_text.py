@@ -300,3 +300,46 @@ def test_faults_are_told(check: Callable[[str, Any], Iterator[str]], faults: lis
     assert len(found) == len(faults)
     for fault, told in zip(faults, found, strict=True):
         assert fault in told
+
+
+def _without_a_word(module: Any) -> Iterator[tuple[str, str]]:
+    """Public values of a module that are assigned in it and have no comment ``#:``."""
+    source = inspect.getsource(module)
+    lines = source.splitlines()
+    for node in ast.parse(source).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        for target in targets:
+            if isinstance(target, ast.Name) and target.id in module.__all__:
+                around = lines[node.lineno - 2].lstrip(), lines[node.end_lineno - 1]
+                if not around[0].startswith("#:") and "  #: " not in around[1]:
+                    said = f"{module.__name__}.{target.id} has no comment '#:' above it"
+                    yield target.id, said
+
+
+def _shown_values() -> set[str]:
+    """Names of values, neither classes nor functions, on the pages of the reference."""
+    beside, rooms = _shown()
+    found = set()
+    for info in pkgutil.walk_packages(pyro_implicit.__path__, "pyro_implicit."):
+        shown = info.ispkg or info.name in beside or info.name.rpartition(".")[0] in rooms
+        if "._" not in info.name and shown:
+            module = importlib.import_module(info.name)
+            values = {name: getattr(module, name) for name in getattr(module, "__all__", ())}
+            found |= {
+                name
+                for name, value in values.items()
+                if not (inspect.isclass(value) or inspect.isfunction(value))
+            }
+    return found
+
+
+def test_every_public_value_has_a_word() -> None:
+    # the site refuses it too, but sphinx is no package of the tests
+    shown, found = _shown_values(), []
+    assert shown
+    for info in pkgutil.walk_packages(pyro_implicit.__path__, "pyro_implicit."):
+        if "._main" not in info.name and not info.name.endswith("__main__"):
+            module = importlib.import_module(info.name)
+            if hasattr(module, "__all__"):
+                found += [said for name, said in _without_a_word(module) if name in shown]
+    assert not found
