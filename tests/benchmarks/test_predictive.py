@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
+from benchmarks.common import format_table
 from benchmarks.papers.predictive import (
     forecasting,
     predictive_branches,
 )
-from benchmarks.papers.predictive._predictive import negative_log_predictive, two_branches, x_sin_x
+from benchmarks.papers.predictive._networks import by_maximum_likelihood
+from benchmarks.papers.predictive._predictive import (
+    best_scale,
+    negative_log_predictive,
+    two_branches,
+    x_sin_x,
+)
+from benchmarks.papers.predictive._tables import over_seeds
 
 
 def test_the_curve_and_its_four_extra_points() -> None:
@@ -32,6 +42,14 @@ def test_branches_have_half_of_the_data_each() -> None:
     assert x[upper].min() > 0.3 and x[~upper].max() < 0.6
 
 
+def test_points_of_the_branches_that_are_not_on_the_grid() -> None:
+    torch.manual_seed(0)
+    x, y, upper = two_branches(400, regular=False)
+    low = (10 * x[:, 0] - 5) * torch.sin(10 * x[:, 0] - 5)
+    assert (y - low - upper.float()).abs().max() < 0.05
+    assert 0.3 < x[upper].min() < 0.32 and 0.58 < x[~upper].max() < 0.6
+
+
 def test_shares_of_draws_that_are_on_the_curves() -> None:
     grid = torch.linspace(0.0, 1.0, 201)[:, None]
     x = grid[:, 0]
@@ -48,6 +66,32 @@ def test_shares_of_draws_that_are_on_the_curves() -> None:
 def test_the_log_predictive_density_of_one_draw_is_gaussian() -> None:
     value = negative_log_predictive(torch.zeros(1, 3), torch.tensor([0.0, 1.0, -1.0]), 1.0)
     assert value == pytest.approx(0.9189385 + 1 / 3)
+
+
+def test_the_scale_of_noise_that_fits_best() -> None:
+    torch.manual_seed(0)
+    value, scale = best_scale(torch.zeros(1, 500), 0.1 * torch.randn(500), [0.01, 0.1, 1.0])
+    assert scale == 0.1
+    assert value == pytest.approx(0.5 * math.log(2 * math.pi * math.e) + math.log(0.1), abs=0.1)
+
+
+def test_a_network_of_two_gaussians_finds_two_values() -> None:
+    torch.manual_seed(0)
+    x, signs = torch.rand(80, 1), 2.0 * (torch.arange(80) % 2) - 1
+    parts = ((x[:60], signs[:60]), (x[60:], signs[60:]))
+    states = by_maximum_likelihood(2, *parts, range(200), num_steps=200, lr=0.02, check_every=20)
+    assert [(name, step) for name, step, _ in states][1] == ("last", 200)
+    best = states[0][2].distribution(parts[1][0]).log_prob(parts[1][1][:, None]).mean()
+    one_gaussian = -0.5 * math.log(2 * math.pi * math.e)
+    assert best > one_gaussian + 0.5
+
+
+def test_tables_have_means_over_seeds() -> None:
+    rows = [{"method": "a", "seed": k, "rmse": 1.0 + k, "scale": None} for k in (0, 1, 2)]
+    rows.append({"method": "b", "seed": 0, "rmse": 0.5, "scale": 2.0})
+    table = over_seeds(rows, ["method"], {"rmse": ("error", ".2f"), "scale": ("noise", ".1f")})
+    expected = [["a", "2.00 ± 0.58", None], ["b", "0.50", "2.0"]]
+    assert table == format_table(["method", "error", "noise"], expected)
 
 
 def test_forecasts_of_a_series_of_ones_own(tmp_path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.benchmark import Benchmark
-from benchmarks.shared.columns import BY_METHOD
+from benchmarks.shared.columns import BY_METHOD, CPU
 
 _SPREAD = {
     "rmse": "of the mean of the draws, at the regular points",
@@ -22,6 +22,7 @@ BENCHMARKS = (
             "step": "of that state",
             "sd regular, max": "largest deviation there",
             **_SPREAD,
+            **CPU,
         },
         records={
             "predictive_curve": "--hidden 512 --num-steps 2000",
@@ -29,26 +30,32 @@ BENCHMARKS = (
             '"conditional, per datum" "conditional, expected" "unconditioned, per datum" '
             '"unconditioned, expected"',
         },
-        short='--num-steps 1 --hidden 3 --methods "conditional, per datum" '
+        short='--num-steps 1 --hidden 3 --seeds 0 --methods "conditional, per datum" '
         '"mixture density, per datum" mean-field prior-contrastive',
         short_settings={"num_draws": 4},
         figure=True,
     ),
     Benchmark(
         "papers.predictive.predictive_branches",
-        "Does it find two branches?",
-        rows="a method and a seed",
+        "Does it find two branches, and what is that worth?",
+        rows="a method, a seed and a state: the best one or the last",
         columns={
             "method": "a name of --methods",
             "seed": "of data and fit",
+            "state": "best or last",
+            "step": "of that state",
             "low": "share of draws near the lower curve, where there are two",
             "up": "near the upper one",
             "between": "near neither",
             "outside": "share near the only curve, elsewhere",
             "sd": "of the draws, where there are two",
+            "log_density": "of a test point, mean",
+            "scale": "of the noise in it, chosen on validation points",
+            **CPU,
         },
-        records={"predictive_branches": "--num-steps 2500 --seeds 0 1 2"},
-        short="--num-steps 2 --hidden 4",
+        records={"predictive_branches": "--num-steps 2500"},
+        short="--num-steps 2 --hidden 4 --seeds 0",
+        short_settings={"num_draws": 4, "num_test": 20},
         figure=True,
     ),
     Benchmark(

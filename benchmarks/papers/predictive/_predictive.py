@@ -27,6 +27,7 @@ __all__ = [
     "EXTRA",
     "Data",
     "State",
+    "best_scale",
     "draws_at",
     "loss",
     "make_guide",
@@ -99,15 +100,20 @@ def _curve(x: Tensor) -> Tensor:
     return x * x.sin()
 
 
-def two_branches(num: int = 128, noise: float = 0.01) -> tuple[Tensor, Tensor, Tensor]:
+def two_branches(
+    num: int = 128, noise: float = 0.01, *, regular: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
     """
     Two parallel curves over (0.3, 0.6), one of them alone on either side; half of the data on each.
 
+    :param bool regular: whether inputs are equally spaced on each curve, or drawn.
     :returns: inputs ``(num, 1)``, targets, and for each point whether it is on the upper curve.
     """
     half = num // 2
     x = torch.cat([torch.linspace(0.005, 0.595, half), torch.linspace(0.305, 0.995, num - half)])
     upper = torch.arange(num) >= half
+    if not regular:
+        x = torch.where(upper, 0.3 + 0.7 * torch.rand(num), 0.6 * torch.rand(num))
     y = _curve(10 * x - 5) + upper + noise * torch.randn(num)
     return x[:, None], y, upper
 
@@ -140,7 +146,7 @@ def make_guide(kind: str, model: Any, net: BayesianModule, **options: Any) -> An
     """``conditional``, ``unconditioned`` or ``mdn``, as in table 1 of the paper."""
     start = {"init_loc_fn": net.init_to_module}
     if kind == "mdn":
-        return MixtureDensityGuide(model, hidden_dims=(16,), init_scale=0.05, **start)
+        return MixtureDensityGuide(model, hidden_dims=(16,), init_scale=0.05, **start, **options)
     settings: dict[str, Any] = {"noise_dim": 4, "hidden_dims": (16,), "activation": "relu"}
     settings |= {"scale": 0.0, "init_scale": 0.1, **start, **options}
     if kind == "conditional":
@@ -226,6 +232,11 @@ def negative_log_predictive(f: Tensor, y: Tensor, scale: float) -> float:
     """Minus the mean over data of the log of the mean over draws of a Gaussian density."""
     log_p = dist.Normal(f, scale).log_prob(y)
     return -(log_p.logsumexp(0) - math.log(len(f))).mean().item()
+
+
+def best_scale(f: Tensor, y: Tensor, scales: Iterable[float]) -> tuple[float, float]:
+    """The smallest of :func:`negative_log_predictive` over some scales of noise, and its scale."""
+    return min((negative_log_predictive(f, y, scale), scale) for scale in scales)
 
 
 def loss(form: str, num_particles: int, **options: Any) -> PosteriorPredictiveLoss:
