@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ __all__ = [
     "EXTRA",
     "Data",
     "State",
+    "Windowed",
     "best_scale",
     "draws_at",
     "loss",
@@ -177,6 +178,39 @@ class State:
         return cls(name, step, {k: v.clone() for k, v in state if isinstance(v, Tensor)})
 
 
+class Windowed:
+    """
+    Steps that end when the mean loss of a window no longer falls.
+
+    :param steps: at most these.
+    :param int size: steps of a window.
+    :param float gain: by which the mean of a window must be below that of each one before.
+    :param int start: the step that the first window begins with.
+    :ivar int num_taken: steps so far.
+    """
+
+    def __init__(self, steps: Iterable[int], size: int, gain: float, start: int = 0) -> None:
+        self.num_taken = 0
+        self._steps, self._size, self._gain, self._start = steps, size, gain, start
+        self._losses: list[float] = []
+        self._lowest = math.inf
+
+    def add(self, loss: float) -> None:
+        """The loss of the step that was given out last."""
+        self.num_taken += 1
+        if self.num_taken > self._start:
+            self._losses.append(loss)
+
+    def __iter__(self) -> Iterator[int]:
+        for step in self._steps:
+            yield step
+            if len(self._losses) == self._size:
+                mean = sum(self._losses) / self._size
+                if mean > self._lowest - self._gain:
+                    return
+                self._lowest, self._losses = min(mean, self._lowest), []
+
+
 def train(
     model: Any,
     guide: Any,
@@ -189,17 +223,21 @@ def train(
     scale: Annealed | None = None,
     score: Callable[[], float] | None = None,
     check_every: int = 50,
+    on_loss: Callable[[float], None] | None = None,
 ) -> list[State]:
     """
     Adam whose rate falls to a tenth, an annealed likelihood, and early stopping by ``score``.
 
+    :param on_loss: is told the loss of each step.
     :returns: the best state, if there is a score, and the last one.
     """
     rate = {"lr": lr, "lrd": 0.1 ** (1 / num_steps), "clip_norm": 10.0}
     svi = SVI(model, guide, pyro.optim.ClippedAdam(rate), objective)
     stopping, checked = EarlyStopping(patience=10**6), []
     for step in steps:
-        svi.step(*args)
+        value = svi.step(*args)
+        if on_loss is not None:
+            on_loss(value)
         if scale is not None:
             scale.step()
         if score is not None and step % check_every == 0:

@@ -29,6 +29,6 @@ def over_seeds(
         cells = []
         for key, (_, form) in columns.items():
             known = [row[key] for row in own if row.get(key) is not None]
-            cells.append(mean_and_error(known, form) if known else None)
+            cells.append(mean_and_error(known, form, form.lstrip("+")) if known else None)
         lines.append([*names, *cells])
     return format_table([*by, *(header for header, _ in columns.values())], lines)
