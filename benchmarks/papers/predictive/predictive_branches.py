@@ -171,15 +171,12 @@ def _draws(model: Any, guide: Any, labelled: bool) -> Callable[[Tensor], Tensor]
 def _by_maximum_likelihood(
     num_components: int, data: Branches, grid: Tensor, steps: Any
 ) -> Iterator[Fitted]:
-    own, parts = (
-        SETTINGS["networks"],
-        [(_scaled(x), y) for x, y, _ in (data.train, data.validation)],
-    )
-    every = max(1, len(steps) // SETTINGS["num_checks"])
-    recipe = Recipe(
-        num_components, own["num_starts"], len(steps), SETTINGS["lr"], own["floor"], every
-    )
-    for state in by_maximum_likelihood(recipe, *parts):
+    own, count = SETTINGS["networks"], len(steps)
+    parts = [(_scaled(x), y) for x, y, _ in (data.train, data.validation)]
+    every = max(1, count // SETTINGS["num_checks"])
+    recipe = Recipe(num_components, own["num_starts"], count, SETTINGS["lr"], own["floor"], every)
+    steps.reset(own["num_starts"] * count)
+    for state in by_maximum_likelihood(recipe, *parts, steps.update):
         with torch.no_grad():
             drawn = state.net(_scaled(grid), own["floor"]).sample((SETTINGS["num_draws"],))
             found = state.net(_scaled(data.test[0]), own["floor"]).log_prob(data.test[1])
