@@ -45,14 +45,25 @@ class Split:
         return self.x, self.y
 
 
-def load_split(data_root: Path, name: str, index: int, *, validation: bool = False) -> Split:
+def load_split(
+    data_root: Path,
+    name: str,
+    index: int,
+    *,
+    validation: bool = False,
+    max_rows: int | None = None,
+) -> Split:
     """
     :param str name: ``"concrete"``, ``"energy"``, ...
     :param int index: which of the canonical splits.
     :param bool validation: hold out 15% of the training part; the test part is then not touched.
+    :param max_rows: the training part is at most so many of its rows, drawn at random, the same for
+        ``validation``; all by default. The test part is always whole.
     """
     arrays = load_npz(data_root, f"uci/{name}.npz")
     fit, held = arrays["train_idx"][index], arrays["test_idx"][index]
+    if max_rows is not None and max_rows < len(fit):
+        fit = fit[np.random.default_rng(2000 + index).permutation(len(fit))[:max_rows]]
     if validation:
         order = np.random.default_rng(1000 + index).permutation(len(fit))
         count = round(VALIDATION_PART * len(fit))
@@ -134,8 +145,14 @@ def ranked_score(model: Model, draws: dict[str, Tensor], split: Split) -> dict[s
 
 @torch.no_grad()
 def _predicted(model: Model, draws: dict[str, Tensor], split: Split) -> tuple[Tensor, Tensor]:
-    """Means of the held-out rows, shape ``(S, M)``, and noises, ``(S, 1)``."""
+    """
+    Means of the held-out rows, shape ``(S, M)``, and noises, ``(S, 1)``. The model sees at most as
+    many rows at once as there are to fit, which is what its plate has.
+    """
     with pyro.validation_enabled(False):
         predictive = Predictive(model, draws, return_sites=("mean",), parallel=True)
-        mean = predictive(split.x_held)["mean"].double().reshape(-1, len(split.x_held))
-    return mean, draws["sigma"].double().reshape(-1, 1)
+        parts = [
+            predictive(x)["mean"].double().reshape(-1, len(x))
+            for x in split.x_held.split(len(split.x))
+        ]
+    return torch.cat(parts, -1), draws["sigma"].double().reshape(-1, 1)
