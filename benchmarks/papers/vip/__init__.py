@@ -59,10 +59,17 @@ BENCHMARKS = (
     Benchmark(
         "papers.vip.vip_lotka_volterra",
         "Does a simulator, or a network, continue the oscillations of two populations?",
-        rows="a method and a seed",
-        columns={"rmse_predators": "of one of them", "rmse_prey": "of the other", **_SCORES},
+        rows="a kind of data, a method and a seed",
+        columns={
+            "data": "a name of --data",
+            "steps": "of the fit",
+            "rmse_predators": "of one of them",
+            "rmse_prey": "of the other",
+            "medians": "of the simulator's rates",
+            **_SCORES,
+        },
         records={"vip_lotka_volterra": "--seeds 0"},
-        short="--num-steps 2 --seeds 0",
+        short="--num-steps 2 --seeds 0 --data stochastic",
         figure=True,
     ),
     Benchmark(

@@ -32,12 +32,12 @@ from tqdm.auto import tqdm
 from benchmarks.common import (
     format_table,
     load_npz,
-    mean_and_error,
     parse,
     parser,
     positive,
     stopwatch,
 )
+from benchmarks.papers.vip._paired import mean_cell, paired
 from benchmarks.papers.vip._vip_uci import (
     METHODS,
     SETTINGS,
@@ -121,7 +121,7 @@ def table(rows: list[dict[str, Any]]) -> str:
                 name,
                 method,
                 len(own),
-                *(_mean([row[key] for row in own if key in row]) for key in _SCORES),
+                *(mean_cell([row[key] for row in own if key in row]) for key in _SCORES),
                 PAPER[name][column] if name in PAPER else None,
                 *(_count(own, key) for key in ("steps", "cpu_seconds")),
             ]
@@ -135,27 +135,7 @@ _SCORES = ("rmse", "nll", "coverage")
 
 def differences(rows: list[dict[str, Any]]) -> str:
     """To the network with the collapsed objective, on the same split and seed."""
-    found = {(row["set"], row["split"], row["seed"], row["method"]): row for row in rows}
-    lines = []
-    for name, method in dict.fromkeys((row["set"], row["method"]) for row in rows):
-        pairs = [
-            (row, found[name, split, seed, BASE])
-            for (one, split, seed, other), row in found.items()
-            if (one, other) == (name, method) and (name, split, seed, BASE) in found
-        ]
-        if pairs and method != BASE:
-            changes = {key: [one[key] - base[key] for one, base in pairs] for key in _SCORES[:2]}
-            ahead = f"{sum(change < 0 for change in changes['nll'])} of {len(pairs)}"
-            lines.append([name, method, *(_mean(one, "+") for one in changes.values()), ahead])
-    return format_table(["set", "method", "RMSE", "NLL", "splits ahead in NLL"], lines)
-
-
-def _mean(values: list[float], sign: str = "") -> str | None:
-    if not values:  # records before the coverage was written have none
-        return None
-    size = abs(statistics.fmean(values))
-    digits = 2 if size >= 0.02 else 4 if size >= 0.0002 else 6  # naval
-    return mean_and_error(values, f"{sign}.{digits}f", f".{digits}f")
+    return paired(rows, BASE, group="set", units=("split", "seed"))
 
 
 def _count(rows: list[dict[str, Any]], key: str) -> str | None:
