@@ -54,7 +54,7 @@ def mean_cell(values: list[float], sign: str = "") -> str | None:
     """
     if not values:
         return None
-    size = abs(statistics.fmean(values))
+    size = max(abs(statistics.fmean(values)), statistics.pstdev(values) / len(values) ** 0.5)
     digits = 2 if size >= 0.02 or size == 0 else 4 if size >= 0.0002 else 6  # naval
     return mean_and_error(values, f"{sign}.{digits}f", f".{digits}f")
 
