@@ -18,15 +18,29 @@ BENCHMARKS = (
             "sd, data": "of the network's output, among the data",
             "sd, gap": "between them",
             "ratio": "of the two deviations",
+            "distance, data": "of the output from the reference's, in its deviations",
+            "distance, gap": "between them",
+            "r-hat, data": "worst, of the reference",
+            "r-hat, gap": "between them",
             "critic right": "share, of an adversarial method",
             **CPU,
         },
         records={
-            "toy_regression": '--methods mean-field "no KL" linearised lanczos kernel '
-            '"kernel, published" adversarial "adversarial, prior" "adversarial, paper"'
+            "toy_regression": "--seeds 0 1 2 --num-steps 2000 --methods HMC mean-field "
+            '"no KL" linearised autoregressive lanczos kernel "kernel, published" adversarial '
+            '"adversarial, 500 draws" "adversarial, paper"'
         },
-        short="--num-steps 2 --methods mean-field linearised lanczos kernel adversarial",
-        short_settings={"map_steps": 5, "num_draws": 5, "num_particles": 2},
+        short="--seeds 0 --num-steps 2 --methods HMC mean-field linearised autoregressive lanczos "
+        "kernel adversarial",
+        short_settings={
+            "map_steps": 5,
+            "num_draws": 5,
+            "num_particles": 2,
+            "num_chains": 2,
+            "chain_steps": 40,
+            "max_leapfrog": 2,
+            "r_hat_draws": 8,
+        },
         figure=True,
     ),
     Benchmark(
