@@ -30,7 +30,7 @@ __all__ = ["OBJECTIVES", "SETTINGS", "chains", "curve", "data", "fit", "make_mod
 
 SETTINGS: dict[str, Any] = {
     "noise": 0.15,
-    "hidden_dims": (100, 100),
+    "hidden_dims": (50,),
     "lr": 3e-3,
     "map_steps": 1500,
     "num_particles": 8,
