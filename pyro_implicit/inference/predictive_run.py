@@ -20,6 +20,7 @@ from pyro_implicit.handlers.own_subsample import refuse_own_subsample
 from pyro_implicit.handlers.pointwise import is_delta
 from pyro_implicit.handlers.row_coupling import RowsTogether
 from pyro_implicit.handlers.rows import changed_dims, take_rows
+from pyro_implicit.inference.noise_by_block import RowBlocks, drawn_by_blocks
 from pyro_implicit.inference.outside_support import drawn_outside, is_outside
 
 __all__ = ["PREDICTIVE_PLATE", "UNIT", "Layout", "RunPlan", "PredictiveRun"]
@@ -262,14 +263,15 @@ class PredictiveRun(Messenger):
             return self._rows_of(self.given[msg["name"]], fn.shape())
         if row_dim is None or self.plan.whole:
             return self._drawn(fn, 0)
+        drawn = drawn_by_blocks(fn, row_dim, self._blocks())
+        if drawn is not None:
+            return drawn
         while isinstance(fn, dist.MaskedDistribution) or (
             row_dim >= -fn.event_dim and isinstance(fn, torch.distributions.Independent)
         ):
             fn = fn.base_dist  # rows were made event dimensions by .to_event
         if self._here <= UNIT or row_dim >= -fn.event_dim:
             return self._drawn(fn, self.start // UNIT)
-        if type(fn) is dist.Normal:
-            return fn.loc + self._standard_normal(fn.batch_shape, fn.loc, row_dim) * fn.scale
         parts = []
         for offset in range(0, self._here, UNIT):
             end = min(offset + UNIT, self._here)
@@ -277,15 +279,14 @@ class PredictiveRun(Messenger):
             parts.append(self._drawn(rows, (self.start + offset) // UNIT))
         return torch.cat(parts, row_dim)
 
-    def _standard_normal(self, shape: torch.Size, like: Tensor, dim: int) -> Tensor:
-        """What a normal distribution draws for each unit of rows, before it is scaled."""
-        parts = []
-        for offset in range(0, self._here, UNIT):
-            part = [*self.sample_shape, *shape]
-            part[dim] = min(UNIT, self._here - offset)
-            self._seed_noise((self.start + offset) // UNIT)
-            parts.append(torch.empty(part, dtype=like.dtype, device=like.device).normal_())
-        return torch.cat(parts, dim)
+    def _blocks(self) -> RowBlocks:
+        """The blocks of rows that share a state of the generator, of the site at hand."""
+        site = len(self.shapes)
+
+        def seed(row: int) -> int:
+            return mixed_seed(self.plan.seed, self.first, row // UNIT, site)
+
+        return RowBlocks(self.start, self.stop, self.plan.rows, seed, self.sample_shape)
 
     def _rows_of(self, value: Tensor, shape: torch.Size) -> Tensor:
         """What a run on some of the rows has of a value."""
@@ -295,13 +296,10 @@ class PredictiveRun(Messenger):
         return value
 
     def _drawn(self, fn: Any, unit: int) -> Tensor:
-        self._seed_noise(unit)
+        """A draw of the site at hand in a unit of rows."""
+        seed_torch(mixed_seed(self.plan.seed, self.first, unit, len(self.shapes)))
         drawn: Tensor = fn.sample(self.sample_shape) if self.sample_shape else fn()
         return drawn
-
-    def _seed_noise(self, unit: int) -> None:
-        """Seeds the noise of the site at hand in a unit of rows."""
-        seed_torch(mixed_seed(self.plan.seed, self.first, unit, len(self.shapes)))
 
     def _pyro_post_sample(self, msg: Any) -> None:
         dims = [-frame.dim for frame in msg["cond_indep_stack"] if frame.vectorized]

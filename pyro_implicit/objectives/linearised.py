@@ -16,6 +16,7 @@ from torch import Tensor
 from pyro_implicit._checks import check_count
 from pyro_implicit._hints import hint
 from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.objectives.exact_determinant import exact_is_cheap
 from pyro_implicit.objectives.fold_watch import FoldWatch, can_tell
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.objectives.implicit_site import ImplicitSite
@@ -25,7 +26,6 @@ from pyro_implicit.ops.logdet import is_zero
 __all__ = ["LinearisedELBO"]
 
 _SMALL = 256  # latents up to which as many noises are no burden
-_EXACT = 2000**2  # entries of a Jacobian up to which the exact determinant is cheaper
 
 
 class LinearisedELBO(ImplicitELBO):
@@ -137,16 +137,16 @@ def _entropy_of_noise(site: ImplicitSite) -> Tensor | float:
 
 def _hint_at_size(site: ImplicitSite) -> None:
     """Names what is cheaper, where a step spends its time on the determinant."""
-    generator = site.distribution.generator.origin
-    num_latents, num_noises = generator.output_dim, generator.noise_shape.numel()
-    if generator.has_structured_log_det and is_zero(site.distribution.scale):
+    generator, scale = site.distribution.generator.origin, site.distribution.scale
+    num_latents, num_noises = generator.output_dim, generator.noise_dim
+    if generator.has_structured_log_det and is_zero(scale):
         return
     size = f"implicit site {site.name!r} has {num_latents} latents and {num_noises} noises"
-    if num_latents * num_noises > _EXACT:
+    if not exact_is_cheap(generator, scale):
         hint(
             "exact determinant",
-            f"{size}, and LinearisedELBO factorises all of its Jacobian for every draw. Above some "
-            "four million entries LanczosELBO is cheaper.",
+            f"{size}, and LinearisedELBO computes and factorises all of its Jacobian for every "
+            "draw. LanczosELBO, which fit chooses here, is cheaper.",
         )
     elif num_noises == num_latents > _SMALL:
         hint(

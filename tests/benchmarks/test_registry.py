@@ -37,10 +37,16 @@ def _all_methods(rows: Rows, module: ModuleType) -> None:
     assert [row["method"] for row in rows] == list(module.METHODS)
 
 
+def _all_in_two_states(rows: Rows, module: ModuleType) -> None:
+    found = [(row["method"], row["state"]) for row in rows]
+    assert found == [(method, state) for method in module.METHODS for state in ("best", "last")]
+
+
 def _no_claim_without_a_term(rows: Rows, module: ModuleType) -> None:
     _all_methods(rows, module)
     for row in rows:
-        assert (row["claimed_kl"] is None) == (row["method"] in ("map", "mean-field", "no KL"))
+        without = row["method"] in ("map", "ensemble", "mean-field", "no KL")
+        assert (row["claimed_kl"] is None) == without
         assert 0 <= row.get("test_error", 0) <= 1 and 0 <= row.get("coverage", 0) <= 1
 
 
@@ -130,7 +136,7 @@ CHECKS: dict[str, Callable[[Rows, ModuleType], None]] = {
     "vip_solar": _all_methods,
     "vip_lotka_volterra": _all_methods,
     "vip_cep": _all_methods,
-    "predictive_branches": _all_methods,
+    "predictive_branches": _all_in_two_states,
     "logdet_accuracy": _logdet,
     "ratio_accuracy": _ratio,
     "bfloat16": _bfloat16,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from functools import partial
 from typing import Any
 
 import pyro
@@ -480,27 +479,36 @@ def test_draws_that_depend_on_each_other_are_refused_in_parallel(mixed):
         predict(program, guide, X, num_samples=5, parallel=True)
 
 
-class _OtherNormal(dist.Normal):
-    """Drawn by cutting the distribution, as any but ``Normal`` itself."""
+_LIKELIHOODS: dict[str, Any] = {
+    "normal": lambda mean: dist.Normal(mean, 0.1),
+    "log-normal": lambda mean: dist.LogNormal(mean, 0.1),
+    "yes or no": lambda mean: dist.Bernoulli(logits=mean),
+    "classes": lambda mean: dist.Categorical(logits=torch.stack([mean, -mean, 0 * mean], -1)),
+    "event": lambda mean: dist.Normal(mean[..., None].expand(*mean.shape, 2), 0.1).to_event(1),
+    "masked": lambda mean: dist.Normal(mean, 0.1).mask(mean > 0),
+    "counts": lambda mean: dist.Poisson(mean.exp()),
+}
 
 
+@pytest.mark.parametrize("kind", _LIKELIHOODS)
 @pytest.mark.parametrize("parallel", [False, True])
-def test_normal_noise_is_that_of_the_distribution_cut_by_rows(parallel: bool) -> None:
-    x = torch.randn(100, 3)
+def test_noise_does_not_depend_on_batches(kind: str, parallel: bool) -> None:
+    """Of distributions drawn in blocks of many rows, and of one cut into rows."""
+    x = torch.randn(2500, 3)
 
-    def model(kind: Any, x: Tensor, y: Tensor | None = None) -> None:
+    def model(x: Tensor, y: Tensor | None = None) -> None:
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
         with pyro.plate("outputs", 2, dim=-2), pyro.plate("data", len(x)):
-            pyro.sample("y", kind((x * w).sum(-1), 0.1), obs=y)
+            pyro.sample("y", _LIKELIHOODS[kind]((x * w).sum(-1)), obs=y)
 
-    guide = AutoNormal(partial(model, dist.Normal))
-    guide(x, torch.zeros(2, 100))
+    guide = AutoNormal(pyro.poutine.block(model, expose=["w"]))
+    guide(x)
     found = []
-    for kind in (dist.Normal, _OtherNormal):
+    for batch_size in (None, 2048, 700, 32):
         pyro.set_rng_seed(0)
-        options: dict[str, Any] = {"num_samples": 3, "batch_size": 64, "parallel": parallel}
-        found.append(predict(partial(model, kind), guide, x, **options)["y"])
-    assert torch.equal(*found)
+        options: dict[str, Any] = {"num_samples": 2, "batch_size": batch_size, "parallel": parallel}
+        found.append(predict(model, guide, x, **options)["y"])
+    assert all(torch.equal(found[0], other) for other in found[1:])
 
 
 @pytest.mark.parametrize("batch_size", [20, 40])

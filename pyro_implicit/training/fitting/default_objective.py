@@ -15,15 +15,14 @@ from pyro.poutine.util import site_is_subsample
 from pyro_implicit._random import RandomStream
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import NonFiniteError
+from pyro_implicit.objectives.exact_determinant import exact_is_cheap
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
 from pyro_implicit.objectives.mapped_draws import VMAP
-from pyro_implicit.ops.logdet import is_zero
 
 __all__ = ["default_num_particles", "default_objective"]
 
-_EXACT = 2000**2  # entries of a Jacobian up to which the exact determinant is cheaper
 _PARTICLES = ((300, 8), (10_000, 4))  # up to so many latents, so many draws a step
 _FEWEST = 2
 #: A step of few latents and numbers takes as long with four times the draws, and fits end sooner
@@ -42,10 +41,11 @@ def default_objective(
     Chooses an objective by the sizes of a guide's implicit sites.
 
     :class:`~pyro_implicit.LinearisedELBO`, whose determinant is exact, for generators that know
-    theirs by structure and for Jacobians of up to four million entries, else
-    :class:`~pyro_implicit.LanczosELBO`. The draws of a step: :func:`default_num_particles`. They
-    are vectorised if the model allows it, which one trial tells, else mapped by ``vmap`` (of a
-    ``LinearisedELBO``) if it allows that, else looped. A guide without an implicit site
+    theirs by structure and for Jacobians of up to four million entries (five million products for
+    the Gram matrix of those of an ``MMNNGuide``), else :class:`~pyro_implicit.LanczosELBO`. The
+    draws of a step: :func:`default_num_particles`. They are vectorised if the model allows it,
+    which one trial tells, else mapped by ``vmap`` (of a ``LinearisedELBO``) if it allows that, else
+    looped. A guide without an implicit site
     is trained with Pyro's ``Trace_ELBO``, looped; by one draw if it is a point (``AutoDelta``),
     whose draws are all the same.
 
@@ -64,7 +64,7 @@ def default_objective(
     num_rows = max(fn.batch_shape.numel() for fn in sites)
     num_observed = _num_observed(model, guide, args, kwargs)
     num_particles = default_num_particles(num_latents, num_observed, num_rows)
-    exact = all(_has_cheap_determinant(fn) for fn in sites)
+    exact = all(exact_is_cheap(fn.generator, fn.scale) for fn in sites)
     kind: type[ImplicitELBO] = LinearisedELBO if exact else LanczosELBO
     refused = ""
     for way in (True, VMAP) if kind.can_be_mapped else (True,):
@@ -122,13 +122,6 @@ def _innermost(fn: Any) -> Any:
     while not isinstance(fn, dist.Delta) and hasattr(fn, "base_dist"):
         fn = fn.base_dist
     return fn
-
-
-def _has_cheap_determinant(fn: ImplicitDistribution) -> bool:
-    generator = fn.generator.origin
-    if generator.has_structured_log_det and is_zero(fn.scale):
-        return True
-    return generator.noise_shape.numel() * generator.output_dim <= _EXACT
 
 
 def _why_looped(

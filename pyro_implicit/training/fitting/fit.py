@@ -109,7 +109,9 @@ def fit(
     =====================================================  ==============================
     generators with a determinant by structure (default
     up to 256 latents, ``ResidualGenerator``), and
-    Jacobians of up to four million entries                ``LinearisedELBO``
+    Jacobians of up to four million entries (of an
+    ``MMNNGuide``: five million products for their Gram
+    matrix)                                                ``LinearisedELBO``
     all other generators                                   ``LanczosELBO``
     no implicit site (Pyro's own guides)                   Pyro's ``Trace_ELBO``, 4 draws
     the same, a point (``AutoDelta``)                      ``Trace_ELBO``, one draw

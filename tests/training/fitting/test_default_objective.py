@@ -23,7 +23,7 @@ from pyro_implicit import (
 )
 from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.generators import AutoregressiveGenerator, ResidualGenerator
+from pyro_implicit.generators import MMNN, AutoregressiveGenerator, ResidualGenerator
 from pyro_implicit.training.fitting.default_objective import default_objective
 
 
@@ -44,6 +44,8 @@ def model_of(size: int) -> Any:
         (50_000, {"hidden_dims": (2,)}, LanczosELBO, 2),
         (50_000, {"hidden_dims": (2,), "noise_dim": 80}, LinearisedELBO, 2),
         (11_000, {"generator": lambda m: ResidualGenerator(m, 2)}, LinearisedELBO, 2),
+        (256, {"generator": lambda m: MMNN(m), "scale": 0.1}, LanczosELBO, 8),
+        (60, {"generator": lambda m: MMNN(m), "scale": 0.1}, LinearisedELBO, 32),
     ],
 )
 def test_sizes_decide(size: int, options: Any, kind: type, num_particles: int) -> None:
