@@ -30,7 +30,15 @@ from typing import Any
 import pyro
 from torch import Tensor
 
-from benchmarks.common import fixed_seed, format_table, parse, parser, positive, stopwatch
+from benchmarks.common import (
+    fixed_seed,
+    format_table,
+    mean_and_error,
+    parse,
+    parser,
+    positive,
+    stopwatch,
+)
 from benchmarks.posterior._objectives_figure import draw_curves, draw_sets
 from benchmarks.posterior._objectives_fits import AT_EQUAL_TIME, METHODS, fit, nuts
 from benchmarks.posterior._objectives_instability import ESTIMATES, track
@@ -151,6 +159,27 @@ def table(rows: list[dict[str, Any]]) -> str:
         notes = "; ".join(dict.fromkeys(row["note"] for row in same if row["note"]))
         lines.append([method, *cells, notes])
     return format_table(["method", *(COLUMNS[key] for key in keys), "notes"], lines)
+
+
+def differences(rows: list[dict[str, Any]]) -> str:
+    """Of the true KL divergence and W1 of each method to the adaptive kernels', seed by seed."""
+    found = {(row["method"], row["seed"]): row for row in rows}
+    lines = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        pairs = [
+            (row, found["kernel adaptive", seed])
+            for (its, seed), row in found.items()
+            if its == method and ("kernel adaptive", seed) in found
+        ]
+        if method == "kernel adaptive" or not pairs:
+            continue
+        cells = [
+            mean_and_error([a[key] - b[key] for a, b in pairs], "+.3f", ".3f")
+            for key in ("w1", "true_kl")
+        ]
+        nearer = sum(a["true_kl"] < b["true_kl"] for a, b in pairs)
+        lines.append([method, *cells, f"{nearer} of {len(pairs)}"])
+    return format_table(["method less kernel adaptive", "W1", "true KL", "seeds nearer"], lines)
 
 
 def chains(rows: list[dict[str, Any]]) -> str:

@@ -20,7 +20,8 @@ def draw_curves(
     limits: tuple[float, float] = (-4.0, 4.0),
 ) -> None:
     """
-    One panel per method: data, single draws in grey, their mean.
+    One panel per method: data (circles), single draws (thin), their mean (dashed); legible in
+    grey.
 
     :param path: the PNG file.
     :param x: inputs of the data ``(N, 1)``.
@@ -40,9 +41,9 @@ def draw_curves(
         rows, columns, figsize=(3 * columns, 2.4 * rows), sharex=True, sharey=True, squeeze=False
     )
     for ax, (name, draws) in zip(axes.flat, panels.items(), strict=False):
-        ax.plot(grid, draws.T, color="grey", lw=0.4, alpha=0.6)
-        ax.plot(grid, draws.mean(0), color="C2", lw=1)
-        ax.plot(x, y, ".", ms=3, color="C0")
+        ax.plot(grid, draws.T, color="0.65", lw=0.5)
+        ax.plot(grid, draws.mean(0), "--", color="black", lw=1.2)
+        ax.plot(x, y, "o", ms=2.5, mfc="white", mec="C0", mew=0.7)
         ax.set(ylim=limits)
         ax.set_title(name, fontsize=8)
     for ax in axes.flat[len(panels) :]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ HIDDEN_UNITS = 50
 VALIDATION_PART = 0.15
 COVERAGE = 0.9
 _OUTCOMES = 4000  # of a row at least, for the CRPS
+_ROWS = 1000  # held-out rows at a time
 NOISE_DRAWS = 20  # of the observation noise for each draw of the latents, for the coverage
 
 Model = Callable[..., Tensor]
@@ -45,14 +46,25 @@ class Split:
         return self.x, self.y
 
 
-def load_split(data_root: Path, name: str, index: int, *, validation: bool = False) -> Split:
+def load_split(
+    data_root: Path,
+    name: str,
+    index: int,
+    *,
+    validation: bool = False,
+    max_rows: int | None = None,
+) -> Split:
     """
     :param str name: ``"concrete"``, ``"energy"``, ...
     :param int index: which of the canonical splits.
     :param bool validation: hold out 15% of the training part; the test part is then not touched.
+    :param max_rows: the training part is at most so many of its rows, drawn at random, the same for
+        ``validation``; all by default. The test part is always whole.
     """
     arrays = load_npz(data_root, f"uci/{name}.npz")
     fit, held = arrays["train_idx"][index], arrays["test_idx"][index]
+    if max_rows is not None and max_rows < len(fit):
+        fit = fit[np.random.default_rng(2000 + index).permutation(len(fit))[:max_rows]]
     if validation:
         order = np.random.default_rng(1000 + index).permutation(len(fit))
         count = round(VALIDATION_PART * len(fit))
@@ -100,10 +112,22 @@ def build_model(num_features: int, num_rows: int, hidden_units: int = HIDDEN_UNI
 def score(model: Model, draws: dict[str, Tensor], split: Split) -> dict[str, float]:
     """
     RMSE, mean log predictive density per datum, and coverage of the central 90% interval, on the
-    held-out rows.
+    held-out rows, of which 1000 at a time are looked at.
 
     :param dict draws: {site: (S, *shape)} of all latents.
     """
+    parts = zip(split.x_held.split(_ROWS), split.y_held.split(_ROWS), strict=True)
+    each = [_row_scores(model, draws, replace(split, x_held=x, y_held=y)) for x, y in parts]
+    errors, per_row, inside = (torch.cat(values) for values in zip(*each, strict=True))
+    return {
+        "rmse": float(errors.square().mean().sqrt() * split.y_scale),
+        "log_likelihood": float(per_row.mean()),
+        "coverage": float(inside.double().mean()),
+    }
+
+
+def _row_scores(model: Model, draws: dict[str, Tensor], split: Split) -> tuple[Tensor, ...]:
+    """Error of the mean, log-density, and whether the interval has it, shape ``(M,)`` each."""
     mean, noise = _predicted(model, draws, split)
     held = split.y_held.double()
     log_density = torch.distributions.Normal(mean, noise).log_prob(held)
@@ -112,11 +136,7 @@ def score(model: Model, draws: dict[str, Tensor], split: Split) -> dict[str, flo
     tail = (1.0 - COVERAGE) / 2.0
     low, high = np.quantile(outcomes.flatten(0, 1).numpy(), [tail, 1.0 - tail], axis=0)
     inside = (low <= held.numpy()) & (held.numpy() <= high)
-    return {
-        "rmse": float((mean.mean(0) - held).square().mean().sqrt() * split.y_scale),
-        "log_likelihood": float(per_row.mean()),
-        "coverage": float(inside.mean()),
-    }
+    return mean.mean(0) - held, per_row, torch.from_numpy(inside)
 
 
 def ranked_score(model: Model, draws: dict[str, Tensor], split: Split) -> dict[str, float]:
@@ -134,8 +154,14 @@ def ranked_score(model: Model, draws: dict[str, Tensor], split: Split) -> dict[s
 
 @torch.no_grad()
 def _predicted(model: Model, draws: dict[str, Tensor], split: Split) -> tuple[Tensor, Tensor]:
-    """Means of the held-out rows, shape ``(S, M)``, and noises, ``(S, 1)``."""
+    """
+    Means of the held-out rows, shape ``(S, M)``, and noises, ``(S, 1)``. The model sees at most as
+    many rows at once as there are to fit, which is what its plate has.
+    """
     with pyro.validation_enabled(False):
         predictive = Predictive(model, draws, return_sites=("mean",), parallel=True)
-        mean = predictive(split.x_held)["mean"].double().reshape(-1, len(split.x_held))
-    return mean, draws["sigma"].double().reshape(-1, 1)
+        parts = [
+            predictive(x)["mean"].double().reshape(-1, len(x))
+            for x in split.x_held.split(len(split.x))
+        ]
+    return torch.cat(parts, -1), draws["sigma"].double().reshape(-1, 1)

@@ -1,27 +1,42 @@
-"""What else one would take for regression: a Gaussian process, and Laplace's approximation."""
+"""What else one would take for regression: Gaussian processes, and Laplace's approximation."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+import pyro.contrib.gp as gp
 import torch
+from pyro.infer import Trace_ELBO
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.common import fixed_seed
 from benchmarks.shared.uci import COVERAGE, Split
 
-__all__ = ["gaussian_process", "gaussian_scores", "has_laplace", "laplace"]
+__all__ = [
+    "gaussian_process",
+    "gaussian_scores",
+    "has_laplace",
+    "laplace",
+    "sparse_gaussian_process",
+]
 
 _STEPS = 100  # of prior precision and noise, as in laplace-torch's own example of regression
+_JITTER = 1e-6  # of the kernel matrix of the inducing inputs, as Pyro has it
 
 
-def gaussian_process(split: Split, seed: int) -> tuple[Tensor, Tensor]:
+def gaussian_process(
+    split: Split, seed: int, *, learn_from: int | None = None, condition_on: int | None = None
+) -> tuple[Tensor, Tensor]:
     """
     scikit-learn's, with a length scale for each input and learned noise.
 
+    :param learn_from: rows, drawn at random, by whose marginal likelihood scales and noise are
+        chosen; all by default.
+    :param condition_on: rows, those and more, that predictions are conditioned on; all by default.
     :returns: mean and deviation of each held-out target, shape ``(M,)`` each.
     """
     from sklearn.gaussian_process import GaussianProcessRegressor
@@ -29,10 +44,51 @@ def gaussian_process(split: Split, seed: int) -> tuple[Tensor, Tensor]:
 
     lengths = RBF(np.ones(split.x.shape[1]), (1e-2, 1e4))
     kernel = ConstantKernel(1.0, (1e-3, 1e4)) * lengths + WhiteKernel(0.1, (1e-6, 1e1))
+    rows = np.random.default_rng(seed).permutation(len(split.x))
+    learnt, seen = rows[:learn_from], rows[:condition_on]
+    if len(learnt) == len(rows):
+        learnt = seen = np.arange(len(rows))
+    x, y = split.x.double().numpy(), split.y.double().numpy()
     process = GaussianProcessRegressor(kernel, random_state=seed)
-    process.fit(split.x.double().numpy(), split.y.double().numpy())
+    process.fit(x[learnt], y[learnt])
+    if len(seen) > len(learnt):
+        process = GaussianProcessRegressor(process.kernel_, optimizer=None)
+        process.fit(x[seen], y[seen])
     mean, scale = process.predict(split.x_held.double().numpy(), return_std=True)
     return torch.from_numpy(mean), torch.from_numpy(scale)
+
+
+def sparse_gaussian_process(
+    split: Split, seed: int, *, num_inducing: int, steps: Iterable[Any], rate: float
+) -> tuple[Tensor, Tensor]:
+    """
+    Pyro's, by the variational bound on the marginal likelihood of all rows. Length scales start at
+    the root of the number of inputs, inducing inputs as rows drawn at random.
+
+    :param int num_inducing: inducing inputs at most, which are trained as well.
+    :param steps: of Adam, in double precision.
+    :param float rate: its learning rate.
+    :returns: mean and deviation of each held-out target, shape ``(M,)`` each.
+    """
+    with fixed_seed(seed, torch.float64):
+        x, y = split.x.double(), split.y.double()
+        lengths = torch.full(x.shape[1:], x.shape[1] ** 0.5)
+        model = gp.models.SparseGPRegression(
+            x,
+            y,
+            gp.kernels.RBF(x.shape[1], lengthscale=lengths),
+            x[torch.randperm(len(x))[:num_inducing]],
+            noise=torch.tensor(0.1),
+            jitter=_JITTER,
+        )
+        adam, loss = torch.optim.Adam(model.parameters(), lr=rate), Trace_ELBO()
+        for _ in steps:
+            adam.zero_grad()
+            loss.differentiable_loss(model.model, model.guide).backward()
+            adam.step()
+        with torch.no_grad():
+            mean, variance = model(split.x_held.double(), full_cov=False, noiseless=False)
+    return mean, variance.clamp_min(model.noise.item()).sqrt()
 
 
 def has_laplace() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -137,3 +138,20 @@ def test_kept_references_are_sound(name: str) -> None:
     assert torch.equal(covariance, covariance.T)
     assert float(torch.linalg.eigvalsh(covariance).min()) > 0
     assert len(mean) == REFERENCED[name].dim
+
+
+def test_differences_to_the_adaptive_kernels_are_by_seed() -> None:
+    def row(method: str, seed: int, w1: float, true_kl: float) -> dict[str, Any]:
+        return {"method": method, "seed": seed, "w1": w1, "true_kl": true_kl}
+
+    rows = [
+        row("kernel adaptive", 0, 0.5, 0.25),
+        row("kernel adaptive", 1, 0.5, 0.75),
+        row("mean-field", 0, 1.0, 0.5),
+        row("mean-field", 1, 2.0, 0.5),
+        row("mean-field", 2, 9.0, 9.0),  # has no counterpart
+    ]
+    lines = objectives.differences(rows).splitlines()[2:]
+    assert [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines] == [
+        ["mean-field", "+1.000 ± 0.500", "+0.000 ± 0.250", "1 of 2"]
+    ]

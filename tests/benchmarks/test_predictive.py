@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
+from benchmarks.common import format_table
 from benchmarks.papers.predictive import (
     forecasting,
     predictive_branches,
 )
-from benchmarks.papers.predictive._predictive import negative_log_predictive, two_branches, x_sin_x
+from benchmarks.papers.predictive._networks import Recipe, by_maximum_likelihood
+from benchmarks.papers.predictive._predictive import (
+    Windowed,
+    best_scale,
+    negative_log_predictive,
+    two_branches,
+    x_sin_x,
+)
+from benchmarks.papers.predictive._tables import over_seeds
 
 
 def test_the_curve_and_its_four_extra_points() -> None:
@@ -32,6 +46,14 @@ def test_branches_have_half_of_the_data_each() -> None:
     assert x[upper].min() > 0.3 and x[~upper].max() < 0.6
 
 
+def test_points_of_the_branches_that_are_not_on_the_grid() -> None:
+    torch.manual_seed(0)
+    x, y, upper = two_branches(400, regular=False)
+    low = (10 * x[:, 0] - 5) * torch.sin(10 * x[:, 0] - 5)
+    assert (y - low - upper.float()).abs().max() < 0.05
+    assert 0.3 < x[upper].min() < 0.32 and 0.58 < x[~upper].max() < 0.6
+
+
 def test_shares_of_draws_that_are_on_the_curves() -> None:
     grid = torch.linspace(0.0, 1.0, 201)[:, None]
     x = grid[:, 0]
@@ -50,6 +72,46 @@ def test_the_log_predictive_density_of_one_draw_is_gaussian() -> None:
     assert value == pytest.approx(0.9189385 + 1 / 3)
 
 
+def test_the_scale_of_noise_that_fits_best() -> None:
+    torch.manual_seed(0)
+    value, scale = best_scale(torch.zeros(1, 500), 0.1 * torch.randn(500), [0.01, 0.1, 1.0])
+    assert scale == 0.1
+    assert value == pytest.approx(0.5 * math.log(2 * math.pi * math.e) + math.log(0.1), abs=0.1)
+
+
+def test_a_network_of_two_gaussians_finds_two_values() -> None:
+    torch.manual_seed(0)
+    x, signs = torch.rand(80, 1), 2.0 * (torch.arange(80) % 2) - 1
+    parts = ((x[:60], signs[:60]), (x[60:], signs[60:]))
+    calls: list[None] = []
+    best, last = by_maximum_likelihood(
+        Recipe(2, 2, 200, 0.02, 0.1, 20), *parts, lambda: calls.append(None)
+    )
+    assert (best.name, last.name, last.step, len(calls)) == ("best", "last", 200, 400)
+    assert best.score <= last.score
+    one_gaussian = 0.5 * math.log(2 * math.pi * math.e)
+    assert best.score < one_gaussian - 0.5
+    assert best.net(parts[1][0], 0.1).sample((3,)).shape == (3, 20)
+
+
+def test_steps_end_when_the_loss_no_longer_falls() -> None:
+    steps = Windowed(range(100), size=5, gain=0.5, start=10)
+    for step in steps:
+        steps.add(100.0 if step < 10 else max(0.0, 20.0 - step))
+    assert steps.num_taken == 30  # 8, 3, 0.2, 0: the gain of the last window is below 0.5
+    for _ in (short := Windowed(range(7), size=5, gain=0.5)):
+        short.add(-float(short.num_taken))
+    assert short.num_taken == 7
+
+
+def test_tables_have_means_over_seeds() -> None:
+    rows = [{"method": "a", "seed": k, "rmse": 1.0 + k, "scale": None} for k in (0, 1, 2)]
+    rows.append({"method": "b", "seed": 0, "rmse": 0.5, "scale": 2.0})
+    table = over_seeds(rows, ["method"], {"rmse": ("error", ".2f"), "scale": ("noise", ".1f")})
+    expected = [["a", "2.00 ± 0.58", None], ["b", "0.50", "2.0"]]
+    assert table == format_table(["method", "error", "noise"], expected)
+
+
 def test_forecasts_of_a_series_of_ones_own(tmp_path) -> None:
     months = 10 + 5 * torch.sin(torch.arange(150) * torch.pi / 6)
     lines = "\n".join(f"{i},{value:.3f}" for i, value in enumerate(months.tolist()))
@@ -61,20 +123,51 @@ def test_forecasts_of_a_series_of_ones_own(tmp_path) -> None:
         ]
     )
     assert [row["method"] for row in rows] == ["naive", "seasonal", "maximum likelihood"]
+    assert {row["series"] for row in rows} == {"own"}
     seasonal = rows[1]
     assert seasonal["rmse"] == pytest.approx(0.0, abs=1e-2)
     assert all(0 <= row["coverage"] <= 1 for row in rows[2:])
 
 
+def of(values: np.ndarray, season: int = 11) -> forecasting.Series:
+    return forecasting.Series(values, "units", season, 6, 3, is_ratio=False)
+
+
+def test_seasons_and_windows_are_the_series_own(small_data: Path) -> None:
+    options = forecasting._options()
+    root = ["--data-root", str(small_data)]
+    default = options.parse_args(root)
+    england, sun = (forecasting.series(name, default) for name in forecasting.SERIES)
+    assert (england.season, england.past, england.ahead, england.is_ratio) == (12, 6, 3, True)
+    assert (sun.season, sun.past, sun.ahead, sun.is_ratio) == (11, 22, 5, False)
+    own = options.parse_args([*root, "--season", "9", "--ahead", "2"])
+    found = forecasting.series("sun", own)
+    assert (found.season, found.past, found.ahead) == (9, 22, 2)
+
+
+def test_margins_are_paired_by_seed() -> None:
+    def row(method: str, seed: int | None, rmse: float) -> dict[str, Any]:
+        return {"series": "sun", "method": method, "seed": seed, "rmse": rmse, "CRPS": rmse / 2}
+
+    rows = [row("naive", None, 9.0)]
+    for seed in (0, 1):
+        rows += [row("maximum likelihood", seed, 1.0 + seed), row("conditional", seed, 1.5 + seed)]
+    expected = [["sun", "conditional", "+0.500 ± 0.000", "+0.250 ± 0.000"]]
+    table = forecasting.margins(rows)
+    assert table == format_table(["series", "method", "rmse", "CRPS"], expected)
+
+
 def test_windows_are_split_by_time_and_standardised_by_the_training_part() -> None:
     values = torch.arange(100.0).numpy()
-    windows = forecasting.Windows(values, 6, 3)
+    windows = forecasting.Windows(of(values, season=12))
     sizes = [len(part[0]) for part in (windows.train, windows.validation, windows.test)]
-    assert sum(sizes) == 92
+    assert sum(sizes) == 92 - 2 * 2  # windows whose targets are in two parts are left out
     x, y = windows.test
     restored = torch.cat([x, y], 1) * windows.scale + windows.mean
     torch.testing.assert_close(restored[:, 1:] - restored[:, :-1], torch.ones(sizes[2], 8))
-    assert restored.min() > values[sizes[0] + sizes[1] - 1]
+    later = (windows.train[1], windows.validation[1], y)
+    for before, after in zip(later[:-1], later[1:], strict=True):
+        assert before.max() < after.min()  # the series rises: targets are of one part alone
     torch.testing.assert_close(
         windows.seasonal * windows.scale + windows.mean, restored[:, 6:] - 12, rtol=1e-5, atol=1e-3
     )
@@ -83,9 +176,10 @@ def test_windows_are_split_by_time_and_standardised_by_the_training_part() -> No
 def test_the_score_of_gaussian_draws_is_that_of_the_gaussian() -> None:
     """CRPS of N(0, 1) at 0 is (sqrt 2 - 1) / sqrt pi, and 90% of intervals cover."""
     torch.manual_seed(0)
-    windows = forecasting.Windows(torch.randn(200).double().numpy(), 6, 3)
+    windows = forecasting.Windows(of(torch.randn(200).double().numpy()))
     f, y = torch.zeros(1, 4000, 3), torch.randn(4000, 3)
     found = forecasting.scores(f, y, 1.0, windows)
     assert found["coverage"] == pytest.approx(0.9, abs=0.02)
+    assert found["MAPE"] is None
     # the mean of CRPS over y ~ N(0, 1) is 1 / sqrt pi
     assert found["CRPS"] / windows.scale == pytest.approx(torch.pi**-0.5, rel=0.03)

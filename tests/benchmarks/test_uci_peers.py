@@ -11,7 +11,13 @@ from torch import nn
 
 from benchmarks.posterior import refine
 from benchmarks.shared.uci import Split, ranked_score, score
-from benchmarks.shared.uci_peers import gaussian_process, gaussian_scores, has_laplace, laplace
+from benchmarks.shared.uci_peers import (
+    gaussian_process,
+    gaussian_scores,
+    has_laplace,
+    laplace,
+    sparse_gaussian_process,
+)
 
 
 def line() -> Split:
@@ -46,6 +52,27 @@ def test_the_process_finds_the_noise_of_a_line() -> None:
     errors = (mean - 0.7 * split.x_held[:, 0]).abs() / scale
     assert float(errors.max()) < 1.5
     assert 0.2 < float(scale.mean()) < 0.45
+
+
+def test_more_rows_than_the_process_learns_from() -> None:
+    split = line()
+    whole, _ = gaussian_process(split, 0)
+    mean, scale = gaussian_process(split, 0, learn_from=20, condition_on=40)
+    few, _ = gaussian_process(split, 0, learn_from=20, condition_on=20)
+    truth = 0.7 * split.x_held[:, 0]
+    assert (mean - truth).square().mean() < (few - truth).square().mean()
+    assert 0.15 < float(scale.mean()) < 0.5
+    torch.testing.assert_close(gaussian_process(split, 0, learn_from=50)[0], whole)
+
+
+def test_the_sparse_process_is_the_exact_one_with_every_row_inducing() -> None:
+    split = line()
+    mean, scale = sparse_gaussian_process(split, 0, num_inducing=50, steps=range(400), rate=0.05)
+    exact, spread = gaussian_process(split, 0)
+    torch.testing.assert_close(mean, exact, atol=0.05, rtol=0)
+    torch.testing.assert_close(scale, spread, atol=0.03, rtol=0)
+    short, _ = sparse_gaussian_process(split, 0, num_inducing=5, steps=range(2), rate=0.05)
+    assert torch.isfinite(short).all() and not torch.allclose(short, mean, atol=0.01)
 
 
 @pytest.mark.skipif(not has_laplace(), reason="laplace-torch is not installed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from benchmarks.common import parser
 from benchmarks.posterior import uci_regression
 from benchmarks.shared import replay, uci_fits
 from benchmarks.shared.replay import cosine, flat_then_cosine, record
-from benchmarks.shared.uci import build_model, load_split, score
+from benchmarks.shared.uci import Split, build_model, load_split, score
 from benchmarks.shared.uci_fits import CANDIDATES, METHODS, choice
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO
 from pyro_implicit.generators import ResidualGenerator
@@ -73,6 +74,39 @@ def test_score_is_in_the_units_of_the_target(data_root: Path) -> None:
     exact = torch.distributions.Normal(0.0, 0.5 * split.y_scale).log_prob(y).mean()
     assert found["log_likelihood"] == pytest.approx(float(exact), rel=1e-6)
     assert found["rmse"] == pytest.approx(float(y.square().mean().sqrt()), rel=1e-6)
+
+
+def test_fewer_rows_to_fit_than_to_score(data_root: Path) -> None:
+    """The model's plate is smaller than the test part."""
+    split = load_split(data_root, "toy", 0)
+    turned = replace(split, x=split.x_held, y=split.y_held, x_held=split.x, y_held=split.y)
+    shapes = {"0.weight": (50, 3), "0.bias": (50,), "2.weight": (1, 50), "2.bias": (1,)}
+    torch.manual_seed(0)
+    draws = {name: torch.randn(7, *shape) for name, shape in shapes.items()}
+    draws["sigma"] = torch.full((7,), 0.5)
+    found = [score(build_model(3, rows), draws, turned) for rows in (4, 36)]
+    assert found[0]["rmse"] == pytest.approx(found[1]["rmse"])
+    assert found[0]["log_likelihood"] == pytest.approx(found[1]["log_likelihood"])
+
+
+def test_some_of_the_training_rows(data_root: Path) -> None:
+    whole = load_split(data_root, "toy", 0)
+    some = load_split(data_root, "toy", 0, max_rows=20)
+    held = load_split(data_root, "toy", 0, max_rows=20, validation=True)
+    assert len(some.x) == 20 and len(some.x_held) == len(whole.x_held) == 4
+    assert some.y.mean().item() == pytest.approx(0.0, abs=1e-5)
+    assert len(held.x) == 17 and len(held.x_held) == 3
+
+    def raw(split: Split, y: Tensor) -> set[float]:
+        offset = np.load(data_root / "uci" / "toy.npz")["y"][36] - split.y_held[0] * split.y_scale
+        return {round(value, 2) for value in (y * split.y_scale + offset).tolist()}
+
+    assert raw(some, some.y) < raw(whole, whole.y)
+    shown = torch.cat([held.y, held.y_held]) * held.y_scale
+    shown, expected = shown - shown.mean(), some.y * some.y_scale
+    torch.testing.assert_close(shown.sort().values, expected.sort().values, atol=1e-3, rtol=0)
+    more = load_split(data_root, "toy", 0, max_rows=1000)
+    torch.testing.assert_close(more.x, whole.x)
 
 
 @pytest.mark.parametrize("kind", ["implicit", "mean-field"])

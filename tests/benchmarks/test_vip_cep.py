@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.papers.vip import vip_cep
 from benchmarks.papers.vip._cep import LastState, load_molecules
 
 
@@ -34,3 +35,15 @@ def test_leading_nothing_is_read_before_the_string() -> None:
     x = torch.randn(2, 5, 3)
     assert net(x).shape == (2, 1)
     torch.testing.assert_close(net(x)[:1], net(x[:1]))
+
+
+def test_tables_are_over_seeds() -> None:
+    scores = {"rmse": 1.0, "rmse_percent": 2.0, "cpu_seconds": 1.0}
+    rows = [
+        {"method": method, "seed": seed, "steps": 30 * seed, "nll": nll + seed, **scores}
+        for method, nll in (("mean-field", 1.5), ("plain", 1.0))
+        for seed in (1, 2)
+    ]
+    assert "| 3.00 ± 0.50 |" in vip_cep.table(rows) and "| 30, 60 |" in vip_cep.table(rows)
+    (line,) = vip_cep.differences(rows).splitlines()[2:]
+    assert "| mean-field | " in line and "+0.50 ± 0.00" in line and "0 of 2" in line

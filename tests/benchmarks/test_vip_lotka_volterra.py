@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from benchmarks.papers.vip import vip_lotka_volterra
 from benchmarks.papers.vip._lotka_volterra import RATES, START, STEP, MeanField, simulate
 
 
@@ -46,3 +47,18 @@ def test_outputs_are_standardised_and_rates_are_random() -> None:
     assert values[:, 0, -1].std() > 0
     values.sum().backward()
     assert prior.loc.grad is not None and bool((prior.loc.grad != 0).all())
+
+
+def test_tables_are_by_data_and_method() -> None:
+    scores = {"rmse": 1.0, "nll": 2.0, "rmse_predators": 1.0, "rmse_prey": 1.0, "cpu_seconds": 1.0}
+    base = {"data": "stochastic", "steps": 3, **scores}
+    rows = []
+    for seed in (0, 1):
+        medians = [rate * (1 + seed) for rate in RATES]
+        rows.append({**base, "method": "simulator", "seed": seed, "medians": medians})
+        rows.append({**base, "method": "network, collapsed", "seed": seed, "nll": 3.0 + seed})
+    assert len(vip_lotka_volterra.table(rows).splitlines()) == 4
+    (line,) = vip_lotka_volterra.differences(rows).splitlines()[2:]
+    assert "| simulator | " in line and "-1.50 ± 0.50" in line and "2 of 2" in line
+    (line,) = vip_lotka_volterra.rates(rows).splitlines()[2:]
+    assert line.count("1.5000 ± 0.5000") == 4

@@ -35,3 +35,17 @@ def test_the_gaussian_process_fills_a_smooth_series(small_data: Path) -> None:
     (mean, sd), _ = vip_solar.exact_gp(data, lambda count: range(min(count, 100)))
     assert (mean - data.y)[~data.kept].abs().mean() < 0.5
     assert bool((sd > 0).all())
+
+
+def test_differences_are_to_the_collapsed_objective_of_the_same_seed() -> None:
+    rows = [
+        {"method": method, "seed": seed, "rmse": 0.2 * nll, "nll": nll}
+        for method, seed, nll in (("exact GP", 0, 1.0), ("collapsed", 0, 2.0), ("dropout", 1, 9.0))
+    ]
+    (line,) = vip_solar.differences(rows).splitlines()[2:]
+    assert [cell.strip() for cell in line.split("|")[1:-1]] == [
+        "exact GP",
+        "-0.20",
+        "-1.00",
+        "1 of 1",
+    ]

@@ -32,3 +32,17 @@ def test_an_independent_gaussian_process() -> None:
     mean, sd = vip_synthetic.exact_gp(x[:80], y[:80], x[:80], None)
     assert (mean - y[:80]).abs().mean() < 0.2
     assert bool((sd > 0).all())
+
+
+def test_differences_are_to_fresh_functions() -> None:
+    rows = [
+        {"method": method, "seed": seed, "rmse": 0.5, "nll": nll}
+        for method, seed, nll in (
+            ("exact GP", 0, 1.0),
+            ("exact GP", 1, 2.0),
+            ("collapsed, fresh", 0, 2.0),
+            ("collapsed, fresh", 1, 1.0),
+        )
+    ]
+    (line,) = vip_synthetic.differences(rows).splitlines()[2:]
+    assert "+0.00 ± 1.00" in line and "1 of 2" in line

@@ -11,7 +11,8 @@ from torch import nn
 
 from benchmarks.papers.vip import vip_uci
 from benchmarks.papers.vip._vip_fits import Collapsed, Weights, negative_log_likelihood, train
-from benchmarks.papers.vip._vip_uci import run_process
+from benchmarks.papers.vip._vip_uci import SETTINGS, run_gaussian_process, run_process
+from benchmarks.shared import uci_fits
 from benchmarks.shared.uci import load_split
 from pyro_implicit.processes import RandomNetwork
 
@@ -48,6 +49,46 @@ def test_test_rows_change_no_choice(data_root: Path) -> None:
     assert second["nll"] > first["nll"] and second["rmse"] > first["rmse"]
     for key in ("steps", "psi", "noise", "noise_factor", "validation_nll"):
         assert first[key] == second[key]
+
+
+def test_controls_on_fewer_rows_than_the_test_part(
+    data_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uci_fits, "NUM_DRAWS", 5)
+    monkeypatch.setitem(SETTINGS, "sparse GP, steps", 20)
+    command = ["--data-root", str(data_root), "--sets", "toy", "--splits", "0", "--quiet"]
+    command += ["--max-rows", "8", "--num-steps", "4", "--effort", "0.001"]
+    rows = vip_uci.main([*command, "--methods", "mean-field", "exact GP", "sparse GP"])
+    assert [row["rows"] for row in rows] == [8, 8, 8]
+    assert [row["steps"] for row in rows] == [4, None, 20]
+    for row in rows:
+        assert np.isfinite([row["rmse"], row["nll"]]).all() and 0 <= row["coverage"] <= 1
+
+
+def test_an_exact_process_of_many_rows(data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SETTINGS, "exact GP", {"learn_from": 20, "condition_on": 30})
+    whole = load_split(data_root, "toy", 0)
+    row = run_gaussian_process("exact GP", whole, seed=0, quiet=True)
+    assert row["rows"] == 30 and row["rmse"] < 2.0
+
+
+def test_differences_are_to_the_collapsed_objective_on_the_same_split() -> None:
+    scores = {("exact GP", 0): 1.5, (vip_uci.BASE, 0): 0.5, ("exact GP", 1): 2.0}
+    scores |= {(vip_uci.BASE, 1): 2.5, ("sparse GP", 2): 1.0}
+    rows = [
+        {"set": "toy", "split": split, "seed": 0, "method": method, "rmse": 2 * nll, "nll": nll}
+        for (method, split), nll in scores.items()
+    ]
+    lines = vip_uci.differences(rows).splitlines()
+    assert len(lines) == 3 and lines[-1].split("|")[2].strip() == "exact GP"
+    found = [cell.strip() for cell in lines[-1].split("|")[3:6]]
+    assert found == ["+0.50 ± 1.50", "+0.25 ± 0.75", "1 of 2"]
+
+
+def test_records_without_a_coverage_have_a_table() -> None:
+    row = {"set": "toy", "method": "exact GP", "steps": None, "rmse": 3e-5, "nll": 2.0}
+    table = vip_uci.table([row | {"cpu_seconds": 1.0}])
+    assert table.splitlines()[-1].replace(" ", "") == "|toy|exactGP|1|0.000030|2.00||||1|"
 
 
 @pytest.mark.parametrize("kind", ["collapsed", "weights"])

@@ -13,11 +13,13 @@ BENCHMARKS = (
         columns={
             **UCI,
             **PREDICTIONS,
-            "claimed_kl": "what the objective takes it for",
-            "forced_kl": "what the marginal moments force",
+            "claimed_kl": "what the objective takes it for, if it has a term",
+            "forced_kl": "what the marginal moments force, of a guide",
             **CPU,
         },
-        records={"kivi_uci": ""},
+        records={
+            "kivi_uci": "--sets boston concrete energy wine yacht",
+        },
         short="--sets boston --splits 0 --num-steps 2",
         needs=("uci/boston.npz",),
     ),

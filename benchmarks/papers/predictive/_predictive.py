@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ __all__ = [
     "EXTRA",
     "Data",
     "State",
+    "Windowed",
+    "best_scale",
     "draws_at",
     "loss",
     "make_guide",
@@ -99,15 +101,20 @@ def _curve(x: Tensor) -> Tensor:
     return x * x.sin()
 
 
-def two_branches(num: int = 128, noise: float = 0.01) -> tuple[Tensor, Tensor, Tensor]:
+def two_branches(
+    num: int = 128, noise: float = 0.01, *, regular: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
     """
     Two parallel curves over (0.3, 0.6), one of them alone on either side; half of the data on each.
 
+    :param bool regular: whether inputs are equally spaced on each curve, or drawn.
     :returns: inputs ``(num, 1)``, targets, and for each point whether it is on the upper curve.
     """
     half = num // 2
     x = torch.cat([torch.linspace(0.005, 0.595, half), torch.linspace(0.305, 0.995, num - half)])
     upper = torch.arange(num) >= half
+    if not regular:
+        x = torch.where(upper, 0.3 + 0.7 * torch.rand(num), 0.6 * torch.rand(num))
     y = _curve(10 * x - 5) + upper + noise * torch.randn(num)
     return x[:, None], y, upper
 
@@ -140,7 +147,7 @@ def make_guide(kind: str, model: Any, net: BayesianModule, **options: Any) -> An
     """``conditional``, ``unconditioned`` or ``mdn``, as in table 1 of the paper."""
     start = {"init_loc_fn": net.init_to_module}
     if kind == "mdn":
-        return MixtureDensityGuide(model, hidden_dims=(16,), init_scale=0.05, **start)
+        return MixtureDensityGuide(model, hidden_dims=(16,), init_scale=0.05, **start, **options)
     settings: dict[str, Any] = {"noise_dim": 4, "hidden_dims": (16,), "activation": "relu"}
     settings |= {"scale": 0.0, "init_scale": 0.1, **start, **options}
     if kind == "conditional":
@@ -171,6 +178,39 @@ class State:
         return cls(name, step, {k: v.clone() for k, v in state if isinstance(v, Tensor)})
 
 
+class Windowed:
+    """
+    Steps that end when the mean loss of a window no longer falls.
+
+    :param steps: at most these.
+    :param int size: steps of a window.
+    :param float gain: by which the mean of a window must be below that of each one before.
+    :param int start: the step that the first window begins with.
+    :ivar int num_taken: steps so far.
+    """
+
+    def __init__(self, steps: Iterable[int], size: int, gain: float, start: int = 0) -> None:
+        self.num_taken = 0
+        self._steps, self._size, self._gain, self._start = steps, size, gain, start
+        self._losses: list[float] = []
+        self._lowest = math.inf
+
+    def add(self, loss: float) -> None:
+        """The loss of the step that was given out last."""
+        self.num_taken += 1
+        if self.num_taken > self._start:
+            self._losses.append(loss)
+
+    def __iter__(self) -> Iterator[int]:
+        for step in self._steps:
+            yield step
+            if len(self._losses) == self._size:
+                mean = sum(self._losses) / self._size
+                if mean > self._lowest - self._gain:
+                    return
+                self._lowest, self._losses = min(mean, self._lowest), []
+
+
 def train(
     model: Any,
     guide: Any,
@@ -183,17 +223,21 @@ def train(
     scale: Annealed | None = None,
     score: Callable[[], float] | None = None,
     check_every: int = 50,
+    on_loss: Callable[[float], None] | None = None,
 ) -> list[State]:
     """
     Adam whose rate falls to a tenth, an annealed likelihood, and early stopping by ``score``.
 
+    :param on_loss: is told the loss of each step.
     :returns: the best state, if there is a score, and the last one.
     """
     rate = {"lr": lr, "lrd": 0.1 ** (1 / num_steps), "clip_norm": 10.0}
     svi = SVI(model, guide, pyro.optim.ClippedAdam(rate), objective)
     stopping, checked = EarlyStopping(patience=10**6), []
     for step in steps:
-        svi.step(*args)
+        value = svi.step(*args)
+        if on_loss is not None:
+            on_loss(value)
         if scale is not None:
             scale.step()
         if score is not None and step % check_every == 0:
@@ -226,6 +270,11 @@ def negative_log_predictive(f: Tensor, y: Tensor, scale: float) -> float:
     """Minus the mean over data of the log of the mean over draws of a Gaussian density."""
     log_p = dist.Normal(f, scale).log_prob(y)
     return -(log_p.logsumexp(0) - math.log(len(f))).mean().item()
+
+
+def best_scale(f: Tensor, y: Tensor, scales: Iterable[float]) -> tuple[float, float]:
+    """The smallest of :func:`negative_log_predictive` over some scales of noise, and its scale."""
+    return min((negative_log_predictive(f, y, scale), scale) for scale in scales)
 
 
 def loss(form: str, num_particles: int, **options: Any) -> PosteriorPredictiveLoss:

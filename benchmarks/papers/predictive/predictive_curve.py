@@ -26,7 +26,7 @@ from pyro.infer.autoguide import AutoNormal, init_to_value
 from torch import Tensor
 from tqdm.auto import trange
 
-from benchmarks.common import fixed_seed, format_table, parse, parser, positive
+from benchmarks.common import fixed_seed, parse, parser, positive, stopwatch
 from benchmarks.papers.predictive._predictive import (
     Data,
     draws_at,
@@ -37,6 +37,7 @@ from benchmarks.papers.predictive._predictive import (
     train,
     x_sin_x,
 )
+from benchmarks.papers.predictive._tables import over_seeds
 from benchmarks.records import write_record
 from benchmarks.shared.curves import draw_curves
 from pyro_implicit import AdversarialELBO, HyperNetworkGuide
@@ -46,7 +47,7 @@ SETTINGS: dict[str, Any] = {
     "scale": 0.1,
     "num_particles": 10,
     "num_draws": 200,
-    "hmc": {"step_size": 1e-3, "num_steps": 25, "warmup_steps": 200},
+    "hmc": {"step_size": 1e-3, "num_steps": 25, "warmup_steps": 200, "num_samples": 800},
 }
 #: posterior model and form of the loss
 METHODS: dict[str, tuple[str, str]] = {
@@ -72,7 +73,14 @@ def fit(
     model, net = make_model(hidden, scale, len(data.x), local=kind in ("conditional", "mdn"))
     if kind == "HMC":
         at = _hmc(model, net, data, scale, steps)
-        return [("last", len(steps), measures(at, data), at(data.x_test)[:30])]
+        return [
+            (
+                "last",
+                min(len(steps), SETTINGS["hmc"]["num_samples"]),
+                measures(at, data),
+                at(data.x_test)[:30],
+            )
+        ]
     guide, objective = _guide_and_objective(kind, form, method, model, net)
 
     def drawn(x: Tensor) -> Tensor:
@@ -118,9 +126,9 @@ def _guide_and_objective(kind: str, form: str, method: str, model: Any, net: Any
 def _hmc(model: Any, net: Any, data: Data, scale: Annealed, steps: Any) -> Any:
     """Table 1: 25 leapfrog steps of size 0.001, at the final scale of the likelihood."""
     scale.num_taken += scale.num_steps
-    count = len(steps)
-    start = {name: value.detach() for name, value in net.module.named_buffers()}
     options = SETTINGS["hmc"]
+    count = min(len(steps), options["num_samples"])
+    start = {name: value.detach() for name, value in net.module.named_buffers()}
     kernel = HMC(
         model,
         step_size=options["step_size"],
@@ -155,37 +163,46 @@ def measures(at: Callable[[Tensor], Tensor], data: Data) -> dict[str, float]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """One line for each row."""
-    return format_table(list(rows[0]), [list(row.values()) for row in rows])
+    """One line for a method and a state: means over seeds with their standard errors."""
+    measured = {
+        "step": ("step", ".0f"),
+        "rmse": ("rmse", ".3f"),
+        "sd regular": ("sd regular", ".3f"),
+        "sd regular, max": ("largest", ".2f"),
+        "sd extra, min": ("sd extra", ".3f"),
+        "cpu_seconds": ("CPU s", ".0f"),
+    }
+    return over_seeds(rows, ("method", "state"), measured)
 
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Runs the benchmark and returns the rows."""
     arguments = parse(_options(), argv)
     data = x_sin_x()
+    settings = {**SETTINGS, "hidden": arguments.hidden, "lr": arguments.lr}
+    settings["num_steps"] = arguments.num_steps
     rows: list[dict[str, Any]] = []
     panels: dict[str, Tensor] = {}
     for seed in arguments.seeds:
         for method in arguments.methods:
             steps = trange(arguments.num_steps, desc=method, disable=arguments.quiet)
-            with fixed_seed(seed), pyro.validation_enabled(False):
-                for state, step, found, curves in fit(
-                    method, data, arguments.hidden, arguments.lr, steps
-                ):
-                    row = {"method": method, "seed": seed, "state": state, "step": step}
-                    rows.append(row | found)
-                    panels[f"{method} ({state})"] = curves
+            with fixed_seed(seed), pyro.validation_enabled(False), stopwatch() as watch:
+                found = fit(method, data, arguments.hidden, arguments.lr, steps)
+            for state, step, measured, curves in found:
+                row = {"method": method, "seed": seed, "state": state, "step": step, **measured}
+                rows.append(row | {"cpu_seconds": watch.cpu_seconds})
+                panels[f"{method} ({state})"] = curves
+            write_record("predictive_curve", arguments, settings, rows)
     print(table(rows))
-    settings = {**SETTINGS, "hidden": arguments.hidden, "lr": arguments.lr}
-    settings["num_steps"] = arguments.num_steps
-    write_record("predictive_curve", arguments, settings, rows)
     if arguments.figure is not None:
         draw_curves(arguments.figure, data.x, data.y, data.x_test, panels)
     return rows
 
 
 def _options() -> Any:
-    options = parser(__doc__ or "", seeds=[0], methods=METHODS, figure="curves of the last seed")
+    options = parser(
+        __doc__ or "", seeds=range(5), methods=METHODS, figure="curves of the last seed"
+    )
     options.add_argument("--num-steps", type=positive, default=3000, help="(default: 3000)")
     options.add_argument("--hidden", type=int, default=512, help="units; 0: a line (default: 512)")
     options.add_argument("--lr", type=float, default=3e-3, help="of Adam (default: 0.003)")

@@ -26,16 +26,24 @@ BENCHMARKS = (
     ),
     Benchmark(
         "papers.vip.vip_uci",
-        "How do collapsed and weight-space objectives score on UCI sets?",
+        "How do collapsed and weight-space objectives score on UCI sets, and Gaussian processes?",
         rows="a set, a method, a split and a seed",
         columns={
             **UCI,
-            "steps": "by early stopping",
+            "steps": "by early stopping, or all; an exact GP has none",
+            "rows": "that the prediction is conditioned on",
             **_SCORES,
+            "coverage": "of the central 90% interval",
         },
-        records={"vip_uci": ""},
-        short='--sets energy --splits 0 --num-steps 2 --methods "network, alpha=0" '
-        '"network, collapsed" "sampler, collapsed"',
+        records={
+            "vip_uci": "",
+            "vip_uci_controls": "--sets boston concrete energy kin8nm naval power protein wine "
+            "yacht --splits 1 2 --max-rows 500 --num-steps 300 --effort 0.2 --methods "
+            '"network, collapsed" "network, alpha=0" mean-field "exact GP" "sparse GP"',
+        },
+        short='--sets energy --splits 0 --num-steps 2 --max-rows 30 --methods "network, alpha=0" '
+        '"network, collapsed" "sampler, collapsed" "exact GP" "sparse GP"',
+        short_settings={"sparse GP, steps": 2},
         needs=("uci/energy.npz",),
     ),
     Benchmark(
@@ -51,10 +59,17 @@ BENCHMARKS = (
     Benchmark(
         "papers.vip.vip_lotka_volterra",
         "Does a simulator, or a network, continue the oscillations of two populations?",
-        rows="a method and a seed",
-        columns={"rmse_predators": "of one of them", "rmse_prey": "of the other", **_SCORES},
+        rows="a kind of data, a method and a seed",
+        columns={
+            "data": "a name of --data",
+            "steps": "of the fit",
+            "rmse_predators": "of one of them",
+            "rmse_prey": "of the other",
+            "medians": "of the simulator's rates",
+            **_SCORES,
+        },
         records={"vip_lotka_volterra": "--seeds 0"},
-        short="--num-steps 2 --seeds 0",
+        short="--num-steps 2 --seeds 0 --data stochastic",
         figure=True,
     ),
     Benchmark(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,9 +15,10 @@ from benchmarks.common import fixed_seed
 from benchmarks.papers.vip._vip_fits import Collapsed, Fit, Weights, negative_log_likelihood, train
 from benchmarks.shared.uci import Split, build_model, score
 from benchmarks.shared.uci_fits import Workbench, choice
+from benchmarks.shared.uci_peers import gaussian_process, gaussian_scores, sparse_gaussian_process
 from pyro_implicit.processes import NeuralSampler, RandomNetwork
 
-__all__ = ["METHODS", "SETTINGS", "run_mean_field", "run_process"]
+__all__ = ["METHODS", "SETTINGS", "run_gaussian_process", "run_mean_field", "run_process"]
 
 METHODS = (
     "network, collapsed",
@@ -26,6 +28,8 @@ METHODS = (
     "sampler, alpha=0",
     "sampler, alpha=0.5",
     "mean-field",
+    "exact GP",
+    "sparse GP",
 )
 SETTINGS: dict[str, Any] = {
     "hidden units": [10, 10],
@@ -37,6 +41,9 @@ SETTINGS: dict[str, Any] = {
     "every": 50,
     "patience": 4,
     "noise_factors": [0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0],
+    "exact GP": {"learn_from": 1000, "condition_on": 5000},
+    "sparse GP": {"num_inducing": 100, "rate": 0.05},
+    "sparse GP, steps": 300,
 }
 
 
@@ -69,8 +76,8 @@ def run_process(
         with torch.no_grad():
             prediction = fit.predict(*whole.data, whole.x_held, factor)
     choices = {"steps": num_steps, "psi": psi, "noise_factor": factor, "noise": fit.noise.item()}
-    validation = nll + math.log(held.y_scale)
-    return choices | {"validation_nll": validation} | _scores(whole, prediction)
+    choices |= {"validation_nll": nll + math.log(held.y_scale), "rows": len(whole.x)}
+    return choices | _scores(whole, prediction)
 
 
 def _choose(
@@ -133,22 +140,53 @@ def _network(num_features: int, widths: list[int]) -> nn.Sequential:
 
 
 def _scores(split: Split, prediction: tuple[Tensor, Tensor]) -> dict[str, float]:
-    rest = prediction[0] - split.y_held
-    return {
-        "rmse": rest.square().mean().sqrt().item() * split.y_scale,
-        "nll": negative_log_likelihood(split.y_held, prediction) + math.log(split.y_scale),
-    }
+    """Of normal predictions, in the units of the target."""
+    found = gaussian_scores(*(part.double() for part in prediction), split)
+    return {"rmse": found["rmse"], "nll": -found["log_likelihood"], "coverage": found["coverage"]}
 
 
 def _steps(count: int, label: str, quiet: bool) -> Iterable[int]:
     return trange(count, desc=label, disable=quiet, leave=False)
 
 
-def run_mean_field(name: str, whole: Split, *, seed: int, quiet: bool) -> dict[str, Any]:
-    """Mean-field VI of ``uci_regression``: one layer of 50 units, its settings."""
+def run_mean_field(
+    name: str, whole: Split, *, seed: int, effort: float, quiet: bool
+) -> dict[str, Any]:
+    """
+    Mean-field VI of ``uci_regression``: one layer of 50 units, its settings.
+
+    :param float effort: share of its steps.
+    """
     model = build_model(whole.x.shape[1], len(whole.x))
-    bench = Workbench(model, whole, seed, effort=1.0, quiet=quiet)
+    bench = Workbench(model, whole, seed, effort=effort, quiet=quiet)
     settings = choice("mean-field", name)
     draws, _ = bench.run("mean-field", settings)
     found = score(model, draws, whole)
-    return {"steps": settings.num_steps, "rmse": found["rmse"], "nll": -found["log_likelihood"]}
+    return {
+        "steps": max(1, round(settings.num_steps * effort)),
+        "rows": len(whole.x),
+        "rmse": found["rmse"],
+        "nll": -found["log_likelihood"],
+        "coverage": found["coverage"],
+    }
+
+
+def run_gaussian_process(method: str, whole: Split, *, seed: int, quiet: bool) -> dict[str, Any]:
+    """
+    Nothing is held out: kernel and noise by the marginal likelihood, or its bound.
+
+    :param str method: ``"exact GP"`` or ``"sparse GP"``.
+    """
+    if method == "sparse GP":
+        steps = SETTINGS["sparse GP, steps"]
+        options = {"steps": _steps(steps, method, quiet), **SETTINGS["sparse GP"]}
+        prediction = sparse_gaussian_process(whole, seed, **options)
+        return {"steps": steps, "rows": len(whole.x), **_scores(whole, prediction)}
+    from sklearn.exceptions import ConvergenceWarning
+
+    with warnings.catch_warnings():
+        # the length scale of an input that tells nothing ends at its bound
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        prediction = gaussian_process(whole, seed, **SETTINGS["exact GP"])
+    rows = min(len(whole.x), SETTINGS["exact GP"]["condition_on"])
+    return {"steps": None, "rows": rows, **_scores(whole, prediction)}

@@ -17,6 +17,7 @@ everything else follow from the seed.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,8 +29,17 @@ from pyro.infer.autoguide import AutoNormal
 from torch import Tensor, nn
 from tqdm.auto import trange
 
-from benchmarks.common import fixed_seed, format_table, parse, parser, positive, stopwatch
+from benchmarks.common import (
+    fixed_seed,
+    format_table,
+    mean_and_error,
+    parse,
+    parser,
+    positive,
+    stopwatch,
+)
 from benchmarks.papers.vip._cep import LastState, Molecules, load_molecules
+from benchmarks.papers.vip._paired import paired
 from benchmarks.papers.vip._vip_fits import Collapsed, Fit, Weights, negative_log_likelihood, train
 from benchmarks.records import write_record
 from pyro_implicit import BayesianModule, posterior_draws
@@ -145,9 +155,22 @@ METHODS: dict[str, Callable[..., tuple[Prediction, int]]] = {
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """One line for each fit."""
-    header = ["method", "seed", "steps", "RMSE", "NLL", "RMSE, percent", "CPU s"]
-    return format_table(header, [list(row.values()) for row in rows])
+    """Means over seeds with their standard errors."""
+    lines = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        own = [row for row in rows if row["method"] == method]
+        scores = ("rmse", "nll", "rmse_percent")
+        cells = [mean_and_error([row[key] for row in own], ".2f") for key in scores]
+        steps = ", ".join(str(row["steps"]) for row in own)
+        seconds = statistics.fmean(row["cpu_seconds"] for row in own)
+        lines.append([method, len(own), *cells, steps, f"{seconds:.0f}"])
+    header = ["method", "seeds", "RMSE", "NLL", "RMSE, percent", "steps", "CPU s"]
+    return format_table(header, lines)
+
+
+def differences(rows: list[dict[str, Any]]) -> str:
+    """To the plain network, on the same molecules."""
+    return paired(rows, "plain")
 
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:

@@ -4,8 +4,8 @@ The Lotka-Volterra model (section 4.5 of the paper on variational implicit proce
 Predators and prey from 50 and 100 (the paper gives no initial state), rates 0.01, 0.5, 1.0, 0.01,
 for 30 time units, seen every 0.05 without noise: 500 observations to fit, the last 100 to predict.
 Populations are standardised by the first 500; scores are means over both and over the last 100.
---data mean-field: the differential equations; stochastic: an exact simulation (Gillespie), whose
-oscillations lose their phase.
+--data mean-field: the differential equations, the same for all seeds; stochastic: an exact
+simulation (Gillespie) for each seed, whose oscillations lose their phase.
 
 network, alpha=0     a 1-10-10-2 network with random weights, one set of 20 frozen functions and of
                      coefficients for both populations, Adam at 0.01 (the paper: 0.001)
@@ -15,11 +15,13 @@ simulator            the differential equations with log-normal rates as the pri
                      from medians that are 1.5, 1.4, 0.7 and 0.7 times the true ones and spreads of
                      0.2; the first quarter of the steps sees 150 observations, the second 300
 
-The simulator takes 0.15 of --num-steps. Seeds are those of the simulation and of the fit.
+The simulator takes 0.3 of --num-steps. Seeds are those of the simulation and of the fit.
 """
 
 from __future__ import annotations
 
+import statistics
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,7 @@ from benchmarks.common import (
     stopwatch,
 )
 from benchmarks.papers.vip._lotka_volterra import RATES, START, STEP, MeanField, simulate
+from benchmarks.papers.vip._paired import paired
 from benchmarks.papers.vip._vip_fits import Collapsed, Fit, Weights, negative_log_likelihood, train
 from benchmarks.records import write_record
 from pyro_implicit.processes import RandomNetwork
@@ -53,7 +56,7 @@ SETTINGS: dict[str, Any] = {
     "rate": 0.01,
     "factors": [1.5, 1.4, 0.7, 0.7],
     "spread": 0.2,
-    "simulator_part": 0.15,
+    "simulator_part": 0.3,
     "simulator_rate": 0.02,
     "stages": [150, 300, NUM_TRAIN],
 }
@@ -100,32 +103,48 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     arguments = parse(_options(), argv)
     times = STEP * torch.arange(NUM_TRAIN + NUM_TEST)[:, None]
     rows: list[dict[str, Any]] = []
-    shown: dict[str, Prediction] = {}
+    shown: dict[str, dict[str, Prediction]] = {}
+    paths: dict[str, Tensor] = {}
     for seed in arguments.seeds:
-        path = _path(arguments.data, times, seed)
-        shift, scale = path[:, :NUM_TRAIN].mean(1), path[:, :NUM_TRAIN].std(1)
-        y = (path - shift[:, None]) / scale[:, None]
-        for method in arguments.methods:
-
-            def bar(count: int, method: str = method) -> Any:
-                return trange(count, desc=method, disable=arguments.quiet, leave=False)
-
-            found: dict[str, Any] = {}
-            with fixed_seed(seed), pyro.validation_enabled(False), stopwatch() as watch:
-                if method == "simulator":
-                    steps = max(1, round(SETTINGS["simulator_part"] * arguments.num_steps))
-                    shown[method], prior = by_simulator(times, y, (shift, scale), steps, bar)
-                    found["medians"] = prior.loc.detach().exp().tolist()
-                else:
-                    kind = method.removeprefix("network, ")
-                    shown[method] = by_network(kind, times, y, arguments.num_steps, bar)
-            row = {"method": method, "seed": seed, **_scores(y, shown[method])}
-            rows.append(row | found | {"cpu_seconds": watch.cpu_seconds})
-            write_record("vip_lotka_volterra", arguments, SETTINGS, rows)
+        for data in arguments.data:
+            path = _path(data, times, seed)
+            scales = path[:, :NUM_TRAIN].mean(1), path[:, :NUM_TRAIN].std(1)
+            paths[data] = y = (path - scales[0][:, None]) / scales[1][:, None]
+            for method in arguments.methods:
+                prediction, row = _fit(arguments, method, seed, times, y, scales)
+                shown.setdefault(data, {})[method] = prediction
+                rows.append({"data": data, "method": method, "seed": seed, **row})
+                write_record("vip_lotka_volterra", arguments, SETTINGS, rows)
     print(table(rows))
     if arguments.figure is not None:
-        draw(arguments.figure, times[:, 0], y, shown)
+        draw(arguments.figure, times[:, 0], paths, shown)
     return rows
+
+
+def _fit(
+    arguments: Namespace,
+    method: str,
+    seed: int,
+    times: Tensor,
+    y: Tensor,
+    scales: tuple[Tensor, Tensor],
+) -> tuple[Prediction, dict[str, Any]]:
+    """What a method predicts, and a row: steps, scores, medians of rates, time."""
+
+    def bar(count: int) -> Any:
+        return trange(count, desc=method, disable=arguments.quiet, leave=False)
+
+    found: dict[str, Any] = {}
+    num_steps = arguments.num_steps
+    with fixed_seed(seed), pyro.validation_enabled(False), stopwatch() as watch:
+        if method == "simulator":
+            num_steps = max(1, round(SETTINGS["simulator_part"] * num_steps))
+            prediction, prior = by_simulator(times, y, scales, num_steps, bar)
+            found["medians"] = prior.loc.detach().exp().tolist()
+        else:
+            prediction = by_network(method.removeprefix("network, "), times, y, num_steps, bar)
+    row = {"steps": num_steps, **_scores(y, prediction), **found}
+    return prediction, row | {"cpu_seconds": watch.cpu_seconds}
 
 
 def _path(kind: str, times: Tensor, seed: int) -> Tensor:
@@ -152,34 +171,70 @@ def _scores(y: Tensor, prediction: Prediction) -> dict[str, float]:
 def table(rows: list[dict[str, Any]]) -> str:
     """Means over seeds with their standard errors."""
     lines = []
-    for method in dict.fromkeys(row["method"] for row in rows):
-        own = [row for row in rows if row["method"] == method]
-        keys = ("rmse", "nll", "rmse_predators", "rmse_prey", "cpu_seconds")
+    for data, method in dict.fromkeys((row["data"], row["method"]) for row in rows):
+        own = [row for row in rows if (row["data"], row["method"]) == (data, method)]
+        keys = ("rmse", "nll", "rmse_predators", "rmse_prey")
         cells = [mean_and_error([row[key] for row in own], ".2f") for key in keys]
-        lines.append([method, len(own), *cells])
-    header = ["method", "seeds", "RMSE", "NLL", "RMSE, predators", "RMSE, prey", "CPU s"]
-    return format_table(header, lines)
+        seconds = statistics.fmean(row["cpu_seconds"] for row in own)
+        lines.append([data, method, len(own), own[0]["steps"], *cells, f"{seconds:.0f}"])
+    header = ["data", "method", "seeds", "steps", "RMSE", "NLL", "RMSE, predators", "RMSE, prey"]
+    return format_table([*header, "CPU s"], lines)
 
 
-def draw(path: Path, times: Tensor, y: Tensor, shown: dict[str, Prediction]) -> None:
-    """Both populations at the end, and what each method predicts of the last of them."""
+def differences(rows: list[dict[str, Any]]) -> str:
+    """To the network with the collapsed objective, for the same seed."""
+    return paired(rows, "network, collapsed", group="data")
+
+
+def rates(rows: list[dict[str, Any]]) -> str:
+    """Medians of the simulator's rates after training, over the true ones."""
+    lines = []
+    for data in dict.fromkeys(row["data"] for row in rows):
+        own = [row["medians"] for row in rows if row["data"] == data and "medians" in row]
+        if own:
+            pairs = zip(RATES, zip(*own, strict=True), strict=True)
+            cells = [mean_and_error([m / rate for m in found], ".4f") for rate, found in pairs]
+            lines.append([data, len(own), *cells])
+    header = ["data", "seeds", "predators' birth", "predators' death", "prey's birth"]
+    return format_table([*header, "prey's death"], lines)
+
+
+def draw(
+    path: Path, times: Tensor, paths: dict[str, Tensor], shown: dict[str, dict[str, Prediction]]
+) -> None:
+    """
+    Both populations at the end, and what each method predicts of the last of them.
+
+    :param path: the PNG file.
+    :param torch.Tensor times: shape ``(N,)``.
+    :param dict paths: predators and prey by kind of data, shape ``(2, N)``.
+    :param dict shown: by kind of data and by method.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(
-        2, len(shown), figsize=(3.5 * len(shown), 5), sharex=True, squeeze=False
-    )
+    columns = len(next(iter(shown.values())))
+    size = (3.5 * columns, 4.5 * len(shown))
+    figure, axes = plt.subplots(2 * len(shown), columns, figsize=size, sharex=True, squeeze=False)
     late, new = times > 15, times[NUM_TRAIN:]
-    for column, (method, (mean, sd)) in enumerate(shown.items()):
-        for row, name in enumerate(("predators", "prey")):
-            ax = axes[row, column]
-            ax.plot(times[late], y[row, late], color="grey", lw=1)
-            ax.plot(new, mean[row])
-            low, high = mean[row] - 2 * sd[row], mean[row] + 2 * sd[row]
-            ax.fill_between(new, low, high, alpha=0.3)
-            ax.set(title=f"{method}: {name}", ylim=(-3, 5))
+    panels = [
+        (kind, method, name, paths[kind][row], [part[row] for part in prediction])
+        for kind, found in shown.items()
+        for row, name in enumerate(("predators", "prey"))
+        for method, prediction in found.items()
+    ]
+    for ax, (kind, method, name, y, (mean, sd)) in zip(axes.flat, panels, strict=True):
+        ax.plot(times[late], y[late], ":", color="black", lw=1.2, label="data")
+        ax.fill_between(new, mean - 2 * sd, mean + 2 * sd, color="tab:blue", alpha=0.2, lw=0)
+        for sign in (-2, 2):
+            ax.plot(new, mean + sign * sd, "--", color="tab:blue", lw=0.8)
+        ax.plot(new, mean, "-", color="navy", lw=1.5, label="mean, two deviations")
+        ax.axvline(float(new[0]), color="grey", lw=0.6)
+        ax.set_title(f"{kind}, {method}: {name}", fontsize=8)
+        ax.set_ylim(-3, 5)
+    axes.flat[0].legend(fontsize=6, loc="upper left")
     figure.tight_layout()
     figure.savefig(path, dpi=75)
     plt.close(figure)
@@ -189,8 +244,8 @@ def _options() -> Any:
     options = parser(
         __doc__ or "", seeds=range(5), methods=METHODS, figure="bands of the last seed"
     )
-    options.add_argument("--num-steps", type=positive, default=2000, help="(default: 2000)")
-    options.add_argument("--data", choices=DATA, default=DATA[0], help=f"(default: {DATA[0]})")
+    options.add_argument("--num-steps", type=positive, default=1000, help="(default: 1000)")
+    options.add_argument("--data", nargs="+", choices=DATA, default=list(DATA))
     return options
 
 

@@ -36,6 +36,7 @@ from benchmarks.common import (
     positive,
     stopwatch,
 )
+from benchmarks.papers.vip._paired import paired
 from benchmarks.papers.vip._vip_curve import DROPOUT, Prediction, dropout, network
 from benchmarks.records import write_record
 from benchmarks.shared.bands import draw_bands
@@ -164,6 +165,11 @@ def table(rows: list[dict[str, Any]]) -> str:
         cells = [mean_and_error([row[key] for row in own], ".3f") for key in keys]
         lines.append([method, len(own), *cells])
     return format_table(["method", "seeds", "RMSE", "NLL", "CPU s"], lines)
+
+
+def differences(rows: list[dict[str, Any]]) -> str:
+    """To the collapsed objective with fresh functions, on the same data."""
+    return paired(rows, "collapsed, fresh")
 
 
 def _options() -> Any:
