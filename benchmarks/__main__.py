@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Sequence
 
 from benchmarks.benchmark import Benchmark
+from benchmarks.common import data_root
 from benchmarks.registry import BENCHMARKS, FOLDERS, GROUPS
 
 
@@ -64,20 +65,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_all(group: Sequence[Benchmark], options: list[str], short: bool) -> int:
-    """Runs one after the other, also where one fails, and tells which did."""
-    failed = []
-    for benchmark in group:
-        print(f"\n{benchmark.name}: {benchmark.question}", flush=True)
+    """Runs one after the other, also where one fails, and tells which did and which could not."""
+    failed, skipped, begin = [], [], time.process_time()
+    for place, benchmark in enumerate(group, 1):
+        print(f"\n{place} of {len(group)}, {benchmark.name}: {benchmark.question}", flush=True)
+        if reason := benchmark.lacks(data_root(options)):
+            print(f"{benchmark.name}: skipped, {reason}", flush=True)
+            skipped.append(benchmark.name)
+            continue
         start = time.process_time()
         try:
             benchmark.run(options, short=short)
-        except (Exception, SystemExit) as error:  # absent data, a bug: the others run
+        except (Exception, SystemExit) as error:  # a bug: the others run
             if isinstance(error, SystemExit) and error.code in (0, 2):  # options, of all of them
                 raise
             traceback.print_exc()
             failed.append(benchmark.name)
         print(f"{benchmark.name}: {time.process_time() - start:.0f} CPU seconds", flush=True)
-    print(f"\n{len(group) - len(failed)} of {len(group)} ran; failed: {failed or 'none'}")
+    ran = len(group) - len(failed) - len(skipped)
+    print(f"\n{ran} of {len(group)} ran in {time.process_time() - begin:.0f} CPU seconds")
+    print(f"skipped: {', '.join(skipped) or 'none'}; failed: {', '.join(failed) or 'none'}")
     return 1 if failed else 0
 
 
@@ -108,8 +115,8 @@ def _details(benchmark: Benchmark) -> str:
     lines += [f"    {key:20} {what}" for key, what in benchmark.columns.items()]
     lines += [f"  record {name}: {options}".rstrip() for name, options in benchmark.records.items()]
     lines.append(f"  short: {benchmark.short} {dict(benchmark.short_settings) or ''}".rstrip())
-    if benchmark.needs:
-        lines.append(f"  needs: {', '.join(benchmark.needs)}")
+    if benchmark.needs or benchmark.extra:
+        lines.append(f"  needs: {', '.join([*benchmark.needs, *benchmark.extra.split()])}")
     return "\n".join(lines)
 
 

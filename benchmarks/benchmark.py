@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -31,7 +33,7 @@ class Benchmark:
     :param str short: options for a run of seconds that tells nothing but that all works.
     :param short_settings: entries of the module's ``SETTINGS`` that a short run replaces.
     :param needs: data sets, as files below ``--data-root``.
-    :param str extra: a package that must be there.
+    :param str extra: packages that must be there, with spaces between them.
     :param bool figure: it has the option ``--figure``; a record's is made with the record.
     """
 
@@ -54,6 +56,17 @@ class Benchmark:
     def load(self) -> ModuleType:
         """Its module, which may import a lot."""
         return import_module(f"benchmarks.{self.module}")
+
+    def lacks(self, data_root: Path) -> str:
+        """
+        :param Path data_root: folder of the data sets.
+        :returns: which packages or data sets are not there, and what to do; empty if all are.
+        """
+        packages = [name for name in self.extra.split() if find_spec(name) is None]
+        if packages:
+            return f'{", ".join(packages)} not installed: pip install -e ".[benchmarks]"'
+        files = [name for name in self.needs if not (data_root / name).is_file()]
+        return f"no {', '.join(files)} in {data_root}: see --data-root" if files else ""
 
     def run(
         self, argv: Sequence[str] = (), *, short: bool = False, record: str | None = None

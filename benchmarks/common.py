@@ -33,6 +33,7 @@ import torch
 
 __all__ = [
     "Stopwatch",
+    "data_root",
     "fixed_seed",
     "format_table",
     "load_npz",
@@ -108,6 +109,16 @@ def parse(options: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
     arguments.argv = argv
     torch.set_num_threads(arguments.threads)
     return arguments
+
+
+def data_root(argv: Sequence[str]) -> Path:
+    """
+    :param argv: options of some benchmark.
+    :returns: the folder of the data sets that they name, or that is taken without.
+    """
+    options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    options.add_argument("--data-root", type=Path, default=parser("").get_default("data_root"))
+    return options.parse_known_args(argv)[0].data_root
 
 
 def positive(text: str) -> int:

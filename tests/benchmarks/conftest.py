@@ -22,6 +22,9 @@ def small_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         arrays[f"x_{part}"] = rng.integers(0, 256, (size, 28, 28), dtype=np.uint8)
         arrays[f"y_{part}"] = rng.integers(0, 10, size, dtype=np.uint8)
     np.savez(root / "mnist.npz", **arrays)
+    for name in ("kmnist", "fashion_mnist", "notmnist"):
+        images = rng.integers(0, 256, (4, 28, 28), dtype=np.uint8)
+        np.savez(root / f"{name}_test.npz", x=images)
     rows = [f"{'C' * (1 + i % 5)}{'O' * (i % 3)}N,{0.1 * i:.1f}" for i in range(40)]
     with gzip.open(root / "cep.csv.gz", "wt") as file:
         file.write("smiles,PCE\n" + "\n".join(rows) + "\n")

@@ -19,19 +19,29 @@ import pyro.distributions as dist
 import torch
 from tqdm import tqdm
 
-from benchmarks.common import fixed_seed, format_table, parse, parser, positive
+from benchmarks.common import fixed_seed, format_table, mean_and_error, parse, parser, positive
 from benchmarks.records import write_record
 from pyro_implicit import BayesianModule, HyperNetworkGuide, LinearisedELBO, entropy_report
 
-ESTIMATES = (
-    "upper",
-    "lower",
-    "linearised",
-    "lanczos_upper",
-    "lanczos_lower",
-    "singular_value_bound",
-)
+NAMES = {
+    "upper": "upper",
+    "lower": "lower",
+    "linearised": "linearised",
+    "lanczos_upper": "Lanczos, upper",
+    "lanczos_lower": "Lanczos, lower",
+    "singular_value_bound": "smallest singular value",
+}
+ESTIMATES = tuple(NAMES)
 ROWS = 40
+SETTINGS: dict[str, Any] = {
+    "num_particles": 8,
+    "lr": 3e-3,
+    "scale": 0.05,
+    "init_scale": 0.3,
+    "num_samples": 100,
+    "num_inner": 200,
+    "num_starts": 8,
+}
 GUIDES: dict[str, dict[str, Any]] = {
     "10 noises": {"noise_dim": 10},
     "19 noises": {"noise_dim": 19},
@@ -56,12 +66,15 @@ def run(name: str, seed: int, num_steps: int, num_checks: int, quiet: bool) -> l
         x = torch.linspace(-1.0, 1.0, ROWS)[:, None]
         y = torch.sin(4 * x[:, 0]) + 0.1 * torch.randn(ROWS)
         model = make_model()
-        options = {"scale": 0.05, "init_scale": 0.3, "hidden_dims": (40,)} | GUIDES[name]
+        scales = {key: SETTINGS[key] for key in ("scale", "init_scale")}
+        options = scales | {"hidden_dims": (40,)} | GUIDES[name]
         guide = HyperNetworkGuide(model, init_from=None, **options).setup(x, y)
-        objective = LinearisedELBO(8, vectorize_particles=True, max_plate_nesting=1)
+        objective = LinearisedELBO(
+            SETTINGS["num_particles"], vectorize_particles=True, max_plate_nesting=1
+        )
         loss = objective(model, guide)
         loss(x, y)
-        optimizer = torch.optim.Adam(loss.parameters(), lr=3e-3)
+        optimizer = torch.optim.Adam(loss.parameters(), lr=SETTINGS["lr"])
         found = []
         for step in tqdm(range(num_steps + 1), desc=f"{name}, seed {seed}", disable=quiet):
             if step % max(1, num_steps // num_checks) == 0:
@@ -75,7 +88,10 @@ def run(name: str, seed: int, num_steps: int, num_checks: int, quiet: bool) -> l
 def _estimates(guide: HyperNetworkGuide) -> dict[str, float]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # folds are in the numbers
-        report = entropy_report(guide, num_samples=100, num_inner=200, num_starts=8)
+        report = entropy_report(
+            guide,
+            **{key: SETTINGS[key] for key in ("num_samples", "num_inner", "num_starts")},
+        )
     values = {estimate: getattr(report, estimate) for estimate in ESTIMATES}
     return values | {"standard_error": report.standard_error, "rank": report.effective_rank}
 
@@ -115,17 +131,40 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The first and the last estimates of every run."""
-    runs: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for row in rows:
-        runs.setdefault((row["guide"], row["seed"]), []).append(row)
-    header = ["guide", "seed", "step", *ESTIMATES, "standard error", "rank"]
+    """The estimates at the beginning, halfway and at the end, over seeds."""
     lines = []
-    for (name, seed), found in runs.items():
-        for row in dict.fromkeys((0, len(found) // 2, len(found) - 1)):
-            values = [found[row][key] for key in (*ESTIMATES, "standard_error", "rank")]
-            lines.append([name, seed, found[row]["step"], *values])
+    for name in dict.fromkeys(row["guide"] for row in rows):
+        own = [row for row in rows if row["guide"] == name]
+        steps = list(dict.fromkeys(row["step"] for row in own))
+        for step in dict.fromkeys((steps[0], steps[len(steps) // 2], steps[-1])):
+            now = [row for row in own if row["step"] == step]
+            cells = [mean_and_error([row[key] for row in now], ".1f") for key in ESTIMATES]
+            lines.append([name, step, *cells])
+    return format_table(["guide", "step", *(NAMES[key] for key in ESTIMATES)], lines)
+
+
+def distances(rows: list[dict[str, Any]]) -> str:
+    """How far each estimate is from what lies between the two sides of the truth."""
+    lines = []
+    for name in dict.fromkeys(row["guide"] for row in rows):
+        own = [row for row in rows if row["guide"] == name]
+        open_by = max(row["upper"] - row["lower"] for row in own)
+        for key in ESTIMATES[2:]:
+            found = [_outside(row, key) for row in own]
+            within = [
+                abs(d) <= 2 * row["standard_error"] for d, row in zip(found, own, strict=True)
+            ]
+            mean, share = sum(found) / len(found), f"{sum(within)}/{len(within)}"
+            cells = [f"{value:.2f}" for value in (mean, min(found), max(found))]
+            lines.append([name, NAMES[key], *cells, share, f"{open_by:.1f}"])
+    header = ["guide", "estimate", "mean", "lowest", "highest", "within 2 errors", "sides apart"]
     return format_table(header, lines)
+
+
+def _outside(row: dict[str, Any], key: str) -> float:
+    """By how much an estimate is above (or, negative, below) both sides of the truth."""
+    low, high = sorted((row["lower"], row["upper"]))
+    return max(row[key] - high, 0.0) + min(row[key] - low, 0.0)
 
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
@@ -139,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     for name in arguments.guides:
         for seed in arguments.seeds:
             rows += run(name, seed, arguments.steps, arguments.checks, arguments.quiet)
-            write_record("entropy_estimates", arguments, {"rows": ROWS}, rows)
+            write_record("entropy_estimates", arguments, SETTINGS | {"rows": ROWS}, rows)
     if arguments.figure is not None:
         draw(rows, arguments.figure)
     print(table(rows))
