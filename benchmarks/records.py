@@ -77,8 +77,10 @@ def _command(benchmark: str, argv: list[str]) -> str:
     left = iter(argv)
     kept = []
     for word in left:
-        if word in ("--output", "--figure", "--data-root", "--pyro"):
-            next(left, None)
+        name, _, value = word.partition("=")
+        if name in ("--output", "--figure", "--data-root", "--pyro"):
+            if not value:
+                next(left, None)
         elif word != "--quiet":
             kept.append(f'"{word}"' if " " in word else word)
     return " ".join(["python", "-m", "benchmarks", "run", benchmark, *kept])

@@ -22,16 +22,17 @@ from pyro_implicit import BayesianModule, HyperNetworkGuide, predict, to_arviz
 
 __all__ = [
     "arviz",
+    "by_pyro",
     "hand_arviz",
     "hand_linear",
     "hand_network",
     "linear_model",
     "network_model",
     "predictions",
-    "pyro_network",
 ]
 
-HAND, OURS, PARALLEL = "hand loop", "predict", "predict, parallel"
+HAND, PYRO = "hand loop", "Pyro's Predictive"
+OURS, PARALLEL = "predict", "predict, parallel"
 NUM_FEATURES, NOISE = 5, 0.1
 GROUPS = ("posterior", "posterior_predictive", "log_likelihood")
 
@@ -52,10 +53,10 @@ def _of_network(settings: Settings, rounds: int) -> Iterator[Row]:
     guide = GUIDES[settings["guide"]](model).setup(x[:size], torch.zeros(min(size, rows)).long())
     jobs = {
         HAND: lambda: hand_network(plain, guide, x, num_draws, size),
-        "Pyro's Predictive": lambda: pyro_network(model, guide, x, num_draws, size),
+        PYRO: lambda: by_pyro(model, guide, x, num_draws, size, "logits"),
     }
     jobs |= _our_jobs(model, guide, x, num_draws, size, "logits")
-    bases = {"Pyro's Predictive": (HAND, None), OURS: (HAND, 1.1), PARALLEL: (OURS, 1.0)}
+    bases = {PYRO: (HAND, None), OURS: (HAND, 1.1), PARALLEL: (OURS, 1.0)}
     what = f"predict, {settings['network']}, {rows} rows x {num_draws} draws"
     yield from rows_of(what, medians(jobs, rounds), bases)
 
@@ -80,10 +81,13 @@ def _of_linear_model(settings: Settings, rounds: int) -> Iterator[Row]:
     rows, size, num_draws = settings["rows"], settings["row_batch"], settings["num_draws"]
     x = torch.randn(rows, NUM_FEATURES)
     guide = HyperNetworkGuide(linear_model, init_from=None).setup(x, x[:, 0])
-    jobs = {HAND: lambda: hand_linear(guide, x, num_draws, size)}
+    jobs = {
+        HAND: lambda: hand_linear(guide, x, num_draws, size),
+        PYRO: lambda: by_pyro(linear_model, guide, x, num_draws, size, "y"),
+    }
     jobs |= _our_jobs(linear_model, guide, x, num_draws, size, "y")
     what = f"predict, linear, {rows} rows x {num_draws} draws in batches of {size}"
-    bases = {OURS: (HAND, 1.5), PARALLEL: (OURS, 1.0)}
+    bases = {PYRO: (HAND, None), OURS: (HAND, 1.5), PARALLEL: (OURS, 1.0)}
     yield from rows_of(what, medians(jobs, rounds), bases)
 
 
@@ -116,10 +120,10 @@ def hand_network(net: nn.Module, guide: Any, x: Tensor, num_draws: int, size: in
 
 
 @torch.no_grad()
-def pyro_network(model: Any, guide: Any, x: Tensor, num_draws: int, size: int) -> Tensor:
+def by_pyro(model: Any, guide: Any, x: Tensor, num_draws: int, size: int, site: str) -> Tensor:
     """The same by Pyro's ``Predictive``, one batch after the other."""
-    known = Predictive(model, guide.sample(num_draws), return_sites=("logits",))
-    return torch.cat([known(batch)["logits"] for batch in x.split(size)], 1)
+    known = Predictive(model, guide.sample(num_draws), return_sites=(site,))
+    return torch.cat([known(batch)[site] for batch in x.split(size)], 1)
 
 
 def linear_model(x: Tensor, y: Tensor | None = None) -> None:

@@ -205,6 +205,9 @@ BENCHMARKS = (
         },
         records={
             "objectives_logistic": "--targets logistic --num-steps 700",
+            "objectives_logistic_kernels": "--targets logistic --num-steps 700 "
+            "--methods mean-field 'no KL' 'kernel adaptive' 'kernel published' 'kernel prior' "
+            "--seeds 0 1 2 3 4 5 6 7 8 9 --nuts 0",
             "objectives_mixture": "--targets mixture",
             "objectives_banana": "--targets banana --num-steps 1000",
             "equal_time_banana": "--targets banana --cpu-seconds 8 --seeds 0 1 2 3 4",

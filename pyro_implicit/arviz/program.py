@@ -29,6 +29,7 @@ from pyro_implicit.handlers.row_coupling import (
     can_be_looked_at,
     coupled_sites,
     drawn_jointly,
+    rows_to_look_at,
     some_batches,
 )
 from pyro_implicit.handlers.rows import changed_dims
@@ -36,6 +37,8 @@ from pyro_implicit.inference.numbered import numbered_if_drawn
 from pyro_implicit.inference.posterior_draws import posterior_draws
 
 __all__ = ["Program", "Site", "Slot"]
+
+_FEW_ROWS = 32  # on which the numbers are counted that a run makes of a row
 
 
 @dataclass(frozen=True)
@@ -184,8 +187,10 @@ class Program:
             _refuse_coupled(sites, part, functions, start)
         rows, calls = self.batches.num_rows, self.batches
         if can_be_looked_at((*calls.args, *calls.kwargs.values())):  # rows far apart
-            _, _, whole = self._sites_on(calls.cut(0, rows), draw)
-            for start, stop in some_batches(rows, size):
+            few = min(size, _FEW_ROWS)
+            most = rows_to_look_at(lambda k: self._sites_on(calls.cut(0, k), draw), few, size, rows)
+            _, _, whole = self._sites_on(calls.cut(0, most), draw)
+            for start, stop in some_batches(most, size):
                 _, _, part = self._sites_on(calls.cut(start, stop), draw)
                 _refuse_coupled(sites, part, whole, start)
 

@@ -97,5 +97,7 @@ class Preconditioner(nn.Module):
 def _log_abs_det(factor: Tensor | None) -> Tensor:
     if factor is None:
         return torch.zeros(())
-    wide = upcast(factor)
-    return wide.abs().log().sum() if factor.dim() == 1 else torch.linalg.slogdet(wide).logabsdet
+    if factor.dim() == 1:  # of millions of latents in little memory
+        return factor.abs().log_().sum(dtype=torch.float64)
+    log_abs_det: Tensor = torch.linalg.slogdet(upcast(factor)).logabsdet
+    return log_abs_det

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pyro.distributions as dist
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyro_implicit._memory import check_fits
 from pyro_implicit.handlers.rows import changed_dims
+from pyro_implicit.ops.largest_tensor import LargestTensor
 
 __all__ = [
     "RowsTogether",
@@ -19,6 +20,7 @@ __all__ = [
     "check_rows_fit",
     "coupled_sites",
     "drawn_jointly",
+    "rows_to_look_at",
     "some_batches",
     "without_events",
 ]
@@ -26,6 +28,7 @@ __all__ = [
 
 _ULPS = 64  # units of rounding of the largest number
 _MOST_NUMBERS = 4_000_000
+_MOST_MADE = 2**22  # numbers that all operations of a run that is only looked at may make
 
 
 class RowsTogether(Exception):  # noqa: N818 (a signal within one call, never shown)
@@ -68,6 +71,33 @@ def can_be_looked_at(args: Iterable[Any]) -> bool:
     :returns: whether the tensors among them have at most four million numbers.
     """
     return sum(one.numel() for one in args if isinstance(one, Tensor)) <= _MOST_NUMBERS
+
+
+def rows_to_look_at(run: Callable[[int], Any], few: int, size: int, rows: int) -> int:
+    """
+    How many of the first rows are run at once to see what a cut into batches changes.
+
+    Batches are small where memory is: a run on all rows may take what they were to save. What
+    operations make of a row is counted in a run on few rows and in one on half of them.
+
+    :param run: the model on as many of the first rows.
+    :param int few: rows to count with, two at least.
+    :param int size: of a batch.
+    :param int rows: number of rows.
+    :returns: all of them, or those that make four million numbers, but two batches at least.
+    """
+    made = []
+    try:
+        for count in (few, few // 2):
+            with LargestTensor() as counted:
+                run(count)
+            made.append(counted.total)
+    except Exception:  # what cannot be counted is looked at as if it were small
+        return rows
+    by_row = (made[0] - made[1]) / (few - few // 2)
+    return (
+        rows if by_row * rows <= _MOST_MADE else min(rows, max(int(_MOST_MADE / by_row), 2 * size))
+    )
 
 
 def some_batches(rows: int, size: int) -> list[tuple[int, int]]:

@@ -16,6 +16,7 @@ from pyro_implicit.handlers.row_coupling import (
     can_be_looked_at,
     check_rows_fit,
     coupled_sites,
+    rows_to_look_at,
     some_batches,
 )
 from pyro_implicit.inference.from_prior import forgotten_latents
@@ -138,7 +139,8 @@ class PredictiveJob:
         Looks at what a cut would change.
 
         The first rows may be alike, or too few to show what they owe to others (a mean of sorted
-        rows, a lag). Of up to four million numbers some batches are held to a run on all rows.
+        rows, a lag). Of up to four million numbers some batches are held to a run on all rows, or
+        on the first of them where all would take much memory.
 
         :param int batch_size: rows at a time.
         :returns: the same, or the number of all rows where they belong together.
@@ -146,24 +148,28 @@ class PredictiveJob:
         rows, values = self.plan.rows, (*self.args, *self.kwargs.values())
         if self.plan.whole or self.plan.uncut is not None or batch_size >= rows:
             return max(rows, 1)
-        if can_be_looked_at(values) and self._changes(some_batches(rows, batch_size)):
+        if can_be_looked_at(values) and self._changes(batch_size):
             self.plan.whole = True
             return rows
         return batch_size
 
-    def _changes(self, batches: list[tuple[int, int]]) -> bool:
-        """Whether the distributions of these rows are others when all rows are there."""
+    def _changes(self, size: int) -> bool:
+        """Whether the distributions of rows are others when the rows of other batches are there."""
         own, self.run_kind = self.run_kind, self.kind_to_look_with()
         self.plan.whole = True  # noise of any distribution can be drawn for all rows
         try:
-            more = self._probe(stop=self.plan.rows)
-            parts = [self._probe(more, *batch) for batch in batches]
+            most = rows_to_look_at(self._probe_first, UNIT, size, self.plan.rows)
+            more = self._probe(stop=most)
+            parts = [self._probe(more, *batch) for batch in some_batches(most, size)]
         except Exception as error:  # whatever a model does: the run itself will tell
             return isinstance(error, RowsTogether)
         finally:
             self.plan.whole, self.run_kind = False, own
         dims = self.plan.layout.row_dims
         return any(coupled_sites(p.functions, more.functions, dims, p.start) for p in parts)
+
+    def _probe_first(self, stop: int) -> None:
+        self._probe(stop=stop)
 
     def kind_to_look_with(self) -> Callable[..., Any]:
         """What evaluates the model once, where only its distributions are wanted."""

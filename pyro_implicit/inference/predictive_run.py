@@ -261,11 +261,11 @@ class PredictiveRun(Messenger):
             self.plan.processes.add(msg["name"])
         if msg["name"] in self.given:
             return self._rows_of(self.given[msg["name"]], fn.shape())
-        if row_dim is None or self.plan.whole:
-            return self._drawn(fn, 0)
-        drawn = drawn_by_blocks(fn, row_dim, self._blocks())
+        drawn = None if row_dim is None else drawn_by_blocks(fn, row_dim, self._blocks())
         if drawn is not None:
             return drawn
+        if row_dim is None or self.plan.whole:
+            return self._drawn(fn, 0)
         while isinstance(fn, dist.MaskedDistribution) or (
             row_dim >= -fn.event_dim and isinstance(fn, torch.distributions.Independent)
         ):

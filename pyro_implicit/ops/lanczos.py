@@ -42,6 +42,7 @@ __all__ = [
 
 #: kinds of probes, see :func:`draw_probes`
 PROBES = ("orthogonal", "rademacher")
+_KEPT = 2**22  # entries of all products with M up to which they are kept (LeNet: 220 000 a draw)
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ def _quadrature(jacobian: ScaledJacobian, probes: Tensor, num_steps: int) -> Lan
 def _pairs(
     jacobian: ScaledJacobian,
     basis: Tensor,
-    images: Tensor,
+    images: Tensor | None,
     start: Tensor,
     values: Tensor,
     vectors: Tensor,
@@ -169,7 +170,7 @@ def _pairs(
     Singular values that are zero but for rounding count as zero: what they would add to the
     gradient, ``rounding / sigma^2``, is noise.
 
-    :param torch.Tensor basis: ``(k, P, ..., n)``, and ``images`` under ``M``.
+    :param torch.Tensor basis: ``(k, P, ..., n)``, and ``images`` under ``M`` if they were kept.
     :param torch.Tensor start: the probes in terms of the ``vectors``, shape ``(P, ..., k + 1)``.
     """
     squares = values - jacobian.floor
@@ -184,11 +185,16 @@ def _pairs(
     def at_range(function: Tensor) -> Tensor:
         return torch.where(is_null, torch.zeros_like(function), function)
 
+    def image(function: Tensor) -> Tensor:
+        if images is not None:
+            return applied(function, images)
+        return jacobian.product(applied(function, basis))
+
     # M A^(-1/2) v with A^(-1/2) Pi v, Pi = I - floor / A: theory/linearised.md (lanczos-gradient)
-    left = [applied(at_range(values.rsqrt()), images)]
+    left = [image(at_range(values.rsqrt()))]
     right = [applied(at_range(squares * values**-1.5), basis)]
     if jacobian.floor:  # and M A^(-1) v with A^(-1) v
-        left.append(applied(at_range(1 / values), images))
+        left.append(image(at_range(1 / values)))
         right.append(applied(1 / values, basis))
     return GradientPairs(torch.stack(left, 1), torch.stack(right, 1))
 
@@ -218,30 +224,38 @@ def gradient_surrogate(jacobian: ScaledJacobian, pairs: GradientPairs) -> Tensor
     :returns: mean over probes, shape ``(...)``.
     """
     # left' dM right, both held fixed: theory/linearised.md (lanczos-gradient)
-    products = jacobian.product(pairs.right.detach().flatten(0, 1)).unflatten(
-        0, pairs.right.shape[:2]
-    )
-    surrogate: Tensor = (pairs.left.detach() * products).sum(-1).sum(1).mean(0)
+    left, right = pairs.left.detach(), pairs.right.detach()
+    if left.numel() > _KEPT:  # one after the other, in less memory
+        parts = [
+            (left[:, i] * jacobian.product(right[:, i])).sum(-1) for i in range(right.shape[1])
+        ]
+        return torch.stack(parts).sum(0).mean(0)
+    products = jacobian.product(right.flatten(0, 1)).unflatten(0, right.shape[:2])
+    surrogate: Tensor = (left * products).sum(-1).sum(1).mean(0)
     return surrogate
 
 
 def _bidiagonalise(
     jacobian: ScaledJacobian, probes: Tensor, num_steps: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """
     Golub-Kahan bidiagonalisation, the right vectors fully orthogonalised (twice).
 
     Where the Krylov space is exhausted the process is cut: the entry above the diagonal is 0, and
     the diagonal goes on with any positive number, which the first basis vector does not see.
 
-    :returns: right vectors ``(k, P, ..., n)``, their products with ``M``, diagonal and entries
-        above it ``(P, ..., k)``.
+    Large products with ``M`` are not kept, ``k`` of which would be most of a step's memory: two
+    more products make up for them.
+
+    :returns: right vectors ``(k, P, ..., n)``, their products with ``M`` or None, diagonal and
+        entries above it ``(P, ..., k)``.
     """
     eps = torch.finfo(jacobian.dtype).eps
     right, _ = _normalise(probes, torch.zeros_like(probes[..., 0]))
     basis, diagonal, above = [right], [], []
     left = jacobian.product(right)
-    images = [left]
+    keep = num_steps * left.numel() <= _KEPT
+    images = [left] if keep else []
     largest = torch.zeros_like(probes[..., 0])
     for step in range(num_steps):
         # alpha_j u_j: theory/linearised.md (lanczos-recurrence)
@@ -261,11 +275,14 @@ def _bidiagonalise(
         above.append(beta)
         if step + 1 < num_steps:
             basis.append(right)
-            images.append(jacobian.product(right))
-            left = images[-1] - beta[..., None] * left  # M v_(j+1) - beta_j u_j
+            image = jacobian.product(right)
+            if keep:
+                images.append(image)
+            left = torch.addcmul(image, beta[..., None], left, value=-1)  # M v_(j+1) - beta_j u_j
+            del image
     return (
         torch.stack(basis),
-        torch.stack(images),
+        torch.stack(images) if keep else None,
         torch.stack(diagonal, -1),
         torch.stack(above, -1),
     )

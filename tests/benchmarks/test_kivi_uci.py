@@ -100,9 +100,9 @@ def test_differences_are_of_the_same_split() -> None:
     ]
     lines = [line.split("|") for line in kivi_uci.differences(rows).splitlines()[2:]]
     assert [[cell.strip() for cell in line[1:-1]] for line in lines] == [
-        ["toy", "adaptive", "published", "-1.00 ± 0.00", "+0.000 ± 0.500", "1 of 2"],
-        ["toy", "adaptive", "no KL", "-0.90", "-0.250", "0 of 1"],
-        ["toy", "published", "no KL", "+0.10", "+0.250", "1 of 1"],
+        ["toy", "adaptive", "published", "-1.000 ± 0.000", "+0.000 ± 0.500", "1 of 2"],
+        ["toy", "adaptive", "no KL", "-0.900", "-0.250", "0 of 1"],
+        ["toy", "published", "no KL", "+0.100", "+0.250", "1 of 1"],
     ]
 
 

@@ -157,6 +157,18 @@ def test_margins_are_paired_by_seed() -> None:
     assert table == format_table(["series", "method", "rmse", "CRPS"], expected)
 
 
+def test_branches_are_paired_by_state_and_seed() -> None:
+    rows = [
+        {"method": method, "state": state, "seed": seed, "log_density": value * (1 + seed)}
+        for method, value in (("per datum", 1.0), ("labels", 1.5))
+        for state in ("best", "last")
+        for seed in (0, 1)
+    ]
+    expected = [[state, "labels", "+0.75 ± 0.25"] for state in ("best", "last")]
+    table = predictive_branches.margins(rows)
+    assert table == format_table(["state", "method", "log density"], expected)
+
+
 def test_windows_are_split_by_time_and_standardised_by_the_training_part() -> None:
     values = torch.arange(100.0).numpy()
     windows = forecasting.Windows(of(values, season=12))

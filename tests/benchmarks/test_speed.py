@@ -81,7 +81,7 @@ def test_logits_by_hand() -> None:
         found = []
         for job in (
             lambda: of_predict.hand_network(net, guide, x, 3, 32),
-            lambda: of_predict.pyro_network(model, guide, x, 3, 32),
+            lambda: of_predict.by_pyro(model, guide, x, 3, 32, "logits"),
             lambda: predict(model, guide, x, num_samples=3, sites=["logits"])["logits"],
         ):
             pyro.set_rng_seed(1)

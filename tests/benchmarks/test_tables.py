@@ -30,6 +30,12 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tables._whole.cache_clear()
 
 
+def test_a_recorded_command_has_no_paths() -> None:
+    words = ["--seeds", "1", "--output", "a.json", "--figure=b.png", "--quiet", "--set=x y"]
+    command = records._command("made_up", words)
+    assert command == 'python -m benchmarks run made_up --seeds 1 "--set=x y"'
+
+
 def test_the_pages_are_what_the_records_say() -> None:
     assert tables.stale() == [], "run: python -m benchmarks tables"
 

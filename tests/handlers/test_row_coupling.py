@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyro_implicit import ImplicitProcess, evaluate, predict, to_arviz
 from pyro_implicit.exceptions import ArgumentError, OutOfMemoryError
-from pyro_implicit.handlers import row_coupling as _row_coupling
+from pyro_implicit.handlers import row_coupling
 from pyro_implicit.handlers.row_coupling import coupled_sites, drawn_jointly
 
 # latents that the guide does not have, and a process, are what some of these models are made of
@@ -232,7 +232,7 @@ def test_rows_that_will_not_fit_together(monkeypatch):
     with pytest.raises(OutOfMemoryError, match=r"site 'y', whose rows .*Pass fewer rows"):
         predict(multivariate, guide, x, num_samples=1, batch_size=32)
     checked = []
-    monkeypatch.setattr(_row_coupling, "check_fits", lambda numel, *_: checked.append(numel))
+    monkeypatch.setattr(row_coupling, "check_fits", lambda numel, *_: checked.append(numel))
     predict(multivariate, guide, X, num_samples=1, batch_size=32)
     assert max(checked) == ROWS**2  # the covariance
 
@@ -318,3 +318,91 @@ def test_pairs_of_rows_are_all_predicted(batch_size):
     drawn = predict(model, guide, x, num_samples=20, batch_size=batch_size)["near"]
     expected = (x[:, None] - x).abs()
     torch.testing.assert_close(drawn.log().mean(0), expected, atol=0.02, rtol=0.0)
+
+
+@pytest.mark.parametrize(
+    ("width", "size", "rows", "expected"),
+    [
+        (10, 100, 50_000, 50_000),  # half a million numbers in all
+        (1000, 100, 50_000, 4_194),
+        (1000, 10_000, 50_000, 20_000),  # two batches, whatever they make
+        (1000, 30_000, 50_000, 50_000),
+    ],
+)
+def test_as_many_rows_are_looked_at_as_make_so_many_numbers(
+    width: int, size: int, rows: int, expected: int
+) -> None:
+    seen = []
+
+    def run(count: int) -> None:
+        seen.append(count)
+        torch.ones(500_000)  # of no row
+        torch.ones(count, width)
+
+    assert row_coupling.rows_to_look_at(run, 32, size, rows) == expected
+    assert seen == [32, 16]
+
+
+def test_what_cannot_be_counted_is_small() -> None:
+    def run(count: int) -> None:
+        raise RuntimeError("no such operation")
+
+    assert row_coupling.rows_to_look_at(run, 32, 100, 50_000) == 50_000
+
+
+@pytest.mark.parametrize("how", ["predict", "evaluate", "to_arviz"])
+@pytest.mark.parametrize("width", [2, 400])
+def test_a_look_takes_no_more_memory_than_it_may(
+    monkeypatch: pytest.MonkeyPatch, how: str, width: int
+) -> None:
+    """It once ran the model on all rows at once, whose memory batch_size was given to save."""
+    monkeypatch.setattr(row_coupling, "_MOST_MADE", 300_000)
+    seen = []
+
+    def model(x: Tensor, y: Tensor | None = None) -> None:
+        seen.append(len(x))
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        hidden = (w * x)[:, None] * torch.ones(width)
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(hidden.mean(-1), 1.0), obs=y)
+
+    x = torch.linspace(-1, 1, 4000)
+    guide = AutoNormal(model)
+    guide(x, x)
+    seen.clear()
+    if how == "predict":
+        predict(model, guide, x, num_samples=2, batch_size=160)
+    elif how == "evaluate":
+        evaluate(model, guide, x, x, num_samples=2, batch_size=160)
+    else:
+        to_arviz(model, guide, x, x, num_samples=2, batch_size=160, groups=("log_likelihood",))
+    assert max(seen) == 4000 if width == 2 else 320 <= max(seen) < 1000
+
+
+@pytest.mark.parametrize("how", ["predict", "evaluate"])
+def test_wide_rows_that_belong_together_are_still_seen(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(row_coupling, "_MOST_MADE", 300_000)
+
+    def model(x: Tensor, y: Tensor | None = None) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        hidden = (w * (x - x.mean()))[:, None] * torch.ones(400)
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(hidden.mean(-1), 1.0), obs=y)
+
+    x = torch.cat([torch.zeros(100), torch.linspace(-1, 1, 3900)])  # the first rows are alike
+    guide = AutoNormal(model)
+    guide(x, x)
+    if how == "predict":
+        found = []
+        for size in (None, 160):
+            pyro.set_rng_seed(0)
+            found.append(predict(model, guide, x, num_samples=2, batch_size=size)["y"])
+        assert torch.equal(*found)
+    else:
+        scores = [
+            evaluate(model, guide, x, x, num_samples=2, batch_size=size, seed=0).scores
+            for size in (None, 160)
+        ]
+        assert scores[0] == scores[1]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.generators.mlp import MLPGenerator
+from pyro_implicit.ops import lanczos
 from pyro_implicit.ops.lanczos import (
     PROBES,
     draw_probes,
@@ -383,3 +384,27 @@ def test_the_spread_of_one_probe_does_not_grow_as_the_output_noise_falls() -> No
         spread[sigma] = torch.stack(errors).mean()
     assert spread[1e-4] < 20  # was 9000
     assert spread[1e-4] < 10 * spread[1e-1]
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.1])
+@pytest.mark.parametrize("sizes", [(3, 12), (12, 3)])
+def test_large_products_are_made_again(
+    monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int], scale: float
+) -> None:
+    """The same value and gradients as with all products kept, in less memory."""
+    noise_dim, output_dim = sizes
+    if noise_dim < output_dim and not scale:
+        pytest.skip("no density")
+    generator = MLPGenerator(noise_dim, output_dim, (7,)).double()
+    z = torch.randn(4, noise_dim, dtype=torch.float64)
+    found = []
+    for kept in (2**22, 0):
+        monkeypatch.setattr(lanczos, "_KEPT", kept)
+        torch.manual_seed(0)
+        jacobian = ScaledJacobian(generator.linearise(z), scale)
+        probes = draw_probes("orthogonal", 2, jacobian)
+        quadrature = lanczos_quadrature(jacobian, probes, 2)
+        surrogate = gradient_surrogate(jacobian, quadrature.pairs).sum()
+        grads = torch.autograd.grad(surrogate, list(generator.parameters()), allow_unused=True)
+        found.append([quadrature.gauss, quadrature.radau, *[g for g in grads if g is not None]])
+    torch.testing.assert_close(found[0], found[1])

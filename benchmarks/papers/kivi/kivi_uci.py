@@ -175,7 +175,7 @@ def differences(rows: list[dict[str, Any]]) -> str:
 def _change(both: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
     gains = [a["log_likelihood"] - b["log_likelihood"] for a, b in both]
     errors = [a["rmse"] - b["rmse"] for a, b in both]
-    form = f".{_decimals([a['rmse'] for a, _ in both])}f"
+    form = f".{_decimals([a['rmse'] for a, _ in both]) + 1}f"
     return [
         mean_and_error(errors, f"+{form}", form),
         mean_and_error(gains, "+.3f", ".3f"),

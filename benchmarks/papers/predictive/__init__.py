@@ -96,7 +96,9 @@ BENCHMARKS = (
             "noise": "its scale that validation chose, standardised",
             **CPU,
         },
-        records={"forecasting": "--epochs 20 --num-particles 4 --seeds 0 1 2"},
+        records={
+            "forecasting": "--series england --epochs 20 --num-particles 4 --seeds 0 1 2",
+        },
         short='--epochs 1 --num-particles 2 --seeds 0 --methods "maximum likelihood" conditional',
         short_settings={
             "batch_size": {"england": 3000, "sun": 3000},

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.common import format_table, mean_and_error
 
-__all__ = ["over_seeds"]
+__all__ = ["over_seeds", "paired"]
 
 
 def over_seeds(
@@ -32,3 +32,28 @@ def over_seeds(
             cells.append(mean_and_error(known, form, form.lstrip("+")) if known else None)
         lines.append([*names, *cells])
     return format_table([*by, *(header for header, _ in columns.values())], lines)
+
+
+def paired(
+    rows: Sequence[Mapping[str, Any]],
+    base: str,
+    by: Sequence[str],
+    columns: Mapping[str, tuple[str, str]],
+) -> str:
+    """
+    What other methods have more than one of them, paired by seed.
+
+    :param rows: of a record; those without a seed are left out.
+    :param str base: the method that is subtracted.
+    :param by: the keys that a pair has in common, beside the seed.
+    :param columns: see :func:`over_seeds`.
+    """
+    keys = ("seed", *by)
+    bases = {tuple(row[k] for k in keys): row for row in rows if row["method"] == base}
+    more = []
+    for row in rows:
+        other = bases.get(tuple(row[k] for k in keys))
+        if other is not None and row["method"] != base:
+            difference = {key: row[key] - other[key] for key in columns}
+            more.append({key: row[key] for key in (*by, "method")} | difference)
+    return over_seeds(more, (*by, "method"), columns)

@@ -47,7 +47,7 @@ from tqdm.auto import trange
 from benchmarks.common import fixed_seed, load_npz, parse, parser, positive, stopwatch
 from benchmarks.networks import NBeats
 from benchmarks.papers.predictive._predictive import loss
-from benchmarks.papers.predictive._tables import over_seeds
+from benchmarks.papers.predictive._tables import over_seeds, paired
 from benchmarks.records import write_record
 from pyro_implicit import BayesianModule, ConditionalHyperNetworkGuide, HyperNetworkGuide, predict
 from pyro_implicit.training import Annealed, EarlyStopping
@@ -276,15 +276,8 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def margins(rows: list[dict[str, Any]]) -> str:
     """How far each method is behind maximum likelihood, paired by seed."""
-    keys = ("rmse", "CRPS")
-    base = {(row["series"], row["seed"]): row for row in rows if row["method"] == METHODS[0]}
-    paired = []
-    for row in rows:
-        other = base.get((row["series"], row["seed"]))
-        if other is not None and row is not other:
-            behind = {key: row[key] - other[key] for key in keys}
-            paired.append({"series": row["series"], "method": row["method"]} | behind)
-    return over_seeds(paired, ("series", "method"), {key: (key, "+.3f") for key in keys})
+    columns = {key: (key, "+.3f") for key in ("rmse", "CRPS")}
+    return paired(rows, METHODS[0], ("series",), columns)
 
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:

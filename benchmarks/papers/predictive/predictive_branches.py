@@ -48,7 +48,7 @@ from benchmarks.papers.predictive._predictive import (
     train,
     two_branches,
 )
-from benchmarks.papers.predictive._tables import over_seeds
+from benchmarks.papers.predictive._tables import over_seeds, paired
 from benchmarks.records import write_record
 from benchmarks.shared.curves import draw_curves
 from pyro_implicit.training import Annealed
@@ -204,6 +204,11 @@ def table(rows: list[dict[str, Any]]) -> str:
     columns = {key: (key, ".2f") for key in ("low", "up", "between", "outside", "sd")}
     columns |= {"log_density": ("log density", ".2f"), "step": ("step", ".0f")}
     return over_seeds(rows, ("method", "state"), columns | {"cpu_seconds": ("CPU s", ".0f")})
+
+
+def margins(rows: list[dict[str, Any]]) -> str:
+    """How far each method is ahead of the posterior per datum, paired by seed."""
+    return paired(rows, METHODS[0], ("state",), {"log_density": ("log density", "+.2f")})
 
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
