@@ -38,7 +38,7 @@ def draw_angles(path: Path, rows: list[dict[str, Any]], names: dict[str, str]) -
                 means,
                 _STYLES[place % len(_STYLES)],
                 marker=_MARKS[place % len(_MARKS)],
-                color=f"C{place}",
+                color="black" if method == "lanczos" else f"C{place}",
                 ms=5,
                 lw=1.2,
                 label=names[method],
