@@ -77,7 +77,7 @@ BENCHMARKS = (
         "Can a process over strings predict the efficiency of molecules?",
         rows="a method and a seed",
         columns={"steps": "by early stopping", "rmse_percent": "of efficiency", **_SCORES},
-        records={"vip_cep": "--num-steps 200"},
+        records={"vip_cep": "--num-steps 200 --seeds 0 1 2"},
         short="--num-steps 2 --num-molecules 40",
         short_settings={
             "hidden": 4,
