@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,8 @@ def small_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("kmnist", "fashion_mnist", "notmnist"):
         images = rng.integers(0, 256, (4, 28, 28), dtype=np.uint8)
         np.savez(root / f"{name}_test.npz", x=images)
+    _pictures(root / "cifar10_jpeg.npz", [0] * 20 + [1] * 6, rng)
+    _pictures(root / "cifar100_test_jpeg.npz", [1] * 6, rng)
     rows = [f"{'C' * (1 + i % 5)}{'O' * (i % 3)}N,{0.1 * i:.1f}" for i in range(40)]
     with gzip.open(root / "cep.csv.gz", "wt") as file:
         file.write("smiles,PCE\n" + "\n".join(rows) + "\n")
@@ -37,6 +40,24 @@ def small_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     months = 10 + 5 * np.sin(np.arange(150) * np.pi / 6) + rng.normal(size=150)
     np.savez(root / "cet_monthly.npz", temp=months, mask_1723_1970=np.ones(150, dtype=bool))
     return root
+
+
+def _pictures(path: Path, split: list[int], rng: np.random.Generator) -> None:
+    """Photographs of noise, compressed."""
+    image = pytest.importorskip("PIL.Image")
+    parts = []
+    for _ in split:
+        file = io.BytesIO()
+        pixels = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+        image.fromarray(pixels).save(file, "JPEG", quality=95)
+        parts.append(file.getvalue())
+    np.savez(
+        path,
+        blob=np.frombuffer(b"".join(parts), dtype=np.uint8),
+        offsets=np.cumsum([0, *map(len, parts)]),
+        labels=rng.integers(0, 10, len(split), dtype=np.uint8),
+        split=np.array(split, dtype=np.uint8),
+    )
 
 
 def _regression(path: Path, columns: int, rng: np.random.Generator) -> None:

@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("torchvision")
 pytest.importorskip("torchmetrics")
 
+from benchmarks.networks import LeNet
 from benchmarks.papers.livi import mnist
 from benchmarks.papers.livi._mnist_data import ANGLES, OTHERS, Images, load
 from benchmarks.papers.livi._mnist_figure import draw_angles
@@ -90,7 +91,7 @@ def test_dropout_stays_on_and_leaves_all_in_at_rate_zero() -> None:
     assert not torch.equal(net(x), net(x))
     still = DropoutLeNet(0.0)
     weights = dict(still.named_parameters())
-    torch.testing.assert_close(by_weights([weights])(x)[0], still(x).softmax(-1).detach())
+    torch.testing.assert_close(by_weights(LeNet(), [weights])(x)[0], still(x).softmax(-1).detach())
 
 
 @pytest.mark.parametrize("validation", [False, True])

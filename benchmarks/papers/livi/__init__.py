@@ -6,15 +6,17 @@ from benchmarks.benchmark import Benchmark
 from benchmarks.shared.columns import BY_METHOD, CPU
 
 PREDICTED = {
-    "accuracy": "share of digits",
+    "accuracy": "share of images that are told rightly",
     "nll": "mean negative log-likelihood",
     "ece": "expected calibration error, 15 bins",
     "brier": "mean squared error over classes, summed",
 }
 TOLD_APART = {
-    "auroc": "area under the ROC curve against digits",
-    "fpr95": "share that passes where 95% of digits do",
+    "auroc": "area under the ROC curve against the test images",
+    "fpr95": "share that passes where 95% of the test images do",
 }
+_SPOILT = [f"{kind} {level}" for kind in ("blur", "noise", "brightness") for level in (1, 3, 5)]
+
 BENCHMARKS = (
     Benchmark(
         "papers.livi.toy_regression",
@@ -78,6 +80,30 @@ BENCHMARKS = (
         needs=("mnist.npz", "kmnist_test.npz", "fashion_mnist_test.npz", "notmnist_test.npz"),
         extra="torchvision torchmetrics",
         figure=True,
+    ),
+    Benchmark(
+        "papers.livi.cifar",
+        "The same on CIFAR-10, spoilt photographs and CIFAR-100?",
+        rows="a method and a seed",
+        columns={
+            **BY_METHOD,
+            **{
+                f"{score} {kind}": f"{what}, {kind}"
+                for kind in ("0", *_SPOILT)
+                for score, what in PREDICTED.items()
+            },
+            **{
+                f"{score} {doubt} CIFAR-100": f"{what} by {doubt}"
+                for doubt in ("entropy", "information")
+                for score, what in TOLD_APART.items()
+            },
+            **CPU,
+        },
+        records={"cifar": "--seeds 0 1 2"},
+        short="--seeds 0 --epochs 1 --num-train 8 --num-test 4 --num-shifted 3",
+        short_settings={"num_draws": 2, "num_modes": 2},
+        needs=("cifar10_jpeg.npz", "cifar100_test_jpeg.npz"),
+        extra="torchvision torchmetrics",
     ),
     Benchmark(
         "papers.livi.entropy_estimates",

@@ -64,11 +64,22 @@ class Fits(ImageFits):
     :param int seed: of all fits.
     :param float epochs: of each.
     :param bool quiet: no progress bars.
+    :param make: the network.
+    :param settings: as :data:`SETTINGS`.
     """
 
-    def __init__(self, images: Images, seed: int, epochs: float, quiet: bool) -> None:
-        super().__init__(images.x, images.y, SETTINGS["batch_size"], quiet)
+    def __init__(
+        self,
+        images: Images,
+        seed: int,
+        epochs: float,
+        quiet: bool,
+        make: Callable[[], nn.Module] = LeNet,
+        settings: Mapping[str, Any] = SETTINGS,
+    ) -> None:
+        super().__init__(images.x, images.y, settings["batch_size"], quiet)
         self.seed, self.epochs = seed, epochs
+        self.make, self.settings = make, settings
         self._kept: dict[Any, tuple[nn.Module, float]] = {}
         #: CPU seconds of what was found before, and is used again
         self.borrowed = 0.0
@@ -88,7 +99,7 @@ class Fits(ImageFits):
         if (member, epochs) not in self._kept:
             with stopwatch() as watch:
                 pyro.set_rng_seed(self.seed + 1000 * member)
-                net = self.to_mode(LeNet(), epochs, SETTINGS["lr"])
+                net = self.to_mode(self.make(), epochs, self.settings["lr"])
             self._kept[member, epochs] = net, watch.cpu_seconds
         else:
             self.borrowed += self._kept[member, epochs][1]
@@ -98,31 +109,31 @@ class Fits(ImageFits):
         return self._found(member, self.epochs)
 
     def _map(self) -> Members:
-        return by_weights([dict(self._mode().named_parameters())])
+        return self._by_weights([dict(self._mode().named_parameters())])
 
     def _ensemble(self) -> Members:
-        modes = [self._mode(member) for member in range(SETTINGS["num_modes"])]
-        return by_weights([dict(net.named_parameters()) for net in modes])
+        modes = [self._mode(member) for member in range(self.settings["num_modes"])]
+        return self._by_weights([dict(net.named_parameters()) for net in modes])
 
     def _dropout(self) -> Members:
-        net = self.to_mode(DropoutLeNet(SETTINGS["dropout"]), self.epochs, SETTINGS["lr"])
-        count = SETTINGS["num_draws"]
+        net = self.to_mode(DropoutLeNet(self.settings["dropout"]), self.epochs, self.settings["lr"])
+        count = self.settings["num_draws"]
         return torch.no_grad()(lambda x: torch.stack([net(x).softmax(-1) for _ in range(count)]))
 
     def _swag(self) -> Members:
         net = self._mode()
-        moments = PathMoments(SETTINGS["swag_rank"]).see_all(self._path(net))
+        moments = PathMoments(self.settings["swag_rank"]).see_all(self._path(net))
         draws = []
-        for _ in range(SETTINGS["num_draws"]):
+        for _ in range(self.settings["num_draws"]):
             vector_to_parameters(moments.draw(), net.parameters())
             draws.append({name: value.detach().clone() for name, value in net.named_parameters()})
-        return by_weights(draws)
+        return self._by_weights(draws)
 
     def _path(self, net: nn.Module) -> Iterator[Tensor]:
         """Places of stochastic gradient descent from a mode, at a constant rate."""
-        adam = torch.optim.SGD(net.parameters(), lr=SETTINGS["swag_lr"], momentum=0.9)
-        every = max(self.steps(SETTINGS["swag_epochs"]) // SETTINGS["swag_places"], 1)
-        for number, (x, y, _) in enumerate(self.batches(SETTINGS["swag_epochs"], "swag"), 1):
+        adam = torch.optim.SGD(net.parameters(), lr=self.settings["swag_lr"], momentum=0.9)
+        every = max(self.steps(self.settings["swag_epochs"]) // self.settings["swag_places"], 1)
+        for number, (x, y, _) in enumerate(self.batches(self.settings["swag_epochs"], "swag"), 1):
             adam.zero_grad()
             prior = parameters_to_vector(net.parameters()).square().sum() / (2 * len(self.x))
             (F.cross_entropy(net(x), y) + prior).backward()
@@ -136,30 +147,35 @@ class Fits(ImageFits):
         found: Any = Laplace(
             self._mode(), "classification", subset_of_weights="last_layer", hessian_structure="full"
         )
-        found.fit(DataLoader(TensorDataset(self.x, self.y), batch_size=SETTINGS["batch_size"]))
+        found.fit(DataLoader(TensorDataset(self.x, self.y), batch_size=self.settings["batch_size"]))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of what is not asked for
             found.optimize_prior_precision("glm", method="marglik", prior_structure="scalar")
-        draws = {"pred_type": "glm", "n_samples": SETTINGS["num_draws"]}
+        draws = {"pred_type": "glm", "n_samples": self.settings["num_draws"]}
         return torch.no_grad()(lambda x: found.predictive_samples(x, **draws))
 
     def _guide(self, method: str) -> Members:
-        model, net = classifier(self._found(0, SETTINGS["start_epochs"]), len(self.x))
+        model, net = classifier(self._found(0, self.settings["start_epochs"]), len(self.x))
         pyro.set_rng_seed(self.seed)
         start = net.init_to_module
         if method == "mean-field":
-            scale = SETTINGS["mean_field_scale"]
+            scale = self.settings["mean_field_scale"]
             guide: Any = AutoNormal(model, init_loc_fn=start, init_scale=scale)
-            elbo: Any = Trace_ELBO(SETTINGS["num_particles"])
+            elbo: Any = Trace_ELBO(self.settings["num_particles"])
         else:
-            noise = {name: SETTINGS[name] for name in ("init_scale", "scale")}
-            guide = GUIDES[SETTINGS["guide"]](model, init_loc_fn=start, **noise)
-            elbo = OBJECTIVES[method](SETTINGS["num_particles"])
-        lr = SETTINGS["lr" if method == "mean-field" else "guide_lr"]
+            noise = {name: self.settings[name] for name in ("init_scale", "scale")}
+            guide = GUIDES[self.settings["guide"]](model, init_loc_fn=start, **noise)
+            elbo = OBJECTIVES[method](self.settings["num_particles"])
+        lr = self.settings["guide_lr"]
+        if method == "mean-field":
+            lr = self.settings.get("mean_field_lr", self.settings["lr"])
         self.train_guide(model, guide, elbo, epochs=self.epochs, lr=lr, name=method)
         with torch.no_grad():
-            draws = [dict(guide()) for _ in range(SETTINGS["num_draws"])]
-        return by_weights(draws)
+            draws = [dict(guide()) for _ in range(self.settings["num_draws"])]
+        return self._by_weights(draws)
+
+    def _by_weights(self, draws: Sequence[Weights]) -> Members:
+        return by_weights(self.make(), draws)
 
 
 class DropoutLeNet(LeNet):
@@ -181,11 +197,11 @@ class DropoutLeNet(LeNet):
         return self.fc3(F.dropout(x, self.rate))
 
 
-def by_weights(draws: Sequence[Weights]) -> Members:
+def by_weights(net: nn.Module, draws: Sequence[Weights]) -> Members:
     """
-    :param draws: LeNet's weights by name, of each member.
+    :param net: the network.
+    :param draws: its weights by name, of each member.
     """
-    net = LeNet()
 
     @torch.no_grad()
     def probabilities(x: Tensor) -> Tensor:

@@ -1,0 +1,72 @@
+"""Networks on CIFAR-10: what photographs are spoilt to, which are read, and the tables."""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("torchvision")
+pytest.importorskip("torchmetrics")
+
+from benchmarks.papers.livi import cifar
+from benchmarks.papers.livi._cifar_data import CORRUPTIONS, corrupted, load
+
+
+@pytest.mark.parametrize("kind", CORRUPTIONS)
+def test_spoilt_images_are_further_off_the_higher_the_level(kind: str) -> None:
+    torch.manual_seed(0)
+    x = torch.rand(5, 3, 32, 32)
+    found = corrupted(x, kind)
+    assert found.shape == x.shape and found.min() >= 0 and found.max() <= 1
+    assert torch.equal(found, corrupted(x, kind))
+    name, level = kind.split()
+    if level != "5":
+        more = corrupted(x, f"{name} 5")
+        assert (found - x).abs().mean() < (more - x).abs().mean()
+
+
+def test_a_blur_leaves_the_mean_of_an_image_and_brightness_moves_it() -> None:
+    grey = torch.full((1, 3, 32, 32), 0.4)
+    torch.testing.assert_close(corrupted(grey, "blur 5"), grey)
+    torch.testing.assert_close(corrupted(grey, "brightness 3"), grey + 0.3)
+    noisy = corrupted(torch.full((50, 3, 32, 32), 0.5), "noise 1")
+    assert noisy.std().item() == pytest.approx(0.04, rel=0.02)
+
+
+@pytest.mark.parametrize("validation", [False, True])
+def test_images_to_judge_by(small_data: Path, validation: bool) -> None:
+    numbers = {"num_train": 14, "num_test": 5, "num_shifted": 3}
+    images = load(Namespace(data_root=small_data, validation=validation, **numbers))
+    assert images.x.shape == (14, 3, 32, 32) and images.y.dtype == torch.int64
+    assert len(images.x_test) == 5 and len(images.others["CIFAR-100"]) == 3
+    assert tuple(images.rotated) == tuple(CORRUPTIONS)
+    together = torch.cat([images.x, images.x_test]).flatten(1)
+    assert len(together.unique(dim=0)) == 19  # no image is trained on and judged by
+
+
+def test_networks_have_a_logit_for_each_class() -> None:
+    net = cifar.colour_lenet()
+    assert net(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    assert sum(p.numel() for p in net.parameters()) == 62_006
+
+
+def test_tables() -> None:
+    shown = (*cifar._SHOWN.values(), *cifar._OTHERS.values())
+    rows = [
+        {"method": method, "seed": seed, "cpu_seconds": 3.0}
+        | {key: value + seed for key, _ in shown}
+        for value, method in ((0.5, "map"), (0.25, "lanczos"))
+        for seed in (0, 1)
+    ]
+    for row in rows[:2]:
+        row |= {key: None for key, _ in shown if "information" in key}
+    lines = cifar.table(rows).splitlines()[2:]
+    assert lines[0].startswith("| MAP ") and "1.000 ± 0.500" in lines[0]
+    assert cifar.others(rows).splitlines()[2].count("±") == 2
+    (apart,) = cifar.differences(rows).splitlines()[2:]
+    assert "-0.250 ± 0.000" in apart
+    assert all(math.isfinite(row["accuracy 0"]) for row in rows)
