@@ -6,10 +6,12 @@ import functools
 import inspect
 import io
 import itertools
+import operator
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import CodeType, ModuleType
+from types import CellType, CodeType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,11 +24,13 @@ __all__ = ["PLAIN", "PythonState", "python_state"]
 
 #: what has a value and nothing else
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_MOST = 100  # entries of a list or dictionary that are looked at
+_MOST = 100  # entries of a list or dictionary that are looked into
+_LONGEST = 10_000  # entries that are compared at each step, in a tenth of a millisecond
 _DEEP = 4  # functions in functions, objects in objects
 _GONE = object()
 _LOOKS = itertools.count()
-_LENGTH = object()  # in the place of a key
+_LENGTH, _CONTENTS = object(), object()  # in the place of a key
+_SEQUENCES, _SETS = (list, deque), (set, frozenset)
 #: networks of these packages hold nothing that a step changes but what torch knows of
 _OURS = ("torch.", "pyro.", "pyro_implicit.")
 
@@ -42,17 +46,24 @@ class _Place(NamedTuple):
     def now(self) -> Any:
         """What is there now."""
         container, key = self.container, self.key
-        if isinstance(container, dict) and key is not _LENGTH:
+        if key is _LENGTH:
+            return len(container)
+        if isinstance(container, dict):
             return container.get(key, _GONE)
-        if isinstance(container, list) and key is not _LENGTH:
+        if isinstance(container, _SEQUENCES):
             return container[key] if key < len(container) else _GONE
         if isinstance(container, (type, ModuleType)):
             return vars(container).get(key, _GONE)
-        if key is _LENGTH:
-            return len(container)
-        if isinstance(container, Tensor):
-            return getattr(container, key)
-        return _contents(container)
+        if isinstance(container, CellType):
+            return _contents(container)
+        return getattr(container, key, _GONE)
+
+    def is_replaced(self) -> bool:
+        """Whether something else is there now."""
+        if self.key is _CONTENTS:
+            return not _same_contents(self.container, self.value)
+        now = self.now()
+        return now is not self.value and not _is_equal(now, self.value)
 
 
 @dataclass(frozen=True)
@@ -86,11 +97,7 @@ class PythonState:
 
         :returns: its name, or an empty text.
         """
-        for place in self.places:
-            now = place.now()
-            if now is not place.value and not _is_equal(now, place.value):
-                return place.name
-        return ""
+        return next((place.name for place in self.places if place.is_replaced()), "")
 
 
 def python_state(*programs: Any) -> PythonState:
@@ -130,14 +137,8 @@ class _Look:
             return
         self._seen.add(id(value))
         self._at_numbers(value, name)
-        if isinstance(value, (list, dict)):
-            self.places.append(_Place(f"the length of {name}", value, _LENGTH, len(value)))
-        if isinstance(value, (list, tuple)) and len(value) <= _MOST:
-            for place, entry in enumerate(value):
-                self._entry(value, place, entry, f"{name}[{place}]", depth - 1)
-        elif isinstance(value, dict) and len(value) <= _MOST:
-            for key, entry in value.items():
-                self._entry(value, key, entry, f"{name}[{key!r}]", depth - 1)
+        if isinstance(value, (*_SEQUENCES, *_SETS, tuple, dict)):
+            self._at_container(value, name, depth)
         elif isinstance(value, nn.Module):
             self._at_module(value, name)
         elif isinstance(value, functools.partial):
@@ -148,8 +149,22 @@ class _Look:
             self._at_function(value.__func__, depth)
         elif inspect.isfunction(value):
             self._at_function(value, depth)
-        elif not isinstance(value, (type, ModuleType)) and hasattr(value, "__dict__"):
+        elif not isinstance(value, (type, ModuleType)) and _has_attributes(value):
             self._at_object(value, name or type(value).__name__, depth)
+
+    def _at_container(self, value: Any, name: str, depth: int) -> None:
+        """At each entry of a short one; of a long one, and of a set, at whether they are others."""
+        if isinstance(value, _SETS) or len(value) > _MOST:
+            if not isinstance(value, (tuple, frozenset)) and len(value) <= _LONGEST:
+                kept = value.copy()
+                self.places.append(_Place(f"an entry of {name}", value, _CONTENTS, kept))
+                plain = [one for one in _flat(value) if isinstance(one, PLAIN)]
+                self.values[f"an entry of {name}"] = hash(repr(plain))
+            return
+        if not isinstance(value, tuple):
+            self.places.append(_Place(f"the length of {name}", value, _LENGTH, len(value)))
+        for key, entry in value.items() if isinstance(value, dict) else enumerate(value):
+            self._entry(value, key, entry, f"{name}[{key!r}]", depth - 1)
 
     def _at_numbers(self, value: Any, name: str) -> None:
         """At what gives another number each time it is asked."""
@@ -168,8 +183,10 @@ class _Look:
         self.at(value, name, depth)
 
     def _at_object(self, value: Any, where: str, depth: int) -> None:
-        for key, entry in vars(value).items():
-            self._entry(vars(value), key, entry, f"{where}.{key}", depth - 1)
+        held = _attributes(value)
+        container = vars(value) if hasattr(value, "__dict__") else value
+        for key, entry in held.items():
+            self._entry(container, key, entry, f"{where}.{key}", depth - 1)
         call = getattr(type(value), "__call__", None)  # noqa: B004
         if inspect.isfunction(call):
             self._at_function(call, depth)
@@ -179,10 +196,11 @@ class _Look:
         """At what a method may read of its object's class, or find in its place one day."""
         names = _names(inspect.unwrap(method).__code__)
         self._at_names(type(value), where, names)
+        own = getattr(value, "__dict__", {})
         for name in names:
             held = vars(type(value)).get(name, _GONE)
-            if name not in vars(value) and isinstance(held, (*PLAIN, Tensor, np.ndarray)):
-                self.places.append(_Place(f"{where}.{name}", vars(value), name, _GONE))
+            if name not in own and isinstance(held, (*PLAIN, Tensor, np.ndarray)):
+                self.places.append(_Place(f"{where}.{name}", own, name, _GONE))
 
     def _at_module(self, module: nn.Module, name: str) -> None:
         top = name or type(module).__name__
@@ -258,6 +276,48 @@ def _contents(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:
         return _GONE
+
+
+def _has_attributes(value: Any) -> bool:
+    return hasattr(value, "__dict__") or any(map(_slots, type(value).__mro__))
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """What an object holds, in its ``__dict__`` or its ``__slots__``."""
+    slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
+    held = {name: getattr(value, name, _GONE) for name in slots}
+    return {k: v for k, v in held.items() if v is not _GONE} | getattr(value, "__dict__", {})
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    if kind.__module__ == "builtins":
+        return ()
+    names = vars(kind).get("__slots__", ())
+    found = (names,) if isinstance(names, str) else tuple(names)
+    return tuple(name for name in found if name not in ("__dict__", "__weakref__"))
+
+
+def _flat(value: Any) -> list[Any]:
+    """Keys and entries; those of a set in an order that does not depend on the process."""
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    return sorted(value, key=repr) if isinstance(value, _SETS) else [*value]
+
+
+def _same_contents(container: Any, kept: Any) -> bool:
+    """Whether a container has the very objects that it had, or equal plain values."""
+    if len(container) != len(kept):
+        return False
+    if isinstance(container, set):
+        return bool(container == kept)
+    if isinstance(container, dict):
+        if container.keys() != kept.keys():
+            return False
+        container, kept = [container[key] for key in kept], kept.values()
+    if all(map(operator.is_, container, kept)):
+        return True
+    pairs = zip(container, kept, strict=True)
+    return all(one is other or _is_equal(one, other) for one, other in pairs)
 
 
 def _is_equal(one: Any, other: Any) -> bool:

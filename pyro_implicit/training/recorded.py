@@ -113,10 +113,11 @@ class RecordedObjective(ELBO):
     before each step: if another has taken its place, a new recording is made, a few times at most.
 
     **What it cannot see**: what a model reads of a file, of objects in objects more than a few
-    levels deep, or of a NumPy array that it copies and that was written in place, is that of the
-    recording until the next comparison. Of Pyro's validation, replayed steps keep that of arguments
-    which are observed as they are, by distributions whose support is fixed; parameters and data
-    that the model has changed before are checked by the comparisons alone.
+    levels deep or in lists of more than a hundred, or of a NumPy array that it copies and that was
+    written in place, is that of the recording until the next comparison. Of Pyro's validation,
+    replayed steps keep that of arguments which are observed as they are, by distributions whose
+    support is fixed; parameters and data that the model has changed before are checked by the
+    comparisons alone.
 
     :param objective: a :class:`~pyro_implicit.LinearisedELBO` or
         :class:`~pyro_implicit.LanczosELBO` with vectorised particles.

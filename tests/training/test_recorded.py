@@ -6,6 +6,7 @@ import copy
 import itertools
 import random
 import warnings
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -708,6 +709,24 @@ class Owned(PyroModule):
         _scaled_by(x, scales[0] * scales[1])
 
 
+class Slotted:
+    """A setting without a ``__dict__``."""
+
+    __slots__ = ("beta",)
+
+    def __init__(self) -> None:
+        self.beta = 1.0
+
+
+def _changes_set(model: Any) -> None:
+    model.held.add("half")
+    model.held.discard("whole")
+
+
+def _changes_last(model: Any) -> None:
+    model.held[-1] = 0.5
+
+
 def _set_outside(_: Any) -> None:
     globals()["_OUTSIDE"] = 0.5
 
@@ -718,6 +737,20 @@ CHANGED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "global": (Owned, _set_outside),
     "class": (Ruled, lambda m: setattr(Ruled, "beta", 0.5)),
     "shadow": (Ruled, lambda m: setattr(m, "beta", 0.5)),
+    "slot": (
+        lambda: Keeper(use=lambda m: m.held.beta, held=Slotted()),
+        lambda m: setattr(m.held, "beta", 0.5),
+    ),
+    "set": (
+        lambda: Keeper(use=lambda m: 1.0 if "whole" in m.held else 0.5, held={"whole"}),
+        _changes_set,
+    ),
+    "deque": (lambda: Keeper(use=lambda m: m.held[-1], held=deque([1.0])), _changes_last),
+    "long list": (lambda: Keeper(use=lambda m: m.held[-1], held=[1.0] * 500), _changes_last),
+    "long dictionary": (
+        lambda: Keeper(use=lambda m: m.held[400], held=dict.fromkeys(range(500), 1.0)),
+        lambda m: m.held.update({400: 0.5}),
+    ),
 }
 
 
