@@ -97,8 +97,7 @@ BENCHMARKS = (
             **CPU,
         },
         records={
-            "forecasting": "--series england --epochs 20 --num-particles 4 --seeds 0 1 2",
-            "forecasting_sun": "--series sun --epochs 40 --num-particles 4",
+            "forecasting": "--series england --epochs 20 --num-particles 4",
         },
         short='--epochs 1 --num-particles 2 --seeds 0 --methods "maximum likelihood" conditional',
         short_settings={
