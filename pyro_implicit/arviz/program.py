@@ -26,6 +26,7 @@ from pyro_implicit.handlers.pointwise import (
     run_model,
 )
 from pyro_implicit.handlers.row_coupling import (
+    Observed,
     can_be_looked_at,
     coupled_sites,
     drawn_jointly,
@@ -221,6 +222,7 @@ class Program:
                     self.choices_for_all[described.name] = None
                 if described.kind == "observed":
                     observed.append(site["value"])
+                    functions[f"{described.name}, as observed"] = Observed(site["value"])
 
         model = self._own_subsample(batch)(self.model)
         numbered = self._numbered

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pyro.distributions as dist
@@ -15,13 +16,16 @@ from pyro_implicit.handlers.rows import changed_dims
 from pyro_implicit.ops.largest_tensor import LargestTensor
 
 __all__ = [
+    "Observed",
     "RowsTogether",
     "can_be_looked_at",
     "check_rows_fit",
     "coupled_sites",
     "drawn_jointly",
     "rows_to_look_at",
+    "same_first_draw",
     "some_batches",
+    "tensors_of",
     "without_events",
 ]
 
@@ -29,6 +33,17 @@ __all__ = [
 _ULPS = 64  # units of rounding of the largest number
 _MOST_NUMBERS = 4_000_000
 _MOST_MADE = 2**22  # numbers that all operations of a run that is only looked at may make
+
+
+@dataclass(frozen=True)
+class Observed:
+    """
+    What a site observes, beside the distributions of a run that is looked at.
+
+    :param torch.Tensor values: which a model may have made of its data, rows together.
+    """
+
+    values: Tensor
 
 
 class RowsTogether(Exception):  # noqa: N818 (a signal within one call, never shown)
@@ -140,6 +155,28 @@ def coupled_sites(
     return sorted(found)
 
 
+def same_first_draw(one: Any, other: Any, nesting: int) -> bool:
+    """
+    Whether a site has the same distribution at the first of several draws in two runs.
+
+    :param one: its distribution in a run with a plate of draws around all others.
+    :param other: in a run with another second draw.
+    :param int nesting: number of the model's own plate dimensions.
+    :returns: whether its tensors are the same there; those without draws as a whole.
+    """
+    for a, b in _pairs(one, other):
+        if a.shape != b.shape:
+            return False
+        if a.dim() > nesting and len(a) > 1:
+            a, b = a[0], b[0]
+        if not a.is_floating_point():
+            if not torch.equal(a, b):
+                return False
+        elif not torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True):
+            return False
+    return True
+
+
 def check_rows_fit(
     fewer: Mapping[str, Any], more: Mapping[str, Any], sites: Iterable[str], times: float
 ) -> None:
@@ -167,19 +204,25 @@ def check_rows_fit(
 
 def _pairs(fewer: Any, more: Any) -> Iterator[tuple[Tensor, Tensor]]:
     """The tensors of two distributions that are alike but for the number of rows."""
-    small, large = dict(_tensors(fewer)), dict(_tensors(more))
+    small, large = dict(tensors_of(fewer)), dict(tensors_of(more))
     for path in small.keys() & large.keys():
         if small[path].dim() == large[path].dim():
             yield small[path], large[path]
 
 
-def _tensors(fn: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors that a distribution holds, and those of the ones it is made from."""
+def tensors_of(fn: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """
+    The tensors that a distribution holds, and those of the ones it is made from.
+
+    :param fn: a distribution.
+    :param str path: in front of their names.
+    :returns: names and tensors.
+    """
     for name, value in vars(fn).items():
         if isinstance(value, Tensor):
             yield f"{path}.{name}", value
         elif isinstance(value, torch.distributions.Distribution):
-            yield from _tensors(value, f"{path}.{name}")
+            yield from tensors_of(value, f"{path}.{name}")
 
 
 def _same(fewer: Tensor, more: Tensor, first: int) -> bool:

@@ -17,6 +17,7 @@ from pyro_implicit.handlers.row_coupling import (
     check_rows_fit,
     coupled_sites,
     rows_to_look_at,
+    same_first_draw,
     some_batches,
 )
 from pyro_implicit.inference.from_prior import forgotten_latents
@@ -239,11 +240,21 @@ class PredictiveJob:
         return {name: parts.result() for name, parts in chunks.items()}
 
     def _evaluated(
-        self, args: Any, kwargs: Any, start: int, stop: int, first: int, last: int
+        self,
+        args: Any,
+        kwargs: Any,
+        start: int,
+        stop: int,
+        first: int,
+        last: int,
+        *,
+        looked_at: bool = False,
+        **given: Any,
     ) -> PredictiveRun:
         run: PredictiveRun = self.run_kind(
-            self.plan, start, stop, first, last, vectorised=self.parallel
+            self.plan, start, stop, first, last, vectorised=self.parallel, **given
         )
+        run.looked_at = looked_at
         with run:
             if self.parallel:
                 dim = -self.plan.layout.nesting - 1
@@ -254,23 +265,39 @@ class PredictiveJob:
         return run
 
     def _check_draws_apart(self, args: Any, kwargs: Any, stop: int) -> None:
-        """Refuses a model in which another second draw changes what is predicted by the first."""
+        """
+        Refuses a model in which another second draw changes what is predicted by the first.
+
+        Both runs have the noise of the first: what a sampler draws in two stages shifts with the
+        parameters of other draws.
+        """
         draws, offset = self.plan.draws, self.plan.offset
-        runs = []
+        runs: list[PredictiveRun] = []
         for second in (1, 0):
             pair = {name: torch.stack([value[0], value[second]]) for name, value in draws.items()}
             self.plan.draws, self.plan.offset = pair, 0
+            given = {"given": runs[0].noise, "given_rows": stop} if runs else {}
             try:
-                runs.append(self._evaluated(args, kwargs, 0, stop, 0, 2).values)
+                runs.append(self._evaluated(args, kwargs, 0, stop, 0, 2, looked_at=True, **given))
             finally:
                 self.plan.draws, self.plan.offset = draws, offset
-        for name, value in runs[0].items():
-            if not torch.allclose(value[0], runs[1][name][0], rtol=1e-3, atol=1e-5, equal_nan=True):
+        for name in runs[0].functions.keys() & runs[1].functions.keys():
+            if not self._is_same_first(name, *runs):
                 raise SiteError(
                     f"with parallel=True what one draw predicts at site {name!r} depends on the "
                     "other draws. Count dimensions from the right and name them, w[..., 0] and "
                     "(w * x).sum(-1), not w[0] and w.sum(), or leave parallel out."
                 )
+
+    def _is_same_first(self, name: str, one: PredictiveRun, other: PredictiveRun) -> bool:
+        """Whether the first draw has the same value, or distribution, in both runs."""
+        if name in one.noise:
+            nesting = self.plan.layout.nesting
+            return same_first_draw(one.functions[name], other.functions[name], nesting)
+        if name not in one.values:
+            return True
+        a, b = one.values[name][0], other.values[name][0]
+        return torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
 
     def _draw_rows(
         self,

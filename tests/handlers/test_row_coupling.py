@@ -406,3 +406,59 @@ def test_wide_rows_that_belong_together_are_still_seen(
             for size in (None, 160)
         ]
         assert scores[0] == scores[1]
+
+
+TRANSFORMED = {
+    "standardised": lambda y: (y - y.mean()) / y.std(),
+    "ranks": lambda y: y.argsort().argsort().to(y),
+    "differences": lambda y: y - y.roll(1),
+    "by place": lambda y: torch.arange(len(y)).to(y) % 3,
+}
+
+
+@pytest.mark.parametrize("kind", TRANSFORMED)
+def test_observations_that_a_model_makes_of_all_rows_are_evaluated_at_once(kind: str) -> None:
+    def model(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(w * x, 1.0), obs=TRANSFORMED[kind](y))
+
+    torch.manual_seed(0)
+    x = torch.randn(70)
+    y = x + torch.randn(70) + torch.linspace(0, 5, 70)
+    guide = AutoNormal(model)
+    guide(x, y)
+    scores = [
+        evaluate(model, guide, x, y, num_samples=3, batch_size=size, seed=0).scores
+        for size in (None, 32)
+    ]
+    assert scores[0] == scores[1]
+    with pytest.raises(ArgumentError, match="'y, as observed' depend on each other"):
+        to_arviz(model, guide, x, y, num_samples=3, batch_size=32)
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        lambda f: dist.BetaBinomial(2.0, f.exp(), 9),
+        lambda f: dist.DirichletMultinomial(
+            torch.stack([f.exp(), 1 + 0 * f], -1), torch.tensor(5.0)
+        ),
+        lambda f: dist.Gamma(f.exp(), 1.0),
+    ],
+    ids=["beta-binomial", "Dirichlet-multinomial", "gamma"],
+)
+def test_samplers_of_two_stages_are_drawn_in_parallel(likelihood) -> None:
+    def model(x: Tensor, y: Tensor | None = None) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.deterministic("w x", w * x)
+            pyro.sample("y", likelihood(w + x), obs=y)
+
+    guide = AutoNormal(pyro.poutine.block(model, expose=["w"]))
+    guide(X)
+    found = predict(model, guide, X, num_samples=400, parallel=True)
+    assert found["y"].shape[:2] == (400, ROWS)
+    expected = predict(model, guide, X, num_samples=400)["y"].mean(0)
+    spread = found["y"].std(0) / 20
+    assert ((found["y"].mean(0) - expected).abs() < 6 * spread + 1e-6).all()

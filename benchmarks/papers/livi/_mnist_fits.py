@@ -27,7 +27,7 @@ from benchmarks.shared.image_fits import ImageFits
 from benchmarks.shared.images import GUIDES, NoEntropy, classifier
 from pyro_implicit import LanczosELBO, SingularValueELBO
 
-__all__ = ["METHODS", "OBJECTIVES", "SETTINGS", "DropoutLeNet", "Fits"]
+__all__ = ["METHODS", "OBJECTIVES", "SETTINGS", "DropoutLeNet", "Fits", "by_weights"]
 
 SETTINGS: dict[str, Any] = {
     "batch_size": 256,
@@ -94,6 +94,10 @@ class Fits(ImageFits):
             return self._guide(method)
         return getattr(self, f"_{method}")()
 
+    def start(self) -> nn.Module:
+        """A copy of the network at which all guides begin."""
+        return self._found(0, self.settings["start_epochs"])
+
     def _found(self, member: int, epochs: float) -> nn.Module:
         """A copy of the mode that is sought from a start of its own."""
         if (member, epochs) not in self._kept:
@@ -155,7 +159,7 @@ class Fits(ImageFits):
         return torch.no_grad()(lambda x: found.predictive_samples(x, **draws))
 
     def _guide(self, method: str) -> Members:
-        model, net = classifier(self._found(0, self.settings["start_epochs"]), len(self.x))
+        model, net = classifier(self.start(), len(self.x))
         pyro.set_rng_seed(self.seed)
         start = net.init_to_module
         if method == "mean-field":
