@@ -51,7 +51,7 @@ BENCHMARKS = (
         "Can missing years of solar irradiance be filled in?",
         rows="a method and a seed",
         columns={"scale": "years are divided by", **_SCORES},
-        records={"vip_solar": "--seeds 0"},
+        records={"vip_solar": ""},
         short="--num-steps 2 --seeds 0",
         needs=("solar_tsi.npz",),
         figure=True,
