@@ -26,7 +26,7 @@ BENCHMARKS = (
         },
         records={
             "predictive_curve": "--hidden 512 --num-steps 2000 --seeds 0 1 2",
-            "predictive_line": "--hidden 0 --lr 0.01 --num-steps 4000 --methods "
+            "predictive_line": "--hidden 0 --lr 0.01 --num-steps 4000 --seeds 0 1 2 --methods "
             '"conditional, per datum" "conditional, expected" "unconditioned, per datum" '
             '"unconditioned, expected"',
         },
@@ -97,7 +97,7 @@ BENCHMARKS = (
             **CPU,
         },
         records={
-            "forecasting": "--series england --epochs 20 --num-particles 4 --seeds 0 1 2",
+            "forecasting": "--series england --epochs 20 --num-particles 4",
         },
         short='--epochs 1 --num-particles 2 --seeds 0 --methods "maximum likelihood" conditional',
         short_settings={
