@@ -40,7 +40,7 @@ class Observed:
     """
     What a site observes, beside the distributions of a run that is looked at.
 
-    :param torch.Tensor values: which a model may have made of its data, rows together.
+    :param torch.Tensor values: of any shape; a model may have made them of all rows of its data.
     """
 
     values: Tensor
@@ -216,7 +216,7 @@ def tensors_of(fn: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
     :param fn: a distribution.
     :param str path: in front of their names.
-    :returns: names and tensors.
+    :returns: names and tensors, of any shape.
     """
     for name, value in vars(fn).items():
         if isinstance(value, Tensor):

@@ -38,7 +38,7 @@ BENCHMARKS = (
             **CPU,
         },
         records={
-            "toy_regression": "--seeds 0 1 --num-steps 1500 --methods HMC mean-field "
+            "toy_regression": "--seeds 0 1 2 --num-steps 1500 --methods HMC mean-field "
             '"no KL" linearised autoregressive lanczos "kernel, published" "adversarial, paper"'
         },
         short="--seeds 0 --num-steps 2 --methods HMC mean-field linearised autoregressive lanczos "
