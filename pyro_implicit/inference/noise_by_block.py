@@ -18,6 +18,7 @@ __all__ = ["RowBlocks", "drawn_by_blocks"]
 _FEWEST, _MOST = 32, 2048  # rows of a block
 _ENTRIES = 2**15  # numbers of a block: drawn whole, whatever of it a batch needs
 _HALVES = (torch.float16, torch.bfloat16)
+_NO_DOUBLE = ("mps",)  # devices without double precision
 
 Noise = Callable[[list[int], torch.device], Tensor]
 
@@ -85,6 +86,8 @@ def drawn_by_blocks(fn: Any, dim: int, blocks: RowBlocks) -> Tensor | None:
     found = _DRAWS.get(type(fn))
     shape = getattr(fn, "batch_shape", ())
     if found is None or len(shape) < -dim or shape[dim] != blocks.stop - blocks.start:
+        return None
+    if found in (_bernoulli, _categorical) and fn.probs.device.type in _NO_DOUBLE:
         return None
     return found(fn, dim, blocks)
 

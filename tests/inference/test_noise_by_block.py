@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
+from pyro_implicit.inference import noise_by_block
 from pyro_implicit.inference.noise_by_block import RowBlocks, drawn_by_blocks
 
 Make = Callable[[Tensor], Any]
@@ -129,3 +130,12 @@ def test_another_seed_gives_others() -> None:
 def test_what_is_left_to_others(fn: Any) -> None:
     """Other distributions, rows that are not those of the batch, parameters that torch refuses."""
     assert drawn_by_blocks(fn, -1, blocks(0, 40, 40)) is None
+
+
+@pytest.mark.parametrize(("kind", "drawn"), [("normal", True), ("bernoulli", False)])
+def test_devices_without_double_precision(
+    monkeypatch: pytest.MonkeyPatch, kind: str, drawn: bool
+) -> None:
+    monkeypatch.setattr(noise_by_block, "_NO_DOUBLE", ("cpu",))
+    found = drawn_by_blocks(KINDS[kind](torch.zeros(40)), -1, blocks(0, 40, 40))
+    assert (found is not None) is drawn
