@@ -98,6 +98,7 @@ def _log_abs_det(factor: Tensor | None) -> Tensor:
     if factor is None:
         return torch.zeros(())
     if factor.dim() == 1:  # of millions of latents in little memory
-        return factor.abs().log_().sum(dtype=torch.float64)
+        wide = factor if factor.element_size() >= 4 else upcast(factor)
+        return wide.abs().log_().sum(dtype=torch.float64)
     log_abs_det: Tensor = torch.linalg.slogdet(upcast(factor)).logabsdet
     return log_abs_det

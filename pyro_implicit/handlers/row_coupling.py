@@ -110,9 +110,9 @@ def rows_to_look_at(run: Callable[[int], Any], few: int, size: int, rows: int) -
     except Exception:  # what cannot be counted is looked at as if it were small
         return rows
     by_row = (made[0] - made[1]) / (few - few // 2)
-    return (
-        rows if by_row * rows <= _MOST_MADE else min(rows, max(int(_MOST_MADE / by_row), 2 * size))
-    )
+    if by_row * rows <= _MOST_MADE:
+        return rows
+    return min(rows, max(int(_MOST_MADE / by_row), 2 * size))
 
 
 def some_batches(rows: int, size: int) -> list[tuple[int, int]]:

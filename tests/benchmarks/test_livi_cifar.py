@@ -70,3 +70,15 @@ def test_tables() -> None:
     (apart,) = cifar.differences(rows).splitlines()[2:]
     assert "-0.250 ± 0.000" in apart
     assert all(math.isfinite(row["accuracy 0"]) for row in rows)
+
+
+def test_laplace_is_left_out_where_it_is_not_installed(
+    small_data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+    monkeypatch.setattr(cifar, "has_laplace", lambda: False)
+    monkeypatch.setattr(cifar, "run", lambda arguments, _: asked.extend(arguments.methods) or [])
+    options = ["--data-root", str(small_data), "--num-shifted", "2", "--methods", "map", "laplace"]
+    cifar.main(options)
+    assert "no rows of laplace: pip install laplace-torch" in capsys.readouterr().out
+    assert asked == ["map"]

@@ -138,7 +138,7 @@ def test_figure(tmp_path: Path) -> None:
 def test_laplace_is_left_out_where_it_is_not_installed(
     small_data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(mnist, "find_spec", lambda name: None)
+    monkeypatch.setattr(mnist, "has_laplace", lambda: False)
     monkeypatch.setattr(mnist, "run", lambda arguments, images: iter(_rows()))
     found = ["--data-root", str(small_data), "--methods", "map", "laplace", "--num-shifted", "2"]
     mnist.main(found)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pyro_implicit.exceptions import ShapeError
-from pyro_implicit.generators.preconditioner import Preconditioner
+from pyro_implicit.generators.preconditioner import Preconditioner, _log_abs_det
 
 FACTORS = {
     "none": None,
@@ -80,3 +80,10 @@ def test_a_location_that_is_learned_moves_in_its_units(kind: str) -> None:
     assert made.log_abs_det == fixed.log_abs_det
     with pytest.raises(ShapeError, match=r"of 3 latents with unit \(2,\); expected \(3,\)"):
         Preconditioner(loc, None, torch.ones(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_logarithms_are_not_rounded_to_half_precision(dtype: torch.dtype) -> None:
+    factor = torch.full((4000,), 0.01, dtype=dtype)
+    expected = 4000 * factor[0].double().log()
+    assert _log_abs_det(factor).item() == pytest.approx(expected.item(), rel=1e-6)

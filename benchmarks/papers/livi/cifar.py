@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import pyro
@@ -46,6 +45,7 @@ from benchmarks.papers.livi._mnist_fits import Fits
 from benchmarks.papers.livi._mnist_scores import DOUBTS, all_scores
 from benchmarks.records import write_record
 from benchmarks.shared.image_fits import add_mnist_options
+from benchmarks.shared.uci_peers import has_laplace
 
 Row = dict[str, Any]
 SETTINGS: dict[str, Any] = {
@@ -96,7 +96,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 def main(argv: Sequence[str] | None = None) -> list[Row]:
     """Runs the benchmark and returns the rows."""
     arguments = parse(_options(), argv)
-    if "laplace" in arguments.methods and find_spec("laplace") is None:
+    if "laplace" in arguments.methods and not has_laplace():
         print("no rows of laplace: pip install laplace-torch")
         arguments.methods = [method for method in arguments.methods if method != "laplace"]
     rows: list[Row] = []

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import pyro
@@ -42,6 +41,7 @@ from benchmarks.papers.livi._mnist_fits import METHODS, SETTINGS, Fits
 from benchmarks.papers.livi._mnist_scores import DOUBTS, all_scores
 from benchmarks.records import write_record
 from benchmarks.shared.image_fits import add_mnist_options
+from benchmarks.shared.uci_peers import has_laplace
 
 Row = dict[str, Any]
 NAMES = {
@@ -60,7 +60,7 @@ NAMES = {
 def main(argv: Sequence[str] | None = None) -> list[Row]:
     """Runs the benchmark and returns the rows."""
     arguments = parse(_options(), argv)
-    if "laplace" in arguments.methods and find_spec("laplace") is None:
+    if "laplace" in arguments.methods and not has_laplace():
         print("no rows of laplace: pip install laplace-torch")
         arguments.methods = [method for method in arguments.methods if method != "laplace"]
     rows: list[Row] = []
