@@ -313,15 +313,23 @@ class Chains(DrawsGuide):
         ]
         if self.interrupted:
             lines.append("interrupted: chains.run(...) goes on")
-        told = self.sample_stats
-        if told:
-            size, error = told["step_size"].double(), told["energy_error"].double()
-            per_latent = float(error.square().mean()) / self.by_chain.shape[-1]
-            lines.append(
-                f"step size {float(size.mean()):.3g}, squared energy error per latent "
-                f"{per_latent:.2g}, {int(told['diverging'].sum())} draws after a refused step"
-            )
+        if self.sample_stats:
+            lines.append(self._steps_in_words())
         return "\n".join(lines)
+
+    def _steps_in_words(self) -> str:
+        """Step size, how exact the steps are by the kernel's own measure, and how many failed."""
+        told = self.sample_stats
+        size, refused = told["step_size"].double().mean(), told["diverging"].bool()
+        if "acceptance_rate" in told:
+            how = f"acceptance rate {float(told['acceptance_rate'].double().mean()):.2g}"
+        else:  # of a refused step the error may be anything
+            error = told["energy_error"].double()[~refused]
+            per_latent = float(error.square().mean()) / self.by_chain.shape[-1]
+            how = f"squared energy error per latent {per_latent:.2g}"
+        return (
+            f"step size {float(size):.3g}, {how}, {int(refused.sum())} draws after a refused step"
+        )
 
     # ---- saving
 

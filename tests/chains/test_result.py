@@ -50,6 +50,31 @@ def same(one, other):
     assert one.num_gradients == other.num_gradients and one.num_steps == other.num_steps
 
 
+# ---- what they say of themselves
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_print_tells_how_exact_the_steps_are_by_the_kernels_own_measure(name):
+    chains = run(name)
+    told = chains.sample_stats
+    if name == "hmc":
+        how = f"acceptance rate {float(told['acceptance_rate'].double().mean()):.2g}"
+        assert "squared energy error" not in str(chains)
+    else:
+        kept = told["energy_error"].double()[~told["diverging"]]
+        how = f"squared energy error per latent {float(kept.square().mean()) / 3:.2g}"
+    assert how in str(chains)
+
+
+def test_a_refused_step_does_not_make_the_energy_error_of_the_others_enormous(chains):
+    twin = copy.copy(chains)
+    told = {name: value.clone() for name, value in chains.sample_stats.items()}
+    told["diverging"][0, 0], told["energy_error"][0, 0] = True, 1e6
+    twin.__class__ = type("Told", (Chains,), {"sample_stats": property(lambda self: told)})
+    line = str(twin).splitlines()[-1]
+    assert float(line.split("per latent ")[1].split(",")[0]) < 1.0
+
+
 # ---- the same bits
 
 
