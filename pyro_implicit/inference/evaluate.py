@@ -131,7 +131,7 @@ def evaluate(
         try:
             job.evaluate(batch_size)
         except NotSliceable:  # noise that cannot be drawn by row: as many rows as share a state
-            job.evaluate(UNIT)
+            job.evaluate(UNIT, exactly=True)
         job.check_guide_is_for_the_model()
     for text in plan.warnings():
         warnings.warn(text, stacklevel=_CALLER)

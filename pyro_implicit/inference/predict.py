@@ -141,7 +141,7 @@ def predict(
             try:
                 found = job.run(batch_size)
             except NotSliceable:  # noise that cannot be drawn by row: as many rows as share a state
-                found = job.run(UNIT)
+                found = job.run(UNIT, exactly=True)
             job.check_guide_is_for_the_model()
             forgotten = job.forgotten_latents(guide)
     for text in plan.warnings():

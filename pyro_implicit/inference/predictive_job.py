@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,9 @@ from pyro_implicit.handlers.row_coupling import (
     can_be_looked_at,
     check_rows_fit,
     coupled_sites,
+    draws_of_little,
+    numbers_of_a_row,
+    rows_of_little,
     rows_to_look_at,
     same_first_draw,
     some_batches,
@@ -29,10 +33,11 @@ from pyro_implicit.inference.predictive_run import (
     PredictiveRun,
     RunPlan,
 )
+from pyro_implicit.ops.largest_tensor import LargestTensor
 
 __all__ = ["PredictiveJob"]
 
-_CHUNK = 64  # draws evaluated at once if parallel
+_CHUNK = 64  # draws evaluated at once if parallel, at most
 #: rows that a site is looked at with, of the first UNIT. No row is in both, so that what one row
 #: tells all others (the largest) is missing in one of them; nor do both start and end with a group
 #: of rows of any size but 1 (pairs, windows).
@@ -65,6 +70,11 @@ class PredictiveJob:
         self.model, self.guide, self.args, self.kwargs = model, guide, args, kwargs
         self.plan, self.num_samples = plan, num_samples
         self.parallel = self.moments = False
+        #: numbers that a run of the model makes of a row; NaN if nobody knows
+        self.by_row = math.nan
+        #: the first draw on the first rows, if it was run to see what a cut would change
+        self._known: PredictiveRun | None = None
+        self._size = 1  # draws at a time
 
     def find_layout(self, batch_size: int | None) -> None:
         """
@@ -81,7 +91,7 @@ class PredictiveJob:
             return
         try:
             more = self._probe()
-            parts = [self._probe(more, *part) for part in _PARTS]
+            parts = self._probe_parts(more)
         except RowsTogether:
             self.plan.whole = True
             self._lay_out_all()
@@ -96,6 +106,21 @@ class PredictiveJob:
             return
         self.plan.layout = Layout.compare(parts[0], more)
         self._join_coupled_rows(more, parts)
+
+    def _probe_parts(self, more: PredictiveRun) -> list[PredictiveRun]:
+        """Runs of parts of the first rows, in which what they make of a row is counted."""
+        found: list[PredictiveRun] = []
+        made = {}
+        try:
+            for part in _PARTS:
+                with LargestTensor() as counted:
+                    found.append(self._probe(more, *part))
+                made[part[1] - part[0]] = counted.total
+        except Exception:  # what a model does under the count, or does on some rows
+            return [self._probe(more, *part) for part in _PARTS]
+        (few, least), (many, most) = sorted(made.items())
+        self.by_row = (most - least) / (many - few)
+        return found
 
     def check_guide_is_for_the_model(self) -> None:
         """
@@ -135,7 +160,7 @@ class PredictiveJob:
             self.plan.whole = True
             check_rows_fit(parts[0].functions, more.functions, coupled, self.plan.rows / UNIT)
 
-    def rows_at_a_time(self, batch_size: int) -> int:
+    def rows_at_a_time(self, batch_size: int, *, exactly: bool = False) -> int:
         """
         Looks at what a cut would change.
 
@@ -144,33 +169,47 @@ class PredictiveJob:
         on the first of them where all would take much memory.
 
         :param int batch_size: rows at a time.
-        :returns: the same, or the number of all rows where they belong together.
+        :param bool exactly: whether there may not be more.
+        :returns: the same, or more where these take little memory, or the number of all rows where
+            they belong together.
         """
         rows, values = self.plan.rows, (*self.args, *self.kwargs.values())
-        if self.plan.whole or self.plan.uncut is not None or batch_size >= rows:
+        self._known = None
+        if self.plan.whole or self.plan.uncut is not None:
+            return max(rows, 1)
+        if not exactly:
+            batch_size = max(batch_size, self.rows_of_little())
+        if batch_size >= rows:
             return max(rows, 1)
         if can_be_looked_at(values) and self._changes(batch_size):
-            self.plan.whole = True
+            self.plan.whole, self._known = True, None
             return rows
         return batch_size
+
+    def rows_of_little(self) -> int:
+        """As many rows as take little memory, whatever the batches that they are to come in."""
+        return rows_of_little(self.by_row, UNIT)
 
     def _changes(self, size: int) -> bool:
         """Whether the distributions of rows are others when the rows of other batches are there."""
         own, self.run_kind = self.run_kind, self.kind_to_look_with()
-        self.plan.whole = True  # noise of any distribution can be drawn for all rows
         try:
-            most = rows_to_look_at(self._probe_first, UNIT, size, self.plan.rows)
+            most = rows_to_look_at(self._by_row(), size, self.plan.rows)
             more = self._probe(stop=most)
             parts = [self._probe(more, *batch) for batch in some_batches(most, size)]
         except Exception as error:  # whatever a model does: the run itself will tell
             return isinstance(error, RowsTogether)
         finally:
-            self.plan.whole, self.run_kind = False, own
+            self.run_kind = own
+        self._known = more if more.is_by_row else None
         dims = self.plan.layout.row_dims
         return any(coupled_sites(p.functions, more.functions, dims, p.start) for p in parts)
 
-    def _probe_first(self, stop: int) -> None:
-        self._probe(stop=stop)
+    def _by_row(self) -> float:
+        """What a run makes of a row, counted anew where parts of the first rows did not tell."""
+        if math.isnan(self.by_row):
+            return numbers_of_a_row(lambda stop: self._probe(stop=stop), UNIT)
+        return self.by_row
 
     def kind_to_look_with(self) -> Callable[..., Any]:
         """What evaluates the model once, where only its distributions are wanted."""
@@ -203,15 +242,19 @@ class PredictiveJob:
         self.plan.draws = latents
         return run
 
-    def run(self, batch_size: int | None) -> dict[str, Tensor]:
+    def run(self, batch_size: int | None, *, exactly: bool = False) -> dict[str, Tensor]:
         """
         Evaluates all draws of all rows.
 
         :param int batch_size: rows at a time.
+        :param bool exactly: whether there may not be more.
         :returns: draws or moments by site.
         """
         rows = max(self.plan.rows, 1)
-        step = self.rows_at_a_time(-(-(batch_size or rows) // UNIT) * UNIT)
+        step = -(-(batch_size or rows) // UNIT) * UNIT
+        step = self.rows_at_a_time(step, exactly=exactly)
+        self._size = self._draws_at_a_time()
+        self.parallel = self.parallel and self._size > 1
         pieces: dict[str, list[Tensor]] = {}
         for start in range(0, rows, step):
             found = self._batch(start, min(start + step, self.plan.rows))
@@ -227,17 +270,46 @@ class PredictiveJob:
         """All draws of one batch of rows, or their moments."""
         args, kwargs = self._cut(start, stop)
         chunks: dict[str, Draws | Moments] = {}
-        size = _CHUNK if self.parallel else 1
-        for first in range(0, self.num_samples, size):
-            last = min(first + size, self.num_samples)
-            self._draw_rows(args, kwargs, start, stop, first, last)
-            if self.parallel and start == first == 0 and last > 1:
-                self._check_draws_apart(args, kwargs, stop)
-            run = self._evaluated(args, kwargs, start, stop, first, last)
-            self._check_found(run)
-            for name, value in run.values.items():
+        spare: dict[str, Tensor] = {}
+        for first in range(0, self.num_samples, self._size):
+            last = min(first + self._size, self.num_samples)
+            values = self._known_values(start, stop) if last == 1 else None
+            if values is None:
+                self._draw_rows(args, kwargs, start, stop, first, last)
+                if self.parallel and start == first == 0 and last > 1:
+                    self._check_draws_apart(args, kwargs, stop)
+                run = self._evaluated(args, kwargs, start, stop, first, last, spare=spare)
+                self._check_found(run)
+                values = run.values
+            for name, value in values.items():
                 chunks.setdefault(name, Moments() if self.moments else Draws()).add(value)
         return {name: parts.result() for name, parts in chunks.items()}
+
+    def _draws_at_a_time(self) -> int:
+        """
+        If parallel, as many as save time; whatever the batches, since they share their noise.
+
+        What starts operations is dear beside small ones, and beside any on another device.
+        """
+        if not self.parallel:
+            return 1
+        values = (*self.args, *self.kwargs.values())
+        if any(isinstance(one, Tensor) and one.device.type != "cpu" for one in values):
+            return _CHUNK
+        return int(max(1, min(_CHUNK, draws_of_little(self.by_row, self.plan.rows))))
+
+    def _known_values(self, start: int, stop: int) -> dict[str, Tensor] | None:
+        """What the first draw has on some rows, if that was found out before."""
+        known, dims = self._known, self.plan.layout.row_dims
+        if known is None or stop > known.stop:
+            return None
+        if any(known.values[n].shape[dims[n]] != known.stop for n in known.values.keys() & dims):
+            return None  # another number of entries for each row
+        self._check_found(known)
+        return {
+            name: value.narrow(dims[name], start, stop - start) if name in dims else value
+            for name, value in known.values.items()
+        }
 
     def _evaluated(
         self,
