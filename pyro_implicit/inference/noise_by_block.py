@@ -44,7 +44,12 @@ class RowBlocks:
     sample_shape: tuple[int, ...] = ()
 
     def noise(
-        self, draw: Noise, shape: torch.Size, dim: int, like: Tensor, dtype: torch.dtype
+        self,
+        draw: Noise,
+        shape: torch.Size,
+        dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> Tensor:
         """
         Noise for the rows of this batch.
@@ -52,12 +57,12 @@ class RowBlocks:
         :param draw: fills a tensor with noise, its entries independent and alike.
         :param torch.Size shape: of one draw of a site in this batch.
         :param int dim: its negative dimension of the rows, R of them.
-        :param torch.Tensor like: on the device of the noise.
         :param torch.dtype dtype: of the noise.
+        :param torch.device device: where it is.
         :returns: noise of shape ``(*sample_shape, *shape)``, which nobody else has.
         """
         full = [*self.sample_shape, *shape]
-        made = like.new_empty(full, dtype=dtype)
+        made = torch.empty(full, dtype=dtype, device=device)
         for first, last in self._blocks(made.numel() // full[dim]):
             start, stop = max(self.start, first), min(self.stop, last)
             here = made.narrow(dim, start - self.start, stop - start)
@@ -66,7 +71,7 @@ class RowBlocks:
                 draw(here)
                 continue
             full[dim] = last - first
-            block = draw(like.new_empty(full, dtype=dtype))
+            block = draw(made.new_empty(full))
             here.copy_(block.narrow(dim, start - first, stop - start))
         return made
 
@@ -103,9 +108,7 @@ def drawn_by_blocks(fn: Any, dim: int, blocks: RowBlocks) -> Tensor | None:
 def _normal(fn: Any, dim: int, blocks: RowBlocks) -> Tensor:
     loc = fn.loc
     dtype = torch.float32 if loc.dtype in _HALVES else loc.dtype  # of the noise that is drawn
-    noise = blocks.noise(Tensor.normal_, fn.batch_shape, dim, loc, dtype).to(loc.dtype)
-    if fn.scale.dtype == loc.dtype:
-        return noise.mul_(fn.scale).add_(loc)
+    noise = blocks.noise(Tensor.normal_, fn.batch_shape, dim, dtype, loc.device).to(loc.dtype)
     value: Tensor = loc + noise * fn.scale
     return value
 
@@ -116,9 +119,9 @@ def _log_normal(fn: Any, dim: int, blocks: RowBlocks) -> Tensor:
 
 def _bernoulli(fn: Any, dim: int, blocks: RowBlocks) -> Tensor | None:
     probs = fn.probs
-    if not bool(((probs >= 0) & (probs <= 1)).all()):
+    if not torch._is_all_true((probs >= 0) & (probs <= 1)):
         return None
-    happens = _uniform(blocks, fn.batch_shape, dim, probs) < probs
+    happens: Tensor = _uniform(blocks, fn.batch_shape, dim, probs) < probs
     return happens.to(probs.dtype)
 
 
@@ -126,7 +129,7 @@ def _categorical(fn: Any, dim: int, blocks: RowBlocks) -> Tensor | None:
     probs: Tensor = fn.probs
     sums = probs.double().cumsum(-1)
     total = sums[..., -1]
-    if not bool(((probs >= 0).all(-1) & (total > 0) & total.isfinite()).all()):
+    if not torch._is_all_true((probs >= 0).all(-1) & (total > 0) & total.isfinite()):
         return None
     at = _uniform(blocks, fn.batch_shape, dim, total) * total
     # The first class whose sum is above: one of no probability never is.
@@ -136,7 +139,7 @@ def _categorical(fn: Any, dim: int, blocks: RowBlocks) -> Tensor | None:
 
 def _uniform(blocks: RowBlocks, shape: torch.Size, dim: int, like: Tensor) -> Tensor:
     """In double precision: events of a probability below 2**-24 are neither lost nor too many."""
-    return blocks.noise(Tensor.uniform_, shape, dim, like, torch.float64)
+    return blocks.noise(Tensor.uniform_, shape, dim, torch.float64, like.device)
 
 
 _DRAWS: dict[type, Callable[[Any, int, RowBlocks], Tensor | None]] = {

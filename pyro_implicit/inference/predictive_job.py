@@ -33,6 +33,7 @@ from pyro_implicit.inference.predictive_run import (
     PredictiveRun,
     RunPlan,
 )
+from pyro_implicit.inference.recorded_draws import RecordedDraws, saves_time
 from pyro_implicit.ops.largest_tensor import LargestTensor
 
 __all__ = ["PredictiveJob"]
@@ -75,6 +76,7 @@ class PredictiveJob:
         #: the first draw on the first rows, if it was run to see what a cut would change
         self._known: PredictiveRun | None = None
         self._size = 1  # draws at a time
+        self._runs_differ = False  # by more than the draw, as far as can be seen
 
     def find_layout(self, batch_size: int | None) -> None:
         """
@@ -271,9 +273,15 @@ class PredictiveJob:
         args, kwargs = self._cut(start, stop)
         chunks: dict[str, Draws | Moments] = {}
         spare: dict[str, Tensor] = {}
+        recorded: RecordedDraws | None = None
         for first in range(0, self.num_samples, self._size):
             last = min(first + self._size, self.num_samples)
+            if first == 1 and self._is_recorded():
+                recorded = RecordedDraws(self.model, args, kwargs, self.plan, start, stop)
+                self._runs_differ = not recorded.is_recorded
             values = self._known_values(start, stop) if last == 1 else None
+            if recorded is not None:
+                values = recorded.values(first)
             if values is None:
                 self._draw_rows(args, kwargs, start, stop, first, last)
                 if self.parallel and start == first == 0 and last > 1:
@@ -283,7 +291,16 @@ class PredictiveJob:
                 values = run.values
             for name, value in values.items():
                 chunks.setdefault(name, Moments() if self.moments else Draws()).add(value)
+        if recorded is not None and recorded.is_recorded and not recorded.is_true(last - 1):
+            self._runs_differ = True  # what a model counts, or reads of a file
+            return self._batch(start, stop)
         return {name: parts.result() for name, parts in chunks.items()}
+
+    def _is_recorded(self) -> bool:
+        """Whether one run is recorded for all draws of a batch, if it can be."""
+        if self.parallel or self.guide is not None or self._runs_differ:
+            return False
+        return saves_time(self.num_samples)
 
     def _draws_at_a_time(self) -> int:
         """
