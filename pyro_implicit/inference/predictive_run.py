@@ -178,6 +178,10 @@ class PredictiveRun(Messenger):
         #: of the noise at hand: several draws of one site, in front of its shape
         self.sample_shape: tuple[int, ...] = ()
 
+    def forget_look(self) -> None:
+        """Lets go of distributions and noise, which may take more memory than the values."""
+        self.functions, self.noise = {}, {}
+
     def __enter__(self) -> Any:
         seed_torch(self.plan.own_seed(self.first, self._here))
         return super().__enter__()

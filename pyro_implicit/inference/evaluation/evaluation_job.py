@@ -119,7 +119,7 @@ class EvaluationJob(PredictiveJob):
         rows = max(self.plan.rows, 1)
         step = rows if self.plan.whole else self._step(batch_size, rows)
         step = self.rows_at_a_time(step, exactly=exactly)
-        self._known = None  # whose draws of observations are not all that are wanted
+        self.known = None  # whose draws of observations are not all that are wanted
         for start in range(0, rows, step):
             self._one_batch(start, min(start + step, self.plan.rows))
 
