@@ -271,10 +271,10 @@ def _same(fewer: Tensor, more: Tensor, first: int) -> bool:
         if first + fewer.shape[changed[0]] > more.shape[changed[0]]:
             return True  # a dimension of another size, that shrinks otherwise than the rows do
         more = more.narrow(changed[0], first, fewer.shape[changed[0]])
-    if fewer.shape != more.shape:
+    if fewer.shape != more.shape or torch.equal(fewer, more):
         return True
     if not more.is_floating_point():
-        return torch.equal(fewer, more)
+        return False
     return torch.allclose(fewer, more, rtol=0.0, atol=_tolerance(more), equal_nan=True)
 
 

@@ -81,7 +81,8 @@ class RecordedDraws:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                self._graph = self._recorded()
+                graph = self._recorded()
+                self._graph = None if graph is None else graph.forward  # without hooks
                 if not (self.is_true(0) and self.is_true(1)):
                     self._graph = None
         except Exception:  # whatever the tracer, or a model under it, raises
