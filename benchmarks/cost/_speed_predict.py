@@ -81,14 +81,16 @@ def network_model(module: nn.Module) -> Callable[..., None]:
 def _of_linear_model(settings: Settings, rounds: int) -> Iterator[Row]:
     rows, size, num_draws = settings["rows"], settings["row_batch"], settings["num_draws"]
     what = f"predict, linear, {rows} rows x {num_draws} draws in batches of {size}"
-    yield from _of_rows(what, rows, size, num_draws, rounds)
+    yield from _of_rows(what, (rows, size, num_draws), rounds, 1.5)
     rows, num_draws = settings["few_rows"], settings["many_draws"]
-    yield from _of_rows(
-        f"predict, linear, {rows} rows x {num_draws} draws", rows, rows, num_draws, rounds
-    )
+    what = f"predict, linear, {rows} rows x {num_draws} draws"
+    yield from _of_rows(what, (rows, rows, num_draws), rounds, None)
 
 
-def _of_rows(what: str, rows: int, size: int, num_draws: int, rounds: int) -> Iterator[Row]:
+def _of_rows(
+    what: str, sizes: tuple[int, int, int], rounds: int, goal: float | None
+) -> Iterator[Row]:
+    rows, size, num_draws = sizes
     x = torch.randn(rows, NUM_FEATURES)
     y = x[:, 0] + NOISE * torch.randn(rows)
     guide = HyperNetworkGuide(linear_model, init_from=None).setup(x, y)
@@ -98,7 +100,7 @@ def _of_rows(what: str, rows: int, size: int, num_draws: int, rounds: int) -> It
         PYRO: lambda: by_pyro(linear_model, guide, x, num_draws, size, "y"),
     }
     jobs |= _our_jobs(linear_model, guide, x, num_draws, size, "y")
-    bases = {PYRO: (HAND, None), OURS: (HAND, 1.5), PARALLEL: (OURS, 1.0)}
+    bases = {PYRO: (HAND, None), OURS: (HAND, goal), PARALLEL: (OURS, 1.0)}
     yield from rows_of(what, medians(jobs, rounds), bases)
 
 
