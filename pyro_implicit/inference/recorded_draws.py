@@ -20,6 +20,7 @@ from pyro_implicit.ops.largest_tensor import LargestTensor
 from pyro_implicit.ops.noted_checks import NotedChecks
 from pyro_implicit.ops.noticed_operation import NUMBER_READ, NoticedOperation
 from pyro_implicit.ops.recording import lighten, trace_operations
+from pyro_implicit.ops.shapes_of_values import shapes_of_values
 
 __all__ = ["RecordedDraws", "saves_time"]
 
@@ -48,9 +49,9 @@ class RecordedDraws:
     What a model makes of draws on some rows, as a graph.
 
     It is not used where anything shows that runs are not alike: a number that is read from a
-    tensor, as a branch on its value does; noise other than that of a few distributions; numbers
-    that the model counts, buffers that it writes, or other bits than those of a run at one of two
-    draws.
+    tensor, as a branch on its value does; shapes that follow from values; noise other than that of
+    a few distributions; numbers that the model counts, buffers that it writes, or other bits than
+    those of a run at one of two draws.
 
     :param model: the model, which was run before.
     :param args: positional arguments, of these rows.
@@ -144,7 +145,9 @@ class RecordedDraws:
         example = self._inputs(0)
         with NoticedOperation(NUMBER_READ) as read, AskedValues(example) as asked:
             graph = trace_operations(lambda *tensors: self._traced(*tensors), *example)
-        if read.found or asked.place or any(map(_stops, graph.graph.nodes)):
+        if read.found or asked.place or shapes_of_values(graph):
+            return None
+        if any(map(_stops, graph.graph.nodes)):
             return None
         graph.graph.eliminate_dead_code()
         if not is_functional(graph, draws=False):

@@ -222,6 +222,13 @@ def rare_branch(x: Tensor) -> None:
         pyro.sample("y", dist.Normal(f, 0.3))
 
 
+def masks(x: Tensor) -> None:
+    """As many rows are above at the draws that are compared, and not at others."""
+    w = slope()
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(x @ w + len(w[w > 0.0]), 0.3))
+
+
 def own_noise(x: Tensor) -> None:
     f = F.dropout(x @ slope(), 0.5, training=True)
     with pyro.plate("data", len(x)):
@@ -276,6 +283,7 @@ RUN: dict[str, Callable[[Path], Model]] = {
     "branches": lambda _: branches,
     "NumPy": lambda _: by_numpy,
     "a rare branch": lambda _: rare_branch,
+    "masks": lambda _: masks,
     "noise of its own": lambda _: own_noise,
     "matrices": lambda _: matrices,
     "counts": lambda _: Counting(),
