@@ -55,6 +55,8 @@ BENCHMARKS = (
             "image_batch": 32,
             "rows": 64,
             "row_batch": 32,
+            "few_rows": 20,
+            "many_draws": 3,
             "arviz_rows": 50,
             "arviz_draws": 2,
             "hidden_units": (1,),

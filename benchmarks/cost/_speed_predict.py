@@ -18,7 +18,7 @@ from benchmarks.common import fixed_seed
 from benchmarks.cost._speed_models import linear
 from benchmarks.cost._speed_timing import Job, Row, Settings, medians, rows_of
 from benchmarks.shared.images import GUIDES, NETWORKS
-from pyro_implicit import BayesianModule, HyperNetworkGuide, predict, to_arviz
+from pyro_implicit import BayesianModule, HyperNetworkGuide, fit, predict, to_arviz
 
 __all__ = [
     "arviz",
@@ -34,6 +34,7 @@ __all__ = [
 HAND, PYRO = "hand loop", "Pyro's Predictive"
 OURS, PARALLEL = "predict", "predict, parallel"
 NUM_FEATURES, NOISE = 5, 0.1
+FIT_STEPS = 10  # recorded, as those of most fits before a prediction are
 GROUPS = ("posterior", "posterior_predictive", "log_likelihood")
 
 
@@ -79,15 +80,27 @@ def network_model(module: nn.Module) -> Callable[..., None]:
 
 def _of_linear_model(settings: Settings, rounds: int) -> Iterator[Row]:
     rows, size, num_draws = settings["rows"], settings["row_batch"], settings["num_draws"]
+    what = f"predict, linear, {rows} rows x {num_draws} draws in batches of {size}"
+    yield from _of_rows(what, (rows, size, num_draws), rounds, 1.5)
+    rows, num_draws = settings["few_rows"], settings["many_draws"]
+    what = f"predict, linear, {rows} rows x {num_draws} draws"
+    yield from _of_rows(what, (rows, rows, num_draws), rounds, None)
+
+
+def _of_rows(
+    what: str, sizes: tuple[int, int, int], rounds: int, goal: float | None
+) -> Iterator[Row]:
+    rows, size, num_draws = sizes
     x = torch.randn(rows, NUM_FEATURES)
-    guide = HyperNetworkGuide(linear_model, init_from=None).setup(x, x[:, 0])
+    y = x[:, 0] + NOISE * torch.randn(rows)
+    guide = HyperNetworkGuide(linear_model, init_from=None).setup(x, y)
+    fit(linear_model, guide, x, y, num_steps=FIT_STEPS, progress=False)
     jobs = {
         HAND: lambda: hand_linear(guide, x, num_draws, size),
         PYRO: lambda: by_pyro(linear_model, guide, x, num_draws, size, "y"),
     }
     jobs |= _our_jobs(linear_model, guide, x, num_draws, size, "y")
-    what = f"predict, linear, {rows} rows x {num_draws} draws in batches of {size}"
-    bases = {PYRO: (HAND, None), OURS: (HAND, 1.5), PARALLEL: (OURS, 1.0)}
+    bases = {PYRO: (HAND, None), OURS: (HAND, goal), PARALLEL: (OURS, 1.0)}
     yield from rows_of(what, medians(jobs, rounds), bases)
 
 

@@ -37,6 +37,8 @@ SETTINGS: dict[str, Any] = {
     "image_batch": 256,
     "rows": 20_000,
     "row_batch": 1000,
+    "few_rows": 200,
+    "many_draws": 1000,
     "arviz_rows": 100_000,
     "arviz_draws": 100,
     "hidden_units": (10, 100, 200),

@@ -30,6 +30,7 @@ from pyro_implicit.handlers.row_coupling import (
     can_be_looked_at,
     coupled_sites,
     drawn_jointly,
+    numbers_of_a_row,
     rows_to_look_at,
     some_batches,
 )
@@ -189,7 +190,8 @@ class Program:
         rows, calls = self.batches.num_rows, self.batches
         if can_be_looked_at((*calls.args, *calls.kwargs.values())):  # rows far apart
             few = min(size, _FEW_ROWS)
-            most = rows_to_look_at(lambda k: self._sites_on(calls.cut(0, k), draw), few, size, rows)
+            by_row = numbers_of_a_row(lambda k: self._sites_on(calls.cut(0, k), draw), few)
+            most = rows_to_look_at(by_row, size, rows)
             _, _, whole = self._sites_on(calls.cut(0, most), draw)
             for start, stop in some_batches(most, size):
                 _, _, part = self._sites_on(calls.cut(start, stop), draw)

@@ -89,6 +89,7 @@ def latents_of_other_rows(
     if seen is None or hasattr(guide, "read_context"):  # the latter's latents follow their rows
         return [], 0
     count: int = seen[0]
-    if count < 2 or not are_other_rows(seen, args, kwargs):
+    own = [s.name for s in guide.sites if any(f.size == count for f in s.frames)]
+    if count < 2 or not own or not are_other_rows(seen, args, kwargs):
         return [], 0
-    return [s.name for s in guide.sites if any(f.size == count for f in s.frames)], count
+    return own, count

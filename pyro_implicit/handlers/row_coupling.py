@@ -21,7 +21,10 @@ __all__ = [
     "can_be_looked_at",
     "check_rows_fit",
     "coupled_sites",
+    "draws_of_little",
     "drawn_jointly",
+    "numbers_of_a_row",
+    "rows_of_little",
     "rows_to_look_at",
     "same_first_draw",
     "some_batches",
@@ -33,6 +36,7 @@ __all__ = [
 _ULPS = 64  # units of rounding of the largest number
 _MOST_NUMBERS = 4_000_000
 _MOST_MADE = 2**22  # numbers that all operations of a run that is only looked at may make
+_LITTLE = 2**20  # those that a run may make whatever the batches it was to come in
 
 
 @dataclass(frozen=True)
@@ -88,18 +92,13 @@ def can_be_looked_at(args: Iterable[Any]) -> bool:
     return sum(one.numel() for one in args if isinstance(one, Tensor)) <= _MOST_NUMBERS
 
 
-def rows_to_look_at(run: Callable[[int], Any], few: int, size: int, rows: int) -> int:
+def numbers_of_a_row(run: Callable[[int], Any], few: int) -> float:
     """
-    How many of the first rows are run at once to see what a cut into batches changes.
-
-    Batches are small where memory is: a run on all rows may take what they were to save. What
-    operations make of a row is counted in a run on few rows and in one on half of them.
+    Counts the numbers that operations of a run make of a row, in a run on few rows and on half.
 
     :param run: the model on as many of the first rows.
     :param int few: rows to count with, two at least.
-    :param int size: of a batch.
-    :param int rows: number of rows.
-    :returns: all of them, or those that make four million numbers, but two batches at least.
+    :returns: their number; NaN if it cannot be counted.
     """
     made = []
     try:
@@ -107,12 +106,48 @@ def rows_to_look_at(run: Callable[[int], Any], few: int, size: int, rows: int) -
             with LargestTensor() as counted:
                 run(count)
             made.append(counted.total)
-    except Exception:  # what cannot be counted is looked at as if it were small
-        return rows
-    by_row = (made[0] - made[1]) / (few - few // 2)
-    if by_row * rows <= _MOST_MADE:
+    except Exception:  # whatever a model does in another mode
+        return math.nan
+    by_row: float = (made[0] - made[1]) / (few - few // 2)
+    return by_row
+
+
+def rows_to_look_at(by_row: float, size: int, rows: int) -> int:
+    """
+    How many of the first rows are run at once to see what a cut into batches changes.
+
+    Batches are small where memory is: a run on all rows may take what they were to save.
+
+    :param float by_row: numbers that a run makes of a row; NaN for few.
+    :param int size: of a batch.
+    :param int rows: number of rows.
+    :returns: all of them, or those that make four million numbers, but two batches at least.
+    """
+    if not by_row * rows > _MOST_MADE:
         return rows
     return min(rows, max(int(_MOST_MADE / by_row), 2 * size))
+
+
+def rows_of_little(by_row: float, unit: int) -> int:
+    """
+    How many rows take so little memory that there is nothing to save by fewer of them.
+
+    :param float by_row: numbers that a run makes of a row; NaN if nobody knows.
+    :param int unit: of rows.
+    :returns: as many units as make a million numbers; 0 if that is less than one.
+    """
+    return int(_LITTLE / by_row) // unit * unit if by_row > 0 else 0
+
+
+def draws_of_little(by_row: float, rows: int) -> float:
+    """
+    How many draws at once save time, because one of them makes so few numbers.
+
+    :param float by_row: numbers that a run makes of a row; NaN if nobody knows.
+    :param int rows: number of rows.
+    :returns: as many as make four million numbers; infinity if nobody knows.
+    """
+    return _MOST_MADE / (by_row * rows) if by_row > 0 and rows else math.inf
 
 
 def some_batches(rows: int, size: int) -> list[tuple[int, int]]:
@@ -236,10 +271,10 @@ def _same(fewer: Tensor, more: Tensor, first: int) -> bool:
         if first + fewer.shape[changed[0]] > more.shape[changed[0]]:
             return True  # a dimension of another size, that shrinks otherwise than the rows do
         more = more.narrow(changed[0], first, fewer.shape[changed[0]])
-    if fewer.shape != more.shape:
+    if fewer.shape != more.shape or torch.equal(fewer, more):
         return True
     if not more.is_floating_point():
-        return torch.equal(fewer, more)
+        return False
     return torch.allclose(fewer, more, rtol=0.0, atol=_tolerance(more), equal_nan=True)
 
 

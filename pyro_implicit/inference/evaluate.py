@@ -79,7 +79,8 @@ def evaluate(
     :param args: the model's arguments, such as ``x_test, y_test``.
     :param int num_samples: draws of the guide; the log density rises a little with their number, so
         compare at the same.
-    :param int batch_size: rows at a time, rounded up to a multiple of 32; by default as many as fit
+    :param int batch_size: rows at a time, rounded up to a multiple of 32, and to as many as make a
+        million numbers on their way through the model; by default as many as fit
         into some hundred megabytes. It changes nothing but memory and time: rows that belong
         together are evaluated at once. To see that, data of at most four million numbers are first
         looked at in one run on all rows; of larger data 32 rows.
@@ -131,7 +132,7 @@ def evaluate(
         try:
             job.evaluate(batch_size)
         except NotSliceable:  # noise that cannot be drawn by row: as many rows as share a state
-            job.evaluate(UNIT)
+            job.evaluate(UNIT, exactly=True)
         job.check_guide_is_for_the_model()
     for text in plan.warnings():
         warnings.warn(text, stacklevel=_CALLER)

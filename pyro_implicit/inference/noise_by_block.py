@@ -20,7 +20,7 @@ _ENTRIES = 2**15  # numbers of a block: drawn whole, whatever of it a batch need
 _HALVES = (torch.float16, torch.bfloat16)
 _NO_DOUBLE = ("mps",)  # devices without double precision
 
-Noise = Callable[[list[int], torch.device], Tensor]
+Noise = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -43,24 +43,37 @@ class RowBlocks:
     seed: Callable[[int], int]
     sample_shape: tuple[int, ...] = ()
 
-    def noise(self, draw: Noise, shape: torch.Size, dim: int, device: torch.device) -> Tensor:
+    def noise(
+        self,
+        draw: Noise,
+        shape: torch.Size,
+        dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Tensor:
         """
         Noise for the rows of this batch.
 
-        :param draw: noise of a shape on a device, its entries independent and alike.
+        :param draw: fills a tensor with noise, its entries independent and alike.
         :param torch.Size shape: of one draw of a site in this batch.
         :param int dim: its negative dimension of the rows, R of them.
-        :param torch.device device: of the noise.
-        :returns: noise of shape ``(*sample_shape, *shape)``.
+        :param torch.dtype dtype: of the noise.
+        :param torch.device device: where it is.
+        :returns: noise of shape ``(*sample_shape, *shape)``, which nobody else has.
         """
         full = [*self.sample_shape, *shape]
-        parts = []
-        for first, last in self._blocks(torch.Size(full).numel() // full[dim]):
-            full[dim] = last - first
-            seed_torch(self.seed(first))
+        made = torch.empty(full, dtype=dtype, device=device)
+        for first, last in self._blocks(made.numel() // full[dim]):
             start, stop = max(self.start, first), min(self.stop, last)
-            parts.append(draw(full, device).narrow(dim, start - first, stop - start))
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+            here = made.narrow(dim, start - self.start, stop - start)
+            seed_torch(self.seed(first))
+            if stop - start == last - first and here.is_contiguous():
+                draw(here)
+                continue
+            full[dim] = last - first
+            block = draw(made.new_empty(full))
+            here.copy_(block.narrow(dim, start - first, stop - start))
+        return made
 
     def _blocks(self, entries: int) -> Iterator[tuple[int, int]]:
         """First and last rows of the blocks of this batch, by the numbers that a row has."""
@@ -95,11 +108,7 @@ def drawn_by_blocks(fn: Any, dim: int, blocks: RowBlocks) -> Tensor | None:
 def _normal(fn: Any, dim: int, blocks: RowBlocks) -> Tensor:
     loc = fn.loc
     dtype = torch.float32 if loc.dtype in _HALVES else loc.dtype  # of the noise that is drawn
-
-    def draw(shape: list[int], device: torch.device) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device).normal_()
-
-    noise = blocks.noise(draw, fn.batch_shape, dim, loc.device).to(loc.dtype)
+    noise = blocks.noise(Tensor.normal_, fn.batch_shape, dim, dtype, loc.device).to(loc.dtype)
     value: Tensor = loc + noise * fn.scale
     return value
 
@@ -110,9 +119,9 @@ def _log_normal(fn: Any, dim: int, blocks: RowBlocks) -> Tensor:
 
 def _bernoulli(fn: Any, dim: int, blocks: RowBlocks) -> Tensor | None:
     probs = fn.probs
-    if not bool(((probs >= 0) & (probs <= 1)).all()):
+    if not torch._is_all_true((probs >= 0) & (probs <= 1)):
         return None
-    happens: Tensor = blocks.noise(_uniform, fn.batch_shape, dim, probs.device) < probs
+    happens: Tensor = _uniform(blocks, fn.batch_shape, dim, probs) < probs
     return happens.to(probs.dtype)
 
 
@@ -120,16 +129,17 @@ def _categorical(fn: Any, dim: int, blocks: RowBlocks) -> Tensor | None:
     probs: Tensor = fn.probs
     sums = probs.double().cumsum(-1)
     total = sums[..., -1]
-    if not bool(((probs >= 0).all(-1) & (total > 0) & total.isfinite()).all()):
+    if not torch._is_all_true((probs >= 0).all(-1) & (total > 0) & total.isfinite()):
         return None
-    at = blocks.noise(_uniform, fn.batch_shape, dim, total.device) * total
+    at = _uniform(blocks, fn.batch_shape, dim, total) * total
     # The first class whose sum is above: one of no probability never is.
-    return (sums <= at[..., None]).sum(-1).clamp(max=sums.shape[-1] - 1)
+    drawn: Tensor = (sums <= at[..., None]).sum(-1).clamp(max=sums.shape[-1] - 1)
+    return drawn
 
 
-def _uniform(shape: list[int], device: torch.device) -> Tensor:
+def _uniform(blocks: RowBlocks, shape: torch.Size, dim: int, like: Tensor) -> Tensor:
     """In double precision: events of a probability below 2**-24 are neither lost nor too many."""
-    return torch.rand(shape, dtype=torch.float64, device=device)
+    return blocks.noise(Tensor.uniform_, shape, dim, torch.float64, like.device)
 
 
 _DRAWS: dict[type, Callable[[Any, int, RowBlocks], Tensor | None]] = {

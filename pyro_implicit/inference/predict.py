@@ -76,6 +76,12 @@ def predict(
     is written ``F.dropout(x, p, training=True)``; rows then depend on each other's, and are
     evaluated all at once.
 
+    At hundreds of draws of few rows one run of the model is recorded, as a graph of tensor
+    operations, and replayed; no number is another one. The graph must give the bits of the
+    program at the first two draws and at the last one, all that the program draws must be normal,
+    log-normal, or yes or no and classes of each row, and nothing may show that runs are not alike:
+    numbers read from tensors, as a branch on a value does, or counts that the model keeps.
+
     Example::
 
         draws = predict(model, guide, x_test, num_samples=1000)["y"]
@@ -86,14 +92,16 @@ def predict(
         observations, and latents that it leaves out, from their prior.
     :param args: the model's arguments.
     :param int num_samples: number of draws.
-    :param int batch_size: rows at a time, rounded up to a multiple of 32; all by default, or where
-        rows belong together. To see that, data of at most four million numbers are first looked at
-        in one run on all rows; of larger data 32 rows.
+    :param int batch_size: rows at a time, rounded up to a multiple of 32, and to as many as make a
+        million numbers on their way through the model, of which there is nothing to save; all by
+        default, or where rows belong together. To see that, data of at most four million numbers
+        are first looked at in one run on all rows; of larger data 32 rows.
     :param sites: names of the sites to keep, ``pyro.deterministic`` ones included; by default every
         site that is not a latent of the guide nor deterministic.
-    :param bool parallel: evaluate many draws in one vectorised pass, as in
-        :class:`pyro.infer.Predictive`: faster, and every batch dimension of the model must then be
-        declared by a plate.
+    :param bool parallel: evaluate up to 64 draws in one vectorised pass, as in
+        :class:`pyro.infer.Predictive`, and on a CPU as many as make four million numbers: faster
+        for small models, and on a GPU. Larger ones are evaluated draw by draw. Every batch
+        dimension of the model must then be declared by a plate.
     :param bool moments: return mean and variance over draws instead of the draws, in memory that
         does not grow with ``num_samples``.
     :param int seed: of all draws; random numbers outside go on as if nothing had been drawn. None:
@@ -141,7 +149,7 @@ def predict(
             try:
                 found = job.run(batch_size)
             except NotSliceable:  # noise that cannot be drawn by row: as many rows as share a state
-                found = job.run(UNIT)
+                found = job.run(UNIT, exactly=True)
             job.check_guide_is_for_the_model()
             forgotten = job.forgotten_latents(guide)
     for text in plan.warnings():

@@ -9,37 +9,29 @@ import pyro
 import torch
 from torch import Tensor
 
-from pyro_implicit.exceptions import ShapeError, SiteError
+from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.handlers.row_coupling import (
-    RowsTogether,
-    can_be_looked_at,
-    check_rows_fit,
-    coupled_sites,
-    rows_to_look_at,
+    draws_of_little,
     same_first_draw,
-    some_batches,
 )
 from pyro_implicit.inference.from_prior import forgotten_latents
 from pyro_implicit.inference.moments import Draws, Moments
 from pyro_implicit.inference.predictive_run import (
     PREDICTIVE_PLATE,
     UNIT,
-    Layout,
     PredictiveRun,
     RunPlan,
 )
+from pyro_implicit.inference.recorded_draws import RecordedDraws, saves_time
+from pyro_implicit.inference.rows_of_a_model import RowsOfAModel
 
 __all__ = ["PredictiveJob"]
 
-_CHUNK = 64  # draws evaluated at once if parallel
-#: rows that a site is looked at with, of the first UNIT. No row is in both, so that what one row
-#: tells all others (the largest) is missing in one of them; nor do both start and end with a group
-#: of rows of any size but 1 (pairs, windows).
-_PARTS = ((0, 13), (14, UNIT))
+_CHUNK = 64  # draws evaluated at once if parallel, at most
 
 
-class PredictiveJob:
+class PredictiveJob(RowsOfAModel):
     """
     One evaluation of a model at draws of a guide, such as a call of :func:`predict`.
 
@@ -51,8 +43,6 @@ class PredictiveJob:
     :param int num_samples: number of draws.
     """
 
-    run_kind: Callable[..., Any] = PredictiveRun  # what evaluates the model once
-
     def __init__(
         self,
         model: Callable[..., Any],
@@ -62,40 +52,10 @@ class PredictiveJob:
         plan: RunPlan,
         num_samples: int,
     ) -> None:
-        self.model, self.guide, self.args, self.kwargs = model, guide, args, kwargs
-        self.plan, self.num_samples = plan, num_samples
-        self.parallel = self.moments = False
-
-    def find_layout(self, batch_size: int | None) -> None:
-        """
-        Learns each site's row dimension and, if parallel, the shapes of a single draw.
-
-        :param int batch_size: rows at a time; a model that fails on some of its rows alone gets all
-            of them, and that is told if it was to be cut. (One with a plate of a fixed size raises
-            its error then.)
-        """
-        rows = self.plan.rows
-        if rows <= UNIT:
-            if self.parallel:
-                self._lay_out_all()
-            return
-        try:
-            more = self._probe()
-            parts = [self._probe(more, *part) for part in _PARTS]
-        except RowsTogether:
-            self.plan.whole = True
-            self._lay_out_all()
-            return
-        except Exception as error:  # a model that only takes all of its rows
-            is_cut = batch_size is not None and batch_size < rows
-            if is_cut and "plate" in str(error):  # of a fixed size: to be mended, it may be large
-                raise
-            self._lay_out_all()
-            if is_cut:
-                self.plan.uncut = " ".join([f"{type(error).__name__}:", *str(error).split()])
-            return
-        self.plan.layout = Layout.compare(parts[0], more)
-        self._join_coupled_rows(more, parts)
+        super().__init__(model, guide, args, kwargs, plan)
+        self.num_samples, self.moments = num_samples, False
+        self._size = 1  # draws at a time
+        self._runs_differ = False  # by more than the draw, as far as can be seen
 
     def check_guide_is_for_the_model(self) -> None:
         """
@@ -123,95 +83,19 @@ class PredictiveJob:
             self._draw_rows(args, kwargs, 0, min(self.plan.rows, UNIT), 0, 1)
         return forgotten_latents(self.model, guide, args, kwargs, self.plan)
 
-    def _join_coupled_rows(self, more: PredictiveRun, parts: list[PredictiveRun]) -> None:
-        """Rows that belong together are evaluated at once, if they fit into memory."""
-        dims = self.plan.layout.row_dims
-        coupled = {
-            name
-            for part in parts
-            for name in coupled_sites(part.functions, more.functions, dims, part.start)
-        }
-        if coupled:
-            self.plan.whole = True
-            check_rows_fit(parts[0].functions, more.functions, coupled, self.plan.rows / UNIT)
-
-    def rows_at_a_time(self, batch_size: int) -> int:
-        """
-        Looks at what a cut would change.
-
-        The first rows may be alike, or too few to show what they owe to others (a mean of sorted
-        rows, a lag). Of up to four million numbers some batches are held to a run on all rows, or
-        on the first of them where all would take much memory.
-
-        :param int batch_size: rows at a time.
-        :returns: the same, or the number of all rows where they belong together.
-        """
-        rows, values = self.plan.rows, (*self.args, *self.kwargs.values())
-        if self.plan.whole or self.plan.uncut is not None or batch_size >= rows:
-            return max(rows, 1)
-        if can_be_looked_at(values) and self._changes(batch_size):
-            self.plan.whole = True
-            return rows
-        return batch_size
-
-    def _changes(self, size: int) -> bool:
-        """Whether the distributions of rows are others when the rows of other batches are there."""
-        own, self.run_kind = self.run_kind, self.kind_to_look_with()
-        self.plan.whole = True  # noise of any distribution can be drawn for all rows
-        try:
-            most = rows_to_look_at(self._probe_first, UNIT, size, self.plan.rows)
-            more = self._probe(stop=most)
-            parts = [self._probe(more, *batch) for batch in some_batches(most, size)]
-        except Exception as error:  # whatever a model does: the run itself will tell
-            return isinstance(error, RowsTogether)
-        finally:
-            self.plan.whole, self.run_kind = False, own
-        dims = self.plan.layout.row_dims
-        return any(coupled_sites(p.functions, more.functions, dims, p.start) for p in parts)
-
-    def _probe_first(self, stop: int) -> None:
-        self._probe(stop=stop)
-
-    def kind_to_look_with(self) -> Callable[..., Any]:
-        """What evaluates the model once, where only its distributions are wanted."""
-        return self.run_kind
-
-    def _lay_out_all(self) -> None:
-        """The layout from one draw of all rows."""
-        run = self.run_kind(self.plan, 0, self.plan.rows, 0, 1, vectorised=False)
-        self._draw_rows(self.args, self.kwargs, 0, self.plan.rows, 0, 1)
-        with run:
-            self.model(*self.args, **self.kwargs)
-        self.plan.layout = Layout(run.shapes, {}, run.deepest)
-
-    def _probe(
-        self, more: PredictiveRun | None = None, start: int = 0, stop: int = UNIT
-    ) -> PredictiveRun:
-        """A run of the first rows; or of some of them, with the noise of the run of all."""
-        args, kwargs = self._cut(start, stop)
-        latents = self.plan.draws
-        if self.guide is not None and more is not None:
-            self.plan.draws = {name: value[:, start:stop] for name, value in latents.items()}
-        elif more is None:
-            self._draw_rows(args, kwargs, start, stop, 0, 1)
-            latents = self.plan.draws
-        given = {} if more is None else {"given": more.noise, "given_rows": more.stop}
-        run: PredictiveRun = self.run_kind(self.plan, start, stop, 0, 1, vectorised=False, **given)
-        run.looked_at = True
-        with run:
-            self.model(*args, **kwargs)
-        self.plan.draws = latents
-        return run
-
-    def run(self, batch_size: int | None) -> dict[str, Tensor]:
+    def run(self, batch_size: int | None, *, exactly: bool = False) -> dict[str, Tensor]:
         """
         Evaluates all draws of all rows.
 
         :param int batch_size: rows at a time.
+        :param bool exactly: whether there may not be more.
         :returns: draws or moments by site.
         """
         rows = max(self.plan.rows, 1)
-        step = self.rows_at_a_time(-(-(batch_size or rows) // UNIT) * UNIT)
+        step = -(-(batch_size or rows) // UNIT) * UNIT
+        step = self.rows_at_a_time(step, exactly=exactly)
+        self._size = self._draws_at_a_time()
+        self.parallel = self.parallel and self._size > 1
         pieces: dict[str, list[Tensor]] = {}
         for start in range(0, rows, step):
             found = self._batch(start, min(start + step, self.plan.rows))
@@ -227,17 +111,61 @@ class PredictiveJob:
         """All draws of one batch of rows, or their moments."""
         args, kwargs = self._cut(start, stop)
         chunks: dict[str, Draws | Moments] = {}
-        size = _CHUNK if self.parallel else 1
-        for first in range(0, self.num_samples, size):
-            last = min(first + size, self.num_samples)
-            self._draw_rows(args, kwargs, start, stop, first, last)
-            if self.parallel and start == first == 0 and last > 1:
-                self._check_draws_apart(args, kwargs, stop)
-            run = self._evaluated(args, kwargs, start, stop, first, last)
-            self._check_found(run)
-            for name, value in run.values.items():
+        spare: dict[str, Tensor] = {}
+        recorded: RecordedDraws | None = None
+        for first in range(0, self.num_samples, self._size):
+            last = min(first + self._size, self.num_samples)
+            if first == 1 and self._is_recorded():
+                recorded = RecordedDraws(self.model, args, kwargs, self.plan, start, stop)
+                self._runs_differ = not recorded.is_recorded
+            values = self._known_values(start, stop) if last == 1 else None
+            if recorded is not None:
+                values = recorded.values(first)
+            if values is None:
+                self._draw_rows(args, kwargs, start, stop, first, last)
+                if self.parallel and start == first == 0 and last > 1:
+                    self._check_draws_apart(args, kwargs, stop)
+                run = self._evaluated(args, kwargs, start, stop, first, last, spare=spare)
+                self._check_found(run)
+                values = run.values
+            for name, value in values.items():
                 chunks.setdefault(name, Moments() if self.moments else Draws()).add(value)
+        if recorded is not None and recorded.is_recorded and not recorded.is_true(last - 1):
+            self._runs_differ = True  # what a model counts, or reads of a file
+            return self._batch(start, stop)
         return {name: parts.result() for name, parts in chunks.items()}
+
+    def _is_recorded(self) -> bool:
+        """Whether one run is recorded for all draws of a batch, if it can be."""
+        if self.parallel or self.guide is not None or self._runs_differ:
+            return False
+        return saves_time(self.num_samples)
+
+    def _draws_at_a_time(self) -> int:
+        """
+        If parallel, as many as save time; whatever the batches, since they share their noise.
+
+        What starts operations is dear beside small ones, and beside any on another device.
+        """
+        if not self.parallel:
+            return 1
+        values = (*self.args, *self.kwargs.values())
+        if any(isinstance(one, Tensor) and one.device.type != "cpu" for one in values):
+            return _CHUNK
+        return int(max(1, min(_CHUNK, draws_of_little(self.by_row, self.plan.rows))))
+
+    def _known_values(self, start: int, stop: int) -> dict[str, Tensor] | None:
+        """What the first draw has on some rows, if that was found out before."""
+        known, dims = self.known, self.plan.layout.row_dims
+        if known is None or stop > known.stop:
+            return None
+        if any(known.values[n].shape[dims[n]] != known.stop for n in known.values.keys() & dims):
+            return None  # another number of entries for each row
+        self._check_found(known)
+        return {
+            name: value.narrow(dims[name], start, stop - start) if name in dims else value
+            for name, value in known.values.items()
+        }
 
     def _evaluated(
         self,
@@ -298,46 +226,6 @@ class PredictiveJob:
             return True
         a, b = one.values[name][0], other.values[name][0]
         return torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
-
-    def _draw_rows(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        start: int,
-        stop: int,
-        first: int,
-        last: int,
-    ) -> None:
-        """The latents of these rows, if the guide is conditional; noise by unit of rows."""
-        if self.guide is None:
-            return
-        context = self.guide.read_context(*args, **kwargs)
-        if len(context) != stop - start:
-            raise ShapeError(
-                f"the context has {len(context)} rows for {stop - start} rows of the arguments; "
-                "predict needs one row of context for each."
-            )
-        units = range(0, stop - start, UNIT)
-        parts = [
-            self.guide.sample_at(
-                last - first,
-                context[offset : offset + UNIT],
-                seeds=(self.plan.seeded(first, -1), self.plan.seeded(first, start + offset)),
-            )
-            for offset in units
-        ]
-        self.plan.offset = first
-        self.plan.draws = {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
-
-    def _cut(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        rows = self.plan.rows
-
-        def cut(value: Any) -> Any:
-            if rows and isinstance(value, Tensor) and value.dim() and len(value) == rows:
-                return value[start:stop]
-            return value
-
-        return tuple(map(cut, self.args)), {k: cut(v) for k, v in self.kwargs.items()}
 
     def _check_found(self, run: PredictiveRun) -> None:
         missing = sorted((self.plan.sites or frozenset()) - run.values.keys())

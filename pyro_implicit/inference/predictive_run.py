@@ -19,7 +19,7 @@ from pyro_implicit.handlers.other_shape import check_event
 from pyro_implicit.handlers.own_subsample import refuse_own_subsample
 from pyro_implicit.handlers.pointwise import is_delta
 from pyro_implicit.handlers.row_coupling import Observed, RowsTogether
-from pyro_implicit.handlers.rows import changed_dims, take_rows
+from pyro_implicit.handlers.rows import NotSliceable, changed_dims, take_rows
 from pyro_implicit.inference.noise_by_block import RowBlocks, drawn_by_blocks
 from pyro_implicit.inference.outside_support import drawn_outside, is_outside
 
@@ -144,6 +144,8 @@ class PredictiveRun(Messenger):
     :param bool vectorised: whether the draws are a plate around the model.
     :param dict given: values of noise that another run drew on more rows.
     :param int given_rows: how many these were.
+    :param dict spare: noise of other draws, for sites that nothing which is asked for depends on;
+        what this run has to draw for such sites is added.
     """
 
     def __init__(
@@ -157,6 +159,7 @@ class PredictiveRun(Messenger):
         vectorised: bool,
         given: dict[str, Tensor] | None = None,
         given_rows: int = UNIT,
+        spare: dict[str, Tensor] | None = None,
     ) -> None:
         super().__init__()
         self.plan, self.start, self.stop = plan, start, stop
@@ -169,9 +172,15 @@ class PredictiveRun(Messenger):
         self.looked_at = False
         self.functions: dict[str, Any] = {}
         self.noise: dict[str, Tensor] = {}
-        self.given, self.given_rows = given or {}, given_rows
+        #: whether that noise is what any other run would draw of these rows
+        self.is_by_row = True
+        self.given, self.given_rows, self.spare = given or {}, given_rows, spare
         #: of the noise at hand: several draws of one site, in front of its shape
         self.sample_shape: tuple[int, ...] = ()
+
+    def forget_look(self) -> None:
+        """Lets go of distributions and noise, which may take more memory than the values."""
+        self.functions, self.noise = {}, {}
 
     def __enter__(self) -> Any:
         seed_torch(self.plan.own_seed(self.first, self._here))
@@ -194,7 +203,16 @@ class PredictiveRun(Messenger):
             if not (is_delta(msg) or msg["infer"].get("enumerate")):
                 self.plan.free[name] = msg["is_observed"]
             msg["is_observed"] = False
-            msg["value"], msg["done"] = self._noisy(msg), True
+            msg["value"], msg["done"] = self._noisy_or_spare(msg), True
+
+    def _noisy_or_spare(self, msg: Any) -> Tensor:
+        """A draw of the site, which may be that of another run once all asked sites are there."""
+        name, spare, sites = msg["name"], self.spare, self.plan.sites
+        if spare is None or sites is None or not sites <= self.values.keys():
+            return self._noisy(msg)
+        if name not in spare or spare[name].shape != msg["fn"].shape():
+            spare[name] = self._noisy(msg)
+        return spare[name]
 
     def _choose_rows(self, msg: Any) -> None:
         """
@@ -272,6 +290,16 @@ class PredictiveRun(Messenger):
             fn = fn.base_dist  # rows were made event dimensions by .to_event
         if self._here <= UNIT or row_dim >= -fn.event_dim:
             return self._drawn(fn, self.start // UNIT)
+        try:
+            return self._by_units(fn, row_dim)
+        except NotSliceable:
+            if not self.looked_at:
+                raise
+            self.is_by_row = False
+            return self._drawn(fn, 0)
+
+    def _by_units(self, fn: Any, row_dim: int) -> Tensor:
+        """A draw of the site at hand, unit by unit."""
         parts = []
         for offset in range(0, self._here, UNIT):
             end = min(offset + UNIT, self._here)

@@ -33,7 +33,12 @@ _NEUTRAL: dict[Any, int] = {
     _aten.pow.Tensor_Scalar: 1,
 }
 #: those that do nothing where the shape stays
-_SHAPED = (_aten.view.default, _aten.expand.default, _aten._unsafe_view.default)
+_SHAPED = (
+    _aten.view.default,
+    _aten.expand.default,
+    _aten._unsafe_view.default,
+    _aten.slice.Tensor,
+)
 _VIEWS = (_aten.view.default, _aten._unsafe_view.default)
 #: those that take themselves back
 _TWICE = (_aten.t.default, _aten.transpose.int)

@@ -88,7 +88,7 @@ def _same_bits(found: Tensor, expected: Tensor) -> bool:
 
 
 @torch.no_grad()
-def lighten(graph: fx.GraphModule, *example: Tensor) -> None:
+def lighten(graph: fx.GraphModule, *example: Tensor, held: bool = False) -> None:
     """
     Takes out of a graph what changes nothing, and calls the rest the short way.
 
@@ -98,10 +98,11 @@ def lighten(graph: fx.GraphModule, *example: Tensor) -> None:
     :param graph: as recorded; one that writes into tensors stays so but for dead code. It is not to
         be changed afterwards.
     :param example: tensors that it can be run with, of the shapes of those it was recorded with.
+    :param bool held: whether tensors that the graph holds will stay as they are.
     """
     graph.graph.eliminate_dead_code()
     if is_functional(graph, draws=True):
-        _simplify(graph, *example, held=False)
+        _simplify(graph, *example, held=held)
     graph.recompile()
 
 

@@ -34,13 +34,13 @@ from pyro_implicit._random import (
     write_torch_state,
 )
 from pyro_implicit.exceptions import ArgumentError, PerformanceHint
+from pyro_implicit.handlers.python_state import PLAIN, PythonState, python_state
 from pyro_implicit.handlers.unvalidated import Unvalidated
 from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
 from pyro_implicit.ops.noticed_operation import NUMBER_READ, NoticedOperation
 from pyro_implicit.ops.recording import lighten, trace_operations
 from pyro_implicit.training.observed_supports import ObservedSupports
-from pyro_implicit.training.python_state import PLAIN, PythonState, python_state
 
 __all__ = ["RecordedObjective", "why_not_recorded"]
 

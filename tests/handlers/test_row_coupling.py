@@ -23,6 +23,12 @@ ROWS = 75
 X = torch.linspace(-1, 1, ROWS)
 
 
+@pytest.fixture(autouse=True)
+def however_few_rows(monkeypatch):
+    """Batches are as small as they are asked for, though there is nothing to save by that here."""
+    monkeypatch.setattr(row_coupling, "_LITTLE", 0)
+
+
 def kernel(x, jitter=1e-3):
     return torch.exp(-((x[:, None] - x) ** 2) / 2) + jitter * torch.eye(len(x))
 
@@ -339,7 +345,8 @@ def test_as_many_rows_are_looked_at_as_make_so_many_numbers(
         torch.ones(500_000)  # of no row
         torch.ones(count, width)
 
-    assert row_coupling.rows_to_look_at(run, 32, size, rows) == expected
+    by_row = row_coupling.numbers_of_a_row(run, 32)
+    assert row_coupling.rows_to_look_at(by_row, size, rows) == expected
     assert seen == [32, 16]
 
 
@@ -347,7 +354,18 @@ def test_what_cannot_be_counted_is_small() -> None:
     def run(count: int) -> None:
         raise RuntimeError("no such operation")
 
-    assert row_coupling.rows_to_look_at(run, 32, 100, 50_000) == 50_000
+    by_row = row_coupling.numbers_of_a_row(run, 32)
+    assert row_coupling.rows_to_look_at(by_row, 100, 50_000) == 50_000
+    assert row_coupling.rows_of_little(by_row, 32) == 0  # and is cut as it was to be
+    assert row_coupling.draws_of_little(by_row, 50_000) == float("inf")
+
+
+@pytest.mark.parametrize(("by_row", "rows"), [(100.0, 10_464), (2.0**20 / 64, 64), (40_000.0, 0)])
+def test_rows_of_which_there_is_nothing_to_save(
+    monkeypatch: pytest.MonkeyPatch, by_row: float, rows: int
+) -> None:
+    monkeypatch.undo()
+    assert row_coupling.rows_of_little(by_row, 32) == rows
 
 
 @pytest.mark.parametrize("how", ["predict", "evaluate", "to_arviz"])

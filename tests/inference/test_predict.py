@@ -19,8 +19,17 @@ from torch import Tensor, nn
 
 from pyro_implicit import BayesianModule, HyperNetworkGuide, evaluate, predict
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
+from pyro_implicit.handlers import row_coupling
 
 ROWS = 75
+
+
+@pytest.fixture(autouse=True)
+def however_few_rows(monkeypatch):
+    """Batches are as small as they are asked for, though there is nothing to save by that here."""
+    monkeypatch.setattr(row_coupling, "_LITTLE", 0)
+
+
 X = torch.linspace(-1, 1, 2 * ROWS).sin().reshape(ROWS, 2)
 
 

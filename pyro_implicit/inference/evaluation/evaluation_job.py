@@ -107,22 +107,29 @@ class EvaluationJob(PredictiveJob):
             self.run_kind = own
         return Layout.compare(fewer, more)
 
-    def evaluate(self, batch_size: int | None) -> None:
+    def evaluate(self, batch_size: int | None, *, exactly: bool = False) -> None:
         """
         Fills ``sites`` and ``joint``.
 
         :param int batch_size: rows at a time; None for as many as fit.
+        :param bool exactly: whether there may not be more.
         :raises SiteError: if there is no data.
         """
         self.sites, self.joint, self.notes = {}, {}, {}
         rows = max(self.plan.rows, 1)
-        step = self.rows_at_a_time(rows if self.plan.whole else self._step(batch_size, rows))
+        step = rows if self.plan.whole else self._step(batch_size, rows)
+        step = self.rows_at_a_time(step, exactly=exactly)
+        self.known = None  # whose draws of observations are not all that are wanted
         for start in range(0, rows, step):
             self._one_batch(start, min(start + step, self.plan.rows))
 
     def missing_latents(self) -> str:
         """What to say of latents that the guide does not draw; empty if it draws them all."""
         return came_from_prior(self.from_prior, set(self.plan.draws) - self.plan.met)
+
+    def rows_of_little(self) -> int:
+        """See :meth:`PredictiveJob.rows_of_little`: draws of observations are kept as well."""
+        return min(super().rows_of_little(), self._step(None, self.plan.rows))
 
     def _step(self, batch_size: int | None, rows: int) -> int:
         layout = self.plan.layout
