@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -13,24 +15,36 @@ _INDEX = torch.ops.aten.index.Tensor
 _MASKS = (torch.bool, torch.uint8)
 
 
-def shapes_of_values(graph: fx.GraphModule) -> bool:
+def shapes_of_values(
+    graph: fx.GraphModule, *, trained: Iterable[Tensor] = (), arguments: bool = True
+) -> bool:
     """
-    Tells whether an operation gives as many numbers as the values of the arguments say.
+    Tells whether an operation gives as many numbers as values say that are others at each run.
 
     ``x[w > 0]`` has another size for another ``w``, and what a program computes from that size is
     a plain number in its recording: that of the example.
 
     :param graph: as :func:`~pyro_implicit.ops.recording.trace_operations` gives it.
-    :returns: whether there is one, among what depends on the arguments.
+    :param torch.Tensor trained: tensors of any shape that the graph holds and that change.
+    :param bool arguments: whether the arguments are others at each run.
+    :returns: whether there is one, among what depends on such tensors or on random numbers.
     """
-    varying: set[fx.Node] = set()
+    changing, varying = {id(one) for one in trained}, set[fx.Node]()
     for node in graph.graph.nodes:
-        if node.op != "placeholder" and not varying.intersection(node.all_input_nodes):
+        begins = node.op == "placeholder" and arguments or _changes(graph, node, changing)
+        if not begins and not varying.intersection(node.all_input_nodes):
             continue
         varying.add(node)
         if node.op == "call_function" and _follows_values(node, varying):
             return True
     return False
+
+
+def _changes(graph: fx.GraphModule, node: fx.Node, changing: set[int]) -> bool:
+    """Whether a node gives other numbers at each run, whatever its operands are."""
+    if node.op == "get_attr":
+        return id(attrgetter(str(node.target))(graph)) in changing
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _follows_values(node: fx.Node, varying: set[fx.Node]) -> bool:

@@ -40,6 +40,7 @@ from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
 from pyro_implicit.ops.noticed_operation import NUMBER_READ, NoticedOperation
 from pyro_implicit.ops.recording import lighten, trace_operations
+from pyro_implicit.ops.shapes_of_values import shapes_of_values
 from pyro_implicit.training.observed_supports import ObservedSupports
 
 __all__ = ["RecordedObjective", "why_not_recorded"]
@@ -91,6 +92,15 @@ class _Graph:
     seen: ObservedSupports | None = None
     #: what model and guide held when the program last ran
     state: PythonState | None = None
+    #: the only arguments that it is for, where shapes follow from their numbers, with versions
+    given: list[tuple[Tensor, int]] | None = None
+
+    def is_for(self, tensors: list[Tensor]) -> bool:
+        """Whether shapes are those of the recording, as far as they follow from arguments."""
+        return self.given is None or all(
+            one is other and one._version == version
+            for one, (other, version) in zip(tensors, self.given, strict=True)
+        )
 
 
 class RecordedObjective(ELBO):
@@ -104,10 +114,13 @@ class RecordedObjective(ELBO):
     (shapes, dtypes, devices; values that are no tensors), training mode and settings. Whatever
     shows that the program is not the same at each step keeps it as it is, with a
     :class:`~pyro_implicit.exceptions.PerformanceHint`: operations that cannot be recorded (a number
-    read from a tensor, as a branch on its value does), numbers that model or guide count or draw by
-    themselves, buffers that they write (batch norm in training mode), parameters outside of Pyro's
-    store, arguments that ask for gradients, three trials with other bits, or no gain. Every
-    hundredth step is compared with the program again.
+    read from a tensor, as a branch on its value does), shapes that follow from draws, numbers that
+    model or guide count or draw by themselves, buffers that they write (batch norm in training
+    mode), parameters outside of Pyro's store, arguments that ask for gradients, three trials with
+    other bits, or no gain. Every hundredth step is compared with the program again.
+
+    Where a shape follows from the numbers of an argument (``y[~y.isnan()]``), steps are replayed
+    for the very tensors of the recording alone, as long as nobody writes into them.
 
     A number, tensor or array that model or guide hold, name, or have as an attribute is looked at
     before each step: if another has taken its place, a new recording is made, a few times at most.
@@ -205,9 +218,10 @@ class RecordedObjective(ELBO):
         if graph.num_steps == _WARM_UP + 1:
             self._record(graph, model, guide, args, kwargs)
         num_replayed = graph.num_steps - _WARM_UP - 1
-        if graph.run is None or self._would_refuse(graph, tensors):
+        usable = graph.run is not None and graph.is_for(tensors)
+        if not usable or self._would_refuse(graph, tensors):
             return self._program(model, guide, args, kwargs)
-        if num_replayed < _TRIALS or num_replayed % _AUDIT == 0:
+        if len(graph.seconds) < _TRIALS or num_replayed % _AUDIT == 0:
             return self._compare(graph, tensors, model, guide, args, kwargs)
         return self._replay(graph, tensors, model, guide, args, kwargs)
 
@@ -314,6 +328,10 @@ class RecordedObjective(ELBO):
                 recorded = trace_operations(step, *tensors)
             write_random_state(state)
             foreign = _foreign(recorded, params)
+            if shapes_of_values(recorded, trained=params, arguments=False):
+                foreign = "a shape follows from the numbers of a draw or of a parameter"
+            if shapes_of_values(recorded):
+                graph.given = [(one, one._version) for one in tensors]
             lighten(recorded, *tensors)
         except Exception as error:  # whatever the tracer, or a model under it, raises
             self._give_up(_why(error))

@@ -39,3 +39,16 @@ def test_shapes_that_follow_values(name: str) -> None:
 @pytest.mark.parametrize("name", STAYS)
 def test_shapes_that_stay(name: str) -> None:
     assert not shapes_of_values(trace_operations(lambda w: STAYS[name](w), X + 0.1))
+
+
+def test_sizes_that_random_numbers_or_trained_tensors_give() -> None:
+    assert shapes_of_values(trace_operations(lambda w: w[torch.randn(6) > 0].sum(), X))
+    held = torch.nn.Parameter(X + 0.1)
+    graph = trace_operations(lambda w: w[held > 0].sum(), X)
+    assert not shapes_of_values(graph)
+    assert shapes_of_values(graph, trained=[held])
+
+
+def test_arguments_that_stay_are_as_good_as_data() -> None:
+    graph = trace_operations(lambda w: w[w > 0].sum(), X)
+    assert shapes_of_values(graph) and not shapes_of_values(graph, arguments=False)

@@ -1,0 +1,104 @@
+"""Recorded steps of programs whose shapes follow from numbers: only where those stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import SVI
+from torch import Tensor
+
+from pyro_implicit import HyperNetworkGuide, LinearisedELBO
+from pyro_implicit.exceptions import PerformanceHint
+from pyro_implicit.generators import AutoregressiveGenerator
+from pyro_implicit.training import RecordedObjective, recorded
+
+NAN = float("nan")
+DATA = torch.tensor([0.3, NAN, 1.2, -0.4, NAN, 0.9])
+
+
+def missing(y: Tensor) -> None:
+    """The mean of what is there: its number of entries is a plain number of the program."""
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    there = y[~y.isnan()]
+    pyro.factor("there", -(there - mean.unsqueeze(-1)).square().mean(-1))
+    pyro.factor("how many", mean * len(there))
+
+
+def above(y: Tensor) -> None:
+    """A size that follows from a parameter."""
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    level = pyro.param("level", torch.tensor([0.5, 0.1, -0.2]))
+    pyro.factor("size", -(mean - level.sum()).square() * len(level[level > 0]))
+
+
+@pytest.fixture
+def objective(monkeypatch: pytest.MonkeyPatch) -> RecordedObjective:
+    monkeypatch.setattr(recorded, "_FASTER", float("inf"))
+    return RecordedObjective(LinearisedELBO(5, vectorize_particles=True, max_plate_nesting=0))
+
+
+def trained(
+    model: Callable[[Tensor], None], objective: RecordedObjective, y: Tensor
+) -> HyperNetworkGuide:
+    guide = HyperNetworkGuide(
+        model,
+        init_from=None,
+        generator=lambda size: AutoregressiveGenerator(size, 4, num_blocks=1, num_steps=1),
+    )
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), objective)
+    for _ in range(10):
+        svi.step(y)
+    return guide
+
+
+def both(
+    model: Callable[[Tensor], None],
+    objective: RecordedObjective,
+    guide: HyperNetworkGuide,
+    y: Tensor,
+) -> tuple[float, float]:
+    """The loss as the recorder gives it, and as the program does."""
+    torch.manual_seed(3)
+    found = objective.loss_and_grads(model, guide, y)
+    torch.manual_seed(3)
+    return found, objective.objective.loss_and_grads(model, guide, y)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.tensor([NAN, 0.1, NAN, 2.0, NAN, 0.5]),  # fewer entries
+        torch.tensor([0.3, NAN, NAN, -0.4, 1.2, 0.9]),  # as many
+    ],
+)
+def test_a_shape_that_follows_from_an_argument_is_replayed_for_this_argument_alone(
+    objective: RecordedObjective, other: Tensor
+) -> None:
+    guide = trained(missing, objective, DATA)
+    assert objective.is_recorded
+    for y in (other, DATA, other):
+        found, expected = both(missing, objective, guide, y)
+        assert found == expected
+    assert objective.is_recorded
+
+
+def test_an_argument_that_was_written_into_is_another(objective: RecordedObjective) -> None:
+    y = DATA.clone()
+    guide = trained(missing, objective, y)
+    y[0] = NAN
+    found, expected = both(missing, objective, guide, y)
+    assert found == expected
+
+
+def test_a_shape_that_follows_from_a_parameter_is_not_recorded(
+    objective: RecordedObjective,
+) -> None:
+    with pytest.warns(PerformanceHint, match="a shape follows from the numbers of a draw"):
+        guide = trained(above, objective, DATA)
+    assert not objective.is_recorded
+    found, expected = both(above, objective, guide, DATA)
+    assert found == expected
