@@ -22,6 +22,7 @@ from pyro_implicit._checks import check_instance, check_shape, check_tensor
 from pyro_implicit.distributions._base_dist import is_standard_normal
 from pyro_implicit.exceptions import ArgumentError, DensityError, NonFiniteError, ShapeError
 from pyro_implicit.generators.base import Generator
+from pyro_implicit.generators.packed import named_tensors
 from pyro_implicit.generators.noise_alone import check_function_of_noise, refuse_batch_statistics
 from pyro_implicit.generators.preconditioner import Preconditioner
 from pyro_implicit.ops.linearisation import Linearisation
@@ -347,7 +348,7 @@ def _refuse_non_finite(generator: Generator) -> None:
 
     :raises NonFiniteError: naming a parameter that is not finite.
     """
-    for name, parameter in generator.named_parameters():
+    for name, parameter in named_tensors(generator).items():
         if not bool(parameter.isfinite().all()):
             raise NonFiniteError(
                 f"parameter {name!r} of {type(generator).__name__} is not finite: its draws have "

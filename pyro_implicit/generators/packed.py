@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["PackedModule", "with_packed"]
+__all__ = ["PackedModule", "named_tensors", "with_packed"]
 
 
 class PackedModule(nn.Module):
@@ -92,4 +92,21 @@ def with_packed(module: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
     for name, part in module.named_modules():
         if isinstance(part, PackedModule):
             found = part.with_packed(found, f"{name}." if name else "")
+    return found
+
+
+def named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """
+    The trained tensors of a module one by one.
+
+    :param module: any.
+    :returns: its parameters by name; in place of one that is packed, views of what is in it.
+    """
+    found: dict[str, Tensor] = {}
+    for name, part in module.named_modules():
+        own = dict[str, Tensor](part.named_parameters(recurse=False))
+        if isinstance(part, PackedModule):
+            del own["weights"]
+            own = part.named_weights() | own
+        found |= {f"{name}.{key}" if name else key: tensor for key, tensor in own.items()}
     return found
