@@ -117,13 +117,13 @@ def shape_of(layer: Layer, x: Tensor) -> Shape:
     :param torch.Tensor x: shape ``(n, m)``.
     :returns: what shapes the increasing function of each entry.
     """
-    pre_in = torch.addmm(layer.bias_in, x, layer.weight_in.t())
+    pre_in = F.linear(x, layer.weight_in, layer.bias_in)
     if layer.hidden is not None:
         pre_in = pre_in + layer.hidden
     act_in = F.silu(pre_in)
-    pre_hidden = torch.addmm(layer.bias_hidden, act_in, layer.weight_hidden.t())
+    pre_hidden = F.linear(act_in, layer.weight_hidden, layer.bias_hidden)
     act_hidden = F.silu(pre_hidden)
-    out = torch.addmm(layer.bias_out, act_hidden, layer.weight_out.t())
+    out = F.linear(act_hidden, layer.weight_out, layer.bias_out)
     if layer.direct is not None:
         out = out + layer.direct
     n, m = x.shape

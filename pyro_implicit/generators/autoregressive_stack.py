@@ -34,6 +34,7 @@ from pyro_implicit.ops.logdet import upcast
 __all__ = ["AutoregressiveStack", "KnownDeterminant", "inverted", "width_of"]
 
 #: the default width: hidden units for each output, within these
+_PLACES = ("in", "hidden", "out")  # of weights of which some are masked
 _UNITS_PER_OUTPUT, _LEAST, _MOST = 4, 40, 128
 
 
@@ -113,7 +114,7 @@ class AutoregressiveStack(PackedModule, Generator):
     @property
     def blocks(self) -> list[SimpleNamespace]:
         """The tensors of each block by name: views of :attr:`weights`, and the masks."""
-        masks = {f"mask_{name}": getattr(self, f"mask_{name}") for name in ("in", "hidden", "out")}
+        masks = {f"mask_{place}": getattr(self, f"mask_{place}") for place in _PLACES}
         return [SimpleNamespace(**tensors, **masks) for tensors in self._numbered("blocks")]
 
     @property
@@ -168,21 +169,24 @@ class AutoregressiveStack(PackedModule, Generator):
         :param torch.Tensor of_shift: shape ``(m,)``.
         :param torch.Tensor of_log_det: that of the log-determinant of all maps, shape ``()``.
         """
-        found = {"shift": of_shift}
-        for name in self._shapes:
-            own = name.rpartition(".")[2]
-            if name != "shift":
-                found[name] = torch.stack([getattr(one, own) for one in gradients])
-        found["maps.*.log_diagonal"] = found["maps.*.log_diagonal"] + of_log_det
-        for place in ("in", "hidden"):
-            name = f"blocks.*.weight_{place}"
-            found[name] = found[name] * getattr(self, f"mask_{place}")
-        name = "blocks.*.weight_out"
-        found[name] = found[name].view(self._shapes[name]) * self.mask_out
-        if "maps.*.upper" in found:
-            found["maps.*.upper"] = found["maps.*.upper"].triu(1)
-            found["maps.*.lower"] = found["maps.*.lower"].tril(-1)
-        return torch.cat([found[name].reshape(-1) for name in self._shapes])
+        masks = {f"weight_{place}": getattr(self, f"mask_{place}") for place in _PLACES}
+        cuts = {"upper": lambda tensor: tensor.triu(1), "lower": lambda tensor: tensor.tril(-1)}
+        found = []
+        for name, shape in self._shapes.items():
+            begin, _, own = name.rpartition(".")
+            if not begin:
+                found.append(of_shift)
+                continue
+            for one in gradients:
+                tensor = getattr(one, own)
+                if own in masks:
+                    tensor = tensor.view(shape[1:]) * masks[own]
+                elif own in cuts:
+                    tensor = cuts[own](tensor)
+                elif own == "log_diagonal":
+                    tensor = tensor + of_log_det
+                found.append(tensor.reshape(-1))
+        return torch.cat(found)
 
     # ---- the map
 
