@@ -22,8 +22,8 @@ from pyro_implicit._checks import check_instance, check_shape, check_tensor
 from pyro_implicit.distributions._base_dist import is_standard_normal
 from pyro_implicit.exceptions import ArgumentError, DensityError, NonFiniteError, ShapeError
 from pyro_implicit.generators.base import Generator
-from pyro_implicit.generators.packed import named_tensors
 from pyro_implicit.generators.noise_alone import check_function_of_noise, refuse_batch_statistics
+from pyro_implicit.generators.packed import named_tensors
 from pyro_implicit.generators.preconditioner import Preconditioner
 from pyro_implicit.ops.linearisation import Linearisation
 from pyro_implicit.ops.logdet import check_scale, is_zero

@@ -74,7 +74,7 @@ class WrittenOut(torch.autograd.Function):
         return x + shift, log_det_of(slope, bent) + log_det
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, grad_log_det: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, grad_log_det: Tensor) -> Any:
         """
         Pull cotangents back.
 
@@ -124,7 +124,7 @@ def _through_steps(
     kept: Kept, of_y: Tensor, of_logs: Tensor, of_slope: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the entries, but through the network, and of the network's outputs."""
-    shape, m = kept.shape, of_y.shape[-1]
+    shape = kept.shape
     of_value = of_y * kept.scale
     of_raw = _aten.tanh_backward(torch.addcmul(of_logs, of_value, kept.value), shape.bent)
     by_value, by_slope = of_value.unsqueeze(1), of_slope.unsqueeze(1)

@@ -155,10 +155,13 @@ class AutoregressiveStack(PackedModule, Generator):
         ]
         if context is not None:
             hidden, direct = parts["blocks.*.weight_context"], parts["blocks.*.weight_direct"]
-            stacked += [_of_rows(context, hidden, batch), _of_rows(context, direct.flatten(1, 2), batch)]
+            stacked += [
+                _of_rows(context, hidden, batch),
+                _of_rows(context, direct.flatten(1, 2), batch),
+            ]
         absent = (None,) * self.num_blocks
         columns = [absent if one is None else one.unbind(0) for one in stacked]
-        layers = [Layer(*row) for row in zip(*columns, strict=True)]  # type: ignore[arg-type]
+        layers = [Layer(*row) for row in zip(*columns, strict=True)]
         return layers, parts["shift"], upcast(log_diagonal).sum().to(weights.dtype)
 
     def _flat(self, gradients: Sequence[Gradients], of_shift: Tensor, of_log_det: Tensor) -> Tensor:
@@ -193,7 +196,7 @@ class AutoregressiveStack(PackedModule, Generator):
     def _by_operations(
         self, weights: Tensor, z: Tensor, context: Tensor | None = None, batch: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor]:
-        """Draws ``(n, m)`` and log-determinants ``(n,)`` by operations that torch differentiates."""
+        """Draws ``(n, m)`` and log-determinants ``(n,)``, by operations that autograd records."""
         layers, shift, log_det = self._layers(weights, context, batch)
         x, slopes, kept = mapped(layers, z)
         bent = torch.cat([one.shape.bent for one in kept], -1)
@@ -249,10 +252,9 @@ def _of_rows(context: Tensor, weights: Tensor, batch: Sequence[int]) -> Tensor:
     """
     count, units, k = weights.shape
     made = context.reshape(-1, k) @ weights.mT
-    made = made.reshape(count, *context.shape[:-1], units)
     lead = (1,) * (len(batch) - context.dim() + 1)
     made = made.reshape(count, *lead, *context.shape[:-1], units)
-    return made.expand(count, *batch, units).reshape(count, -1, units)
+    return made.expand(count, *batch, units).reshape(count, torch.Size(batch).numel(), units)
 
 
 def inverted(

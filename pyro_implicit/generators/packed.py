@@ -67,14 +67,10 @@ class PackedModule(nn.Module):
         :returns: the same state if it lacks one of the tensors, or has one of another shape.
         """
         names = {name: tensor.shape for name, tensor in self.named_weights().items()}
-        found = [state.get(prefix + name) for name in names]
-        fits = all(
-            isinstance(one, Tensor) and one.shape == shape
-            for one, shape in zip(found, names.values(), strict=True)
-        )
-        if not fits or f"{prefix}weights" in state:
+        found = [one for name in names if isinstance(one := state.get(prefix + name), Tensor)]
+        if [one.shape for one in found] != list(names.values()) or f"{prefix}weights" in state:
             return dict(state)
-        rest = {k: v for k, v in state.items() if k.removeprefix(prefix) not in names}
+        rest = {k: v for k, v in state.items() if k not in {prefix + name for name in names}}
         return rest | {f"{prefix}weights": torch.cat([one.reshape(-1) for one in found])}
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:

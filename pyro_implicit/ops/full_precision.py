@@ -14,7 +14,7 @@ def in_full_precision(like: Tensor) -> AbstractContextManager[object]:
     """
     Turns autocast off where it is on: a context costs as much as ten operations on few numbers.
 
-    :param torch.Tensor like: gives the device.
+    :param torch.Tensor like: gives the device, of any shape.
     :returns: a context.
     """
     device = like.device.type
