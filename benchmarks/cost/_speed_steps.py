@@ -15,6 +15,7 @@ from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from torch import Tensor
 
 from benchmarks.common import fixed_seed
+from benchmarks.cost._speed_bare import bare_step
 from benchmarks.cost._speed_models import TARGETS, Target
 from benchmarks.cost._speed_timing import Job, Row, Settings, medians, rows_of
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO
@@ -28,9 +29,11 @@ WARM_UP = 8  # steps after which an objective is recorded and has been compared
 FLOOR, NORMAL = "floor, by hand", "AutoNormal"
 EAGER, RECORDED = "implicit, eager", "implicit, recorded"
 RECORDED_SVI = "implicit, recorded, in SVI"
+BARE = "implicit, bare traces"
 BASES: dict[str, tuple[str, float | None]] = {
     NORMAL: (FLOOR, None),
     "AutoMultivariateNormal": (FLOOR, None),
+    BARE: (NORMAL, None),
     EAGER: (NORMAL, 1.15),
     RECORDED: (FLOOR, 1.2),
     RECORDED_SVI: (NORMAL, 1.15),
@@ -52,6 +55,7 @@ def steps(settings: Settings, rounds: int, seed: int) -> Iterator[Row]:
                 FLOOR: floor_step(target, guide, num_draws),
                 NORMAL: _pyro_step(target, AutoNormal, num_draws),
                 "AutoMultivariateNormal": _pyro_step(target, AutoMultivariateNormal, num_draws),
+                BARE: bare_step(target, guide, num_draws, RATE),
                 EAGER: _svi_step(target, guide, _objective(num_draws)),
                 **{method: job for method, (job, _) in made.items()},
             }

@@ -251,6 +251,21 @@ class ImplicitDistribution(dist.TorchDistribution):
             return 0.5 * self.generator.noise_dim * (1 + math.log(2 * math.pi))
         return -self.base_dist.log_prob(self.noise)  # type: ignore[arg-type]
 
+    def noise_log_prob(self) -> Tensor:
+        """
+        The log-density of the fixed noise under the base.
+
+        :returns: shape ``batch_shape``.
+        :raises ArgumentError: if no noise is fixed.
+        """
+        if self.noise is None:
+            raise ArgumentError("no noise is fixed: write distribution.given(z).noise_log_prob().")
+        if self._standard_base is not True:
+            return self.base_dist.log_prob(self.noise)
+        dims = range(-len(self.generator.noise_shape), 0)
+        constant = 0.5 * self.generator.noise_dim * math.log(2 * math.pi)
+        return -0.5 * self.noise.square().sum(tuple(dims)) - constant
+
     def half_log_det(self) -> Tensor:
         r"""
         :math:`\tfrac12 \log\det(L (J J^\top + \sigma^2 I) L^\top)` at the fixed noise.
