@@ -44,8 +44,9 @@ class Gradients(NamedTuple):
 
 def is_plain_step() -> bool:
     """Whether autograd takes gradients in reverse, and no transform of torch is at work."""
-    transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    return torch.is_grad_enabled() and not transformed and not torch.compiler.is_compiling()
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return False
+    return not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
 
 
 class WrittenOut(torch.autograd.Function):
