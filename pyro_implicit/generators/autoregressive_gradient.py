@@ -102,7 +102,7 @@ def _written_out(ctx: Any, grad: Tensor, grad_log_det: Tensor) -> tuple[Tensor |
     _, of_weights, of_noise = ctx.needs_input_grad
     of_logs = grad_log_det.unsqueeze(-1)
     of_slopes = (of_logs / (1 + ctx.slope)).split(z.shape[-1], -1)
-    found, g = [], grad
+    found, g, total = [], grad, grad_log_det.sum()
     for number in reversed(range(len(ctx.layers))):
         layer, kept = ctx.layers[number], ctx.kept[number]
         of_mixed = g if layer.lower is None else torch.addmm(g, g, layer.lower)
@@ -113,11 +113,12 @@ def _written_out(ctx: Any, grad: Tensor, grad_log_det: Tensor) -> tuple[Tensor |
         of_hidden = _aten.silu_backward(of_out.mm(layer.weight_out), kept.shape.pre_hidden)
         of_in = _aten.silu_backward(of_hidden.mm(layer.weight_hidden), kept.shape.pre_in)
         if of_weights:
-            found.append(_of_weights(layer, kept, g, of_mixed, of_out, of_hidden, of_in))
+            deltas = (g, of_mixed, of_out, of_hidden, of_in)
+            found.append(_of_weights(layer, kept, total, *deltas))
         if number or of_noise:
             g = torch.addmm(of_x, of_in, layer.weight_in)
             g = g.flip(-1) if number else g
-    flat = ctx.stack._flat(found[::-1], grad.sum(0), grad_log_det.sum()) if of_weights else None
+    flat = ctx.stack._flat(found[::-1], grad.sum(0)) if of_weights else None
     return flat, g if of_noise else None
 
 
@@ -151,6 +152,7 @@ def _through_steps(
 def _of_weights(
     layer: Layer,
     kept: Kept,
+    total: Tensor,
     g: Tensor,
     of_mixed: Tensor,
     of_out: Tensor,
@@ -166,7 +168,7 @@ def _of_weights(
         bias_hidden=of_hidden.sum(0),
         weight_out=of_out.t().mm(shape.act_hidden),
         bias_out=of_out.sum(0),
-        log_diagonal=(of_mixed * kept.y).sum(0) * layer.diagonal,
+        log_diagonal=torch.addcmul(total, (of_mixed * kept.y).sum(0), layer.diagonal),
         upper=None if layer.upper is None else of_mixed.t().mm(kept.y),
         lower=None if layer.lower is None else g.t().mm(kept.mixed),
     )

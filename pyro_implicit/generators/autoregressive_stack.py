@@ -164,13 +164,12 @@ class AutoregressiveStack(PackedModule, Generator):
         layers = [Layer(*row) for row in zip(*columns, strict=True)]
         return layers, parts["shift"], upcast(log_diagonal).sum().to(weights.dtype)
 
-    def _flat(self, gradients: Sequence[Gradients], of_shift: Tensor, of_log_det: Tensor) -> Tensor:
+    def _flat(self, gradients: Sequence[Gradients], of_shift: Tensor) -> Tensor:
         """
         Gradients of the layers' tensors as that of :attr:`weights`.
 
         :param gradients: of each layer, from the first.
         :param torch.Tensor of_shift: shape ``(m,)``.
-        :param torch.Tensor of_log_det: that of the log-determinant of all maps, shape ``()``.
         """
         masks = {f"weight_{place}": getattr(self, f"mask_{place}") for place in _PLACES}
         cuts = {"upper": lambda tensor: tensor.triu(1), "lower": lambda tensor: tensor.tril(-1)}
@@ -186,9 +185,7 @@ class AutoregressiveStack(PackedModule, Generator):
                     tensor = tensor.view(shape[1:]) * masks[own]
                 elif own in cuts:
                     tensor = cuts[own](tensor)
-                elif own == "log_diagonal":
-                    tensor = tensor + of_log_det
-                found.append(tensor.reshape(-1))
+                found.append(tensor if tensor.dim() == 1 else tensor.reshape(-1))
         return torch.cat(found)
 
     # ---- the map
