@@ -15,6 +15,7 @@ from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from torch import Tensor
 
 from benchmarks.common import fixed_seed
+from benchmarks.cost._speed_bare import bare_step
 from benchmarks.cost._speed_models import TARGETS, Target
 from benchmarks.cost._speed_timing import Job, Row, Settings, medians, rows_of
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO
@@ -27,11 +28,15 @@ RATE = 1e-3
 WARM_UP = 8  # steps after which an objective is recorded and has been compared
 FLOOR, NORMAL = "floor, by hand", "AutoNormal"
 EAGER, RECORDED = "implicit, eager", "implicit, recorded"
+RECORDED_SVI = "implicit, recorded, in SVI"
+BARE = "implicit, bare traces"
 BASES: dict[str, tuple[str, float | None]] = {
     NORMAL: (FLOOR, None),
     "AutoMultivariateNormal": (FLOOR, None),
+    BARE: (NORMAL, None),
     EAGER: (NORMAL, 1.15),
     RECORDED: (FLOOR, 1.2),
+    RECORDED_SVI: (NORMAL, 1.15),
 }
 
 
@@ -42,19 +47,21 @@ def steps(settings: Settings, rounds: int, seed: int) -> Iterator[Row]:
             target, num_draws = TARGETS[name](), settings["num_draws"]
             guide = HyperNetworkGuide(target.model, init_from=settings["init_from"])
             guide.setup(*target.args)
-            recorded, tries = _recorded(target, guide, num_draws, settings["tries"])
+            made = {
+                method: _recorded(target, guide, step, num_draws, settings["tries"])
+                for method, step in ((RECORDED, _fit_step), (RECORDED_SVI, _svi_step))
+            }
             jobs = {
                 FLOOR: floor_step(target, guide, num_draws),
                 NORMAL: _pyro_step(target, AutoNormal, num_draws),
                 "AutoMultivariateNormal": _pyro_step(target, AutoMultivariateNormal, num_draws),
+                BARE: bare_step(target, guide, num_draws, RATE),
                 EAGER: _svi_step(target, guide, _objective(num_draws)),
-                RECORDED: _fit_step(target, guide, recorded),
+                **{method: job for method, (job, _) in made.items()},
             }
             ms = medians(jobs, rounds, settings["warm_up"])
-        note = f"recorded at trial {tries}" if tries > 1 else ""
-        if not recorded.is_recorded:
-            note = f"not recorded: {recorded.reason}"
-        yield from rows_of(f"step, {name}", ms, BASES, {RECORDED: note})
+        notes = {method: note for method, (_, note) in made.items()}
+        yield from rows_of(f"step, {name}", ms, BASES, notes)
 
 
 def floor_loss(target: Target, guide: HyperNetworkGuide, num_draws: int) -> Tensor:
@@ -89,10 +96,14 @@ def floor_step(target: Target, guide: HyperNetworkGuide, num_draws: int) -> Job:
 
 
 def _recorded(
-    target: Target, guide: Any, num_draws: int, tries: int
-) -> tuple[RecordedObjective, int]:
+    target: Target,
+    guide: Any,
+    step_of: Callable[[Target, Any, Any], Job],
+    num_draws: int,
+    tries: int,
+) -> tuple[Job, str]:
     """
-    An objective whose steps are recorded, and the number of trials.
+    A step with an objective whose steps are recorded, and what is to be told of that.
 
     It gives up where three steps of the graph were not faster by the clock, which other jobs of the
     machine can bring about.
@@ -101,11 +112,13 @@ def _recorded(
     while True:
         num_tried += 1
         recorded = RecordedObjective(_objective(num_draws), hints=False)
-        step = _fit_step(target, guide, recorded)
+        step = step_of(target, guide, recorded)
         for _ in range(WARM_UP):
             step()
-        if recorded.is_recorded or num_tried == tries:
-            return recorded, num_tried
+        if recorded.is_recorded:
+            return step, f"recorded at trial {num_tried}" if num_tried > 1 else ""
+        if num_tried == tries:
+            return step, f"not recorded: {recorded.reason}"
 
 
 def _objective(num_draws: int) -> LinearisedELBO:

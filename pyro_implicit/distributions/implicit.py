@@ -23,6 +23,7 @@ from pyro_implicit.distributions._base_dist import is_standard_normal
 from pyro_implicit.exceptions import ArgumentError, DensityError, NonFiniteError, ShapeError
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.noise_alone import check_function_of_noise, refuse_batch_statistics
+from pyro_implicit.generators.packed import named_tensors
 from pyro_implicit.generators.preconditioner import Preconditioner
 from pyro_implicit.ops.linearisation import Linearisation
 from pyro_implicit.ops.logdet import check_scale, is_zero
@@ -250,6 +251,21 @@ class ImplicitDistribution(dist.TorchDistribution):
             return 0.5 * self.generator.noise_dim * (1 + math.log(2 * math.pi))
         return -self.base_dist.log_prob(self.noise)  # type: ignore[arg-type]
 
+    def noise_log_prob(self) -> Tensor:
+        """
+        The log-density of the fixed noise under the base.
+
+        :returns: shape ``batch_shape``.
+        :raises ArgumentError: if no noise is fixed.
+        """
+        if self.noise is None:
+            raise ArgumentError("no noise is fixed: write distribution.given(z).noise_log_prob().")
+        if self._standard_base is not True:
+            return self.base_dist.log_prob(self.noise)
+        dims = range(-len(self.generator.noise_shape), 0)
+        constant = 0.5 * self.generator.noise_dim * math.log(2 * math.pi)
+        return -0.5 * self.noise.square().sum(tuple(dims)) - constant
+
     def half_log_det(self) -> Tensor:
         r"""
         :math:`\tfrac12 \log\det(L (J J^\top + \sigma^2 I) L^\top)` at the fixed noise.
@@ -347,7 +363,7 @@ def _refuse_non_finite(generator: Generator) -> None:
 
     :raises NonFiniteError: naming a parameter that is not finite.
     """
-    for name, parameter in generator.named_parameters():
+    for name, parameter in named_tensors(generator).items():
         if not bool(parameter.isfinite().all()):
             raise NonFiniteError(
                 f"parameter {name!r} of {type(generator).__name__} is not finite: its draws have "

@@ -5,135 +5,109 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from pyro_implicit.generators.autoregressive_map import MOST_LOG_SCALE, Layer, shape_of
 from pyro_implicit.ops.monotone import Steps
 
-__all__ = ["AutoregressiveBlock"]
-
-#: the logarithm of a scale stays within plus and minus this
-_MOST_LOG_SCALE = 4.0
+__all__ = ["block_inverse", "first_tensors", "map_inverse", "masks_of"]
 
 
-class AutoregressiveBlock(nn.Module):
-    r"""
-    A block in which each entry is an increasing function of itself.
-
-    It is :math:`y_i = m_i + e^{s_i} f_i(x_i)`, where all numbers of entry ``i`` are functions of
-    the entries before it, by one masked network (MADE, Germain et al., ICML 2015).
+def masks_of(size: int, hidden_dim: int, has_context: bool) -> dict[str, Tensor]:
+    """
+    Tell which weights of a block's network there are: those of earlier entries alone.
 
     :param int size: ``m``.
-    :param int hidden_dim: width of the two hidden layers.
+    :param int hidden_dim: width of the two hidden layers ``h``.
+    :param bool has_context: whether there is a context, which every entry may depend on.
+    :returns: true where there is a weight, by layer: ``in`` ``(h, m)``, ``hidden`` ``(h, h)`` and
+        ``out`` ``(m, h)``.
+    """
+    position = torch.arange(1, size + 1)
+    if has_context:  # some units see no entry, only the context
+        unit = _degrees(hidden_dim, size) - 1
+    else:
+        unit = _degrees(hidden_dim, max(size - 1, 1))
+    return {
+        "in": unit[:, None] >= position,
+        "hidden": unit[:, None] >= unit,
+        "out": position[:, None] > unit,
+    }
+
+
+def first_tensors(
+    masks: dict[str, Tensor], num_steps: int, context_dim: int | None = None
+) -> dict[str, Tensor]:
+    r"""
+    Make the tensors of a block as they are at first.
+
+    The block is :math:`y_i = m_i + e^{s_i} f_i(x_i)`, where all numbers of entry ``i`` are
+    functions of the entries before it, by one masked network (MADE, Germain et al., ICML 2015).
+
+    :param masks: see :func:`masks_of`.
     :param int num_steps: steps of each increasing function.
     :param int context_dim: numbers beside the entries that every entry may depend on.
+    :returns: the tensors by name.
     """
+    size, hidden_dim = masks["out"].shape
+    num_outputs = 2 + 3 * num_steps
+    made = {
+        "weight_in": _first_weights(masks["in"]),
+        "bias_in": torch.randn(hidden_dim),
+        "weight_hidden": _hidden_weights(masks["hidden"]),
+        "bias_hidden": torch.zeros(hidden_dim),
+    }
+    spread = 0.01 / math.sqrt(hidden_dim)
+    made["weight_out"] = spread * torch.randn(num_outputs, size, hidden_dim)
+    made["bias_out"] = torch.zeros(num_outputs, size)
+    made["bias_out"][2 + num_steps : 2 + 2 * num_steps] = torch.randn(num_steps, size)
+    if context_dim is not None:
+        spread = 1 / math.sqrt(context_dim)
+        made["weight_context"] = spread * torch.randn(hidden_dim, context_dim)
+        shape = (num_outputs, size, context_dim)
+        made["weight_direct"] = 0.01 * spread * torch.randn(shape)
+    return made
 
-    def __init__(
-        self, size: int, hidden_dim: int, num_steps: int, context_dim: int | None = None
-    ) -> None:
-        super().__init__()
-        self.num_steps = num_steps
-        self.num_outputs = 2 + 3 * num_steps
-        position = torch.arange(1, size + 1)
-        if context_dim is None:
-            unit = _degrees(hidden_dim, max(size - 1, 1))
-        else:  # some units see no entry, only the context
-            unit = _degrees(hidden_dim, size) - 1
-        self.mask_in: Tensor
-        self.mask_hidden: Tensor
-        self.mask_out: Tensor
-        self.register_buffer("mask_in", unit[:, None] >= position, persistent=False)
-        self.register_buffer("mask_hidden", unit[:, None] >= unit, persistent=False)
-        self.register_buffer("mask_out", position[:, None] > unit, persistent=False)
-        self.weight_in = nn.Parameter(_first_weights(self.mask_in))
-        self.bias_in = nn.Parameter(torch.randn(hidden_dim))
-        self.weight_hidden = nn.Parameter(_hidden_weights(self.mask_hidden))
-        self.bias_hidden = nn.Parameter(torch.zeros(hidden_dim))
-        spread = 0.01 / math.sqrt(hidden_dim)
-        self.weight_out = nn.Parameter(spread * torch.randn(self.num_outputs, size, hidden_dim))
-        bias = torch.zeros(self.num_outputs, size)
-        bias[2 + num_steps : 2 + 2 * num_steps] = torch.randn(num_steps, size)
-        self.bias_out = nn.Parameter(bias)
-        self.weight_context: nn.Parameter | None = None
-        self.weight_direct: nn.Parameter | None = None
-        if context_dim is not None:
-            spread = 1 / math.sqrt(context_dim)
-            self.weight_context = nn.Parameter(spread * torch.randn(hidden_dim, context_dim))
-            spread = 0.01 / math.sqrt(context_dim)
-            shape = (self.num_outputs, size, context_dim)
-            self.weight_direct = nn.Parameter(spread * torch.randn(shape))
 
-    def parts(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Steps]:
-        """
-        Run the masked network.
+@torch.no_grad()
+def block_inverse(layer: Layer, y: Tensor) -> tuple[Tensor, int]:
+    """
+    Find the argument of a block's value.
 
-        :param torch.Tensor x: shape ``(..., m)``.
-        :param torch.Tensor context: shape ``(..., k)``, of a block that takes one.
-        :returns: ``m`` and ``s``, shape ``(..., m)``, and the increasing functions.
-        """
-        dtype = x.dtype
-        weight = self.weight_in.to(dtype) * self.mask_in
-        hidden = F.linear(x, weight, self.bias_in.to(dtype))
-        if context is not None and self.weight_context is not None:
-            hidden = hidden + F.linear(context, self.weight_context.to(dtype))
-        hidden = F.silu(hidden)
-        weight = self.weight_hidden.to(dtype) * self.mask_hidden
-        hidden = F.silu(F.linear(hidden, weight, self.bias_hidden.to(dtype)))
-        weight = (self.weight_out.to(dtype) * self.mask_out).flatten(0, 1)
-        out = F.linear(hidden, weight, self.bias_out.to(dtype).flatten())
-        if context is not None and self.weight_direct is not None:
-            out = out + F.linear(context, self.weight_direct.to(dtype).flatten(0, 1))
-        out = out.unflatten(-1, (self.num_outputs, -1)).movedim(-2, 0)
-        shift, log_scale = out[0], _MOST_LOG_SCALE * torch.tanh(out[1] / _MOST_LOG_SCALE)
-        height, centre, rate = out[2:].chunk(3)
-        return shift, log_scale, Steps(F.softplus(height - 4), centre, 2 * F.softplus(rate) + 1e-3)
+    All entries at once are found from the last guess of those before them, so that entry ``i`` is
+    right after ``i`` rounds at the latest.
 
-    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        """
-        Evaluate the block.
+    :param Layer layer: the block's tensors.
+    :param torch.Tensor y: shape ``(n, m)``.
+    :returns: ``x``, of the same shape, and the number of rounds.
+    """
+    x, count = y, 0
+    while count <= y.shape[-1]:
+        count += 1
+        shape = shape_of(layer, x)
+        steps = Steps(*(one.movedim(1, 0) for one in (shape.height, shape.centre, shape.rate)))
+        then = steps.inverse((y - shape.shift) * torch.exp(-MOST_LOG_SCALE * shape.bent))
+        close = torch.allclose(then, x, rtol=1e-13, atol=1e-13)
+        x = then
+        if close:
+            break
+    return x, count
 
-        :param torch.Tensor x: shape ``(..., m)``.
-        :param torch.Tensor context: see :meth:`parts`.
-        :returns: ``y``, of the same shape.
-        """
-        shift, log_scale, steps = self.parts(x, context)
-        return shift + log_scale.exp() * steps.value(x)
 
-    def with_log_det(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """
-        Evaluate the block and its determinant in one pass.
+def map_inverse(layer: Layer, x: Tensor) -> Tensor:
+    """
+    Undo the linear map after a block: two triangular systems, or a division.
 
-        :param torch.Tensor x: shape ``(..., m)``.
-        :param torch.Tensor context: see :meth:`parts`.
-        :returns: ``y``, and the log-determinant of its triangular Jacobian, shape ``(...)``.
-        """
-        shift, log_scale, steps = self.parts(x, context)
-        value, slope = steps.value_and_slope(x)
-        return shift + log_scale.exp() * value, (log_scale + slope.log()).sum(-1)
-
-    @torch.no_grad()
-    def inverse(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, int]:
-        """
-        Find the argument of a value.
-
-        All entries at once are found from the last guess of those before them, so that entry ``i``
-        is right after ``i`` rounds at the latest.
-
-        :param torch.Tensor y: shape ``(..., m)``.
-        :param torch.Tensor context: see :meth:`parts`.
-        :returns: ``x``, of the same shape, and the number of rounds.
-        """
-        x, count = y, 0
-        while count <= y.shape[-1]:
-            count += 1
-            shift, log_scale, steps = self.parts(x, context)
-            then = steps.inverse((y - shift) * torch.exp(-log_scale))
-            close = torch.allclose(then, x, rtol=1e-13, atol=1e-13)
-            x = then
-            if close:
-                break
-        return x, count
+    :param Layer layer: its tensors.
+    :param torch.Tensor x: shape ``(n, m)``.
+    :returns: what the map makes ``x`` of, of the same shape.
+    """
+    if layer.upper is None or layer.lower is None:
+        return x / layer.diagonal
+    upper = layer.upper + torch.diag(layer.diagonal)
+    middle = torch.linalg.solve_triangular(layer.lower, x.mT, upper=False, unitriangular=True)
+    solved: Tensor = torch.linalg.solve_triangular(upper, middle, upper=True).mT
+    return solved
 
 
 def _first_weights(mask: Tensor) -> Tensor:

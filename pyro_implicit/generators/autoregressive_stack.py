@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pyro_implicit._checks import check_choice, check_count, check_number
-from pyro_implicit.generators.autoregressive_block import AutoregressiveBlock
+from pyro_implicit.generators.autoregressive_block import (
+    block_inverse,
+    first_tensors,
+    map_inverse,
+    masks_of,
+)
+from pyro_implicit.generators.autoregressive_gradient import (
+    Gradients,
+    WrittenOut,
+    is_plain_step,
+)
+from pyro_implicit.generators.autoregressive_map import Layer, log_det_of, mapped
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.linear_maps import INVERTIBLE, default_kind, linear_maps
+from pyro_implicit.generators.packed import PackedModule
+from pyro_implicit.ops.full_precision import in_full_precision
 from pyro_implicit.ops.inverse import Inversion, check_reached, first_order, result_dtype
 from pyro_implicit.ops.linearisation import Linearisation
 from pyro_implicit.ops.logdet import upcast
@@ -20,6 +34,7 @@ from pyro_implicit.ops.logdet import upcast
 __all__ = ["AutoregressiveStack", "KnownDeterminant", "inverted", "width_of"]
 
 #: the default width: hidden units for each output, within these
+_PLACES = ("in", "hidden", "out")  # of weights of which some are masked
 _UNITS_PER_OUTPUT, _LEAST, _MOST = 4, 40, 128
 
 
@@ -37,9 +52,9 @@ def width_of(output_dim: int, hidden_dim: int | None) -> int:
     return min(max(_LEAST, _UNITS_PER_OUTPUT * output_dim), _MOST)
 
 
-class AutoregressiveStack(Generator):
+class AutoregressiveStack(PackedModule, Generator):
     """
-    Autoregressive blocks and linear maps in turns, and a shift.
+    Autoregressive blocks and linear maps in turns, and a shift, with one parameter for all.
 
     The order of the entries is reversed between two blocks.
 
@@ -56,6 +71,9 @@ class AutoregressiveStack(Generator):
     """
 
     full_rank = True
+    mask_in: Tensor
+    mask_hidden: Tensor
+    mask_out: Tensor
 
     def __init__(
         self,
@@ -74,40 +92,139 @@ class AutoregressiveStack(Generator):
         self.num_steps = check_count("num_steps", num_steps, 0)
         self.mixing = check_choice("mixing", mixing, ("auto", *INVERTIBLE))
         kind = default_kind(output_dim, invertible=True) if mixing == "auto" else mixing
-        self.shift = nn.Parameter(torch.zeros(output_dim))
-        self.blocks = nn.ModuleList(
-            AutoregressiveBlock(output_dim, hidden_dim, num_steps, context_dim)
-            for _ in range(num_blocks)
-        )
-        self.maps = linear_maps(kind, output_dim, num_blocks, init_scale)
+        masks = masks_of(output_dim, hidden_dim, context_dim is not None)
+        for name, mask in masks.items():
+            self.register_buffer(f"mask_{name}", mask, persistent=False)
+        blocks = [first_tensors(masks, num_steps, context_dim) for _ in range(num_blocks)]
+        maps = linear_maps(kind, output_dim, num_blocks, init_scale)
+        mixes = [dict(mix.named_parameters()) for mix in maps]
+        tensors = {"shift": torch.zeros(output_dim)}
+        for begin, parts in (("blocks", blocks), ("maps", mixes)):
+            for name in parts[0]:
+                tensors[f"{begin}.*.{name}"] = torch.stack([part[name] for part in parts])
+        self._pack(tensors)
+
+    # ---- the tensors
+
+    @property
+    def shift(self) -> Tensor:
+        """What is added to all draws: a view of :attr:`weights`, shape ``(m,)``."""
+        return self._unpacked(self.weights)["shift"]
+
+    @property
+    def blocks(self) -> list[SimpleNamespace]:
+        """The tensors of each block by name: views of :attr:`weights`, and the masks."""
+        masks = {f"mask_{place}": getattr(self, f"mask_{place}") for place in _PLACES}
+        return [SimpleNamespace(**tensors, **masks) for tensors in self._numbered("blocks")]
+
+    @property
+    def maps(self) -> list[SimpleNamespace]:
+        """The tensors of each linear map by name: views of :attr:`weights`."""
+        return [SimpleNamespace(**tensors) for tensors in self._numbered("maps")]
+
+    def _numbered(self, begin: str) -> list[dict[str, Tensor]]:
+        found: list[dict[str, Tensor]] = [{} for _ in range(self.num_blocks)]
+        for name, tensor in self._unpacked(self.weights).items():
+            if name.startswith(f"{begin}.*."):
+                for tensors, one in zip(found, tensor, strict=True):
+                    tensors[name.rpartition(".")[2]] = one
+        return found
+
+    def _layers(
+        self, weights: Tensor, context: Tensor | None = None, batch: Sequence[int] = ()
+    ) -> tuple[list[Layer], Tensor, Tensor]:
+        """
+        The tensors of each layer, the shift, and the log-determinant of all linear maps.
+
+        :param torch.Tensor weights: all in one, as :attr:`weights`.
+        :param torch.Tensor context: of each row, shape ``(..., k)``; broadcasts with ``batch``.
+        :param batch: shape of the noises without their entries.
+        """
+        parts = self._unpacked(weights)
+        log_diagonal = parts["maps.*.log_diagonal"]
+        stacked: list[Tensor | None] = [
+            parts["blocks.*.weight_in"] * self.mask_in,
+            parts["blocks.*.bias_in"],
+            parts["blocks.*.weight_hidden"] * self.mask_hidden,
+            parts["blocks.*.bias_hidden"],
+            (parts["blocks.*.weight_out"] * self.mask_out).flatten(1, 2),
+            parts["blocks.*.bias_out"].flatten(1),
+            log_diagonal.exp(),
+            None if "maps.*.upper" not in parts else parts["maps.*.upper"].triu(1),
+            None if "maps.*.lower" not in parts else parts["maps.*.lower"].tril(-1),
+        ]
+        if context is not None:
+            hidden, direct = parts["blocks.*.weight_context"], parts["blocks.*.weight_direct"]
+            stacked += [
+                _of_rows(context, hidden, batch),
+                _of_rows(context, direct.flatten(1, 2), batch),
+            ]
+        absent = (None,) * self.num_blocks
+        columns = [absent if one is None else one.unbind(0) for one in stacked]
+        layers = [Layer(*row) for row in zip(*columns, strict=True)]
+        return layers, parts["shift"], upcast(log_diagonal).sum().to(weights.dtype)
+
+    def _flat(self, gradients: Sequence[Gradients], of_shift: Tensor) -> Tensor:
+        """
+        Gradients of the layers' tensors as that of :attr:`weights`.
+
+        :param gradients: of each layer, from the first.
+        :param torch.Tensor of_shift: shape ``(m,)``.
+        """
+        masks = {f"weight_{place}": getattr(self, f"mask_{place}") for place in _PLACES}
+        cuts = {"upper": lambda tensor: tensor.triu(1), "lower": lambda tensor: tensor.tril(-1)}
+        found = []
+        for name, shape in self._shapes.items():
+            begin, _, own = name.rpartition(".")
+            if not begin:
+                found.append(of_shift)
+                continue
+            for one in gradients:
+                tensor = getattr(one, own)
+                if own in masks:
+                    tensor = tensor.view(shape[1:]) * masks[own]
+                elif own in cuts:
+                    tensor = cuts[own](tensor)
+                found.append(tensor if tensor.dim() == 1 else tensor.reshape(-1))
+        return torch.cat(found)
+
+    # ---- the map
+
+    def _by_operations(
+        self, weights: Tensor, z: Tensor, context: Tensor | None = None, batch: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor]:
+        """Draws ``(n, m)`` and log-determinants ``(n,)``, by operations that autograd records."""
+        layers, shift, log_det = self._layers(weights, context, batch)
+        x, slopes, kept = mapped(layers, z)
+        bent = torch.cat([one.shape.bent for one in kept], -1)
+        return x + shift, log_det_of(torch.cat(slopes, -1), bent) + log_det
 
     def _draw(self, z: Tensor, context: Tensor | None = None) -> Tensor:
         """Draws of noises, both ``(..., m)``."""
-        with torch.autocast(z.device.type, enabled=False):  # in the precision of the determinant
-            x = z.to(torch.promote_types(z.dtype, torch.float32))
-            for number, (block, mix) in enumerate(zip(self.blocks, self.maps, strict=True)):
-                x = mix(block(x.flip(-1) if number else x, context))
-            return (x + self.shift.to(x.dtype)).to(z.dtype)
+        return self._draw_with_log_det(z, context)[0]
 
     def _draw_with_log_det(self, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Draws, and the log-determinants ``(...)``, in one pass."""
-        with torch.autocast(z.device.type, enabled=False):
-            x = z.to(torch.promote_types(z.dtype, torch.float32))
-            total = x.new_zeros(())
-            for number, (block, mix) in enumerate(zip(self.blocks, self.maps, strict=True)):
-                x, log_det = block.with_log_det(x.flip(-1) if number else x, context)  # type: ignore[operator]
-                total = total + log_det + mix.log_abs_det().to(x)  # type: ignore[operator]
-                x = mix(x)
-            return (x + self.shift.to(x.dtype)).to(z.dtype), total.to(z.dtype)
+        batch, m = z.shape[:-1], self.output_dim
+        with in_full_precision(z):
+            wide = z.to(torch.promote_types(z.dtype, torch.float32))
+            weights, rows = self.weights.to(wide.dtype), wide.reshape(-1, m)
+            if context is None and is_plain_step():
+                x, log_det = WrittenOut.apply(self, weights, rows)
+            else:
+                x, log_det = self._by_operations(weights, rows, context, batch)
+            return x.view(*batch, m).to(z.dtype), log_det.view(batch).to(z.dtype)
 
+    @torch.no_grad()
     def _undo(self, w: Tensor, context: Tensor | None = None) -> tuple[Tensor, int]:
         """The noises of draws ``(..., m)``, and the largest number of rounds of a block."""
-        z, most = w - self.shift.detach().to(w.dtype), 0
+        x, most = w.reshape(-1, self.output_dim), 0
+        layers, shift, _ = self._layers(self.weights.to(w.dtype), context, w.shape[:-1])
+        x = x - shift
         for number in reversed(range(self.num_blocks)):
-            block, mix = self.blocks[number], self.maps[number]
-            z, rounds = block.inverse(mix.inverse(z), context)  # type: ignore[operator]
-            z, most = z.flip(-1) if number else z, max(most, rounds)
-        return z, most
+            x, rounds = block_inverse(layers[number], map_inverse(layers[number], x))
+            x, most = x.flip(-1) if number else x, max(most, rounds)
+        return x.reshape(w.shape), most
 
     def _config(self) -> dict[str, Any]:
         """What :meth:`Generator.config` of all of them tells."""
@@ -119,6 +236,22 @@ class AutoregressiveStack(Generator):
             "num_steps": self.num_steps,
             "mixing": self.mixing,
         }
+
+
+def _of_rows(context: Tensor, weights: Tensor, batch: Sequence[int]) -> Tensor:
+    """
+    What each layer makes of the contexts, once for all draws of a row.
+
+    :param torch.Tensor context: shape ``(..., k)``.
+    :param torch.Tensor weights: shape ``(layers, units, k)``.
+    :param batch: shape of the noises without their entries.
+    :returns: shape ``(layers, n, units)``.
+    """
+    count, units, k = weights.shape
+    made = context.reshape(-1, k) @ weights.mT
+    lead = (1,) * (len(batch) - context.dim() + 1)
+    made = made.reshape(count, *lead, *context.shape[:-1], units)
+    return made.expand(count, *batch, units).reshape(count, torch.Size(batch).numel(), units)
 
 
 def inverted(

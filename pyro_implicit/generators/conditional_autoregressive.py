@@ -100,7 +100,7 @@ class ConditionalAutoregressiveGenerator(AutoregressiveStack):
             x = context.to(torch.promote_types(context.dtype, torch.float32))
             x = (x - self.context_loc.to(x.dtype)) / self.context_scale.to(x.dtype)
             x = x.to(torch.promote_types(dtype, torch.float32))
-            if x.dtype == self.shift.dtype:
+            if x.dtype == self.weights.dtype:
                 return _bounded(self.reader(x))
             weights = [parameter.to(x.dtype) for parameter in self.reader.parameters()]
             for weight, bias in (weights[:2], weights[2:]):

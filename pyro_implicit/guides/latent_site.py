@@ -227,7 +227,7 @@ class LatentSite:
             if unconstrained is not whole:
                 self.check_rows()
             log_density: Tensor | float = 0.0
-            if poutine.get_mask() is False:
+            if not self._is_real and poutine.get_mask() is False:
                 value = self.value(unconstrained)
             else:
                 value, log_density = self.constrain(unconstrained)

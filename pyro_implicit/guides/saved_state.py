@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pyro_implicit._checks import shown
 from pyro_implicit._plain import check_like, first_difference
 from pyro_implicit.exceptions import StateError
+from pyro_implicit.generators.packed import with_packed
 from pyro_implicit.guides.parts import divide
 
 __all__ = [
@@ -212,6 +213,7 @@ def check_fits(
     :param bool partly: whether some may be absent.
     :raises StateError: if names, shapes or kinds of numbers differ.
     """
+    tensors = with_packed(module, tensors)
     expected = {k: v for k, v in module.state_dict().items() if isinstance(v, Tensor)}
     absent, foreign = sorted(expected.keys() - tensors), sorted(tensors.keys() - expected)
     if (absent or foreign) and not partly:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import chain
@@ -286,7 +287,9 @@ def _check_shapes(particle: Particle, max_plate_nesting: float) -> None:
 def _check_draws(implicit: dict[str, ImplicitSite]) -> None:
     """Blames the guide, before a distribution of the model is made from such a draw and blamed."""
     for name, site in implicit.items():
-        if not site.value.isfinite().all():
+        value = site.value.detach()
+        # the sum of finite numbers may be too large, and is one operation where the other is four
+        if not math.isfinite(value.sum().item()) and not value.isfinite().all():
             raise NonFiniteError(
                 f"the draws of implicit site {name!r} (for {', '.join(site.latents)}) are not "
                 "finite: its generator has diverged. Use a lower learning rate, clip gradients "

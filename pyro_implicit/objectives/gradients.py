@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -47,9 +48,10 @@ class OwnGradients:
                 leaf.grad = before
             elif before is not None:
                 sums.append((leaf, before, leaf.grad))
-        with torch.no_grad():
-            for leaf, before, grad in sums:
-                leaf.grad = before + grad if before.is_sparse else before.add_(grad)
+        if sums:
+            with torch.no_grad():
+                for leaf, before, grad in sums:
+                    leaf.grad = before + grad if before.is_sparse else before.add_(grad)
         self._before.clear()
 
     def backward(self, loss: Tensor, retain_graph: bool | None = None) -> None:
@@ -119,7 +121,9 @@ def all_finite(gradients: Sequence[Tensor]) -> bool:
     if not dense:
         return True
     norms = torch._foreach_norm(dense)
-    return bool(torch.stack([norm.to(norms[0]) for norm in norms]).sum().isfinite())
+    if len(norms) == 1:
+        return math.isfinite(norms[0].item())
+    return math.isfinite(torch.stack([norm.to(norms[0]) for norm in norms]).sum().item())
 
 
 def names_of_non_finite(leaves: Iterable[Tensor], names: dict[int, str]) -> str:

@@ -360,6 +360,16 @@ def test_half_log_det_needs_a_noise() -> None:
         ImplicitDistribution(MLPGenerator(2, 3)).half_log_det()
 
 
+def test_the_density_of_the_noise() -> None:
+    with pytest.raises(ArgumentError, match=r"no noise is fixed: write .*\.noise_log_prob\(\)"):
+        ImplicitDistribution(MLPGenerator(2, 3)).noise_log_prob()
+    z = torch.randn(4, 5, 2)
+    wide = dist.Normal(torch.zeros(2), 3.0).to_event(1)
+    for base in (None, wide):
+        fn = ImplicitDistribution(MLPGenerator(2, 3), base_dist=base).given(z)
+        torch.testing.assert_close(fn.noise_log_prob(), fn.base_dist.log_prob(z))
+
+
 def test_a_linearisation_needs_a_noise_of_real_numbers() -> None:
     fn = ImplicitDistribution(MLPGenerator(2, 3))
     with pytest.raises(ArgumentError, match=r"no noise is fixed: write .*\.linearisation\(\)"):

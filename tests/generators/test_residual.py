@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -13,16 +14,22 @@ from torch import Tensor
 from pyro_implicit.exceptions import ArgumentError, DensityError
 from pyro_implicit.generators import ResidualGenerator
 from pyro_implicit.generators.base import Generator
+from pyro_implicit.generators.packed import named_tensors
 
 SMOOTH = ["elu", "gelu", "identity", "silu", "sin", "softplus", "tanh"]
+
+
+@torch.no_grad()
+def jolt(tensors: Iterable[Tensor], size: float = 0.3) -> None:
+    for tensor in tensors:
+        spread = size / (tensor.shape[-1] ** 0.5 if tensor.dim() > 1 else 1)
+        tensor.add_(spread * torch.randn_like(tensor))
 
 
 def jolted(generator: Any, size: float = 0.3) -> Any:
     """The generator away from where it began, in float64."""
     with torch.no_grad():
-        for parameter in generator.parameters():
-            spread = size / (parameter.shape[-1] ** 0.5 if parameter.dim() > 1 else 1)
-            parameter.add_(spread * torch.randn_like(parameter))
+        jolt(named_tensors(generator).values(), size)
     return generator.double()
 
 

@@ -365,6 +365,17 @@ def test_draws_that_are_not_finite_blame_the_guide() -> None:
         assert math.isnan(LinearisedELBO().loss(global_model, guide))
 
 
+def test_draws_whose_sum_is_too_large_are_finite() -> None:
+    def model() -> None:
+        pyro.sample("w", dist.ImproperUniform(dist.constraints.real_vector, (), (2,)))
+
+    guide = HyperNetworkGuide(model, init_from=None).setup()
+    guide.samplers[0].preconditioner.loc.fill_(2e38)  # type: ignore[union-attr,operator]
+    found = guide()["w"]
+    assert bool(found.isfinite().all()) and not bool(found.sum().isfinite())
+    assert math.isfinite(LinearisedELBO().loss(model, guide))
+
+
 def test_pyros_own_checks_are_kept() -> None:
     def more() -> None:
         global_model()

@@ -572,7 +572,7 @@ def test_fit_records_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None
         pyro.clear_param_store()
         guide = bare(simple)
         result = fit(simple, guide, DATA, seed=0, num_steps=60, progress=False)
-        found.append((result.history, guide.state_dict()["_samplers.0.generator.shift"]))
+        found.append((result.history, guide.state_dict()["_samplers.0.generator.weights"]))
         assert isinstance(result.objective, LinearisedELBO)
     assert found[0][0] == found[1][0] and torch.equal(found[0][1], found[1][1])
 
