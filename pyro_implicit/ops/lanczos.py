@@ -142,8 +142,7 @@ def _quadrature(jacobian: ScaledJacobian, probes: Tensor, num_steps: int) -> Lan
     square = upcast(probes).square().sum(-1)
     # Gauss: B'B without its last beta; Gauss-Radau: with it, a node at the floor:
     # theory/linearised.md (gauss-rule, radau-rule)
-    gauss_nodes = torch.cat([above[..., :-1], torch.zeros_like(above[..., -1:])], -1)
-    values, vectors = _eigen(diagonal, torch.stack([gauss_nodes, above]), jacobian.floor)
+    values, vectors = _eigen(diagonal, above, jacobian.floor)
     weights = vectors[..., 0, :]  # first entries of the eigenvectors
     gauss, radau = square * (weights.square() * values.log()).sum(-1)
     if jacobian.floor == 0:
@@ -170,33 +169,34 @@ def _pairs(
     Singular values that are zero but for rounding count as zero: what they would add to the
     gradient, ``rounding / sigma^2``, is noise.
 
-    :param torch.Tensor basis: ``(k, P, ..., n)``, and ``images`` under ``M`` if they were kept.
+    :param torch.Tensor basis: ``(P, ..., k, n)``, and ``images`` under ``M`` if they were kept.
     :param torch.Tensor start: the probes in terms of the ``vectors``, shape ``(P, ..., k + 1)``.
     """
     squares = values - jacobian.floor
     rounding = max((16 * torch.finfo(jacobian.dtype).eps) ** 2, 16 * torch.finfo(values.dtype).eps)
     is_null = squares <= rounding * squares.amax(-1, keepdim=True)
 
-    def applied(function: Tensor, to: Tensor) -> Tensor:
-        # V f(B'B) e_1, and M V f(B'B) e_1: theory/linearised.md (lanczos-functions)
-        coefficients = (vectors @ (function * start)[..., None])[..., : len(to), 0]
-        return torch.einsum("k...n,...k->...n", to, coefficients.to(to.dtype))
+    def coefficients(*functions: Tensor) -> Tensor:
+        # of V f(B'B) e_1 in the basis: theory/linearised.md (lanczos-functions)
+        weights = torch.stack(functions, -2) * start[..., None, :]
+        return (weights @ vectors.mT)[..., : basis.shape[-2]].to(basis.dtype)
 
     def at_range(function: Tensor) -> Tensor:
         return torch.where(is_null, torch.zeros_like(function), function)
 
-    def image(function: Tensor) -> Tensor:
-        if images is not None:
-            return applied(function, images)
-        return jacobian.product(applied(function, basis))
-
     # M A^(-1/2) v with A^(-1/2) Pi v, Pi = I - floor / A: theory/linearised.md (lanczos-gradient)
-    left = [image(at_range(values.rsqrt()))]
-    right = [applied(at_range(squares * values**-1.5), basis)]
+    left = [at_range(values.rsqrt())]
+    right = [at_range(squares * values**-1.5)]
     if jacobian.floor:  # and M A^(-1) v with A^(-1) v
-        left.append(image(at_range(1 / values)))
-        right.append(applied(1 / values, basis))
-    return GradientPairs(torch.stack(left, 1), torch.stack(right, 1))
+        left.append(at_range(1 / values))
+        right.append(1 / values)
+    of_left = coefficients(*left)
+    if images is None:  # one after the other, in less memory
+        products = [jacobian.product(part) for part in (of_left @ basis).unbind(-2)]
+        lefts = torch.stack(products, 1)
+    else:  # M V f(B'B) e_1: the same equation
+        lefts = (of_left @ images).movedim(-2, 1)
+    return GradientPairs(lefts, (coefficients(*right) @ basis).movedim(-2, 1))
 
 
 def gradient_surrogate(jacobian: ScaledJacobian, pairs: GradientPairs) -> Tensor:
@@ -247,30 +247,25 @@ def _bidiagonalise(
     Large products with ``M`` are not kept, ``k`` of which would be most of a step's memory: two
     more products make up for them.
 
-    :returns: right vectors ``(k, P, ..., n)``, their products with ``M`` or None, diagonal and
+    :returns: right vectors ``(P, ..., k, n)``, their products with ``M`` or None, diagonal and
         entries above it ``(P, ..., k)``.
     """
     eps = torch.finfo(jacobian.dtype).eps
-    right, _ = _normalise(probes, torch.zeros_like(probes[..., 0]))
+    largest = torch.zeros_like(probes[..., 0])
+    right, beta = _normalise(probes, largest)
     basis, diagonal, above = [right], [], []
     left = jacobian.product(right)
     keep = num_steps * left.numel() <= _KEPT
     images = [left] if keep else []
-    largest = torch.zeros_like(probes[..., 0])
     for step in range(num_steps):
+        alive = beta != 0  # the vector that ``left`` is the product with
         # alpha_j u_j: theory/linearised.md (lanczos-recurrence)
         left, alpha = _normalise(left, eps * largest)
         largest = torch.maximum(largest, alpha)
         # beta_j v_(j+1), before it is made orthogonal to all before: the same equation
-        right = jacobian.adjoint(left) - alpha[..., None] * right
-        known = torch.stack(basis)
-        for _ in range(2):
-            right = right - torch.einsum(
-                "k...n,k...->...n", known, torch.einsum("k...n,...n->k...", known, right)
-            )
-        right, beta = _normalise(right, 10 * eps * largest)
+        right = torch.addcmul(jacobian.adjoint(left), alpha[..., None], right, value=-1)
+        right, beta = _normalise(_orthogonal(right, basis), 10 * eps * largest)
         largest = torch.maximum(largest, beta)
-        alive = basis[-1].any(-1)
         diagonal.append(torch.where(alive, alpha, largest))
         above.append(beta)
         if step + 1 < num_steps:
@@ -281,11 +276,20 @@ def _bidiagonalise(
             left = torch.addcmul(image, beta[..., None], left, value=-1)  # M v_(j+1) - beta_j u_j
             del image
     return (
-        torch.stack(basis),
-        torch.stack(images) if keep else None,
+        torch.stack(basis, -2),
+        torch.stack(images, -2) if keep else None,
         torch.stack(diagonal, -1),
         torch.stack(above, -1),
     )
+
+
+def _orthogonal(vector: Tensor, others: list[Tensor]) -> Tensor:
+    """What is left of a vector ``(..., n)`` beside orthonormal ones (Gram and Schmidt, twice)."""
+    known = torch.stack(others, -2)
+    for _ in range(2):
+        along = known @ vector[..., None]
+        vector = vector - (along.mT @ known)[..., 0, :]
+    return vector
 
 
 def _normalise(vector: Tensor, negligible: Tensor) -> tuple[Tensor, Tensor]:
@@ -300,16 +304,16 @@ def _eigen(diagonal: Tensor, above: Tensor, floor: float) -> tuple[Tensor, Tenso
     """
     The eigenvalues and eigenvectors of ``floor I + B' B`` in float64, for bidiagonal ``B``.
 
-    ``B`` is ``k x (k+1)`` with these diagonals: ``(..., k)``, and ``above`` with a leading
-    dimension. Eigenvalues are at least ``floor``.
+    First those of Gauss, where ``B`` is ``k x k``, and one more that its first entries do not see;
+    then those of Gauss and Radau, where it is ``k x (k+1)`` with these diagonals ``(..., k)``.
+    Eigenvalues are at least ``floor``.
     """
-    k = diagonal.shape[-1]
-    size = (*above.shape, k + 1)
-    bidiagonal = upcast(above).new_zeros(size)
-    bidiagonal.diagonal(dim1=-2, dim2=-1).copy_(diagonal.expand_as(above))
-    bidiagonal.diagonal(offset=1, dim1=-2, dim2=-1).copy_(above)
+    diagonal, above = upcast(diagonal), upcast(above)
+    nothing = torch.zeros_like(above[..., -1:])
+    # a row more: any positive number for Gauss, and none for Radau
+    rows = [torch.cat([diagonal, last], -1) for last in (diagonal[..., :1], nothing)]
+    columns = [torch.cat([above[..., :-1], last], -1) for last in (nothing, above[..., -1:])]
+    bidiagonal = torch.diag_embed(torch.stack(rows)) + torch.diag_embed(torch.stack(columns), 1)
     # the tridiagonal matrix of Lanczos: theory/linearised.md (lanczos-factorisation)
-    gram = bidiagonal.mT @ bidiagonal
-    gram[0, ..., k, k] = diagonal[..., 0] ** 2  # not seen by the others: any positive number does
-    values, vectors = eigh_or_nan(gram)
+    values, vectors = eigh_or_nan(bidiagonal.mT @ bidiagonal)
     return floor + values.clamp(min=0.0), vectors

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pyro_implicit.ops.activations import Activation
+from pyro_implicit.ops.activations import Activation, value_and_slope
 
 __all__ = ["MatMulWeights", "SlopedLayer", "chain_cotangent", "chain_forward", "chain_tangent"]
 
@@ -77,8 +77,7 @@ def chain_forward(
         x = (weights.left @ scaled[0] + scaled[1]) @ weights.right + weights.right_bias
         slope = None
         if activation is not None:
-            function, derivative = activation
-            slope, x = derivative(x), function(x)
+            x, slope = value_and_slope(activation, x)
         sloped.append(SlopedLayer(weights.left, weights.right, weights.scale, slope))
     return x, sloped
 
