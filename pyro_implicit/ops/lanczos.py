@@ -22,6 +22,7 @@ References
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +44,7 @@ __all__ = [
 #: kinds of probes, see :func:`draw_probes`
 PROBES = ("orthogonal", "rademacher")
 _KEPT = 2**22  # entries of all products with M up to which they are kept (LeNet: 220 000 a draw)
+_TRACED = 2**20  # and up to which what they met on the way is kept too: four times as many
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,33 @@ class GradientPairs:
 
     :param torch.Tensor left: shape ``(P, T, ..., max(d, m))``.
     :param torch.Tensor right: shape ``(P, T, ..., n)``.
+    :param tuple kept: products of ``right`` with ``M``, and what products with ``right`` and of
+        ``left`` met on the way, each with ``P T`` in front; None if that was not kept.
     """
 
     left: Tensor
     right: Tensor
+    kept: tuple[Tensor, list[Tensor], list[Tensor]] | None = None
+
+
+@dataclass(frozen=True)
+class _Bidiagonal:
+    """
+    What Golub and Kahan's process leaves.
+
+    :param torch.Tensor basis: right vectors, shape ``(P, ..., k, n)``.
+    :param torch.Tensor images: their products with ``M``, or None if they were not kept.
+    :param torch.Tensor diagonal: shape ``(P, ..., k)``.
+    :param torch.Tensor above: entries above it, shape ``(P, ..., k)``.
+    :param met: what the products with right and of left vectors met on the way, by step; empty if
+        that was not kept.
+    """
+
+    basis: Tensor
+    images: Tensor | None
+    diagonal: Tensor
+    above: Tensor
+    met: list[tuple[list[Tensor], list[Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -138,28 +163,23 @@ def lanczos_quadrature(
 
 
 def _quadrature(jacobian: ScaledJacobian, probes: Tensor, num_steps: int) -> LanczosQuadrature:
-    basis, images, diagonal, above = _bidiagonalise(jacobian, probes, num_steps)
+    found = _bidiagonalise(jacobian, probes, num_steps)
     square = upcast(probes).square().sum(-1)
     # Gauss: B'B without its last beta; Gauss-Radau: with it, a node at the floor:
     # theory/linearised.md (gauss-rule, radau-rule)
-    values, vectors = _eigen(diagonal, above, jacobian.floor)
+    values, vectors = _eigen(found.diagonal, found.above, jacobian.floor)
     weights = vectors[..., 0, :]  # first entries of the eigenvectors
     gauss, radau = square * (weights.square() * values.log()).sum(-1)
     if jacobian.floor == 0:
         radau = torch.full_like(radau, -torch.inf)
     # |v| Y' e_1, for functions of A at the probe: theory/linearised.md (lanczos-functions)
     start = square.sqrt()[..., None] * weights[0]
-    pairs = _pairs(jacobian, basis, images, start, values[0], vectors[0])
+    pairs = _pairs(jacobian, found, start, values[0], vectors[0])
     return LanczosQuadrature(gauss, radau, pairs)
 
 
 def _pairs(
-    jacobian: ScaledJacobian,
-    basis: Tensor,
-    images: Tensor | None,
-    start: Tensor,
-    values: Tensor,
-    vectors: Tensor,
+    jacobian: ScaledJacobian, found: _Bidiagonal, start: Tensor, values: Tensor, vectors: Tensor
 ) -> GradientPairs:
     """
     Applies functions of ``A`` to the probes by the Ritz pairs of the Gauss rule.
@@ -169,12 +189,12 @@ def _pairs(
     Singular values that are zero but for rounding count as zero: what they would add to the
     gradient, ``rounding / sigma^2``, is noise.
 
-    :param torch.Tensor basis: ``(P, ..., k, n)``, and ``images`` under ``M`` if they were kept.
     :param torch.Tensor start: the probes in terms of the ``vectors``, shape ``(P, ..., k + 1)``.
     """
     squares = values - jacobian.floor
     rounding = max((16 * torch.finfo(jacobian.dtype).eps) ** 2, 16 * torch.finfo(values.dtype).eps)
     is_null = squares <= rounding * squares.amax(-1, keepdim=True)
+    basis, images = found.basis, found.images
 
     def coefficients(*functions: Tensor) -> Tensor:
         # of V f(B'B) e_1 in the basis: theory/linearised.md (lanczos-functions)
@@ -190,13 +210,37 @@ def _pairs(
     if jacobian.floor:  # and M A^(-1) v with A^(-1) v
         left.append(at_range(1 / values))
         right.append(1 / values)
-    of_left = coefficients(*left)
+    of_left, of_right = coefficients(*left), coefficients(*right)
+    rights = (of_right @ basis).movedim(-2, 1)
     if images is None:  # one after the other, in less memory
         products = [jacobian.product(part) for part in (of_left @ basis).unbind(-2)]
-        lefts = torch.stack(products, 1)
-    else:  # M V f(B'B) e_1: the same equation
-        lefts = (of_left @ images).movedim(-2, 1)
-    return GradientPairs(lefts, (coefficients(*right) @ basis).movedim(-2, 1))
+        return GradientPairs(torch.stack(products, 1), rights)
+    kept = _kept_pairs(found, of_left, of_right) if found.met else None
+    # M V f(B'B) e_1: the same equation
+    return GradientPairs((of_left @ images).movedim(-2, 1), rights, kept)
+
+
+def _kept_pairs(
+    found: _Bidiagonal, of_left: Tensor, of_right: Tensor
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """What products met on the way, of combinations ``(P, ..., T, k)`` of the right vectors."""
+    tangents, cotangents = zip(*found.met, strict=True)
+    # M v_j = alpha_j u_j + beta_(j-1) u_(j-1): theory/linearised.md (lanczos-recurrence)
+    later = torch.cat([of_left[..., 1:], torch.zeros_like(of_left[..., :1])], -1)
+    of_units = of_left * found.diagonal[..., None, :] + later * found.above[..., None, :]
+    assert found.images is not None  # there are fewer of those that are kept with what they met
+    product = (of_right @ found.images).movedim(-2, 1).flatten(0, 1)
+    return product, _combined(of_right, tangents), _combined(of_units, cotangents)
+
+
+def _combined(weights: Tensor, steps: Sequence[list[Tensor]]) -> list[Tensor]:
+    """Sums over steps of matrices ``(P, ..., a, b)``, ``T`` for each: ``(P T, ..., a, b)``."""
+    sums = []
+    for matrices in zip(*steps, strict=True):
+        flat = torch.stack([matrix.flatten(-2) for matrix in matrices], -2)
+        found = (weights @ flat).movedim(-2, 1).flatten(0, 1)
+        sums.append(found.unflatten(-1, matrices[0].shape[-2:]))
+    return sums
 
 
 def gradient_surrogate(jacobian: ScaledJacobian, pairs: GradientPairs) -> Tensor:
@@ -225,6 +269,8 @@ def gradient_surrogate(jacobian: ScaledJacobian, pairs: GradientPairs) -> Tensor
     """
     # left' dM right, both held fixed: theory/linearised.md (lanczos-gradient)
     left, right = pairs.left.detach(), pairs.right.detach()
+    if pairs.kept is not None:
+        return jacobian.pairing(left.flatten(0, 1), *pairs.kept) / len(left)
     if left.numel() > _KEPT:  # one after the other, in less memory
         parts = [
             (left[:, i] * jacobian.product(right[:, i])).sum(-1) for i in range(right.shape[1])
@@ -235,9 +281,7 @@ def gradient_surrogate(jacobian: ScaledJacobian, pairs: GradientPairs) -> Tensor
     return surrogate
 
 
-def _bidiagonalise(
-    jacobian: ScaledJacobian, probes: Tensor, num_steps: int
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+def _bidiagonalise(jacobian: ScaledJacobian, probes: Tensor, num_steps: int) -> _Bidiagonal:
     """
     Golub-Kahan bidiagonalisation, the right vectors fully orthogonalised (twice).
 
@@ -246,41 +290,51 @@ def _bidiagonalise(
 
     Large products with ``M`` are not kept, ``k`` of which would be most of a step's memory: two
     more products make up for them.
-
-    :returns: right vectors ``(P, ..., k, n)``, their products with ``M`` or None, diagonal and
-        entries above it ``(P, ..., k)``.
     """
     eps = torch.finfo(jacobian.dtype).eps
     largest = torch.zeros_like(probes[..., 0])
     right, beta = _normalise(probes, largest)
     basis, diagonal, above = [right], [], []
-    left = jacobian.product(right)
-    keep = num_steps * left.numel() <= _KEPT
-    images = [left] if keep else []
+    size = num_steps * probes.shape[:-1].numel() * jacobian.other_size
+    product, adjoint = _products(jacobian, keeps=size <= _TRACED)
+    (left, tangents), met = product(right), []
+    images = [left]
     for step in range(num_steps):
         alive = beta != 0  # the vector that ``left`` is the product with
         # alpha_j u_j: theory/linearised.md (lanczos-recurrence)
         left, alpha = _normalise(left, eps * largest)
         largest = torch.maximum(largest, alpha)
+        back, cotangents = adjoint(left)
+        met.append((tangents, cotangents))
         # beta_j v_(j+1), before it is made orthogonal to all before: the same equation
-        right = torch.addcmul(jacobian.adjoint(left), alpha[..., None], right, value=-1)
+        right = torch.addcmul(back, alpha[..., None], right, value=-1)
         right, beta = _normalise(_orthogonal(right, basis), 10 * eps * largest)
         largest = torch.maximum(largest, beta)
         diagonal.append(torch.where(alive, alpha, largest))
         above.append(beta)
         if step + 1 < num_steps:
             basis.append(right)
-            image = jacobian.product(right)
-            if keep:
-                images.append(image)
+            image, tangents = product(right)
+            images = [*images, image] if size <= _KEPT else []
             left = torch.addcmul(image, beta[..., None], left, value=-1)  # M v_(j+1) - beta_j u_j
             del image
-    return (
+    return _Bidiagonal(
         torch.stack(basis, -2),
-        torch.stack(images, -2) if keep else None,
+        torch.stack(images, -2) if size <= _KEPT else None,
         torch.stack(diagonal, -1),
         torch.stack(above, -1),
+        met if met[0][0] else [],
     )
+
+
+_Product = Callable[[Tensor], tuple[Tensor, list[Tensor]]]
+
+
+def _products(jacobian: ScaledJacobian, keeps: bool) -> tuple[_Product, _Product]:
+    """Products with ``M`` and its transpose, and what they meet on the way if that is kept."""
+    if keeps and jacobian.keeps:
+        return jacobian.kept_product, jacobian.kept_adjoint
+    return lambda x: (jacobian.product(x), []), lambda y: (jacobian.adjoint(y), [])
 
 
 def _orthogonal(vector: Tensor, others: list[Tensor]) -> Tensor:

@@ -30,6 +30,9 @@ class Linearisation(ABC):
     #: ``log |det J|`` of a square Jacobian, shape ``(...)``, where the pass has told it
     log_abs_det: Tensor | None = None
 
+    #: whether products can be kept for :meth:`pairing`
+    keeps: bool = False
+
     def __init__(self, value: Tensor, input_dim: int) -> None:
         self.value = value
         self.input_dim = input_dim
@@ -61,6 +64,37 @@ class Linearisation(ABC):
         :param torch.Tensor u: cotangents, shape ``(P, ..., m)``.
         :returns: ``J' u``, shape ``(P, ..., d)``.
         """
+
+    def kept_jvp(self, v: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """
+        :meth:`jvp`, and what it met on the way.
+
+        :param torch.Tensor v: directions, shape ``(P, ..., d)``.
+        :returns: the products, and matrices ``(P, ..., a, b)`` of any sizes, all linear in ``v``.
+        """
+        raise NotImplementedError
+
+    def kept_vjp(self, u: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """
+        :meth:`vjp`, and what it met on the way.
+
+        :param torch.Tensor u: cotangents, shape ``(P, ..., m)``.
+        :returns: the products, and matrices ``(P, ..., a, b)`` of any sizes, all linear in ``u``.
+        """
+        raise NotImplementedError
+
+    def pairing(self, u: Tensor, tangents: list[Tensor], cotangents: list[Tensor]) -> Tensor:
+        """
+        A number whose gradient in the generator's parameters is that of ``u' J v``.
+
+        It is so with ``u`` and ``v`` held fixed; the value itself means nothing.
+
+        :param torch.Tensor u: cotangents, shape ``(P, ..., m)``.
+        :param tangents: what :meth:`kept_jvp` kept of ``v``, or a combination of such.
+        :param cotangents: what :meth:`kept_vjp` kept of ``u``, or a combination of such.
+        :returns: summed over ``P``, shape ``(...)``.
+        """
+        raise NotImplementedError
 
     def unsqueezed(self) -> Linearisation:
         """
@@ -101,6 +135,26 @@ class _Unsqueezed(Linearisation):
     def vjp(self, u: Tensor) -> Tensor:
         """See :meth:`Linearisation.vjp`."""
         return self._one.vjp(u.squeeze(1)).unsqueeze(1)
+
+    @property
+    def keeps(self) -> bool:  # type: ignore[override]
+        """See :attr:`Linearisation.keeps`."""
+        return self._one.keeps
+
+    def kept_jvp(self, v: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """See :meth:`Linearisation.kept_jvp`."""
+        product, kept = self._one.kept_jvp(v.squeeze(1))
+        return product.unsqueeze(1), [one.unsqueeze(1) for one in kept]
+
+    def kept_vjp(self, u: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """See :meth:`Linearisation.kept_vjp`."""
+        product, kept = self._one.kept_vjp(u.squeeze(1))
+        return product.unsqueeze(1), [one.unsqueeze(1) for one in kept]
+
+    def pairing(self, u: Tensor, tangents: list[Tensor], cotangents: list[Tensor]) -> Tensor:
+        """See :meth:`Linearisation.pairing`."""
+        met = [[one.squeeze(1) for one in kept] for kept in (tangents, cotangents)]
+        return self._one.pairing(u.squeeze(1), *met).unsqueeze(0)
 
 
 class DenseLinearisation(Linearisation):
