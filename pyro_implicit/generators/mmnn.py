@@ -132,8 +132,6 @@ def _example_noise(shape: Shape) -> Tensor:
 class _MatMulLinearisation(Linearisation):
     """Shared trunk (possibly none) and branches, each cut to the latents that it serves."""
 
-    keeps = True
-
     def __init__(
         self,
         value: Tensor,

@@ -296,7 +296,7 @@ def _bidiagonalise(jacobian: ScaledJacobian, probes: Tensor, num_steps: int) -> 
     right, beta = _normalise(probes, largest)
     basis, diagonal, above = [right], [], []
     size = num_steps * probes.shape[:-1].numel() * jacobian.other_size
-    product, adjoint = _products(jacobian, keeps=size <= _TRACED)
+    product, adjoint = _products(jacobian, keeps=size <= min(_TRACED, _KEPT))
     (left, tangents), met = product(right), []
     images = [left]
     for step in range(num_steps):

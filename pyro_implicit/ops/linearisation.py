@@ -30,9 +30,6 @@ class Linearisation(ABC):
     #: ``log |det J|`` of a square Jacobian, shape ``(...)``, where the pass has told it
     log_abs_det: Tensor | None = None
 
-    #: whether products can be kept for :meth:`pairing`
-    keeps: bool = False
-
     def __init__(self, value: Tensor, input_dim: int) -> None:
         self.value = value
         self.input_dim = input_dim
@@ -67,21 +64,21 @@ class Linearisation(ABC):
 
     def kept_jvp(self, v: Tensor) -> tuple[Tensor, list[Tensor]]:
         """
-        :meth:`jvp`, and what it met on the way.
+        :meth:`jvp`, and what it met on the way that :meth:`pairing` can use.
 
         :param torch.Tensor v: directions, shape ``(P, ..., d)``.
         :returns: the products, and matrices ``(P, ..., a, b)`` of any sizes, all linear in ``v``.
         """
-        raise NotImplementedError
+        return self.jvp(v), [v[..., None]]
 
     def kept_vjp(self, u: Tensor) -> tuple[Tensor, list[Tensor]]:
         """
-        :meth:`vjp`, and what it met on the way.
+        :meth:`vjp`, and what it met on the way that :meth:`pairing` can use.
 
         :param torch.Tensor u: cotangents, shape ``(P, ..., m)``.
         :returns: the products, and matrices ``(P, ..., a, b)`` of any sizes, all linear in ``u``.
         """
-        raise NotImplementedError
+        return self.vjp(u), []
 
     def pairing(self, u: Tensor, tangents: list[Tensor], cotangents: list[Tensor]) -> Tensor:
         """
@@ -94,7 +91,7 @@ class Linearisation(ABC):
         :param cotangents: what :meth:`kept_vjp` kept of ``u``, or a combination of such.
         :returns: summed over ``P``, shape ``(...)``.
         """
-        raise NotImplementedError
+        return (u * self.jvp(tangents[0][..., 0])).sum(-1).sum(0)
 
     def unsqueezed(self) -> Linearisation:
         """
@@ -135,11 +132,6 @@ class _Unsqueezed(Linearisation):
     def vjp(self, u: Tensor) -> Tensor:
         """See :meth:`Linearisation.vjp`."""
         return self._one.vjp(u.squeeze(1)).unsqueeze(1)
-
-    @property
-    def keeps(self) -> bool:  # type: ignore[override]
-        """See :attr:`Linearisation.keeps`."""
-        return self._one.keeps
 
     def kept_jvp(self, v: Tensor) -> tuple[Tensor, list[Tensor]]:
         """See :meth:`Linearisation.kept_jvp`."""

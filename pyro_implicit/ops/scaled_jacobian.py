@@ -92,9 +92,8 @@ class ScaledJacobian:
 
     @property
     def keeps(self) -> bool:
-        """Whether products can be kept for :meth:`pairing`."""
-        alike = self._product_dtype == self.dtype and not self._transposed
-        return alike and self._linearisation.keeps
+        """Whether what products meet can be kept for :meth:`pairing`."""
+        return self._product_dtype == self.dtype and not self._transposed
 
     def kept_product(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """
