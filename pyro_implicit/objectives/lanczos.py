@@ -34,10 +34,10 @@ from pyro_implicit.ops.lanczos import (
 )
 from pyro_implicit.ops.scaled_jacobian import ScaledJacobian
 
-__all__ = ["LanczosELBO", "LanczosReport"]
+__all__ = ["WATCHED", "LanczosELBO", "LanczosReport"]
 
 #: noise dimensions up to which a look at the whole Jacobian costs nothing beside the steps
-_WATCHED = 512
+WATCHED = 512
 
 RULES = ("gauss", "radau", "average")
 
@@ -200,7 +200,7 @@ class LanczosELBO(ImplicitELBO):
             site.
         """
         rest = rest_of_entropy(site)
-        if site.distribution.generator.noise_dim <= _WATCHED:
+        if site.distribution.generator.noise_dim <= WATCHED:
             self._watch(self.training_step, site, self.watch_folds, self.vectorised)
         weight = self._weight(site)
         if weight == 0:

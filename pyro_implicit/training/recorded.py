@@ -35,7 +35,7 @@ from pyro_implicit._random import (
 )
 from pyro_implicit.exceptions import ArgumentError, PerformanceHint
 from pyro_implicit.handlers.unvalidated import Unvalidated
-from pyro_implicit.objectives.lanczos import LanczosELBO
+from pyro_implicit.objectives.lanczos import WATCHED, LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
 from pyro_implicit.ops.noticed_operation import NUMBER_READ, NoticedOperation
 from pyro_implicit.ops.recording import lighten, trace_operations
@@ -66,9 +66,19 @@ def why_not_recorded(objective: Any, guide: Any) -> str:
         return "its draws are made one after the other (vectorize_particles=False)"
     if getattr(objective, "entropy_every", 1) != 1:
         return f"its entropy is evaluated in every {objective.entropy_every}th step only"
-    if objective.watch_folds and not getattr(guide, "never_folds", False):
+    if _watches(objective, guide):
         return "it watches the generator for folds (watch_folds=0 leaves that out)"
     return ""
+
+
+def _watches(objective: Any, guide: Any) -> bool:
+    """Whether an objective looks for folds of a guide; a Lanczos objective of few noises alone."""
+    if not objective.watch_folds or getattr(guide, "never_folds", False):
+        return False
+    if not isinstance(objective, LanczosELBO):
+        return True
+    samplers = getattr(guide, "samplers", None)
+    return samplers is None or any(one.generator.noise_dim <= WATCHED for one in samplers)
 
 
 @dataclass
