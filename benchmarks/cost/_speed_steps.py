@@ -5,26 +5,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pyro
 import torch
-from pyro import poutine
 from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from torch import Tensor
 
 from benchmarks.common import fixed_seed
 from benchmarks.cost._speed_models import TARGETS, Target
+from benchmarks.cost._speed_recorded import recorded_step
 from benchmarks.cost._speed_timing import Job, Row, Settings, medians, rows_of
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO
-from pyro_implicit.training import RecordedObjective
-from pyro_implicit.training.fitting.norm_clipped_adam import NormClippedAdam
 
 __all__ = ["floor_loss", "steps"]
 
 RATE = 1e-3
-WARM_UP = 8  # steps after which an objective is recorded and has been compared
 FLOOR, NORMAL = "floor, by hand", "AutoNormal"
 EAGER, RECORDED = "implicit, eager", "implicit, recorded"
 BASES: dict[str, tuple[str, float | None]] = {
@@ -42,18 +40,22 @@ def steps(settings: Settings, rounds: int, seed: int) -> Iterator[Row]:
             target, num_draws = TARGETS[name](), settings["num_draws"]
             guide = HyperNetworkGuide(target.model, init_from=settings["init_from"])
             guide.setup(*target.args)
-            recorded, tries = _recorded(target, guide, num_draws, settings["tries"])
+            recorded, note = recorded_step(
+                partial(_objective, num_draws),
+                target.model,
+                guide,
+                target.args,
+                RATE,
+                settings["tries"],
+            )
             jobs = {
                 FLOOR: floor_step(target, guide, num_draws),
                 NORMAL: _pyro_step(target, AutoNormal, num_draws),
                 "AutoMultivariateNormal": _pyro_step(target, AutoMultivariateNormal, num_draws),
                 EAGER: _svi_step(target, guide, _objective(num_draws)),
-                RECORDED: _fit_step(target, guide, recorded),
+                RECORDED: recorded,
             }
             ms = medians(jobs, rounds, settings["warm_up"])
-        note = f"recorded at trial {tries}" if tries > 1 else ""
-        if not recorded.is_recorded:
-            note = f"not recorded: {recorded.reason}"
         yield from rows_of(f"step, {name}", ms, BASES, {RECORDED: note})
 
 
@@ -88,26 +90,6 @@ def floor_step(target: Target, guide: HyperNetworkGuide, num_draws: int) -> Job:
     return step
 
 
-def _recorded(
-    target: Target, guide: Any, num_draws: int, tries: int
-) -> tuple[RecordedObjective, int]:
-    """
-    An objective whose steps are recorded, and the number of trials.
-
-    It gives up where three steps of the graph were not faster by the clock, which other jobs of the
-    machine can bring about.
-    """
-    num_tried = 0
-    while True:
-        num_tried += 1
-        recorded = RecordedObjective(_objective(num_draws), hints=False)
-        step = _fit_step(target, guide, recorded)
-        for _ in range(WARM_UP):
-            step()
-        if recorded.is_recorded or num_tried == tries:
-            return recorded, num_tried
-
-
 def _objective(num_draws: int) -> LinearisedELBO:
     return LinearisedELBO(num_draws, vectorize_particles=True, max_plate_nesting=1)
 
@@ -120,17 +102,3 @@ def _pyro_step(target: Target, make_guide: Callable[[Any], Any], num_draws: int)
 def _svi_step(target: Target, guide: Any, objective: Any) -> Job:
     svi = SVI(target.model, guide, pyro.optim.Adam({"lr": RATE}), objective)
     return lambda: svi.step(*target.args)
-
-
-def _fit_step(target: Target, guide: Any, objective: Any) -> Job:
-    """A step as ``fit`` takes it."""
-    adam = NormClippedAdam()
-
-    def step() -> None:
-        with poutine.trace(param_only=True) as capture:
-            objective.loss_and_grads(target.model, guide, *target.args)
-        nodes = capture.trace.nodes
-        params = {k: nodes[k]["value"].unconstrained() for k in capture.trace.param_nodes}
-        adam.step(params, RATE)
-
-    return step
