@@ -44,7 +44,7 @@ __all__ = [
 #: kinds of probes, see :func:`draw_probes`
 PROBES = ("orthogonal", "rademacher")
 _KEPT = 2**22  # entries of all products with M up to which they are kept (LeNet: 220 000 a draw)
-_TRACED = 2**20  # and up to which what they met on the way is kept too: four times as many
+_TRACED = 2**18  # and up to which what they met on the way is kept too: four times as many
 
 
 @dataclass(frozen=True)
