@@ -314,7 +314,7 @@ def test_objectives_whose_steps_differ_are_told_apart() -> None:
     products = LanczosELBO(2, vectorize_particles=True)  # it looks at few noises alone
     assert "folds" in why_not_recorded(products, folding)
     assert "folds" in why_not_recorded(products, lambda: None)
-    many = bare(simple, generator=lambda m: MLPGenerator(m, WATCHED + 1))
+    many = bare(simple, generator=lambda m: MLPGenerator(WATCHED + 1, m))
     many(DATA)
     assert why_not_recorded(products, many) == ""
     assert "folds" in why_not_recorded(linearised(), many)
