@@ -54,8 +54,9 @@ class GradientPairs:
 
     :param torch.Tensor left: shape ``(P, T, ..., max(d, m))``.
     :param torch.Tensor right: shape ``(P, T, ..., n)``.
-    :param tuple kept: products of ``right`` with ``M``, and what products with ``right`` and of
-        ``left`` met on the way, each with ``P T`` in front; None if that was not kept.
+    :param tuple kept: products of ``right`` with ``M``, shape ``(P T, ..., max(d, m))``, and what
+        the products of ``right`` and of ``left`` met on the way, matrices of shapes ``(P T, ..., a,
+        b)``; None if that was not kept.
     """
 
     left: Tensor

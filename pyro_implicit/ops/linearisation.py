@@ -87,8 +87,10 @@ class Linearisation(ABC):
         It is so with ``u`` and ``v`` held fixed; the value itself means nothing.
 
         :param torch.Tensor u: cotangents, shape ``(P, ..., m)``.
-        :param tangents: what :meth:`kept_jvp` kept of ``v``, or a combination of such.
-        :param cotangents: what :meth:`kept_vjp` kept of ``u``, or a combination of such.
+        :param tangents: what :meth:`kept_jvp` kept of ``v``, or a combination of such: matrices of
+            shapes ``(P, ..., a, b)``.
+        :param cotangents: what :meth:`kept_vjp` kept of ``u``, or a combination of such: matrices
+            of shapes ``(P, ..., a, b)``.
         :returns: summed over ``P``, shape ``(...)``.
         """
         return (u * self.jvp(tangents[0][..., 0])).sum(-1).sum(0)

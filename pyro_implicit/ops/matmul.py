@@ -128,7 +128,8 @@ def kept_tangent(layers: Sequence[SlopedLayer], dx: Tensor) -> tuple[Tensor, lis
 
     :param layers: from :func:`chain_forward`.
     :param torch.Tensor dx: shape ``(P, ..., a, b)``.
-    :returns: the product, and for each layer ``s dX V``, and ``s U dX V`` unless it is linear.
+    :returns: the product, shape ``(P, ..., a', b')``, and for each layer ``s dX V``, and ``s U dX
+        V`` unless it is linear.
     """
     kept = []
     for layer in layers:
@@ -147,8 +148,9 @@ def kept_cotangent(layers: Sequence[SlopedLayer], dy: Tensor) -> tuple[Tensor, l
 
     :param layers: from :func:`chain_forward`.
     :param torch.Tensor dy: shape ``(P, ..., a', b')``.
-    :returns: the product, and for each layer, from the last one, ``U'`` times the cotangent of what
-        its activation sees, and the cotangent of its input unless it is the first one.
+    :returns: the product, shape ``(P, ..., a, b)``, and for each layer, from the last one, ``U'``
+        times the cotangent of what its activation sees, and the cotangent of its input unless it is
+        the first one.
     """
     kept = []
     for index, layer in reversed(list(enumerate(layers))):
@@ -175,8 +177,10 @@ def chain_pairing(
     :param layers: from :func:`chain_forward`.
     :param torch.Tensor dx: shape ``(P, ..., a, b)``.
     :param torch.Tensor dy: shape ``(P, ..., a', b')``.
-    :param tangents: what :func:`kept_tangent` kept of ``dx``.
-    :param cotangents: what :func:`kept_cotangent` kept of ``dy``.
+    :param tangents: what :func:`kept_tangent` kept of ``dx``, shapes ``(P, ..., a, b')`` and ``(P,
+        ..., a', b')`` in turns.
+    :param cotangents: what :func:`kept_cotangent` kept of ``dy``, shapes ``(P, ..., a, b')`` and
+        ``(P, ..., a, b)`` in turns.
     :returns: the number, summed over ``P``, shape ``(...)``; 0.0 without layers.
     """
     total: Tensor | float = 0.0

@@ -100,7 +100,8 @@ class ScaledJacobian:
         :meth:`product`, and what it met on the way.
 
         :param torch.Tensor x: shape ``(P, ..., n)``.
-        :returns: ``M x``, and matrices ``(P, ..., a, b)`` of any sizes, all linear in ``x``.
+        :returns: ``M x``, shape ``(P, ..., max(d, m))``, and matrices ``(P, ..., a, b)`` of any
+            sizes, all linear in ``x``.
         """
         out, kept = self._linearisation.kept_jvp(x)
         return out if self._scale is None else out / self._scale.to(self.dtype), kept
@@ -110,7 +111,8 @@ class ScaledJacobian:
         :meth:`adjoint`, and what it met on the way.
 
         :param torch.Tensor y: shape ``(P, ..., max(d, m))``.
-        :returns: ``M' y``, and matrices ``(P, ..., a, b)`` of any sizes, all linear in ``y``.
+        :returns: ``M' y``, shape ``(P, ..., n)``, and matrices ``(P, ..., a, b)`` of any sizes, all
+            linear in ``y``.
         """
         if self._scale is not None:
             y = y / self._scale.to(self.dtype)
@@ -123,9 +125,11 @@ class ScaledJacobian:
         A number whose gradient is that of ``left' M right``, both held fixed.
 
         :param torch.Tensor left: shape ``(P, ..., max(d, m))``, without gradients.
-        :param torch.Tensor product: ``M right``, likewise.
-        :param tangents: what :meth:`kept_product` kept of ``right``, or a combination of such.
-        :param cotangents: what :meth:`kept_adjoint` kept of ``left``, or a combination of such.
+        :param torch.Tensor product: ``M right``, of the same shape, without gradients.
+        :param tangents: what :meth:`kept_product` kept of ``right``, or a combination of such:
+            matrices of shapes ``(P, ..., a, b)``.
+        :param cotangents: what :meth:`kept_adjoint` kept of ``left``, or a combination of such:
+            matrices of shapes ``(P, ..., a, b)``.
         :returns: summed over ``P``, shape ``(...)``; its value means nothing.
         """
         if self._scale is None:
