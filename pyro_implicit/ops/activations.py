@@ -29,7 +29,7 @@ def _elu_with_slope(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     Both from one exponential.
 
-    ``F.elu`` calls ``expm1``, which takes nine times as long on a CPU, and once more for its
+    ``F.elu`` calls ``expm1``, which takes several times as long on a CPU, and once more for its
     gradient. What is lost is a rounding error of 1 where the value is near 0.
     """
     if not _exponentiates_fast(x):
