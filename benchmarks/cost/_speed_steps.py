@@ -5,27 +5,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-import pyro
 import torch
-from pyro import poutine
-from pyro.infer import SVI, Trace_ELBO
+from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from torch import Tensor
 
 from benchmarks.common import fixed_seed
 from benchmarks.cost._speed_bare import bare_step
 from benchmarks.cost._speed_models import TARGETS, Target
+from benchmarks.cost._speed_recorded import fit_step, recorded_step, svi_step
 from benchmarks.cost._speed_timing import Job, Row, Settings, medians, rows_of
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO
-from pyro_implicit.training import RecordedObjective
-from pyro_implicit.training.fitting.norm_clipped_adam import NormClippedAdam
 
 __all__ = ["floor_loss", "steps"]
 
 RATE = 1e-3
-WARM_UP = 8  # steps after which an objective is recorded and has been compared
 FLOOR, NORMAL = "floor, by hand", "AutoNormal"
 EAGER, RECORDED = "implicit, eager", "implicit, recorded"
 RECORDED_SVI = "implicit, recorded, in SVI"
@@ -48,15 +45,23 @@ def steps(settings: Settings, rounds: int, seed: int) -> Iterator[Row]:
             guide = HyperNetworkGuide(target.model, init_from=settings["init_from"])
             guide.setup(*target.args)
             made = {
-                method: _recorded(target, guide, step, num_draws, settings["tries"])
-                for method, step in ((RECORDED, _fit_step), (RECORDED_SVI, _svi_step))
+                method: recorded_step(
+                    partial(_objective, num_draws),
+                    target.model,
+                    guide,
+                    target.args,
+                    RATE,
+                    settings["tries"],
+                    step_of=step_of,
+                )
+                for method, step_of in ((RECORDED, fit_step), (RECORDED_SVI, svi_step))
             }
             jobs = {
                 FLOOR: floor_step(target, guide, num_draws),
                 NORMAL: _pyro_step(target, AutoNormal, num_draws),
                 "AutoMultivariateNormal": _pyro_step(target, AutoMultivariateNormal, num_draws),
                 BARE: bare_step(target, guide, num_draws, RATE),
-                EAGER: _svi_step(target, guide, _objective(num_draws)),
+                EAGER: svi_step(_objective(num_draws), target.model, guide, target.args, RATE),
                 **{method: job for method, (job, _) in made.items()},
             }
             ms = medians(jobs, rounds, settings["warm_up"])
@@ -95,55 +100,10 @@ def floor_step(target: Target, guide: HyperNetworkGuide, num_draws: int) -> Job:
     return step
 
 
-def _recorded(
-    target: Target,
-    guide: Any,
-    step_of: Callable[[Target, Any, Any], Job],
-    num_draws: int,
-    tries: int,
-) -> tuple[Job, str]:
-    """
-    A step with an objective whose steps are recorded, and what is to be told of that.
-
-    It gives up where three steps of the graph were not faster by the clock, which other jobs of the
-    machine can bring about.
-    """
-    num_tried = 0
-    while True:
-        num_tried += 1
-        recorded = RecordedObjective(_objective(num_draws), hints=False)
-        step = step_of(target, guide, recorded)
-        for _ in range(WARM_UP):
-            step()
-        if recorded.is_recorded:
-            return step, f"recorded at trial {num_tried}" if num_tried > 1 else ""
-        if num_tried == tries:
-            return step, f"not recorded: {recorded.reason}"
-
-
 def _objective(num_draws: int) -> LinearisedELBO:
     return LinearisedELBO(num_draws, vectorize_particles=True, max_plate_nesting=1)
 
 
 def _pyro_step(target: Target, make_guide: Callable[[Any], Any], num_draws: int) -> Job:
     objective = Trace_ELBO(num_draws, vectorize_particles=True, max_plate_nesting=1)
-    return _svi_step(target, make_guide(target.model), objective)
-
-
-def _svi_step(target: Target, guide: Any, objective: Any) -> Job:
-    svi = SVI(target.model, guide, pyro.optim.Adam({"lr": RATE}), objective)
-    return lambda: svi.step(*target.args)
-
-
-def _fit_step(target: Target, guide: Any, objective: Any) -> Job:
-    """A step as ``fit`` takes it."""
-    adam = NormClippedAdam()
-
-    def step() -> None:
-        with poutine.trace(param_only=True) as capture:
-            objective.loss_and_grads(target.model, guide, *target.args)
-        nodes = capture.trace.nodes
-        params = {k: nodes[k]["value"].unconstrained() for k in capture.trace.param_nodes}
-        adam.step(params, RATE)
-
-    return step
+    return svi_step(objective, target.model, make_guide(target.model), target.args, RATE)

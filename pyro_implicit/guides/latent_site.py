@@ -170,10 +170,10 @@ class LatentSite:
         :returns: unconstrained values, shape ``(*batch, *event)``: the batch broadcast with the
             site's plates, and the last ``unconstrained_event_dim`` of ``unconstrained_shape``.
         """
-        batch = flat.shape[:-1]
-        shape = torch.broadcast_shapes(
-            self.unconstrained_shape, batch + (1,) * self.unconstrained_event_dim
-        )
+        batch, own = flat.shape[:-1], self.unconstrained_shape
+        if len(own) == self.unconstrained_event_dim:  # in no plate; broadcasting takes its time
+            return flat.reshape(batch + own)
+        shape = torch.broadcast_shapes(own, batch + (1,) * self.unconstrained_event_dim)
         return flat.reshape(shape)
 
     def value(self, unconstrained: Tensor) -> Tensor:

@@ -34,10 +34,10 @@ from pyro_implicit.ops.lanczos import (
 )
 from pyro_implicit.ops.scaled_jacobian import ScaledJacobian
 
-__all__ = ["LanczosELBO", "LanczosReport"]
+__all__ = ["WATCHED", "LanczosELBO", "LanczosReport"]
 
 #: noise dimensions up to which a look at the whole Jacobian costs nothing beside the steps
-_WATCHED = 512
+WATCHED = 512
 
 RULES = ("gauss", "radau", "average")
 
@@ -93,10 +93,11 @@ class LanczosELBO(ImplicitELBO):
     had 0.32, the singular-value bound 0.14.
 
     *Cost:* ``num_steps`` products with the Jacobian and as many with its transpose, for each probe
-    of each draw, and one differentiable product of two vectors. A step for LeNet (44 426 latents,
-    batch 256, two draws, one CPU thread) took 4.2 MAP steps, with the entropy of one of the two
-    draws 3.5, with ``entropy_every=4`` 3.3, and without entropy 2.8 (``python -m benchmarks run
-    step_cost``, generator B).
+    of each draw, and the gradient of a product of two vectors, of a matrix generator by one matrix
+    product for each of its factors where what the other products met fits into memory. A step for
+    LeNet (44 426 latents, batch 256, two draws, one CPU thread) took 4.2 MAP steps, with the
+    entropy of one of the two draws 3.5, with ``entropy_every=4`` 3.3, and without entropy 2.8
+    (``python -m benchmarks run step_cost``, generator B; before that gradient).
 
     *Precision:* float32 is enough down to ``sigma = 1e-4`` times the largest singular value: errors
     below 0.01 nats, and of the gradient (``n`` probes, ``n`` steps) below a part in 10 000, also
@@ -200,7 +201,7 @@ class LanczosELBO(ImplicitELBO):
             site.
         """
         rest = rest_of_entropy(site)
-        if site.distribution.generator.noise_dim <= _WATCHED:
+        if site.distribution.generator.noise_dim <= WATCHED:
             self._watch(self.training_step, site, self.watch_folds, self.vectorised)
         weight = self._weight(site)
         if weight == 0:

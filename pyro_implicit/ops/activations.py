@@ -12,10 +12,41 @@ from torch import Tensor
 from pyro_implicit._checks import shown
 from pyro_implicit.exceptions import ArgumentError
 
-__all__ = ["ACTIVATIONS", "Activation", "get_activation", "largest_slope"]
+__all__ = ["ACTIVATIONS", "Activation", "get_activation", "largest_slope", "value_and_slope"]
 
 #: a function and its slope
 Activation = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
+
+#: entries from which exponentials on a CPU are dearer than a few more operations
+_MANY = 4096
+
+
+def _elu(x: Tensor) -> Tensor:
+    return _elu_with_slope(x)[0] if _exponentiates_fast(x) else F.elu(x)
+
+
+def _elu_with_slope(x: Tensor) -> tuple[Tensor, Tensor]:
+    """
+    Both from one exponential.
+
+    ``F.elu`` calls ``expm1``, which takes several times as long on a CPU, and once more for its
+    gradient. What is lost is a rounding error of 1 where the value is near 0.
+    """
+    if not _exponentiates_fast(x):
+        return F.elu(x), _elu_slope(x)
+    positive = F.relu(x)
+    slope = torch.exp(x - positive)
+    return positive + (slope - 1), slope
+
+
+def _exponentiates_fast(x: Tensor) -> bool:
+    """Whether ``exp`` is worth a subtraction: not for few numbers, and not in half precision."""
+    return x.device.type == "cpu" and x.dtype.itemsize >= 4 and x.numel() >= _MANY
+
+
+def _tanh_with_slope(x: Tensor) -> tuple[Tensor, Tensor]:
+    value = torch.tanh(x)
+    return value, 1 - value**2
 
 
 def _tanh_slope(x: Tensor) -> Tensor:
@@ -46,7 +77,7 @@ def _gelu_slope(x: Tensor) -> Tensor:
 
 #: name -> (function, slope); the slope is written out because autograd would need a second pass.
 ACTIVATIONS: dict[str, Activation] = {
-    "elu": (F.elu, _elu_slope),
+    "elu": (_elu, _elu_slope),
     "gelu": (F.gelu, _gelu_slope),
     "identity": (lambda x: x, torch.ones_like),
     "leaky_relu": (F.leaky_relu, _leaky_relu_slope),
@@ -56,6 +87,22 @@ ACTIVATIONS: dict[str, Activation] = {
     "softplus": (F.softplus, torch.sigmoid),
     "tanh": (torch.tanh, _tanh_slope),
 }
+
+#: function -> it and its slope, where they share their work
+_TOGETHER = {_elu: _elu_with_slope, torch.tanh: _tanh_with_slope}
+
+
+def value_and_slope(activation: Activation, x: Tensor) -> tuple[Tensor, Tensor]:
+    """
+    Evaluates an activation and its slope, with what they share computed once.
+
+    :param activation: one of :data:`ACTIVATIONS`.
+    :param torch.Tensor x: any shape.
+    :returns: both, of the shape of ``x``.
+    """
+    function, derivative = activation
+    together = _TOGETHER.get(function)
+    return (function(x), derivative(x)) if together is None else together(x)
 
 
 def get_activation(name: str) -> Activation:

@@ -22,6 +22,7 @@ References
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +44,7 @@ __all__ = [
 #: kinds of probes, see :func:`draw_probes`
 PROBES = ("orthogonal", "rademacher")
 _KEPT = 2**22  # entries of all products with M up to which they are kept (LeNet: 220 000 a draw)
+_TRACED = 2**18  # and up to which what they met on the way is kept too: four times as many
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,34 @@ class GradientPairs:
 
     :param torch.Tensor left: shape ``(P, T, ..., max(d, m))``.
     :param torch.Tensor right: shape ``(P, T, ..., n)``.
+    :param tuple kept: products of ``right`` with ``M``, shape ``(P T, ..., max(d, m))``, and what
+        the products of ``right`` and of ``left`` met on the way, matrices of shapes ``(P T, ..., a,
+        b)``; None if that was not kept.
     """
 
     left: Tensor
     right: Tensor
+    kept: tuple[Tensor, list[Tensor], list[Tensor]] | None = None
+
+
+@dataclass(frozen=True)
+class _Bidiagonal:
+    """
+    What Golub and Kahan's process leaves.
+
+    :param torch.Tensor basis: right vectors, shape ``(P, ..., k, n)``.
+    :param torch.Tensor images: their products with ``M``, or None if they were not kept.
+    :param torch.Tensor diagonal: shape ``(P, ..., k)``.
+    :param torch.Tensor above: entries above it, shape ``(P, ..., k)``.
+    :param met: what the products with right and of left vectors met on the way, by step; empty if
+        that was not kept.
+    """
+
+    basis: Tensor
+    images: Tensor | None
+    diagonal: Tensor
+    above: Tensor
+    met: list[tuple[list[Tensor], list[Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -138,29 +164,23 @@ def lanczos_quadrature(
 
 
 def _quadrature(jacobian: ScaledJacobian, probes: Tensor, num_steps: int) -> LanczosQuadrature:
-    basis, images, diagonal, above = _bidiagonalise(jacobian, probes, num_steps)
+    found = _bidiagonalise(jacobian, probes, num_steps)
     square = upcast(probes).square().sum(-1)
     # Gauss: B'B without its last beta; Gauss-Radau: with it, a node at the floor:
     # theory/linearised.md (gauss-rule, radau-rule)
-    gauss_nodes = torch.cat([above[..., :-1], torch.zeros_like(above[..., -1:])], -1)
-    values, vectors = _eigen(diagonal, torch.stack([gauss_nodes, above]), jacobian.floor)
+    values, vectors = _eigen(found.diagonal, found.above, jacobian.floor)
     weights = vectors[..., 0, :]  # first entries of the eigenvectors
     gauss, radau = square * (weights.square() * values.log()).sum(-1)
     if jacobian.floor == 0:
         radau = torch.full_like(radau, -torch.inf)
     # |v| Y' e_1, for functions of A at the probe: theory/linearised.md (lanczos-functions)
     start = square.sqrt()[..., None] * weights[0]
-    pairs = _pairs(jacobian, basis, images, start, values[0], vectors[0])
+    pairs = _pairs(jacobian, found, start, values[0], vectors[0])
     return LanczosQuadrature(gauss, radau, pairs)
 
 
 def _pairs(
-    jacobian: ScaledJacobian,
-    basis: Tensor,
-    images: Tensor | None,
-    start: Tensor,
-    values: Tensor,
-    vectors: Tensor,
+    jacobian: ScaledJacobian, found: _Bidiagonal, start: Tensor, values: Tensor, vectors: Tensor
 ) -> GradientPairs:
     """
     Applies functions of ``A`` to the probes by the Ritz pairs of the Gauss rule.
@@ -170,33 +190,58 @@ def _pairs(
     Singular values that are zero but for rounding count as zero: what they would add to the
     gradient, ``rounding / sigma^2``, is noise.
 
-    :param torch.Tensor basis: ``(k, P, ..., n)``, and ``images`` under ``M`` if they were kept.
     :param torch.Tensor start: the probes in terms of the ``vectors``, shape ``(P, ..., k + 1)``.
     """
     squares = values - jacobian.floor
     rounding = max((16 * torch.finfo(jacobian.dtype).eps) ** 2, 16 * torch.finfo(values.dtype).eps)
     is_null = squares <= rounding * squares.amax(-1, keepdim=True)
+    basis, images = found.basis, found.images
 
-    def applied(function: Tensor, to: Tensor) -> Tensor:
-        # V f(B'B) e_1, and M V f(B'B) e_1: theory/linearised.md (lanczos-functions)
-        coefficients = (vectors @ (function * start)[..., None])[..., : len(to), 0]
-        return torch.einsum("k...n,...k->...n", to, coefficients.to(to.dtype))
+    def coefficients(*functions: Tensor) -> Tensor:
+        # of V f(B'B) e_1 in the basis: theory/linearised.md (lanczos-functions)
+        weights = torch.stack(functions, -2) * start[..., None, :]
+        return (weights @ vectors.mT)[..., : basis.shape[-2]].to(basis.dtype)
 
     def at_range(function: Tensor) -> Tensor:
         return torch.where(is_null, torch.zeros_like(function), function)
 
-    def image(function: Tensor) -> Tensor:
-        if images is not None:
-            return applied(function, images)
-        return jacobian.product(applied(function, basis))
-
     # M A^(-1/2) v with A^(-1/2) Pi v, Pi = I - floor / A: theory/linearised.md (lanczos-gradient)
-    left = [image(at_range(values.rsqrt()))]
-    right = [applied(at_range(squares * values**-1.5), basis)]
+    left = [at_range(values.rsqrt())]
+    right = [at_range(squares * values**-1.5)]
     if jacobian.floor:  # and M A^(-1) v with A^(-1) v
-        left.append(image(at_range(1 / values)))
-        right.append(applied(1 / values, basis))
-    return GradientPairs(torch.stack(left, 1), torch.stack(right, 1))
+        left.append(at_range(1 / values))
+        right.append(1 / values)
+    of_left, of_right = coefficients(*left), coefficients(*right)
+    rights = (of_right @ basis).movedim(-2, 1)
+    if images is None:  # one after the other, in less memory
+        products = [jacobian.product(part) for part in (of_left @ basis).unbind(-2)]
+        return GradientPairs(torch.stack(products, 1), rights)
+    kept = _kept_pairs(found, of_left, of_right) if found.met else None
+    # M V f(B'B) e_1: the same equation
+    return GradientPairs((of_left @ images).movedim(-2, 1), rights, kept)
+
+
+def _kept_pairs(
+    found: _Bidiagonal, of_left: Tensor, of_right: Tensor
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """What products met on the way, of combinations ``(P, ..., T, k)`` of the right vectors."""
+    tangents, cotangents = zip(*found.met, strict=True)
+    # M v_j = alpha_j u_j + beta_(j-1) u_(j-1): theory/linearised.md (lanczos-recurrence)
+    later = torch.cat([of_left[..., 1:], torch.zeros_like(of_left[..., :1])], -1)
+    of_units = of_left * found.diagonal[..., None, :] + later * found.above[..., None, :]
+    assert found.images is not None  # there are fewer of those that are kept with what they met
+    product = (of_right @ found.images).movedim(-2, 1).flatten(0, 1)
+    return product, _combined(of_right, tangents), _combined(of_units, cotangents)
+
+
+def _combined(weights: Tensor, steps: Sequence[list[Tensor]]) -> list[Tensor]:
+    """Sums over steps of matrices ``(P, ..., a, b)``, ``T`` for each: ``(P T, ..., a, b)``."""
+    sums = []
+    for matrices in zip(*steps, strict=True):
+        flat = torch.stack([matrix.flatten(-2) for matrix in matrices], -2)
+        found = (weights @ flat).movedim(-2, 1).flatten(0, 1)
+        sums.append(found.unflatten(-1, matrices[0].shape[-2:]))
+    return sums
 
 
 def gradient_surrogate(jacobian: ScaledJacobian, pairs: GradientPairs) -> Tensor:
@@ -225,6 +270,8 @@ def gradient_surrogate(jacobian: ScaledJacobian, pairs: GradientPairs) -> Tensor
     """
     # left' dM right, both held fixed: theory/linearised.md (lanczos-gradient)
     left, right = pairs.left.detach(), pairs.right.detach()
+    if pairs.kept is not None:
+        return jacobian.pairing(left.flatten(0, 1), *pairs.kept) / len(left)
     if left.numel() > _KEPT:  # one after the other, in less memory
         parts = [
             (left[:, i] * jacobian.product(right[:, i])).sum(-1) for i in range(right.shape[1])
@@ -235,9 +282,7 @@ def gradient_surrogate(jacobian: ScaledJacobian, pairs: GradientPairs) -> Tensor
     return surrogate
 
 
-def _bidiagonalise(
-    jacobian: ScaledJacobian, probes: Tensor, num_steps: int
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+def _bidiagonalise(jacobian: ScaledJacobian, probes: Tensor, num_steps: int) -> _Bidiagonal:
     """
     Golub-Kahan bidiagonalisation, the right vectors fully orthogonalised (twice).
 
@@ -246,46 +291,60 @@ def _bidiagonalise(
 
     Large products with ``M`` are not kept, ``k`` of which would be most of a step's memory: two
     more products make up for them.
-
-    :returns: right vectors ``(k, P, ..., n)``, their products with ``M`` or None, diagonal and
-        entries above it ``(P, ..., k)``.
     """
     eps = torch.finfo(jacobian.dtype).eps
-    right, _ = _normalise(probes, torch.zeros_like(probes[..., 0]))
-    basis, diagonal, above = [right], [], []
-    left = jacobian.product(right)
-    keep = num_steps * left.numel() <= _KEPT
-    images = [left] if keep else []
     largest = torch.zeros_like(probes[..., 0])
+    right, beta = _normalise(probes, largest)
+    basis, diagonal, above = [right], [], []
+    size = num_steps * probes.shape[:-1].numel() * jacobian.other_size
+    product, adjoint = _products(jacobian, keeps=size <= min(_TRACED, _KEPT))
+    (left, tangents), met = product(right), []
+    images = [left]
     for step in range(num_steps):
+        alive = beta != 0  # the vector that ``left`` is the product with
         # alpha_j u_j: theory/linearised.md (lanczos-recurrence)
         left, alpha = _normalise(left, eps * largest)
         largest = torch.maximum(largest, alpha)
+        back, cotangents = adjoint(left)
+        met.append((tangents, cotangents))
         # beta_j v_(j+1), before it is made orthogonal to all before: the same equation
-        right = jacobian.adjoint(left) - alpha[..., None] * right
-        known = torch.stack(basis)
-        for _ in range(2):
-            right = right - torch.einsum(
-                "k...n,k...->...n", known, torch.einsum("k...n,...n->k...", known, right)
-            )
-        right, beta = _normalise(right, 10 * eps * largest)
+        right = torch.addcmul(back, alpha[..., None], right, value=-1)
+        right, beta = _normalise(_orthogonal(right, basis), 10 * eps * largest)
         largest = torch.maximum(largest, beta)
-        alive = basis[-1].any(-1)
         diagonal.append(torch.where(alive, alpha, largest))
         above.append(beta)
         if step + 1 < num_steps:
             basis.append(right)
-            image = jacobian.product(right)
-            if keep:
-                images.append(image)
+            image, tangents = product(right)
+            images = [*images, image] if size <= _KEPT else []
             left = torch.addcmul(image, beta[..., None], left, value=-1)  # M v_(j+1) - beta_j u_j
             del image
-    return (
-        torch.stack(basis),
-        torch.stack(images) if keep else None,
+    return _Bidiagonal(
+        torch.stack(basis, -2),
+        torch.stack(images, -2) if size <= _KEPT else None,
         torch.stack(diagonal, -1),
         torch.stack(above, -1),
+        met if met[0][0] else [],
     )
+
+
+_Product = Callable[[Tensor], tuple[Tensor, list[Tensor]]]
+
+
+def _products(jacobian: ScaledJacobian, keeps: bool) -> tuple[_Product, _Product]:
+    """Products with ``M`` and its transpose, and what they meet on the way if that is kept."""
+    if keeps and jacobian.keeps:
+        return jacobian.kept_product, jacobian.kept_adjoint
+    return lambda x: (jacobian.product(x), []), lambda y: (jacobian.adjoint(y), [])
+
+
+def _orthogonal(vector: Tensor, others: list[Tensor]) -> Tensor:
+    """What is left of a vector ``(..., n)`` beside orthonormal ones (Gram and Schmidt, twice)."""
+    known = torch.stack(others, -2)
+    for _ in range(2):
+        along = known @ vector[..., None]
+        vector = vector - (along.mT @ known)[..., 0, :]
+    return vector
 
 
 def _normalise(vector: Tensor, negligible: Tensor) -> tuple[Tensor, Tensor]:
@@ -300,16 +359,16 @@ def _eigen(diagonal: Tensor, above: Tensor, floor: float) -> tuple[Tensor, Tenso
     """
     The eigenvalues and eigenvectors of ``floor I + B' B`` in float64, for bidiagonal ``B``.
 
-    ``B`` is ``k x (k+1)`` with these diagonals: ``(..., k)``, and ``above`` with a leading
-    dimension. Eigenvalues are at least ``floor``.
+    First those of Gauss, where ``B`` is ``k x k``, and one more that its first entries do not see;
+    then those of Gauss and Radau, where it is ``k x (k+1)`` with these diagonals ``(..., k)``.
+    Eigenvalues are at least ``floor``.
     """
-    k = diagonal.shape[-1]
-    size = (*above.shape, k + 1)
-    bidiagonal = upcast(above).new_zeros(size)
-    bidiagonal.diagonal(dim1=-2, dim2=-1).copy_(diagonal.expand_as(above))
-    bidiagonal.diagonal(offset=1, dim1=-2, dim2=-1).copy_(above)
+    diagonal, above = upcast(diagonal), upcast(above)
+    nothing = torch.zeros_like(above[..., -1:])
+    # a row more: any positive number for Gauss, and none for Radau
+    rows = [torch.cat([diagonal, last], -1) for last in (diagonal[..., :1], nothing)]
+    columns = [torch.cat([above[..., :-1], last], -1) for last in (nothing, above[..., -1:])]
+    bidiagonal = torch.diag_embed(torch.stack(rows)) + torch.diag_embed(torch.stack(columns), 1)
     # the tridiagonal matrix of Lanczos: theory/linearised.md (lanczos-factorisation)
-    gram = bidiagonal.mT @ bidiagonal
-    gram[0, ..., k, k] = diagonal[..., 0] ** 2  # not seen by the others: any positive number does
-    values, vectors = eigh_or_nan(gram)
+    values, vectors = eigh_or_nan(bidiagonal.mT @ bidiagonal)
     return floor + values.clamp(min=0.0), vectors

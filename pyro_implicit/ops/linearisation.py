@@ -62,6 +62,39 @@ class Linearisation(ABC):
         :returns: ``J' u``, shape ``(P, ..., d)``.
         """
 
+    def kept_jvp(self, v: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """
+        :meth:`jvp`, and what it met on the way that :meth:`pairing` can use.
+
+        :param torch.Tensor v: directions, shape ``(P, ..., d)``.
+        :returns: the products, and matrices ``(P, ..., a, b)`` of any sizes, all linear in ``v``.
+        """
+        return self.jvp(v), [v[..., None]]
+
+    def kept_vjp(self, u: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """
+        :meth:`vjp`, and what it met on the way that :meth:`pairing` can use.
+
+        :param torch.Tensor u: cotangents, shape ``(P, ..., m)``.
+        :returns: the products, and matrices ``(P, ..., a, b)`` of any sizes, all linear in ``u``.
+        """
+        return self.vjp(u), []
+
+    def pairing(self, u: Tensor, tangents: list[Tensor], cotangents: list[Tensor]) -> Tensor:
+        """
+        A number whose gradient in the generator's parameters is that of ``u' J v``.
+
+        It is so with ``u`` and ``v`` held fixed; the value itself means nothing.
+
+        :param torch.Tensor u: cotangents, shape ``(P, ..., m)``.
+        :param tangents: what :meth:`kept_jvp` kept of ``v``, or a combination of such: matrices of
+            shapes ``(P, ..., a, b)``.
+        :param cotangents: what :meth:`kept_vjp` kept of ``u``, or a combination of such: matrices
+            of shapes ``(P, ..., a, b)``.
+        :returns: summed over ``P``, shape ``(...)``.
+        """
+        return (u * self.jvp(tangents[0][..., 0])).sum(-1).sum(0)
+
     def unsqueezed(self) -> Linearisation:
         """
         The derivative of this draw as that of a batch of one.
@@ -101,6 +134,21 @@ class _Unsqueezed(Linearisation):
     def vjp(self, u: Tensor) -> Tensor:
         """See :meth:`Linearisation.vjp`."""
         return self._one.vjp(u.squeeze(1)).unsqueeze(1)
+
+    def kept_jvp(self, v: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """See :meth:`Linearisation.kept_jvp`."""
+        product, kept = self._one.kept_jvp(v.squeeze(1))
+        return product.unsqueeze(1), [one.unsqueeze(1) for one in kept]
+
+    def kept_vjp(self, u: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """See :meth:`Linearisation.kept_vjp`."""
+        product, kept = self._one.kept_vjp(u.squeeze(1))
+        return product.unsqueeze(1), [one.unsqueeze(1) for one in kept]
+
+    def pairing(self, u: Tensor, tangents: list[Tensor], cotangents: list[Tensor]) -> Tensor:
+        """See :meth:`Linearisation.pairing`."""
+        met = [[one.squeeze(1) for one in kept] for kept in (tangents, cotangents)]
+        return self._one.pairing(u.squeeze(1), *met).unsqueeze(0)
 
 
 class DenseLinearisation(Linearisation):

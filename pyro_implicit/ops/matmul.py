@@ -17,11 +17,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from pyro_implicit.ops.activations import Activation
+from pyro_implicit.ops.activations import Activation, value_and_slope
 
-__all__ = ["MatMulWeights", "SlopedLayer", "chain_cotangent", "chain_forward", "chain_tangent"]
+__all__ = [
+    "MatMulWeights",
+    "SlopedLayer",
+    "chain_cotangent",
+    "chain_forward",
+    "chain_pairing",
+    "chain_tangent",
+    "kept_cotangent",
+    "kept_tangent",
+]
 
 
 @dataclass(frozen=True)
@@ -77,8 +87,7 @@ def chain_forward(
         x = (weights.left @ scaled[0] + scaled[1]) @ weights.right + weights.right_bias
         slope = None
         if activation is not None:
-            function, derivative = activation
-            slope, x = derivative(x), function(x)
+            x, slope = value_and_slope(activation, x)
         sloped.append(SlopedLayer(weights.left, weights.right, weights.scale, slope))
     return x, sloped
 
@@ -111,6 +120,104 @@ def chain_cotangent(layers: Sequence[SlopedLayer], dy: Tensor) -> Tensor:
             dy = layer.slope * dy
         dy = layer.scale * _two_products(layer.left.mT, dy, layer.right.mT)
     return dy
+
+
+def kept_tangent(layers: Sequence[SlopedLayer], dx: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """
+    :func:`chain_tangent`, and what :func:`chain_pairing` needs of it.
+
+    :param layers: from :func:`chain_forward`.
+    :param torch.Tensor dx: shape ``(P, ..., a, b)``.
+    :returns: the product, shape ``(P, ..., a', b')``, and for each layer ``s dX V``, and ``s U dX
+        V`` unless it is linear.
+    """
+    kept = []
+    for layer in layers:
+        half = (layer.scale * dx) @ layer.right
+        kept.append(half)
+        dx = layer.left @ half
+        if layer.slope is not None:
+            kept.append(dx)
+            dx = layer.slope * dx
+    return dx, kept
+
+
+def kept_cotangent(layers: Sequence[SlopedLayer], dy: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """
+    :func:`chain_cotangent`, and what :func:`chain_pairing` needs of it.
+
+    :param layers: from :func:`chain_forward`.
+    :param torch.Tensor dy: shape ``(P, ..., a', b')``.
+    :returns: the product, shape ``(P, ..., a, b)``, and for each layer, from the last one, ``U'``
+        times the cotangent of what its activation sees, and the cotangent of its input unless it is
+        the first one.
+    """
+    kept = []
+    for index, layer in reversed(list(enumerate(layers))):
+        half = layer.left.mT @ (dy if layer.slope is None else layer.slope * dy)
+        dy = layer.scale * (half @ layer.right.mT)
+        kept += [half, dy] if index else [half]
+    return dy, kept
+
+
+def chain_pairing(
+    layers: Sequence[SlopedLayer],
+    dx: Tensor,
+    dy: Tensor,
+    tangents: list[Tensor],
+    cotangents: list[Tensor],
+) -> Tensor | float:
+    """
+    A number whose gradient is that of ``dy' J dx`` with respect to the layers, both held fixed.
+
+    It is linear in weights and slopes, and its factors are the derivatives: one product for each of
+    the weights, from what two passes have kept, where automatic differentiation makes the value
+    first and takes two for each of its products then.
+
+    :param layers: from :func:`chain_forward`.
+    :param torch.Tensor dx: shape ``(P, ..., a, b)``.
+    :param torch.Tensor dy: shape ``(P, ..., a', b')``.
+    :param tangents: what :func:`kept_tangent` kept of ``dx``, shapes ``(P, ..., a, b')`` and ``(P,
+        ..., a', b')`` in turns.
+    :param cotangents: what :func:`kept_cotangent` kept of ``dy``, shapes ``(P, ..., a, b')`` and
+        ``(P, ..., a, b)`` in turns.
+    :returns: the number, summed over ``P``, shape ``(...)``; 0.0 without layers.
+    """
+    total: Tensor | float = 0.0
+    inputs = _layer_inputs(layers, dx, tangents)
+    back = iter(cotangents)
+    for layer, (x, half, whole) in zip(reversed(layers), reversed(inputs), strict=True):
+        of_half = next(back)
+        with torch.no_grad():
+            if whole is not None:
+                by_slope, dy = (whole * dy).sum(0), layer.slope * dy  # type: ignore[operator]
+            by_left = (dy @ half.mT).sum(0)
+            by_right = (x.mT @ of_half).sum(0)
+            dy = next(back, dy)
+        total = total + _dot(layer.left, by_left) + _dot(layer.right, by_right)
+        if layer.slope is not None:
+            total = total + _dot(layer.slope, by_slope)
+    return total
+
+
+@torch.no_grad()
+def _layer_inputs(
+    layers: Sequence[SlopedLayer], dx: Tensor, tangents: list[Tensor]
+) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+    """What :func:`kept_tangent` kept, by layer: ``s dX``, ``s dX V`` and, or None, ``s U dX V``."""
+    kept, inputs = iter(tangents), []
+    for layer in layers:
+        half = next(kept)
+        whole = None if layer.slope is None else next(kept)
+        inputs.append((layer.scale * dx, half, whole))
+        if whole is not None:
+            dx = layer.slope * whole  # type: ignore[operator]
+    return inputs
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """The inner products of matrices, ``(...)``."""
+    return (a * b).sum((-2, -1))
 
 
 def _two_products(left: Tensor, x: Tensor, right: Tensor) -> Tensor:

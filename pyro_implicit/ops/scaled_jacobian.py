@@ -58,7 +58,7 @@ class ScaledJacobian:
         #: at least float32, also for a generator in half precision
         self.dtype = torch.promote_types(self._product_dtype, torch.float32)
         self.batch_shape = linearisation.batch_shape
-        self.size = min(d, m)
+        self.size, self.other_size = min(d, m), max(d, m)
         self.floor = 0.0
         if not is_zero(scale):
             self.floor = 1.0
@@ -89,6 +89,57 @@ class ScaledJacobian:
         :returns: ``M' y``, shape ``(P, ..., n)``.
         """
         return self._jvp(y) if self._transposed else self._vjp(y)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether what products meet can be kept for :meth:`pairing`."""
+        return self._product_dtype == self.dtype and not self._transposed
+
+    def kept_product(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """
+        :meth:`product`, and what it met on the way.
+
+        :param torch.Tensor x: shape ``(P, ..., n)``.
+        :returns: ``M x``, shape ``(P, ..., max(d, m))``, and matrices ``(P, ..., a, b)`` of any
+            sizes, all linear in ``x``.
+        """
+        out, kept = self._linearisation.kept_jvp(x)
+        return out if self._scale is None else out / self._scale.to(self.dtype), kept
+
+    def kept_adjoint(self, y: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """
+        :meth:`adjoint`, and what it met on the way.
+
+        :param torch.Tensor y: shape ``(P, ..., max(d, m))``.
+        :returns: ``M' y``, shape ``(P, ..., n)``, and matrices ``(P, ..., a, b)`` of any sizes, all
+            linear in ``y``.
+        """
+        if self._scale is not None:
+            y = y / self._scale.to(self.dtype)
+        return self._linearisation.kept_vjp(y)
+
+    def pairing(
+        self, left: Tensor, product: Tensor, tangents: list[Tensor], cotangents: list[Tensor]
+    ) -> Tensor:
+        """
+        A number whose gradient is that of ``left' M right``, both held fixed.
+
+        :param torch.Tensor left: shape ``(P, ..., max(d, m))``, without gradients.
+        :param torch.Tensor product: ``M right``, of the same shape, without gradients.
+        :param tangents: what :meth:`kept_product` kept of ``right``, or a combination of such:
+            matrices of shapes ``(P, ..., a, b)``.
+        :param cotangents: what :meth:`kept_adjoint` kept of ``left``, or a combination of such:
+            matrices of shapes ``(P, ..., a, b)``.
+        :returns: summed over ``P``, shape ``(...)``; its value means nothing.
+        """
+        if self._scale is None:
+            return self._linearisation.pairing(left, tangents, cotangents)
+        scale = self._scale.to(self.dtype)
+        number = self._linearisation.pairing(left / scale.detach(), tangents, cotangents)
+        if not scale.requires_grad:
+            return number
+        by_inverse = (left * product).sum(0) * scale.detach()
+        return number + (by_inverse / scale).sum(-1)
 
     def _jvp(self, v: Tensor) -> Tensor:
         with torch.autocast(self.device.type, enabled=False):

@@ -36,7 +36,7 @@ from pyro_implicit._random import (
 from pyro_implicit.exceptions import ArgumentError, PerformanceHint
 from pyro_implicit.handlers.python_state import PLAIN, PythonState, python_state
 from pyro_implicit.handlers.unvalidated import Unvalidated
-from pyro_implicit.objectives.lanczos import LanczosELBO
+from pyro_implicit.objectives.lanczos import WATCHED, LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
 from pyro_implicit.ops.noticed_operation import NUMBER_READ, NoticedOperation
 from pyro_implicit.ops.recording import lighten, trace_operations
@@ -67,9 +67,19 @@ def why_not_recorded(objective: Any, guide: Any) -> str:
         return "its draws are made one after the other (vectorize_particles=False)"
     if getattr(objective, "entropy_every", 1) != 1:
         return f"its entropy is evaluated in every {objective.entropy_every}th step only"
-    if objective.watch_folds and not getattr(guide, "never_folds", False):
+    if _watches(objective, guide):
         return "it watches the generator for folds (watch_folds=0 leaves that out)"
     return ""
+
+
+def _watches(objective: Any, guide: Any) -> bool:
+    """Whether an objective looks for folds of a guide; a Lanczos objective of few noises alone."""
+    if not objective.watch_folds or getattr(guide, "never_folds", False):
+        return False
+    if not isinstance(objective, LanczosELBO):
+        return True
+    samplers = getattr(guide, "samplers", None)
+    return samplers is None or any(one.generator.noise_dim <= WATCHED for one in samplers)
 
 
 @dataclass
@@ -110,6 +120,9 @@ class RecordedObjective(ELBO):
     It gives the same bits as the objective itself, and takes a third to a half of the time for
     small models: about that of a loop written by hand without Pyro. It takes the objective's place
     in ``SVI``, with any optimiser.
+
+    A :class:`~pyro_implicit.LanczosELBO` that looks for folds, as it does of generators of up to
+    512 noises, stays as it is; its ``last_report`` is that of the last step of the program.
 
     The first steps are those of the program; then one is recorded for each kind of arguments
     (shapes, dtypes, devices; values that are no tensors), training mode and settings. Whatever

@@ -80,6 +80,46 @@ def test_products_are_those_of_autograd(
     torch.testing.assert_close(lin.jacobian(), generator.jacobian(z))
 
 
+@pytest.mark.parametrize("batch", [(), (3,), (2, 1)])
+def test_what_products_met_gives_the_gradient(generator: Generator, batch: tuple[int, ...]) -> None:
+    """That of ``u' J v``, of each draw by itself; for combinations of ``u`` and ``v`` too."""
+    z, count = _noise(generator, batch), len(batch)
+    lin = generator.linearise(z)
+    v = torch.randn(2, *batch, generator.noise_dim, dtype=torch.float64)
+    u = torch.randn(2, *batch, generator.output_dim, dtype=torch.float64)
+    share, mix = torch.rand(batch, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64)
+
+    def mixed(x: Tensor) -> Tensor:
+        return torch.tensordot(mix, x, 1)
+
+    with torch.no_grad():
+        (product, of_v), (back, of_u) = lin.kept_jvp(v), lin.kept_vjp(u)
+        torch.testing.assert_close((product, back), (lin.jvp(v), lin.vjp(u)))
+    of_v, of_u = [mixed(one) for one in of_v], [mixed(one) for one in of_u]
+    pairing = lin.pairing(mixed(u), of_v, of_u)
+    if not count:  # as the only one of a batch
+        unsqueezed = lin.unsqueezed()
+        with torch.no_grad():
+            again = [unsqueezed.kept_jvp(v[:, None]), unsqueezed.kept_vjp(u[:, None])]
+        torch.testing.assert_close(again[0][0][:, 0], product)
+        torch.testing.assert_close(again[1][0][:, 0], back)
+        kept = [[mixed(one) for one in one_side] for _, one_side in again]
+        pairing = unsqueezed.pairing(mixed(u)[:, None], *kept)[0]
+    expected = (mixed(u) * lin.jvp(mixed(v))).sum(-1).sum(0)
+    assert pairing.shape == batch
+    gradients = [
+        torch.autograd.grad(
+            (share * value).sum(),
+            list(generator.parameters()),
+            retain_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        for value in (pairing, expected)
+    ]
+    torch.testing.assert_close(*gradients)
+
+
 def test_products_have_the_gradients_of_autograd(generator: Generator) -> None:
     z = _noise(generator, (2,))
     m, d = generator.output_dim, generator.noise_dim

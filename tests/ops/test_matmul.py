@@ -17,7 +17,10 @@ from pyro_implicit.ops.matmul import (
     MatMulWeights,
     chain_cotangent,
     chain_forward,
+    chain_pairing,
     chain_tangent,
+    kept_cotangent,
+    kept_tangent,
 )
 
 Shapes = list[tuple[int, int]]
@@ -88,12 +91,43 @@ def test_products_are_those_of_autograd(
     torch.testing.assert_close(cotangent, torch.stack(back).reshape(cotangent.shape))
 
 
+@given(shapes, names, batches, st.integers(1, 3), st.booleans())
+def test_pairing_has_the_gradient_of_the_bilinear_form(
+    shapes: Shapes, name: str, batch: tuple[int, ...], num: int, linear_end: bool
+) -> None:
+    """In weights and noise, each draw weighed in its own way, from products that are the same."""
+    weights = _weights(shapes)
+    parameters = [p.requires_grad_() for w in weights for p in vars(w).values() if p is not w.scale]
+    count = len(weights) - linear_end
+    activations = [get_activation(name)] * count + [None] * linear_end
+    x = torch.randn(*batch, *shapes[0], dtype=torch.float64, requires_grad=True)
+    out, layers = chain_forward(weights, activations, x)
+    dx = torch.randn(num, *x.shape, dtype=torch.float64)
+    dy = torch.randn(num, *out.shape, dtype=torch.float64)
+    with torch.no_grad():
+        (tangent, of_dx), (cotangent, of_dy) = kept_tangent(layers, dx), kept_cotangent(layers, dy)
+    torch.testing.assert_close(tangent, chain_tangent(layers, dx).detach())
+    torch.testing.assert_close(cotangent, chain_cotangent(layers, dy).detach())
+    found = chain_pairing(layers, dx, dy, of_dx, of_dy)
+    expected = (dy * chain_tangent(layers, dx)).sum((-2, -1)).sum(0)
+    share = torch.rand(batch, dtype=torch.float64)
+    gradients = [
+        torch.autograd.grad(
+            (share * value).sum(), [*parameters, x], retain_graph=True, materialize_grads=True
+        )
+        for value in (found, expected)
+    ]
+    torch.testing.assert_close(*gradients)
+
+
 def test_an_empty_chain_is_the_identity() -> None:
     x = torch.randn(2, 3, 4)
     out, layers = chain_forward([], [], x)
     assert out is x
     assert chain_tangent(layers, x) is x
     assert chain_cotangent(layers, x) is x
+    assert kept_tangent(layers, x) == (x, []) and kept_cotangent(layers, x) == (x, [])
+    assert chain_pairing(layers, x, x, [], []) == 0.0
 
 
 @given(sides, sides, sides, sides)

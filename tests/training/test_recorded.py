@@ -31,6 +31,7 @@ from pyro_implicit import (
 )
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, PerformanceHint
 from pyro_implicit.generators import AutoregressiveGenerator, MLPGenerator
+from pyro_implicit.objectives.lanczos import WATCHED
 from pyro_implicit.training import RecordedObjective
 from pyro_implicit.training.fitting import run
 from pyro_implicit.training.recorded import why_not_recorded
@@ -310,6 +311,13 @@ def test_objectives_whose_steps_differ_are_told_apart() -> None:
     assert "folds" in why_not_recorded(linearised(), folding)
     assert why_not_recorded(linearised(watch_folds=0), folding) == ""
     assert "one after the other" in why_not_recorded(LinearisedELBO(2), guide)
+    products = LanczosELBO(2, vectorize_particles=True)  # it looks at few noises alone
+    assert "folds" in why_not_recorded(products, folding)
+    assert "folds" in why_not_recorded(products, lambda: None)
+    many = bare(simple, generator=lambda m: MLPGenerator(WATCHED + 1, m))
+    many(DATA)
+    assert why_not_recorded(products, many) == ""
+    assert "folds" in why_not_recorded(linearised(), many)
     often = LanczosELBO(2, vectorize_particles=True, entropy_every=4)
     assert "every 4th step" in why_not_recorded(often, guide)
     assert "Trace_ELBO" in why_not_recorded(Trace_ELBO(), guide)
