@@ -21,9 +21,9 @@ class Blend:
     Chooses how much of a mean-field precision is mixed to an average of few curvatures.
 
     An average of fewer matrices than it would take is far too flat in some directions; some of the
-    mean-field precision fills these, as in estimates of a covariance from few rows. Weights are
-    compared by the evidence bound, always on the same draws. One is a solution with the Cholesky
-    root, so that no eigenvalues are needed.
+    mean-field precision fills these, as in estimates of a covariance from few rows. Weights rise
+    as long as the evidence bound does, always on the same draws. A draw is a solution with the
+    Cholesky root, so that no eigenvalues are needed.
 
     :param density: log-density of one point.
     :param torch.Tensor mean: of the Gaussian, shape ``(m,)``.
@@ -60,6 +60,8 @@ class Blend:
         for weight in _WEIGHTS:
             blend = torch.lerp(average, torch.diag(self.scale.pow(-2)), weight)
             bound = self.bound(blend)
+            if bound < highest:
+                break
             if bound > highest:
                 best, highest = blend, bound
         return best, highest
