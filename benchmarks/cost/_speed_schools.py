@@ -14,6 +14,7 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 from torch import Tensor
 
 from benchmarks.common import fixed_seed, load_npz
+from benchmarks.cost._speed_numpyro import chain_of_schools, has_numpyro
 from benchmarks.cost._speed_timing import Row, Settings, row
 from benchmarks.posterior._posteriordb_models import MODELS
 from benchmarks.posterior._posteriordb_reference import Moments, compare, reference_moments
@@ -30,7 +31,7 @@ NUM_DRAWS = 20_000
 
 
 def schools(settings: Settings, rounds: int, seed: int, data_root: Path) -> Iterator[Row]:
-    """Rows of two guides and of NUTS: one run each."""
+    """Rows of two guides and of NUTS, Pyro's and NumPyro's: one run each."""
     del rounds
     name = f"posteriordb/{POSTERIOR.file}.npz"
     if not (data_root / name).is_file():
@@ -52,6 +53,7 @@ def schools(settings: Settings, rounds: int, seed: int, data_root: Path) -> Iter
         yield row(WHAT, f"{method}, whole fit", spent, note=note)
     with fixed_seed(seed):
         yield _nuts(args, reference, settings)
+    yield from _numpyro(args, reference, settings, seed)
 
 
 def _fits() -> Iterator[tuple[str, Callable[..., Any], Any, float | None]]:
@@ -119,3 +121,15 @@ def _nuts(args: tuple[Tensor, ...], reference: Moments, settings: Settings) -> R
     spent = 1e3 * (time.process_time() - begin)
     note = _said(_errors(chain.get_samples(), reference))
     return row(WHAT, f"Pyro's NUTS, {warm_up} + {num_samples}", spent, note=note)
+
+
+def _numpyro(
+    args: tuple[Tensor, ...], reference: Moments, settings: Settings, seed: int
+) -> Iterator[Row]:
+    if not has_numpyro():
+        yield row(WHAT, "NumPyro's NUTS", None, note="left out: pip install numpyro")
+        return
+    for lengths in settings["numpyro_chains"]:
+        for what, draws, spent in chain_of_schools(args, lengths, seed):
+            method = f"NumPyro's NUTS, {lengths[0]} + {lengths[1]}, {what}"
+            yield row(WHAT, method, spent, note=_said(_errors(draws, reference)))

@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 from benchmarks.common import format_table, parse, parser, positive
 from benchmarks.cost._speed_growth import conditional, entropy, large
 from benchmarks.cost._speed_lenet import lenet
+from benchmarks.cost._speed_network import network
 from benchmarks.cost._speed_predict import arviz, predictions
 from benchmarks.cost._speed_schools import schools
 from benchmarks.cost._speed_starts import starts
@@ -49,6 +50,8 @@ SETTINGS: dict[str, Any] = {
     "many_latents": 100_000,
     "fit_steps": None,
     "chain": (300, 500),
+    "numpyro_chains": ((300, 500), (500, 5000)),
+    "map_steps": 2000,
 }
 #: name -> its rows
 PARTS: dict[str, Callable[..., Any]] = {
@@ -60,6 +63,7 @@ PARTS: dict[str, Callable[..., Any]] = {
     "conditional": conditional,
     "entropy": entropy,
     "large": large,
+    "network": network,
     "schools": schools,
 }
 #: parts whose rounds take long, and how many are enough

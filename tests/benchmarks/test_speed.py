@@ -14,12 +14,14 @@ import torch
 from pyro.infer.autoguide import AutoNormal
 
 from benchmarks.common import fixed_seed
+from benchmarks.cost import _speed_network as of_network
 from benchmarks.cost import _speed_predict as of_predict
 from benchmarks.cost import _speed_schools as of_schools
 from benchmarks.cost import speed
 from benchmarks.cost._speed_bare import BareStep
 from benchmarks.cost._speed_lenet import floor_loss as lenet_loss
-from benchmarks.cost._speed_models import TARGETS
+from benchmarks.cost._speed_models import TARGETS, schools_data
+from benchmarks.cost._speed_numpyro import chain_of_schools
 from benchmarks.cost._speed_steps import floor_loss
 from benchmarks.cost._speed_timing import medians, row, rows_of
 from benchmarks.shared.images import GUIDES, NETWORKS, NoEntropy, classifier
@@ -165,3 +167,49 @@ def test_jobs_are_taken_in_turns() -> None:
 
     found = medians({"a": lambda: job("a"), "b": lambda: job("b")}, 2, warm_up=1)
     assert seen == "ababab" and set(found) == {"a", "b"}
+
+
+# ---- peers
+
+
+def test_numpyro_has_the_model_of_pyro() -> None:
+    pytest.importorskip("numpyro")
+    from numpyro.infer.util import log_density
+
+    from benchmarks.cost._speed_numpyro import _model
+
+    y, sigma = schools_data()
+    values = {"mu": 1.5, "tau": 2.5, "t": np.linspace(-1, 1, 8).astype(np.float32)}
+    found, _ = log_density(_model(), (y.numpy(), sigma.numpy()), {}, values)
+    with fixed_seed(0):
+        latents = {name: torch.tensor(value) for name, value in values.items()}
+        model = pyro.poutine.condition(of_schools.POSTERIOR.model, data=latents)
+        expected = pyro.poutine.trace(model).get_trace(y, sigma).log_prob_sum()
+    assert float(found) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_chain_of_numpyro_goes_on_from_what_was_compiled() -> None:
+    pytest.importorskip("numpyro")
+    found = list(chain_of_schools(schools_data(), (20, 30), 0))
+    assert [what for what, *_ in found] == ["with compilation", "once compiled"]
+    assert found[1][2] < 0.5 * found[0][2]
+    assert all(draws["t"].shape == (30, 8) for _, draws, _ in found)
+    assert not torch.equal(found[0][1]["mu"], found[1][1]["mu"])
+
+
+def test_peers_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_schools, "has_numpyro", lambda: False)
+    (line,) = of_schools._numpyro(schools_data(), {}, {}, 0)
+    assert line["cpu_ms"] is None and "pip install numpyro" in line["note"]
+    monkeypatch.setattr(of_network, "has_laplace", lambda: False)
+    monkeypatch.setattr(of_network, "_by_fit", lambda name, *_: row("fit", name, 1.0))
+    *_, line = of_network.network({}, 1, 0)
+    assert line["cpu_ms"] is None and "pip install laplace-torch" in line["note"]
+
+
+def test_the_score_of_a_gaussian_prediction() -> None:
+    """A draw from the predictive is the mean's and the row's own, which are independent."""
+    y = torch.tensor([0.3, -0.2])
+    found = of_network.gaussian_score(torch.zeros(2), torch.full((2,), 0.09), y, 0.4)
+    expected = torch.distributions.Normal(0.0, 0.5).log_prob(y).mean()
+    assert found == pytest.approx(float(expected), rel=1e-6)

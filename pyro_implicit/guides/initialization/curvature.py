@@ -9,7 +9,7 @@ the network. It is written here as :math:`R^\top R` with ``R`` the Jacobian of a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -189,32 +189,39 @@ def mean_curvature(
     num_samples: int = 12,
     *,
     gauss_newton: bool = True,
+    unit: Tensor | None = None,
+    is_enough: Callable[[Tensor], bool] | None = None,
 ) -> Tensor:
     """
-    The curvature of the log-joint density, averaged over draws.
+    The curvature of the log-joint density, averaged over draws in pairs around the mean.
 
     It is Gauss-Newton of the likelihood plus the prior's, or the Hessian of both, its eigenvalues
-    clamped at 0 draw by draw.
+    in some units clamped at 0 draw by draw. In units of the deviations no direction is lost to a
+    larger one beside it. What is odd in the distance from the mean cancels in a pair.
 
     The second is larger in directions that only the network's second derivatives see: a Gaussian of
     that width stays where the network is nearly linear.
 
     :param torch.Tensor mean: shape ``(m,)``.
     :param torch.Tensor scale: standard deviations of the draws, shape ``(m,)``.
+    :param int num_samples: draws with a finite curvature, at most.
     :param bool gauss_newton: the first of the two, where the likelihood has one.
+    :param torch.Tensor unit: of the latents, shape ``(m,)``; 1 by default.
+    :param is_enough: told the average after each second draw; the last one if it says so.
     :returns: shape ``(m, m)``.
     :raises NonFiniteError: if the density or its curvature is finite at none of many draws.
     """
     total, used, has_density = torch.zeros(mean.numel(), mean.numel()).to(mean), 0, False
-    for _ in range(3 * num_samples):
-        draw = mean + scale * torch.randn_like(mean)
+    for draw in _pairs(mean, scale, 3 * num_samples):
         with torch.no_grad():
             inside = bool(torch.isfinite(log_joint.value(draw)))
         has_density |= inside
-        matrix = _curvature_at(log_joint, draw, gauss_newton) if inside else None
-        if matrix is not None:
-            total, used = total + matrix, used + 1
-        if used == num_samples:
+        matrix = _curvature_at(log_joint, draw, gauss_newton, unit) if inside else None
+        if matrix is None:
+            continue
+        total, used = total + matrix, used + 1
+        told = is_enough if used % 2 == 0 else None
+        if (told is not None and told(total / used)) or used == num_samples:
             break
     if not used:
         density = "the log-density"
@@ -226,7 +233,17 @@ def mean_curvature(
     return total / used
 
 
-def _curvature_at(log_joint: LogJoint, u: Tensor, gauss_newton: bool) -> Tensor | None:
+def _pairs(mean: Tensor, scale: Tensor, num_draws: int) -> Iterator[Tensor]:
+    """Draws of a diagonal Gaussian, each followed by its mirror image."""
+    for _ in range((num_draws + 1) // 2):
+        distance = scale * torch.randn_like(mean)
+        yield mean + distance
+        yield mean - distance
+
+
+def _curvature_at(
+    log_joint: LogJoint, u: Tensor, gauss_newton: bool, unit: Tensor | None
+) -> Tensor | None:
     """The curvature at one draw with a finite density, None where it is not finite."""
     residual = _residual(log_joint, u) if gauss_newton else None
     if residual is None:
@@ -235,10 +252,15 @@ def _curvature_at(log_joint: LogJoint, u: Tensor, gauss_newton: bool) -> Tensor 
         matrix, rows = -hessian(_prior_part(log_joint), u), _residual_jacobian(*residual)
     if not (torch.isfinite(matrix).all() and torch.isfinite(rows).all()):
         return None
-    return rows.mT @ rows + _clamped(matrix)
+    unit = torch.ones_like(u) if unit is None else unit
+    units = unit * unit[:, None]
+    return rows.mT @ rows + _clamped(matrix * units) / units
 
 
 def _clamped(matrix: Tensor) -> Tensor:
+    """With eigenvalues below 0 set to 0; itself, without a decomposition, if there are none."""
+    if not bool(torch.linalg.cholesky_ex(matrix).info):
+        return matrix
     values, vectors = torch.linalg.eigh(matrix)
     clamped: Tensor = (vectors * values.clamp(min=0.0)) @ vectors.mT
     return clamped

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO
 from pyro_implicit.exceptions import NonFiniteError, SiteError
-from pyro_implicit.guides.initialization import start_search
+from pyro_implicit.guides.initialization import curvature, start_search
 from pyro_implicit.guides.initialization.start_search import objective, search, starting_points
 from pyro_implicit.handlers.log_joint import LogJoint
 
@@ -227,3 +227,25 @@ def test_a_recorded_search_that_ends_where_the_model_refuses_is_made_again() -> 
         guide = HyperNetworkGuide(model, init_from=None).setup()
         fit = start_search._mean_field(LogJoint(model, guide.sites, (), {}), torch.tensor([0.5]))
     assert 0.5 < float(fit.loc) < 1.2
+
+
+@pytest.mark.parametrize("kind, most", [("hessian", 4), ("ggn", 4)])
+def test_a_curvature_that_is_everywhere_the_same_is_taken_twice_over(
+    kind: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two pairs of draws, of which the second tells that one was enough."""
+    taken = []
+    at_one = curvature._curvature_at
+
+    def counted(*args: Any) -> Any:
+        taken.append(args)
+        return at_one(*args)
+
+    monkeypatch.setattr(curvature, "_curvature_at", counted)
+
+    def model() -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        pyro.sample("y", dist.Normal(w.sum(-1), 0.1), obs=torch.tensor(1.0))
+
+    HyperNetworkGuide(model, init_from=kind).setup()
+    assert len(taken) == most
