@@ -21,7 +21,7 @@ from pyro_implicit._checks import (
     check_model,
     check_tensors,
 )
-from pyro_implicit._params import emit_params
+from pyro_implicit._params import emit_params, take_loaded
 from pyro_implicit.distributions.implicit_sites import draw_site
 from pyro_implicit.exceptions import SiteError, StateError
 from pyro_implicit.generators.preconditioner import Preconditioner
@@ -394,7 +394,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         """
         if self._sites is None:
             self._setup_prototype(*args, **kwargs)
-        emit_params(f"{self._pyro_name}.samplers", self.samplers)
+        emit_params(f"{self._pyro_name}.samplers", self.samplers, is_whole=False)
         plates = self._shared_plates(args, kwargs)
         result: dict[str, Tensor] = {}
         for name, sites, sampler in self._groups():
@@ -442,6 +442,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         :raises StateError: before the guide is built.
         """
         num_samples = check_count("num_samples", num_samples)
+        take_loaded(f"{self._pyro_name}.samplers", self.samplers, is_whole=False)
         draws = {}
         for _, sites, sampler in self._groups():
             flat = sampler.distribution().sample((num_samples,))
