@@ -185,9 +185,7 @@ class ConditionalGuide(ImplicitGuide):
             self._setup_prototype(*args, **kwargs)
         emit_params(f"{self._pyro_name}.samplers", self.samplers, is_whole=False)
         if self._own_network is not None:
-            emit_params(
-                f"{self._pyro_name}.context_network", self._own_network, is_whole=False
-            )
+            emit_params(f"{self._pyro_name}.context_network", self._own_network, is_whole=False)
         context = self.read_context(*args, **kwargs)
         plate, context = self._rows(context, args, kwargs)
         draws = math.prod(f.size for f in pyro.poutine.runtime.get_plates() if f.vectorized)
