@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 
 import pyro
@@ -9,10 +10,13 @@ import torch
 from pyro.distributions import constraints
 from pyro.poutine.runtime import effectful
 
-__all__ = ["emit_params"]
+__all__ = ["emit_params", "take_loaded"]
+
+#: what this process has put into the store, by identity: another entry was loaded into it
+_put: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
 
 
-def emit_params(prefix: str, module: torch.nn.Module) -> None:
+def emit_params(prefix: str, module: torch.nn.Module, *, is_whole: bool = True) -> None:
     """
     Makes one Pyro ``param`` statement for each trainable parameter of ``module``.
 
@@ -20,12 +24,15 @@ def emit_params(prefix: str, module: torch.nn.Module) -> None:
     nearly the same, but when the global store already holds a parameter of that name (an earlier
     guide of the same class, say) it reports *that* one: the optimiser then trains the old tensor
     and the module never changes. Here the module owns its parameters and the store only mirrors
-    them: a stale entry is replaced. With ``module_local_params`` nothing is written to the global
-    store.
+    them: a stale entry is replaced. One that was loaded into the store is another matter, see
+    :func:`take_loaded`. With ``module_local_params`` nothing is written to the global store.
 
     :param str prefix: start of the parameters' names, ``f"{prefix}.{name}"``.
     :param torch.nn.Module module: any module.
+    :param bool is_whole: see :func:`take_loaded`.
+    :warns UserWarning: see there.
     """
+    take_loaded(prefix, module, is_whole=is_whole)
     mirror = not pyro.settings.get("module_local_params")
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
@@ -36,15 +43,67 @@ def emit_params(prefix: str, module: torch.nn.Module) -> None:
         _emit(full_name, parameter)
 
 
+def take_loaded(prefix: str, module: torch.nn.Module, *, is_whole: bool) -> None:
+    """
+    Takes values over that ``pyro.get_param_store().load(...)`` has put into the global store.
+
+    A module that was there before takes its own values again. Any other one does, too, if its
+    parameters are all that it is; of a guide the store lacks the rest (locations, scales, noise),
+    so that its values would mean something else in a new one.
+
+    :param str prefix: as for :func:`emit_params`.
+    :param torch.nn.Module module: any module.
+    :param bool is_whole: whether its parameters are all that it is.
+    :warns UserWarning: for loaded values that are others than the module's, and are not taken.
+    """
+    if pyro.settings.get("module_local_params"):
+        return
+    held, lost = pyro.get_param_store()._params, []
+    for name, parameter in module.named_parameters():
+        loaded = held.get(f"{prefix}.{name}")
+        if loaded is None or loaded is parameter or _is_put(loaded):
+            continue
+        if not parameter.requires_grad:
+            continue
+        same_shape = loaded.shape == parameter.shape
+        if same_shape and (is_whole or _is_put(parameter)):
+            with torch.no_grad():
+                parameter.copy_(loaded)
+        elif not same_shape or not torch.equal(loaded.detach().to(parameter), parameter):
+            lost.append(f"{prefix}.{name}")
+        _mirror(f"{prefix}.{name}", parameter)
+    if lost:
+        warnings.warn(_not_taken(lost, is_whole), stacklevel=2)
+
+
+def _not_taken(names: list[str], is_whole: bool) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    begin = f"Pyro's parameter store was given other values of {names[0]!r}{more}, which are not "
+    if is_whole:
+        return begin + "taken over: their shapes are others than those of the network's parameters."
+    return begin + (
+        "taken over: the store holds no locations, scales and noise of a guide, without which they "
+        "make other draws. Save a guide by save_state(guide.state_dict(), path), of "
+        "pyro_implicit.saving, and load it by from_state_dict(load_state(path)) of its class. "
+        "Where another guide is meant, write pyro.clear_param_store() before it is built."
+    )
+
+
+def _is_put(parameter: torch.Tensor) -> bool:
+    return _put.get(id(parameter)) is parameter
+
+
 def _mirror(full_name: str, parameter: torch.nn.Parameter) -> None:
     """Lets the global store hold ``parameter`` itself, so that optimisers find its name."""
     store = pyro.get_param_store()
-    if full_name in store:
-        if store.param_name(parameter) == full_name:
-            return
+    held = store._params.get(full_name)
+    if held is parameter:
+        return
+    if held is not None:
         del store[full_name]
     if parameter.is_contiguous():  # the store would keep a copy of any other
         store[full_name] = parameter
+        _put[id(parameter)] = parameter
 
 
 def _emit(full_name: str, parameter: torch.nn.Parameter) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,16 +36,23 @@ def as_state_error(what: str) -> Iterator[None]:
         ) from error
 
 
-def first_difference(found: Any, expected: Any, where: str = "") -> str | None:
+def first_difference(
+    found: Any, expected: Any, where: str = "", but: Collection[str] = ()
+) -> str | None:
     """
     Tells where two saved values differ first.
 
     :param found: a saved value.
     :param expected: what it should equal.
     :param str where: name of both, for the answer.
+    :param but: keys of dicts that are passed over, here or there.
     :returns: where they differ and how, or None.
     """
     if isinstance(expected, dict) and isinstance(found, dict):
+        expected, found = (
+            {key: value for key, value in one.items() if key not in but}
+            for one in (expected, found)
+        )
         if expected.keys() != found.keys():
             absent, foreign = (
                 sorted(map(str, expected.keys() - found)),
@@ -69,7 +76,7 @@ def first_difference(found: Any, expected: Any, where: str = "") -> str | None:
             if _equal(found, expected)
             else f"{where} is {shown(found)} there and {shown(expected)} here"
         )
-    return next((told for w, a, b in pairs if (told := first_difference(a, b, w))), None)
+    return next((told for w, a, b in pairs if (told := first_difference(a, b, w, but))), None)
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -28,9 +28,10 @@ from pyro_implicit.arviz.labels import Labels, netcdf_names
 from pyro_implicit.arviz.program import Program, Site
 from pyro_implicit.arviz.rows import RowBatches
 from pyro_implicit.exceptions import ArgumentError, SiteError
-from pyro_implicit.guides.argument_dims import warn_of_other_rows
+from pyro_implicit.guides.argument_dims import warn_of_other_rows, warn_of_other_shapes
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.held_data import warn_of_held_data
+from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import explained_errors
@@ -145,7 +146,9 @@ def to_arviz(
         check_instance(name, given, (Mapping, type(None)), "a dictionary by name, or None")
     restarts = isinstance(guide, (list, tuple))
     guides = _checked_guides(guide)
+    watched = [WatchedParameters(one) for one in guides]
     for one in guides:
+        warn_of_other_shapes(one, args)
         warn_of_other_rows(one, args, kwargs)
         warn_of_held_data(model, one, args, kwargs)
     with explained_errors(args, kwargs):
@@ -181,6 +184,8 @@ def to_arviz(
     arrays, refused = collect(programs, guides, plan, num_samples, restarts, draws)
     if refused:
         _tell_of_the_prior(refused, groups)
+    for text in dict.fromkeys(text for one in watched for text in one.warnings()):
+        warnings.warn(text, stacklevel=2)
     if "constant_data" in chosen:
         arrays["constant_data"] = {name: to_numpy(value) for name, value in constants.items()}
     if dense is not None:

@@ -1,4 +1,4 @@
-"""Arguments that are not those that a guide was built with: a lost dimension, other rows."""
+"""Arguments that are not those that a guide was built with: other dimensions, other rows."""
 
 from __future__ import annotations
 
@@ -11,51 +11,77 @@ from torch import Tensor
 from pyro_implicit.handlers.same_rows import are_other_rows
 
 __all__ = [
-    "dims_of_arguments",
+    "Shape",
     "latents_of_other_rows",
-    "warn_of_lost_dimension",
+    "shapes_of_arguments",
     "warn_of_other_rows",
+    "warn_of_other_shapes",
 ]
 
+Shape = tuple[int, ...]
 
-def dims_of_arguments(args: tuple[Any, ...]) -> tuple[int | None, ...]:
+
+def shapes_of_arguments(args: tuple[Any, ...]) -> tuple[Shape | None, ...]:
     """
-    The numbers of dimensions of positional arguments.
+    The shapes of positional arguments.
 
     :param args: positional arguments.
-    :returns: a number for each; None for what is no tensor.
+    :returns: a shape for each; None for what is no tensor.
     """
-    return tuple(one.dim() if isinstance(one, Tensor) else None for one in args)
+    return tuple(tuple(one.shape) if isinstance(one, Tensor) else None for one in args)
 
 
-def warn_of_lost_dimension(guide: Any, args: tuple[Any, ...]) -> None:
+def warn_of_other_shapes(guide: Any, args: tuple[Any, ...]) -> None:
     """
-    Warns, for the caller's caller, of a first argument with one dimension less than at the start.
+    Warns, for the caller's caller, of arguments that a model would take for what they are not.
 
-    A model takes one row without its dimension for as many rows as it has columns.
+    A model takes one row without its dimension for as many rows as it has columns, and one column
+    for all that its latents are multiplied with. Any other number of columns is believed: sequences
+    have any length.
 
-    :param guide: any guide; one that was loaded, or is not of this package, knows nothing.
+    :param guide: any guide; one that is not of this package knows nothing.
     :param args: positional arguments of the model.
-    :warns UserWarning: if the guide was built with one dimension more.
+    :warns UserWarning: if the guide was built with one dimension more in the first argument; if one
+        with as many rows has one column, or had one.
     """
-    seen = getattr(guide, "_argument_dims", ())
+    seen: tuple[Shape | None, ...] = getattr(guide, "_argument_shapes", ())
+    for text in (_lost_dimension(seen, args), _other_columns(seen, args)):
+        if text is not None:
+            warnings.warn(text, stacklevel=3)
+
+
+def _lost_dimension(seen: tuple[Shape | None, ...], args: tuple[Any, ...]) -> str | None:
     if not seen or not args or not isinstance(args[0], Tensor) or seen[0] is None:
-        return
-    if args[0].dim() != seen[0] - 1:
-        return
-    warnings.warn(
-        f"the first argument has shape {tuple(args[0].shape)}, and had {seen[0]} dimensions when "
-        f"the guide was built: it is read as {len(args[0]) if args[0].dim() else 1} rows. Write "
-        "x[None] for one row.",
-        stacklevel=3,
+        return None
+    if args[0].dim() != len(seen[0]) - 1:
+        return None
+    return (
+        f"the first argument has shape {tuple(args[0].shape)}, and had {len(seen[0])} dimensions "
+        f"when the guide was built: it is read as {len(args[0]) if args[0].dim() else 1} rows. "
+        "Write x[None] for one row."
     )
+
+
+def _other_columns(seen: tuple[Shape | None, ...], args: tuple[Any, ...]) -> str | None:
+    rows = next((shape[0] for shape in seen if shape), None)
+    for i, (old, new) in enumerate(zip(seen, shapes_of_arguments(args), strict=False)):
+        if old is None or new is None or len(old) != len(new) or len(old) < 2 or old[0] != rows:
+            continue
+        if old[-1] != new[-1] and 1 in (old[-1], new[-1]):
+            return (
+                f"argument {i} has shape {new}, and had {old[-1]} in its last dimension when the "
+                "guide was built: torch takes one column for as many as there are to be. Hand over "
+                "the columns that the guide was fitted with. All is right if the model takes any "
+                "number of them."
+            )
+    return None
 
 
 def warn_of_other_rows(guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """
     Warns, for the caller's caller, where latents of one row would be taken for those of another.
 
-    :param guide: any guide; one that was loaded, or is not of this package, knows nothing.
+    :param guide: any guide; one that is not of this package knows nothing.
     :param args: positional arguments of the model.
     :param kwargs: its keyword arguments.
     :warns UserWarning: if the guide has a latent for each of as many rows, which are others.
@@ -79,7 +105,7 @@ def latents_of_other_rows(
     """
     Finds latents of one row that would be taken for those of another.
 
-    :param guide: any guide; one that was loaded, or is not of this package, knows nothing.
+    :param guide: any guide; one that is not of this package knows nothing.
     :param args: positional arguments of the model.
     :param kwargs: its keyword arguments.
     :returns: names of latents with a value for each of as many rows, which are others, or the same

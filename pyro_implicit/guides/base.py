@@ -21,12 +21,13 @@ from pyro_implicit._checks import (
     check_model,
     check_tensors,
 )
-from pyro_implicit._params import emit_params
+from pyro_implicit._params import emit_params, take_loaded
 from pyro_implicit.distributions.implicit_sites import draw_site
 from pyro_implicit.exceptions import SiteError, StateError
 from pyro_implicit.generators.preconditioner import Preconditioner
-from pyro_implicit.guides.argument_dims import dims_of_arguments
+from pyro_implicit.guides.argument_dims import shapes_of_arguments
 from pyro_implicit.guides.draw_quantiles import DrawQuantiles
+from pyro_implicit.guides.first_call import FirstCall
 from pyro_implicit.guides.held_data import HeldData
 from pyro_implicit.guides.initialization.auto import FULL, auto_start
 from pyro_implicit.guides.initialization.gaussian_start import GaussianStart, gaussian_start
@@ -38,6 +39,7 @@ from pyro_implicit.guides.initialization.prototype import (
 )
 from pyro_implicit.guides.initialization.start_report import StartReport
 from pyro_implicit.guides.latent_site import LatentSite, pack
+from pyro_implicit.guides.model_parameters import ModelParameters
 from pyro_implicit.guides.parts import Factorized, check_factorized, check_parts, divide, parts_of
 from pyro_implicit.guides.sampler import Sampler, check_scale_arguments
 from pyro_implicit.guides.saved_guide import SavedGuide
@@ -275,7 +277,6 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         with explained_errors(args, kwargs):
             super()._setup_prototype(*args, **kwargs)  # type: ignore[no-untyped-call]
-        self._argument_dims, self._rows_seen = dims_of_arguments(args), fingerprint(args)
         prototype: Any = self.prototype_trace
         nodes = [
             (name, node)
@@ -287,7 +288,9 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
                 "the model has no latent site to infer: every sample statement is observed or "
                 "hidden. Write a latent pyro.sample(...) without obs=, or train without a guide."
             )
-        self._held_data = HeldData(self._bare_model[0], args, kwargs)
+        held = HeldData(self._bare_model[0], args, kwargs)
+        parameters = ModelParameters(held.parameters)
+        self._know(FirstCall(shapes_of_arguments(args), fingerprint(args), held, parameters))
         pairs = [self._read_site(node) for _, node in nodes]
         parts = parts_of(self.factorized, [site.name for site, _ in pairs])
         sites, locs = zip(*(pairs[i] for part in parts.values() for i in part), strict=True)
@@ -394,7 +397,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         """
         if self._sites is None:
             self._setup_prototype(*args, **kwargs)
-        emit_params(f"{self._pyro_name}.samplers", self.samplers)
+        emit_params(f"{self._pyro_name}.samplers", self.samplers, is_whole=False)
         plates = self._shared_plates(args, kwargs)
         result: dict[str, Tensor] = {}
         for name, sites, sampler in self._groups():
@@ -442,6 +445,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         :raises StateError: before the guide is built.
         """
         num_samples = check_count("num_samples", num_samples)
+        take_loaded(f"{self._pyro_name}.samplers", self.samplers, is_whole=False)
         draws = {}
         for _, sites, sampler in self._groups():
             flat = sampler.distribution().sample((num_samples,))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pyro_implicit._checks import check_count, check_counts, check_flag, check_instance, shown
 from pyro_implicit._memory import check_fits
-from pyro_implicit._params import emit_params
+from pyro_implicit._params import emit_params, take_loaded
 from pyro_implicit._random import seed_torch
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.distributions.implicit_sites import draw_site
@@ -183,9 +183,9 @@ class ConditionalGuide(ImplicitGuide):
         """
         if self._sites is None:
             self._setup_prototype(*args, **kwargs)
-        emit_params(f"{self._pyro_name}.samplers", self.samplers)
+        emit_params(f"{self._pyro_name}.samplers", self.samplers, is_whole=False)
         if self._own_network is not None:
-            emit_params(f"{self._pyro_name}.context_network", self._own_network)
+            emit_params(f"{self._pyro_name}.context_network", self._own_network, is_whole=False)
         context = self.read_context(*args, **kwargs)
         plate, context = self._rows(context, args, kwargs)
         draws = math.prod(f.size for f in pyro.poutine.runtime.get_plates() if f.vectorized)
@@ -306,6 +306,7 @@ class ConditionalGuide(ImplicitGuide):
         num_samples = check_count("num_samples", num_samples)
         self._check_context(context)
         _check_finite(context)
+        take_loaded(f"{self._pyro_name}.samplers", self.samplers, is_whole=False)
         if seeds is not None:
             first, second = check_counts("seeds", seeds, 0, length=2)
             seeds = (first, second)

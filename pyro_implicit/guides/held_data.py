@@ -31,7 +31,22 @@ class HeldData:
     def __init__(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         is_small = can_be_looked_at([*args, *kwargs.values()])
         self.arguments = _fingerprints(args, kwargs) if is_small else set()
-        self.observed = _observed(model, args, kwargs, is_small)
+        #: names of the parameters that the model makes
+        self.parameters: list[str] = []
+        self.observed = _observed(model, args, kwargs, is_small, self.parameters)
+
+    @classmethod
+    def from_prints(cls, arguments: set[Any], observed: dict[str, Any]) -> HeldData:
+        """
+        The same of a guide that was saved.
+
+        :param arguments: fingerprints of the arguments.
+        :param observed: fingerprint of what each site observes, or None.
+        :returns: what is known of the call.
+        """
+        held = cls.__new__(cls)
+        held.arguments, held.observed, held.parameters = arguments, observed, []
+        return held
 
     def still_there(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -66,7 +81,7 @@ def observed_when_built(guide: Any) -> frozenset[str]:
     """
     Sites that the model observed when the guide was built: what may be left out to be predicted.
 
-    :param guide: any guide; one that was loaded, or is not of this package, knows nothing.
+    :param guide: any guide; one that is not of this package knows nothing.
     :returns: their names.
     """
     held: HeldData | None = getattr(guide, "_held_data", None)
@@ -80,7 +95,7 @@ def warn_of_held_data(
     Warns, for the caller's caller, of a model that scores the fit's observations for other inputs.
 
     :param model: a Pyro model.
-    :param guide: any guide; one that was loaded, or is not of this package, knows nothing.
+    :param guide: any guide; one that is not of this package knows nothing.
     :param tuple args: positional arguments of both.
     :param dict kwargs: keyword arguments of both.
     :warns UserWarning: if all arguments are others than those the guide was built with, and an
@@ -106,7 +121,11 @@ def _fingerprints(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[Any]:
 
 
 def _observed(
-    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_small: bool
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    is_small: bool,
+    parameters: list[str] | None = None,
 ) -> dict[str, Any]:
     """What each site observes; None of what is no tensor with rows, or not to be looked at."""
     found: dict[str, Any] = {}
@@ -118,9 +137,13 @@ def _observed(
     try:
         with RandomStream(0), poutine.block(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            run_model(model, args, dict(kwargs), visit)
+            with poutine.trace(param_only=True) as tracer:
+                run_model(model, args, dict(kwargs), visit)
     except Exception:  # what is wrong with a call is told by the call itself
         return {}
+    if parameters is not None:
+        nodes = tracer.trace.nodes
+        parameters.extend(name for name in nodes if nodes[name]["type"] == "param")
     return found
 
 

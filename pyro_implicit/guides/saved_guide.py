@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pyro_implicit._checks import check_flag, check_state
 from pyro_implicit._plain import as_state_error
 from pyro_implicit.exceptions import StateError
+from pyro_implicit.guides.first_call import FIRST_CALL, FirstCall
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.saved_state import (
     STATE_VERSION,
@@ -45,6 +46,16 @@ class SavedGuide(AutoGuide):
     _init_from: list[Any]
     _bare_model: list[Any]
 
+    _first_call: FirstCall | None = None
+
+    def _know(self, call: FirstCall | None) -> None:
+        """Takes up what is known of the call that the guide was built with."""
+        self._first_call = call
+        self._argument_shapes = () if call is None else call.shapes
+        self._rows_seen = None if call is None else call.rows
+        self._held_data = None if call is None else call.held
+        self._model_parameters = None if call is None else call.parameters
+
     @abstractmethod
     def _build(
         self,
@@ -68,12 +79,14 @@ class SavedGuide(AutoGuide):
         """Structure of the guide as plain values, so that loading needs neither model nor data."""
         if self._sites is None:
             return {"version": STATE_VERSION, "sites": None}
+        known = self._first_call
         return {
             "version": STATE_VERSION,
             "guide": type(self).__name__,
             "parts": [list(part) for part in self._parts],
             "sites": [site.to_state() for site in self._sites],
             "samplers": [self._sampler_state(sampler) for _, _, sampler in self._groups()],
+            FIRST_CALL: None if known is None else known.to_state(),
         }
 
     def set_extra_state(self, state: Any) -> None:
@@ -90,8 +103,11 @@ class SavedGuide(AutoGuide):
         if state["sites"] is None:
             return
         check_structure(state)
+        known = state.get(FIRST_CALL)
+        call = None if known is None else FirstCall.from_state(known)
         if self._sites is not None:
             check_same(state, self.get_extra_state())
+            self._know(call or self._first_call)
             return
         check_guide_class(state, type(self).__name__)
         sites = [LatentSite.from_state(site) for site in state["sites"]]
@@ -99,6 +115,7 @@ class SavedGuide(AutoGuide):
         parts = [(name, size) for name, size in state["parts"]]
         check_sizes(sites, parts, state["samplers"])
         self._build(sites, parts, samplers)
+        self._know(call)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -119,6 +136,7 @@ class SavedGuide(AutoGuide):
         except RuntimeError as error:
             if not was_built:
                 self._sites, self._parts = None, []
+                self._know(None)
                 self._modules.pop("_samplers", None)
             if isinstance(error, StateError):
                 raise
@@ -131,8 +149,10 @@ class SavedGuide(AutoGuide):
         tensors = {name: value for name, value in mine.items() if isinstance(value, Tensor)}
         with as_state_error(f"the state of {type(self).__name__}"):
             if self._sites is not None:
+                known = self._first_call
                 if state is not None:
                     self.set_extra_state(state)  # compares
+                self._know(known)
                 check_fits(tensors, self, type(self).__name__, partly=True)
             elif isinstance(state, dict) and state.get("guide") == type(self).__name__:
                 check_structure(state)

@@ -12,6 +12,7 @@ from pyro_implicit._checks import shown
 from pyro_implicit._plain import check_like, first_difference
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.generators.packed import with_packed
+from pyro_implicit.guides.first_call import FIRST_CALL
 from pyro_implicit.guides.parts import divide
 
 __all__ = [
@@ -138,7 +139,7 @@ def check_same(found: dict[str, Any], own: dict[str, Any]) -> None:
     names, mine = ([site["name"] for site in state["sites"]] for state in (found, own))
     if names != mine:
         raise StateError(f"the state has sites {names}; this guide has {mine}.")
-    told = first_difference(_function(found), _function(own))
+    told = first_difference(_function(found), _function(own), but=(FIRST_CALL,))
     if told:
         raise StateError(
             f"the state is of another {guide}: {told}. Make the guide with the same arguments, or "

@@ -14,9 +14,10 @@ from pyro_implicit._checks import check_count, check_guide, check_model, check_s
 from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.guides.argument_dims import warn_of_lost_dimension, warn_of_other_rows
+from pyro_implicit.guides.argument_dims import warn_of_other_rows, warn_of_other_shapes
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.held_data import observed_when_built, warn_of_held_data
+from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.guides.seen_observations import warn_of_seen_observations
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
@@ -112,7 +113,8 @@ def evaluate(
     check_order(model, "evaluate(model, guide, ...)", guide)
     check_guide(guide)
     check_misspelt(evaluate, model, kwargs)
-    warn_of_lost_dimension(guide, args)
+    watched = WatchedParameters(guide)
+    warn_of_other_shapes(guide, args)
     warn_of_other_rows(guide, args, kwargs)
     warn_of_held_data(model, guide, args, kwargs)
     warn_of_seen_observations(model, guide, args, kwargs)
@@ -134,7 +136,7 @@ def evaluate(
         except NotSliceable:  # noise that cannot be drawn by row: as many rows as share a state
             job.evaluate(UNIT, exactly=True)
         job.check_guide_is_for_the_model()
-    for text in plan.warnings():
+    for text in [*plan.warnings(), *watched.warnings()]:
         warnings.warn(text, stacklevel=_CALLER)
     job.from_prior -= observed_when_built(guide)
     if job.missing_latents():

@@ -14,8 +14,9 @@ from pyro_implicit._checks import check_count, check_guide, check_model, check_s
 from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._random import RandomStream, mixed_seed
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.guides.argument_dims import warn_of_lost_dimension, warn_of_other_rows
+from pyro_implicit.guides.argument_dims import warn_of_other_rows, warn_of_other_shapes
 from pyro_implicit.guides.held_data import observed_when_built, warn_of_held_data
+from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.guides.seen_observations import warn_of_seen_observations
 from pyro_implicit.handlers.enumeration import (
@@ -95,7 +96,8 @@ def log_predictive_density(
     check_order(model, "log_predictive_density(model, guide, ...)", guide)
     check_guide(guide)
     check_misspelt(log_predictive_density, model, kwargs)
-    warn_of_lost_dimension(guide, args)
+    watched = WatchedParameters(guide)
+    warn_of_other_shapes(guide, args)
     warn_of_other_rows(guide, args, kwargs)
     warn_of_held_data(model, guide, args, kwargs)
     warn_of_seen_observations(model, guide, args, kwargs)
@@ -120,6 +122,8 @@ def log_predictive_density(
         warnings.warn(came_from_prior(forgotten), stacklevel=2)
     if outside:
         warnings.warn(drawn_outside(outside), stacklevel=2)
+    for text in watched.warnings():
+        warnings.warn(text, stacklevel=2)
     densities: Tensor = (total - math.log(num_samples))[kept]
     return densities
 

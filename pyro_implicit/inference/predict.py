@@ -21,8 +21,9 @@ from pyro_implicit._checks import (
 from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._random import RandomStream, own_numbers
 from pyro_implicit.exceptions import NonFiniteError
-from pyro_implicit.guides.argument_dims import warn_of_lost_dimension, warn_of_other_rows
+from pyro_implicit.guides.argument_dims import warn_of_other_rows, warn_of_other_shapes
 from pyro_implicit.guides.conditional_base import ConditionalGuide
+from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import entries_not_finite, explained_errors
@@ -128,7 +129,8 @@ def predict(
     check_order(model, "predict(model, guide, ...)", guide)
     check_guide(guide)
     check_misspelt(predict, model, kwargs)
-    warn_of_lost_dimension(guide, args)
+    watched = WatchedParameters(guide)
+    warn_of_other_shapes(guide, args)
     warn_of_other_rows(guide, args, kwargs)
     num_samples = check_count("num_samples", num_samples)
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)
@@ -152,7 +154,7 @@ def predict(
                 found = job.run(UNIT, exactly=True)
             job.check_guide_is_for_the_model()
             forgotten = job.forgotten_latents(guide)
-    for text in plan.warnings():
+    for text in [*plan.warnings(), *watched.warnings()]:
         warnings.warn(text, stacklevel=_CALLER)
     if forgotten:
         warnings.warn(came_from_prior(forgotten, set(draws) - plan.met), stacklevel=_CALLER)

@@ -19,6 +19,7 @@ from pyro_implicit._checks import (
 )
 from pyro_implicit._plain import first_difference
 from pyro_implicit.exceptions import NonFiniteError, StateError
+from pyro_implicit.guides.first_call import FIRST_CALL
 
 __all__ = ["EarlyStopping"]
 
@@ -204,6 +205,10 @@ def _check_fits(where: str, saved: dict[str, Any], now: dict[str, Any]) -> None:
                 f"{name!r} of {where} has shape {tuple(now[name].shape)}; expected that of "
                 f"its best state, {tuple(value.shape)}."
             )
-        told = None if isinstance(value, Tensor) else first_difference(now[name], value, name)
+        told = (
+            None
+            if isinstance(value, Tensor)
+            else first_difference(now[name], value, name, (FIRST_CALL,))
+        )
         if told:
             raise StateError(f"{where} has another structure than its best state: {told}.")

@@ -18,8 +18,8 @@ from pyro_implicit import (
     to_arviz,
 )
 from pyro_implicit.guides.argument_dims import (
-    dims_of_arguments,
-    warn_of_lost_dimension,
+    shapes_of_arguments,
+    warn_of_other_shapes,
 )
 from pyro_implicit.handlers.same_rows import fingerprint
 
@@ -52,12 +52,12 @@ def test_a_row_with_its_dimension_is_one(guide: Any) -> None:
 
 
 def test_nothing_is_said_of_what_nobody_knows(guide: Any) -> None:
-    assert dims_of_arguments((X, 3, None, Y)) == (2, None, None, 1)
-    warn_of_lost_dimension(guide, (X[None],))  # several networks, for example
-    warn_of_lost_dimension(guide, ())
-    warn_of_lost_dimension(guide, ("x",))
-    warn_of_lost_dimension(lambda x: None, (X[0],))
-    warn_of_lost_dimension(HyperNetworkGuide(model), (X[0],))  # not built
+    assert shapes_of_arguments((X, 3, None, Y)) == ((5, 3), None, None, (5,))
+    warn_of_other_shapes(guide, (X[None],))  # several networks, for example
+    warn_of_other_shapes(guide, ())
+    warn_of_other_shapes(guide, ("x",))
+    warn_of_other_shapes(lambda x: None, (X[0],))
+    warn_of_other_shapes(HyperNetworkGuide(model), (X[0],))  # not built
 
 
 def _levels(x: Tensor, y: Tensor | None = None) -> None:

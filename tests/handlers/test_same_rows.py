@@ -119,9 +119,17 @@ def test_new_units_under_another_name_keep_their_prior() -> None:
         prior(renamed)(X[:4] + 1, X[:4])
 
 
-def test_a_guide_that_was_loaded_knows_nothing_of_rows() -> None:
+def test_a_guide_that_was_loaded_knows_its_rows() -> None:
     guide = HyperNetworkGuide(model, init_from=None)
     guide.load_state_dict(_built(model, X).state_dict())
+    with pytest.warns(UserWarning, match="these are 6 other ones"):
+        GuidePrior(guide)(model)(X + 1, X)
+
+
+def test_a_guide_of_an_older_state_knows_nothing_of_rows() -> None:
+    guide, state = HyperNetworkGuide(model, init_from=None), _built(model, X).state_dict()
+    del state["_extra_state"]["first_call"]
+    guide.load_state_dict(state)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         GuidePrior(guide)(model)(X + 1, X)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pyro_implicit._plain import check_like, first_difference, non_finite
 from pyro_implicit.exceptions import NonFiniteError, StateError
+from pyro_implicit.guides.first_call import FIRST_CALL
 
 __all__ = [
     "KEY",
@@ -152,7 +153,7 @@ def check_tensors(found: Any, expected: dict[str, Any], trained: Iterable[str] =
             ours, theirs = _describe(value), _describe(theirs)
             told = None if ours == theirs else f"{name} is {theirs} there and {ours} here"
         else:
-            told = first_difference(theirs, value, name)
+            told = first_difference(theirs, value, name, (FIRST_CALL,))
         if told:
             raise StateError(f"the checkpoint is of another model or guide: {told}.")
     bad = non_finite({name: found[name] for name in trained if name in found})

@@ -1,0 +1,96 @@
+"""Parameters of the model, which a guide's state knows by name and does not hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import pyro
+from torch import Tensor, nn
+
+from pyro_implicit.handlers.same_rows import Fingerprint, fingerprint
+
+__all__ = ["ModelParameters", "WatchedParameters"]
+
+
+class ModelParameters:
+    """
+    Names of what a model makes by ``pyro.param``, or trains of its networks, and what it was like.
+
+    :param names: of these parameters in Pyro's store.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        #: what each was like when the guide was saved; None if nobody knows
+        self.saved: dict[str, Fingerprint | None] = dict.fromkeys(names)
+        #: what each was like where a call had to make it
+        self.made: dict[str, Fingerprint | None] = {}
+
+    def to_state(self) -> dict[str, list[Any] | None]:
+        """What each is like now, or was like when the guide was saved; of the values no more."""
+        now = {name: _like(name) or saved for name, saved in self.saved.items()}
+        return {name: None if one is None else list(one) for name, one in now.items()}
+
+
+class WatchedParameters:
+    """
+    Tells of parameters that a call makes anew, whose values in the guide's fit were others.
+
+    :param guide: any guide; one that is not of this package knows nothing.
+    """
+
+    def __init__(self, guide: Any) -> None:
+        parts = guide.modules() if isinstance(guide, nn.Module) else getattr(guide, "guides", ())
+        found = (getattr(part, "_model_parameters", None) for part in parts)
+        store = pyro.get_param_store()
+        self._known: list[ModelParameters] = [one for one in found if one is not None]
+        self._absent = {name for one in self._known for name in one.saved if name not in store}
+
+    def warnings(self) -> list[str]:
+        """
+        What a user should know once the model was run.
+
+        :returns: at most one text.
+        """
+        lost = sorted({name for known in self._known for name in self._lost(known)})
+        if not lost:
+            return []
+        return [
+            f"the model's parameters {lost} have the values that they begin with, not those of "
+            "the guide's fit: they are the model's, and no part of the guide's state. "
+            "Save and load them beside it: pyro.get_param_store().save(path) and .load(path) "
+            "before the first call; for a network, save_state(net.state_dict(), path)."
+        ]
+
+    def _lost(self, known: ModelParameters) -> list[str]:
+        lost = []
+        for name, saved in known.saved.items():
+            now = _like(name)
+            if now is None or _are_alike(now, saved) or (saved is None and _has_owner(name)):
+                continue
+            if name in self._absent:
+                known.made[name] = now
+            if _are_alike(now, known.made.get(name)):  # also in the calls that follow
+                lost.append(name)
+        return lost
+
+
+def _like(name: str) -> Fingerprint | None:
+    store = pyro.get_param_store()
+    value = store[name].detach() if name in store else None
+    return fingerprint((value.reshape(-1),)) if isinstance(value, Tensor) else None
+
+
+def _has_owner(name: str) -> bool:
+    """Whether it is a parameter of a module, which keeps its value when the store is cleared."""
+    return isinstance(pyro.get_param_store()._params[name], nn.Parameter)
+
+
+def _are_alike(one: Fingerprint, other: Fingerprint | None) -> bool:
+    """Whether values are the same, but for the order in which a device adds them up."""
+    if other is None or one[0] != other[0]:
+        return False
+    near = 1e-9 * math.sqrt(one[0] * max(one[2], other[2], 1e-300))
+    squares = math.isclose(one[2], other[2], rel_tol=1e-9)
+    return squares and all(abs(one[i] - other[i]) <= near * one[0] ** (i // 2) for i in (1, 3))
