@@ -43,7 +43,7 @@ def test_images_to_judge_by(small_data: Path, validation: bool) -> None:
     images = load(Namespace(data_root=small_data, validation=validation, **numbers))
     assert images.x.shape == (14, 3, 32, 32) and images.y.dtype == torch.int64
     assert len(images.x_test) == 5 and len(images.others["CIFAR-100"]) == 3
-    assert tuple(images.rotated) == tuple(CORRUPTIONS)
+    assert tuple(images.shifted) == tuple(CORRUPTIONS)
     together = torch.cat([images.x, images.x_test]).flatten(1)
     assert len(together.unique(dim=0)) == 19  # no image is trained on and judged by
 

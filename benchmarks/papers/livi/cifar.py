@@ -39,12 +39,12 @@ from benchmarks.common import (
 )
 from benchmarks.networks import WideResNet
 from benchmarks.papers.livi._cifar_data import OTHERS, load
-from benchmarks.papers.livi._mnist_data import Images
-from benchmarks.papers.livi._mnist_fits import SETTINGS as OF_MNIST
-from benchmarks.papers.livi._mnist_fits import Fits
-from benchmarks.papers.livi._mnist_scores import DOUBTS, all_scores
 from benchmarks.records import write_record
 from benchmarks.shared.image_fits import add_mnist_options
+from benchmarks.shared.image_posteriors import SETTINGS as OF_MNIST
+from benchmarks.shared.image_posteriors import Fits
+from benchmarks.shared.image_scores import DOUBTS, all_scores
+from benchmarks.shared.judged_images import Images
 from benchmarks.shared.uci_peers import has_laplace
 
 Row = dict[str, Any]

@@ -35,12 +35,13 @@ from benchmarks.common import (
     positive,
     stopwatch,
 )
-from benchmarks.papers.livi._mnist_data import OTHERS, Images, load
+from benchmarks.papers.livi._mnist_data import OTHERS, load
 from benchmarks.papers.livi._mnist_figure import draw_angles
-from benchmarks.papers.livi._mnist_fits import METHODS, SETTINGS, Fits
-from benchmarks.papers.livi._mnist_scores import DOUBTS, all_scores
 from benchmarks.records import write_record
 from benchmarks.shared.image_fits import add_mnist_options
+from benchmarks.shared.image_posteriors import METHODS, SETTINGS, Fits
+from benchmarks.shared.image_scores import DOUBTS, all_scores
+from benchmarks.shared.judged_images import Images
 from benchmarks.shared.uci_peers import has_laplace
 
 Row = dict[str, Any]
