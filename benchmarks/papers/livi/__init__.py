@@ -84,7 +84,7 @@ BENCHMARKS = (
         rows="a set, a split, a seed and a method",
         columns={**UCI, "settings": "of the fit", **PREDICTIONS, **CPU},
         records={
-            "livi_uci": "",
+            "livi_uci": "--splits 0 1 2 3 4 5 6 7 8 9",
             "livi_uci_choice": "--splits 0 --choose --methods mean-field linearised "
             '"singular value"',
         },
@@ -145,7 +145,11 @@ BENCHMARKS = (
             },
             **CPU,
         },
-        records={"cifar": "--seeds 0 1 2"},
+        records={
+            "cifar": "--seeds 0 1 2",
+            "cifar_wideresnet": "--seeds 0 1 2 --network wideresnet-10-1 --num-train 4000 "
+            "--epochs 6 --num-test 1000 --num-shifted 200",
+        },
         short="--seeds 0 --epochs 1 --num-train 8 --num-test 4 --num-shifted 3",
         short_settings={"num_draws": 2, "num_modes": 2},
         needs=("cifar10_jpeg.npz", "cifar100_test_jpeg.npz"),

@@ -34,7 +34,7 @@ SETTINGS: dict[str, Any] = {
     "num_rows": 100,
     "noise": 0.1,
     "num_chains": 16,
-    "chain_steps": 60_000,  # gradients of each, half for the warm-up
+    "chain_steps": 40_000,  # gradients of each, half for the warm-up
     "num_particles": 8,
     "rates": (5e-3, 2e-2),  # of which the one with the higher bound is taken
     "init_scale": 0.05,

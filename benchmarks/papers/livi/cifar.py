@@ -56,6 +56,10 @@ SETTINGS: dict[str, Any] = {
     "guide_lr": 0.06,
     "guide": "mmnn",
 }
+#: what was chosen for another network
+OF_NETWORK: dict[str, dict[str, Any]] = {
+    "wideresnet-10-1": {"batch_size": 64, "lr": 1e-3, "mean_field_lr": 3e-3, "guide_lr": 0.02},
+}
 NAMES = {
     "map": "MAP",
     "ensemble": "ensemble",
@@ -102,16 +106,16 @@ def main(argv: Sequence[str] | None = None) -> list[Row]:
     rows: list[Row] = []
     for row in run(arguments, load(arguments)):
         rows.append(row)
-        write_record("cifar", arguments, SETTINGS, rows)
+        write_record("cifar", arguments, _settings(arguments), rows)
     print(table(rows))
     return rows
 
 
 def run(arguments: argparse.Namespace, images: Images) -> Iterator[Row]:
     """A row for each seed and method."""
-    make = NETWORKS[arguments.network]
+    make, settings = NETWORKS[arguments.network], _settings(arguments)
     for seed in arguments.seeds:
-        fits = Fits(images, seed, arguments.epochs, arguments.quiet, make, SETTINGS)
+        fits = Fits(images, seed, arguments.epochs, arguments.quiet, make, settings)
         for method in arguments.methods:
             with fixed_seed(seed), pyro.validation_enabled(False):
                 with stopwatch() as watch:
@@ -119,6 +123,10 @@ def run(arguments: argparse.Namespace, images: Images) -> Iterator[Row]:
                 found = all_scores(members, images)
             spent = watch.cpu_seconds + fits.borrowed
             yield {"method": method, "seed": seed} | found | {"cpu_seconds": spent}
+
+
+def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    return SETTINGS | OF_NETWORK.get(arguments.network, {})
 
 
 # ---- tables

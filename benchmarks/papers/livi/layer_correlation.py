@@ -161,7 +161,7 @@ def references(rows: list[Row]) -> str:
 
 def _options() -> Any:
     options = parser(__doc__ or "", methods=METHODS, figure="correlations of the last seed")
-    options.add_argument("--num-steps", type=positive, default=5000, help="(default: 5000)")
+    options.add_argument("--num-steps", type=positive, default=3000, help="(default: 3000)")
     return options
 
 
