@@ -45,6 +45,7 @@ from benchmarks.shared.image_posteriors import SETTINGS as OF_MNIST
 from benchmarks.shared.image_posteriors import Fits
 from benchmarks.shared.image_scores import DOUBTS, all_scores
 from benchmarks.shared.judged_images import Images
+from benchmarks.shared.paired import pairs
 from benchmarks.shared.uci_peers import has_laplace
 
 Row = dict[str, Any]
@@ -162,11 +163,10 @@ def others(rows: list[Row]) -> str:
 
 def differences(rows: list[Row]) -> str:
     """Lanczos less each other method with the same seed, mean and standard error over seeds."""
-    mine = {row["seed"]: row for row in rows if row["method"] == "lanczos"}
     changed = [
-        {**row, **{key: mine[row["seed"]][key] - row[key] for key, _ in _COMPARED.values()}}
-        for row in rows
-        if row["method"] != "lanczos" and row["seed"] in mine
+        {**row, **{key: mine[key] - row[key] for key, _ in _COMPARED.values()}}
+        for _, found in pairs(rows, "lanczos")
+        for row, mine in found
     ]
     return _means(changed, _COMPARED, "Lanczos less")
 
