@@ -145,11 +145,7 @@ BENCHMARKS = (
             },
             **CPU,
         },
-        records={
-            "cifar": "--seeds 0 1 2",
-            "cifar_wideresnet": "--seeds 0 1 2 --network wideresnet-10-1 --num-train 4000 "
-            "--epochs 6 --num-test 1000 --num-shifted 200",
-        },
+        records={"cifar": "--seeds 0 1 2"},
         short="--seeds 0 --epochs 1 --num-train 8 --num-test 4 --num-shifted 3",
         short_settings={"num_draws": 2, "num_modes": 2},
         needs=("cifar10_jpeg.npz", "cifar100_test_jpeg.npz"),

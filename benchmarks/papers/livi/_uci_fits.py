@@ -51,11 +51,11 @@ _RATES = (5e-3, 1e-2)
 _GENERATOR = ((3e-3, 0.01), (1e-3, 0.01), (3e-3, 0.05))
 #: what it chose for a set, where that is not the first
 _CHOSEN: dict[tuple[str, str], tuple[float, float | None]] = {
-    **{("mean-field", name): (1e-2, None) for name in ("concrete", "energy", "kin8nm")},
+    **{("mean-field", name): (1e-2, None) for name in ("concrete", "energy", "kin8nm", "naval")},
     **{
         (method, name): (1e-3, 0.01)
         for method in ("linearised", "singular value")
-        for name in ("concrete", "energy", "kin8nm")
+        for name in ("concrete", "energy", "kin8nm", "naval")
     },
 }
 

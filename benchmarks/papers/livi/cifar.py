@@ -59,7 +59,7 @@ SETTINGS: dict[str, Any] = {
 }
 #: what was chosen for another network
 OF_NETWORK: dict[str, dict[str, Any]] = {
-    "wideresnet-10-1": {"batch_size": 64, "lr": 1e-3, "mean_field_lr": 3e-3, "guide_lr": 0.02},
+    "wideresnet-10-1": {"batch_size": 64, "lr": 1e-3, "guide_lr": 0.02},
 }
 NAMES = {
     "map": "MAP",
