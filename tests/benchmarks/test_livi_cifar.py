@@ -82,3 +82,11 @@ def test_laplace_is_left_out_where_it_is_not_installed(
     cifar.main(options)
     assert "no rows of laplace: pip install laplace-torch" in capsys.readouterr().out
     assert asked == ["map"]
+
+
+def test_a_network_may_have_settings_of_its_own() -> None:
+    plain, wide = (
+        cifar._settings(Namespace(network=name)) for name in ("lenet", "wideresnet-10-1")
+    )
+    assert plain == cifar.SETTINGS
+    assert set(wide) == set(plain) and wide["batch_size"] != plain["batch_size"]
