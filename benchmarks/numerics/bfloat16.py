@@ -35,12 +35,12 @@ from benchmarks.common import (
     stopwatch,
 )
 from benchmarks.networks import LeNet
-from benchmarks.papers.livi._mnist_data import Images
-from benchmarks.papers.livi._mnist_fits import SETTINGS, Fits, by_weights
-from benchmarks.papers.livi._mnist_scores import all_scores
 from benchmarks.records import write_record
 from benchmarks.shared.image_fits import add_mnist_options, cut_mnist, standardised
+from benchmarks.shared.image_posteriors import SETTINGS, Fits, by_weights
+from benchmarks.shared.image_scores import all_scores
 from benchmarks.shared.images import GUIDES, classifier
+from benchmarks.shared.judged_images import Images
 from pyro_implicit import LanczosELBO, LightningVI
 from pyro_implicit.training import ResumableLoader
 
@@ -99,7 +99,7 @@ def fit(bench: Fits, images: Images, precision: str) -> dict[str, Any]:
 def _images(data: dict[str, Tensor]) -> Images:
     """To train on, and to judge by: as they come, and rotated by 60 degrees."""
     x, x_test = data["x_train"], data["x_test"]
-    turned = {60: standardised(rotate(x_test, 60, InterpolationMode.BILINEAR))}
+    turned = {"60": standardised(rotate(x_test, 60, InterpolationMode.BILINEAR))}
     y, y_test = data["y_train"], data["y_test"]
     return Images(standardised(x), y, standardised(x_test), y_test, turned, {})
 

@@ -49,6 +49,7 @@ from benchmarks.posterior._objectives_references import (
 )
 from benchmarks.posterior._objectives_targets import SETTINGS, TARGETS, Target
 from benchmarks.records import write_record
+from benchmarks.shared.paired import ahead, pairs
 
 COLUMNS = {
     "right": "right of 0",
@@ -163,22 +164,11 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def differences(rows: list[dict[str, Any]]) -> str:
     """Of the true KL divergence and W1 of each method to the adaptive kernels', seed by seed."""
-    found = {(row["method"], row["seed"]): row for row in rows}
     lines = []
-    for method in dict.fromkeys(row["method"] for row in rows):
-        pairs = [
-            (row, found["kernel adaptive", seed])
-            for (its, seed), row in found.items()
-            if its == method and ("kernel adaptive", seed) in found
-        ]
-        if method == "kernel adaptive" or not pairs:
-            continue
-        cells = [
-            mean_and_error([a[key] - b[key] for a, b in pairs], "+.3f", ".3f")
-            for key in ("w1", "true_kl")
-        ]
-        nearer = sum(a["true_kl"] < b["true_kl"] for a, b in pairs)
-        lines.append([method, *cells, f"{nearer} of {len(pairs)}"])
+    for names, found in pairs(rows, "kernel adaptive"):
+        changes = [[a[key] - b[key] for a, b in found] for key in ("w1", "true_kl")]
+        cells = [mean_and_error(one, "+.3f", ".3f") for one in changes]
+        lines.append([*names, *cells, ahead([-change for change in changes[1]])])
     return format_table(["method less kernel adaptive", "W1", "true KL", "seeds nearer"], lines)
 
 

@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 from benchmarks.common import Stopwatch, format_table, parse, parser, stopwatch
 from benchmarks.posterior._refine_gradient import HandWritten
 from benchmarks.records import write_record
+from benchmarks.shared.paired import ahead, pairs
 from benchmarks.shared.uci import (
     HIDDEN_UNITS,
     Model,
@@ -322,18 +323,11 @@ _SCORES = ("rmse", "log_likelihood", "coverage", "crps")
 
 def differences(rows: list[dict[str, Any]]) -> str:
     """Of the long chains' log-likelihood to each other method, on the same split and seed."""
-    found = {(row["set"], row["split"], row["seed"], row["method"]): row for row in rows}
+    ordered = sorted(rows, key=lambda row: METHODS.index(row["method"]))
     lines = []
-    for name, method in _groups(rows):
-        pairs = [
-            (found[name, split, seed, "refine, long"], row)
-            for (one, split, seed, other), row in found.items()
-            if (one, other) == (name, method) and (name, split, seed, "refine, long") in found
-        ]
-        gains = [long["log_likelihood"] - row["log_likelihood"] for long, row in pairs]
-        if gains and method != "refine, long":
-            ahead = f"{sum(gain > 0 for gain in gains)} of {len(gains)}"
-            lines.append([name, method, _mean(gains, "+.3f"), ahead])
+    for names, found in pairs(ordered, "refine, long", group="set", units=("split", "seed")):
+        gains = [long["log_likelihood"] - row["log_likelihood"] for row, long in found]
+        lines.append([*names, _mean(gains, "+.3f"), ahead(gains)])
     return format_table(["set", "against", "refine, long, is ahead by", "splits ahead"], lines)
 
 

@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 
 from benchmarks.common import format_table, load_npz, mean_and_error, parse, parser, positive
 from benchmarks.records import write_record
+from benchmarks.shared.paired import ahead, pairs
 from benchmarks.shared.uci import build_model, load_split, score
 from benchmarks.shared.uci_fits import CANDIDATES, METHODS, Settings, Workbench, choice
 
@@ -160,18 +161,10 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def differences(rows: list[dict[str, Any]]) -> str:
     """In log-likelihood to mean-field on the same split and seed."""
-    found = {(row["set"], row["split"], row["seed"], row["method"]): row for row in rows}
-    values: dict[tuple[str, str], list[float]] = {}
-    for (name, split, seed, method), row in found.items():
-        other = found.get((name, split, seed, "mean-field"))
-        if other is not None and method != "mean-field":
-            change = row["log_likelihood"] - other["log_likelihood"]
-            values.setdefault((name, method), []).append(change)
     lines = []
-    for (name, method), changes in values.items():
-        text = mean_and_error(changes, "+.2f", ".2f")
-        ahead = f"{sum(change > 0 for change in changes)} of {len(changes)}"
-        lines.append([name, method, text, ahead])
+    for names, found in pairs(rows, "mean-field", group="set", units=("split", "seed")):
+        changes = [row["log_likelihood"] - other["log_likelihood"] for row, other in found]
+        lines.append([*names, mean_and_error(changes, "+.2f", ".2f"), ahead(changes)])
     return format_table(["set", "method", "difference", "splits ahead"], lines)
 
 

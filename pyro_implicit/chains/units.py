@@ -149,7 +149,7 @@ def learned_scale(state: State) -> Tensor | None:
 
     :param dict state: of the chains, with a window.
     :returns: deviations ``(m,)``, or a lower root of the covariance, ``(m, m)``; None if the window
-        is too short.
+        is too short, or no chain moved in it: units of zero would keep them there for ever.
     """
     count, squares = float(state["window_count"]), state["window_squares"]
     if count < _FEWEST:
@@ -159,6 +159,8 @@ def learned_scale(state: State) -> Tensor | None:
     if before.dim() == 2:
         before = before.sum(-1)
     variance = seen.diagonal() if seen.dim() == 2 else seen
+    if not bool((variance > 0).all()):
+        return None
     weight = count / (count + _FEWEST)
     mixed = weight * variance + (1 - weight) * before * _relative(variance, before)
     deviations = mixed.sqrt().clamp(min=torch.finfo(mixed.dtype).tiny ** 0.5)

@@ -43,7 +43,7 @@ def test_images_to_judge_by(small_data: Path, validation: bool) -> None:
     images = load(Namespace(data_root=small_data, validation=validation, **numbers))
     assert images.x.shape == (14, 3, 32, 32) and images.y.dtype == torch.int64
     assert len(images.x_test) == 5 and len(images.others["CIFAR-100"]) == 3
-    assert tuple(images.rotated) == tuple(CORRUPTIONS)
+    assert tuple(images.shifted) == tuple(CORRUPTIONS)
     together = torch.cat([images.x, images.x_test]).flatten(1)
     assert len(together.unique(dim=0)) == 19  # no image is trained on and judged by
 
@@ -82,3 +82,11 @@ def test_laplace_is_left_out_where_it_is_not_installed(
     cifar.main(options)
     assert "no rows of laplace: pip install laplace-torch" in capsys.readouterr().out
     assert asked == ["map"]
+
+
+def test_a_network_may_have_settings_of_its_own() -> None:
+    plain, wide = (
+        cifar._settings(Namespace(network=name)) for name in ("lenet", "wideresnet-10-1")
+    )
+    assert plain == cifar.SETTINGS
+    assert set(wide) == set(plain) and wide["batch_size"] != plain["batch_size"]

@@ -14,11 +14,12 @@ pytest.importorskip("torchmetrics")
 
 from benchmarks.networks import LeNet
 from benchmarks.papers.livi import mnist
-from benchmarks.papers.livi._mnist_data import ANGLES, OTHERS, Images, load
+from benchmarks.papers.livi._mnist_data import ANGLES, OTHERS, load
 from benchmarks.papers.livi._mnist_figure import draw_angles
-from benchmarks.papers.livi._mnist_fits import DropoutLeNet, by_weights
-from benchmarks.papers.livi._mnist_scores import all_scores, doubts, false_positives, scores
-from benchmarks.papers.livi._mnist_swag import PathMoments
+from benchmarks.shared.image_posteriors import DropoutLeNet, by_weights
+from benchmarks.shared.image_scores import all_scores, doubts, false_positives, scores
+from benchmarks.shared.judged_images import Images
+from benchmarks.shared.swag import PathMoments
 
 
 def test_draws_have_the_moments_of_the_path() -> None:
@@ -66,7 +67,7 @@ def test_false_positives_pass_where_most_digits_do() -> None:
 def _images() -> Images:
     torch.manual_seed(0)
     x, y = torch.zeros(20, 1, 28, 28), torch.arange(20) % 10
-    return Images(x, y, x, y, {15: x[:5]}, {"KMNIST": torch.ones(6, 1, 28, 28)})
+    return Images(x, y, x, y, {"15": x[:5]}, {"KMNIST": torch.ones(6, 1, 28, 28)})
 
 
 def test_other_images_are_told_by_doubt() -> None:
@@ -101,9 +102,11 @@ def test_images_to_judge_by(small_data: Path, validation: bool) -> None:
     images = load(arguments)
     assert len(images.x) == (15 if validation else 16)
     assert len(images.x_test) == len(images.y_test) == (1 if validation else 4)
-    assert tuple(images.rotated) == ANGLES[1:] and set(images.others) == set(OTHERS)
+    assert tuple(images.shifted) == tuple(map(str, ANGLES[1:])) and set(images.others) == set(
+        OTHERS
+    )
     assert all(x.shape[1:] == (1, 28, 28) for x in images.others.values())
-    turned = images.rotated[180]
+    turned = images.shifted["180"]
     torch.testing.assert_close(turned, images.x_test[: len(turned)].flip(-1, -2))
 
 

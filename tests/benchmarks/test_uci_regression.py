@@ -152,7 +152,9 @@ def test_unknown_split(data_root: Path) -> None:
         uci_regression.main(["--data-root", str(data_root), "--sets", "toy", "--splits", "2"])
 
 
-def _eager(loss: Callable[[], Tensor], parameters: Sequence[Tensor]) -> Callable[[], tuple]:
+def _eager(
+    loss: Callable[[], Tensor], parameters: Sequence[Tensor], light: bool = False
+) -> Callable[[], tuple]:
     """In place of :func:`~benchmarks.shared.replay.record`."""
 
     def step() -> tuple[Tensor, ...]:

@@ -271,3 +271,23 @@ def test_kernels_by_name_and_from_their_settings():
     for bad in ("nuts", HMC, 3, None):
         with pytest.raises(ArgumentError, match="expected 'mclmc', 'hmc', or one with settings"):
             make_kernel(bad)
+
+
+@pytest.mark.parametrize("precondition", ["diagonal", "dense"])
+def test_chains_that_are_refused_at_first_move_later(precondition):
+    """The first windows see no move where the first steps are far too long."""
+
+    def model():
+        pyro.sample("x", dist.Normal(torch.zeros(3), 0.01).to_event(1))
+
+    chains = refine(
+        model,
+        {"x": torch.zeros(4, 3)},
+        num_chains=4,
+        num_steps=1000,
+        kernel=HMC(precondition=precondition),
+        seed=0,
+        progress=False,
+    )
+    deviation = chains.draws["x"].flatten(0, 1).std(0)
+    torch.testing.assert_close(deviation, torch.full((3,), 0.01), rtol=0.2, atol=0)

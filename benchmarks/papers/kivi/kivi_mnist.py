@@ -42,6 +42,7 @@ from benchmarks.papers.kivi._kivi_mnist import NUM_SAMPLES, OBJECTIVES, KiviGuid
 from benchmarks.records import write_record
 from benchmarks.shared.image_fits import ImageFits, add_mnist_options, cut_mnist, standardised
 from benchmarks.shared.images import classifier
+from benchmarks.shared.paired import pairs
 
 METHODS = ("map", "ensemble", "mean-field", *OBJECTIVES)
 SETTINGS: dict[str, Any] = {
@@ -153,19 +154,12 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def differences(rows: list[dict[str, Any]]) -> str:
     """Of each method to no KL with the same seed: the same start and minibatches."""
-    found = {(row["method"], row["seed"]): row for row in rows}
     lines = []
-    for method in dict.fromkeys(row["method"] for row in rows if row["method"] != "no KL"):
-        pairs = [
-            (row, found["no KL", seed])
-            for (its, seed), row in found.items()
-            if its == method and ("no KL", seed) in found
-        ]
-        if pairs:
-            errors = [100 * (a["test_error"] - b["test_error"]) for a, b in pairs]
-            nll = [a["nll"] - b["nll"] for a, b in pairs]
-            changes = [mean_and_error(errors, "+.2f", ".2f"), mean_and_error(nll, "+.3f", ".3f")]
-            lines.append([method, len(pairs), *changes])
+    for names, found in pairs(rows, "no KL"):
+        errors = [100 * (a["test_error"] - b["test_error"]) for a, b in found]
+        nll = [a["nll"] - b["nll"] for a, b in found]
+        changes = [mean_and_error(errors, "+.2f", ".2f"), mean_and_error(nll, "+.3f", ".3f")]
+        lines.append([*names, len(found), *changes])
     return format_table(["method less no KL", "seeds", "test error, %", "NLL"], lines)
 
 

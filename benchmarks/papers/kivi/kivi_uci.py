@@ -53,6 +53,7 @@ from benchmarks.papers.kivi._kivi_uci import (
 )
 from benchmarks.papers.kivi._kivi_uci import draw as draw_latents
 from benchmarks.records import write_record
+from benchmarks.shared.paired import ahead, pairs
 from benchmarks.shared.uci import load_split, score
 
 #: Table 1 of the paper, "Implicit VI (KDRF)": RMSE and log-likelihood of 20 random splits, of
@@ -156,19 +157,18 @@ def differences(rows: list[dict[str, Any]]) -> str:
     Of adaptive to each other method, and of published to no KL, paired over splits and seeds; ahead
     is who has the higher log-likelihood.
     """
-    found = {(r["set"], r["method"], r["split"], r["seed"]): r for r in rows}
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    pairs = [("adaptive", method) for method in methods if method != "adaptive"]
-    lines = []
-    for name in dict.fromkeys(row["set"] for row in rows):
-        for one, other in [*pairs, ("published", "no KL")]:
-            both = [
-                (row, found[(name, other, *place)])
-                for (its, method, *place), row in found.items()
-                if (its, method) == (name, one) and (name, other, *place) in found
-            ]
-            if both:
-                lines.append([name, one, other, *_change(both)])
+    names = list(dict.fromkeys(row["set"] for row in rows))
+    places: dict[str, Any] = {"group": "set", "units": ("split", "seed")}
+    lines = [
+        [name, "adaptive", method, *_change([(mine, row) for row, mine in both])]
+        for (name, method), both in pairs(rows, "adaptive", **places)
+    ]
+    published = [row for row in rows if row["method"] in ("published", "no KL")]
+    lines += [
+        [name, method, "no KL", *_change(both)]
+        for (name, method), both in pairs(published, "no KL", **places)
+    ]
+    lines.sort(key=lambda line: names.index(line[0]))
     return format_table(["set", "method", "less", "RMSE", "log-lik.", "splits ahead"], lines)
 
 
@@ -179,7 +179,7 @@ def _change(both: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
     return [
         mean_and_error(errors, f"+{form}", form),
         mean_and_error(gains, "+.3f", ".3f"),
-        f"{sum(gain > 0 for gain in gains)} of {len(gains)}",
+        ahead(gains),
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.benchmark import Benchmark
-from benchmarks.shared.columns import BY_METHOD, CPU
+from benchmarks.shared.columns import BY_METHOD, CPU, PREDICTIONS, UCI
 
 PREDICTED = {
     "accuracy": "share of images that are told rightly",
@@ -53,6 +53,53 @@ BENCHMARKS = (
             "r_hat_draws": 8,
         },
         figure=True,
+    ),
+    Benchmark(
+        "papers.livi.layer_correlation",
+        "Are correlations between the weights of different layers recovered?",
+        rows="a method and a seed",
+        columns={
+            "method": "a name of --methods",
+            "seed": "of data and fit",
+            "across": "error of the correlations between layers, root mean square",
+            "within": "and within a layer",
+            "share": "slope of the correlations between layers on the reference's",
+            "size": "root mean square of the reference's",
+            "mean": "error of the means, in the reference's deviations",
+            "sd": "deviations over the reference's, geometric mean",
+            "r_hat": "worst weight, of the reference",
+            "rate": "of two, that with the higher bound",
+            "bound": "at the end",
+            "correlations": "of all weights: w, b, v, c",
+            **CPU,
+        },
+        records={"layer_correlation": "--seeds 0 1 2"},
+        short="--seeds 0 --num-steps 2",
+        short_settings={"num_rows": 20, "num_chains": 4, "chain_steps": 2000, "num_draws": 20},
+        figure=True,
+    ),
+    Benchmark(
+        "papers.livi.livi_uci",
+        "Do both bounds do alike on UCI, and as well as what costs as much?",
+        rows="a set, a split, a seed and a method",
+        columns={**UCI, "settings": "of the fit", **PREDICTIONS, **CPU},
+        records={
+            "livi_uci": "--sets boston concrete energy --splits 0 1 2 3 4 5 --methods map "
+            '"ensemble of 5" "laplace, last" mean-field "no entropy" linearised "singular value"',
+            "livi_uci_choice": "--splits 0 --choose --methods mean-field linearised "
+            '"singular value"',
+        },
+        short="--sets boston --splits 0",
+        short_settings={
+            "num_members": 2,
+            "mode_steps": 3,
+            "num_steps": 2,
+            "num_particles": 2,
+            "noise_dim": 3,
+            "hidden_dim": 3,
+            "num_draws": 4,
+        },
+        needs=("uci/boston.npz",),
     ),
     Benchmark(
         "papers.livi.mnist",

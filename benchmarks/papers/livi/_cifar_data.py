@@ -14,7 +14,7 @@ from torch import Tensor
 from torchvision.transforms.functional import gaussian_blur
 
 from benchmarks.common import load_npz
-from benchmarks.papers.livi._mnist_data import Images
+from benchmarks.shared.judged_images import Images
 
 __all__ = ["CORRUPTIONS", "OTHERS", "corrupted", "load"]
 

@@ -39,12 +39,13 @@ from benchmarks.common import (
 )
 from benchmarks.networks import WideResNet
 from benchmarks.papers.livi._cifar_data import OTHERS, load
-from benchmarks.papers.livi._mnist_data import Images
-from benchmarks.papers.livi._mnist_fits import SETTINGS as OF_MNIST
-from benchmarks.papers.livi._mnist_fits import Fits
-from benchmarks.papers.livi._mnist_scores import DOUBTS, all_scores
 from benchmarks.records import write_record
 from benchmarks.shared.image_fits import add_mnist_options
+from benchmarks.shared.image_posteriors import SETTINGS as OF_MNIST
+from benchmarks.shared.image_posteriors import Fits
+from benchmarks.shared.image_scores import DOUBTS, all_scores
+from benchmarks.shared.judged_images import Images
+from benchmarks.shared.paired import pairs
 from benchmarks.shared.uci_peers import has_laplace
 
 Row = dict[str, Any]
@@ -55,6 +56,10 @@ SETTINGS: dict[str, Any] = {
     "mean_field_lr": 5e-3,
     "guide_lr": 0.06,
     "guide": "mmnn",
+}
+#: what was chosen for another network
+OF_NETWORK: dict[str, dict[str, Any]] = {
+    "wideresnet-10-1": {"batch_size": 64, "lr": 1e-3, "guide_lr": 0.02},
 }
 NAMES = {
     "map": "MAP",
@@ -102,16 +107,16 @@ def main(argv: Sequence[str] | None = None) -> list[Row]:
     rows: list[Row] = []
     for row in run(arguments, load(arguments)):
         rows.append(row)
-        write_record("cifar", arguments, SETTINGS, rows)
+        write_record("cifar", arguments, _settings(arguments), rows)
     print(table(rows))
     return rows
 
 
 def run(arguments: argparse.Namespace, images: Images) -> Iterator[Row]:
     """A row for each seed and method."""
-    make = NETWORKS[arguments.network]
+    make, settings = NETWORKS[arguments.network], _settings(arguments)
     for seed in arguments.seeds:
-        fits = Fits(images, seed, arguments.epochs, arguments.quiet, make, SETTINGS)
+        fits = Fits(images, seed, arguments.epochs, arguments.quiet, make, settings)
         for method in arguments.methods:
             with fixed_seed(seed), pyro.validation_enabled(False):
                 with stopwatch() as watch:
@@ -119,6 +124,10 @@ def run(arguments: argparse.Namespace, images: Images) -> Iterator[Row]:
                 found = all_scores(members, images)
             spent = watch.cpu_seconds + fits.borrowed
             yield {"method": method, "seed": seed} | found | {"cpu_seconds": spent}
+
+
+def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    return SETTINGS | OF_NETWORK.get(arguments.network, {})
 
 
 # ---- tables
@@ -154,11 +163,10 @@ def others(rows: list[Row]) -> str:
 
 def differences(rows: list[Row]) -> str:
     """Lanczos less each other method with the same seed, mean and standard error over seeds."""
-    mine = {row["seed"]: row for row in rows if row["method"] == "lanczos"}
     changed = [
-        {**row, **{key: mine[row["seed"]][key] - row[key] for key, _ in _COMPARED.values()}}
-        for row in rows
-        if row["method"] != "lanczos" and row["seed"] in mine
+        {**row, **{key: mine[key] - row[key] for key, _ in _COMPARED.values()}}
+        for _, found in pairs(rows, "lanczos")
+        for row, mine in found
     ]
     return _means(changed, _COMPARED, "Lanczos less")
 

@@ -35,12 +35,14 @@ from benchmarks.common import (
     positive,
     stopwatch,
 )
-from benchmarks.papers.livi._mnist_data import OTHERS, Images, load
+from benchmarks.papers.livi._mnist_data import OTHERS, load
 from benchmarks.papers.livi._mnist_figure import draw_angles
-from benchmarks.papers.livi._mnist_fits import METHODS, SETTINGS, Fits
-from benchmarks.papers.livi._mnist_scores import DOUBTS, all_scores
 from benchmarks.records import write_record
 from benchmarks.shared.image_fits import add_mnist_options
+from benchmarks.shared.image_posteriors import METHODS, SETTINGS, Fits
+from benchmarks.shared.image_scores import DOUBTS, all_scores
+from benchmarks.shared.judged_images import Images
+from benchmarks.shared.paired import pairs
 from benchmarks.shared.uci_peers import has_laplace
 
 Row = dict[str, Any]
@@ -143,12 +145,10 @@ _COMPARED = {
 
 def differences(rows: list[Row]) -> str:
     """Lanczos less each other method with the same seed, mean and standard error over seeds."""
-    found = _by_method(rows)
-    mine = {row["seed"]: row for row in found.pop("lanczos")}
     lines = []
-    for method, own in found.items():
+    for (method,), found in pairs(rows, "lanczos"):
         cells = [
-            mean_and_error([mine[row["seed"]][key] - row[key] for row in own], form)
+            mean_and_error([mine[key] - row[key] for row, mine in found], form)
             for key, form in _COMPARED.values()
         ]
         lines.append([NAMES[method], *cells])

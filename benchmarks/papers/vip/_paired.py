@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.common import format_table, mean_and_error
+from benchmarks.shared.paired import ahead, pairs
 
 __all__ = ["mean_cell", "paired"]
 
@@ -28,20 +29,12 @@ def paired(
     :param group: a key of the rows by which lines are grouped.
     :param units: keys that tell which rows are of the same data.
     """
-    named = [key for key in (group, "method") if key is not None]
-    base_of = {_values(row, [group, *units]): row for row in rows if row["method"] == base}
     lines = []
-    for name in dict.fromkeys(_values(row, named) for row in rows if row["method"] != base):
-        own = [row for row in rows if _values(row, named) == name]
-        pairs = [
-            (row, base_of[_values(row, [group, *units])])
-            for row in own
-            if _values(row, [group, *units]) in base_of
-        ]
-        if pairs:
-            changes = [[one[key] - other[key] for one, other in pairs] for key in _KEYS.values()]
-            ahead = f"{sum(change < 0 for change in changes[-1])} of {len(pairs)}"
-            lines.append([*name, *(mean_cell(one, "+") for one in changes), ahead])
+    for names, found in pairs(rows, base, group=group, units=units):
+        changes = [[one[key] - other[key] for one, other in found] for key in _KEYS.values()]
+        gains = [-change for change in changes[-1]]
+        lines.append([*names, *(mean_cell(one, "+") for one in changes), ahead(gains)])
+    named = [key for key in (group, "method") if key is not None]
     return format_table([*named, *_KEYS, "ahead in NLL"], lines)
 
 
@@ -57,7 +50,3 @@ def mean_cell(values: list[float], sign: str = "") -> str | None:
     size = max(abs(statistics.fmean(values)), statistics.pstdev(values) / len(values) ** 0.5)
     digits = 2 if size >= 0.02 or size == 0 else 4 if size >= 0.0002 else 6  # naval
     return mean_and_error(values, f"{sign}.{digits}f", f".{digits}f")
-
-
-def _values(row: dict[str, Any], keys: Sequence[str | None]) -> tuple[Any, ...]:
-    return tuple(row[key] for key in keys if key is not None)

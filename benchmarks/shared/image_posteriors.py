@@ -1,4 +1,4 @@
-"""Posteriors of LeNet's weights, each as members that predict digits."""
+"""Posteriors of the weights of an image classifier, each as members that predict."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.common import stopwatch
 from benchmarks.networks import LeNet
-from benchmarks.papers.livi._mnist_data import Images
-from benchmarks.papers.livi._mnist_scores import Members
-from benchmarks.papers.livi._mnist_swag import PathMoments
 from benchmarks.shared.image_fits import ImageFits
+from benchmarks.shared.image_scores import Members
 from benchmarks.shared.images import GUIDES, NoEntropy, classifier
+from benchmarks.shared.judged_images import Images
+from benchmarks.shared.swag import PathMoments
 from pyro_implicit import LanczosELBO, SingularValueELBO
 
 __all__ = ["METHODS", "OBJECTIVES", "SETTINGS", "DropoutLeNet", "Fits", "by_weights"]

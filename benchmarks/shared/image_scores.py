@@ -1,4 +1,4 @@
-"""How well members of a posterior predict digits together, and tell them from other images."""
+"""How well members of a posterior predict images together, and tell them from other images."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torchmetrics.functional.classification import (
     multiclass_calibration_error,
 )
 
-from benchmarks.papers.livi._mnist_data import Images
+from benchmarks.shared.judged_images import Images
 
 __all__ = ["DOUBTS", "PREDICTIONS", "Members", "all_scores", "doubts", "false_positives", "scores"]
 
-#: from images ``(N, 1, 28, 28)`` to each member's probabilities ``(S, N, 10)``
+#: from images ``(N, C, H, W)`` to each member's probabilities ``(S, N, 10)``
 Members = Callable[[Tensor], Tensor]
 PREDICTIONS = ("accuracy", "nll", "ece", "brier")
 #: what tells one image from another: entropy of the mean, and mutual information with the member
@@ -28,19 +28,19 @@ _AT_ONCE = 500
 
 def all_scores(members: Members, images: Images) -> dict[str, float | None]:
     """
-    Of digits as they come and at each angle; and of other images, told from these digits.
+    Of images as they come and shifted; and of other images, told from these.
 
     :param members: see :data:`Members`.
     :param Images images: to judge by.
-    :returns: by ``"<score> <angle>"``, and ``"<auroc or fpr95> <doubt> <set>"``, None where a
-        single member has no information to tell.
+    :returns: by ``"<score> 0"``, ``"<score> <shift>"`` and ``"<auroc or fpr95> <doubt> <set>"``,
+        None where a single member has no information to tell.
     """
     found: dict[str, float | None] = {}
     p, own = _predicted(members, images.x_test)
     found |= {f"{name} 0": value for name, value in scores(p, images.y_test).items()}
-    for angle, x in images.rotated.items():
+    for shift, x in images.shifted.items():
         told = scores(_predicted(members, x)[0], images.y_test[: len(x)])
-        found |= {f"{name} {angle}": value for name, value in told.items()}
+        found |= {f"{name} {shift}": value for name, value in told.items()}
     for kind, x in images.others.items():
         other = _predicted(members, x)[1]
         for doubt in DOUBTS:
@@ -89,7 +89,7 @@ def scores(p: Tensor, y: Tensor) -> dict[str, float]:
 
 
 def _auroc(own: Tensor, other: Tensor) -> float:
-    """The probability that another image has more doubt than a digit."""
+    """The probability that another image has more doubt than one of these."""
     target = torch.cat([torch.zeros(len(own)), torch.ones(len(other))]).long()
     return float(binary_auroc(_ranks(torch.cat([own, other])), target))
 
@@ -102,8 +102,8 @@ def _ranks(values: Tensor) -> Tensor:
 
 def false_positives(own: Tensor, other: Tensor) -> float:
     """
-    :param Tensor own: doubts of digits, shape ``(N,)``.
+    :param Tensor own: doubts of the images to judge by, shape ``(N,)``.
     :param Tensor other: those of other images, shape ``(M,)``.
-    :returns: the share of the others that pass where 95% of the digits do.
+    :returns: the share of the others that pass where 95% of these do.
     """
     return float((other <= own.double().quantile(0.95)).float().mean())

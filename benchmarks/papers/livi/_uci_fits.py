@@ -1,0 +1,193 @@
+"""What is fitted to a split of UCI: modes and what is made of them, and guides from the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pyro
+import torch
+from pyro.infer import Trace_ELBO
+from pyro.infer.autoguide import AutoDelta, AutoNormal, init_to_value
+from torch import Tensor
+
+from benchmarks.common import stopwatch
+from benchmarks.shared.images import NoEntropy
+from benchmarks.shared.replay import cosine, train
+from benchmarks.shared.uci import Model, Split, score
+from benchmarks.shared.uci_fits import Settings
+from benchmarks.shared.uci_peers import gaussian_scores, laplace
+from pyro_implicit import HyperNetworkGuide, LinearisedELBO, SingularValueELBO, posterior_draws
+from pyro_implicit.generators import MLPGenerator
+
+__all__ = ["LAPLACE", "METHODS", "SETTINGS", "Fits", "candidates", "choice"]
+
+SETTINGS: dict[str, Any] = {
+    "batch_size": 500,
+    "num_members": 5,
+    "mode_steps": 1000,
+    "mode_rate": 1e-2,
+    "num_steps": 1000,
+    "num_particles": 4,
+    "noise_dim": 50,
+    "hidden_dim": 50,
+    "init_scale": 0.02,
+    "num_draws": 500,
+}
+LAPLACE = {"laplace": "all", "laplace, last": "last_layer"}
+#: of the generator's output, with the entropy on one draw of each step
+_OBJECTIVES: dict[str, Callable[..., Any]] = {
+    "no entropy": NoEntropy,
+    "linearised": LinearisedELBO,
+    "singular value": SingularValueELBO,
+}
+METHODS = ("map", "ensemble of 5", *LAPLACE, "mean-field", *_OBJECTIVES)
+_GUIDES = ("mean-field", *_OBJECTIVES)
+Draws = dict[str, Tensor]
+
+#: what ``--choose`` tries: rates, and with the generator its output noise
+_RATES = (5e-3, 1e-2)
+_GENERATOR = ((3e-3, 0.01), (1e-3, 0.01), (3e-3, 0.05))
+#: what it chose for a set, where that is not the first
+_CHOSEN: dict[tuple[str, str], tuple[float, float | None]] = {
+    **{("mean-field", name): (1e-2, None) for name in ("concrete", "energy", "kin8nm", "naval")},
+    **{
+        (method, name): (1e-3, 0.01)
+        for method in ("linearised", "singular value")
+        for name in ("concrete", "energy", "kin8nm", "naval")
+    },
+}
+
+
+def candidates(method: str) -> list[Settings]:
+    """Settings to choose from; the one there is for what has no choice."""
+    steps = SETTINGS["num_steps"]
+    if method == "mean-field":
+        return [Settings(steps, rate, SETTINGS["init_scale"]) for rate in _RATES]
+    if method in _OBJECTIVES:
+        return [Settings(steps, rate, SETTINGS["init_scale"], scale) for rate, scale in _GENERATOR]
+    return [Settings(SETTINGS["mode_steps"], SETTINGS["mode_rate"])]
+
+
+def choice(method: str, name: str) -> Settings:
+    """The settings of a method for a set; the control has those of the linearised bound."""
+    asked = "linearised" if method == "no entropy" else method
+    first = candidates(method)[0]
+    rate, scale = _CHOSEN.get((asked, name), (first.rate, first.scale))
+    return Settings(first.num_steps, rate, first.init_scale, scale)
+
+
+class Fits:
+    """
+    One split with one seed; the modes are sought once.
+
+    :param Model model: the model.
+    :param Split split: the data.
+    :param int seed: of every fit.
+    :param bool quiet: no progress bars.
+    """
+
+    def __init__(self, model: Model, split: Split, seed: int, quiet: bool) -> None:
+        self.model, self.split, self.seed, self.quiet = model, split, seed, quiet
+        self._found: tuple[Draws, float] | None = None
+
+    def scores(self, method: str, settings: Settings) -> dict[str, float]:
+        """
+        :param str method: one of :data:`METHODS`.
+        :param Settings settings: of a guide.
+        :returns: RMSE, log-likelihood, coverage, and CPU seconds with those of the modes used.
+        """
+        modes, of_modes = self._modes()
+        part = 1 if method == "ensemble of 5" else 1 / SETTINGS["num_members"]
+        with stopwatch() as watch:
+            if method in LAPLACE:
+                first = {name: values[0] for name, values in modes.items()}
+                sigma = float(first.pop("sigma"))
+                found = gaussian_scores(
+                    *laplace(self.split, first, sigma, LAPLACE[method]), self.split
+                )
+            elif method in _GUIDES:
+                draws = self._guide(method, settings)
+            else:
+                draws = modes if method == "ensemble of 5" else {k: v[:1] for k, v in modes.items()}
+        if method not in LAPLACE:
+            pyro.set_rng_seed(self.seed)
+            found = score(self.model, draws, self.split)
+        found.pop("crps", None)
+        return found | {"cpu_seconds": watch.cpu_seconds + part * of_modes}
+
+    def _modes(self) -> tuple[Draws, float]:
+        """Modes from starts of their own, {site: (members, *shape)}, found in one fit."""
+        if self._found is None:
+            count = SETTINGS["num_members"]
+
+            def members(x: Tensor, y: Tensor) -> None:
+                with pyro.plate("members", count, dim=-2):
+                    self.model(x, y)
+
+            with stopwatch() as watch:
+                self._fresh()
+                guide = AutoDelta(members, init_loc_fn=_small_weights)
+                self._train(members, guide, Trace_ELBO(), candidates("map")[0], "modes")
+                found = {name: value.detach() for name, value in guide.median().items()}
+            self._found = (
+                {name: value.squeeze(1) for name, value in found.items()},
+                watch.cpu_seconds,
+            )
+        return self._found
+
+    def _guide(self, method: str, settings: Settings) -> Draws:
+        start = {name: values[0] for name, values in self._modes()[0].items()}
+        self._fresh()
+        at = init_to_value(values=start)
+        options: dict[str, Any] = {"vectorize_particles": True, "max_plate_nesting": 1}
+        if method == "mean-field":
+            guide: Any = AutoNormal(self.model, init_loc_fn=at, init_scale=settings.init_scale)
+            objective: Any = Trace_ELBO(SETTINGS["num_particles"], **options)
+        else:
+            kind = partial(_perceptron, init_scale=settings.init_scale)
+            guide = HyperNetworkGuide(
+                self.model, generator=kind, scale=settings.scale, init_from=None, init_loc_fn=at
+            )
+            if method == "singular value":  # so many iterations are the decomposition: exact
+                options["num_iterations"] = SETTINGS["noise_dim"]
+            options["num_entropy_particles"] = 1
+            objective = _OBJECTIVES[method](SETTINGS["num_particles"], **options)
+        self._train(self.model, guide, objective, settings, method)
+        return posterior_draws(guide, SETTINGS["num_draws"], *self.split.data)
+
+    def _fresh(self) -> None:
+        pyro.clear_param_store()  # or the autoguides of another split hand their values on
+        pyro.set_rng_seed(self.seed)
+
+    def _train(
+        self, model: Model, guide: Any, objective: Any, settings: Settings, name: str
+    ) -> None:
+        train(
+            model,
+            guide,
+            objective,
+            self.split.data,
+            num_steps=settings.num_steps,
+            rate=settings.rate,
+            schedule=cosine,
+            bar=None if self.quiet else name,
+            batch_size=SETTINGS["batch_size"],
+            light=True,
+        )
+
+
+def _perceptron(num_weights: int, init_scale: float) -> MLPGenerator:
+    """The paper's sampler for UCI: one hidden layer."""
+    layers = (SETTINGS["hidden_dim"],)
+    return MLPGenerator(
+        SETTINGS["noise_dim"], num_weights, layers, activation="tanh", init_scale=init_scale
+    )
+
+
+def _small_weights(site: dict[str, Any]) -> Tensor:
+    """A start of its own for each member, so that no two hidden units are alike."""
+    if site["name"] == "sigma":
+        return torch.full(site["fn"].shape(), 0.3)
+    return 0.3 * site["fn"].sample()
