@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.shared.images import NoEntropy
-from pyro_implicit import KernelDensityRatioELBO, MMNNGuide
+from pyro_implicit import AdversarialELBO, KernelDensityRatioELBO, MMNNGuide
 from pyro_implicit.generators import MMNN, Generator
 from pyro_implicit.guides.latent_site import LatentSite
 
@@ -18,10 +18,19 @@ __all__ = ["KiviGuide", "NUM_SAMPLES", "OBJECTIVES", "Perceptron", "forced_kl"]
 
 #: of the generators' guides; the ratio sees as many draws as the paper's
 NUM_SAMPLES = 10
+
+
+def _linear(size: int) -> nn.Module:
+    return nn.Linear(size, 1)
+
+
+#: the critic is trained a step at a time, on as many draws
+_CRITIC: dict[str, Any] = {"critic": _linear, "contrast": "prior", "num_critic_steps": 1}
 OBJECTIVES: dict[str, Callable[..., Any]] = {
     "no KL": partial(NoEntropy, kl_weight=0.0),
     "published": partial(KernelDensityRatioELBO, published=True, num_samples=NUM_SAMPLES),
     "adaptive": partial(KernelDensityRatioELBO, num_samples=NUM_SAMPLES),
+    "logistic critic": partial(AdversarialELBO, **_CRITIC, num_samples=NUM_SAMPLES),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -69,7 +70,7 @@ class Bench(ImageFits):
             more = SETTINGS["num_modes"] - 1 if method == "ensemble" else 0
             modes = [self._mode(net, self.arguments.epochs)]
             modes += [self._mode(self._start(), self.arguments.epochs) for _ in range(more)]
-            unknown = {"claimed_kl": None, "claimed_kl_many": None, "forced_kl": None}
+            unknown = dict.fromkeys(("claimed_kl", "claimed_kl_many", "claimed_last", "forced_kl"))
             epoch = modes[0][1] if method == "map" else None
             return _mean_of_modes([net for net, _ in modes]), {"epoch": epoch} | unknown
         return self._fit_guide(method, net)
@@ -86,12 +87,15 @@ class Bench(ImageFits):
         epochs = self.arguments.epochs
         options = {"epochs": epochs, "lr": lr, "name": method, "check": watch}
         last = self.train_guide(model, guide, elbo, **options)
-        found: dict[str, Any] = {"epoch": watch.best()}
+        has_claim = method not in ("mean-field", "no KL")
+        at_last = _claimed(elbo, model, guide, last) if has_claim else None
+        found: dict[str, Any] = {"epoch": watch.best(), "claimed_last": at_last}
+        found["claimed_kl"] = _claimed(elbo, model, guide, last) if has_claim else None
         many = None
         if method in ("published", "adaptive"):
-            many = OBJECTIVES[method](1, num_samples=SETTINGS["many_samples"])
-        found["claimed_kl"] = _claimed(elbo, model, guide, last) if many else None
-        found["claimed_kl_many"] = _claimed(many, model, guide, last) if many else None
+            kernels = OBJECTIVES[method](1, num_samples=SETTINGS["many_samples"])
+            many = _claimed(kernels, model, guide, last)
+        found["claimed_kl_many"] = many
         found["forced_kl"] = forced_kl(guide, SETTINGS["many_samples"])
         return _mean_of_draws(net, guide), found
 
@@ -124,8 +128,11 @@ class _Watch:
         self()
 
     def __call__(self) -> None:
-        if len(self._x):
-            self._stopping.step(_nll(self._make()(self._x), self._y), self._module)
+        if not len(self._x):
+            return
+        score = _nll(self._make()(self._x), self._y)
+        if math.isfinite(score):  # a fit that has diverged keeps what it had before
+            self._stopping.step(score, self._module)
 
     def best(self) -> int | None:
         """Puts the best state back, and tells its epoch; None without held-out images."""
