@@ -115,7 +115,7 @@ def _options() -> Any:
     options.add_argument(
         "--hidden", type=positive, metavar="N", help="of the generators (default: the paper's)"
     )
-    options.add_argument("--epochs", type=float, default=4.0, help="at most (default: 4)")
+    options.add_argument("--epochs", type=float, default=3.0, help="at most (default: 3)")
     options.add_argument("--start-epochs", type=float, default=1.0, help="of MAP (default: 1)")
     options.add_argument("--guide-lr", type=float, default=SETTINGS["guide_lr"])
     options.add_argument("--download", action="store_true", help="get MNIST by torchvision")
