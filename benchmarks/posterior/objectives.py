@@ -17,14 +17,16 @@ known by the moments of long chains alone (--reference makes them): root mean sq
 of means (in deviations), log-deviations and correlations, and the objective's value. Settings of
 objectives are their defaults; the guide is the default HyperNetworkGuide for all but Pyro's own.
 
---instability trains a small Bayesian network instead, and tells how the estimated KL(q || p) of
-neighbouring steps differs between a logistic-regression critic, the default critic and kernels.
+--instability trains Bayesian networks of 61 and 673 weights instead, and tells how the estimated
+KL(q || p) of neighbouring steps differs between a logistic-regression critic, the default critic
+and kernels, and what the means and variances of the weights alone force.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pyro
@@ -41,7 +43,7 @@ from benchmarks.common import (
 )
 from benchmarks.posterior._objectives_figure import draw_curves, draw_sets
 from benchmarks.posterior._objectives_fits import AT_EQUAL_TIME, METHODS, fit, nuts
-from benchmarks.posterior._objectives_instability import ESTIMATES, track
+from benchmarks.posterior._objectives_instability import ESTIMATES, NETWORKS, track
 from benchmarks.posterior._objectives_references import (
     REFERENCE_SETTINGS,
     REFERENCED,
@@ -122,20 +124,20 @@ def compare(arguments: Any) -> list[dict[str, Any]]:
 def instability(arguments: Any) -> list[dict[str, Any]]:
     """The KL term at every step, and its spread over the last ones."""
     rows, curves = [], {}
-    for name in ESTIMATES:
-        for seed in arguments.seeds:
-            with fixed_seed(seed), pyro.validation_enabled(False):
-                curve = track(name, arguments.num_steps, arguments.quiet)
-            curves[name] = curve
-            last = curve[-LAST:]
-            spread = {"mean": statistics.fmean(last), "sd": statistics.pstdev(last)}
-            steps = [b - a for a, b in zip(last, last[1:], strict=False)]
-            spread["sd_of_change"] = statistics.pstdev(steps) if steps else 0.0
-            rows.append({"estimate": name, "seed": seed} | spread)
+    for seed, weights, name in product(arguments.seeds, NETWORKS, ESTIMATES):
+        with fixed_seed(seed), pyro.validation_enabled(False), stopwatch() as watch:
+            curve, forced = track(name, weights, arguments.num_steps, arguments.quiet)
+        curves[weights, name] = curve
+        last = curve[-LAST:]
+        steps = [b - a for a, b in zip(last, last[1:], strict=False)]
+        row = {"weights": weights, "estimate": name, "seed": seed, "mean": statistics.fmean(last)}
+        row |= {"sd": statistics.pstdev(last), "lowest": min(curve), "forced": forced}
+        row["sd_of_change"] = statistics.pstdev(steps) if steps else 0.0
+        rows.append(row | {"cpu_seconds": watch.cpu_seconds})
+        write_record("objectives", arguments, {"num_steps": arguments.num_steps}, rows)
     print(spreads(rows))
     if arguments.figure is not None:
         draw_curves(arguments.figure, curves)
-    write_record("objectives", arguments, {"num_steps": arguments.num_steps}, rows)
     return rows
 
 
@@ -194,9 +196,24 @@ def chains(rows: list[dict[str, Any]]) -> str:
 
 
 def spreads(rows: list[dict[str, Any]]) -> str:
-    """Of the estimates of the KL term."""
-    header = ["estimate", "seed", f"mean of last {LAST}", "sd", "sd of the change per step"]
-    return format_table(header, [list(row.values()) for row in rows])
+    """Of the estimates of the KL term: means over seeds, with their standard errors."""
+    columns = {
+        "mean": f"mean of last {LAST}",
+        "forced": "forced",
+        "lowest": "lowest",
+        "sd": "sd",
+        "sd_of_change": "sd of the change per step",
+    }
+    lines = []
+    for weights, name in dict.fromkeys((row["weights"], row["estimate"]) for row in rows):
+        own = [row for row in rows if (row["weights"], row["estimate"]) == (weights, name)]
+        cells = []
+        for key in columns:
+            values = [row[key] for row in own]
+            small = abs(statistics.fmean(values)) < 1
+            cells.append(mean_and_error(values, ".2f" if small else ".1f"))
+        lines.append([weights, name, len(own), *cells])
+    return format_table(["weights", "estimate", "seeds", *columns.values()], lines)
 
 
 def _cell(values: list[float | None], form: str) -> str:
