@@ -43,10 +43,6 @@ BENCHMARKS = (
         records={
             "kivi_mnist": "--num-train 6000 --hidden 100 "
             "--methods map ensemble mean-field 'no KL' published adaptive",
-            "kivi_mnist_critic": "--num-train 6000 --hidden 100 --epochs 1 "
-            "--methods 'no KL' 'logistic critic'",
-            "kivi_mnist_wide": "--num-train 6000 --hidden 100 --width 800 1200 --epochs 1 "
-            "--methods map ensemble mean-field 'no KL' published",
         },
         short="--width 16 20 --hidden 20 --start-epochs 2 --epochs 2 --num-train 8 --num-test 4 "
         "--num-validation 4 --seeds 0",
