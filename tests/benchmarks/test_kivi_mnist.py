@@ -117,6 +117,7 @@ def test_tables_pair_by_seed() -> None:
     def row(method: str, seed: int, error: float, claimed: float | None = None) -> dict[str, Any]:
         scores = {"test_error": error, "nll": 10 * error, "claimed_kl": claimed, "epoch": seed}
         scores |= {"claimed_last": claimed, "claimed_kl_many": claimed, "forced_kl": None}
+        scores["error_last"] = claimed
         return {"width": 4, "method": method, "seed": seed, **scores, "cpu_seconds": 1.0}
 
     rows = [
@@ -131,12 +132,12 @@ def test_tables_pair_by_seed() -> None:
         [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:]]
         for text in (kivi_mnist.table(rows), kivi_mnist.differences(rows))
     ]
-    none = ["", "", "", "", "1"]
+    none = ["", "", "", "", "", "1"]
     both = ["4", "no KL", "2", "2.00 ± 0.00", "0.200 ± 0.000", "0.5 ± 0.5"]
     assert cells[0] == [
-        ["4", "map", "2", "4.00 ± 1.00", "0.400 ± 0.100", "0.5 ± 0.5", *none[:4], "1 ± 0"],
-        [*both, *none[:4], "1 ± 0"],
-        ["4", "published", "1", "2.00", "0.200", "1.0", "1.5", "1.5", "1.5", "", "1"],
+        ["4", "map", "2", "4.00 ± 1.00", "0.400 ± 0.100", "0.5 ± 0.5", *none[:5], "1 ± 0"],
+        [*both, *none[:5], "1 ± 0"],
+        ["4", "published", "1", "2.00", "0.200", "1.0", "1.5", "1.5", "1.5", "150.00", "", "1"],
         ["8", "map", "1", "50.00", "5.000", "1.0", *none],
     ]
     assert cells[1] == [

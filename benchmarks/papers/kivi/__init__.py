@@ -37,6 +37,7 @@ BENCHMARKS = (
             "claimed_kl": "what the objective takes it for, with the draws of a step",
             "claimed_kl_many": "the same with 100 draws",
             "claimed_last": "with the draws of a step, at the last step",
+            "error_last": "test error at the last step, share",
             "forced_kl": "what the marginal moments force, of a guide",
             **CPU,
         },

@@ -70,7 +70,8 @@ class Bench(ImageFits):
             more = SETTINGS["num_modes"] - 1 if method == "ensemble" else 0
             modes = [self._mode(net, self.arguments.epochs)]
             modes += [self._mode(self._start(), self.arguments.epochs) for _ in range(more)]
-            unknown = dict.fromkeys(("claimed_kl", "claimed_kl_many", "claimed_last", "forced_kl"))
+            names = ("claimed_kl", "claimed_kl_many", "claimed_last", "error_last", "forced_kl")
+            unknown = dict.fromkeys(names)
             epoch = modes[0][1] if method == "map" else None
             return _mean_of_modes([net for net, _ in modes]), {"epoch": epoch} | unknown
         return self._fit_guide(method, net)
@@ -89,7 +90,9 @@ class Bench(ImageFits):
         last = self.train_guide(model, guide, elbo, **options)
         has_claim = method not in ("mean-field", "no KL")
         at_last = _claimed(elbo, model, guide, last) if has_claim else None
-        found: dict[str, Any] = {"epoch": watch.best(), "claimed_last": at_last}
+        found: dict[str, Any] = {"claimed_last": at_last}
+        found["error_last"] = self.error(_mean_of_draws(net, guide))["test_error"]
+        found["epoch"] = watch.best()
         found["claimed_kl"] = _claimed(elbo, model, guide, last) if has_claim else None
         many = None
         if method in ("published", "adaptive"):

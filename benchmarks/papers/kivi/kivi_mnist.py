@@ -19,7 +19,7 @@ with 50 000 images, 10 000 to choose. --validation scores training images that f
 touches no test image.
 
 "claimed KL" is what the objective takes the KL term for, with the 10 draws of a step and with 100,
-and at the last step instead of the epoch that was kept; "forced KL" what the means and variances of
+and at the last step (with the test error there) instead of the epoch that was kept; "forced KL" what the means and variances of
 the weights alone force, were they independent Gaussians.
 """
 
@@ -53,6 +53,7 @@ SCORES = (
     ("claimed_kl", "claimed KL", ".3g"),
     ("claimed_kl_many", "by 100 draws", ".3g"),
     ("claimed_last", "last step", ".3g"),
+    ("error_last", "error, %", ".2f"),
     ("forced_kl", "forced KL", ".3g"),
     ("cpu_seconds", "CPU s", ".0f"),
 )
@@ -66,7 +67,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         cells = []
         for key, _, form in SCORES:
             known = [row[key] for row in own if row[key] is not None]
-            known = [100 * value for value in known] if key == "test_error" else known
+            known = [100 * value for value in known] if "error" in key else known
             cells.append(mean_and_error(known, form) if known else "")
         lines.append([width, method, len(own), *cells])
     return format_table(["units", "method", "seeds", *(name for _, name, _ in SCORES)], lines)
