@@ -19,8 +19,8 @@ with 50 000 images, 10 000 to choose. --validation scores training images that f
 touches no test image.
 
 "claimed KL" is what the objective takes the KL term for, with the 10 draws of a step and with 100,
-and at the last step (with the test error there) instead of the epoch that was kept; "forced KL" what the means and variances of
-the weights alone force, were they independent Gaussians.
+and at the last step (with the test error there) instead of the epoch that was kept; "forced KL"
+what the means and variances of the weights alone force, were they independent Gaussians.
 """
 
 from __future__ import annotations
