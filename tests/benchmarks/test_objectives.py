@@ -164,3 +164,12 @@ def test_differences_to_the_adaptive_kernels_are_by_seed() -> None:
     assert [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines] == [
         ["mean-field", "+1.000 ± 0.500", "+0.000 ± 0.250", "1 of 2"]
     ]
+    without = [row("linearised", 0, 0.5, 0.25), row("mean-field", 0, 1.0, 0.5)]
+    header, _, line = objectives.differences(without).splitlines()
+    assert "method less linearised" in header
+    assert [cell.strip() for cell in line.split("|")[1:-1]] == [
+        "mean-field",
+        "+0.500",
+        "+0.250",
+        "0 of 1",
+    ]
