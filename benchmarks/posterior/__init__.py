@@ -220,7 +220,7 @@ BENCHMARKS = (
             "equal_time_waveform": "--targets waveform --cpu-seconds 20 --seeds 0 1 2 3 4",
             "equal_time_diffusion": "--targets diffusion --cpu-seconds 30 --seeds 0 1 2 3 4",
             "objectives_reference": "--reference",
-            "objectives_instability": "--instability --num-steps 600",
+            "objectives_instability": "--instability --num-steps 200",
         },
         short="--num-steps 2 --seeds 0 --nuts 0 --targets banana logistic waveform",
         short_settings={"num_particles": 4, "num_draws": 60, "num_exact": 200, "num_assigned": 40},

@@ -68,7 +68,7 @@ COLUMNS = {
     "peak_mb": "memory, MB",
 }
 _FORMS = {"bound": ".4g"}
-LAST = 200
+LAST = 100
 ALL = TARGETS | REFERENCED
 WITH_NUTS = ("logistic", *REFERENCED)
 #: steps that no CPU time that is given here suffices for
