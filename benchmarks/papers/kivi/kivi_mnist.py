@@ -66,7 +66,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         own = [row for row in rows if (row["width"], row["method"]) == (width, method)]
         cells = []
         for key, _, form in SCORES:
-            known = [row[key] for row in own if row[key] is not None]
+            known = [row[key] for row in own if row.get(key) is not None]
             known = [100 * value for value in known] if "error" in key else known
             cells.append(mean_and_error(known, form) if known else "")
         lines.append([width, method, len(own), *cells])
