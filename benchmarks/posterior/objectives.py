@@ -124,7 +124,7 @@ def compare(arguments: Any) -> list[dict[str, Any]]:
 def instability(arguments: Any) -> list[dict[str, Any]]:
     """The KL term at every step, and its spread over the last ones."""
     rows, curves = [], {}
-    for seed, weights, name in product(arguments.seeds, NETWORKS, ESTIMATES):
+    for seed, weights, name in product(arguments.seeds, arguments.weights, ESTIMATES):
         with fixed_seed(seed), pyro.validation_enabled(False), stopwatch() as watch:
             curve, forced = track(name, weights, arguments.num_steps, arguments.quiet)
         curves[weights, name] = curve
@@ -245,6 +245,9 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     )
     options.add_argument("--reference", action="store_true", help="long chains, of seeds 1 to 4")
     options.add_argument("--instability", action="store_true", help="see above")
+    options.add_argument(
+        "--weights", type=int, nargs="+", choices=NETWORKS, default=list(NETWORKS), help="of it"
+    )
     arguments = parse(options, argv)
     if arguments.cpu_seconds and arguments.methods == list(METHODS):
         arguments.methods = list(AT_EQUAL_TIME)
