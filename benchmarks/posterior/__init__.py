@@ -221,7 +221,7 @@ BENCHMARKS = (
             "equal_time_diffusion": "--targets diffusion --cpu-seconds 30 --seeds 0 1 2 3 4",
             "objectives_reference": "--reference",
             "objectives_instability": "--instability --seeds 0 --num-steps 2000",
-            "objectives_instability_seeds": "--instability --num-steps 200",
+            "objectives_instability_seeds": "--instability --weights 673 --num-steps 200",
         },
         short="--num-steps 2 --seeds 0 --nuts 0 --targets banana logistic waveform",
         short_settings={"num_particles": 4, "num_draws": 60, "num_exact": 200, "num_assigned": 40},
