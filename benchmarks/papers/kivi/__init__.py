@@ -44,6 +44,8 @@ BENCHMARKS = (
         records={
             "kivi_mnist": "--num-train 6000 --hidden 100 "
             "--methods map ensemble mean-field 'no KL' published adaptive",
+            "kivi_mnist_critic": "--num-train 6000 --hidden 100 --epochs 0.5 "
+            "--methods 'logistic critic'",
         },
         short="--width 16 20 --hidden 20 --start-epochs 2 --epochs 2 --num-train 8 --num-test 4 "
         "--num-validation 4 --seeds 0",

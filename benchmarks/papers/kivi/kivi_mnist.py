@@ -68,7 +68,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         for key, _, form in SCORES:
             known = [row[key] for row in own if row.get(key) is not None]
             known = [100 * value for value in known] if "error" in key else known
-            cells.append(mean_and_error(known, form) if known else "")
+            small = ".1g" if form.endswith("g") else form
+            cells.append(mean_and_error(known, form, small) if known else "")
         lines.append([width, method, len(own), *cells])
     return format_table(["units", "method", "seeds", *(name for _, name, _ in SCORES)], lines)
 
