@@ -209,6 +209,9 @@ BENCHMARKS = (
             "--methods mean-field 'no KL' 'kernel adaptive' 'kernel published' 'kernel prior' "
             "--seeds 0 1 2 3 4 5 6 7 8 9 --nuts 0",
             "objectives_mixture": "--targets mixture",
+            "objectives_mixture_seeds": "--targets mixture --nuts 0 --seeds 0 1 2 3 4 5 6 7 8 9 "
+            "--methods mean-field 'no KL' linearised lanczos 'singular value' 'kernel adaptive' "
+            "'kernel published'",
             "objectives_banana": "--targets banana --num-steps 1000",
             "equal_time_banana": "--targets banana --cpu-seconds 8 --seeds 0 1 2 3 4",
             "equal_time_x_shape": "--targets x-shape --cpu-seconds 8 --seeds 0 1 2 3 4",
@@ -219,6 +222,7 @@ BENCHMARKS = (
             "equal_time_diffusion": "--targets diffusion --cpu-seconds 30 --seeds 0 1 2 3 4",
             "objectives_reference": "--reference",
             "objectives_instability": "--instability --seeds 0 --num-steps 2000",
+            "objectives_instability_seeds": "--instability --weights 673 --num-steps 200",
         },
         short="--num-steps 2 --seeds 0 --nuts 0 --targets banana logistic waveform",
         short_settings={"num_particles": 4, "num_draws": 60, "num_exact": 200, "num_assigned": 40},

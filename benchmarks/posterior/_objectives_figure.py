@@ -15,6 +15,8 @@ from matplotlib import pyplot as plt  # noqa: E402
 __all__ = ["draw_curves", "draw_sets"]
 
 NUM_SHOWN, COLUMNS = 1000, 5
+#: of the curves of the four estimates: told apart in grey as well
+STYLES = (("-", "0"), ("--", "0.6"), ("-.", "C0"), (":", "C1"))
 
 
 def draw_sets(path: Path, sets: dict[str, dict[str, Tensor]]) -> None:
@@ -50,13 +52,17 @@ def _panel(ax: Any, exact: Any, values: Any) -> None:
     ax.tick_params(labelsize=6)
 
 
-def draw_curves(path: Path, curves: dict[str, list[float]]) -> None:
-    """The estimated KL term by step, symmetric-logarithmic."""
-    figure, ax = plt.subplots(figsize=(7, 4))
-    for name, curve in curves.items():
-        ax.plot(curve, label=name, linewidth=0.7)
-    ax.set(xlabel="step", ylabel="estimated KL(q || p)", yscale="symlog")
-    ax.legend()
+def draw_curves(path: Path, curves: dict[tuple[int, str], list[float]]) -> None:
+    """The estimated KL term by step, symmetric-logarithmic; a panel for each number of weights."""
+    sizes = list(dict.fromkeys(weights for weights, _ in curves))
+    names = list(dict.fromkeys(name for _, name in curves))
+    figure, axes = plt.subplots(1, len(sizes), figsize=(10, 4), sharey=True, squeeze=False)
+    for ax, weights in zip(axes[0], sizes, strict=True):
+        for name, (style, colour) in zip(names, STYLES, strict=True):
+            ax.plot(curves[weights, name], style, color=colour, label=name, linewidth=1)
+        ax.set(title=f"{weights} weights", xlabel="step", yscale="symlog")
+    axes[0, 0].set_ylabel("estimated KL(q || p)")
+    axes[0, 0].legend()
     figure.tight_layout()
     figure.savefig(path, dpi=100)
     plt.close(figure)

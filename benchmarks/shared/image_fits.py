@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyro
@@ -47,28 +47,45 @@ class ImageFits:
             batch = rows.pop()
             yield self.x[batch], self.y[batch], batch
 
-    def to_mode(self, net: nn.Module, epochs: float, lr: float) -> nn.Module:
-        """Trains a plain network on the log-joint density."""
+    def to_mode(
+        self, net: nn.Module, epochs: float, lr: float, check: Callable[[], object] | None = None
+    ) -> nn.Module:
+        """Trains a plain network on the log-joint density; ``check`` is called after each epoch."""
         step, optimiser = map_step(net, lr, len(self.x))
         schedule = CosineAnnealingLR(optimiser, self.steps(epochs))
-        for x, y, _ in self.batches(epochs, "map"):
+        for index, (x, y, _) in enumerate(self.batches(epochs, "map"), 1):
             step(x, y)
             schedule.step()
+            self._call(check, index, epochs)
         return net
 
+    def _call(self, check: Callable[[], object] | None, index: int, epochs: float) -> None:
+        """After each epoch, and after the last step."""
+        if check is not None and (index % self.steps(1) == 0 or index == self.steps(epochs)):
+            check()
+
     def train_guide(
-        self, model: Any, guide: Any, elbo: Any, *, epochs: float, lr: float, name: str
+        self,
+        model: Any,
+        guide: Any,
+        elbo: Any,
+        *,
+        epochs: float,
+        lr: float,
+        name: str,
+        check: Callable[[], object] | None = None,
     ) -> Minibatch | None:
-        """Trains a guide; gives back the last minibatch."""
+        """Trains a guide, and calls ``check`` after each epoch; gives back the last minibatch."""
         options = {"optim_args": {"lr": lr}, "T_max": self.steps(epochs)}
         schedule = pyro.optim.CosineAnnealingLR(  # type: ignore[attr-defined]
             {"optimizer": torch.optim.Adam, **options}
         )
         svi = SVI(model, guide, schedule, elbo)
         batch = None
-        for batch in self.batches(epochs, name):
+        for index, batch in enumerate(self.batches(epochs, name), 1):
             svi.step(*batch)
             schedule.step()
+            self._call(check, index, epochs)
         return batch
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pyro_implicit._checks import check_number
 from pyro_implicit.exceptions import ArgumentError, ShapeError
-from pyro_implicit.ops.kernels import gaussian_kernel, median_distance
+from pyro_implicit.ops.kernels import gaussian_kernel, squared_distances, typical_distance
 
 __all__ = ["DensityRatio", "bandwidths", "fit_density_ratio", "kl_divergence"]
 
@@ -96,15 +96,17 @@ def fit_density_ratio(
     widths = bandwidths(bandwidth)
     ridge = check_number("ridge", ridge, above=0)
     with torch.no_grad():
-        top, bottom, middle = (x.double() for x in sets)
-        width = middle.new_tensor(widths) * median_distance(torch.cat([top, bottom]), middle)
+        middle = centres.double()
+        # once for the width and both kernels: with many columns this is all the work
+        squares = squared_distances(torch.cat([numerator, denominator]).double(), middle)
+        width = middle.new_tensor(widths) * typical_distance(squares)
         turns = torch.arange(len(middle), device=middle.device) % len(widths)
         width = width[0] if len(widths) == 1 else width[turns]
         # H and h: theory/ratios.md (ratio-regression), Eq. 3 of Shi et al.
-        psi = gaussian_kernel(bottom, middle, width)
+        above, psi = (squares / (-2 * width**2)).exp().split([len(numerator), len(denominator)])
         gram = psi.mT @ psi / len(psi)
         gram.diagonal().add_(ridge)
-        mean = gaussian_kernel(top, middle, width).mean(0)
+        mean = above.mean(0)
         # alpha: theory/ratios.md (ratio-solution)
         weights = torch.cholesky_solve(mean[:, None], torch.linalg.cholesky(gram))[:, 0]
     return DensityRatio(centres.detach(), width.to(centres), weights.to(centres))

@@ -11,6 +11,7 @@ __all__ = [
     "median_distance",
     "riesz_kernel",
     "squared_distances",
+    "typical_distance",
 ]
 
 
@@ -24,7 +25,7 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     """
     centre = y.mean(0).detach()  # distances far from the origin would cancel
     x, y = x - centre, y - centre
-    square = x.square().sum(-1, keepdim=True) + y.square().sum(-1) - 2 * x @ y.mT
+    square = x.square().sum(-1, keepdim=True) + y.square().sum(-1) - 2 * (x @ y.mT)
     return square.clamp(min=0)
 
 
@@ -48,10 +49,20 @@ def median_distance(x: Tensor, y: Tensor) -> Tensor:
     :param torch.Tensor y: points, shape ``(k, m)``.
     :returns: shape ``()``, without a gradient; 1 if no two points differ.
     """
-    distances = squared_distances(x.detach(), y.detach())
-    tiny = torch.finfo(distances.dtype).eps * (1 + distances.max())
-    apart = distances[distances > 10 * tiny]
-    return apart.median().sqrt() if len(apart) else distances.new_ones(())
+    return typical_distance(squared_distances(x.detach(), y.detach()))
+
+
+def typical_distance(squares: Tensor) -> Tensor:
+    """
+    What :func:`median_distance` makes of squared distances that are there already.
+
+    :param torch.Tensor squares: squared distances, shape ``(n, k)``.
+    :returns: the median of their roots without those that are 0 but for rounding, shape ``()``; 1
+        if there are no others.
+    """
+    tiny = torch.finfo(squares.dtype).eps * (1 + squares.max())
+    apart = squares[squares > 10 * tiny]
+    return apart.median().sqrt() if len(apart) else squares.new_ones(())
 
 
 def inverse_multiquadric_kernel(x: Tensor, y: Tensor, bandwidth: Tensor | float) -> Tensor:

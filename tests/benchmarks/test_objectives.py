@@ -14,7 +14,7 @@ from pyro import poutine
 from benchmarks.posterior import _objectives_references as references
 from benchmarks.posterior import objectives
 from benchmarks.posterior._objectives_fits import make_guide
-from benchmarks.posterior._objectives_instability import ESTIMATES
+from benchmarks.posterior._objectives_instability import ESTIMATES, NETWORKS, build_model
 from benchmarks.posterior._objectives_references import REFERENCED
 from benchmarks.posterior._objectives_targets import TARGETS, entropy, gaussian_kl
 from pyro_implicit.distributions import ImplicitDistribution
@@ -59,9 +59,18 @@ def test_instability(tmp_path: Path) -> None:
     figure = tmp_path / "curves.png"
     options = ["--instability", "--num-steps", "4", "--seeds", "0", "--quiet"]
     rows = objectives.main([*options, "--figure", str(figure)])
-    assert [row["estimate"] for row in rows] == list(ESTIMATES)
-    assert all(math.isfinite(row["sd"]) for row in rows)
+    found = [(row["weights"], row["estimate"]) for row in rows]
+    assert found == [(weights, name) for weights in NETWORKS for name in ESTIMATES]
+    assert all(math.isfinite(row["sd"]) and row["forced"] > 0 for row in rows)
     assert figure.stat().st_size > 0
+
+
+@pytest.mark.parametrize("weights", NETWORKS)
+def test_networks_have_as_many_weights(weights: int) -> None:
+    nodes = poutine.trace(build_model(NETWORKS[weights])).get_trace().nodes.values()
+    sites = [node for node in nodes if node["type"] == "sample" and not node["is_observed"]]
+    drawn = [node for node in sites if torch.is_tensor(node["value"]) and node["name"] != "data"]
+    assert sum(node["value"].numel() for node in drawn) == weights
 
 
 @pytest.mark.parametrize("name", REFERENCED)
@@ -154,4 +163,13 @@ def test_differences_to_the_adaptive_kernels_are_by_seed() -> None:
     lines = objectives.differences(rows).splitlines()[2:]
     assert [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines] == [
         ["mean-field", "+1.000 ± 0.500", "+0.000 ± 0.250", "1 of 2"]
+    ]
+    without = [row("linearised", 0, 0.5, 0.25), row("mean-field", 0, 1.0, 0.5)]
+    header, _, line = objectives.differences(without).splitlines()
+    assert "method less linearised" in header
+    assert [cell.strip() for cell in line.split("|")[1:-1]] == [
+        "mean-field",
+        "+0.500",
+        "+0.250",
+        "0 of 1",
     ]

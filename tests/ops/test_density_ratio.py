@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pyro_implicit.exceptions import ArgumentError, ShapeError
+from pyro_implicit.ops import density_ratio
 from pyro_implicit.ops.density_ratio import DensityRatio, fit_density_ratio, kl_divergence
+from pyro_implicit.ops.kernels import squared_distances
 
 
 def gaussian_kl(m: int, mean: float, scale: float) -> float:
@@ -51,6 +53,18 @@ def test_the_fit_solves_its_ridge_normal_equations(
     np.testing.assert_allclose(found.weights.numpy(), expected, rtol=1e-6, atol=1e-8)
     x = rng.normal(size=(4, m))
     np.testing.assert_allclose(found(torch.from_numpy(x)).numpy(), psi(x) @ expected, atol=1e-6)
+
+
+def test_a_fit_measures_its_distances_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = []
+
+    def counted(x: Tensor, y: Tensor) -> Tensor:
+        shapes.append((len(x), len(y)))
+        return squared_distances(x, y)
+
+    monkeypatch.setattr(density_ratio, "squared_distances", counted)
+    fit_density_ratio(torch.randn(5, 2), torch.randn(7, 2), torch.randn(3, 2))
+    assert shapes == [(12, 3)]
 
 
 def test_the_fitted_ratio_approaches_the_true_one() -> None:

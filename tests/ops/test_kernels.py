@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from pyro_implicit.ops.kernels import gaussian_kernel, median_distance, squared_distances
+from pyro_implicit.ops.kernels import (
+    gaussian_kernel,
+    median_distance,
+    squared_distances,
+    typical_distance,
+)
 
 
 @pytest.mark.parametrize("shape", [(7, 5, 3), (1, 1, 1), (4, 1, 200)])
@@ -75,3 +80,9 @@ def test_median_distance_leaves_out_points_that_are_the_same() -> None:
     assert median_distance(x, x).item() == pytest.approx(expected, rel=1e-5)
     assert median_distance(torch.ones(4, 2), torch.ones(3, 2)).item() == 1
     assert not median_distance(x.requires_grad_(), x).requires_grad
+
+
+def test_typical_distance_leaves_out_rounding() -> None:
+    squares = torch.tensor([[0.0, 1e-17, 4.0], [1.0, 9.0, 16.0]], dtype=torch.float64)
+    assert typical_distance(squares).item() == 2  # of 1, 4, 9 and 16 the lower middle
+    assert typical_distance(torch.zeros(2, 3)).item() == 1

@@ -27,16 +27,29 @@ BENCHMARKS = (
     Benchmark(
         "papers.kivi.kivi_mnist",
         "And for the 478 410 weights of a network for MNIST?",
-        rows="a method and a seed",
+        rows="a width, a method and a seed",
         columns={
+            "width": "rectified units of a layer",
             **BY_METHOD,
             "test_error": "share",
             "nll": "mean negative log-likelihood",
-            "claimed_kl": "what the objective takes it for",
+            "epoch": "that held-out images chose",
+            "claimed_kl": "what the objective takes it for, with the draws of a step",
+            "claimed_kl_many": "the same with 100 draws",
+            "claimed_last": "with the draws of a step, at the last step",
+            "error_last": "test error at the last step, share",
+            "forced_kl": "what the marginal moments force, of a guide",
             **CPU,
         },
-        records={"kivi_mnist": "--num-train 6000"},
-        short="--width 16 --hidden 20 --epochs 2 --num-train 8 --num-test 4",
+        records={
+            "kivi_mnist": "--num-train 6000 --hidden 100 "
+            "--methods map ensemble mean-field 'no KL' published adaptive",
+            "kivi_mnist_critic": "--num-train 6000 --hidden 100 --epochs 0.5 "
+            "--methods 'logistic critic'",
+        },
+        short="--width 16 20 --hidden 20 --start-epochs 2 --epochs 2 --num-train 8 --num-test 4 "
+        "--num-validation 4 --seeds 0",
+        short_settings={"many_samples": 3},
         needs=("mnist.npz",),
         extra="torchvision",
     ),

@@ -98,6 +98,7 @@ BENCHMARKS = (
         },
         records={
             "forecasting": "--series england --epochs 20 --num-particles 4",
+            "forecasting_sun": "--series sun --epochs 20 --num-particles 4",
         },
         short='--epochs 1 --num-particles 2 --seeds 0 --methods "maximum likelihood" conditional',
         short_settings={
