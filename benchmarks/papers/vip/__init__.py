@@ -62,13 +62,19 @@ BENCHMARKS = (
         rows="a kind of data, a method and a seed",
         columns={
             "data": "a name of --data",
+            "start": "a name of --starts",
             "steps": "of the fit",
             "rmse_predators": "of one of them",
             "rmse_prey": "of the other",
             "medians": "of the simulator's rates",
             **_SCORES,
+            "coverage": "of the central 90% interval",
         },
-        records={"vip_lotka_volterra": "--seeds 0"},
+        records={
+            "vip_lotka_volterra": "--data mean-field stochastic",
+            "vip_lotka_volterra_starts": "--starts near middle far --seeds 0 1 2 --num-steps 500 "
+            '--methods "network, collapsed" simulator',
+        },
         short="--num-steps 2 --seeds 0 --data stochastic",
         figure=True,
     ),
