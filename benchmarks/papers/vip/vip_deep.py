@@ -196,7 +196,7 @@ def _options() -> Any:
     sets = ["boston", "concrete", "power", "protein"]
     options.add_argument("--sets", nargs="+", default=sets, metavar="NAME")
     options.add_argument("--splits", type=int, nargs="+", default=list(range(5)), metavar="K")
-    options.add_argument("--num-steps", type=positive, default=1000, help="at most (default: 1000)")
+    options.add_argument("--num-steps", type=positive, default=600, help="at most (default: 600)")
     return options
 
 
