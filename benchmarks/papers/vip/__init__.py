@@ -133,8 +133,18 @@ BENCHMARKS = (
         "papers.vip.vip_cep",
         "Can a process over strings predict the efficiency of molecules?",
         rows="a method and a seed",
-        columns={"steps": "by early stopping", "rmse_percent": "of efficiency", **_SCORES},
-        records={"vip_cep": "--num-steps 200 --seeds 0 1 2"},
+        columns={
+            "cell": "a name of --cell",
+            "steps": "by early stopping",
+            "rmse_percent": "of efficiency",
+            **_SCORES,
+            "coverage": "of the central 90% interval",
+        },
+        records={
+            "vip_cep": "--num-steps 200 --seeds 0 1 2",
+            "vip_cep_gated": "--cell gated --num-molecules 6000 --num-steps 600 --seeds 0 1 2 "
+            '--methods "process, alpha=0.5" mean-field plain',
+        },
         short="--num-steps 2 --num-molecules 40",
         short_settings={
             "hidden": 4,
