@@ -89,7 +89,7 @@ def differences(rows: list[dict[str, Any]]) -> str:
 def _options() -> Any:
     options = parser(__doc__ or "", seeds=range(5), methods=METHODS)
     options.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
-    options.add_argument("--num-steps", type=positive, default=1000, help="at most (default: 1000)")
+    options.add_argument("--num-steps", type=positive, default=600, help="at most (default: 600)")
     options.add_argument(
         "--num-images", type=positive, default=2000, metavar="N", help="of MNIST (default: 2000)"
     )
