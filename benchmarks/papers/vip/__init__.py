@@ -123,8 +123,7 @@ BENCHMARKS = (
         },
         records={
             "vip_lotka_volterra": "--data mean-field stochastic",
-            "vip_lotka_volterra_starts": "--starts near middle far --seeds 0 1 2 --num-steps 500 "
-            '--methods "network, collapsed" simulator',
+            "vip_lotka_volterra_starts": "--starts near middle far --seeds 0 1 2 --num-steps 400",
         },
         short="--num-steps 2 --seeds 0 --data stochastic",
         figure=True,

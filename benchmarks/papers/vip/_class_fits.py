@@ -104,10 +104,18 @@ def process(task: Task, steps: Any, alpha: float) -> Found:
     return predict, run(task, svi.step, predict, [prior, guide], steps)
 
 
-def widest(fit: Callable[[Task, Any, float], Found], task: Task, steps: Any) -> Found:
-    """The width of the prior, relative to the process's first one, that held rows like best."""
-    found = [fit(task, steps, factor) for factor in SETTINGS["prior_factors"]]
-    return min(found, key=lambda one: nll(one[0](task.held[0]), task.held[1]))
+def widest(fit: Callable[[Task, Any, float], Found], task: Task, steps: Any) -> tuple[Found, float]:
+    """
+    A fit, and the width of its prior, relative to what the process starts with: the one that held
+    rows like best.
+    """
+    found = [(fit(task, steps, factor), factor) for factor in SETTINGS["prior_factors"]]
+    return min(found, key=lambda one: nll(one[0][0](task.held[0]), task.held[1]))
+
+
+def chosen(fit: Callable[[Task, Any, float], Found], task: Task, steps: Any) -> Found:
+    """The fit that :func:`widest` finds."""
+    return widest(fit, task, steps)[0]
 
 
 def prior_scales(net: nn.Module, factor: float = 1.0) -> dict[str, float]:
@@ -172,8 +180,9 @@ def mode(task: Task, steps: Any, factor: float) -> Found:
 
 
 def ensemble(task: Task, steps: Any) -> Found:
-    """The mean of several modes, the prior of each chosen."""
-    found = [widest(mode, task, steps) for _ in range(SETTINGS["members"])]
+    """The mean of several modes, under the prior that was chosen with the first of them."""
+    first, factor = widest(mode, task, steps)
+    found = [first, *(mode(task, steps, factor) for _ in range(SETTINGS["members"] - 1))]
     counts = [count or 0 for _, count in found]
 
     def predict(new: Tensor) -> Tensor:
@@ -237,8 +246,8 @@ def laplace_process(task: Task, steps: Any) -> Found:
 METHODS: dict[str, Callable[[Task, Any], Found]] = {
     "process, alpha=0": partial(process, alpha=0.0),
     "process, alpha=0.5": partial(process, alpha=0.5),
-    "mean-field": partial(widest, mean_field),
-    "MAP": partial(widest, mode),
+    "mean-field": partial(chosen, mean_field),
+    "MAP": partial(chosen, mode),
     "ensemble of 5": ensemble,
     "sparse GP": sparse_process,
     "GP, Laplace": laplace_process,

@@ -2,9 +2,9 @@
 Classification with an implicit process, which the paper on variational implicit processes leaves
 to later work: its weight-space form (Eq. 10 and 11 there) under a categorical likelihood.
 
-Breast cancer (30 inputs, 2 classes) and digits (64, 10), as scikit-learn has them, and 2000 images
+Breast cancer (30 inputs, 2 classes) and digits (64, 10), as scikit-learn has them, and 1000 images
 of MNIST (784, 10), another draw of parts for each seed: 60% to fit, 15% to stop early, the others
-(MNIST: the first 2000 test images) to test. The network is D-50-50-C.
+(MNIST: the first 1000 test images) to test. The network is D-50-50-C.
 
 process, alpha    random weights as the prior, whose means and scales are trained; 20 frozen
                   functions, own coefficients for each class, a joint Gaussian of all coefficients;
@@ -87,11 +87,11 @@ def differences(rows: list[dict[str, Any]]) -> str:
 
 
 def _options() -> Any:
-    options = parser(__doc__ or "", seeds=range(5), methods=METHODS)
+    options = parser(__doc__ or "", seeds=range(3), methods=METHODS)
     options.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
-    options.add_argument("--num-steps", type=positive, default=600, help="at most (default: 600)")
+    options.add_argument("--num-steps", type=positive, default=400, help="at most (default: 400)")
     options.add_argument(
-        "--num-images", type=positive, default=2000, metavar="N", help="of MNIST (default: 2000)"
+        "--num-images", type=positive, default=1000, metavar="N", help="of MNIST (default: 1000)"
     )
     return options
 

@@ -195,8 +195,8 @@ def _options() -> Any:
     options = parser(__doc__ or "", seeds=[0], methods=METHODS)
     sets = ["boston", "concrete", "power", "protein"]
     options.add_argument("--sets", nargs="+", default=sets, metavar="NAME")
-    options.add_argument("--splits", type=int, nargs="+", default=list(range(5)), metavar="K")
-    options.add_argument("--num-steps", type=positive, default=600, help="at most (default: 600)")
+    options.add_argument("--splits", type=int, nargs="+", default=list(range(3)), metavar="K")
+    options.add_argument("--num-steps", type=positive, default=500, help="at most (default: 500)")
     return options
 
 
