@@ -4,7 +4,8 @@ to later work: its weight-space form (Eq. 10 and 11 there) under a categorical l
 
 Breast cancer (30 inputs, 2 classes) and digits (64, 10), as scikit-learn has them, and 1000 images
 of MNIST (784, 10), another draw of parts for each seed: 60% to fit, 15% to stop early, the others
-(MNIST: the first 1000 test images) to test. The network is D-50-50-C.
+to test (MNIST: four fifths and one fifth, and the first 1000 test images). The network is
+D-50-50-C.
 
 process, alpha    random weights as the prior, whose means and scales are trained; 20 frozen
                   functions, own coefficients for each class, a joint Gaussian of all coefficients;
