@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from benchmarks.papers.vip import vip_cep
-from benchmarks.papers.vip._cep import LastState, load_molecules
+from benchmarks.papers.vip._cep import CELLS, LastGated, LastState, load_molecules
+from pyro_implicit.processes import RandomNetwork
 
 
 def test_strings_end_at_the_last_place(small_data: Path) -> None:
@@ -35,6 +36,27 @@ def test_leading_nothing_is_read_before_the_string() -> None:
     x = torch.randn(2, 5, 3)
     assert net(x).shape == (2, 1)
     torch.testing.assert_close(net(x)[:1], net(x[:1]))
+
+
+def test_the_gate_by_hand() -> None:
+    torch.manual_seed(0)
+    net, x = LastGated(3, 4), torch.randn(2, 5, 3)
+    state = torch.zeros(2, 4)
+    for place in range(5):
+        j, i = net.symbols(x[:, place]).split(4, -1)
+        opened = torch.sigmoid(net.gate(state) + j)
+        state = (1 - opened) * state + opened * torch.tanh(net.candidate(state) + i)
+    torch.testing.assert_close(net(x), net.head(state))
+
+
+def test_functions_of_the_gated_network_together_or_one_by_one() -> None:
+    x, values = torch.randn(6, 5, 3), []
+    for how in ("vmap", "loop"):
+        torch.manual_seed(1)
+        values.append(RandomNetwork(LastGated(3, 4), vectorize=how)(x, 3))
+    assert values[0].shape == (3, 6)
+    torch.testing.assert_close(*values)
+    assert set(CELLS.values()) == {LastState, LastGated}
 
 
 def test_tables_are_over_seeds() -> None:

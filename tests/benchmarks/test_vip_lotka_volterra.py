@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from benchmarks.papers.vip import vip_lotka_volterra
-from benchmarks.papers.vip._lotka_volterra import RATES, START, STEP, MeanField, simulate
+from benchmarks.papers.vip._lotka_volterra import (
+    DEFAULT,
+    RATES,
+    STARTS,
+    STEP,
+    MeanField,
+    simulate,
+)
+
+START = STARTS[DEFAULT]
 
 
 def times(count: int) -> torch.Tensor:
@@ -62,3 +72,29 @@ def test_tables_are_by_data_and_method() -> None:
     assert "| simulator | " in line and "-1.50 ± 0.50" in line and "2 of 2" in line
     (line,) = vip_lotka_volterra.rates(rows).splitlines()[2:]
     assert line.count("1.5000 ± 0.5000") == 4
+
+
+def test_starts_are_told_beside_the_data() -> None:
+    assert vip_lotka_volterra._name({"data": "stochastic", "start": DEFAULT}) == "stochastic"
+    scores = {"rmse_predators": 1.0, "rmse_prey": 1.0, "cpu_seconds": 1.0, "coverage": 0.5}
+    base = {"data": "stochastic", "steps": 3, "method": "simulator", **scores}
+    rows = [
+        {**base, "start": start, "seed": seed, "rmse": 1.0 + place, "nll": 2.0 - place}
+        for place, start in enumerate((DEFAULT, "far"))
+        for seed in (0, 1)
+    ]
+    (_, far) = vip_lotka_volterra.table(rows).splitlines()[2:]
+    assert "| stochastic, far | simulator |" in far and "0.50 ± 0.00" in far
+    (line,) = vip_lotka_volterra.of_starts(rows).splitlines()[2:]
+    assert "| stochastic, simulator | far " in line and "-1.00 ± 0.00" in line
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_both_kinds_of_data_begin_at_a_start(name: str) -> None:
+    case = vip_lotka_volterra._case("stochastic", name, times(600), 0)
+    field = vip_lotka_volterra._case("mean-field", name, times(600), 0)
+    for one in (case, field):
+        mean, scale = one.scales
+        begun = one.y[:, 0] * scale + mean
+        torch.testing.assert_close(begun, torch.tensor(STARTS[name]).float(), rtol=1e-4, atol=1e-2)
+        torch.testing.assert_close(one.y[:, :500].mean(1), torch.zeros(2), atol=1e-4, rtol=0)

@@ -8,25 +8,28 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["RATES", "START", "STEP", "MeanField", "simulate"]
+__all__ = ["DEFAULT", "RATES", "STARTS", "STEP", "MeanField", "simulate"]
 
 #: birth of a predator (per pair), its death, birth of prey, its death (per pair)
 RATES = (0.01, 0.5, 1.0, 0.01)
-#: predators and prey at time 0; the paper gives none, these are of the work that it refers to
-START = (50, 100)
+#: predators and prey at time 0; the rates keep 100 and 50. The paper gives no state: the default is
+#: of the work that it refers to, ``near`` swings by a tenth, ``far`` all but dies out each time
+STARTS = {"near": (95, 55), "middle": (50, 100), "far": (20, 150)}
+DEFAULT = "middle"
 STEP = 0.05
 
 
-def simulate(num_steps: int, seed: int) -> np.ndarray:
+def simulate(num_steps: int, seed: int, start: tuple[int, int] = STARTS[DEFAULT]) -> np.ndarray:
     """
     One path by Gillespie's algorithm, seen every 0.05 time units.
 
     :param int num_steps: observations.
+    :param start: predators and prey at time 0.
     :returns: numbers of predators and prey, shape ``(2, num_steps)``.
     """
     rng = np.random.default_rng(seed)
     changes = np.array([[1, 0], [-1, 0], [0, 1], [0, -1]])
-    state, time = np.array(START), 0.0
+    state, time = np.array(start), 0.0
     seen = np.empty((2, num_steps))
     for index in range(num_steps):
         end = index * STEP
@@ -56,16 +59,23 @@ class MeanField(nn.Module):
     :param float spread: standard deviation of the logarithms, to start with.
     :param shift: subtracted from predators and prey.
     :param scale: what they are divided by.
+    :param start: predators and prey at time 0, which are known.
     """
 
     def __init__(
-        self, medians: tuple[float, ...], spread: float, shift: Tensor, scale: Tensor
+        self,
+        medians: tuple[float, ...],
+        spread: float,
+        shift: Tensor,
+        scale: Tensor,
+        start: tuple[int, int] = STARTS[DEFAULT],
     ) -> None:
         super().__init__()
         self.loc = nn.Parameter(torch.tensor(medians).log())
         self.log_spread = nn.Parameter(torch.full((4,), math.log(spread)))
         self.register_buffer("shift", shift)
         self.register_buffer("scale", scale)
+        self.start = start
 
     def forward(self, times: Tensor, num_functions: int) -> Tensor:
         """
@@ -76,7 +86,7 @@ class MeanField(nn.Module):
         noise = torch.randn(num_functions, 4)
         rates = (self.loc + self.log_spread.exp() * noise).exp().unbind(-1)
         index = (times[:, 0] / STEP).round().long()
-        logs = torch.tensor([float(value) for value in START]).log().expand(num_functions, 2)
+        logs = torch.tensor([float(value) for value in self.start]).log().expand(num_functions, 2)
         path = [logs]
         for _ in range(int(index.max())):
             path.append(_heun(path[-1], rates))

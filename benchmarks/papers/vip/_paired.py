@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.common import format_table, mean_and_error
@@ -20,22 +20,25 @@ def paired(
     *,
     group: str | None = None,
     units: Sequence[str] = ("seed",),
+    keys: Mapping[str, str] = _KEYS,
 ) -> str:
     """
-    A table of what each method has more than another in RMSE and NLL.
+    A table of what each method has more than another in some scores.
 
-    :param rows: with ``method``, ``rmse`` and ``nll``.
+    :param rows: with ``method`` and these.
     :param str base: the other method.
     :param group: a key of the rows by which lines are grouped.
     :param units: keys that tell which rows are of the same data.
+    :param keys: of the scores, by the name of their column; less is better in the last one, by
+        which it is told how often a method is ahead.
     """
     lines = []
     for names, found in pairs(rows, base, group=group, units=units):
-        changes = [[one[key] - other[key] for one, other in found] for key in _KEYS.values()]
+        changes = [[one[key] - other[key] for one, other in found] for key in keys.values()]
         gains = [-change for change in changes[-1]]
         lines.append([*names, *(mean_cell(one, "+") for one in changes), ahead(gains)])
     named = [key for key in (group, "method") if key is not None]
-    return format_table([*named, *_KEYS, "ahead in NLL"], lines)
+    return format_table([*named, *keys, f"ahead in {list(keys)[-1]}"], lines)
 
 
 def mean_cell(values: list[float], sign: str = "") -> str | None:

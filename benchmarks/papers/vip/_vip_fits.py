@@ -14,7 +14,14 @@ from torch.distributions import kl_divergence
 from pyro_implicit import ImplicitProcess
 from pyro_implicit.training import EarlyStopping
 
-__all__ = ["Collapsed", "Fit", "Weights", "negative_log_likelihood", "train"]
+__all__ = [
+    "Collapsed",
+    "Fit",
+    "Weights",
+    "interval_coverage",
+    "negative_log_likelihood",
+    "train",
+]
 
 Prior = Callable[[Tensor, int], Tensor]
 
@@ -128,6 +135,12 @@ class Weights(Fit):
 def negative_log_likelihood(y: Tensor, prediction: tuple[Tensor, Tensor]) -> float:
     """Mean over rows."""
     return -dist.Normal(*prediction, validate_args=False).log_prob(y).mean().item()
+
+
+def interval_coverage(y: Tensor, prediction: tuple[Tensor, Tensor], level: float = 0.9) -> float:
+    """Share of the targets in the central interval of that probability."""
+    half = dist.Normal(0.0, 1.0).icdf(torch.tensor((1 + level) / 2))
+    return ((y - prediction[0]).abs() <= half * prediction[1]).double().mean().item()
 
 
 def train(

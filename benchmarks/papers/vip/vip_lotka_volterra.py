@@ -1,9 +1,10 @@
 """
 The Lotka-Volterra model (section 4.5 of the paper on variational implicit processes).
 
-Predators and prey from 50 and 100 (the paper gives no initial state), rates 0.01, 0.5, 1.0, 0.01,
-for 30 time units, seen every 0.05 without noise: 500 observations to fit, the last 100 to predict.
-Populations are standardised by the first 500; scores are means over both and over the last 100.
+Predators and prey from 50 and 100 (the paper gives no initial state; --starts has one nearer to the
+fixed point of 100 and 50, and one further from it), rates 0.01, 0.5, 1.0, 0.01, for 30 time units,
+seen every 0.05 without noise: 500 observations to fit, the last 100 to predict. Populations are
+standardised by the first 500; scores are means over both and over the last 100.
 --data mean-field: the differential equations, the same for all seeds; stochastic: an exact
 simulation (Gillespie) for each seed, whose oscillations lose their phase.
 
@@ -23,6 +24,8 @@ from __future__ import annotations
 import statistics
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +43,30 @@ from benchmarks.common import (
     positive,
     stopwatch,
 )
-from benchmarks.papers.vip._lotka_volterra import RATES, START, STEP, MeanField, simulate
+from benchmarks.papers.vip._lotka_volterra import (
+    DEFAULT,
+    RATES,
+    STARTS,
+    STEP,
+    MeanField,
+    simulate,
+)
 from benchmarks.papers.vip._paired import paired
-from benchmarks.papers.vip._vip_fits import Collapsed, Fit, Weights, negative_log_likelihood, train
+from benchmarks.papers.vip._vip_fits import (
+    Collapsed,
+    Fit,
+    Weights,
+    interval_coverage,
+    negative_log_likelihood,
+    train,
+)
 from benchmarks.records import write_record
 from pyro_implicit.processes import RandomNetwork
 
 NUM_TRAIN, NUM_TEST = 500, 100
 SETTINGS: dict[str, Any] = {
     "rates": RATES,
-    "start": START,
+    "starts": STARTS,
     "step": STEP,
     "num_functions": {"weights": 20, "collapsed": 50, "prediction of collapsed": 200},
     "noise": 0.3,
@@ -65,6 +82,15 @@ METHODS = ("network, alpha=0", "network, collapsed", "simulator")
 Prediction = tuple[Tensor, Tensor]
 
 
+@dataclass(frozen=True)
+class Case:
+    """Standardised populations ``(2, N)``, their means and deviations, and where they start."""
+
+    y: Tensor
+    scales: tuple[Tensor, Tensor]
+    start: str
+
+
 def by_network(kind: str, times: Tensor, y: Tensor, num_steps: int, bar: Any) -> Prediction:
     """Times from -1 to 1."""
     layers = [nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 10), nn.Tanh(), nn.Linear(10, 2)]
@@ -77,11 +103,12 @@ def by_network(kind: str, times: Tensor, y: Tensor, num_steps: int, bar: Any) ->
 
 
 def by_simulator(
-    times: Tensor, y: Tensor, scales: tuple[Tensor, Tensor], num_steps: int, bar: Any
+    times: Tensor, case: Case, num_steps: int, bar: Any
 ) -> tuple[Prediction, MeanField]:
     """In stages, so that the phases of the oscillation are not lost."""
     medians = tuple(rate * f for rate, f in zip(RATES, SETTINGS["factors"], strict=True))
-    prior = MeanField(medians, SETTINGS["spread"], *scales)
+    y = case.y
+    prior = MeanField(medians, SETTINGS["spread"], *case.scales, STARTS[case.start])
     fit = _make(prior, "collapsed")
     for seen, part in zip(SETTINGS["stages"], (0.25, 0.25, 0.5), strict=True):
         data = (times[:seen], y[:, :seen])
@@ -105,16 +132,15 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     shown: dict[str, dict[str, Prediction]] = {}
     paths: dict[str, Tensor] = {}
-    for seed in arguments.seeds:
-        for data in arguments.data:
-            path = _path(data, times, seed)
-            scales = path[:, :NUM_TRAIN].mean(1), path[:, :NUM_TRAIN].std(1)
-            paths[data] = y = (path - scales[0][:, None]) / scales[1][:, None]
-            for method in arguments.methods:
-                prediction, row = _fit(arguments, method, seed, times, y, scales)
-                shown.setdefault(data, {})[method] = prediction
-                rows.append({"data": data, "method": method, "seed": seed, **row})
-                write_record("vip_lotka_volterra", arguments, SETTINGS, rows)
+    for seed, start, data in product(arguments.seeds, arguments.starts, arguments.data):
+        case = _case(data, start, times, seed)
+        name = _name({"data": data, "start": start})
+        paths[name] = case.y
+        for method in arguments.methods:
+            prediction, row = _fit(arguments, method, seed, times, case)
+            shown.setdefault(name, {})[method] = prediction
+            rows.append({"data": data, "start": start, "method": method, "seed": seed, **row})
+            write_record("vip_lotka_volterra", arguments, SETTINGS, rows)
     print(table(rows))
     if arguments.figure is not None:
         draw(arguments.figure, times[:, 0], paths, shown)
@@ -122,12 +148,7 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
 
 
 def _fit(
-    arguments: Namespace,
-    method: str,
-    seed: int,
-    times: Tensor,
-    y: Tensor,
-    scales: tuple[Tensor, Tensor],
+    arguments: Namespace, method: str, seed: int, times: Tensor, case: Case
 ) -> tuple[Prediction, dict[str, Any]]:
     """What a method predicts, and a row: steps, scores, medians of rates, time."""
 
@@ -139,21 +160,24 @@ def _fit(
     with fixed_seed(seed), pyro.validation_enabled(False), stopwatch() as watch:
         if method == "simulator":
             num_steps = max(1, round(SETTINGS["simulator_part"] * num_steps))
-            prediction, prior = by_simulator(times, y, scales, num_steps, bar)
+            prediction, prior = by_simulator(times, case, num_steps, bar)
             found["medians"] = prior.loc.detach().exp().tolist()
         else:
-            prediction = by_network(method.removeprefix("network, "), times, y, num_steps, bar)
-    row = {"steps": num_steps, **_scores(y, prediction), **found}
+            prediction = by_network(method.removeprefix("network, "), times, case.y, num_steps, bar)
+    row = {"steps": num_steps, **_scores(case.y, prediction), **found}
     return prediction, row | {"cpu_seconds": watch.cpu_seconds}
 
 
-def _path(kind: str, times: Tensor, seed: int) -> Tensor:
-    """Predators and prey, ``(2, N)``."""
+def _case(kind: str, start: str, times: Tensor, seed: int) -> Case:
+    """Populations standardised by what is seen of them."""
     if kind == "stochastic":
-        return torch.tensor(simulate(len(times), seed), dtype=torch.float32)
-    with torch.no_grad():
-        exact = MeanField(RATES, 1e-9, torch.zeros(2), torch.ones(2))
-        return exact(times, 1)[0]
+        path = torch.tensor(simulate(len(times), seed, STARTS[start]), dtype=torch.float32)
+    else:
+        with torch.no_grad():
+            exact = MeanField(RATES, 1e-9, torch.zeros(2), torch.ones(2), STARTS[start])
+            path = exact(times, 1)[0]
+    mean, scale = path[:, :NUM_TRAIN].mean(1), path[:, :NUM_TRAIN].std(1)
+    return Case((path - mean[:, None]) / scale[:, None], (mean, scale), start)
 
 
 def _scores(y: Tensor, prediction: Prediction) -> dict[str, float]:
@@ -163,32 +187,50 @@ def _scores(y: Tensor, prediction: Prediction) -> dict[str, float]:
     return {
         "rmse": squares.mean().sqrt().item(),
         "nll": negative_log_likelihood(held, prediction),
+        "coverage": interval_coverage(held, prediction),
         "rmse_predators": squares[0].sqrt().item(),
         "rmse_prey": squares[1].sqrt().item(),
     }
 
 
+def _name(row: dict[str, Any]) -> str:
+    """The kind of data, and the start if it is another than the usual one."""
+    start = row.get("start", DEFAULT)
+    return row["data"] if start == DEFAULT else f"{row['data']}, {start}"
+
+
+def _named(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**row, "data": _name(row)} for row in rows]
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """Means over seeds with their standard errors."""
-    lines = []
+    rows, lines = _named(rows), []
     for data, method in dict.fromkeys((row["data"], row["method"]) for row in rows):
         own = [row for row in rows if (row["data"], row["method"]) == (data, method)]
-        keys = ("rmse", "nll", "rmse_predators", "rmse_prey")
-        cells = [mean_and_error([row[key] for row in own], ".2f") for key in keys]
+        keys = ("rmse", "nll", "coverage", "rmse_predators", "rmse_prey")
+        known = [[row[key] for row in own if key in row] for key in keys]
+        cells = [mean_and_error(values, ".2f") if values else None for values in known]
         seconds = statistics.fmean(row["cpu_seconds"] for row in own)
         lines.append([data, method, len(own), own[0]["steps"], *cells, f"{seconds:.0f}"])
-    header = ["data", "method", "seeds", "steps", "RMSE", "NLL", "RMSE, predators", "RMSE, prey"]
-    return format_table([*header, "CPU s"], lines)
+    header = ["data", "method", "seeds", "steps", "RMSE", "NLL", "90% coverage"]
+    return format_table([*header, "RMSE, predators", "RMSE, prey", "CPU s"], lines)
 
 
 def differences(rows: list[dict[str, Any]]) -> str:
     """To the network with the collapsed objective, for the same seed."""
-    return paired(rows, "network, collapsed", group="data")
+    return paired(_named(rows), "network, collapsed", group="data")
+
+
+def of_starts(rows: list[dict[str, Any]]) -> str:
+    """To the same fit of what starts in the middle, for the same seed."""
+    cases = [{**row, "case": f"{row['data']}, {row['method']}"} for row in rows]
+    return paired([{**row, "method": row["start"]} for row in cases], DEFAULT, group="case")
 
 
 def rates(rows: list[dict[str, Any]]) -> str:
     """Medians of the simulator's rates after training, over the true ones."""
-    lines = []
+    rows, lines = _named(rows), []
     for data in dict.fromkeys(row["data"] for row in rows):
         own = [row["medians"] for row in rows if row["data"] == data and "medians" in row]
         if own:
@@ -245,6 +287,7 @@ def _options() -> Any:
         __doc__ or "", seeds=range(5), methods=METHODS, figure="bands of the last seed"
     )
     options.add_argument("--num-steps", type=positive, default=1000, help="(default: 1000)")
+    options.add_argument("--starts", nargs="+", choices=STARTS, default=[DEFAULT])
     options.add_argument("--data", nargs="+", choices=DATA, default=list(DATA))
     return options
 
