@@ -172,6 +172,7 @@ def test_jobs_are_taken_in_turns() -> None:
 # ---- peers
 
 
+@pytest.mark.slow  # JAX, once it is loaded, warns of every fork of the process
 def test_numpyro_has_the_model_of_pyro() -> None:
     pytest.importorskip("numpyro")
     from numpyro.infer.util import log_density
@@ -188,6 +189,7 @@ def test_numpyro_has_the_model_of_pyro() -> None:
     assert float(found) == pytest.approx(float(expected), rel=1e-5)
 
 
+@pytest.mark.slow  # JAX, once it is loaded, warns of every fork of the process
 def test_a_chain_of_numpyro_goes_on_from_what_was_compiled() -> None:
     pytest.importorskip("numpyro")
     found = list(chain_of_schools(schools_data(), (20, 30), 0))

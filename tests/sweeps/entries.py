@@ -584,6 +584,7 @@ HOOKS = {
     "ConditionalAutoregressiveGenerator.standardise",
     "BijectiveGenerator.forward",
     "CMMNN.forward",
+    "PackedModule.with_packed",  # of load_state_dict, for whatever a state holds
     "ImplicitDistribution.log_prob",  # of a trace; most refuse whatever they are given
     "ImplicitSite.of_node",
     "ImplicitSite.with_draws",
