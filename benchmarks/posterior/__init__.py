@@ -211,7 +211,7 @@ BENCHMARKS = (
             "objectives_mixture": "--targets mixture",
             "objectives_mixture_seeds": "--targets mixture --nuts 0 --seeds 0 1 2 3 4 5 6 7 8 9 "
             "--methods mean-field 'no KL' linearised lanczos 'singular value' 'kernel adaptive' "
-            "'kernel published'",
+            "'kernel published' 'kernel prior' 'critic adaptive'",
             "objectives_banana": "--targets banana --num-steps 1000",
             "equal_time_banana": "--targets banana --cpu-seconds 8 --seeds 0 1 2 3 4",
             "equal_time_x_shape": "--targets x-shape --cpu-seconds 8 --seeds 0 1 2 3 4",
