@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from pyro_implicit.exceptions import ArgumentError
 
-__all__ = ["check_misspelt"]
+__all__ = ["check_class_options", "check_misspelt"]
+
+_OPTIMISERS = ("optim", "optimizer", "optimiser")
 
 #: what other libraries call them
 _ALIASES = {
@@ -55,7 +57,32 @@ def check_misspelt(
         near = difflib.get_close_matches(name, [*options, *aliases], 1)
         meant = aliases.get(near[0], near[0]) if near else None
         hint = f"Did you mean {meant}=?" if meant else f"{own} has {', '.join(options)}."
+        if name in _OPTIMISERS and own == "fit":
+            hint = "fit has Adam, with lr=; any other goes into SVI(model, guide, optim, loss)."
         raise ArgumentError(
-            f"{name}= is an option of {own} no more than an argument of the model, which takes "
+            f"{name}= is neither an option of {own} nor an argument of the model, which takes "
             f"{', '.join(taken) or 'none'}. {hint}"
         )
+
+
+def check_class_options(kind: type, given: Collection[str]) -> None:
+    """
+    Refuses options that neither a class nor one of its bases has, as a wrong name.
+
+    :param kind: the class that a user has written.
+    :param given: names of the options that it would hand on to its bases.
+    :raises ArgumentError: for a name that none of them takes, with the one that is near.
+    """
+    options: list[str] = []
+    for base in kind.__mro__:
+        if "__init__" not in vars(base) or not base.__module__.startswith("pyro"):
+            continue
+        own = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
+        options += [p.name for p in own if p.kind is inspect.Parameter.KEYWORD_ONLY]
+        options += [p.name for p in own if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    for name in given:
+        if name not in options:
+            near = difflib.get_close_matches(name, options, 1)
+            known = ", ".join(dict.fromkeys(options))
+            hint = f"Did you mean {near[0]}=?" if near else f"It has {known}."
+            raise ArgumentError(f"{kind.__name__} has no option {name}=. {hint}")

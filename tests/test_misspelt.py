@@ -11,9 +11,41 @@ import pytest
 import torch
 from torch import nn
 
-from pyro_implicit import HyperNetworkGuide, evaluate, fit, log_predictive_density, predict
+from pyro_implicit import (
+    AlphaEnergy,
+    CMMNNGuide,
+    ConditionalHyperNetworkGuide,
+    HyperNetworkGuide,
+    KernelDensityRatioELBO,
+    LanczosELBO,
+    LinearisedELBO,
+    MixtureDensityGuide,
+    MMNNGuide,
+    SemiImplicitELBO,
+    SingularValueELBO,
+    evaluate,
+    fit,
+    log_predictive_density,
+    predict,
+)
 from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.objectives import AISIVI, IWAE, KPG, KSIVI, UIVI, AmortisedSVGD
+
+OBJECTIVES = (
+    LinearisedELBO,
+    LanczosELBO,
+    SingularValueELBO,
+    SemiImplicitELBO,
+    KernelDensityRatioELBO,
+    AlphaEnergy,
+    KSIVI,
+    KPG,
+    AmortisedSVGD,
+    UIVI,
+    AISIVI,
+    IWAE,
+)
 
 
 def model(x: Any, y: Any = None) -> None:
@@ -68,7 +100,9 @@ def test_what_scores_and_predicts_names_them_too(function: Any, name: str, said:
     x = torch.ones(3)
     guide = HyperNetworkGuide(model, init_from=None).setup(x, x)
     hint = f"Did you mean {said}=" if said else f"{function.__name__} has "
-    with pytest.raises(ArgumentError, match=f"{name}= is an option of {function.__name__}.*{hint}"):
+    with pytest.raises(
+        ArgumentError, match=f"{name}= is neither an option of {function.__name__}.*{hint}"
+    ):
         function(model, guide, x, x, **({"num_samples": 2} | {name: 1}))
 
 
@@ -83,3 +117,58 @@ def test_predictions_of_a_seed() -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
     with pytest.raises(ArgumentError, match="seed"):
         predict(model, guide, x, num_samples=4, seed=-1)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: HyperNetworkGuide(model, hidden_dim=10), "HyperNetworkGuide .*hidden_dims=?"),
+        (lambda: MMNNGuide(model, budgets=1.0), "MMNNGuide has no .*Did you mean budget=?"),
+        (lambda: CMMNNGuide(model, init_form=None), "CMMNNGuide .*mean init_from=?"),
+        (lambda: ConditionalHyperNetworkGuide(model, contxt=len), "Conditional.*mean context=?"),
+        (lambda: MixtureDensityGuide(model, zzz=1), "MixtureDensityGuide .*It has .*context"),
+        *(
+            (lambda kind=kind: kind(4, vectorise_particles=True), f"{kind.__name__} .*vectorize_p")
+            for kind in OBJECTIVES
+        ),
+    ],
+)
+def test_classes_name_the_options_that_they_have(make: Any, said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        make()
+
+
+def test_classes_of_a_user_keep_their_options() -> None:
+    class Own(HyperNetworkGuide):
+        def __init__(self, model: Any, own: int = 1, **options: Any) -> None:
+            self.taken = options.pop("more", own)
+            super().__init__(model, **options)
+
+    class Fixed(HyperNetworkGuide):
+        def __init__(self, model: Any) -> None:
+            super().__init__(model, init_from=None)
+
+    assert Own(model, more=3, init_from=None).taken == 3
+    Fixed(model)
+
+
+def test_predictions_name_the_number_of_draws() -> None:
+    x = torch.ones(3)
+    guide = HyperNetworkGuide(model, init_from=None).setup(x, x)
+    with pytest.raises(ArgumentError, match=r"num_sample= .*Did you mean num_samples=\?"):
+        predict(model, guide, x, num_sample=5)
+    with pytest.raises(ArgumentError, match="num_samples=None; expected an integer"):
+        predict(model, guide, x)
+
+
+@pytest.mark.parametrize("name", ["optim", "optimizer", "optimiser"])
+def test_the_optimiser_of_fit_is_told(name: str) -> None:
+    x = torch.ones(3)
+    with pytest.raises(ArgumentError, match="fit has Adam, with lr=; .* SVI"):
+        fit(model, HyperNetworkGuide(model), x, x, **{name: 1})
+
+
+def test_an_objective_among_the_arguments() -> None:
+    x = torch.ones(3)
+    with pytest.raises(ArgumentError, match="argument 2 .* is a LinearisedELBO; write objective="):
+        fit(model, HyperNetworkGuide(model), x, x, LinearisedELBO(8))

@@ -15,7 +15,18 @@ from torch.utils import _pytree as pytree
 
 from pyro_implicit.exceptions import LayerError, ShapeError
 
-__all__ = ["Call", "How", "common_batch_shape", "over_draws", "over_rows", "warn_inside_data_plate"]
+__all__ = [
+    "IN_DATA_PLATE",
+    "Call",
+    "How",
+    "common_batch_shape",
+    "over_draws",
+    "over_rows",
+    "warn_inside_data_plate",
+]
+
+#: in the warning of a call that belongs outside of the plate
+IN_DATA_PLATE = "a module draws"
 
 How: TypeAlias = Literal["vmap", "loop"]
 Values: TypeAlias = dict[str, Tensor]
@@ -75,10 +86,10 @@ def warn_inside_data_plate(
     names = [plate.name for plate in get_plates() if plate.vectorized and plate.dim == -1]
     if names:
         warnings.warn(
-            f"inside of plate '{names[0]}' a module draws {batch[-1]} times all of its parameters, "
-            "and applies each of them to all rows of the inputs, which are as many. Call it "
-            "outside of the data plate if the rows share one network, or build it with local=True "
-            "if each row has a network of its own.",
+            f"inside of plate '{names[0]}' {IN_DATA_PLATE} {batch[-1]} times all of its "
+            "parameters, and applies each of them to all rows of the inputs, which are as many. "
+            "Call it outside of the data plate if the rows share one network, or build it with "
+            "local=True if each row has a network of its own.",
             stacklevel=5,
         )
 

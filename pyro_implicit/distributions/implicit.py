@@ -352,8 +352,10 @@ _NO_DENSITY = (
     "an implicit distribution can be drawn from but its density cannot be evaluated, so "
     "Trace_ELBO, TraceMeanField_ELBO, RenyiELBO and their relatives cannot train it. Use "
     "an objective for implicit guides instead, e.g. SVI(model, guide, optim, "
-    "LinearisedELBO()) with `from pyro_implicit import LinearisedELBO`; or a generator that is "
-    "certain to be invertible, such as generator=BijectiveGenerator, whose density is known."
+    "LinearisedELBO()) with `from pyro_implicit import LinearisedELBO`; or a guide whose "
+    "density is known: up to 256 latents the default one, HyperNetworkGuide(model) without "
+    "hidden_dims, noise_dim and scale, else one with generator=BijectiveGenerator, certain to be "
+    "invertible."
 )
 
 

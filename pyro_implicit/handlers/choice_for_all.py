@@ -34,5 +34,7 @@ def choice_for_all(name: str) -> SiteError:
         "fitted to tell of it, and a prediction would draw it from its prior. Draw it given these "
         "data by infer_discrete(poutine.replay(model, guide_trace), first_available_dim)(*data), "
         f"and predict with poutine.condition(model, data={{{name!r}: value}}); or put it into the "
-        "plate of the rows, if each has its own."
+        "plate of the rows, if each has its own. What needs no value of it works as it is: "
+        "posterior_draws(guide, 1000), log_predictive_density(model, guide, *data) and "
+        "to_arviz(model, guide, *data, groups=['posterior'])."
     )

@@ -151,12 +151,27 @@ def _no_tensors(
         or (isinstance(value, (list, tuple)) and repr(type(value).__name__) in str(error))
     }
     if not others:
-        return None
+        return _packed(error, args)
     kinds = ", ".join(f"{name} is a {type(value).__name__}" for name, value in others.items())
     return ArgumentError(
         f"{kinds}, and the model says: {str(error).strip()[:_LONGEST]}. Models compute with "
         "tensors: write torch.as_tensor(x, dtype=torch.float32), and torch.as_tensor(y) for "
         "labels; *data for a tuple of them."
+    )
+
+
+def _packed(error: Exception, args: tuple[Any, ...]) -> ArgumentError | None:
+    """All data are one tuple or list, which a model of several arguments takes for the first."""
+    if len(args) != 1 or not isinstance(error, (AttributeError, IndexError, TypeError)):
+        return None
+    data = args[0]
+    if not (isinstance(data, (list, tuple)) and len(data) > 1):
+        return None
+    if not all(isinstance(one, Tensor) for one in data):
+        return None
+    return ArgumentError(
+        f"argument 0 is a {type(data).__name__} of {len(data)} tensors, and the model says: "
+        f"{_first_line(error)}. Write *data, so that each is an argument of its own."
     )
 
 

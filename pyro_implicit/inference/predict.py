@@ -31,6 +31,7 @@ from pyro_implicit.handlers.own_subsample import sizes_of_arguments
 from pyro_implicit.handlers.rows import NotSliceable, number_of_rows
 from pyro_implicit.inference.from_prior import came_from_prior
 from pyro_implicit.inference.numbered import numbered_if_drawn
+from pyro_implicit.inference.parallel_errors import blames_parallel
 from pyro_implicit.inference.posterior_draws import posterior_draws
 from pyro_implicit.inference.predictive_job import PredictiveJob
 from pyro_implicit.inference.predictive_run import UNIT, RunPlan
@@ -46,7 +47,7 @@ def predict(
     model: Callable[..., Any],
     guide: Callable[..., Any],
     *args: Any,
-    num_samples: int,
+    num_samples: int | None = None,
     batch_size: int | None = None,
     sites: Iterable[str] | None = None,
     parallel: bool = False,
@@ -92,7 +93,7 @@ def predict(
     :param guide: a fitted guide, implicit or not. What it does not draw comes from the model:
         observations, and latents that it leaves out, from their prior.
     :param args: the model's arguments.
-    :param int num_samples: number of draws.
+    :param int num_samples: number of draws, which must be given.
     :param int batch_size: rows at a time, rounded up to a multiple of 32, and to as many as make a
         million numbers on their way through the model, of which there is nothing to save; all by
         default, or where rows belong together. To see that, data of at most four million numbers
@@ -149,7 +150,8 @@ def predict(
             job.parallel, job.moments = parallel, moments
             job.find_layout(batch_size)
             try:
-                found = job.run(batch_size)
+                with blames_parallel(parallel):
+                    found = job.run(batch_size)
             except NotSliceable:  # noise that cannot be drawn by row: as many rows as share a state
                 found = job.run(UNIT, exactly=True)
             job.check_guide_is_for_the_model()

@@ -17,6 +17,7 @@ from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
 from pyro_implicit._checks import check_choice, check_count
+from pyro_implicit._misspelt import check_class_options
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
@@ -102,6 +103,7 @@ class ContrastiveELBO(ImplicitELBO):
                 f"{type(self).__name__} takes its draws by num_samples={num_samples}; leave "
                 "num_entropy_particles out."
             )
+        check_class_options(type(self), options)
         super().__init__(num_particles, **options)
         if contrast == "prior" and self.prior_weight != 1:
             raise ArgumentError(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pyro_implicit._checks import check_count
 from pyro_implicit._hints import hint
+from pyro_implicit._misspelt import check_class_options
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.objectives.exact_determinant import exact_is_cheap
 from pyro_implicit.objectives.fold_watch import FoldWatch, can_tell
@@ -92,6 +93,7 @@ class LinearisedELBO(ImplicitELBO):
     can_be_mapped = True
 
     def __init__(self, num_particles: int = 1, *, watch_folds: int = 100, **options: Any) -> None:
+        check_class_options(type(self), options)
         super().__init__(num_particles, **options)
         self.watch_folds = check_count("watch_folds", watch_folds, 0)
         self._watch = FoldWatch()

@@ -42,7 +42,7 @@ from pyro_implicit.objectives.particle import Particle, Reads
 from pyro_implicit.objectives.particle_batch import ParticleBatch
 from pyro_implicit.objectives.particle_coupling import blames_vectorisation
 from pyro_implicit.objectives.prior_draws import PriorDraws
-from pyro_implicit.objectives.pyro_arguments import check_pyro_arguments
+from pyro_implicit.objectives.pyro_arguments import check_not_swapped, check_pyro_arguments
 from pyro_implicit.objectives.shared_rows import SharedRows
 
 __all__ = ["ParticleObjective", "Terms"]
@@ -424,6 +424,7 @@ class ParticleObjective(ELBO):
         self, model: Any, guide: Any, args: Any, kwargs: Any
     ) -> Iterator[tuple[Terms, ParticleBatch | None]]:
         """What some draws add to the terms, and these draws unless they are mapped."""
+        check_not_swapped(model, type(self).__name__)
         if self.is_mapped:
             yield self._mapped_terms(model, guide, args, kwargs), None
             return

@@ -4,10 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
+from pyro.infer.autoguide import AutoGuide
+
 from pyro_implicit._checks import check_flag, check_number, shown
 from pyro_implicit.exceptions import ArgumentError
 
-__all__ = ["check_pyro_arguments"]
+__all__ = ["check_not_swapped", "check_pyro_arguments"]
+
+
+def check_not_swapped(model: Any, kind: str) -> None:
+    """
+    Refuses a guide in the place of the model.
+
+    :param model: what was given as the model.
+    :param str kind: the name of the objective.
+    :raises ArgumentError: if it is an autoguide.
+    """
+    if isinstance(model, AutoGuide):
+        raise ArgumentError(
+            f"the model is a guide, {type(model).__name__}: model and guide are swapped. Write "
+            f"SVI(model, guide, optim, {kind}(...)), the model first."
+        )
 
 
 def check_pyro_arguments(

@@ -344,3 +344,28 @@ def test_what_a_distribution_refuses(make: Any, of_parameter: bool, of_nan: bool
     assert refuses_parameter(caught.value) is of_parameter
     assert refuses_nan(caught.value) is of_nan
     assert not refuses_parameter(ArgumentError(f"Expected parameter {caught.value}"))
+
+
+@pytest.mark.parametrize("pack", [tuple, list])
+def test_all_data_in_one_argument(pack: Any) -> None:
+    def model(x: Tensor, y: Tensor | None = None) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal((x * w).sum(-1), 1.0), obs=y)
+
+    data, guide = pack((X, X[:, 0])), HyperNetworkGuide(model, init_from=None)
+    match = rf"argument 0 is a {pack.__name__} of 2 tensors, .* Write \*data, so that each is"
+    with pytest.raises(ArgumentError, match=match):
+        fit(model, guide, data, num_steps=2, progress=False)
+    with pytest.raises(ArgumentError, match=match):
+        predict(model, guide.setup(*data), data, num_samples=2)
+
+
+def test_a_model_may_take_a_tuple() -> None:
+    def model(data: tuple[Tensor, Tensor]) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("data", len(data[0])):
+            pyro.sample("y", dist.Normal((data[0] * w).sum(-1), 1.0), obs=data[1])
+
+    guide = HyperNetworkGuide(model, init_from=None)
+    fit(model, guide, (X, X[:, 0]), num_steps=2, progress=False)

@@ -12,7 +12,7 @@ import torch
 from pyro.infer import config_enumerate
 from torch import Tensor
 
-from pyro_implicit import HyperNetworkGuide, evaluate, predict, to_arviz
+from pyro_implicit import HyperNetworkGuide, evaluate, posterior_draws, predict, to_arviz
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.inference import log_predictive_density
 
@@ -119,3 +119,6 @@ def test_groups_without_a_likelihood_are_exported() -> None:
     with pytest.raises(SiteError, match="'z' is summed out and in no plate"):
         to_arviz(choice_for_all, everything, X, num_samples=3, groups=["posterior_predictive"])
     to_arviz(choice_for_all, everything, X, num_samples=3, groups=["posterior"])
+    assert posterior_draws(everything, 3)["loc"].shape == (3,)
+    with pytest.raises(SiteError, match=r"works as it is: posterior_draws.*log_predictive_density"):
+        predict(choice_for_all, everything, X, num_samples=3, sites=["loc"])

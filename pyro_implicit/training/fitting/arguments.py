@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from pyro.infer import ELBO
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -44,6 +45,12 @@ class Arguments:
         if loader is not None:
             raise ArgumentError(
                 f"argument {loader} of the model is a DataLoader; write batches=loader for that."
+            )
+        bound = next((i for i, a in enumerate(args) if isinstance(a, ELBO)), None)
+        if bound is not None:
+            raise ArgumentError(
+                f"argument {bound} of the model is a {type(args[bound]).__name__}; write "
+                "objective= for that."
             )
         if batches is None:
             return

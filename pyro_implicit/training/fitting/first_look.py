@@ -14,6 +14,7 @@ from pyro.distributions.util import scale_and_mask
 from pyro.infer.util import is_validation_enabled, validation_enabled
 
 from pyro_implicit._random import RandomStream
+from pyro_implicit.bayesian.vectorization import IN_DATA_PLATE
 from pyro_implicit.exceptions import ImplicitError, NonFiniteError, ShapeError, SiteError
 from pyro_implicit.handlers.data_use import DataUse
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
@@ -57,13 +58,15 @@ def first_look(
     look = _Look(in_plates)
     known = set(pyro.get_param_store().keys())
     try:
-        with poutine.block(), RandomStream(0), torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with poutine.block(), RandomStream(0), torch.no_grad(), look.listening():
             with evaluation_mode(), SiteVisitor(look.visit):
                 model(*args, **kwargs)
     except Exception as error:  # whatever a model does at draws of its prior
         if error is look.refused:
-            raise
+            in_plate = next((text for text in look.said if IN_DATA_PLATE in text), None)
+            if in_plate is None:
+                raise
+            raise ShapeError(in_plate) from error
         clear = explained(error, args, kwargs)
         if clear is None:
             return
@@ -87,6 +90,17 @@ class _Look:
         self.is_part = False  # whether latents are those of some rows
         self.warnings: list[str] = []
         self.refused: ImplicitError | None = None
+        self.said: list[str] = []  # what the model itself warns of
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Keeps what the model warns of to itself: its steps say it again."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                yield
+            finally:
+                self.said += [str(one.message) for one in caught]
 
     def visit(self, site: Any) -> None:
         self.use.note(site)

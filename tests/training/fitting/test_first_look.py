@@ -13,7 +13,7 @@ from pyro import poutine
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from pyro_implicit import HyperNetworkGuide, LinearisedELBO, fit
+from pyro_implicit import BayesianModule, HyperNetworkGuide, LinearisedELBO, fit
 from pyro_implicit.exceptions import NonFiniteError, ShapeError, SiteError
 from pyro_implicit.training.fitting.first_look import first_look
 
@@ -238,3 +238,16 @@ def test_a_network_of_two_names_is_taken_back_once() -> None:
     guide = HyperNetworkGuide(model, init_from=None)
     fit(model, guide, torch.ones(4), num_steps=3, progress=False)
     assert not torch.equal(net.weight, before)
+
+
+@pytest.mark.parametrize("features", [1, 2])
+def test_a_network_inside_of_the_data_plate_is_told_as_such(features: int) -> None:
+    net = BayesianModule(nn.Linear(2, features), prior=dist.Normal(0.0, 1.0))
+
+    def inside(x: Tensor, y: Any = None) -> None:
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(net(x)[..., 0], 0.1), obs=y)
+
+    match = r"inside of plate 'data' a module draws 6 times .* outside of the data plate .*local"
+    with pytest.raises(ShapeError, match=match):
+        quick(X, Y, model=inside, of=inside)
