@@ -38,7 +38,7 @@ class HeldData:
     @classmethod
     def from_prints(cls, arguments: set[Any], observed: dict[str, Any]) -> HeldData:
         """
-        The same of a guide that was saved.
+        Makes what is known of a call from the fingerprints in a saved state.
 
         :param arguments: fingerprints of the arguments.
         :param observed: fingerprint of what each site observes, or None.
