@@ -38,11 +38,11 @@ class HeldData:
     @classmethod
     def from_prints(cls, arguments: set[Any], observed: dict[str, Any]) -> HeldData:
         """
-        Makes what is known of a call from the fingerprints in a saved state.
+        What a saved guide knows of the call that built it.
 
         :param arguments: fingerprints of the arguments.
         :param observed: fingerprint of what each site observes, or None.
-        :returns: what is known of the call.
+        :returns: it, without parameters.
         """
         held = cls.__new__(cls)
         held.arguments, held.observed, held.parameters = arguments, observed, []
