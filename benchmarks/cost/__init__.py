@@ -140,8 +140,15 @@ BENCHMARKS = (
             "rate": "the learning rate that was chosen",
             "loss": "a row, after the last step",
         },
-        short="--networks perceptron --no-loss",
-        short_settings={"memory_steps": 1},
+        short="--networks perceptron --memory-steps 1 --seeds 0",
+        short_settings={
+            "batch_size": 2,
+            "rates": {"Adam": (1e-3,), "Adafactor": (1e-2,)},
+            "rate_steps": 1,
+            "loss_steps": 1,
+            "loss_rows": 2,
+        },
+        needs=("mnist.npz",),
     ),
     Benchmark(
         "cost.overhead",

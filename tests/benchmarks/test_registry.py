@@ -81,7 +81,7 @@ def _speed(rows: Rows, module: ModuleType) -> None:
     for row in rows:  # a ratio is of two jobs of one group
         base = jobs.get((row["what"], row["base"]))
         assert row["ratio"] == (None if base is None else row["cpu_ms"] / base)
-    assert len({row["what"] for row in rows}) == 1 + len(module.PARTS)  # predict has two groups
+    assert len({row["what"] for row in rows}) == 2 + len(module.PARTS)  # predict has three groups
 
 
 def _ddp(rows: Rows, module: ModuleType) -> None:
