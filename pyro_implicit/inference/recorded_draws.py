@@ -11,7 +11,6 @@ import torch
 from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor, fx
 
-from pyro_implicit.handlers.asked_values import AskedValues
 from pyro_implicit.handlers.python_state import python_state
 from pyro_implicit.inference.given_noise import GivenNoise, NoiseNeeded, OtherNoise
 from pyro_implicit.inference.predictive_run import PredictiveRun, RunPlan
@@ -19,6 +18,7 @@ from pyro_implicit.ops.graph_passes import is_functional
 from pyro_implicit.ops.largest_tensor import LargestTensor
 from pyro_implicit.ops.noted_checks import NotedChecks
 from pyro_implicit.ops.noticed_operation import NUMBER_READ, NoticedOperation
+from pyro_implicit.ops.read_values import ReadValues
 from pyro_implicit.ops.recording import lighten, trace_operations
 from pyro_implicit.ops.shapes_of_values import shapes_of_values
 
@@ -143,9 +143,9 @@ class RecordedDraws:
         if before.changes(python_state(self._call[0])) or made.total > _MOST_MADE:
             return None
         example = self._inputs(0)
-        with NoticedOperation(NUMBER_READ) as read, AskedValues(example) as asked:
+        with NoticedOperation(NUMBER_READ) as number, ReadValues() as read:
             graph = trace_operations(lambda *tensors: self._traced(*tensors), *example)
-        if read.found or asked.place or shapes_of_values(graph):
+        if number.found or read.found or shapes_of_values(graph):
             return None
         if any(map(_stops, graph.graph.nodes)):
             return None

@@ -39,6 +39,7 @@ from pyro_implicit.handlers.unvalidated import Unvalidated
 from pyro_implicit.objectives.lanczos import WATCHED, LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
 from pyro_implicit.ops.noticed_operation import NUMBER_READ, NoticedOperation
+from pyro_implicit.ops.read_values import ReadValues
 from pyro_implicit.ops.recording import lighten, trace_operations
 from pyro_implicit.ops.shapes_of_values import shapes_of_values
 from pyro_implicit.training.observed_supports import ObservedSupports
@@ -102,14 +103,13 @@ class _Graph:
     seen: ObservedSupports | None = None
     #: what model and guide held when the program last ran
     state: PythonState | None = None
-    #: the only arguments that it is for, where shapes follow from their numbers, with versions
-    given: list[tuple[Tensor, int]] | None = None
+    #: copies of the only arguments that it is for, where shapes follow from their numbers
+    given: list[Tensor] | None = None
 
     def is_for(self, tensors: list[Tensor]) -> bool:
         """Whether shapes are those of the recording, as far as they follow from arguments."""
         return self.given is None or all(
-            one is other and one._version == version
-            for one, (other, version) in zip(tensors, self.given, strict=True)
+            _is_same(one, other) for one, other in zip(tensors, self.given, strict=True)
         )
 
 
@@ -134,7 +134,7 @@ class RecordedObjective(ELBO):
     other bits, or no gain. Every hundredth step is compared with the program again.
 
     Where a shape follows from the numbers of an argument (``y[~y.isnan()]``), steps are replayed
-    for the very tensors of the recording alone, as long as nobody writes into them.
+    for the numbers of the recording alone; others are left to the program.
 
     A number, tensor or array that model or guide hold, name, or have as an attribute is looked at
     before each step: if another has taken its place, a new recording is made, a few times at most.
@@ -335,17 +335,18 @@ class RecordedObjective(ELBO):
             return loss.detach(), *_as_backward_leaves_them(gradients)
 
         state, terms = read_random_state(), self.objective.last_terms
-        read = NoticedOperation(NUMBER_READ)
+        number, read = NoticedOperation(NUMBER_READ), ReadValues()
         try:
-            with warnings.catch_warnings(), pyro.validation_enabled(False), Unvalidated(), read:
+            with warnings.catch_warnings(), pyro.validation_enabled(False), Unvalidated():
                 warnings.simplefilter("ignore")
-                recorded = trace_operations(step, *tensors)
+                with number, read:
+                    recorded = trace_operations(step, *tensors)
             write_random_state(state)
             foreign = _foreign(recorded, params)
             if shapes_of_values(recorded, trained=params, arguments=False):
                 foreign = "a shape follows from the numbers of a draw or of a parameter"
             if shapes_of_values(recorded):
-                graph.given = [(one, one._version) for one in tensors]
+                graph.given = [one.detach().clone() for one in tensors]
             lighten(recorded, *tensors)
         except Exception as error:  # whatever the tracer, or a model under it, raises
             self._give_up(_why(error))
@@ -353,8 +354,8 @@ class RecordedObjective(ELBO):
         finally:
             write_random_state(state)
             self.objective.last_terms = terms
-        if read.found or foreign:
-            self._give_up(_READS if read.found else foreign)
+        if number.found or read.found or foreign:
+            self._give_up(_READS if number.found or read.found else foreign)
             return
         graph.run, graph.state = torch.no_grad()(recorded), python_state(model, guide)
 

@@ -378,3 +378,29 @@ def test_when_a_recording_saves_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not saves_time(299) and saves_time(300)
     monkeypatch.delitem(sys.modules, "torch.fx.experimental.symbolic_shapes")
     assert not saves_time(7999) and saves_time(8000)
+
+
+READ: dict[str, Callable[[Tensor], float]] = {
+    "tolist": lambda w: w.tolist()[0],
+    "numpy": lambda w: float(w.data.numpy()[0]),
+    "asarray": lambda w: float(np.asarray(w)[0]),
+    "dlpack": lambda w: float(np.from_dlpack(w)[0]),
+    "text": lambda w: float(str(w[0]).split("(")[1].rstrip(")")),
+    "number": lambda w: w[0].item(),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_branch_that_few_draws_take_is_taken_by_these(made: list[bool], name: str) -> None:
+    def model(x: Tensor) -> None:
+        w = slope()
+        far = 100.0 if READ[name](w) > 0.85 else 0.0  # a draw of ten; not the first, nor the last
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(x @ w + far, 0.3))
+
+    options: dict[str, Any] = {"num_samples": 40, "seed": 7}
+    expected = by_program(model, X, **options)
+    rare = expected["y"].mean(-1) > 50.0
+    assert 0 < int(rare.sum()) < 10 and not rare[[0, 1, -1]].any()
+    assert_same(predict(model, guide, X, **options), expected)
+    assert made == [False]

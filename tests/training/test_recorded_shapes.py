@@ -94,6 +94,29 @@ def test_an_argument_that_was_written_into_is_another(objective: RecordedObjecti
     assert found == expected
 
 
+def test_an_argument_that_was_written_into_past_pytorch_is_another(
+    objective: RecordedObjective,
+) -> None:
+    y = DATA.clone()
+    guide = trained(missing, objective, y)
+    y.numpy()[0] = NAN  # tells no version
+    found, expected = both(missing, objective, guide, y)
+    assert found == expected and objective.is_recorded
+
+
+def test_numbers_that_are_read_out_of_an_argument_are_no_constants(
+    objective: RecordedObjective,
+) -> None:
+    def model(y: Tensor) -> None:
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        pyro.factor("y", mean * (10.0 if y.numpy()[0] > 0 else 1.0))
+
+    with pytest.warns(PerformanceHint, match="it reads a number from a tensor"):
+        guide = trained(model, objective, DATA)
+    found, expected = both(model, objective, guide, -DATA)
+    assert found == expected
+
+
 def test_a_shape_that_follows_from_a_parameter_is_not_recorded(
     objective: RecordedObjective,
 ) -> None:
