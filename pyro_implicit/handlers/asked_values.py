@@ -80,7 +80,7 @@ class AskedValues(TorchFunctionMode):
 
 def _place(frame: Any) -> str | None:
     """The line that asks; None if it is one of a library, or a program's assertion."""
-    while frame is not None and frame.f_globals.get("__name__") in _BETWEEN:
+    while frame is not None and _is_between(frame):
         frame = frame.f_back
     if frame is None or frame.f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES:
         return None
@@ -88,3 +88,9 @@ def _place(frame: Any) -> str | None:
     if line.lstrip().startswith("assert "):  # true of all draws, or an error: nothing branches
         return None
     return f"line {frame.f_lineno} of {Path(frame.f_code.co_filename).name}"
+
+
+def _is_between(frame: Any) -> bool:
+    """Whether a frame hands on what a program asks: torch's, or that of a mode within."""
+    between = frame.f_globals.get("__name__") in _BETWEEN
+    return between or frame.f_code.co_name == "__torch_function__"

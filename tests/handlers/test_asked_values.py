@@ -30,7 +30,13 @@ def _asserted(w: Tensor) -> Tensor:
     return w
 
 
+def _under_a_device(w: Tensor) -> float:
+    with torch.device("cpu"):  # a mode of torch between the program and the one that looks
+        return float(w.sum())
+
+
 ASKING: dict[str, Any] = {
+    "under another mode": lambda w, x: _under_a_device(w),
     "any": lambda w, x: 1.0 if (w > 0).any() else 0.0,
     "all": lambda w, x: 1.0 if torch.all(w > 0) else 0.0,
     "item": lambda w, x: w.sum().item(),
