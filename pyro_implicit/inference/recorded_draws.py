@@ -20,6 +20,7 @@ from pyro_implicit.ops.noted_checks import NotedChecks
 from pyro_implicit.ops.noticed_operation import NUMBER_READ, NoticedOperation
 from pyro_implicit.ops.read_values import ReadValues
 from pyro_implicit.ops.recording import lighten, trace_operations
+from pyro_implicit.ops.same_bits import same_bits
 from pyro_implicit.ops.shapes_of_values import shapes_of_values
 
 __all__ = ["RecordedDraws", "saves_time"]
@@ -187,10 +188,4 @@ def _stops(node: fx.Node) -> bool:
 
 def _same(found: Values, expected: Values) -> bool:
     """Whether two runs give the same bits."""
-    return all(_same_bits(found[name], value) for name, value in expected.items())
-
-
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+    return all(same_bits(found[name], value) for name, value in expected.items())

@@ -20,6 +20,7 @@ from pyro_implicit.ops.graph_passes import (
 )
 from pyro_implicit.ops.memory_reuse import reuse_memory
 from pyro_implicit.ops.quick_calls import call_quickly
+from pyro_implicit.ops.same_bits import same_bits
 from pyro_implicit.ops.separate_outputs import separate_outputs
 
 __all__ = ["lighten", "record", "trace_operations"]
@@ -75,16 +76,11 @@ def record(function: Function, example: Tensor) -> Function | None:
             recorded = torch.no_grad()(graph)
             for point in (example * 1.0625, example - 0.03125):
                 for found, expected in zip(recorded(point), function(point), strict=True):
-                    if not _same_bits(found, expected):
+                    if not same_bits(found, expected):
                         return None
     except Exception:  # the tracer raises what it likes
         return None
     return recorded
-
-
-def _same_bits(found: Tensor, expected: Tensor) -> bool:
-    equal = (found == expected) | (found.isnan() & expected.isnan())
-    return found.dtype == expected.dtype and bool(equal.all())
 
 
 @torch.no_grad()

@@ -41,6 +41,7 @@ from pyro_implicit.objectives.linearised import LinearisedELBO
 from pyro_implicit.ops.noticed_operation import NUMBER_READ, NoticedOperation
 from pyro_implicit.ops.read_values import ReadValues
 from pyro_implicit.ops.recording import lighten, trace_operations
+from pyro_implicit.ops.same_bits import same_bits
 from pyro_implicit.ops.shapes_of_values import shapes_of_values
 from pyro_implicit.training.observed_supports import ObservedSupports
 
@@ -109,7 +110,7 @@ class _Graph:
     def is_for(self, tensors: list[Tensor]) -> bool:
         """Whether shapes are those of the recording, as far as they follow from arguments."""
         return self.given is None or all(
-            _is_same(one, other) for one, other in zip(tensors, self.given, strict=True)
+            same_bits(one, other) for one, other in zip(tensors, self.given, strict=True)
         )
 
 
@@ -311,18 +312,11 @@ class RecordedObjective(ELBO):
 
     def _record(self, graph: _Graph, model: Any, guide: Any, args: Any, kwargs: Any) -> None:
         """Records one step, if its program is the same at each step as far as can be seen."""
-        reason = why_not_recorded(self.objective, guide) or graph.reason
-        if reason:
-            self._give_up(reason)
-            return
         leaves, shape = _pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        unseen = [leaf for leaf in leaves if not isinstance(leaf, (Tensor, *_SEEN))]
-        if unseen:
-            self._give_up(f"an argument is a {type(unseen[0]).__name__}: give tensors or numbers")
-            return
-        if any(leaf.requires_grad for leaf in tensors):
-            self._give_up("an argument asks for its gradient")
+        reason = why_not_recorded(self.objective, guide) or graph.reason or _unfit(leaves)
+        if reason:
+            self._give_up(reason)
             return
         params, graph.messages = list(graph.params.values()), _messages(graph.params)
 
@@ -459,6 +453,16 @@ def _as_backward_leaves_them(gradients: Iterable[Tensor | None]) -> Iterator[Ten
         yield own
 
 
+def _unfit(leaves: list[Any]) -> str:
+    """Why arguments cannot be those of a graph, in words."""
+    unseen = [leaf for leaf in leaves if not isinstance(leaf, (Tensor, *_SEEN))]
+    if unseen:
+        return f"an argument is a {type(unseen[0]).__name__}: give tensors or numbers"
+    if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
+        return "an argument asks for its gradient"
+    return ""
+
+
 def _foreign(recorded: GraphModule, params: list[Tensor]) -> str:
     """What else a graph holds that the program gives a gradient, in words."""
     known = {id(param) for param in params}
@@ -526,10 +530,7 @@ def _is_handled() -> bool:
 def _is_same(found: Any, expected: Any) -> bool:
     if found is None or expected is None:
         return found is None and (expected is None or not bool(expected.any()))
-    if found.dtype != expected.dtype or found.shape != expected.shape:
-        return False
-    equal = found == expected
-    return bool((equal | (found.isnan() & expected.isnan())).all())
+    return same_bits(found, expected)
 
 
 def _are_same_states(one: Any, other: Any) -> bool:
