@@ -266,6 +266,14 @@ def test_options_of_a_benchmark_are_its_own(capsys: pytest.CaptureFixture[str]) 
     assert "--num-steps" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_help_of_each_benchmark(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        main(["run", name, "--help"])
+    assert done.value.code == 0
+    assert "--seeds" in capsys.readouterr().out
+
+
 def test_run_and_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

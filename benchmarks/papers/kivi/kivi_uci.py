@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     options.add_argument("--splits", type=int, nargs="+", default=list(range(5)), metavar="K")
     options.add_argument("--num-steps", type=positive, default=1000, help="(default: 1000)")
     options.add_argument(
-        "--validation", action="store_true", help="15% of the training part held out"
+        "--validation", action="store_true", help="15%% of the training part held out"
     )
     arguments = parse(options, argv)
     jobs = [
