@@ -26,6 +26,7 @@ def recorded_step(
     rate: float,
     tries: int,
     step_of: Callable[..., Job] | None = None,
+    period: int = 1,
 ) -> tuple[Job, str]:
     """
     A step whose objective is recorded, and a note.
@@ -40,13 +41,14 @@ def recorded_step(
     :param float rate: learning rate.
     :param int tries: trials at most.
     :param step_of: makes the step of an objective, as :func:`fit_step` does, which is the default.
+    :param int period: steps after which those of the objective are the same again.
     """
     num_tried = 0
     while True:
         num_tried += 1
         recorded = RecordedObjective(make_objective(), hints=False)
         step = (step_of or fit_step)(recorded, model, guide, args, rate)
-        for _ in range(WARM_UP):
+        for _ in range(WARM_UP * period):
             step()
         if recorded.is_recorded:
             return step, f"recorded at trial {num_tried}" if num_tried > 1 else ""

@@ -12,6 +12,8 @@ References
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -287,6 +289,47 @@ class LanczosELBO(ImplicitELBO):
             return 1
         is_turn = self._turns.take(now.number, now.guide, site) % self.entropy_every == 0
         return self.entropy_every if is_turn else 0
+
+    def is_turn(self, guide: Any) -> tuple[bool, ...]:
+        """
+        Whether the next training step estimates the log-determinant, for those who record steps.
+
+        :param guide: the guide that is trained in it.
+        :returns: one answer if it holds for all sites of the guide that were met, else one for
+            each, in the order of their first step; none before that step.
+        """
+        if self.entropy_every == 1:
+            return (True,)
+        turns = self._turns.of(guide).values()
+        found = tuple((turn + 1) % self.entropy_every == 0 for turn in turns)
+        return found[:1] if len(set(found)) == 1 else found
+
+    def pass_turn(self, guide: Any, sites: Iterable[str]) -> None:
+        """
+        Counts a training step that was taken by a recording.
+
+        :param guide: the guide that was trained in it.
+        :param sites: names of the sites that it met.
+        """
+        turns = self._turns.of(guide)
+        self._turns.put(guide, {name: turns[name] + 1 for name in sites if name in turns})
+
+    @contextmanager
+    def uncounted(self, guide: Any) -> Iterator[list[str]]:
+        """
+        Training steps of a guide within count for nothing, such as one that is being recorded.
+
+        :param guide: a guide that has been trained before.
+        :returns: a list that gets the names of the sites that were met.
+        """
+        met: list[str] = []
+        before = self._turns.of(guide)
+        try:
+            yield met
+        finally:
+            after = self._turns.of(guide)
+            met += [name for name, turn in before.items() if after[name] != turn]
+            self._turns.put(guide, before)
 
 
 def _report(gauss: Tensor, radau: Tensor) -> LanczosReport:

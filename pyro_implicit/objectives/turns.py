@@ -69,6 +69,30 @@ class Turns:
             count.step, count.turn = step, count.turn + 1
         return count.turn
 
+    def of(self, guide: Any) -> dict[str, int]:
+        """
+        The training steps that each site of a guide has been met in, less one.
+
+        :param guide: the guide.
+        :returns: by the site's name; empty for a guide that has not been met.
+        """
+        return {name: count.turn for name, count in self._of(guide).items()}
+
+    def put(self, guide: Any, turns: dict[str, int]) -> None:
+        """
+        Counts steps of a guide that were taken, or were not, unseen.
+
+        :param guide: the guide.
+        :param dict turns: as :meth:`of` gives them.
+        """
+        counts = self._of(guide)
+        for name, turn in turns.items():
+            counts[name].turn = turn
+
+    def _of(self, guide: Any) -> dict[str, _Count]:
+        guide = guide.__self__ if inspect.ismethod(guide) else guide
+        return self._by_guide.get(guide, {})
+
     def _inherited(self, origin: nn.Module) -> _Count | None:
         count = self._by_generator.get(origin)
         return count if count is not None and count.guide() is None else None

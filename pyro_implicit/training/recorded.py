@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import time
 import warnings
-import weakref
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from contextlib import nullcontext
 from typing import Any
 
 import pyro
@@ -23,7 +21,6 @@ from pyro.infer.util import is_validation_enabled
 from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.trace_messenger import TraceMessenger
 from torch import Tensor, nn
-from torch.fx import GraphModule
 from torch.utils import _pytree
 
 from pyro_implicit._checks import check_flag, shown
@@ -34,7 +31,7 @@ from pyro_implicit._random import (
     write_torch_state,
 )
 from pyro_implicit.exceptions import ArgumentError, PerformanceHint
-from pyro_implicit.handlers.python_state import PLAIN, PythonState, python_state
+from pyro_implicit.handlers.python_state import python_state
 from pyro_implicit.handlers.unvalidated import Unvalidated
 from pyro_implicit.objectives.lanczos import WATCHED, LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
@@ -44,10 +41,17 @@ from pyro_implicit.ops.recording import lighten, trace_operations
 from pyro_implicit.ops.same_bits import same_bits
 from pyro_implicit.ops.shapes_of_values import shapes_of_values
 from pyro_implicit.training.observed_supports import ObservedSupports
+from pyro_implicit.training.recorded_step import (
+    RecordedStep,
+    as_backward_leaves_them,
+    foreign,
+    is_current,
+    messages_of,
+    unfit,
+)
 
 __all__ = ["RecordedObjective", "why_not_recorded"]
 
-_SEEN = (*PLAIN, torch.Size, torch.dtype, torch.device)  # as an argument
 _WARM_UP = 3  # steps before one is recorded: the first makes parameters
 _TRIALS = 3  # steps in which the graph must give the bits of the step, and be faster
 _AUDIT = 100  # steps from one comparison with the program itself to the next
@@ -67,8 +71,6 @@ def why_not_recorded(objective: Any, guide: Any) -> str:
         return f"{type(objective).__name__} may do something else from step to step"
     if not objective.vectorize_particles:
         return "its draws are made one after the other (vectorize_particles=False)"
-    if getattr(objective, "entropy_every", 1) != 1:
-        return f"its entropy is evaluated in every {objective.entropy_every}th step only"
     if _watches(objective, guide):
         return "it watches the generator for folds (watch_folds=0 leaves that out)"
     return ""
@@ -84,36 +86,6 @@ def _watches(objective: Any, guide: Any) -> bool:
     return samplers is None or any(one.generator.noise_dim <= WATCHED for one in samplers)
 
 
-@dataclass
-class _Graph:
-    """One recorded step, for arguments of some shapes."""
-
-    #: from the tensors among the arguments to the loss and its gradients; None: not to be used
-    run: Callable[..., tuple[Tensor, ...]] | None = None
-    #: model and guide, which a graph keeps: another object may have the number of one that is gone
-    programs: tuple[Any, ...] = ()
-    #: the parameters by name, in the gradients' order
-    params: dict[str, Tensor] = field(default_factory=dict)
-    #: how Pyro tells of each of them, but of those that it transforms
-    messages: dict[str, Any] = field(default_factory=dict)
-    #: why it is not to be recorded, or an empty text
-    reason: str = ""
-    num_steps: int = 0  # so far, of these arguments
-    seconds: list[tuple[float, float]] = field(default_factory=list)  # of program and graph
-    #: where its data must lie
-    seen: ObservedSupports | None = None
-    #: what model and guide held when the program last ran
-    state: PythonState | None = None
-    #: copies of the only arguments that it is for, where shapes follow from their numbers
-    given: list[Tensor] | None = None
-
-    def is_for(self, tensors: list[Tensor]) -> bool:
-        """Whether shapes are those of the recording, as far as they follow from arguments."""
-        return self.given is None or all(
-            same_bits(one, other) for one, other in zip(tensors, self.given, strict=True)
-        )
-
-
 class RecordedObjective(ELBO):
     """
     An objective whose steps are recorded as graphs of tensor operations and replayed.
@@ -126,7 +98,8 @@ class RecordedObjective(ELBO):
     512 noises, stays as it is; its ``last_report`` is that of the last step of the program.
 
     The first steps are those of the program; then one is recorded for each kind of arguments
-    (shapes, dtypes, devices; values that are no tensors), training mode and settings. Whatever
+    (shapes, dtypes, devices; values that are no tensors), training mode and settings, and two where
+    ``entropy_every`` is above 1: with the entropy and without. Whatever
     shows that the program is not the same at each step keeps it as it is, with a
     :class:`~pyro_implicit.exceptions.PerformanceHint`: operations that cannot be recorded (a number
     read from a tensor, as a branch on its value does), shapes that follow from draws, numbers that
@@ -173,12 +146,14 @@ class RecordedObjective(ELBO):
             objective.num_particles, vectorize_particles=True
         )
         self.objective = objective
+        #: whose steps are of two kinds, if it estimates the entropy in some of them only
+        self._turns = objective if isinstance(objective, LanczosELBO) else None
         self.hints = check_flag("hints", hints)
         #: why steps are those of the program, or an empty text
         self.reason = ""
         #: whether the program has changed after it was recorded: some steps were those of before
         self.has_changed = False
-        self._graphs: dict[Any, _Graph] = {}
+        self._graphs: dict[Any, RecordedStep] = {}
         self._num_replaced = 0  # times that model or guide held something else than before
 
     def loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
@@ -221,7 +196,7 @@ class RecordedObjective(ELBO):
         :returns: minus the objective.
         :raises NonFiniteError: as the objective itself does.
         """
-        if self.reason or _is_handled():
+        if self.reason or _is_handled() or not self._turn(guide):
             return self._program(model, guide, args, kwargs)
         key, tensors = self._key(model, guide, args, kwargs)
         graph = self._graph(key, model, guide)
@@ -264,10 +239,11 @@ class RecordedObjective(ELBO):
     def _program(self, model: Any, guide: Any, args: Any, kwargs: Any) -> float:
         return float(self.objective.loss_and_grads(model, guide, *args, **kwargs))
 
-    def _graph(self, key: Any, model: Any, guide: Any) -> _Graph:
+    def _graph(self, key: Any, model: Any, guide: Any) -> RecordedStep:
         """The graph of some arguments, or a new one where it does not hold any more."""
         graph = self._graphs.get(key)
-        if graph is None and len(self._graphs) == _MOST_GRAPHS:
+        known = {kind for kind, _ in self._graphs}
+        if graph is None and len(known | {key[0]}) > _MOST_GRAPHS:
             self._give_up("its arguments have more than four combinations of shapes")
         elif graph is not None:
             replaced = "" if graph.state is None else graph.state.replaced()
@@ -276,9 +252,9 @@ class RecordedObjective(ELBO):
                 if self._num_replaced > _MOST_GRAPHS:
                     self._give_up(f"{replaced} changes from step to step")
             # or somebody has put other tensors in the place of parameters
-            elif all(_is_current(name, param) for name, param in graph.params.items()):
+            elif all(is_current(name, param) for name, param in graph.params.items()):
                 return graph
-        graph = self._graphs[key] = _Graph(programs=(model, guide))
+        graph = self._graphs[key] = RecordedStep(programs=(model, guide))
         return graph
 
     def _give_up(self, reason: str) -> None:
@@ -306,19 +282,24 @@ class RecordedObjective(ELBO):
         )
         precision = torch.get_default_dtype(), torch.is_autocast_enabled("cpu")
         settings = repr(self.objective), is_validation_enabled(), precision
-        return (kinds, str(shape), modes, settings, _same(model), _same(guide)), tensors
+        programs = _same(model), _same(guide)
+        return ((kinds, str(shape), modes, settings, programs), self._turn(guide)), tensors
+
+    def _turn(self, guide: Any) -> tuple[bool, ...]:
+        """What the next step of a guide is to estimate, empty where only the program knows."""
+        return (True,) if self._turns is None else self._turns.is_turn(guide)
 
     # ---- the graph
 
-    def _record(self, graph: _Graph, model: Any, guide: Any, args: Any, kwargs: Any) -> None:
+    def _record(self, graph: RecordedStep, model: Any, guide: Any, args: Any, kwargs: Any) -> None:
         """Records one step, if its program is the same at each step as far as can be seen."""
         leaves, shape = _pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        reason = why_not_recorded(self.objective, guide) or graph.reason or _unfit(leaves)
+        reason = why_not_recorded(self.objective, guide) or graph.reason or unfit(leaves)
         if reason:
             self._give_up(reason)
             return
-        params, graph.messages = list(graph.params.values()), _messages(graph.params)
+        params, graph.messages = list(graph.params.values()), messages_of(graph.params)
 
         def step(*tensors: Tensor) -> tuple[Tensor, ...]:
             given = iter(tensors)
@@ -326,19 +307,21 @@ class RecordedObjective(ELBO):
             some, named = _pytree.tree_unflatten(filled, shape)
             loss = self.objective.differentiable_loss(model, guide, *some, **named)
             gradients = torch.autograd.grad(loss, params, allow_unused=True)
-            return loss.detach(), *_as_backward_leaves_them(gradients)
+            return loss.detach(), *as_backward_leaves_them(gradients)
 
         state, terms = read_random_state(), self.objective.last_terms
         number, read = NoticedOperation(NUMBER_READ), ReadValues()
+        turns = self._turns
+        uncounted = turns.uncounted(guide) if turns else nullcontext(graph.sites)
         try:
             with warnings.catch_warnings(), pyro.validation_enabled(False), Unvalidated():
                 warnings.simplefilter("ignore")
-                with number, read:
+                with number, read, uncounted as graph.sites:
                     recorded = trace_operations(step, *tensors)
             write_random_state(state)
-            foreign = _foreign(recorded, params)
+            other = foreign(recorded, params)
             if shapes_of_values(recorded, trained=params, arguments=False):
-                foreign = "a shape follows from the numbers of a draw or of a parameter"
+                other = "a shape follows from the numbers of a draw or of a parameter"
             if shapes_of_values(recorded):
                 graph.given = [one.detach().clone() for one in tensors]
             lighten(recorded, *tensors)
@@ -348,13 +331,19 @@ class RecordedObjective(ELBO):
         finally:
             write_random_state(state)
             self.objective.last_terms = terms
-        if number.found or read.found or foreign:
-            self._give_up(_READS if number.found or read.found else foreign)
+        if number.found or read.found or other:
+            self._give_up(_READS if number.found or read.found else other)
             return
         graph.run, graph.state = torch.no_grad()(recorded), python_state(model, guide)
 
     def _look(
-        self, graph: _Graph, tensors: list[Tensor], model: Any, guide: Any, args: Any, kwargs: Any
+        self,
+        graph: RecordedStep,
+        tensors: list[Tensor],
+        model: Any,
+        guide: Any,
+        args: Any,
+        kwargs: Any,
     ) -> float:
         """A step of the program, its parameters, and what it changes beside the gradients."""
         before = python_state(model, guide)
@@ -368,17 +357,23 @@ class RecordedObjective(ELBO):
         found: dict[str, Tensor] = {name: p.unconstrained() for name, p in values.items()}
         graph.params = {name: param for name, param in found.items() if param.requires_grad}
         graph.reason = f"a step changes {changed}" if changed else ""
-        if not all(_is_current(name, param) for name, param in graph.params.items()):
+        if not all(is_current(name, param) for name, param in graph.params.items()):
             graph.reason = "its parameters are not in Pyro's store (module_local_params)"
         return loss
 
-    def _would_refuse(self, graph: _Graph, tensors: list[Tensor]) -> bool:
+    def _would_refuse(self, graph: RecordedStep, tensors: list[Tensor]) -> bool:
         """Whether the program, under Pyro's validation, names a site that these data do not fit."""
         seen = graph.seen
         return seen is not None and bool(is_validation_enabled()) and seen.refuse(tensors)
 
     def _replay(
-        self, graph: _Graph, tensors: list[Tensor], model: Any, guide: Any, args: Any, kwargs: Any
+        self,
+        graph: RecordedStep,
+        tensors: list[Tensor],
+        model: Any,
+        guide: Any,
+        args: Any,
+        kwargs: Any,
     ) -> float:
         assert graph.run is not None
         state = read_torch_state()  # a graph draws no others
@@ -388,14 +383,22 @@ class RecordedObjective(ELBO):
         if not bool(norms.isfinite().all()):  # the program names the site
             write_torch_state(state)
             return self._program(model, guide, args, kwargs)
-        _show(graph)
+        graph.show()
+        if self._turns is not None:
+            self._turns.pass_turn(guide, graph.sites)
         for param, gradient in zip(graph.params.values(), gradients, strict=True):
             if gradient is not None:
                 param.grad = gradient if param.grad is None else param.grad + gradient
         return float(loss)
 
     def _compare(
-        self, graph: _Graph, tensors: list[Tensor], model: Any, guide: Any, args: Any, kwargs: Any
+        self,
+        graph: RecordedStep,
+        tensors: list[Tensor],
+        model: Any,
+        guide: Any,
+        args: Any,
+        kwargs: Any,
     ) -> float:
         """One step of the program, and whether the graph gives the same bits."""
         assert graph.run is not None
@@ -419,7 +422,7 @@ class RecordedObjective(ELBO):
         self._judge(graph, same)
         return value
 
-    def _judge(self, graph: _Graph, same: bool) -> None:
+    def _judge(self, graph: RecordedStep, same: bool) -> None:
         if not same and len(graph.seconds) > _TRIALS:
             self.has_changed = True
             self._give_up(
@@ -433,76 +436,6 @@ class RecordedObjective(ELBO):
             program, recorded = (min(times) for times in zip(*graph.seconds, strict=True))
             if recorded > _FASTER * program:
                 self._give_up("a recorded step takes as long")
-
-
-def _as_backward_leaves_them(gradients: Iterable[Tensor | None]) -> Iterator[Tensor | None]:
-    """
-    Gradients that lie as their parameters do, each in memory of its own.
-
-    Fused optimisers read them in their parameter's order, and clipping writes into them.
-    """
-    taken: set[int] = set()
-    for gradient in gradients:
-        if gradient is None:
-            yield None
-            continue
-        own = gradient.contiguous()
-        if own.untyped_storage().data_ptr() in taken:
-            own = own.clone()
-        taken.add(own.untyped_storage().data_ptr())
-        yield own
-
-
-def _unfit(leaves: list[Any]) -> str:
-    """Why arguments cannot be those of a graph, in words."""
-    unseen = [leaf for leaf in leaves if not isinstance(leaf, (Tensor, *_SEEN))]
-    if unseen:
-        return f"an argument is a {type(unseen[0]).__name__}: give tensors or numbers"
-    if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
-        return "an argument asks for its gradient"
-    return ""
-
-
-def _foreign(recorded: GraphModule, params: list[Tensor]) -> str:
-    """What else a graph holds that the program gives a gradient, in words."""
-    known = {id(param) for param in params}
-    held = [*recorded.parameters(), *recorded.buffers()]
-    if any(one.requires_grad and one.is_leaf and id(one) not in known for one in held):
-        return "a parameter is not in Pyro's store: write pyro.module(name, network)"
-    return ""
-
-
-def _messages(params: dict[str, Tensor]) -> dict[str, Any]:
-    """What ``pyro.param`` tells of parameters whose value is the tensor that is trained."""
-    with poutine.trace(param_only=True) as capture:
-        for name in params:
-            pyro.param(name)
-    nodes = capture.trace.nodes
-    found = {name: nodes[name] for name, param in params.items() if nodes[name]["value"] is param}
-    for name in found:  # a parameter with a weak reference on it could not be pickled
-        vars(params[name]).pop("unconstrained", None)
-    return found
-
-
-def _show(graph: _Graph) -> None:
-    """Tells whoever traces the parameters of a step of them."""
-    if not _PYRO_STACK:
-        return
-    for name, param in graph.params.items():
-        if name not in graph.messages:
-            pyro.param(name)
-            continue
-        value: Any = param.detach()
-        value.unconstrained = weakref.ref(param)
-        message = graph.messages[name]
-        message["value"] = value
-        for handler in reversed(_PYRO_STACK):  # they look on, and take copies
-            handler._postprocess_message(message)
-
-
-def _is_current(name: str, param: Tensor) -> bool:
-    """Whether a tensor is the trained parameter of that name."""
-    return pyro.get_param_store()._params.get(name) is param and param.requires_grad
 
 
 def _same(program: Any) -> tuple[int, ...]:

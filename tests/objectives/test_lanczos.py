@@ -555,6 +555,24 @@ def test_guides_that_share_a_generator_have_turns_of_their_own() -> None:
     assert found == [[True, False] * 2] * 2
 
 
+def test_turns_are_told_and_counted_for_those_who_record_steps() -> None:
+    guide, model = _conditional(factorized=True), _row_model
+    eager, lazy = LanczosELBO(), LanczosELBO(entropy_every=3)
+    assert eager.is_turn(guide) == (True,) and lazy.is_turn(guide) == ()
+    assert _is_turn(lazy, guide, model, 2, *ROWS) == [True, False]
+    assert lazy.is_turn(guide) == (False,)
+    with lazy.uncounted(guide) as met:
+        assert _is_turn(lazy, guide, model, 2, *ROWS) == [False, True]
+    assert len(met) == 2 and lazy.is_turn(guide) == (False,)
+    lazy.pass_turn(guide, met)
+    assert lazy.is_turn(guide) == (True,)
+    lazy.pass_turn(guide, met[:1])  # and not the other site
+    assert lazy.is_turn(guide) == (False, True)
+    assert lazy.state_dict() == {"turns": [3, 2]}
+    lazy.load_state_dict(lazy.state_dict())
+    assert lazy.is_turn(guide) == ()  # the next step will tell whose the numbers are
+
+
 # ---- the rest
 
 
