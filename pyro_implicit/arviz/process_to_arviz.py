@@ -73,25 +73,12 @@ def process_to_arviz(
         check_tensor("inputs", inputs, "new inputs, a tensor (K, ...)", dim=1)
     check_text("function_name", function_name)
     check_text("value_name", value_name)
-    shape = process.batch_shape + process.event_shape
-    if value.shape != shape:
-        raise ShapeError(f"value of shape {tuple(value.shape)}; expected {tuple(shape)}.")
     if function_name == value_name:
         raise ArgumentError(f"function_name and value_name are both {value_name!r}.")
+    _check_shapes(process, value, inputs)
     own = process.inputs
-    if inputs is not None and inputs.shape[1:] != own.shape[1:]:
-        raise ShapeError(
-            f"inputs of shape {tuple(inputs.shape)}; expected the process's own sizes after the "
-            f"first: (K, *{tuple(own.shape[1:])})."
-        )
     new = own if inputs is None else inputs
-    if isinstance(coords, Tensor) and coords.dim():
-        coords = coords.tolist()
-    if coords is not None:
-        check_instance("coords", coords, (Sequence, np.ndarray), "labels of the inputs, in a list")
-    labels = _labels(new) if coords is None else list(coords)
-    if len(labels) != len(new):
-        raise ArgumentError(f"{len(labels)} coords; expected one for each of {len(new)} inputs.")
+    labels = _given_labels(coords, new)
     with torch.no_grad():
         draws = _draws(process, value, new, num_samples, function_name, value_name)
     batch = [f"{function_name}_dim_{i}" for i in range(len(process.batch_shape))]
@@ -108,6 +95,29 @@ def process_to_arviz(
     return make_inference_data(
         {**draws, **data}, {"input": labels, "row": _labels(own)}, dims, _attrs(process)
     )
+
+
+def _check_shapes(process: ImplicitProcess, value: Tensor, inputs: Tensor | None) -> None:
+    shape, own = process.batch_shape + process.event_shape, process.inputs
+    if value.shape != shape:
+        raise ShapeError(f"value of shape {tuple(value.shape)}; expected {tuple(shape)}.")
+    if inputs is not None and inputs.shape[1:] != own.shape[1:]:
+        raise ShapeError(
+            f"inputs of shape {tuple(inputs.shape)}; expected the process's own sizes after the "
+            f"first: (K, *{tuple(own.shape[1:])})."
+        )
+
+
+def _given_labels(coords: Any, inputs: Tensor) -> Any:
+    """A label for each input, the user's if there are some."""
+    if isinstance(coords, Tensor) and coords.dim():
+        coords = coords.tolist()
+    if coords is not None:
+        check_instance("coords", coords, (Sequence, np.ndarray), "labels of the inputs, in a list")
+    labels = _labels(inputs) if coords is None else list(coords)
+    if len(labels) != len(inputs):
+        raise ArgumentError(f"{len(labels)} coords; expected one for each of {len(inputs)} inputs.")
+    return labels
 
 
 def _draws(

@@ -11,22 +11,12 @@ from torch import nn
 
 from pyro_implicit._checks import check_count, check_guide, check_instance, check_model
 from pyro_implicit.arviz.attrs import run_attrs
-from pyro_implicit.arviz.chain_draws import ChainDraws, chain_draws
-from pyro_implicit.arviz.collect import (
-    GUIDE_GROUPS,
-    PRIOR,
-    ExportPlan,
-    collect,
-    make_plan,
-    to_numpy,
-)
-from pyro_implicit.arviz.compatibility import make_inference_data
-from pyro_implicit.arviz.constants import constant_data, constant_slots
-from pyro_implicit.arviz.densities import DENSITIES, check_densities, densities
-from pyro_implicit.arviz.groups import GROUPS, check_size, choose_groups
-from pyro_implicit.arviz.labels import Labels, netcdf_names
+from pyro_implicit.arviz.chain_draws import chain_draws
+from pyro_implicit.arviz.collect import PRIOR, collect
+from pyro_implicit.arviz.export import Export
 from pyro_implicit.arviz.program import Program, Site
 from pyro_implicit.arviz.rows import RowBatches
+from pyro_implicit.arviz.sample_stats import sample_stats
 from pyro_implicit.exceptions import ArgumentError, SiteError
 from pyro_implicit.guides.argument_dims import warn_of_other_rows, warn_of_other_shapes
 from pyro_implicit.guides.base import ImplicitGuide
@@ -144,7 +134,6 @@ def to_arviz(
     check_instance("objective", objective, (ELBO, type(None)), "the objective, or None")
     for name, given in (("coords", coords), ("dims", dims)):
         check_instance(name, given, (Mapping, type(None)), "a dictionary by name, or None")
-    restarts = isinstance(guide, (list, tuple))
     guides = _checked_guides(guide)
     watched = [WatchedParameters(one) for one in guides]
     for one in guides:
@@ -153,55 +142,22 @@ def to_arviz(
         warn_of_held_data(model, one, args, kwargs)
     with explained_errors(args, kwargs):
         programs = [Program(model, one, RowBatches(args, kwargs, batch_size)) for one in guides]
-    program = programs[0]
     _check_same_sites(programs)
-    constants = constant_data(program)
-    chains = None if restarts else chain_draws(guides[0], num_samples)
-    chosen, notes = choose_groups(program, groups, bool(constants), _has_statistics(chains))
-    attrs = run_attrs(guides[0], objective, notes)
-    num_restarts = len(guides) if restarts else None
-    if num_restarts is not None:
-        attrs["num_restarts"] = num_restarts
-    if chains is not None:
-        attrs |= chains.attrs
-        num_samples = chains.num_samples
-    asked = "sample_stats" in chosen and chains is None
-    dense = check_densities(guides, chosen, restarts) if asked else None
-    plan = make_plan(program, chosen)
-    check_size(plan, num_samples, max_bytes, len(guides))
-
-    all_slots: ExportPlan = dict(plan)
-    if "constant_data" in chosen:
-        all_slots["constant_data"] = constant_slots(program, constants)
-    if dense is not None:
-        all_slots["sample_stats"] = DENSITIES
-    elif chains is not None and "sample_stats" in chosen:
-        all_slots["sample_stats"] = chains.slots
-    labels = Labels(all_slots, dims, coords, num_restarts, GUIDE_GROUPS)
-    renamed = netcdf_names({name for slots in all_slots.values() for name in slots})
-
-    draws = None if chains is None else chains.draws
-    arrays, refused = collect(programs, guides, plan, num_samples, restarts, draws)
+    num_restarts = len(guides) if isinstance(guide, (list, tuple)) else None
+    chains = None if num_restarts else chain_draws(guides[0], num_samples)
+    export = Export(programs[0], groups, chains, num_samples, num_restarts)
+    stats = sample_stats(export.chosen, chains, guides, bool(num_restarts), (model, args, kwargs))
+    export.lay_out(stats, max_bytes, dims, coords)
+    arrays, refused = collect(
+        programs, guides, export.plan, export.num_samples, bool(num_restarts), export.draws
+    )
     if refused:
         _tell_of_the_prior(refused, groups)
     for text in dict.fromkeys(text for one in watched for text in one.warnings()):
         warnings.warn(text, stacklevel=2)
-    if "constant_data" in chosen:
-        arrays["constant_data"] = {name: to_numpy(value) for name, value in constants.items()}
-    if dense is not None:
-        arrays["sample_stats"] = densities(model, dense, arrays["posterior"], args, kwargs)
-    elif chains is not None and "sample_stats" in chosen:
-        arrays["sample_stats"] = {name: to_numpy(v) for name, v in chains.statistics.items()}
-    return make_inference_data(
-        {g: {renamed[n]: a for n, a in arrays[g].items()} for g in GROUPS if g in arrays},
-        labels.coords,
-        {
-            g: {renamed[n]: names for n, names in ds.items()}
-            for g, ds in labels.dims.items()
-            if g in arrays
-        },
-        attrs,
-    )
+    if stats is not None:
+        arrays["sample_stats"] = stats.arrays(arrays["posterior"])
+    return export.made(arrays, run_attrs(guides[0], objective, export.notes))
 
 
 def _tell_of_the_prior(refused: str, groups: Sequence[str] | None) -> None:
@@ -220,10 +176,6 @@ def _tell_of_the_prior(refused: str, groups: Sequence[str] | None) -> None:
         "need them; groups=(...) without them says that they are not wanted.",
         stacklevel=3,
     )
-
-
-def _has_statistics(chains: ChainDraws | None) -> bool:
-    return chains is not None and bool(chains.statistics)
 
 
 def _checked_guides(guide: Any) -> list[Callable[..., Any]]:

@@ -128,6 +128,64 @@ def log_predictive_density(
     return densities
 
 
+class _Densities:
+    """
+    The log-densities of all data under one draw.
+
+    :param dict latents: values of the guide's latents by name.
+    :param set forgotten: gets the names of latents of the model that the guide does not draw.
+    :param dict outside: gets the supports of those that are drawn outside of the prior's.
+    """
+
+    def __init__(
+        self, latents: dict[str, Tensor], forgotten: set[str], outside: dict[str, Any]
+    ) -> None:
+        self.latents, self.forgotten, self.outside = latents, forgotten, outside
+        self.data: dict[Any, Tensor] = {}
+        self.kept: dict[Any, Tensor] = {}
+
+    def clear(self) -> None:
+        """Forgets the densities that were met so far."""
+        self.data.clear()
+        self.kept.clear()
+
+    def visit(self, site: Any) -> None:
+        """Looks at a site of the model, and adds its density where it is of data."""
+        marginal = site["infer"].get("marginal_of", ())  # sites that one density stands for
+        self._look(site, marginal)
+        if not self._is_of_data(site, marginal):
+            return
+        frames = sorted(
+            (f.name, None if f.vectorized else f.counter) for f in site["cond_indep_stack"]
+        )
+        value = pointwise_log_prob(site)
+        refuse_missing_data(site, value)
+        value = value.to(torch.promote_types(value.dtype, torch.float32))
+        key = tuple(frames)
+        told = counted_in_sum(site, value.shape) if marginal else counted(site)
+        self.data[key] = self.data[key] + value if key in self.data else value
+        self.kept[key] = self.kept[key] | told if key in self.kept else told
+
+    def _look(self, site: Any, marginal: Any) -> None:
+        """Notes latents that the guide leaves out, or draws where the prior never would."""
+        if marginal:
+            drawn = [name for name in marginal if name in self.latents]
+            if drawn and len(drawn) < len(marginal):
+                raise inseparable(drawn, site["name"])
+        if site["name"] in self.latents and is_outside(site["fn"], site["value"]):
+            self.outside[site["name"]] = site["fn"].support
+        is_latent = not (site["is_observed"] or is_auxiliary(site) or is_delta(site))
+        if is_latent and not (marginal or site["infer"].get("enumerate")):
+            self.forgotten.add(site["name"])
+
+    def _is_of_data(self, site: Any, marginal: Any) -> bool:
+        if not site["is_observed"] or site["name"] in self.latents or is_delta(site):
+            return False
+        if marginal:
+            return not all(name in self.latents for name in marginal)
+        return not is_auxiliary(site)
+
+
 def _log_densities(
     model: Callable[..., Any],
     guide: Callable[..., Any],
@@ -139,48 +197,18 @@ def _log_densities(
     """The log-densities of all data under one draw, and whether each is not masked."""
     latents = {name: site["value"] for name, site in latent_sites(guide, args, kwargs).items()}
     numbered = numbered_if_called(guide)
-    data: dict[Any, Tensor] = {}
-    kept: dict[Any, Tensor] = {}
-
-    def visit(site: Any) -> None:
-        marginal = site["infer"].get("marginal_of", ())  # sites that one density stands for
-        if marginal:
-            drawn = [name for name in marginal if name in latents]
-            if drawn and len(drawn) < len(marginal):
-                raise inseparable(drawn, site["name"])
-        if site["name"] in latents and is_outside(site["fn"], site["value"]):
-            outside[site["name"]] = site["fn"].support
-        observed = site["is_observed"] and site["name"] not in latents
-        is_latent = not (site["is_observed"] or is_auxiliary(site) or is_delta(site))
-        if is_latent and not (marginal or site["infer"].get("enumerate")):
-            forgotten.add(site["name"])
-        if not observed or (is_auxiliary(site) and not marginal) or is_delta(site):
-            return
-        if marginal and all(name in latents for name in marginal):
-            return
-        frames = sorted(
-            (f.name, None if f.vectorized else f.counter) for f in site["cond_indep_stack"]
-        )
-        value = pointwise_log_prob(site)
-        refuse_missing_data(site, value)
-        value = value.to(torch.promote_types(value.dtype, torch.float32))
-        key = tuple(frames)
-        told = counted_in_sum(site, value.shape) if marginal else counted(site)
-        data[key] = data[key] + value if key in data else value
-        kept[key] = kept[key] | told if key in kept else told
-
+    found = _Densities(latents, forgotten, outside)
     with OwnSubsample(sizes_of_arguments(args, kwargs)):
         try:
             with NoticeEnumeration():
-                run_model(model, args, kwargs, visit, values=latents, numbered=numbered)
+                run_model(model, args, kwargs, found.visit, values=latents, numbered=numbered)
         except EnumerationNeeded:
-            data.clear()
-            kept.clear()
-            run_summed_out(model, args, kwargs, visit, values=latents, numbered=numbered)
-    if not data:
+            found.clear()
+            run_summed_out(model, args, kwargs, found.visit, values=latents, numbered=numbered)
+    if not found.data:
         raise SiteError(
             "the model observes nothing with these arguments, so there is no predictive density: "
             "a validation batch needs the observations too, as a training batch does."
         )
-    flat = [[part[key].reshape(-1) for key in data] for part in (data, kept)]
+    flat = [[part[key].reshape(-1) for key in found.data] for part in (found.data, found.kept)]
     return torch.cat(flat[0]), torch.cat(flat[1])

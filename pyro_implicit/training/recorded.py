@@ -302,9 +302,7 @@ class RecordedObjective(ELBO):
         params, graph.messages = list(graph.params.values()), messages_of(graph.params)
 
         def step(*tensors: Tensor) -> tuple[Tensor, ...]:
-            given = iter(tensors)
-            filled = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            some, named = _pytree.tree_unflatten(filled, shape)
+            some, named = _pytree.tree_unflatten(_filled(leaves, tensors), shape)
             loss = self.objective.differentiable_loss(model, guide, *some, **named)
             gradients = torch.autograd.grad(loss, params, allow_unused=True)
             return loss.detach(), *as_backward_leaves_them(gradients)
@@ -436,6 +434,12 @@ class RecordedObjective(ELBO):
             program, recorded = (min(times) for times in zip(*graph.seconds, strict=True))
             if recorded > _FASTER * program:
                 self._give_up("a recorded step takes as long")
+
+
+def _filled(leaves: list[Any], tensors: tuple[Tensor, ...]) -> list[Any]:
+    """Arguments, with other tensors in the place of theirs."""
+    given = iter(tensors)
+    return [next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
 
 def _same(program: Any) -> tuple[int, ...]:

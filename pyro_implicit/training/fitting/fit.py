@@ -182,19 +182,14 @@ def fit(
             nesting = math.inf if objective is None else getattr(objective, "max_plate_nesting", 0)
             look: Any = {"in_batches": batches is not None, "in_plates": nesting == math.inf}
             first_look(model, some, named, **look)
-            rows = None if batches is None else all_rows(model, arguments)
-            if rows is not None and isinstance(guide, ImplicitGuide):
-                with poutine.block():
-                    guide(*rows[0], **rows[1])  # whose start must not depend on one batch
+            rows = None if batches is None else _all_rows(model, guide, arguments)
             if objective is None:
                 with explained_errors(some, named):
                     objective, hints[:] = default_objective(model, guide, some, named)
             rate = default_rate(guide, arguments) if lr is None else lr
             times = rate_times(guide, rate) if lr is None else None
             watch = None if validation is None else Validation(validation, model, guide, kwargs)
-            if isinstance(validation, tuple):
-                seen = told_of_seen_observations(model, guide, validation, kwargs)
-                hints += [] if seen is None else [f"validation: {seen}"]
+            hints += _seen_in_validation(model, guide, validation, kwargs)
             run = Run(
                 model, guide, objective, arguments, LearningRate(rate, limit), watch, rows, times
             )
@@ -204,6 +199,25 @@ def fit(
                 run.retreat.num_batches = arguments.num_batches
             with explained_steps(model, guide, objective, arguments, **look):
                 return _finished(run, start, hints, progress, resume)
+
+
+def _all_rows(model: Any, guide: Any, arguments: Arguments) -> Any:
+    """All rows of small data in batches; a guide starts with them, and not with one batch."""
+    rows = all_rows(model, arguments)
+    if rows is not None and isinstance(guide, ImplicitGuide):
+        with poutine.block():
+            guide(*rows[0], **rows[1])
+    return rows
+
+
+def _seen_in_validation(
+    model: Any, guide: Any, validation: Any, kwargs: dict[str, Any]
+) -> list[str]:
+    """What a conditional guide sees of held-out observations, in words."""
+    if not isinstance(validation, tuple):
+        return []
+    seen = told_of_seen_observations(model, guide, validation, kwargs)
+    return [] if seen is None else [f"validation: {seen}"]
 
 
 def _finished(
