@@ -26,6 +26,7 @@ class PathMoments:
         self.rank, self.count = rank, 0
         self.mean = self.square = torch.zeros(())
         self.deviations: list[Tensor] = []
+        self._stacked: Tensor | None = None  # the deviations, once they are drawn from
 
     def see(self, weights: Tensor) -> None:
         """
@@ -35,12 +36,14 @@ class PathMoments:
         self.mean = self.mean + share * (weights - self.mean)
         self.square = self.square + share * (weights.square() - self.square)
         self.deviations = [*self.deviations, weights - self.mean][-self.rank :]
-        self.count += 1
+        self.count, self._stacked = self.count + 1, None
 
     def draw(self) -> Tensor:
         """Weights of shape ``(m,)``: half the covariance is diagonal, half of low rank."""
         variance = (self.square - self.mean.square()).clamp(min=1e-30)
-        low = torch.stack(self.deviations, -1)
+        if self._stacked is None:
+            self._stacked = torch.stack(self.deviations, -1)
+        low = self._stacked
         rank = low.shape[-1]
         part = low @ torch.randn(rank) / (2 * max(rank - 1, 1)) ** 0.5
         return self.mean + variance.sqrt() * torch.randn(len(low)) / 2**0.5 + part

@@ -37,7 +37,7 @@ def sample_stats(
     call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]],
 ) -> SampleStats | None:
     """
-    Of chains what happened at each draw, of a guide with a density the densities.
+    Makes the group: of chains what happened at each draw, of a guide the densities there.
 
     :param tuple chosen: the groups that are made.
     :param chains: draws by chain, if the guide has some.

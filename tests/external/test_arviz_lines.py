@@ -24,6 +24,7 @@ import torch
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal
 
+from pyro_implicit import to_arviz
 from pyro_implicit.arviz import compatibility as _arviz
 
 HERE = Path(__file__).parent
@@ -56,7 +57,7 @@ def saved(tmp_path_factory):
     arguments = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exported_module(), "make_inference_data", lambda *a: arguments.extend(a))
-        exported_module().to_arviz(
+        to_arviz(
             model,
             AutoMultivariateNormal(model),
             x,
@@ -83,8 +84,8 @@ def saved(tmp_path_factory):
 
 
 def exported_module():
-    """The module ``to_arviz``, whatever the package makes of its name."""
-    return importlib.import_module("pyro_implicit.arviz.to_arviz")
+    """The module that hands over to ArviZ."""
+    return importlib.import_module("pyro_implicit.arviz.export")
 
 
 def check_report(report, arrays, saved_arrays):

@@ -98,9 +98,20 @@ def same_bits(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> bool:
     return all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in pairs)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**9), draws=st.booleans())
 def test_the_bits_of_random_programs(seed: int, draws: bool) -> None:
+    check_bits(seed, draws)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(seed=st.integers(0, 10**9), draws=st.booleans())
+def test_the_bits_of_many_random_programs(seed: int, draws: bool) -> None:
+    check_bits(seed, draws)
+
+
+def check_bits(seed: int, draws: bool) -> None:
     torch.manual_seed(seed % 1000)
     held = torch.randn(ROWS, COLUMNS)
     function = program(seed, held, draws)

@@ -588,6 +588,9 @@ HOOKS = {
     "ImplicitDistribution.log_prob",  # of a trace; most refuse whatever they are given
     "ImplicitSite.of_node",
     "ImplicitSite.with_draws",
+    "LanczosELBO.is_turn",  # of those who record steps
+    "LanczosELBO.pass_turn",
+    "LanczosELBO.uncounted",
     "LightningVI.load_from_checkpoint",  # bad files are a matter of tests/training
     "LightningVI.setup",
     "HMC.step",
