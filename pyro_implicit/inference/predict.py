@@ -106,8 +106,8 @@ def predict(
         dimension of the model must then be declared by a plate.
     :param bool moments: return mean and variance over draws instead of the draws, in memory that
         does not grow with ``num_samples``.
-    :param int seed: of all draws, for the same ``num_samples`` and ``parallel``: fewer draws are not
-        the first of more, and with ``parallel`` the noise of observations is other noise. Random
+    :param int seed: of all draws, for the same ``num_samples`` and ``parallel``: fewer draws are
+        not the first of more, and with ``parallel`` the noise of observations is another. Random
         numbers outside go on as if nothing had been drawn. None: one that torch draws.
     :param kwargs: the model's keyword arguments.
     :returns: by site, draws of shape ``(num_samples, rows, ...)``; with ``moments`` the mean and
