@@ -27,6 +27,8 @@ from pyro_implicit import (
     fit,
     log_predictive_density,
     predict,
+    refine,
+    to_arviz,
 )
 from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit.exceptions import ArgumentError
@@ -94,6 +96,8 @@ def test_what_a_model_takes_goes_to_it(taken: Any) -> None:
         (log_predictive_density, "sede", "seed"),
         (predict, "batchsize", "batch_size"),
         (predict, "zzz", None),
+        (refine, "num_stepz", "num_steps"),
+        (to_arviz, "num_draws", "num_samples"),
     ],
 )
 def test_what_scores_and_predicts_names_them_too(function: Any, name: str, said: Any) -> None:
@@ -103,7 +107,8 @@ def test_what_scores_and_predicts_names_them_too(function: Any, name: str, said:
     with pytest.raises(
         ArgumentError, match=f"{name}= is neither an option of {function.__name__}.*{hint}"
     ):
-        function(model, guide, x, x, **({"num_samples": 2} | {name: 1}))
+        options = {} if function is refine else {"num_samples": 2}
+        function(model, guide, x, x, **(options | {name: 1}))
 
 
 def test_predictions_of_a_seed() -> None:

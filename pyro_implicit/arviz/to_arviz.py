@@ -10,6 +10,7 @@ from pyro.infer import ELBO
 from torch import nn
 
 from pyro_implicit._checks import check_count, check_guide, check_instance, check_model
+from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit.arviz.attrs import run_attrs
 from pyro_implicit.arviz.chain_draws import chain_draws
 from pyro_implicit.arviz.collect import PRIOR, collect
@@ -130,6 +131,7 @@ def to_arviz(
     num_samples = check_count("num_samples", num_samples)
     check_model(model)
     check_order(model, "to_arviz(model, guide, ...)", guide)
+    check_misspelt(to_arviz, model, kwargs)
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)
     check_instance("objective", objective, (ELBO, type(None)), "the objective, or None")
     for name, given in (("coords", coords), ("dims", dims)):

@@ -19,6 +19,7 @@ from pyro_implicit._checks import (
     check_number,
     check_seed,
 )
+from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._random import RandomStream
 from pyro_implicit.chains.density import ChainDensity
 from pyro_implicit.chains.kernel import Kernel
@@ -120,6 +121,7 @@ def refine(
     """
     check_model(model)
     check_order(model, "refine(model, guide, ...)", start)
+    check_misspelt(refine, model, kwargs)
     num_chains = check_count("num_chains", num_chains)
     start = check_start(start, num_chains)
     num_steps = check_count("num_steps", num_steps, 0)

@@ -33,6 +33,8 @@ _LENGTH, _CONTENTS = object(), object()  # in the place of a key
 _SEQUENCES, _SETS = (list, deque), (set, frozenset)
 #: networks of these packages hold nothing that a step changes but what torch knows of
 _OURS = ("torch.", "pyro.", "pyro_implicit.")
+#: what PyTorch keeps in each network, whose tensors, layers and hooks are looked at by themselves
+_OF_MODULES = frozenset(nn.Module().__dict__)
 
 
 class _Place(NamedTuple):
@@ -145,8 +147,11 @@ class _Look:
             for part in (value.func, value.args, value.keywords):
                 self.at(part, name, depth - 1)
         elif inspect.ismethod(value):
-            self.at(value.__self__, name, depth)
+            own = value.__self__
+            self.at(own, name, depth)
             self._at_function(value.__func__, depth)
+            if not isinstance(own, type):
+                self._at_class(own, name or type(own).__name__, value.__func__)
         elif inspect.isfunction(value):
             self._at_function(value, depth)
         elif not isinstance(value, (type, ModuleType)) and _has_attributes(value):
@@ -201,6 +206,13 @@ class _Look:
             held = vars(type(value)).get(name, _GONE)
             if name not in own and isinstance(held, (*PLAIN, Tensor, np.ndarray)):
                 self.places.append(_Place(f"{where}.{name}", own, name, _GONE))
+            helper = inspect.getattr_static(type(value), name, None)
+            helper = helper.fget if isinstance(helper, property) else helper
+            if inspect.isfunction(helper) and id(helper) not in self._seen:
+                self._seen.add(id(helper))
+                if not helper.__module__.startswith(_OURS):
+                    self._at_function(helper, _DEEP - 1)
+                    self._at_class(value, where, helper)
 
     def _at_module(self, module: nn.Module, name: str) -> None:
         top = name or type(module).__name__
@@ -213,6 +225,10 @@ class _Look:
                     self.values[f"{where}.{key}"] = value
                 if isinstance(value, (*PLAIN, Tensor, np.ndarray)):
                     self.places.append(_Place(f"{where}.{key}", part.__dict__, key, value))
+            for key, layer in part._modules.items():
+                self.places.append(_Place(f"{where}.{key}", part._modules, key, layer))
+            for hooks in (part._forward_hooks, part._forward_pre_hooks):
+                self.places.append(_Place(f"the hooks of {where}", hooks, _LENGTH, len(hooks)))
             for key, buffer in part._buffers.items():
                 if buffer is not None:
                     written = id(buffer), buffer._version
@@ -228,7 +244,7 @@ class _Look:
     def _at_own_module(self, part: nn.Module, where: str) -> None:
         """At what a user's own network holds beside tensors, and what its forward reads."""
         for key, value in part.__dict__.items():
-            if not key.startswith("_") and key != "training":
+            if key not in _OF_MODULES and not key.startswith("_pyro"):
                 self._entry(part.__dict__, key, value, f"{where}.{key}", _DEEP - 1)
         forward = inspect.unwrap(type(part).forward)
         if inspect.isfunction(forward):
@@ -236,7 +252,9 @@ class _Look:
             self._at_class(part, where, forward)
 
     def _at_function(self, function: Callable[..., Any], depth: int) -> None:
-        function = inspect.unwrap(function)
+        wrapped = getattr(function, "__wrapped__", None)
+        if inspect.isfunction(wrapped) and depth >= 0:  # what decorates it has a closure, too
+            self._at_function(wrapped, depth)
         code = getattr(function, "__code__", None)
         if code is None:
             return
@@ -263,6 +281,9 @@ class _Look:
                 self.values[f"{where}.{name}"] = value
             if isinstance(value, (*PLAIN, Tensor, np.ndarray)):
                 self.places.append(_Place(f"{where}.{name}", owner, name, value))
+            elif isinstance(value, (*_SEQUENCES, *_SETS, dict)):
+                self.places.append(_Place(f"{where}.{name}", owner, name, value))
+                self.at(value, f"{where}.{name}", 1)
 
 
 def _names(code: CodeType) -> tuple[str, ...]:

@@ -114,7 +114,7 @@ def log_predictive_density(
         if total is None:
             total, kept = one, counted
         else:
-            total = torch.logaddexp(total, one)
+            total, kept = torch.logaddexp(total, one), kept | counted  # masks may follow draws
     if not bool(kept.any()):
         raise SiteError("all observations are masked, so that there is nothing to score.")
     forgotten -= observed_when_built(guide)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import time
-import weakref
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -33,7 +32,7 @@ from pyro_implicit.exceptions import StateError
 from pyro_implicit.handlers.enumeration import EnumerationNeeded
 from pyro_implicit.objectives.batch_dims import PARTICLE_PLATE
 from pyro_implicit.objectives.coupling_check import CouplingCheck
-from pyro_implicit.objectives.draw_particle import draw_particle, plate_nesting
+from pyro_implicit.objectives.draw_particle import draw_particle
 from pyro_implicit.objectives.finiteness import check_finite
 from pyro_implicit.objectives.gradients import OwnGradients
 from pyro_implicit.objectives.looped_watch import LoopedWatch
@@ -41,6 +40,7 @@ from pyro_implicit.objectives.mapped_draws import VMAP, MappedDraws, check_mappe
 from pyro_implicit.objectives.particle import Particle, Reads
 from pyro_implicit.objectives.particle_batch import ParticleBatch
 from pyro_implicit.objectives.particle_coupling import blames_vectorisation
+from pyro_implicit.objectives.plate_nestings import PlateNestings
 from pyro_implicit.objectives.prior_draws import PriorDraws
 from pyro_implicit.objectives.pyro_arguments import check_not_swapped, check_pyro_arguments
 from pyro_implicit.objectives.shared_rows import SharedRows
@@ -171,7 +171,7 @@ class ParticleObjective(ELBO):
         self.networks: dict[str, nn.Module] = {}
         #: parts of the latest :meth:`differentiable_loss`, detached; for logs
         self.last_terms: Terms = {}
-        self._nesting_of: tuple[Any, Any, int] | None = None
+        self._nestings = PlateNestings()
         #: whether a model with latents to sum out has been seen; None before the first draw
         self._enumerates: bool | None = None
         self._coupling = CouplingCheck()
@@ -363,8 +363,8 @@ class ParticleObjective(ELBO):
 
     def forget_models(self) -> None:
         """Forgets what was found out about the model in earlier calls, to look again."""
-        self._nesting_of, self._coupling, self._training_step = None, CouplingCheck(), None
-        self._enumerates, self._mapped = None, MappedDraws()
+        self._nestings, self._coupling = PlateNestings(), CouplingCheck()
+        self._training_step, self._enumerates, self._mapped = None, None, MappedDraws()
 
     # ---- draws
 
@@ -484,18 +484,13 @@ class ParticleObjective(ELBO):
     def _nesting(self, model: Any, guide: Any, args: Any, kwargs: Any) -> int:
         if self.max_plate_nesting != math.inf:
             return int(self.max_plate_nesting)
-        known = self._nesting_of
-        if known is None or known[0]() is not model or known[1]() is not guide:
-            nesting = plate_nesting(model, guide, args, kwargs)
-            self._nesting_of = (weakref.ref(model), weakref.ref(guide), nesting)
-            return nesting
-        return known[2]
+        return self._nestings.find(model, guide, args, kwargs)
 
     # ---- copies and text
 
     def __getstate__(self) -> dict[str, Any]:
-        # weak references cannot be pickled; terms may be on a device that a reader lacks
-        return self.__dict__ | {"_nesting_of": None, "last_terms": {}}
+        # terms may be on a device that a reader lacks
+        return self.__dict__ | {"last_terms": {}}
 
     def __repr__(self) -> str:
         told = ("objective", "is_bound")  # the class's name; what follows from the arguments

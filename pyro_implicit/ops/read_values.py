@@ -26,6 +26,17 @@ _READING = frozenset(
         Tensor.equal,
     }
 )
+#: what reads the entries of a list of tensors, past the dispatcher; the place of the list
+_BUILDING = {
+    torch.tensor: 0,
+    torch.as_tensor: 0,
+    torch.asarray: 0,
+    Tensor.new_tensor: 1,
+    Tensor.__getitem__: 1,
+    Tensor.__setitem__: 1,
+}
+#: what reads places to cut at, if these are a tensor
+_CUTTING = frozenset({torch.tensor_split, Tensor.tensor_split})
 
 
 class ReadValues(TorchFunctionMode):
@@ -43,5 +54,26 @@ class ReadValues(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Calls the function."""
-        self.found = self.found or func in _READING
+        self.found = self.found or func in _READING or _reads_entries(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+
+def _reads_entries(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a function makes a tensor, an index or places of the numbers of other tensors."""
+    given = [*args, *kwargs.values()]
+    if func in _CUTTING:
+        return any(isinstance(one, Tensor) for one in given[1:])
+    if func not in _BUILDING:
+        return False
+    what = given[_BUILDING[func]] if len(given) > _BUILDING[func] else None
+    if func in (Tensor.__getitem__, Tensor.__setitem__):  # a tuple of tensors is several indices
+        parts = what if isinstance(what, tuple) else (what,)
+        return any(isinstance(part, list) and _holds_tensor(part) for part in parts)
+    return isinstance(what, (list, tuple)) and _holds_tensor(what)
+
+
+def _holds_tensor(entries: Any) -> bool:
+    return any(
+        isinstance(one, Tensor) or (isinstance(one, (list, tuple)) and _holds_tensor(one))
+        for one in entries
+    )

@@ -114,8 +114,10 @@ class RecordedObjective(ELBO):
     before each step: if another has taken its place, a new recording is made, a few times at most.
 
     **What it cannot see**: what a model reads of a file, of objects in objects more than a few
-    levels deep or in lists of more than a hundred, or of a NumPy array that it copies and that was
-    written in place, is that of the recording until the next comparison. Of Pyro's validation,
+    levels deep or in lists of more than a hundred, of globals and classes by its helpers' code, or
+    of a NumPy array that it copies and that was written in place, is that of the recording until
+    the next comparison; so are layers and hooks that are put into a network, and a tensor that the
+    model keeps is that of the last step of the program. Of Pyro's validation,
     replayed steps keep that of arguments which are observed as they are, by distributions whose
     support is fixed; parameters and data that the model has changed before are checked by the
     comparisons alone.
@@ -207,6 +209,9 @@ class RecordedObjective(ELBO):
             return self._program(model, guide, args, kwargs)
         if graph.num_steps == _WARM_UP + 1:
             self._record(graph, model, guide, args, kwargs)
+        if graph.is_hooked:
+            self._give_up("a parameter has a hook on its gradient")
+            return self._program(model, guide, args, kwargs)
         num_replayed = graph.num_steps - _WARM_UP - 1
         usable = graph.run is not None and graph.is_for(tensors)
         if not usable or self._would_refuse(graph, tensors):
@@ -227,6 +232,9 @@ class RecordedObjective(ELBO):
         """
         loss: Tensor = self.objective.differentiable_loss(model, guide, *args, **kwargs)
         return loss
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_graphs": {}}  # made anew where it is read
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.objective!r})"
@@ -315,7 +323,8 @@ class RecordedObjective(ELBO):
             with warnings.catch_warnings(), pyro.validation_enabled(False), Unvalidated():
                 warnings.simplefilter("ignore")
                 with number, read, uncounted as graph.sites:
-                    recorded = trace_operations(step, *tensors)
+                    # objects of their own: another argument, or the model, may hold the same one
+                    recorded = trace_operations(step, *(one.detach() for one in tensors))
             write_random_state(state)
             other = foreign(recorded, params)
             if shapes_of_values(recorded, trained=params, arguments=False):
@@ -375,7 +384,11 @@ class RecordedObjective(ELBO):
     ) -> float:
         assert graph.run is not None
         state = read_torch_state()  # a graph draws no others
-        loss, *gradients = graph.run(*tensors)
+        try:
+            loss, *gradients = graph.run(*tensors)
+        except Exception:  # of an operation, which the program meets as well
+            write_torch_state(state)
+            return self._program(model, guide, args, kwargs)
         found = [gradient for gradient in gradients if gradient is not None]
         norms = torch.stack([loss.abs(), *torch._foreach_norm(found)])
         if not bool(norms.isfinite().all()):  # the program names the site

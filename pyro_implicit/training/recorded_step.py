@@ -61,6 +61,14 @@ class RecordedStep:
             same_bits(one, other) for one, other in zip(tensors, self.given, strict=True)
         )
 
+    @property
+    def is_hooked(self) -> bool:
+        """Whether somebody changes gradients, or looks at them, as they are made."""
+        return any(
+            param._backward_hooks or param._post_accumulate_grad_hooks
+            for param in self.params.values()
+        )
+
     def show(self) -> None:
         """Tells whoever traces the parameters of a step of them."""
         if not _PYRO_STACK:

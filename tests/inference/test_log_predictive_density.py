@@ -151,6 +151,19 @@ def test_masked_data_are_left_out_as_evaluate_does(inside):
     torch.testing.assert_close(report.rows["log_density"].float(), expected)
 
 
+def test_a_mask_that_follows_the_draws_keeps_what_any_of_them_keeps():
+    def above(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)), poutine.mask(mask=y > w):
+            pyro.sample("y", dist.Normal(w * x, 0.5), obs=y)
+
+    draws = [0.3, -0.2]
+    found = log_predictive_density(above, alternating(draws), X, Y, num_samples=2)
+    told = [torch.where(w < Y, density(w), torch.zeros(3)) for w in draws]
+    expected = torch.stack(told).exp().mean(0).log()[torch.tensor([True, True, False])]
+    torch.testing.assert_close(found, expected)
+
+
 def test_a_datum_of_which_a_part_is_masked_keeps_the_rest():
     def two(x, y, mask):
         masked(x, y, mask)

@@ -387,6 +387,8 @@ READ: dict[str, Callable[[Tensor], float]] = {
     "dlpack": lambda w: float(np.from_dlpack(w)[0]),
     "text": lambda w: float(str(w[0]).split("(")[1].rstrip(")")),
     "number": lambda w: w[0].item(),
+    "tensor": lambda w: torch.tensor([w[0], 0.0]).sum(),
+    "index": lambda w: torch.tensor([[0.0], [1.0]])[[(w[0] > 0.85).long(), 0], 0][0],
 }
 
 
@@ -394,7 +396,8 @@ READ: dict[str, Callable[[Tensor], float]] = {
 def test_a_branch_that_few_draws_take_is_taken_by_these(made: list[bool], name: str) -> None:
     def model(x: Tensor) -> None:
         w = slope()
-        far = 100.0 if READ[name](w) > 0.85 else 0.0  # a draw of ten; not the first, nor the last
+        # a draw of ten; not the first, nor the last
+        far = torch.where(torch.as_tensor(READ[name](w)) > 0.85, 100.0, 0.0)
         with pyro.plate("data", len(x)):
             pyro.sample("y", dist.Normal(x @ w + far, 0.3))
 

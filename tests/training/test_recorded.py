@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
+import pickle
 import random
 import warnings
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyro
@@ -746,6 +748,55 @@ class Ruled:
 _OUTSIDE = 1.0
 
 
+class Helped:
+    """A model that reads a table of its class, a global by a helper's code, and a property's."""
+
+    table: ClassVar = {"beta": 1.0}
+
+    def scale(self) -> float:
+        return float(self.table["beta"]) * _OUTSIDE
+
+    @property
+    def level(self) -> float:
+        return _LEVELS["level"]
+
+    def model(self, x: Tensor) -> None:
+        _scaled_by(x, self.scale() * self.level)
+
+
+_LEVELS = {"level": 1.0}
+
+
+class Layered(nn.Module):
+    """A network of which a layer is replaced, or looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._own = {"beta": 1.0}
+        self.layers = nn.Sequential(nn.Identity(), nn.Identity())
+
+    def forward(self, x: Tensor) -> None:
+        _scaled_by(x, self.layers(x.new_ones(())) * self._own["beta"])
+
+
+def _decorated() -> Callable[[Tensor], None]:
+    held = {"beta": 1.0}
+
+    def plain(x: Tensor, beta: float = 1.0) -> None:
+        _scaled_by(x, beta)
+
+    @functools.wraps(plain)
+    def wrapper(x: Tensor) -> None:
+        plain(x, held["beta"])
+
+    wrapper.held = held  # type: ignore[attr-defined]
+    return wrapper
+
+
+def _doubles(layer: Any, inputs: Any, output: Tensor) -> Tensor:
+    return 0.5 * output
+
+
 class Owned(PyroModule):
     """A network with settings that are no tensors."""
 
@@ -786,6 +837,13 @@ CHANGED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "global": (Owned, _set_outside),
     "class": (Ruled, lambda m: setattr(Ruled, "beta", 0.5)),
     "shadow": (Ruled, lambda m: setattr(m, "beta", 0.5)),
+    "table of a class": (lambda: Helped().model, lambda m: Helped.table.update(beta=0.5)),
+    "helper": (lambda: Helped().model, _set_outside),
+    "property": (lambda: Helped().model, lambda m: _LEVELS.update(level=0.5)),
+    "private": (Layered, lambda m: m._own.update(beta=0.5)),
+    "layer": (Layered, lambda m: m.layers.__setitem__(1, nn.Tanh())),
+    "hook of a layer": (Layered, lambda m: m.layers[0].register_forward_hook(_doubles)),
+    "decorator": (_decorated, lambda m: m.held.update(beta=0.5)),
     "slot": (
         lambda: Keeper(use=lambda m: m.held.beta, held=Slotted()),
         lambda m: setattr(m.held, "beta", 0.5),
@@ -813,6 +871,7 @@ def test_what_is_changed_from_outside_is_followed_wherever_it_is(
     for recorded in (True, False):
         monkeypatch.setitem(globals(), "_OUTSIDE", 1.0)
         monkeypatch.setattr(Ruled, "beta", 1.0)
+        Helped.table["beta"] = _LEVELS["level"] = 1.0
         model, objective = make(), linearised()
         step: Any = RecordedObjective(objective) if recorded else objective
         pyro.clear_param_store()
@@ -826,6 +885,72 @@ def test_what_is_changed_from_outside_is_followed_wherever_it_is(
             losses.append(svi.step(DATA))
         found.append(losses)
     assert found[0] == found[1]
+
+
+def test_a_hook_on_a_gradient_is_called_in_each_step(slow_program: None) -> None:
+    found, called = [], []
+    for recorded in (True, False):
+        objective = linearised()
+        step: Any = RecordedObjective(objective, hints=False) if recorded else objective
+        pyro.clear_param_store()
+        pyro.set_rng_seed(3)
+        guide = bare(simple)
+        svi = SVI(simple, guide, pyro.optim.Adam({"lr": 0.01}), step)
+        losses = [svi.step(DATA) for _ in range(10)]
+        (weights,) = [p for p in pyro.get_param_store()._params.values() if p.requires_grad]
+        weights.register_hook(lambda gradient: called.append(1) or gradient.clamp(-0.1, 0.1))
+        found.append(losses + [svi.step(DATA) for _ in range(5)])
+    assert found[0] == found[1] and len(called) == 10
+
+
+def test_two_guides_in_turns_give_the_bits_of_the_program(slow_program: None) -> None:
+    def run(objective: Any) -> list[float]:
+        pyro.clear_param_store()
+        pyro.set_rng_seed(3)
+        models = simple, lambda x: _scaled_by(x, 1.0)
+        guides = [bare(model) for model in models]
+        guides[1]._pyro_name = "second"
+        optim = pyro.optim.Adam({"lr": 0.01})
+        svis = [SVI(m, g, optim, objective) for m, g in zip(models, guides, strict=True)]
+        return [svis[place % 2].step(DATA) for place in range(18)]
+
+    recorded = RecordedObjective(LinearisedELBO(3, vectorize_particles=True))  # it finds the plates
+    assert run(recorded) == run(LinearisedELBO(3, vectorize_particles=True))
+    assert sum(graph.run is not None for graph in recorded._graphs.values()) == 2
+
+
+@pytest.mark.parametrize("through", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_records_for_itself(through: Callable[[Any], Any], slow_program: None) -> None:
+    recorded = RecordedObjective(linearised())
+    expected = trained(recorded, simple, bare(simple), [(DATA,)] * 10)
+    other = through(recorded)
+    assert recorded.is_recorded and not other.is_recorded
+    assert_same(trained(other, simple, bare(simple), [(DATA,)] * 10), expected)
+    assert other.is_recorded
+
+
+def test_an_error_in_a_replayed_step_leaves_the_random_numbers_of_the_program(
+    slow_program: None,
+) -> None:
+    table = torch.tensor([0.5, 1.0, 1.5])
+
+    def model(places: Tensor) -> None:
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", 4):
+            pyro.sample("x", dist.Normal(mean + table[places], 0.5), obs=DATA)
+
+    def run(objective: Any) -> list[float]:
+        pyro.clear_param_store()
+        pyro.set_rng_seed(3)
+        svi = SVI(model, bare(model), pyro.optim.Adam({"lr": 0.01}), objective)
+        losses = [svi.step(torch.tensor([0, 1, 2, 0])) for _ in range(9)]
+        with pytest.raises(IndexError):
+            svi.step(torch.tensor([0, 1, 2, 7]))
+        return losses + [svi.step(torch.tensor([0, 1, 2, 0])) for _ in range(3)]
+
+    recorded = RecordedObjective(linearised())
+    assert run(recorded) == run(linearised())
+    assert recorded.is_recorded
 
 
 def _reads_a_parameter(x: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -42,7 +43,7 @@ def objective(monkeypatch: pytest.MonkeyPatch) -> RecordedObjective:
 
 
 def trained(
-    model: Callable[[Tensor], None], objective: RecordedObjective, y: Tensor
+    model: Callable[..., None], objective: RecordedObjective, *args: Tensor
 ) -> HyperNetworkGuide:
     guide = HyperNetworkGuide(
         model,
@@ -51,21 +52,21 @@ def trained(
     )
     svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), objective)
     for _ in range(10):
-        svi.step(y)
+        svi.step(*args)
     return guide
 
 
 def both(
-    model: Callable[[Tensor], None],
+    model: Callable[..., None],
     objective: RecordedObjective,
     guide: HyperNetworkGuide,
-    y: Tensor,
+    *args: Tensor,
 ) -> tuple[float, float]:
     """The loss as the recorder gives it, and as the program does."""
     torch.manual_seed(3)
-    found = objective.loss_and_grads(model, guide, y)
+    found = objective.loss_and_grads(model, guide, *args)
     torch.manual_seed(3)
-    return found, objective.objective.loss_and_grads(model, guide, y)
+    return found, objective.objective.loss_and_grads(model, guide, *args)
 
 
 @pytest.mark.parametrize(
@@ -104,17 +105,58 @@ def test_an_argument_that_was_written_into_past_pytorch_is_another(
     assert found == expected and objective.is_recorded
 
 
+READ: dict[str, Callable[[Tensor], Any]] = {
+    "numpy": lambda y: 10.0 if y.numpy()[0] > 0 else 1.0,
+    "tensor": lambda y: torch.tensor([y[0], y[2]]).sum(),
+    "nested": lambda y: torch.as_tensor([[y[0]], [y[2]]]).sum(),
+    "new tensor": lambda y: y.new_tensor((y[0], 1.0)).sum(),
+    "index": lambda y: torch.arange(6.0).view(3, 2)[[(y[0] > 0).long(), 1], 0].sum(),
+    "split": lambda y: torch.arange(3.0).tensor_split((y[:1] > 0).long())[0].sum(),
+}
+
+
+@pytest.mark.parametrize("name", READ)
 def test_numbers_that_are_read_out_of_an_argument_are_no_constants(
-    objective: RecordedObjective,
+    objective: RecordedObjective, name: str
 ) -> None:
     def model(y: Tensor) -> None:
         mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
-        pyro.factor("y", mean * (10.0 if y.numpy()[0] > 0 else 1.0))
+        pyro.factor("y", mean * READ[name](y))
 
     with pytest.warns(PerformanceHint, match="it reads a number from a tensor"):
         guide = trained(model, objective, DATA)
     found, expected = both(model, objective, guide, -DATA)
     assert found == expected
+
+
+def test_one_tensor_as_two_arguments_is_two_arguments(objective: RecordedObjective) -> None:
+    def model(x: Tensor, y: Tensor) -> None:
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        pyro.factor("y", -(mean * x.sum() - y.sum()).square())
+
+    x, other = torch.tensor([0.5, 0.2]), torch.tensor([1.5, -0.2])
+    guide = trained(model, objective, x, x)
+    assert objective.is_recorded
+    for args in ((other, x), (x, other), (x, x)):
+        found, expected = both(model, objective, guide, *args)
+        assert found == expected
+    assert objective.is_recorded
+
+
+def test_an_argument_that_the_model_names_as_well_stays_where_it_is_named(
+    objective: RecordedObjective,
+) -> None:
+    table, other = torch.tensor([0.5, 0.2]), torch.tensor([1.5, -0.2])
+
+    def model(x: Tensor) -> None:
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        pyro.factor("x", -(mean - (x - table.mean()).sum()).square())
+
+    guide = trained(model, objective, table)
+    assert objective.is_recorded
+    for x in (other, table):
+        found, expected = both(model, objective, guide, x)
+        assert found == expected
 
 
 def test_a_shape_that_follows_from_a_parameter_is_not_recorded(
