@@ -16,7 +16,7 @@ __all__ = ["ALL_TAKEN", "Blend", "blended_curvature"]
 
 #: latents up to which curvatures are so cheap that all draws are taken
 ALL_TAKEN = 800
-_NUM_DRAWS = 32
+_NUM_DRAWS, _NUM_DRAWS_LARGE = 32, 16  # that bounds are judged on; the latter above ALL_TAKEN
 _WEIGHTS = (0.0, 0.03, 0.1, 0.2, 0.4, 0.7, 1.0)  # of the mean-field fit
 _RESOLVED = 0.01  # nats a latent: gains below are left
 
@@ -79,8 +79,10 @@ class Blend:
     def __init__(self, density: Callable[[Tensor], Tensor], mean: Tensor, scale: Tensor) -> None:
         self.density, self.mean, self.scale = density, mean, scale
         generator = torch.Generator().manual_seed(2)
-        self._noise = torch.randn(mean.numel(), _NUM_DRAWS, generator=generator).to(mean)
+        count = _NUM_DRAWS if mean.numel() <= ALL_TAKEN else _NUM_DRAWS_LARGE
+        self._noise = torch.randn(mean.numel(), count, generator=generator).to(mean)
         self._best: Tensor | None = None
+        self._last: Tensor | None = None  # of the averages that were told
         self._highest = -math.inf
 
     def is_enough(self, average: Tensor) -> bool:
@@ -103,8 +105,9 @@ class Blend:
         :returns: its precision ``(m, m)`` and its bound but for a constant; the average itself and
             minus infinity where no blend has a finite one.
         """
-        highest = -math.inf
-        for weight in _WEIGHTS:
+        weights = () if self._last is not None and torch.equal(self._last, average) else _WEIGHTS
+        self._last, highest = average, -math.inf
+        for weight in weights:
             blend = torch.lerp(average, torch.diag(self.scale.pow(-2)), weight)
             bound = self.bound(blend)
             if bound < highest:
