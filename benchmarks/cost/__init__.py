@@ -84,6 +84,7 @@ BENCHMARKS = (
             "bound": "evidence bound of the Gaussian, in nats",
             "trained": "minus the loss of a guide after some steps from there",
         },
+        records={"hessian_starts": ""},
         short="--models 'counts in groups' --seeds 0",
         short_settings={"steps": 1, "judges": 2, "before": 2},
     ),
@@ -140,6 +141,7 @@ BENCHMARKS = (
             "rate": "the learning rate that was chosen",
             "loss": "a row, after the last step",
         },
+        records={"lean": "--large wideresnet-28-10 wideresnet-28-20 --memory-steps 1"},
         short="--networks perceptron --memory-steps 1 --seeds 0",
         short_settings={
             "batch_size": 2,

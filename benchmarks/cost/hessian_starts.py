@@ -25,11 +25,10 @@ from tqdm.auto import tqdm
 from benchmarks.common import fixed_seed, format_table, parse, parser
 from benchmarks.records import write_record
 from pyro_implicit import BayesianModule, HyperNetworkGuide, LinearisedELBO
-from pyro_implicit.guides.initialization.blended_curvature import Blend
+from pyro_implicit.guides.initialization.blended_curvature import blended_curvature
 from pyro_implicit.guides.initialization.curvature import (
     hessian,
     inverse_root,
-    mean_curvature,
 )
 from pyro_implicit.guides.initialization.mean_field import MeanField, fit_mean_field_near
 from pyro_implicit.guides.initialization.start_search import objective
@@ -79,6 +78,33 @@ def _digits() -> Model:
     return _network(layers, lambda f: dist.Categorical(logits=f), *data)
 
 
+def _wines() -> Model:
+    from sklearn.datasets import load_wine
+
+    x, y = load_wine(return_X_y=True)
+    data = torch.tensor((x - x.mean(0)) / x.std(0)).float(), torch.tensor(y)
+    layers = [nn.Linear(13, 12), nn.Tanh(), nn.Linear(12, 10), nn.Tanh(), nn.Linear(10, 3)]
+    return _network(layers, lambda f: dist.Categorical(logits=f), *data)
+
+
+def _friedman() -> Model:
+    from sklearn.datasets import make_friedman1
+
+    x, y = make_friedman1(200, 10, noise=1.0, random_state=3)
+    data = torch.tensor(2 * x - 1).float(), torch.tensor((y - y.mean()) / y.std()).float()
+    layers = [nn.Linear(10, 25), nn.Tanh(), nn.Linear(25, 1), nn.Flatten(0)]
+    return _network(layers, lambda f: dist.Normal(f, 0.25), *data)
+
+
+def _tumours() -> Model:
+    from sklearn.datasets import load_breast_cancer
+
+    x, y = load_breast_cancer(return_X_y=True)
+    data = torch.tensor((x - x.mean(0)) / x.std(0)).float()[:300], torch.tensor(y)[:300]
+    layers = [nn.Linear(30, 27), nn.ReLU(), nn.Linear(27, 2)]
+    return _network(layers, lambda f: dist.Categorical(logits=f), *data)
+
+
 def _counts() -> Model:
     """Poisson counts in 60 groups whose levels have a common scale."""
     group, x = torch.randint(60, (400,)), torch.randn(400)
@@ -100,6 +126,9 @@ MODELS: dict[str, Callable[[], Model]] = {
     "diabetes, 1 layer": _diabetes,
     "moons, 2 layers": _moons,
     "digits, 1 layer": _digits,
+    "wines, 2 layers": _wines,
+    "Friedman, 1 layer": _friedman,
+    "tumours, 1 layer": _tumours,
 }
 
 
@@ -115,15 +144,7 @@ def before(density: LogJoint, fit: MeanField, count: int) -> tuple[Tensor, int]:
 
 def now(density: LogJoint, fit: MeanField, count: int) -> tuple[Tensor, int]:
     """The precision of ``init_from="hessian"``, and the number of Hessians that it took."""
-    blend, used = Blend(density.value, fit.loc, fit.scale), [0]
-
-    def is_enough(average: Tensor) -> bool:
-        used[0] += 2
-        return blend.is_enough(average)
-
-    options: dict[str, Any] = {"gauss_newton": False, "unit": fit.scale, "is_enough": is_enough}
-    average = mean_curvature(density, fit.loc, fit.scale, count, **options)
-    return blend.best(average)[0], used[0]
+    return blended_curvature(density, fit.loc, fit.scale, count, gauss_newton=False)
 
 
 WAYS: dict[str, Callable[..., tuple[Tensor, int]]] = {BEFORE: before, NOW: now}

@@ -9,11 +9,56 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["Blend"]
+from pyro_implicit.guides.initialization.curvature import mean_curvature
+from pyro_implicit.handlers.log_joint import LogJoint
 
-_NUM_DRAWS = 16
-_WEIGHTS = (0.0, 0.03, 0.1, 0.2, 0.4, 0.7)  # of the mean-field fit
+__all__ = ["ALL_TAKEN", "Blend", "blended_curvature"]
+
+#: latents up to which curvatures are so cheap that all draws are taken
+ALL_TAKEN = 800
+_NUM_DRAWS, _NUM_DRAWS_LARGE = 32, 16  # that bounds are judged on; the latter above ALL_TAKEN
+_WEIGHTS = (0.0, 0.03, 0.1, 0.2, 0.4, 0.7, 1.0)  # of the mean-field fit
 _RESOLVED = 0.01  # nats a latent: gains below are left
+
+
+def blended_curvature(
+    log_joint: LogJoint,
+    mean: Tensor,
+    scale: Tensor,
+    num_samples: int = 12,
+    *,
+    gauss_newton: bool = True,
+) -> tuple[Tensor, int]:
+    """
+    The blend with the highest bound of all averages of some pairs of curvatures.
+
+    Up to :data:`ALL_TAKEN` latents all draws are taken, above until the bound is level.
+
+    :param LogJoint log_joint: the model's density.
+    :param torch.Tensor mean: of the mean-field fit, shape ``(m,)``.
+    :param torch.Tensor scale: its standard deviations, shape ``(m,)``.
+    :param int num_samples: draws with a finite curvature, at most.
+    :param bool gauss_newton: as in
+        :func:`~pyro_implicit.guides.initialization.curvature.mean_curvature`.
+    :returns: its precision ``(m, m)``, and the number of draws that were taken in whole pairs.
+    :raises NonFiniteError: if the density or its curvature is finite at none of many draws.
+    """
+    blend, is_cheap, used = Blend(log_joint.value, mean, scale), mean.numel() <= ALL_TAKEN, [0]
+
+    def is_enough(average: Tensor) -> bool:
+        used[0] += 2
+        return blend.is_enough(average) and not is_cheap
+
+    average = mean_curvature(
+        log_joint,
+        mean,
+        scale,
+        num_samples,
+        gauss_newton=gauss_newton,
+        unit=scale,
+        is_enough=is_enough,
+    )
+    return blend.best(average)[0], used[0]
 
 
 class Blend:
@@ -23,7 +68,8 @@ class Blend:
     An average of fewer matrices than it would take is far too flat in some directions; some of the
     mean-field precision fills these, as in estimates of a covariance from few rows. Weights rise
     as long as the evidence bound does, always on the same draws. A draw is a solution with the
-    Cholesky root, so that no eigenvalues are needed.
+    Cholesky root, so that no eigenvalues are needed. The best blend is kept: one more curvature can
+    make an average worse.
 
     :param density: log-density of one point.
     :param torch.Tensor mean: of the Gaussian, shape ``(m,)``.
@@ -33,7 +79,10 @@ class Blend:
     def __init__(self, density: Callable[[Tensor], Tensor], mean: Tensor, scale: Tensor) -> None:
         self.density, self.mean, self.scale = density, mean, scale
         generator = torch.Generator().manual_seed(2)
-        self._noise = torch.randn(mean.numel(), _NUM_DRAWS, generator=generator).to(mean)
+        count = _NUM_DRAWS if mean.numel() <= ALL_TAKEN else _NUM_DRAWS_LARGE
+        self._noise = torch.randn(mean.numel(), count, generator=generator).to(mean)
+        self._best: Tensor | None = None
+        self._last: Tensor | None = None  # of the averages that were told
         self._highest = -math.inf
 
     def is_enough(self, average: Tensor) -> bool:
@@ -44,27 +93,29 @@ class Blend:
         :returns: whether its best blend has a bound that is higher than any before by less than a
             hundredth of a nat a latent.
         """
-        _, bound = self.best(average)
-        gain, self._highest = bound - self._highest, max(bound, self._highest)
-        return math.isfinite(bound) and gain < _RESOLVED * self.mean.numel()
+        before = self._highest
+        _, highest = self.best(average)
+        return math.isfinite(highest) and highest - before < _RESOLVED * self.mean.numel()
 
     def best(self, average: Tensor) -> tuple[Tensor, float]:
         """
-        The blend with the highest bound.
+        The blend with the highest bound, of this average and all before.
 
         :param torch.Tensor average: of curvatures, shape ``(m, m)``.
         :returns: its precision ``(m, m)`` and its bound but for a constant; the average itself and
             minus infinity where no blend has a finite one.
         """
-        best, highest = average, -math.inf
-        for weight in _WEIGHTS:
+        weights = () if self._last is not None and torch.equal(self._last, average) else _WEIGHTS
+        self._last, highest = average, -math.inf
+        for weight in weights:
             blend = torch.lerp(average, torch.diag(self.scale.pow(-2)), weight)
             bound = self.bound(blend)
             if bound < highest:
                 break
-            if bound > highest:
-                best, highest = blend, bound
-        return best, highest
+            highest = bound
+            if bound > self._highest:
+                self._best, self._highest = blend, bound
+        return (average if self._best is None else self._best), self._highest
 
     @torch.no_grad()
     def bound(self, precision: Tensor) -> float:

@@ -123,8 +123,9 @@ def gaussian_start(kind: str | AutoGuide, log_joint: LogJoint, loc: Tensor) -> G
           Hessian there;
         - ``"hessian"``, for networks: a mean-field fit and the Hessian averaged over pairs of its
           draws, eigenvalues in its units clamped at 0, with a part of the fit's own precision: as
-          much as the evidence bound asks for, and until that rises by less than 0.01 nats a latent
-          from pair to pair, six at most. Of ``m`` latents each takes ``m`` products with a Hessian;
+          much as the evidence bound asks for. There are six pairs; above 800 latents no more once
+          that bound rises by less than 0.01 nats a latent from pair to pair. The best blend of all
+          averages on the way is taken. Of ``m`` latents each takes ``m`` products with a Hessian;
         - ``"ggn"``: the same with the generalised Gauss-Newton curvature (where the likelihood has
           one). Cheaper, but so flat in the directions that it does not see that the start may lie
           outside of where the network is nearly linear (see docs/results/uci_regression.md);

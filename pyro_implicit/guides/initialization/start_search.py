@@ -6,17 +6,15 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_implicit.exceptions import NonFiniteError
-from pyro_implicit.guides.initialization.blended_curvature import Blend
+from pyro_implicit.guides.initialization.blended_curvature import blended_curvature
 from pyro_implicit.guides.initialization.curvature import (
     find_mode,
     inverse_root,
-    mean_curvature,
 )
 from pyro_implicit.guides.initialization.mean_field import MeanField, fit_mean_field_near
 from pyro_implicit.guides.initialization.recorded_density import MOST_RECORDED, RecordedDensity
@@ -97,10 +95,7 @@ def _fit(kind: str, log_joint: LogJoint, point: Tensor) -> _Found:
     else:
         fit = _mean_field(log_joint, point)
         mean, scale = fit.loc, fit.scale
-        blend = Blend(density, mean, scale)
-        options: dict[str, Any] = {"unit": scale, "is_enough": blend.is_enough}
-        average = mean_curvature(log_joint, mean, scale, gauss_newton=kind == "ggn", **options)
-        curvature, _ = blend.best(average)
+        curvature, _ = blended_curvature(log_joint, mean, scale, gauss_newton=kind == "ggn")
     factor = inverse_root(curvature)
     bounds = [objective(density, mean, root) for root in (factor, scale)]
     return _Found(mean, factor, *bounds)
