@@ -88,11 +88,13 @@ def test_laplace_is_left_out_where_it_is_not_installed(
 
 
 def test_a_network_may_have_settings_of_its_own() -> None:
-    plain, wide = (
-        cifar._settings(Namespace(network=name)) for name in ("lenet", "wideresnet-10-1")
+    plain, wide, other = (
+        cifar._settings(Namespace(network=name, batch_size=size))
+        for name, size in (("lenet", None), ("wideresnet-10-1", None), ("wideresnet-10-1", 3))
     )
     assert plain == cifar.SETTINGS
     assert set(wide) == set(plain) and wide["batch_size"] != plain["batch_size"]
+    assert other == wide | {"batch_size": 3}
 
 
 def test_blocks_in_bfloat16_are_the_same_network() -> None:

@@ -149,10 +149,10 @@ BENCHMARKS = (
         },
         records={
             "cifar": "--seeds 0 1 2",
-            "cifar_wideresnet": "--network wideresnet-10-1 --bfloat16 --num-train 25000 --epochs 8 "
+            "cifar_wideresnet": "--network wideresnet-10-1 --bfloat16 --num-train 25000 --epochs 4 "
             "--seeds 0 1",
             "cifar_wideresnet_choice": "--network wideresnet-10-1 --bfloat16 --choose --seeds 7 "
-            "--epochs 5 --num-shifted 4 --methods map swag mean-field control",
+            "--batch-size 64 --epochs 5 --num-shifted 4 --methods map swag mean-field control",
         },
         short="--seeds 0 --epochs 1 --num-train 8 --num-test 4 --num-shifted 3",
         short_settings={"num_draws": 2, "num_modes": 2},

@@ -61,7 +61,14 @@ SETTINGS: dict[str, Any] = {
 }
 #: what was chosen for another network
 OF_NETWORK: dict[str, dict[str, Any]] = {
-    "wideresnet-10-1": {"batch_size": 64, "lr": 1e-3, "guide_lr": 0.02, "num_particles": 1},
+    "wideresnet-10-1": {
+        "batch_size": 32,
+        "lr": 1e-3,
+        "swag_lr": 3e-3,
+        "mean_field_lr": 1e-3,
+        "guide_lr": 0.02,
+        "num_particles": 1,
+    },
 }
 #: the rate of a method, by its name in the settings; "lr" where there is none
 RATES = {
@@ -162,7 +169,8 @@ def _network(arguments: argparse.Namespace) -> Callable[[], nn.Module]:
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    return SETTINGS | OF_NETWORK.get(arguments.network, {})
+    found = SETTINGS | OF_NETWORK.get(arguments.network, {})
+    return found | ({"batch_size": arguments.batch_size} if arguments.batch_size else {})
 
 
 # ---- tables
@@ -238,6 +246,9 @@ def _options() -> argparse.ArgumentParser:
     options.add_argument("--network", choices=list(NETWORKS), default="lenet")
     options.add_argument(
         "--bfloat16", action="store_true", help="a wide residual network's blocks in bfloat16"
+    )
+    options.add_argument(
+        "--batch-size", type=positive, metavar="N", help="(default: by the network)"
     )
     options.add_argument("--epochs", type=float, default=10.0, help="(default: 10)")
     options.add_argument(
