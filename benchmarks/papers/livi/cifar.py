@@ -81,8 +81,8 @@ RATES = {
 CANDIDATES = {
     "map": (5e-4, 1e-3, 3e-3),
     "swag": (1e-3, 3e-3, 1e-2),
-    "mean-field": (1e-3, 3e-3, 1e-2),
-    "control": (6e-3, 0.02, 0.06),
+    "mean-field": (3e-4, 1e-3, 3e-3, 1e-2),
+    "control": (2e-3, 6e-3, 0.02),
 }
 NAMES = {
     "map": "MAP",
