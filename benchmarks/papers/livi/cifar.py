@@ -66,7 +66,7 @@ OF_NETWORK: dict[str, dict[str, Any]] = {
         "lr": 1e-3,
         "swag_lr": 3e-3,
         "mean_field_lr": 1e-3,
-        "guide_lr": 0.02,
+        "guide_lr": 6e-3,
         "num_particles": 1,
     },
 }
