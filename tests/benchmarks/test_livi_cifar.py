@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ import torch
 pytest.importorskip("torchvision")
 pytest.importorskip("torchmetrics")
 
+from benchmarks.networks import WideResNet
 from benchmarks.papers.livi import cifar
+from benchmarks.papers.livi._bfloat16 import in_bfloat16
 from benchmarks.papers.livi._cifar_data import CORRUPTIONS, corrupted, load
 
 
@@ -85,8 +88,50 @@ def test_laplace_is_left_out_where_it_is_not_installed(
 
 
 def test_a_network_may_have_settings_of_its_own() -> None:
-    plain, wide = (
-        cifar._settings(Namespace(network=name)) for name in ("lenet", "wideresnet-10-1")
+    plain, wide, other = (
+        cifar._settings(Namespace(network=name, batch_size=size))
+        for name, size in (("lenet", None), ("wideresnet-10-1", None), ("wideresnet-10-1", 3))
     )
     assert plain == cifar.SETTINGS
     assert set(wide) == set(plain) and wide["batch_size"] != plain["batch_size"]
+    assert other == wide | {"batch_size": 3}
+
+
+def test_blocks_in_bfloat16_are_the_same_network() -> None:
+    torch.manual_seed(0)
+    net, x = WideResNet(10, 1), torch.randn(4, 3, 32, 32)
+    exact = net(x)
+    names = [name for name, _ in net.named_parameters()]
+    near = in_bfloat16(net)(x)
+    assert [name for name, _ in net.named_parameters()] == names
+    assert near.dtype == torch.float32 and not torch.equal(near, exact)
+    torch.testing.assert_close(near, exact, rtol=0.05, atol=0.02)
+    near.sum().backward()
+    assert all(weight.grad.dtype == torch.float32 for weight in net.parameters())
+
+
+def test_a_network_without_blocks_has_none_in_bfloat16(small_data: Path) -> None:
+    with pytest.raises(SystemExit, match="is for wide residual networks"):
+        cifar.main(["--data-root", str(small_data), "--num-shifted", "2", "--bfloat16"])
+
+
+def test_each_rate_is_tried_from_its_own_mode(
+    small_data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[str, float, int]] = []
+
+    def row(fits: Any, method: str, _: Any) -> dict[str, float]:
+        asked.append((method, fits.settings["lr"], id(fits)))
+        return {f"{score} 0": 0.5 for score in cifar.PREDICTIONS} | {"cpu_seconds": 1.0}
+
+    monkeypatch.setattr(cifar, "_row", row)
+    options = ["--data-root", str(small_data), "--num-train", "14", "--num-shifted", "2"]
+    rows = cifar.main([*options, "--seeds", "0", "--choose", "--methods", "map", "swag", "control"])
+    tried = [(row["method"], row["rate"]) for row in rows]
+    assert tried == [
+        (name, rate) for name in ("map", "swag", "control") for rate in cifar.CANDIDATES[name]
+    ]
+    assert [rate for name, rate, _ in asked if name == "map"] == list(cifar.CANDIDATES["map"])
+    assert {rate for name, rate, _ in asked if name != "map"} == {cifar.SETTINGS["lr"]}
+    assert len({fits for name, _, fits in asked if name != "map"}) == 1  # modes are kept
+    assert capsys.readouterr().out.count("0.500") == 4 * len(rows)

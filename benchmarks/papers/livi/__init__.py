@@ -15,6 +15,10 @@ TOLD_APART = {
     "auroc": "area under the ROC curve against the test images",
     "fpr95": "share that passes where 95% of the test images do",
 }
+_BOTH_BOUNDS = (
+    '--methods map "ensemble of 5" "laplace, last" mean-field "no entropy" linearised '
+    '"singular value"'
+)
 _SPOILT = [f"{kind} {level}" for kind in ("blur", "noise", "brightness") for level in (1, 3, 5)]
 
 BENCHMARKS = (
@@ -84,8 +88,9 @@ BENCHMARKS = (
         rows="a set, a split, a seed and a method",
         columns={**UCI, "settings": "of the fit", **PREDICTIONS, **CPU},
         records={
-            "livi_uci": "--sets boston concrete energy --splits 0 1 2 3 4 5 --methods map "
-            '"ensemble of 5" "laplace, last" mean-field "no entropy" linearised "singular value"',
+            "livi_uci": "--sets boston concrete energy --splits 0 1 2 3 4 5 6 7 8 9 "
+            + _BOTH_BOUNDS,
+            "livi_uci_large": f"--sets kin8nm naval --splits 0 1 2 {_BOTH_BOUNDS}",
             "livi_uci_choice": "--splits 0 --choose --methods mean-field linearised "
             '"singular value"',
         },
@@ -134,6 +139,7 @@ BENCHMARKS = (
         rows="a method and a seed",
         columns={
             **BY_METHOD,
+            "rate": "of its steps",
             **{
                 f"{score} {kind}": f"{what}, {kind}"
                 for kind in ("0", *_SPOILT)
@@ -146,7 +152,13 @@ BENCHMARKS = (
             },
             **CPU,
         },
-        records={"cifar": "--seeds 0 1 2"},
+        records={
+            "cifar": "--seeds 0 1 2",
+            "cifar_wideresnet": "--network wideresnet-10-1 --bfloat16 --num-train 25000 --epochs 6 "
+            "--seeds 0",
+            "cifar_wideresnet_choice": "--network wideresnet-10-1 --bfloat16 --choose --seeds 7 "
+            "--batch-size 64 --epochs 5 --num-shifted 4 --methods map swag mean-field control",
+        },
         short="--seeds 0 --epochs 1 --num-train 8 --num-test 4 --num-shifted 3",
         short_settings={"num_draws": 2, "num_modes": 2},
         needs=("cifar10_jpeg.npz", "cifar100_test_jpeg.npz"),

@@ -15,7 +15,8 @@ the fly; those of CIFAR-100 are told from them by the entropy of the mean predic
 mutual information between prediction and member: the area under the ROC curve, and the share of
 the others that pass where 95% of CIFAR-10's do. The images are compressed with a small loss. By
 default LeNet for colours and 10 000 images; the paper's form is --network wideresnet-28-10
---num-train 50000 --num-test 10000 --epochs 200, for a GPU.
+--num-train 50000 --num-test 10000 --epochs 200, for a GPU. --choose tries the rates of
+CANDIDATES on training images that no fit sees.
 """
 
 from __future__ import annotations
@@ -38,12 +39,13 @@ from benchmarks.common import (
     stopwatch,
 )
 from benchmarks.networks import WideResNet
+from benchmarks.papers.livi._bfloat16 import in_bfloat16
 from benchmarks.papers.livi._cifar_data import OTHERS, load
 from benchmarks.records import write_record
 from benchmarks.shared.image_fits import add_mnist_options
 from benchmarks.shared.image_posteriors import SETTINGS as OF_MNIST
 from benchmarks.shared.image_posteriors import Fits
-from benchmarks.shared.image_scores import DOUBTS, all_scores
+from benchmarks.shared.image_scores import DOUBTS, PREDICTIONS, all_scores
 from benchmarks.shared.judged_images import Images
 from benchmarks.shared.paired import pairs
 from benchmarks.shared.uci_peers import has_laplace
@@ -59,7 +61,29 @@ SETTINGS: dict[str, Any] = {
 }
 #: what was chosen for another network
 OF_NETWORK: dict[str, dict[str, Any]] = {
-    "wideresnet-10-1": {"batch_size": 64, "lr": 1e-3, "guide_lr": 0.02},
+    "wideresnet-10-1": {
+        "batch_size": 32,
+        "lr": 1e-3,
+        "swag_lr": 3e-3,
+        "mean_field_lr": 1e-3,
+        "guide_lr": 6e-3,
+        "num_particles": 1,
+        "num_modes": 3,
+    },
+}
+#: the rate of a method, by its name in the settings; "lr" where there is none
+RATES = {
+    "swag": "swag_lr",
+    "mean-field": "mean_field_lr",
+    "control": "guide_lr",
+    "lanczos": "guide_lr",
+}
+#: what --choose tries; the other methods have one of these rates
+CANDIDATES = {
+    "map": (5e-4, 1e-3, 3e-3),
+    "swag": (1e-3, 3e-3, 1e-2),
+    "mean-field": (3e-4, 1e-3, 3e-3, 1e-2),
+    "control": (2e-3, 6e-3, 0.02),
 }
 NAMES = {
     "map": "MAP",
@@ -90,7 +114,7 @@ def colour_lenet() -> nn.Sequential:
     )
 
 
-NETWORKS: dict[str, Callable[[], nn.Module]] = {
+NETWORKS: dict[str, Callable[[], Any]] = {
     "lenet": colour_lenet,
     "wideresnet-10-1": partial(WideResNet, 10, 1),
     "wideresnet-16-1": partial(WideResNet, 16, 1),
@@ -105,29 +129,49 @@ def main(argv: Sequence[str] | None = None) -> list[Row]:
         print("no rows of laplace: pip install laplace-torch")
         arguments.methods = [method for method in arguments.methods if method != "laplace"]
     rows: list[Row] = []
+    arguments.validation |= arguments.choose
     for row in run(arguments, load(arguments)):
         rows.append(row)
         write_record("cifar", arguments, _settings(arguments), rows)
-    print(table(rows))
+    print(choice(rows) if arguments.choose else table(rows))
     return rows
 
 
 def run(arguments: argparse.Namespace, images: Images) -> Iterator[Row]:
-    """A row for each seed and method."""
-    make, settings = NETWORKS[arguments.network], _settings(arguments)
+    """A row for each seed and method, or for each rate that is tried."""
+    chosen = _settings(arguments)
+    common = (arguments.epochs, arguments.quiet, _network(arguments), chosen)
     for seed in arguments.seeds:
-        fits = Fits(images, seed, arguments.epochs, arguments.quiet, make, settings)
+        kept = Fits(images, seed, *common)
         for method in arguments.methods:
-            with fixed_seed(seed), pyro.validation_enabled(False):
-                with stopwatch() as watch:
-                    members = fits.fit(method)
-                found = all_scores(members, images)
-            spent = watch.cpu_seconds + fits.borrowed
-            yield {"method": method, "seed": seed} | found | {"cpu_seconds": spent}
+            key = RATES.get(method, "lr")
+            tried = CANDIDATES.get(method, ()) if arguments.choose else ()
+            for rate in tried or (chosen[key],):
+                fits = Fits(images, seed, *common) if tried and key == "lr" else kept
+                fits.settings = chosen | {key: rate}
+                yield {"method": method, "seed": seed, "rate": rate} | _row(fits, method, images)
+
+
+def _row(fits: Fits, method: str, images: Images) -> Row:
+    with fixed_seed(fits.seed), pyro.validation_enabled(False):
+        with stopwatch() as watch:
+            members = fits.fit(method)
+        found = all_scores(members, images)
+    return found | {"cpu_seconds": watch.cpu_seconds + fits.borrowed}
+
+
+def _network(arguments: argparse.Namespace) -> Callable[[], nn.Module]:
+    make = NETWORKS[arguments.network]
+    if not arguments.bfloat16:
+        return make
+    if arguments.network == "lenet":
+        raise SystemExit("error: --bfloat16 is for wide residual networks")
+    return lambda: in_bfloat16(make())
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    return SETTINGS | OF_NETWORK.get(arguments.network, {})
+    found = SETTINGS | OF_NETWORK.get(arguments.network, {})
+    return found | ({"batch_size": arguments.batch_size} if arguments.batch_size else {})
 
 
 # ---- tables
@@ -161,6 +205,17 @@ def others(rows: list[Row]) -> str:
     return _means(rows, _OTHERS)
 
 
+def choice(rows: list[Row]) -> str:
+    """Each rate that was tried: means over seeds."""
+    lines = []
+    for method, rate in dict.fromkeys((row["method"], row["rate"]) for row in rows):
+        own = [row for row in rows if (row["method"], row["rate"]) == (method, rate)]
+        cells = [mean_and_error([row[f"{key} 0"] for row in own], ".3f") for key in PREDICTIONS]
+        seconds = sum(row["cpu_seconds"] for row in own) / len(own)
+        lines.append([NAMES[method], f"{rate:g}", *cells, f"{seconds:.0f}"])
+    return format_table(["method", "rate", *PREDICTIONS, "CPU s"], lines)
+
+
 def differences(rows: list[Row]) -> str:
     """Lanczos less each other method with the same seed, mean and standard error over seeds."""
     changed = [
@@ -190,9 +245,18 @@ def _means(
 def _options() -> argparse.ArgumentParser:
     options = parser(__doc__ or "", seeds=[0, 1, 2], methods=tuple(NAMES))
     options.add_argument("--network", choices=list(NETWORKS), default="lenet")
+    options.add_argument(
+        "--bfloat16", action="store_true", help="a wide residual network's blocks in bfloat16"
+    )
+    options.add_argument(
+        "--batch-size", type=positive, metavar="N", help="(default: by the network)"
+    )
     options.add_argument("--epochs", type=float, default=10.0, help="(default: 10)")
     options.add_argument(
         "--validation", action="store_true", help="judge by training images that no fit sees"
+    )
+    options.add_argument(
+        "--choose", action="store_true", help="try rates, judged by --validation images"
     )
     options.add_argument(
         "--num-shifted",
