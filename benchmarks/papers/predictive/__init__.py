@@ -25,7 +25,7 @@ BENCHMARKS = (
             **CPU,
         },
         records={
-            "predictive_curve": "--hidden 512 --num-steps 2000 --seeds 0 1 2",
+            "predictive_curve": "--hidden 512 --num-steps 2000 --seeds 0 1 2 3 4",
             "predictive_line": "--hidden 0 --lr 0.01 --num-steps 4000 --methods "
             '"conditional, per datum" "conditional, expected" "unconditioned, per datum" '
             '"unconditioned, expected"',
