@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.records import FOLDER
 
-__all__ = ["FIGURES", "Benchmark"]
+__all__ = ["FIGURES", "Benchmark", "replaced"]
 
 FIGURES = FOLDER.parent / "figures"
 
@@ -86,12 +86,18 @@ class Benchmark:
         if short:
             options += shlex.split(self.short)
         module = self.load()
-        with _replaced(getattr(module, "SETTINGS", {}), self.short_settings if short else {}):
+        with replaced(getattr(module, "SETTINGS", {}), self.short_settings if short else {}):
             return module.main([*options, *argv])
 
 
 @contextmanager
-def _replaced(settings: dict[str, Any], others: Mapping[str, Any]) -> Iterator[None]:
+def replaced(settings: dict[str, Any], others: Mapping[str, Any]) -> Iterator[None]:
+    """
+    Other settings while the block lasts.
+
+    :param dict settings: of a module.
+    :param others: entries that are put in.
+    """
     before = dict(settings)
     settings.update(others)
     try:

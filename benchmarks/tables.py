@@ -9,6 +9,7 @@ A page names a table where it stands, and what stands between the markers is wri
 
 The first word is the record; ``record.function`` calls another function of the benchmark's module
 than ``table``. ``columns`` and any column's name choose columns and rows of the whole table.
+``totals`` in a record's place is what all records cost (:mod:`benchmarks.totals`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import re
 from functools import cache
 from pathlib import Path
 
+from benchmarks import totals
 from benchmarks.common import format_table
 from benchmarks.records import is_transcribed, read_record
 from benchmarks.registry import benchmark_of_record
@@ -60,18 +62,22 @@ def render(what: str) -> str:
 def _whole(name: str) -> tuple[list[str], list[list[str]]]:
     """Header and cells of a record's table."""
     record_name, _, function = name.partition(".")
+    if name == "totals":
+        return _split(totals.table())
     record = read_record(record_name)
     if is_transcribed(record):
         rows = record["rows"]
         return list(rows[0]), [list(row.values()) for row in rows]
     module = benchmark_of_record(record_name).load()
-    header, _, *lines = _cells(getattr(module, function or "table")(record["rows"]))
+    return _split(getattr(module, function or "table")(record["rows"]))
+
+
+def _split(table: str) -> tuple[list[str], list[list[str]]]:
+    """Header and cells of a Markdown table."""
+    header, _, *lines = (
+        [cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines()
+    )
     return header, lines
-
-
-def _cells(table: str) -> list[list[str]]:
-    """Of each line of a Markdown table."""
-    return [[cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines()]
 
 
 def fill(page: str) -> str:

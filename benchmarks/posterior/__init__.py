@@ -208,10 +208,12 @@ BENCHMARKS = (
             "objectives_logistic_kernels": "--targets logistic --num-steps 700 "
             "--methods mean-field 'no KL' 'kernel adaptive' 'kernel published' 'kernel prior' "
             "--seeds 0 1 2 3 4 5 6 7 8 9 --nuts 0",
-            "objectives_mixture": "--targets mixture",
             "objectives_mixture_seeds": "--targets mixture --nuts 0 --seeds 0 1 2 3 4 5 6 7 8 9 "
             "--methods mean-field 'no KL' linearised lanczos 'singular value' 'kernel adaptive' "
             "'kernel published' 'kernel prior' 'critic adaptive'",
+            "objectives_mixture_others": "--targets mixture --nuts 0 --seeds 0 1 2 3 4 --methods "
+            "'full Gaussian' 'kernel adaptive' 'critic prior' 'critic prior, 1 step' semi-implicit "
+            "'semi-implicit GN'",
             "objectives_banana": "--targets banana --num-steps 1000",
             "equal_time_banana": "--targets banana --cpu-seconds 8 --seeds 0 1 2 3 4",
             "equal_time_x_shape": "--targets x-shape --cpu-seconds 8 --seeds 0 1 2 3 4",
@@ -221,7 +223,7 @@ BENCHMARKS = (
             "equal_time_waveform": "--targets waveform --cpu-seconds 20 --seeds 0 1 2 3 4",
             "equal_time_diffusion": "--targets diffusion --cpu-seconds 30 --seeds 0 1 2 3 4",
             "objectives_reference": "--reference",
-            "objectives_instability": "--instability --seeds 0 --num-steps 2000",
+            "objectives_instability": "--instability --weights 61 --num-steps 2000",
             "objectives_instability_seeds": "--instability --weights 673 --num-steps 200",
         },
         short="--num-steps 2 --seeds 0 --nuts 0 --targets banana logistic waveform",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import records, tables
+from benchmarks import records, tables, totals
 from benchmarks.__main__ import main
 from benchmarks.common import format_table
 
@@ -85,3 +85,20 @@ def test_rows_and_columns_are_chosen() -> None:
 def test_columns_of_numbers_are_right_aligned() -> None:
     table = format_table(["n", "text", "mixed"], [["1 000", "a", "1"], [2.0, "b", "1 ± 2"]])
     assert table.splitlines()[1] == "| ----: | ---- | ----- |"
+
+
+def test_two_states_of_a_fit_are_paid_once() -> None:
+    rows = [{"cpu_seconds": 1.25}, {"cpu_seconds": 1.25}, {"cpu_seconds": None}, {"CPU s": "3"}]
+    assert totals.fits(rows) == [1.25]
+
+
+def test_totals_are_of_all_records() -> None:
+    header, lines = tables._whole("totals")
+    *folders, whole = (dict(zip(header, line, strict=True)) for line in lines)
+    found = {path.stem: records.read_record(path.stem) for path in records.FOLDER.glob("*.json")}
+    seconds = [totals.fits(record["rows"]) for record in found.values()]
+    assert int(whole["records"]) == len(found)
+    assert int(whole["with CPU time"]) == sum(map(bool, seconds))
+    assert int(whole["fits"]) == sum(map(len, seconds))
+    assert float(whole["CPU hours"]) == pytest.approx(sum(map(sum, seconds)) / 3600, abs=0.05)
+    assert sum(int(folder["fits"]) for folder in folders) == int(whole["fits"])

@@ -9,9 +9,16 @@ import pytest
 import torch
 
 from benchmarks.common import fixed_seed
-from benchmarks.papers.vip import _class_fits, vip_classification
+from benchmarks.papers.vip import _class_choice, _class_fits, _classes, vip_classification
 from benchmarks.papers.vip._class_fits import METHODS, SETTINGS
-from benchmarks.papers.vip._classes import Task, area_under_curve, load_task, nll, scores
+from benchmarks.papers.vip._classes import (
+    Task,
+    area_under_curve,
+    load_task,
+    load_untested,
+    nll,
+    scores,
+)
 
 pytest.importorskip("sklearn")
 pytest.importorskip("torchmetrics")
@@ -133,3 +140,37 @@ def test_tables_are_by_set_and_method() -> None:
     assert len(table) == 4 and "0.55 ± 0.05" in table[2] and "0.90 ± 0.00" in table[2]
     (line,) = vip_classification.differences(rows).splitlines()[2:]
     assert "| digits | MAP " in line and "+0.20 ± 0.00" in line and "0 of 2" in line
+
+
+def test_rates_are_chosen_on_rows_that_no_seed_tests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbered = (np.random.default_rng(0).normal(size=(200, 1)), np.arange(200))
+    monkeypatch.setattr(_classes, "_arrays", lambda name: numbered)
+    chosen = load_untested(tmp_path, "digits", range(3), 20)
+    fit, held = (set(part[1].tolist()) for part in (chosen.fit, chosen.held))
+    tested = [load_task(tmp_path, "digits", seed, 20).test[1].tolist() for seed in range(3)]
+    assert fit | held == set(range(200)).difference(*tested) and not fit & held
+    assert len(fit) == round(0.8 * len(fit | held))
+    assert chosen.fit[0].mean().item() == pytest.approx(0.0, abs=1e-5)
+
+
+def test_images_to_choose_by_are_not_those_of_a_seed(small_data: Path) -> None:
+    chosen = load_untested(small_data, "mnist", [0], 10)
+    again = load_task(small_data, "mnist", 1, 10)
+    torch.testing.assert_close(chosen.fit[0], again.fit[0])
+    assert chosen.test is chosen.held
+
+
+def test_a_choice_has_all_rates(small_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"hidden units": [3], "num_functions": 3, "num_particles": 2, "num_draws": 3}
+    for key, value in {**small, "num_inducing": 5, "prior_factors": [1.0]}.items():
+        monkeypatch.setitem(SETTINGS, key, value)
+    before = dict(SETTINGS)
+    options = ["--choose", "--sets", "digits", "--num-steps", "1", "--seeds", "0", "--quiet"]
+    rows = vip_classification.main([*options, "--data-root", str(small_data)])
+    expected = [(name, rate) for name, all_ in _class_choice.RATES.values() for rate in all_]
+    assert [(row["method"], row["rate"]) for row in rows] == expected
+    assert SETTINGS == before and all(np.isfinite(row["held_nll"]) for row in rows)
+    lines = _class_choice.rates(rows).splitlines()
+    assert lines[0].split(" | ")[2].strip() == "digits" and len(lines) == 2 + len(expected)

@@ -25,7 +25,7 @@ BENCHMARKS = (
             **CPU,
         },
         records={
-            "predictive_curve": "--hidden 512 --num-steps 2000 --seeds 0 1 2",
+            "predictive_curve": "--hidden 512 --num-steps 2000 --seeds 0 1 2 3 4",
             "predictive_line": "--hidden 0 --lr 0.01 --num-steps 4000 --methods "
             '"conditional, per datum" "conditional, expected" "unconditioned, per datum" '
             '"unconditioned, expected"',
@@ -73,7 +73,7 @@ BENCHMARKS = (
             **CPU,
         },
         records={
-            "predictive_grid": '--hidden 32 --num-steps 2000 --seeds 0 1 2 --shapes "[1, N]" '
+            "predictive_grid": '--hidden 32 --num-steps 6000 --seeds 0 1 2 --shapes "[1, N]" '
             '"[5, 16, N]" "[N, N]" "[N, N, N]"'
         },
         short="--num-steps 1 --hidden 3 --num-particles 2 --guides unconditioned --seeds 0",

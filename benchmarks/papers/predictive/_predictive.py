@@ -228,6 +228,7 @@ def train(
     """
     Adam whose rate falls to a tenth, an annealed likelihood, and early stopping by ``score``.
 
+    :param int num_steps: after so many the rate is a tenth.
     :param on_loss: is told the loss of each step.
     :returns: the best state, if there is a score, and the last one.
     """

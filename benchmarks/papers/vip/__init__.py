@@ -83,7 +83,7 @@ BENCHMARKS = (
             "auroc kmnist": "the same of these",
             "cpu_seconds": "of the fit, choices included",
         },
-        records={"vip_classification": ""},
+        records={"vip_classification": "", "vip_classification_choice": "--choose"},
         short="--num-steps 2 --num-images 20 --seeds 0 --sets digits mnist --methods "
         '"process, alpha=0" "process, alpha=0.5" mean-field MAP "ensemble of 5" "sparse GP"',
         short_settings={

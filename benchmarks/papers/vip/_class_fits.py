@@ -30,7 +30,7 @@ SETTINGS: dict[str, Any] = {
     "batch_size": 250,
     "every": 50,
     "patience": 4,
-    "rates": {"process": 0.01, "mean-field": 0.01, "MAP": 0.01, "GP": 0.03},
+    "rates": {"process": 0.003, "mean-field": 0.003, "MAP": 0.003, "GP": 0.03},
     "prior_factors": [3.0, 10.0, 30.0],
     "init_scale": {"process": 0.1, "mean-field": 0.02},
     "members": 5,

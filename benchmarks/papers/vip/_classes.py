@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +13,17 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 from benchmarks.common import load_npz
 
-__all__ = ["OTHERS", "SETS", "Predict", "Task", "load_task", "area_under_curve", "nll", "scores"]
+__all__ = [
+    "OTHERS",
+    "SETS",
+    "Predict",
+    "Task",
+    "load_task",
+    "area_under_curve",
+    "load_untested",
+    "nll",
+    "scores",
+]
 
 #: from inputs ``(N, D)`` to probabilities ``(N, C)``
 Predict = Callable[[Tensor], Tensor]
@@ -50,16 +60,46 @@ def load_task(data_root: Path, name: str, seed: int, num_images: int) -> Task:
     """
     if name == "mnist":
         return _mnist(data_root, seed, num_images)
+    x, y = _arrays(name)
+    return _of_rows(x, y, _parts(len(x), seed))
+
+
+def load_untested(data_root: Path, name: str, seeds: Iterable[int], num_images: int) -> Task:
+    """
+    What no seed has in its test part: rows to fit and to choose by, four fifths and one fifth; none
+    are left to test, and the last part is the second. Of MNIST: other images for training.
+
+    :param seeds: of the tasks; for the others see :func:`load_task`.
+    """
+    seeds = list(seeds)
+    if name == "mnist":
+        found = _mnist(data_root, max(seeds) + 1, num_images)
+        return Task(found.fit, found.held, found.held)
+    x, y = _arrays(name)
+    tested = np.concatenate([_parts(len(x), seed)[2] for seed in seeds])
+    rows = np.setdiff1d(np.arange(len(x)), tested)
+    rows = np.random.default_rng(max(seeds) + 1).permutation(rows)
+    fit, held = np.split(rows, [round(len(rows) * _PARTS[0] / sum(_PARTS))])
+    return _of_rows(x, y, (fit, held, held))
+
+
+def _arrays(name: str) -> tuple[np.ndarray, np.ndarray]:
     from sklearn.datasets import load_breast_cancer, load_digits
 
-    x, y = (load_digits if name == "digits" else load_breast_cancer)(return_X_y=True)
-    order = np.random.default_rng(seed).permutation(len(x))
-    ends = np.cumsum([round(part * len(x)) for part in _PARTS])
-    fit, held, test = np.split(order, ends)
+    return (load_digits if name == "digits" else load_breast_cancer)(return_X_y=True)
+
+
+def _parts(count: int, seed: int) -> list[np.ndarray]:
+    """Rows to fit, to choose by and to test."""
+    order = np.random.default_rng(seed).permutation(count)
+    return np.split(order, np.cumsum([round(part * count) for part in _PARTS]))
+
+
+def _of_rows(x: np.ndarray, y: np.ndarray, parts: Sequence[np.ndarray]) -> Task:
+    fit = parts[0]
     mean, scale = x[fit].mean(0), x[fit].std(0)
     x = (x - mean) / np.where(scale > 0, scale, 1.0)
-    parts = [(_inputs(x[rows]), torch.tensor(y[rows]).long()) for rows in (fit, held, test)]
-    return Task(*parts)
+    return Task(*((_inputs(x[rows]), torch.tensor(y[rows]).long()) for rows in parts))
 
 
 def _mnist(data_root: Path, seed: int, count: int) -> Task:
