@@ -35,6 +35,7 @@ _SEQUENCES, _SETS = (list, deque), (set, frozenset)
 _OURS = ("torch.", "pyro.", "pyro_implicit.")
 #: what PyTorch keeps in each network, whose tensors, layers and hooks are looked at by themselves
 _OF_MODULES = frozenset(nn.Module().__dict__)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class _Place(NamedTuple):
@@ -115,7 +116,10 @@ def python_state(*programs: Any) -> PythonState:
     """
     look = _Look()
     for program in programs:
-        look.at(program, "", _DEEP)
+        try:
+            look.at(program, "", _DEEP)
+        except Exception:  # of attributes that run a user's code
+            look.values["what cannot be looked at"] = next(_LOOKS)
     for name in ("random", "numpy"):
         state = repr(read_random_state()[name])
         look.values[f"the random numbers of {'Python' if name == 'random' else 'NumPy'}"] = state
@@ -198,27 +202,40 @@ class _Look:
             self._at_class(value, where, call)
 
     def _at_class(self, value: Any, where: str, method: Callable[..., Any]) -> None:
-        """At what a method may read of its object's class, or find in its place one day."""
-        names = _names(inspect.unwrap(method).__code__)
-        self._at_names(type(value), where, names)
-        own = getattr(value, "__dict__", {})
+        """At what a method may read of its object's classes, or find in their place one day."""
+        code = getattr(inspect.unwrap(method), "__code__", None)
+        if code is None:
+            return
+        names, own = _names(code), getattr(value, "__dict__", {})
+        kinds = [kind for kind in type(value).__mro__ if not _is_ours(kind)]
+        for kind in kinds:
+            self._at_names(kind, where, names)
         for name in names:
-            held = vars(type(value)).get(name, _GONE)
-            if name not in own and isinstance(held, (*PLAIN, Tensor, np.ndarray)):
-                self.places.append(_Place(f"{where}.{name}", own, name, _GONE))
-            helper = inspect.getattr_static(type(value), name, None)
-            helper = helper.fget if isinstance(helper, property) else helper
-            if inspect.isfunction(helper) and id(helper) not in self._seen:
-                self._seen.add(id(helper))
-                if not helper.__module__.startswith(_OURS):
-                    self._at_function(helper, _DEEP - 1)
-                    self._at_class(value, where, helper)
+            found = [kind for kind in kinds if name in vars(kind)]
+            for kind in found:
+                if not isinstance(vars(kind)[name], (*PLAIN, Tensor, np.ndarray)):
+                    self.places.append(_Place(f"{where}.{name}", kind, name, vars(kind)[name]))
+                self._at_helper(value, where, vars(kind)[name])
+            if found and isinstance(vars(found[0])[name], (*PLAIN, Tensor, np.ndarray)):
+                before = kinds[: kinds.index(found[0])]
+                for held in (*before, *([] if name in own else [own])):
+                    self.places.append(_Place(f"{where}.{name}", held, name, _GONE))
+
+    def _at_helper(self, value: Any, where: str, helper: Any) -> None:
+        """At the code of what a method calls of its own object."""
+        for inner in ("fget", "__func__", "func"):  # of properties and methods of a class
+            helper = getattr(helper, inner, helper)
+        if not inspect.isfunction(helper) or id(helper) in self._seen:
+            return
+        self._seen.add(id(helper))
+        self._at_function(helper, _DEEP - 1)
+        self._at_class(value, where, helper)
 
     def _at_module(self, module: nn.Module, name: str) -> None:
         top = name or type(module).__name__
         for path, part in module.named_modules():
             where = f"{top}.{path}" if path else top
-            if not type(part).__module__.startswith(_OURS):
+            if not all(map(_is_ours, type(part).__mro__)):
                 self._at_own_module(part, where)
             for key, value in part.__dict__.items():
                 if isinstance(value, PLAIN):
@@ -227,8 +244,12 @@ class _Look:
                     self.places.append(_Place(f"{where}.{key}", part.__dict__, key, value))
             for key, layer in part._modules.items():
                 self.places.append(_Place(f"{where}.{key}", part._modules, key, layer))
-            for hooks in (part._forward_hooks, part._forward_pre_hooks):
-                self.places.append(_Place(f"the hooks of {where}", hooks, _LENGTH, len(hooks)))
+            layers, held = part._modules, part.__dict__
+            self.places.append(_Place(f"the layers of {where}", layers, _LENGTH, len(layers)))
+            code = held.get("forward", _GONE)
+            self.places.append(_Place(f"{where}.forward", held, "forward", code))
+            for hooks in (getattr(part, name) for name in _HOOKS):
+                self.places.append(_Place(f"the hooks of {where}", hooks, _CONTENTS, dict(hooks)))
             for key, buffer in part._buffers.items():
                 if buffer is not None:
                     written = id(buffer), buffer._version
@@ -292,6 +313,11 @@ def _names(code: CodeType) -> tuple[str, ...]:
     return (*code.co_names, *(name for one in inner for name in _names(one)))
 
 
+def _is_ours(kind: type) -> bool:
+    """Whether a class is of Python, or of a package whose code a step does not change."""
+    return kind is object or (kind.__module__ or "").startswith(_OURS)
+
+
 def _contents(cell: Any) -> Any:
     try:
         return cell.cell_contents
@@ -315,7 +341,13 @@ def _slots(kind: type) -> tuple[str, ...]:
         return ()
     names = vars(kind).get("__slots__", ())
     found = (names,) if isinstance(names, str) else tuple(names)
-    return tuple(name for name in found if name not in ("__dict__", "__weakref__"))
+    return tuple(_mangled(kind, n) for n in found if n not in ("__dict__", "__weakref__"))
+
+
+def _mangled(kind: type, name: str) -> str:
+    """The name by which an attribute is kept, as Python has it for two underscores."""
+    private = name.startswith("__") and not name.endswith("__")
+    return f"_{kind.__name__.lstrip('_')}{name}" if private else name
 
 
 def _flat(value: Any) -> list[Any]:

@@ -19,6 +19,7 @@ ALL_TAKEN = 800
 _NUM_DRAWS, _NUM_DRAWS_LARGE = 32, 16  # that bounds are judged on; the latter above ALL_TAKEN
 _WEIGHTS = (0.0, 0.03, 0.1, 0.2, 0.4, 0.7, 1.0)  # of the mean-field fit
 _RESOLVED = 0.01  # nats a latent: gains below are left
+_SAME = 1e-4  # of the largest entry: curvatures that differ by less are one
 
 
 def blended_curvature(
@@ -32,7 +33,8 @@ def blended_curvature(
     """
     The blend with the highest bound of all averages of some pairs of curvatures.
 
-    Up to :data:`ALL_TAKEN` latents all draws are taken, above until the bound is level.
+    Up to :data:`ALL_TAKEN` latents all draws are taken, unless the curvature is everywhere the
+    same; above until the bound is level.
 
     :param LogJoint log_joint: the model's density.
     :param torch.Tensor mean: of the mean-field fit, shape ``(m,)``.
@@ -44,10 +46,15 @@ def blended_curvature(
     :raises NonFiniteError: if the density or its curvature is finite at none of many draws.
     """
     blend, is_cheap, used = Blend(log_joint.value, mean, scale), mean.numel() <= ALL_TAKEN, [0]
+    before: list[Tensor] = []
 
     def is_enough(average: Tensor) -> bool:
         used[0] += 2
-        return blend.is_enough(average) and not is_cheap
+        is_level = blend.is_enough(average) and not is_cheap
+        error = _SAME * float(average.abs().max())
+        is_same = bool(before) and torch.allclose(average, before[0], rtol=0, atol=error)
+        before[:] = [average]
+        return is_level or is_same
 
     average = mean_curvature(
         log_joint,

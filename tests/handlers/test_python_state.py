@@ -1,0 +1,176 @@
+"""Whatever a model reads, and finds in the place of it one day, is seen without running it."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from pyro_implicit.handlers.python_state import python_state
+
+TABLE: dict[str, Any] = {"inner": {"beta": 1.0}}
+
+
+class Base:
+    """What a model inherits."""
+
+    beta = 1.0
+    table: ClassVar = {"beta": 1.0}
+
+    def __call__(self) -> float:
+        return float(TABLE["inner"]["beta"])
+
+
+class Model(Base):
+    """A model that reads at every place."""
+
+    def __call__(self) -> float:
+        own = self.beta * self.table["beta"] * self.level * self.of_nobody() * self.of_class()
+        return float(super().__call__() * own * self.shift())
+
+    @property
+    def level(self) -> float:
+        return float(TABLE["level"])
+
+    @staticmethod
+    def of_nobody() -> float:
+        return float(TABLE["static"])
+
+    @classmethod
+    def of_class(cls) -> float:
+        return float(cls.weight)
+
+    weight = 1.0
+
+    def shift(self) -> float:
+        return float(TABLE["shift"])
+
+
+class Layered(nn.Module):
+    """A user's network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._own, self.scales = {"beta": 1.0}, [1.0]
+        self.layers = nn.Sequential(nn.Identity(), nn.Identity())
+        self.hook: Any = self.layers[0].register_forward_hook(lambda *_: None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layers(x) * self._own["beta"] * self.scales[0]
+        return y
+
+    def swap_hook(self) -> None:
+        self.hook.remove()
+        self.hook = self.layers[0].register_forward_hook(lambda *_: None)
+
+
+class Slotted:
+    __slots__ = ("__beta",)
+
+    def __init__(self) -> None:
+        self.set(1.0)
+
+    def set(self, beta: float) -> None:
+        self.__beta = beta
+
+    def __call__(self) -> float:
+        return self.__beta
+
+
+def decorated() -> Callable[[], float]:
+    held = {"beta": 1.0}
+
+    def plain(beta: float = 1.0) -> float:
+        return beta
+
+    @functools.wraps(plain)
+    def wrapper() -> float:
+        return plain(held["beta"])
+
+    wrapper.held = held  # type: ignore[attr-defined]
+    return wrapper
+
+
+CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "class": (Model, lambda m: setattr(Base, "beta", 2.0)),
+    "class between": (Model, lambda m: setattr(Model, "beta", 2.0)),
+    "object": (Model, lambda m: setattr(m, "beta", 2.0)),
+    "method of an object": (lambda: Model().__call__, lambda m: setattr(Model, "weight", 2.0)),
+    "table of a class": (Model, lambda m: Base.table.update(beta=2.0)),
+    "code of a base": (Model, lambda m: TABLE["inner"].update(beta=2.0)),
+    "property": (Model, lambda m: TABLE.update(level=2.0)),
+    "static method": (Model, lambda m: TABLE.update(static=2.0)),
+    "class method": (Model, lambda m: setattr(Model, "weight", 2.0)),
+    "helper": (Model, lambda m: TABLE.update(shift=2.0)),
+    "other code": (Model, lambda m: setattr(Model, "shift", lambda self: 2.0)),
+    "private": (Layered, lambda m: m._own.update(beta=2.0)),
+    "list": (Layered, lambda m: m.scales.__setitem__(0, 2.0)),
+    "made by Pyro": (lambda: PyroModule[Layered](), lambda m: m.scales.__setitem__(0, 2.0)),
+    "layer": (Layered, lambda m: m.layers.__setitem__(1, nn.Tanh())),
+    "one more layer": (Layered, lambda m: m.layers.append(nn.Tanh())),
+    "hook": (Layered, lambda m: m.layers[1].register_forward_hook(lambda *_: None)),
+    "hook before": (Layered, lambda m: m.layers[1].register_forward_pre_hook(lambda *_: None)),
+    "backward hook": (
+        Layered,
+        lambda m: m.layers[1].register_full_backward_hook(lambda *_: None),
+    ),
+    "another hook": (Layered, Layered.swap_hook),
+    "forward of a layer": (Layered, lambda m: setattr(m.layers[0], "forward", torch.tanh)),
+    "slot": (Slotted, lambda m: m.set(2.0)),
+    "decorator": (decorated, lambda m: m.held.update(beta=2.0)),
+}
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    """Everything as it was at first, and again afterwards."""
+    before = {kind: dict(vars(kind)) for kind in (Base, Model)}
+    TABLE.update(inner={"beta": 1.0}, level=1.0, static=1.0, shift=1.0)
+    yield
+    for kind, held in before.items():
+        for name in vars(kind).keys() - held.keys():
+            delattr(kind, name)
+        for name in ("beta", "weight", "shift"):
+            if name in held:
+                setattr(kind, name, held[name])
+    Base.table["beta"] = 1.0
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_what_is_replaced_is_seen(kind: str) -> None:
+    make, change = CHANGES[kind]
+    model = make()
+    state = python_state(model)
+    assert not state.replaced()
+    change(model)
+    assert state.replaced()
+
+
+class Refusing:
+    """An object whose attributes run code that fails."""
+
+    __slots__ = ("unset",)
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+    def __call__(self) -> None:
+        return None
+
+
+def test_what_cannot_be_looked_at_counts_as_changed() -> None:
+    model = Refusing()
+    one, other = python_state(model), python_state(model)
+    assert one.changes(other) == "what cannot be looked at"
+
+
+def test_a_method_without_code_is_no_error() -> None:
+    model = types.MethodType(functools.partial(lambda self: None), Model())
+    one, other = python_state(model), python_state(model)
+    assert not one.changes(other) and not one.replaced()
