@@ -139,6 +139,8 @@ class _Look:
         if isinstance(value, PLAIN):
             self.values[name] = value
             return
+        if isinstance(value, Tensor):
+            self.values[f"the tensor {name}"] = _written(value)
         if id(value) in self._seen or depth < 0 or isinstance(value, (Tensor, np.ndarray)):
             return
         self._seen.add(id(value))
@@ -179,6 +181,12 @@ class _Look:
         """At what gives another number each time it is asked."""
         if isinstance(value, np.random.Generator):
             self.values[f"the random numbers of {name}"] = repr(value.bit_generator.state)
+        elif isinstance(value, np.random.RandomState):
+            state: Any = value.get_state(legacy=False)["state"]
+            self.values[f"the random numbers of {name}"] = (
+                hash(state["key"].tobytes()),
+                state["pos"],
+            )
         elif isinstance(value, torch.Generator):
             self.values[f"the random numbers of {name}"] = value.get_state().tolist()
         elif isinstance(value, random.Random):
@@ -240,6 +248,8 @@ class _Look:
             for key, value in part.__dict__.items():
                 if isinstance(value, PLAIN):
                     self.values[f"{where}.{key}"] = value
+                if isinstance(value, Tensor):
+                    self.values[f"the tensor {where}.{key}"] = _written(value)
                 if isinstance(value, (*PLAIN, Tensor, np.ndarray)):
                     self.places.append(_Place(f"{where}.{key}", part.__dict__, key, value))
             for key, layer in part._modules.items():
@@ -311,6 +321,11 @@ def _names(code: CodeType) -> tuple[str, ...]:
     """Names that a function reads, those of functions and comprehensions inside of it as well."""
     inner = (one for one in code.co_consts if isinstance(one, CodeType))
     return (*code.co_names, *(name for one in inner for name in _names(one)))
+
+
+def _written(tensor: Tensor) -> Any:
+    """What tells whether another tensor is there, or this one was written into."""
+    return id(tensor), None if tensor.is_inference() else tensor._version
 
 
 def _is_ours(kind: type) -> bool:

@@ -353,7 +353,7 @@ class RecordedObjective(ELBO):
         kwargs: Any,
     ) -> float:
         """A step of the program, its parameters, and what it changes beside the gradients."""
-        before = python_state(model, guide)
+        before, written = python_state(model, guide), [one._version for one in tensors]
         graph.seen = ObservedSupports(tensors)
         with poutine.trace(param_only=True) as capture, graph.seen:
             loss = self._program(model, guide, args, kwargs)
@@ -363,6 +363,8 @@ class RecordedObjective(ELBO):
         values: dict[str, Any] = {name: nodes[name]["value"] for name in capture.trace.param_nodes}
         found: dict[str, Tensor] = {name: p.unconstrained() for name, p in values.items()}
         graph.params = {name: param for name, param in found.items() if param.requires_grad}
+        if written != [one._version for one in tensors]:
+            changed = "an argument, which it writes into"
         graph.reason = f"a step changes {changed}" if changed else ""
         if not all(is_current(name, param) for name, param in graph.params.items()):
             graph.reason = "its parameters are not in Pyro's store (module_local_params)"

@@ -709,10 +709,25 @@ def _counted(model: Any) -> float:
     return min(1.0, model.count / 20)
 
 
+def _counts_in_a_tensor(model: Any) -> Tensor:
+    model.held.add_(1.0)
+    return 1.0 / (1.0 + model.held)
+
+
+def _another_tensor(model: Any) -> Tensor:
+    model.held = model.held + 1.0
+    return 1.0 / (1.0 + model.held)
+
+
 KEPT: dict[str, Callable[[], Keeper]] = {
     "number": lambda: Keeper(use=_counted, count=0),
     "torch": lambda: Keeper(
         use=lambda m: torch.rand(4, generator=m.held), held=torch.Generator().manual_seed(0)
+    ),
+    "tensor": lambda: Keeper(use=_counts_in_a_tensor, held=torch.zeros(())),
+    "another tensor": lambda: Keeper(use=_another_tensor, held=torch.zeros(())),
+    "old numpy": lambda: Keeper(
+        use=lambda m: 0.5 + float(m.held.random_sample()), held=np.random.RandomState(0)
     ),
     "numpy": lambda: Keeper(
         use=lambda m: 0.5 + float(m.held.random()), held=np.random.default_rng(0)
