@@ -76,7 +76,7 @@ def log_predictive_density(
     :param int seed: of the draws; batches of the same seed have the same ones, and random numbers
         outside go on as if nothing had been drawn. None: one that torch draws.
     :param kwargs: keyword arguments of both.
-    :returns: shape ``(number of data,)``, of those that are not masked.
+    :returns: shape ``(number of data,)``, of those that are not masked under every draw.
     :raises ArgumentError: if ``num_samples`` is no positive integer, ``seed`` no seed, or ``model``
         or ``guide`` nothing that can be run; for options that neither this function nor the model
         has.

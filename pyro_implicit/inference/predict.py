@@ -97,7 +97,9 @@ def predict(
     :param int batch_size: rows at a time, rounded up to a multiple of 32, and to as many as make a
         million numbers on their way through the model, of which there is nothing to save; all by
         default, or where rows belong together. To see that, data of at most four million numbers
-        are first looked at in one run on all rows; of larger data 32 rows.
+        are first looked at in one run on all rows, or on the first of them where the model makes
+        many numbers of a row; of larger data 32 rows. Rows that belong to others far from these are
+        not seen: leave ``batch_size`` out for such a model.
     :param sites: names of the sites to keep, ``pyro.deterministic`` ones included; by default every
         site that is not a latent of the guide nor deterministic.
     :param bool parallel: evaluate up to 64 draws in one vectorised pass, as in
@@ -120,7 +122,8 @@ def predict(
         them these are; if there are no rows.
     :raises SiteError: if a site asked for is not in the model, or none of the guide's latents is;
         if a plate draws some of its rows at random; if with ``parallel`` what one draw predicts
-        depends on other draws.
+        depends on other draws, as far as the first two show it (a branch on all draws, or
+        their number, may not).
     :warns UserWarning: if the first argument has lost a dimension since the guide was built;
         if the guide has a latent of each row, and these are other rows; if it leaves out a latent
         of the model, as far as that can be told from an observation, or draws one outside its
