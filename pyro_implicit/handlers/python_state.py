@@ -275,7 +275,7 @@ class _Look:
     def _at_own_module(self, part: nn.Module, where: str) -> None:
         """At what a user's own network holds beside tensors, and what its forward reads."""
         for key, value in part.__dict__.items():
-            if key not in _OF_MODULES and not key.startswith("_pyro"):
+            if key == "_pyro_samples" or not (key in _OF_MODULES or key.startswith("_pyro")):
                 self._entry(part.__dict__, key, value, f"{where}.{key}", _DEEP - 1)
         forward = inspect.unwrap(type(part).forward)
         if inspect.isfunction(forward):

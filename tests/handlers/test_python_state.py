@@ -7,9 +7,10 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
+import pyro.distributions as dist
 import pytest
 import torch
-from pyro.nn import PyroModule
+from pyro.nn import PyroModule, PyroSample
 from torch import Tensor, nn
 
 from pyro_implicit.handlers.python_state import python_state
@@ -70,6 +71,18 @@ class Layered(nn.Module):
         self.hook = self.layers[0].register_forward_hook(lambda *_: None)
 
 
+class Prior(PyroModule):
+    """A network of Pyro, with a prior."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = PyroSample(dist.Normal(0.0, 1.0))
+
+    def forward(self) -> Tensor:
+        weight: Tensor = self.weight
+        return weight
+
+
 class Slotted:
     __slots__ = ("__beta",)
 
@@ -112,6 +125,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "private": (Layered, lambda m: m._own.update(beta=2.0)),
     "list": (Layered, lambda m: m.scales.__setitem__(0, 2.0)),
     "made by Pyro": (lambda: PyroModule[Layered](), lambda m: m.scales.__setitem__(0, 2.0)),
+    "prior": (Prior, lambda m: setattr(m, "weight", PyroSample(dist.Normal(0.0, 2.0)))),
     "layer": (Layered, lambda m: m.layers.__setitem__(1, nn.Tanh())),
     "one more layer": (Layered, lambda m: m.layers.append(nn.Tanh())),
     "hook": (Layered, lambda m: m.layers[1].register_forward_hook(lambda *_: None)),
