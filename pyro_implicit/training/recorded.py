@@ -114,10 +114,9 @@ class RecordedObjective(ELBO):
     before each step: if another has taken its place, a new recording is made, a few times at most.
 
     **What it cannot see**: what a model reads of a file, of objects in objects more than a few
-    levels deep or in lists of more than a hundred, of globals and classes by its helpers' code, or
-    of a NumPy array that it copies and that was written in place, is that of the recording until
-    the next comparison; so are layers and hooks that are put into a network, and a tensor that the
-    model keeps is that of the last step of the program. Of Pyro's validation,
+    levels deep or in lists of more than a hundred, of attributes of modules and of other objects'
+    classes, or of a NumPy array that it copies and that was written in place, is that of the
+    recording until the next comparison. Of Pyro's validation,
     replayed steps keep that of arguments which are observed as they are, by distributions whose
     support is fixed; parameters and data that the model has changed before are checked by the
     comparisons alone.
