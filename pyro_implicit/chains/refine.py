@@ -3,6 +3,7 @@
 # Shape legend: C chains, m unconstrained latents.
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ from pyro_implicit.chains.starts import check_finite, check_start, given_starts
 from pyro_implicit.chains.walk import Walk
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.latent_site import LatentSite
+from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.handlers.rows import number_of_rows
@@ -108,7 +110,8 @@ def refine(
     :raises ShapeError: for starts of another shape than the latents', observations of another shape
         than their distributions, and for no rows.
     :warns UserWarning: if nothing is observed, the model does not vectorise, or the step size does
-        not suit the posterior: the warm-up was too short.
+        not suit the posterior: the warm-up was too short; if parameters of the model were lost
+        that the guide was fitted with.
 
     Example::
 
@@ -123,6 +126,7 @@ def refine(
     check_order(model, "refine(model, guide, ...)", start)
     check_misspelt(refine, model, kwargs)
     num_chains = check_count("num_chains", num_chains)
+    watched = WatchedParameters(start)
     start = check_start(start, num_chains)
     num_steps = check_count("num_steps", num_steps, 0)
     moves = make_kernel(kernel)
@@ -145,6 +149,8 @@ def refine(
             u, interrupted = job.points(density, u)
             density.fit_to(u)
             check_finite(u, density(u)[0], density.log_joint)
+            for text in watched.warnings():
+                warnings.warn(text, stacklevel=2)
             generator = torch.Generator(u.device).manual_seed(seed)
             walk = Walk.begin(moves, num_warmup, generator, u, density)
             chains = Chains(sites, own, walk, program, interrupted)

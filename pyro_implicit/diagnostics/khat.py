@@ -12,6 +12,7 @@ References
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from pyro_implicit._checks import check_count, check_model, check_number
 from pyro_implicit.arviz.compatibility import psis_khat
 from pyro_implicit.diagnostics._density import GuideDensity, check_implicit_guide
 from pyro_implicit.exceptions import DensityError, NonFiniteError
+from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.ops.inversion import DensityEstimate
@@ -130,6 +132,7 @@ def khat(
     :raises GuideError: for any other guide.
     :raises NonFiniteError: if the model's density is NaN or infinite at a draw.
     :raises SiteError: if the model draws something by itself.
+    :warns UserWarning: if parameters of the model were lost that the guide was fitted with.
     """
     guide = check_implicit_guide(guide, "khat")
     check_model(model)
@@ -137,12 +140,15 @@ def khat(
     check_count("num_samples", num_samples, minimum=100)
     check_count("num_inner", num_inner)
     check_count("num_starts", num_starts, maximum=64)
+    watched = WatchedParameters(guide)
     with torch.no_grad(), explained_errors(args, kwargs):
         draws, density = GuideDensity(guide, num_inner, num_starts).of_own_draws(num_samples)
         error, gap = _check_density(density, tolerance, num_inner, num_starts)
         u = torch.cat(draws, -1)
         example = guide.samplers[0].preconditioner.loc
         log_joint = LogJoint(model, guide.sites, args, kwargs).at_draws(u.to(example)).to(u)
+    for text in watched.warnings():
+        warnings.warn(text, stacklevel=2)
     _check_finite(log_joint)
     ratios = log_joint - density.upper
     log_evidence = float(ratios.logsumexp(0)) - math.log(num_samples)

@@ -10,6 +10,7 @@ References
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_model, check_number
 from pyro_implicit.diagnostics._unconstrained import constrained_draws, unconstrained_draws
+from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.ops.kernels import median_distance
@@ -27,7 +29,7 @@ from pyro_implicit.ops.stein import bootstrap_null, stein_matrix, stein_u_statis
 
 __all__ = ["SteinDiscrepancy", "stein_discrepancy"]
 
-
+_CALLER = 3  # frames up: a decorator lies between
 _SMALL = 0.05  # p-values that speak against a guide
 
 
@@ -111,6 +113,7 @@ def stein_discrepancy(
     :raises NonFiniteError: if a gradient is not finite.
     :raises ShapeError: for fewer draws than ``num_samples``.
     :raises SiteError: if the model has other latents than those drawn, or draws by itself.
+    :warns UserWarning: if parameters of the model were lost that the guide was fitted with.
     """
     check_count("num_samples", num_samples, minimum=2)
     check_count("num_bootstrap", num_bootstrap)
@@ -118,9 +121,12 @@ def stein_discrepancy(
     beta = check_number("beta", beta, above=-1, below=0)
     if not (isinstance(length, str) and length == "median"):
         length = check_number("length", length, above=0, why=", or 'median'")
+    watched = WatchedParameters(guide)
     draws = constrained_draws(guide, num_samples, args, kwargs)
     sites, u = unconstrained_draws(model, draws, args, kwargs)
     scores = LogJoint(model, sites, args, kwargs).scores(u)
+    for text in watched.warnings():
+        warnings.warn(text, stacklevel=_CALLER)
     return _compare(upcast(u), upcast(scores), num_bootstrap, length, beta)
 
 

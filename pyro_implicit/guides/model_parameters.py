@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pyro
+import torch
+from pyro import poutine
 from torch import Tensor, nn
 
+from pyro_implicit._random import RandomStream
 from pyro_implicit.handlers.same_rows import Fingerprint, fingerprint
 
 __all__ = ["ModelParameters", "WatchedParameters"]
@@ -46,6 +49,20 @@ class WatchedParameters:
         store = pyro.get_param_store()
         self._known: list[ModelParameters] = [one for one in found if one is not None]
         self._absent = {name for one in self._known for name in one.saved if name not in store}
+
+    def look(self, model: Callable[..., Any], args: Any, kwargs: Any) -> list[str]:
+        """
+        Runs the model once, if only a run can tell.
+
+        :param model: a Pyro model.
+        :param args: its positional arguments.
+        :param kwargs: its keyword arguments.
+        :returns: what :meth:`warnings` then has.
+        """
+        if any(name not in pyro.get_param_store() for name in self._absent):
+            with RandomStream(0), poutine.block(), torch.no_grad():
+                model(*args, **kwargs)
+        return self.warnings()
 
     def warnings(self) -> list[str]:
         """

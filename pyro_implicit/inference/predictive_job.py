@@ -11,10 +11,8 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.conditional_base import ConditionalGuide
-from pyro_implicit.handlers.row_coupling import (
-    draws_of_little,
-    same_first_draw,
-)
+from pyro_implicit.handlers.row_coupling import draws_of_little
+from pyro_implicit.inference.draws_apart import DrawsApart
 from pyro_implicit.inference.from_prior import forgotten_latents
 from pyro_implicit.inference.moments import Draws, Moments
 from pyro_implicit.inference.predictive_run import (
@@ -176,15 +174,18 @@ class PredictiveJob(RowsOfAModel):
         first: int,
         last: int,
         *,
+        together: bool | None = None,
         looked_at: bool = False,
         **given: Any,
     ) -> PredictiveRun:
+        """The model at some draws; ``together`` in one pass, or as this job has it."""
+        together = self.parallel if together is None else together
         run: PredictiveRun = self.run_kind(
-            self.plan, start, stop, first, last, vectorised=self.parallel, **given
+            self.plan, start, stop, first, last, vectorised=together, **given
         )
         run.looked_at = looked_at
         with run:
-            if self.parallel:
+            if together:
                 dim = -self.plan.layout.nesting - 1
                 with pyro.plate(PREDICTIVE_PLATE, last - first, dim=dim):
                     self.model(*args, **kwargs)
@@ -194,38 +195,18 @@ class PredictiveJob(RowsOfAModel):
 
     def _check_draws_apart(self, args: Any, kwargs: Any, stop: int) -> None:
         """
-        Refuses a model in which another second draw changes what is predicted by the first.
+        Refuses a model in which what one of the draws predicts is no matter of that draw alone.
 
-        Both runs have the noise of the first: what a sampler draws in two stages shifts with the
-        parameters of other draws.
+        :raises SiteError: naming the site, or the line.
         """
-        draws, offset = self.plan.draws, self.plan.offset
-        runs: list[PredictiveRun] = []
-        for second in (1, 0):
-            pair = {name: torch.stack([value[0], value[second]]) for name, value in draws.items()}
-            self.plan.draws, self.plan.offset = pair, 0
-            given = {"given": runs[0].noise, "given_rows": stop} if runs else {}
-            try:
-                runs.append(self._evaluated(args, kwargs, 0, stop, 0, 2, looked_at=True, **given))
-            finally:
-                self.plan.draws, self.plan.offset = draws, offset
-        for name in runs[0].functions.keys() & runs[1].functions.keys():
-            if not self._is_same_first(name, *runs):
-                raise SiteError(
-                    f"with parallel=True what one draw predicts at site {name!r} depends on the "
-                    "other draws. Count dimensions from the right and name them, w[..., 0] and "
-                    "(w * x).sum(-1), not w[0] and w.sum(), or leave parallel out."
-                )
 
-    def _is_same_first(self, name: str, one: PredictiveRun, other: PredictiveRun) -> bool:
-        """Whether the first draw has the same value, or distribution, in both runs."""
-        if name in one.noise:
-            nesting = self.plan.layout.nesting
-            return same_first_draw(one.functions[name], other.functions[name], nesting)
-        if name not in one.values:
-            return True
-        a, b = one.values[name][0], other.values[name][0]
-        return torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
+        def evaluate(together: bool, **given: Any) -> PredictiveRun:
+            last = 2 if together else 1
+            return self._evaluated(
+                args, kwargs, 0, stop, 0, last, together=together, looked_at=True, **given
+            )
+
+        DrawsApart(self.plan, evaluate, stop).check()
 
     def _check_found(self, run: PredictiveRun) -> None:
         missing = sorted((self.plan.sites or frozenset()) - run.values.keys())

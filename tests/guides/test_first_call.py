@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +17,15 @@ from torch import Tensor, nn
 from pyro_implicit import (
     BayesianModule,
     HyperNetworkGuide,
+    LinearisedELBO,
     evaluate,
+    fit,
     log_predictive_density,
     predict,
+    refine,
     to_arviz,
 )
+from pyro_implicit.diagnostics import khat, stein_discrepancy
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.guides.first_call import FIRST_CALL, FirstCall
 from pyro_implicit.inference.prior_from import prior_from
@@ -187,6 +192,46 @@ def test_a_lost_parameter_is_told_in_every_call(call: str, fitted: Any, tmp_path
             CALLS[call](scaled, again, X, Y, **SAMPLES)
     pyro.get_param_store()["c"] = torch.tensor(4.0)  # trained on
     _silent(CALLS[call], scaled, again, X, Y)
+
+
+FEW: dict[str, Any] = {"num_chains": 2, "num_steps": 0, "progress": False}
+#: those that go on from a guide
+CHECKS: dict[str, Any] = {
+    "khat": lambda guide: khat(scaled, guide, X, Y, num_samples=100, num_inner=5, tolerance=99.0),
+    "stein_discrepancy": lambda guide: stein_discrepancy(scaled, guide, X, Y, num_samples=9),
+    "refine": lambda guide: refine(scaled, guide, X, Y, kernel="hmc", **FEW),
+}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_lost_parameter_is_told_by_checks(name: str, fitted: Any, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        CHECKS[name](fitted)
+    guide = _loaded(fitted, tmp_path)
+    pyro.clear_param_store()
+    with pytest.warns(UserWarning, match=LOST) as told:
+        CHECKS[name](guide)
+    assert [Path(one.filename).name for one in told] == [Path(__file__).name]
+
+
+@pytest.mark.parametrize("objective", [None, LinearisedELBO()])
+def test_a_lost_parameter_is_told_where_a_fit_goes_on(
+    objective: Any, fitted: Any, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"objective": objective, "num_steps": 3, "progress": False, "seed": 0}
+    known = fit(scaled, fitted, X, Y, **options)
+    assert not re.search(LOST, "".join(known.warnings))
+    guide = _loaded(fitted, tmp_path)
+    pyro.clear_param_store()
+    assert re.search(LOST, "".join(fit(scaled, guide, X, Y, **options).warnings))
+
+
+def test_a_lost_parameter_is_told_where_a_fit_is_resumed(fitted: Any) -> None:
+    first = fit(scaled, fitted, X, Y, num_steps=3, progress=False, seed=0)
+    pyro.clear_param_store()
+    more = fit(scaled, fitted, X, Y, num_steps=5, progress=False, resume=first)
+    assert re.search(LOST, "".join(more.warnings))
 
 
 def test_a_parameter_that_the_state_never_saw_is_told(fitted: Any) -> None:

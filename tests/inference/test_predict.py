@@ -468,26 +468,6 @@ def test_a_guide_of_another_model_is_refused():
         predict(program("slope"), guide, X, num_samples=2)
 
 
-@pytest.mark.parametrize(
-    "mixed",
-    [
-        lambda w, x: w.sum() * x[:, 0],
-        lambda w, x: (w - w.mean()) * x[:, 0],
-        lambda w, x: (w * x[:, 0]).softmax(0),
-    ],
-)
-def test_draws_that_depend_on_each_other_are_refused_in_parallel(mixed):
-    def program(x, y=None):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0))
-        with pyro.plate("data", len(x)):
-            return pyro.sample("y", dist.Normal(mixed(w, x), 1.0), obs=y)
-
-    guide = AutoNormal(program)
-    guide(X, X[:, 0])
-    with pytest.raises(SiteError, match="parallel=True what one draw predicts at site 'y' depends"):
-        predict(program, guide, X, num_samples=5, parallel=True)
-
-
 _LIKELIHOODS: dict[str, Any] = {
     "normal": lambda mean: dist.Normal(mean, 0.1),
     "log-normal": lambda mean: dist.LogNormal(mean, 0.1),

@@ -27,6 +27,7 @@ from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
+from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.guides.seen_observations import told_of_seen_observations
 from pyro_implicit.guides.unfilled import unfilled
@@ -174,6 +175,7 @@ def fit(
     arguments = Arguments(args, batches, kwargs)
     start = time.perf_counter()
     hints: list[str] = []
+    watched = WatchedParameters(guide)
     with RandomStream(int(torch.randint(2**31, ())) if seed is None else seed):
         with collected_warnings(hints), hidden_progress(not progress):
             if objective is None and resume is not None:
@@ -195,6 +197,7 @@ def fit(
             )
             if resume is not None:
                 run.resume(resume)
+            hints += watched.look(model, some, named)
             if batches is not None:
                 run.retreat.num_batches = arguments.num_batches
             with explained_steps(model, guide, objective, arguments, **look):
