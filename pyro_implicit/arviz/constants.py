@@ -19,14 +19,19 @@ def constant_data(program: Program) -> dict[str, Tensor]:
     Finds the tensors that a model takes and does not observe.
 
     :param Program program: the model and its arguments.
-    :returns: the tensor arguments that are not observed, by their names in the model's signature.
+    :returns: the tensor arguments that are not observed, by their names in the model's signature;
+        sparse ones, which would be large, are left out.
     """
     batches = program.batches
     named = _by_name(program.model, batches.args, batches.kwargs)
-    tensors = {name: value for name, value in named.items() if isinstance(value, Tensor)}
+    tensors = {name: value for name, value in named.items() if _is_dense(value)}
     cut = {name: batches.cut_one(value, program.first_rows) for name, value in tensors.items()}
     observed = _observed_names(cut, program.observed)
     return {name: value for name, value in tensors.items() if name not in observed}
+
+
+def _is_dense(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout is torch.strided
 
 
 def constant_slots(program: Program, constants: dict[str, Tensor]) -> dict[str, Slot]:

@@ -29,6 +29,7 @@ from pyro_implicit.handlers.row_coupling import (
     Observed,
     can_be_looked_at,
     coupled_sites,
+    distribution_of,
     drawn_jointly,
     numbers_of_a_row,
     rows_to_look_at,
@@ -219,7 +220,7 @@ class Program:
             elif not is_auxiliary(site):
                 sites[site["name"]] = described = _describe(site, draw)
                 if described.kind != "latent":
-                    functions[described.name] = site["fn"]
+                    functions[described.name] = distribution_of(site)
                 if described.kind == "free" and is_choice_for_all(site):
                     self.choices_for_all[described.name] = None
                 if described.kind == "observed":

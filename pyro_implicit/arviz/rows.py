@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyro_implicit._checks import check_count
 from pyro_implicit.exceptions import ArgumentError
-from pyro_implicit.handlers.rows import number_of_rows
+from pyro_implicit.handlers.rows import between, number_of_rows
 
 __all__ = ["Batch", "RowBatches"]
 
@@ -79,7 +79,8 @@ class RowBatches:
         :returns: these rows of it, or itself if it has none.
         """
         if isinstance(value, Tensor) and value.dim() and len(value) == self.num_rows:
-            return value[rows]
+            start, stop, _ = rows.indices(self.num_rows)
+            return between(value, start, stop)
         return value
 
     @cached_property

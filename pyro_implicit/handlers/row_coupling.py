@@ -21,6 +21,7 @@ __all__ = [
     "can_be_looked_at",
     "check_rows_fit",
     "coupled_sites",
+    "distribution_of",
     "draws_of_little",
     "drawn_jointly",
     "numbers_of_a_row",
@@ -65,6 +66,19 @@ def without_events(fn: Any) -> Any:
     while isinstance(fn, kinds):
         fn = fn.base_dist
     return fn
+
+
+def distribution_of(site: Any) -> Any:
+    """
+    What a site is looked at by.
+
+    :param dict site: a message, or a node of a trace.
+    :returns: its distribution; the bare value of ``pyro.deterministic``, which makes an event of it
+        within each plate around it.
+    """
+    if site["infer"].get("_deterministic") and isinstance(site["value"], Tensor):
+        return dist.Delta(site["value"])
+    return site["fn"]
 
 
 def drawn_jointly(fn: Any, row_dim: int | None) -> bool:

@@ -17,6 +17,7 @@ from pyro_implicit.exceptions import ShapeError
 __all__ = [
     "NotSliceable",
     "are_same_numbers",
+    "between",
     "changed_dims",
     "is_cut",
     "number_of_rows",
@@ -65,6 +66,26 @@ def changed_dims(fewer: Sequence[int], more: Sequence[int]) -> list[int] | None:
     if len(fewer) != len(more):
         return None
     return [dim for dim in range(-len(more), 0) if fewer[dim] != more[dim]]
+
+
+def between(value: Tensor, start: int, stop: int) -> Tensor:
+    """
+    Cuts an argument of a model to some of its rows.
+
+    :param torch.Tensor value: shape ``(N, ...)``, dense or sparse.
+    :param int start: first row.
+    :param int stop: one past the last row.
+    :returns: shape ``(stop - start, ...)``, of the same layout; a view of dense ones.
+    """
+    if value.layout is torch.strided:
+        return value[start:stop]
+    entries = value.to_sparse_coo()
+    rows = torch.arange(start, min(stop, value.shape[0]), device=value.device)
+    some = entries.index_select(0, rows)
+    blocks = (
+        value.values().shape[-2:] if value.layout in (torch.sparse_bsr, torch.sparse_bsc) else None
+    )
+    return some.to_sparse(layout=value.layout, blocksize=blocks)
 
 
 def rows_of(value: Tensor, dim: int, rows: Any) -> Tensor:

@@ -28,10 +28,20 @@ def fingerprint(args: tuple[Any, ...]) -> Fingerprint | None:
     first = args[0] if args else None
     if not isinstance(first, Tensor) or not first.dim() or first.is_complex():
         return None
-    wide = first.detach().double().nan_to_num().reshape(len(first), math.prod(first.shape[1:]))
-    places = torch.arange(1.0, len(wide) + 1, dtype=wide.dtype, device=wide.device)
-    squares = float(wide.square().sum())
-    return len(first), float(wide.sum()), squares, float(places @ wide.sum(1))
+    by_row, squares = _sums(first.detach())
+    places = torch.arange(1.0, len(first) + 1, dtype=by_row.dtype, device=by_row.device)
+    return first.shape[0], float(by_row.sum()), squares, float(places @ by_row)
+
+
+def _sums(values: Tensor) -> tuple[Tensor, float]:
+    """The sum of each row, shape ``(N,)``, and that of all squares."""
+    if values.layout is torch.strided:
+        wide = values.double().nan_to_num().reshape(len(values), math.prod(values.shape[1:]))
+        return wide.sum(1), float(wide.square().sum())
+    entries = values.to_sparse_coo().coalesce()
+    held = entries.values().double().nan_to_num().reshape(entries.indices().shape[1], -1).sum(1)
+    by_row = held.new_zeros(values.shape[0]).index_add(0, entries.indices()[0], held)
+    return by_row, float(entries.values().double().nan_to_num().square().sum())
 
 
 def are_other_rows(

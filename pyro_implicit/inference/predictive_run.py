@@ -18,7 +18,7 @@ from pyro_implicit.handlers.latent_rows import ShownRows, other_rows
 from pyro_implicit.handlers.other_shape import check_event
 from pyro_implicit.handlers.own_subsample import refuse_own_subsample
 from pyro_implicit.handlers.pointwise import is_delta
-from pyro_implicit.handlers.row_coupling import Observed, RowsTogether
+from pyro_implicit.handlers.row_coupling import Observed, RowsTogether, distribution_of
 from pyro_implicit.handlers.rows import NotSliceable, changed_dims, take_rows
 from pyro_implicit.inference.noise_by_block import RowBlocks, drawn_by_blocks
 from pyro_implicit.inference.outside_support import drawn_outside, is_outside
@@ -339,7 +339,7 @@ class PredictiveRun(Messenger):
             return
         self.shapes[name] = value.shape
         if self.looked_at and name not in self.plan.draws:
-            self.functions[name] = msg["fn"]
+            self.functions[name] = distribution_of(msg)
             if msg["is_observed"] and isinstance(value, Tensor):
                 self.functions[f"{name}, as observed"] = Observed(value)
             if not msg["infer"].get("_deterministic"):

@@ -21,6 +21,7 @@ from pyro_implicit.handlers.row_coupling import (
     rows_to_look_at,
     some_batches,
 )
+from pyro_implicit.handlers.rows import between
 from pyro_implicit.inference.predictive_run import UNIT, Layout, PredictiveRun, RunPlan
 from pyro_implicit.ops.largest_tensor import LargestTensor
 
@@ -238,7 +239,7 @@ class RowsOfAModel:
 
         def cut(value: Any) -> Any:
             if rows and isinstance(value, Tensor) and value.dim() and len(value) == rows:
-                return value[start:stop]
+                return between(value, start, stop)
             return value
 
         return tuple(map(cut, self.args)), {k: cut(v) for k, v in self.kwargs.items()}

@@ -110,13 +110,14 @@ class RecordedObjective(ELBO):
     Where a shape follows from the numbers of an argument (``y[~y.isnan()]``), steps are replayed
     for the numbers of the recording alone; others are left to the program.
 
-    A number, tensor or array that model or guide hold, name, or have as an attribute is looked at
-    before each step: if another has taken its place, a new recording is made, a few times at most.
+    Numbers, tensors and arrays that model or guide hold, name, or have as an attribute (of modules,
+    classes and objects that they name, too) are looked at before each step: if another has taken
+    its place, a new recording is made, a few times at most.
 
-    **What it cannot see**: what a model reads of a file, of objects in objects more than a few
-    levels deep or in lists of more than a hundred, of attributes of modules and of other objects'
-    classes, or of a NumPy array that it copies and that was written in place, is that of the
-    recording until the next comparison. Of Pyro's validation,
+    **What it cannot see**: what a model reads of a file or a clock, of objects in objects more than
+    a few levels deep, in lists of more than a hundred objects or arrays of more than ten thousand
+    numbers that were written in place, is that of the recording until the next comparison. Of
+    Pyro's validation,
     replayed steps keep that of arguments which are observed as they are, by distributions whose
     support is fixed; parameters and data that the model has changed before are checked by the
     comparisons alone.
@@ -251,7 +252,7 @@ class RecordedObjective(ELBO):
         graph = self._graphs.get(key)
         known = {kind for kind, _ in self._graphs}
         if graph is None and len(known | {key[0]}) > _MOST_GRAPHS:
-            self._give_up("its arguments have more than four combinations of shapes")
+            self._give_up(_differ([kind for kind, _ in self._graphs], key[0]))
         elif graph is not None:
             replaced = "" if graph.state is None else graph.state.replaced()
             if replaced:
@@ -274,12 +275,7 @@ class RecordedObjective(ELBO):
         """What a graph is valid for, and the tensors that it takes."""
         leaves, shape = _pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        kinds = tuple(
-            (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device)
-            if isinstance(leaf, Tensor)
-            else repr(leaf)
-            for leaf in leaves
-        )
+        kinds = tuple(_kind(leaf) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves)
         modes = tuple(
             name
             for program in (model, guide)
@@ -456,10 +452,41 @@ def _filled(leaves: list[Any], tensors: tuple[Tensor, ...]) -> list[Any]:
     return [next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
 
+def _kind(tensor: Tensor) -> tuple[Any, ...]:
+    """What a graph takes for granted of an argument."""
+    dense = tensor.layout is torch.strided
+    lies = tensor.stride() if dense else tensor.layout
+    return tuple(tensor.shape), lies, tensor.dtype, tensor.device
+
+
 def _same(program: Any) -> tuple[int, ...]:
     """What tells a program from others; a bound method is a new object at each look."""
     own = getattr(program, "__self__", None)
     return (id(program),) if own is None else (id(own), id(program.__func__))
+
+
+_PARTS = (
+    "",
+    "arguments with more than four structures (numbers of entries, keys)",
+    "more than four combinations of layers in training and evaluation mode",
+    "more than four combinations of settings (of the objective, validation, default dtype)",
+    "more than four pairs of model and guide",
+)
+
+
+def _differ(known: list[Any], new: Any) -> str:
+    """What made more kinds of steps than are recorded, in words."""
+    changed = [i for i, part in enumerate(new) if any(part != one[i] for one in known)]
+    if not changed or changed[0]:
+        return f"it is given {_PARTS[changed[0] if changed else 4]}"
+    for number, leaf in enumerate(new[0]):
+        others = [one[0][number] for one in known if len(one[0]) == len(new[0])]
+        if isinstance(leaf, str) and any(leaf != other for other in others):
+            return (
+                f"an argument that is no tensor has more than four values, {leaf} the last "
+                "(give torch.tensor(value) in its place)"
+            )
+    return "its arguments have more than four combinations of shapes, strides, dtypes and devices"
 
 
 _READS = "it reads a number from a tensor, as a branch on its value does"

@@ -14,7 +14,8 @@ from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor
 from torch.fx import GraphModule
 
-from pyro_implicit.handlers.python_state import PLAIN, PythonState
+from pyro_implicit.handlers.kept_place import PLAIN
+from pyro_implicit.handlers.python_state import PythonState
 from pyro_implicit.ops.same_bits import same_bits
 from pyro_implicit.training.observed_supports import ObservedSupports
 
@@ -108,6 +109,8 @@ def unfit(leaves: list[Any]) -> str:
     unseen = [leaf for leaf in leaves if not isinstance(leaf, (Tensor, *_SEEN))]
     if unseen:
         return f"an argument is a {type(unseen[0]).__name__}: give tensors or numbers"
+    if any(isinstance(leaf, Tensor) and leaf.layout is not torch.strided for leaf in leaves):
+        return "an argument is sparse"
     if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
         return "an argument asks for its gradient"
     return ""

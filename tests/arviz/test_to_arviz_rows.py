@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pyro
@@ -294,3 +295,25 @@ def test_a_likelihood_given_an_unguided_site_is_an_error_unless_it_comes_later()
     later = to_arviz(program, guide, Y, num_samples=2, first=False)
     expected = -0.5 * Y.numpy() ** 2 - 0.5 * math.log(2 * math.pi)
     np.testing.assert_allclose(later["log_likelihood"]["y"].values[0, 0], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("event_dim", [0, None])
+def test_a_computed_site_within_the_plate_of_the_rows_is_cut(event_dim: Any) -> None:
+    """Without an ``event_dim`` Pyro makes one event of all its rows."""
+
+    def model(x: Any, y: Any = None) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            f = pyro.deterministic("f", w * x, event_dim=event_dim)
+            pyro.sample("y", dist.Normal(f, 1.0), obs=y)
+
+    x = torch.linspace(-1.0, 1.0, 30)
+    guide = AutoNormal(model)
+    guide(x, x)
+    found = []
+    for batch_size in (None, 7):
+        pyro.set_rng_seed(0)
+        found.append(to_arviz(model, guide, x, x, num_samples=4, batch_size=batch_size))
+    whole, parts = found
+    for group, name in (("log_likelihood", "y"), ("posterior", "f")):
+        np.testing.assert_allclose(parts[group][name], whole[group][name], rtol=1e-5)

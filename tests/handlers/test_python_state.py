@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import os
 import types
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from os import getenv
 from typing import Any, ClassVar
 
+import numpy as np
 import pyro.distributions as dist
 import pytest
 import torch
@@ -110,6 +114,88 @@ def decorated() -> Callable[[], float]:
     return wrapper
 
 
+class Options:
+    """What a user's settings are."""
+
+    scale = 1.0
+
+    def __init__(self) -> None:
+        self.power, self.inner = 1.0, types.SimpleNamespace(level=1.0)
+
+    def scaled(self) -> float:
+        return self.scale * float(TABLE["shift"])
+
+
+def doubled() -> float:
+    return 2.0 * float(TABLE["shift"])
+
+
+settings: Any = types.ModuleType("settings")
+ARRAY = np.ones(3)
+CONTEXT: ContextVar[float] = ContextVar("CONTEXT", default=1.0)
+
+
+def reads_settings() -> float:
+    options = settings.options
+    return float(options.power * options.scale * options.inner.level)
+
+
+def calls_settings() -> float:
+    return float(settings.options.scaled() * settings.doubled() * settings.Options.scale)
+
+
+def reads_numbers() -> float:
+    return float(ARRAY[0]) + settings.array[0] + CONTEXT.get()
+
+
+def reads_environment() -> str:
+    return os.environ["BETA"]
+
+
+def asks_environment() -> str | None:
+    return os.getenv("BETA")
+
+
+def asks_plainly() -> str | None:
+    return getenv("BETA")
+
+
+def _environment(value: str | None) -> None:
+    if value is None:
+        os.environ.pop("BETA", None)
+    else:
+        os.environ["BETA"] = value
+
+
+NAMED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "object of a module": (
+        lambda: reads_settings,
+        lambda m: setattr(settings.options, "power", 2.0),
+    ),
+    "class of an object": (lambda: reads_settings, lambda m: setattr(Options, "scale", 2.0)),
+    "own in the place of the class's": (
+        lambda: reads_settings,
+        lambda m: setattr(settings.options, "scale", 2.0),
+    ),
+    "object of an object": (
+        lambda: reads_settings,
+        lambda m: setattr(settings.options.inner, "level", 2.0),
+    ),
+    "another object": (lambda: reads_settings, lambda m: setattr(settings, "options", Options())),
+    "method": (lambda: calls_settings, lambda m: TABLE.update(shift=2.0)),
+    "function of a module": (
+        lambda: calls_settings,
+        lambda m: setattr(settings, "doubled", reads_settings),
+    ),
+    "class of a module": (lambda: calls_settings, lambda m: setattr(Options, "scale", 2.0)),
+    "array": (lambda: reads_numbers, lambda m: ARRAY.__setitem__(0, 2.0)),
+    "array of a module": (lambda: reads_numbers, lambda m: settings.array.__setitem__(0, 2.0)),
+    "context": (lambda: reads_numbers, lambda m: CONTEXT.set(2.0)),
+    "environment": (lambda: reads_environment, lambda m: _environment("2")),
+    "environment, a variable less": (lambda: reads_environment, lambda m: _environment(None)),
+    "environment by a function": (lambda: asks_environment, lambda m: _environment("2")),
+    "environment by a global": (lambda: asks_plainly, lambda m: _environment("2")),
+}
 CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "class": (Model, lambda m: setattr(Base, "beta", 2.0)),
     "class between": (Model, lambda m: setattr(Model, "beta", 2.0)),
@@ -138,22 +224,28 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "forward of a layer": (Layered, lambda m: setattr(m.layers[0], "forward", torch.tanh)),
     "slot": (Slotted, lambda m: m.set(2.0)),
     "decorator": (decorated, lambda m: m.held.update(beta=2.0)),
+    **NAMED,
 }
 
 
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
     """Everything as it was at first, and again afterwards."""
-    before = {kind: dict(vars(kind)) for kind in (Base, Model)}
+    before = {kind: dict(vars(kind)) for kind in (Base, Model, Options)}
+    settings.options, settings.doubled, settings.Options = Options(), doubled, Options
+    settings.array, ARRAY[0] = np.ones(2), 1.0
+    CONTEXT.set(1.0)
+    _environment("1")
     TABLE.update(inner={"beta": 1.0}, level=1.0, static=1.0, shift=1.0)
     yield
     for kind, held in before.items():
         for name in vars(kind).keys() - held.keys():
             delattr(kind, name)
-        for name in ("beta", "weight", "shift"):
+        for name in ("beta", "weight", "shift", "scale"):
             if name in held:
                 setattr(kind, name, held[name])
     Base.table["beta"] = 1.0
+    _environment(None)
 
 
 @pytest.mark.parametrize("kind", CHANGES)
@@ -162,6 +254,7 @@ def test_what_is_replaced_is_seen(kind: str) -> None:
     model = make()
     state = python_state(model)
     assert not state.replaced()
+    assert not state.changes(python_state(model))
     change(model)
     assert state.replaced()
 

@@ -36,16 +36,23 @@ def guide(*_: Any, **__: Any) -> None:
     pyro.sample("w", dist.Normal(0.5, 0.2))
 
 
-def make(likelihood: str = "normal", width: int = 1, seen: list[Any] | None = None) -> Model:
-    """A model whose runs make some ``width`` numbers of a row."""
+def make(
+    likelihood: str = "normal",
+    width: int = 1,
+    seen: list[Any] | None = None,
+    event_dim: int | None = 1,
+) -> Model:
+    """A model whose runs make some ``width`` numbers of a row; ``event_dim`` within the plate."""
 
     def model(x: Tensor, y: Tensor | None = None) -> None:
         w = pyro.sample("w", dist.Normal(0.0, 1.0))
         if seen is not None:
             seen.append((len(x), tuple(w.shape)))
         hidden = (w[..., None] * x[:, None]) * torch.ones(width)
-        f = pyro.deterministic("f", hidden.mean(-1))
+        f = pyro.deterministic("f", hidden.mean(-1)) if event_dim == 1 else hidden.mean(-1)
         with pyro.plate("data", len(x)):
+            if event_dim != 1:
+                pyro.deterministic("f", f, event_dim=event_dim)
             pyro.sample("y", LIKELIHOODS[likelihood](f), obs=y)
 
     return model
@@ -96,9 +103,10 @@ def test_batches_that_save_nothing_are_joined(how: str) -> None:
     assert runs == [ROWS] * 4  # and no run that only looks
 
 
-def test_batches_that_save_memory_are_as_small_as_they_are_asked_for() -> None:
+@pytest.mark.parametrize("event_dim", [0, 1, None])
+def test_batches_that_save_memory_are_as_small_as_they_are_asked_for(event_dim: Any) -> None:
     seen: list[Any] = []
-    model = make(width=2**14, seen=seen)  # 64 rows make a million numbers
+    model = make(width=2**14, seen=seen, event_dim=event_dim)  # 64 rows make a million numbers
     seeded(model, X[:300], num_samples=3, batch_size=64)
     sizes = [size for size, _ in seen]
     assert max(sizes) == 255 and sizes.count(255) == 1  # the look: four million numbers

@@ -379,6 +379,30 @@ def test_five_kinds_of_arguments_are_too_many(slow_program: None) -> None:
     assert_same(found, trained(linearised(), regression, bare(regression), batches))
 
 
+WORDS: dict[str, tuple[Any, str]] = {
+    "number": (lambda i, svi: 0.1 * (i + 1), r"no tensor has more than four values, 0\.5 the last"),
+    "structure": (lambda i, svi: [X[0]] * i, "more than four structures"),
+    "setting": (
+        lambda i, svi: setattr(svi.loss.__self__.objective, "kl_weight", 1 - i / 10),
+        "setti",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WORDS)
+def test_what_changes_too_often_is_named(kind: str, slow_program: None) -> None:
+    def model(x: Tensor, y: Tensor, extra: Any) -> None:
+        regression(x, y)
+
+    change, words = WORDS[kind]
+    svi = SVI(model, bare(model), pyro.optim.Adam({"lr": 1e-3}), RecordedObjective(linearised()))
+    with pytest.warns(PerformanceHint, match=words):
+        for i in range(5):
+            extra = change(i, svi)
+            for _ in range(5):
+                svi.step(X, Y, extra)
+
+
 def test_a_recording_that_is_no_faster_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyro_implicit.training.recorded._FASTER", 0.0)
     recorded = RecordedObjective(linearised())

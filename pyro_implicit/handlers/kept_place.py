@@ -1,0 +1,82 @@
+"""A place where a program keeps something, and whether something else is there now."""
+
+from __future__ import annotations
+
+import operator
+from collections import deque
+from types import CellType, ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["CONTENTS", "CURRENT", "GONE", "LENGTH", "PLAIN", "SEQUENCES", "Place", "contents"]
+
+#: what has a value and nothing else
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+SEQUENCES = (list, deque)
+GONE = object()
+LENGTH, CONTENTS, CURRENT = object(), object(), object()  # in the place of a key
+
+
+class Place(NamedTuple):
+    """Where an object is kept: an entry of a container, or the contents of a cell."""
+
+    name: str
+    container: Any
+    key: Any
+    value: Any
+
+    def now(self) -> Any:
+        """What is there now."""
+        container, key = self.container, self.key
+        if key is LENGTH:
+            return len(container)
+        if key is CURRENT:
+            return container.get(GONE)
+        if isinstance(container, dict):
+            return container.get(key, GONE)
+        if isinstance(container, SEQUENCES):
+            return container[key] if key < len(container) else GONE
+        if isinstance(container, (type, ModuleType)):
+            return vars(container).get(key, GONE)
+        if isinstance(container, CellType):
+            return contents(container)
+        return getattr(container, key, GONE)
+
+    def is_replaced(self) -> bool:
+        """Whether something else is there now."""
+        if self.key is CONTENTS:
+            return not _same_contents(self.container, self.value)
+        now = self.now()
+        return now is not self.value and not _is_equal(now, self.value)
+
+
+def contents(cell: Any) -> Any:
+    """What a cell of a closure holds, or that it is empty."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return GONE
+
+
+def _same_contents(container: Any, kept: Any) -> bool:
+    """Whether a container has the very objects that it had, or equal plain values."""
+    if isinstance(container, np.ndarray):
+        return bool(container.tobytes() == kept)
+    if len(container) != len(kept):
+        return False
+    if isinstance(container, set):
+        return bool(container == kept)
+    if isinstance(container, dict):
+        if container.keys() != kept.keys():
+            return False
+        container, kept = [container[key] for key in kept], kept.values()
+    if all(map(operator.is_, container, kept)):
+        return True
+    pairs = zip(container, kept, strict=True)
+    return all(one is other or _is_equal(one, other) for one, other in pairs)
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """Whether two objects are the same plain value."""
+    return isinstance(one, PLAIN) and type(one) is type(other) and repr(one) == repr(other)
