@@ -79,13 +79,13 @@ def between(value: Tensor, start: int, stop: int) -> Tensor:
     """
     if value.layout is torch.strided:
         return value[start:stop]
-    entries = value.to_sparse_coo()
     rows = torch.arange(start, min(stop, value.shape[0]), device=value.device)
-    some = entries.index_select(0, rows)
-    blocks = (
-        value.values().shape[-2:] if value.layout in (torch.sparse_bsr, torch.sparse_bsc) else None
+    some: Tensor = value.to_sparse_coo().index_select(0, rows)
+    blocked = value.layout in (torch.sparse_bsr, torch.sparse_bsc)
+    cut: Tensor = some.to_sparse(
+        layout=value.layout, blocksize=value.values().shape[-2:] if blocked else None
     )
-    return some.to_sparse(layout=value.layout, blocksize=blocks)
+    return cut
 
 
 def rows_of(value: Tensor, dim: int, rows: Any) -> Tensor:

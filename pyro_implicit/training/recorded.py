@@ -476,9 +476,9 @@ _PARTS = (
 
 def _differ(known: list[Any], new: Any) -> str:
     """What made more kinds of steps than are recorded, in words."""
-    changed = [i for i, part in enumerate(new) if any(part != one[i] for one in known)]
-    if not changed or changed[0]:
-        return f"it is given {_PARTS[changed[0] if changed else 4]}"
+    changed = {i for i, part in enumerate(new) if any(part != one[i] for one in known)}
+    if changed != {0}:
+        return f"it is given {_PARTS[min(changed - {0}, default=4)]}"
     for number, leaf in enumerate(new[0]):
         others = [one[0][number] for one in known if len(one[0]) == len(new[0])]
         if isinstance(leaf, str) and any(leaf != other for other in others):
