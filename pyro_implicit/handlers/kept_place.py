@@ -13,13 +13,23 @@ __all__ = ["CONTENTS", "CURRENT", "GONE", "LENGTH", "PLAIN", "SEQUENCES", "Place
 
 #: what has a value and nothing else
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
+#: what has entries by their numbers, and may get others
 SEQUENCES = (list, deque)
+#: where nothing is
 GONE = object()
-LENGTH, CONTENTS, CURRENT = object(), object(), object()  # in the place of a key
+#: in the place of a key: how many entries there are, all of them, what a context has
+LENGTH, CONTENTS, CURRENT = object(), object(), object()
 
 
 class Place(NamedTuple):
-    """Where an object is kept: an entry of a container, or the contents of a cell."""
+    """
+    Where an object is kept: an entry of a container, or the contents of a cell.
+
+    :param str name: for messages.
+    :param container: a dictionary, list, module, class, object, array, cell or context variable.
+    :param key: of the entry; or ``LENGTH``, ``CONTENTS`` or ``CURRENT``.
+    :param value: what is there.
+    """
 
     name: str
     container: Any
@@ -27,7 +37,11 @@ class Place(NamedTuple):
     value: Any
 
     def now(self) -> Any:
-        """What is there now."""
+        """
+        Looks again.
+
+        :returns: what is there now; ``GONE`` if nothing is.
+        """
         container, key = self.container, self.key
         if key is LENGTH:
             return len(container)
@@ -44,7 +58,11 @@ class Place(NamedTuple):
         return getattr(container, key, GONE)
 
     def is_replaced(self) -> bool:
-        """Whether something else is there now."""
+        """
+        Looks whether something else is there.
+
+        :returns: False for the same object, or an equal plain value.
+        """
         if self.key is CONTENTS:
             return not _same_contents(self.container, self.value)
         now = self.now()
@@ -52,7 +70,12 @@ class Place(NamedTuple):
 
 
 def contents(cell: Any) -> Any:
-    """What a cell of a closure holds, or that it is empty."""
+    """
+    Looks into a cell of a closure.
+
+    :param cell: as ``function.__closure__`` has them.
+    :returns: what it holds; ``GONE`` if it is empty.
+    """
     try:
         return cell.cell_contents
     except ValueError:

@@ -278,7 +278,11 @@ class Look:
 
 
 def unseen() -> int:
-    """In the place of what cannot be seen: never the same."""
+    """
+    Stands in the place of what cannot be seen.
+
+    :returns: a number that no other call gives.
+    """
     return next(_LOOKS)
 
 
