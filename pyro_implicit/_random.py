@@ -23,8 +23,8 @@ __all__ = [
     "read_random_state",
     "seed_all",
     "seed_torch",
-    "torch_seeder",
     "state_from_plain",
+    "torch_seeder",
     "write_random_state",
 ]
 
