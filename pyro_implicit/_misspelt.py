@@ -41,6 +41,8 @@ def check_misspelt(
     :param kwargs: what is to be handed on to it.
     :raises ArgumentError: for a name that is none of its arguments, with the option that is near.
     """
+    if not kwargs:
+        return
     try:
         taken = inspect.signature(model).parameters
     except (TypeError, ValueError):  # a callable that does not tell

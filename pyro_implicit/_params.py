@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Iterable
 
 import pyro
 import torch
@@ -32,9 +33,10 @@ def emit_params(prefix: str, module: torch.nn.Module, *, is_whole: bool = True) 
     :param bool is_whole: see :func:`take_loaded`.
     :warns UserWarning: see there.
     """
-    take_loaded(prefix, module, is_whole=is_whole)
+    named = list(module.named_parameters())
+    _take(prefix, named, is_whole)
     mirror = not pyro.settings.get("module_local_params")
-    for name, parameter in module.named_parameters():
+    for name, parameter in named:
         if not parameter.requires_grad:
             continue
         full_name = f"{prefix}.{name}"
@@ -56,10 +58,15 @@ def take_loaded(prefix: str, module: torch.nn.Module, *, is_whole: bool) -> None
     :param bool is_whole: whether its parameters are all that it is.
     :warns UserWarning: for loaded values that are others than the module's, and are not taken.
     """
+    _take(prefix, module.named_parameters(), is_whole)
+
+
+def _take(prefix: str, named: Iterable[tuple[str, torch.nn.Parameter]], is_whole: bool) -> None:
+    """See :func:`take_loaded`."""
     if pyro.settings.get("module_local_params"):
         return
     held, lost = pyro.get_param_store()._params, []
-    for name, parameter in module.named_parameters():
+    for name, parameter in named:
         loaded = held.get(f"{prefix}.{name}")
         if loaded is None or loaded is parameter or _is_put(loaded):
             continue
@@ -73,7 +80,7 @@ def take_loaded(prefix: str, module: torch.nn.Module, *, is_whole: bool) -> None
             lost.append(f"{prefix}.{name}")
         _mirror(f"{prefix}.{name}", parameter)
     if lost:
-        warnings.warn(_not_taken(lost, is_whole), stacklevel=2)
+        warnings.warn(_not_taken(lost, is_whole), stacklevel=3)
 
 
 def _not_taken(names: list[str], is_whole: bool) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import TracebackType
@@ -24,6 +24,7 @@ __all__ = [
     "seed_all",
     "seed_torch",
     "state_from_plain",
+    "torch_seeder",
     "write_random_state",
 ]
 
@@ -110,10 +111,18 @@ def seed_torch(seed: int) -> None:
 
     :param int seed: of the generators of all devices.
     """
+    torch_seeder()(seed)
+
+
+def torch_seeder() -> Callable[[int], Any]:
+    """
+    What seeds torch as :func:`seed_torch` does, for many seeds in a row.
+
+    :returns: a function of the seed; of no use once another kind of device is used.
+    """
     if torch.cuda.is_initialized() or _has_other_devices():
-        torch.manual_seed(seed)
-    else:
-        torch.default_generator.manual_seed(seed)
+        return torch.manual_seed
+    return torch.default_generator.manual_seed
 
 
 @cache

@@ -20,6 +20,7 @@ from pyro_implicit._random import (
     seed_all,
     seed_torch,
     state_from_plain,
+    torch_seeder,
     write_random_state,
 )
 from pyro_implicit.exceptions import StateError
@@ -129,7 +130,8 @@ def test_seeding_torch_seeds_all_devices_where_there_are_others(monkeypatch):
     monkeypatch.setattr(torch, "manual_seed", seeds.append)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     seed_torch(5)
-    assert seeds == [5]
+    torch_seeder()(6)
+    assert seeds == [5, 6]
 
 
 @given(seed=st.integers(0, 2**32 - 1))

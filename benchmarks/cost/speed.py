@@ -67,7 +67,7 @@ PARTS: dict[str, Callable[..., Any]] = {
     "schools": schools,
 }
 #: parts whose rounds take long, and how many are enough
-FEW = {"predict": 5, "arviz": 3, "large": 3}
+FEW = {"predict": 9, "arviz": 9, "large": 3}
 
 
 def is_met(row: Row) -> bool | None:

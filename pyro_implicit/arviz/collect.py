@@ -71,10 +71,13 @@ def to_numpy(value: Tensor) -> np.ndarray:
     :param Tensor value: a tensor on any device.
     :returns: a copy as an array of :func:`numpy_dtype`.
     """
+    return np.array(_as_numpy(value), dtype=numpy_dtype(value.dtype))
+
+
+def _as_numpy(value: Tensor) -> np.ndarray:
+    """The numbers of a tensor for NumPy, in its own memory where that can be."""
     value = value.detach().cpu()
-    if value.dtype == torch.bfloat16:
-        value = value.float()
-    return np.array(value.numpy(), dtype=numpy_dtype(value.dtype))
+    return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
 
 
 def nbytes(slots: Mapping[str, Slot], num_samples: int) -> int:
@@ -117,7 +120,7 @@ class _Arrays:
         index: tuple[Any, ...] = (*draw, ...)
         if slot.row_dim is not None:
             index += (rows,) + (slice(None),) * (-1 - slot.row_dim)
-        self.groups[group][name][index] = to_numpy(value)
+        self.groups[group][name][index] = _as_numpy(value)
 
 
 def collect(

@@ -11,7 +11,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_implicit._random import seed_torch
+from pyro_implicit._random import torch_seeder
 
 __all__ = ["RowBlocks", "drawn_by_blocks"]
 
@@ -63,16 +63,18 @@ class RowBlocks:
         """
         full = [*self.sample_shape, *shape]
         made = torch.empty(full, dtype=dtype, device=device)
-        for first, last in self._blocks(made.numel() // full[dim]):
-            start, stop = max(self.start, first), min(self.stop, last)
-            here = made.narrow(dim, start - self.start, stop - start)
-            seed_torch(self.seed(first))
-            if stop - start == last - first and here.is_contiguous():
+        blocks = list(self._blocks(made.numel() // full[dim]))
+        sizes = [min(self.stop, last) - max(self.start, first) for first, last in blocks]
+        seed = torch_seeder()
+        for (first, last), here in zip(blocks, made.split(sizes, dim), strict=True):
+            seed(self.seed(first))
+            count = here.shape[dim]
+            if count == last - first and here.is_contiguous():
                 draw(here)
                 continue
             full[dim] = last - first
             block = draw(made.new_empty(full))
-            here.copy_(block.narrow(dim, start - first, stop - start))
+            here.copy_(block.narrow(dim, max(self.start - first, 0), count))
         return made
 
     def _blocks(self, entries: int) -> Iterator[tuple[int, int]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributions import constraints
 
 __all__ = ["drawn_outside", "is_outside"]
 
@@ -24,13 +25,22 @@ def is_outside(fn: Any, values: Tensor) -> bool:
         is of another shape (some rows of a plate), and of draws that are not finite, which is
         another matter.
     """
-    if not bool(values.isfinite().all()):
+    if not (bool(values.sum().isfinite()) or bool(values.isfinite().all())):
         return False
     try:
+        if _is_all(fn.support):
+            return False
         inside = fn.support.check(values)
     except (AttributeError, NotImplementedError, RuntimeError, ValueError):
         return False
     return 1 - float(torch.as_tensor(inside).float().mean()) > _SOME
+
+
+def _is_all(support: Any) -> bool:
+    """Whether all finite numbers are within a support."""
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support is constraints.real
 
 
 def drawn_outside(supports: Mapping[str, Any]) -> str:

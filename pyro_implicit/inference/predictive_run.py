@@ -234,10 +234,11 @@ class PredictiveRun(Messenger):
         held, event_dim = self.plan.draws[msg["name"]], msg["fn"].event_dim
         self._refuse_cut_event(msg["fn"], held)
         check_event(msg, held)
-        value = held[self.first - self.plan.offset : self.last - self.plan.offset]
+        first = self.first - self.plan.offset
         if not self.vectorised:
-            value = value[0]
+            value = held[first]
         else:
+            value = held[first : self.last - self.plan.offset]
             missing = self.plan.layout.nesting + event_dim - (value.dim() - 1)
             value = value.reshape(value.shape[:1] + (1,) * missing + value.shape[1:])
         for frame in msg["cond_indep_stack"]:

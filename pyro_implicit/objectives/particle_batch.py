@@ -99,6 +99,13 @@ class ParticleBatch:
         return -self._per_draw(lambda p: _without(p.guide_nodes, p.implicit_latents))
 
     @property
+    def known_entropy(self) -> Tensor:
+        """What the entropy has beside that of implicit sites, shape ``(S,)``."""
+        if all(p.guide_nodes.keys() <= p.implicit_latents for p in self.particles):
+            return self.log_jacobian
+        return self.explicit_entropy + self.log_jacobian
+
+    @property
     def implicit_latents(self) -> frozenset[str]:
         """Names of the model's sites that come from implicit sites of the guide."""
         return self.particles[0].implicit_latents

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
 __all__ = ["LargestTensor"]
+
+_PLAIN = frozenset((bool, int, float, str, type(None), torch.Size, torch.dtype, torch.device))
 
 
 class LargestTensor(TorchFunctionMode):
@@ -36,7 +39,9 @@ class LargestTensor(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
-        for leaf in _pytree.tree_leaves(found):
+        if type(found) in _PLAIN:  # most calls of a run ask for a shape or a type
+            return found
+        for leaf in (found,) if isinstance(found, Tensor) else _pytree.tree_leaves(found):
             if isinstance(leaf, Tensor):
                 self.numel = max(self.numel, leaf.numel())
                 self.total += leaf.numel()

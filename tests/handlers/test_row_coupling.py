@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from pyro.infer.autoguide import AutoNormal
 from torch import Tensor
 
@@ -295,6 +299,26 @@ def test_rows_far_apart_that_belong_together(feature, kind, batch_size):
     if batch_size is not None:
         with pytest.raises(ArgumentError, match="depend on each other"):
             to_arviz(model, guide, x, y, num_samples=2, batch_size=batch_size)
+
+
+@given(
+    values=st.lists(st.sampled_from([0.0, 1.0, -3.0, 1e6, 1e30, math.nan, math.inf]), min_size=1),
+    other=st.sampled_from([0.0, 1e-8, 1e-4, 0.1, math.nan, math.inf]),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+)
+def test_rows_are_compared_as_torch_compares_them(
+    values: list[float], other: float, dtype: torch.dtype
+) -> None:
+    """With what rounding may change; infinities and what is missing are the same or not."""
+    more = torch.tensor(values, dtype=dtype)
+    fewer = more.clone()
+    fewer[-1] += other
+    eps, finite = torch.finfo(dtype).eps, more[more.isfinite()].double()
+    allowed = 0.0
+    if len(finite):
+        allowed = float(eps**0.5 * (finite.max() - finite.min()) + 64 * eps * finite.abs().max())
+    expected = torch.allclose(fewer, more, rtol=0.0, atol=allowed, equal_nan=True)
+    assert row_coupling._same(fewer, more, 0) is expected
 
 
 def test_a_large_offset_hides_no_coupling():

@@ -9,6 +9,8 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro import poutine
+from pyro.infer.autoguide import AutoGuideList, AutoNormal
 from torch import Tensor
 
 from pyro_implicit import HyperNetworkGuide
@@ -96,6 +98,21 @@ def test_draws_their_noise_and_new_means(vectorised: bool) -> None:
     assert len(found.batch) == 3 and found.batch.share == 1
     assert found.batch.leading(2, site).value.shape[0] == 2
     assert found.batch.leading(0, site) is None
+
+
+@pytest.mark.parametrize("vectorised", [False, True], ids=["looped", "vectorised"])
+@pytest.mark.parametrize("explicit", [False, True], ids=["implicit", "and explicit"])
+def test_the_known_entropy_is_the_sum_of_its_parts(explicit: bool, vectorised: bool) -> None:
+    """Bit for bit, and without a sum where there is one part."""
+    parts = AutoGuideList(model) if explicit else HyperNetworkGuide(model, init_from=None)
+    if explicit:
+        parts.append(HyperNetworkGuide(poutine.block(model, hide=["scale"]), init_from=None))
+        parts.append(AutoNormal(poutine.block(model, expose=["scale"])))
+    objective = Look(3, vectorize_particles=vectorised, max_plate_nesting=2)
+    objective.loss(model, parts)
+    batch = objective.batch
+    assert batch.known_entropy.equal(batch.explicit_entropy + batch.log_jacobian)
+    assert bool(batch.explicit_entropy.any()) is explicit
 
 
 def test_draws_that_nothing_trains_have_no_score() -> None:

@@ -23,3 +23,13 @@ def test_several_outputs_none_and_nothing() -> None:
         assert largest.numel == 0
         torch.ones(7, 2).max(0)
     assert largest.numel == 14
+    assert largest.total == 14 + 2 + 2
+
+
+def test_shapes_and_numbers_count_for_nothing() -> None:
+    values = torch.ones(7, 2)
+    with LargestTensor() as largest:
+        assert (values.shape, values.dim(), values.dtype) == ((7, 2), 2, torch.float32)
+        assert bool(torch.is_tensor(values)) and values.stride() == (2, 1)
+        assert values[0, 0].item() == 1.0
+    assert largest.total == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from torch import Tensor
 from pyro_implicit.exceptions import StateError
 
 __all__ = ["NormClippedAdam"]
+
+_SURELY = 1.001  # more than rounding
+_FIRST = 256  # entries that show whether a parameter was moved
 
 _USUAL = 10.0  # a gradient may be so many times longer than usual
 _MEMORY = 0.98  # of what is usual, from step to step
@@ -71,7 +74,7 @@ class NormClippedAdam:
         trained = [param for param in self._params.values() if param.grad is not None]
         if not trained or self._adam is None:
             return True
-        norm = float(torch.nn.utils.clip_grad_norm_(trained, self._limit()))
+        norm = self._clip(trained)
         if math.isfinite(norm):
             self._move(self._adam, norm, lr)
         self.clear()
@@ -114,15 +117,22 @@ class NormClippedAdam:
                 _check_fits(name, moments, param)
                 self._adam.state[param] = moments
 
+    def _clip(self, trained: list[Tensor]) -> float:
+        """The length of all gradients together, which are cut if it is more than allowed."""
+        limit, norm = self._limit(), _length([param.grad for param in trained])
+        if limit > _SURELY * (norm + 1e-6) or not math.isfinite(norm):
+            return norm  # torch would multiply them by 1
+        return float(torch.nn.utils.clip_grad_norm_(trained, limit))
+
     def _move(self, adam: torch.optim.Adam, norm: float, lr: float) -> None:
         """Moves all parameters; what was interrupted is known to have moved them, or not."""
-        before = []
+        before: list[tuple[Any, Tensor, _Glance]] = []
         for group in adam.param_groups:
             group["lr"] = lr * group["times"]
             trained = [param for param in group["params"] if param.grad is not None]
             if trained:
                 one = min(trained, key=Tensor.numel)
-                before.append((group, one, _copy(adam.state[one]) if one in adam.state else None))
+                before.append((group, one, _Glance.at(one, adam.state.get(one))))
         try:
             adam.step()
         except KeyboardInterrupt:  # those in its kernels come after them
@@ -142,15 +152,14 @@ class NormClippedAdam:
         self._remember(norm)
         self.has_stepped = True
 
-    def _has_moved(self, adam: torch.optim.Adam, group: Any, one: Tensor, before: Any) -> bool:
+    def _has_moved(self, adam: torch.optim.Adam, group: Any, one: Tensor, before: _Glance) -> bool:
         """Whether a broken step has moved a group; one that was only counted no longer is."""
         now = adam.state.get(one)
         if not now:
             return False
-        squares = torch.zeros_like(one) if before is None else before["exp_avg_sq"]
-        if not now["exp_avg_sq"].equal(squares):
+        if not now["exp_avg_sq"].flatten()[: len(before.squares)].equal(before.squares):
             return True
-        if float(now["step"]) > (0.0 if before is None else float(before["step"])):
+        if float(now["step"]) > before.step:
             for param in group["params"]:
                 if param.grad is not None:
                     adam.state[param]["step"].sub_(1.0)
@@ -166,6 +175,29 @@ class NormClippedAdam:
         norm = min(max(norm, 1e-30), self._limit())
         self._log_norm = _MEMORY * self._log_norm + (1 - _MEMORY) * math.log(norm)
         self._weight = _MEMORY * self._weight + (1 - _MEMORY)
+
+
+class _Glance(NamedTuple):
+    """What tells whether a parameter was moved: its steps so far, and entries that each changes."""
+
+    step: float
+    squares: Tensor
+
+    @classmethod
+    def at(cls, param: Tensor, moments: Mapping[str, Any] | None) -> _Glance:
+        """The first entries, unless none of them has a gradient: all then."""
+        grad: Any = param.grad
+        count = _FIRST if bool(grad.flatten()[:_FIRST].any()) else param.numel()
+        if not moments:
+            return cls(0.0, grad.new_zeros(min(count, param.numel())))
+        squares: Tensor = moments["exp_avg_sq"].flatten()[:count].clone()
+        return cls(float(moments["step"]), squares)
+
+
+def _length(gradients: list[Any]) -> float:
+    """As torch has it before it clips them."""
+    norms = [norm.to(gradients[0].device) for norm in torch._foreach_norm(gradients)]
+    return float(torch.linalg.vector_norm(torch.stack(norms)))
 
 
 def _can_fuse(params: list[Tensor]) -> bool:

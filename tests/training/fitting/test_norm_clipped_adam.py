@@ -8,26 +8,32 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.training.fitting.norm_clipped_adam import NormClippedAdam
 
 
-def _params() -> dict[str, Tensor]:
+def _params(more: int = 0) -> dict[str, Tensor]:
     g = torch.Generator().manual_seed(0)
-    return {n: torch.randn(k, generator=g).requires_grad_() for n, k in (("a", 3), ("b", 2))}
+    sizes = (("a", 3 + more), ("b", 2 + more))
+    return {n: torch.randn(k, generator=g).requires_grad_() for n, k in sizes}
 
 
-def _grad(params: dict[str, Tensor], step: int, size: float = 1.0) -> None:
+def _grad(params: dict[str, Tensor], step: int, size: float = 1.0, silent: int = 0) -> None:
     g = torch.Generator().manual_seed(step)
     for param in params.values():
         param.grad = size * torch.randn(param.shape, generator=g)
+        param.grad[:silent] = 0.0
 
 
-def _steps(adam: NormClippedAdam, params: dict[str, Tensor], numbers: range) -> None:
+def _steps(
+    adam: NormClippedAdam, params: dict[str, Tensor], numbers: range, silent: int = 0
+) -> None:
     for step in numbers:
-        _grad(params, step)
+        _grad(params, step, silent=silent)
         assert adam.step(params, 0.1)
 
 
@@ -58,6 +64,20 @@ def test_a_gradient_out_of_proportion_is_cut(size: float) -> None:
     adam.step(params, 0.1)
     last = adam.state()["moments"]["a"]["exp_avg"]
     torch.testing.assert_close(last, 0.9 * after + 0.1 * grad)
+
+
+@given(sizes=st.lists(st.floats(-3, 3), min_size=10, max_size=30))
+def test_gradients_are_cut_as_torch_cuts_them(sizes: list[float]) -> None:
+    """Bit for bit, also those that are about as long as allowed."""
+    params, other = _params(), _params()
+    adam, plain = NormClippedAdam(), torch.optim.Adam(other.values(), lr=0.1, fused=True)
+    for step, size in enumerate(sizes):
+        _grad(params, step, 10**size), _grad(other, step, 10**size)
+        limit = adam._limit()
+        torch.nn.utils.clip_grad_norm_(other.values(), limit)
+        plain.step()
+        adam.step(params, 0.1)
+        assert all(params[name].equal(other[name]) for name in params)
 
 
 def test_parameters_may_come_later_and_be_tied() -> None:
@@ -130,15 +150,22 @@ def test_parameters_of_another_rate_move_as_far_as_it_says() -> None:
     torch.testing.assert_close(params, other)
 
 
+@pytest.mark.parametrize("silent", [0, 300])
+@pytest.mark.parametrize("taken", [0, 5])
 @pytest.mark.parametrize("when", ["before", "between", "after"])
 def test_an_interrupted_step_is_taken_whole_or_not_at_all(
-    when: str, monkeypatch: pytest.MonkeyPatch
+    when: str, taken: int, silent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of parameters at two rates, which torch moves one group after the other."""
-    whole, params = _params(), _params()
-    _steps(NormClippedAdam(times=lambda p: 2.5 if p is whole["b"] else 1.0), whole, range(6))
+    """
+    Of parameters at two rates, which torch moves one group after the other.
+
+    It may be the first step, and the first entries of a parameter may have no gradient.
+    """
+    whole, params, last = _params(silent), _params(silent), taken + 1
+    adam = NormClippedAdam(times=lambda p: 2.5 if p is whole["b"] else 1.0)
+    _steps(adam, whole, range(last), silent)
     adam = NormClippedAdam(times=lambda p: 2.5 if p is params["b"] else 1.0)
-    _steps(adam, params, range(5))
+    _steps(adam, params, range(taken), silent)
     module, calls = sys.modules[torch.optim.Adam.__module__], []
     real = module.adam
 
@@ -152,14 +179,14 @@ def test_an_interrupted_step_is_taken_whole_or_not_at_all(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "adam", broken)
-    _grad(params, 5)
+    _grad(params, taken, silent=silent)
     adam.has_stepped = False
     with pytest.raises(KeyboardInterrupt):
         adam.step(params, 0.1)
     monkeypatch.undo()
     assert adam.has_stepped is (when != "before")
     if when == "before":
-        _steps(adam, params, range(5, 6))
+        _steps(adam, params, range(taken, last), silent)
     assert all(whole[name].equal(params[name]) for name in whole)
-    _grad(whole, 6), _grad(params, 6)
-    assert adam.state()["moments"]["a"]["step"] == adam.state()["moments"]["b"]["step"] == 6
+    moments = adam.state()["moments"]
+    assert moments["a"]["step"] == moments["b"]["step"] == last
