@@ -20,7 +20,7 @@ from pyro.infer import ELBO
 from pyro.infer.util import is_validation_enabled
 from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.trace_messenger import TraceMessenger
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree
 
 from pyro_implicit._checks import check_flag, shown
@@ -33,7 +33,7 @@ from pyro_implicit._random import (
 from pyro_implicit.exceptions import ArgumentError, PerformanceHint
 from pyro_implicit.handlers.python_state import python_state
 from pyro_implicit.handlers.unvalidated import Unvalidated
-from pyro_implicit.objectives.lanczos import WATCHED, LanczosELBO
+from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
 from pyro_implicit.ops.noticed_operation import NUMBER_READ, NoticedOperation
 from pyro_implicit.ops.read_values import ReadValues
@@ -47,43 +47,22 @@ from pyro_implicit.training.recorded_step import (
     foreign,
     is_current,
     messages_of,
-    unfit,
+)
+from pyro_implicit.training.step_call import StepCall
+from pyro_implicit.training.why_not_recorded import (
+    READS,
+    what_differs,
+    why_it_fails,
+    why_not_recorded,
 )
 
-__all__ = ["RecordedObjective", "why_not_recorded"]
+__all__ = ["RecordedObjective"]
 
 _WARM_UP = 3  # steps before one is recorded: the first makes parameters
 _TRIALS = 3  # steps in which the graph must give the bits of the step, and be faster
 _AUDIT = 100  # steps from one comparison with the program itself to the next
 _MOST_GRAPHS = 4  # kinds of arguments, such as a last batch that is shorter
 _FASTER = 0.9  # of the time of a step, at most
-
-
-def why_not_recorded(objective: Any, guide: Any) -> str:
-    """
-    Tells why the steps of an objective are not the same at all times.
-
-    :param objective: what is minimised.
-    :param guide: the guide, built.
-    :returns: the reason, or an empty text.
-    """
-    if type(objective) not in (LinearisedELBO, LanczosELBO):
-        return f"{type(objective).__name__} may do something else from step to step"
-    if not objective.vectorize_particles:
-        return "its draws are made one after the other (vectorize_particles=False)"
-    if _watches(objective, guide):
-        return "it watches the generator for folds (watch_folds=0 leaves that out)"
-    return ""
-
-
-def _watches(objective: Any, guide: Any) -> bool:
-    """Whether an objective looks for folds of a guide; a Lanczos objective of few noises alone."""
-    if not objective.watch_folds or getattr(guide, "never_folds", False):
-        return False
-    if not isinstance(objective, LanczosELBO):
-        return True
-    samplers = getattr(guide, "samplers", None)
-    return samplers is None or any(one.generator.noise_dim <= WATCHED for one in samplers)
 
 
 class RecordedObjective(ELBO):
@@ -198,27 +177,27 @@ class RecordedObjective(ELBO):
         :returns: minus the objective.
         :raises NonFiniteError: as the objective itself does.
         """
+        call = StepCall(model, guide, args, kwargs)
         if self.reason or _is_handled() or not self._turn(guide):
-            return self._program(model, guide, args, kwargs)
-        key, tensors = self._key(model, guide, args, kwargs)
-        graph = self._graph(key, model, guide)
+            return self._program(call)
+        graph = self._graph(call)
         graph.num_steps += 1
         if graph.num_steps == _WARM_UP:
-            return self._look(graph, tensors, model, guide, args, kwargs)
+            return self._look(graph, call)
         if graph.num_steps < _WARM_UP:
-            return self._program(model, guide, args, kwargs)
+            return self._program(call)
         if graph.num_steps == _WARM_UP + 1:
-            self._record(graph, model, guide, args, kwargs)
+            self._record(graph, call)
         if graph.is_hooked:
             self._give_up("a parameter has a hook on its gradient")
-            return self._program(model, guide, args, kwargs)
+            return self._program(call)
         num_replayed = graph.num_steps - _WARM_UP - 1
-        usable = graph.run is not None and graph.is_for(tensors)
-        if not usable or self._would_refuse(graph, tensors):
-            return self._program(model, guide, args, kwargs)
+        usable = graph.run is not None and graph.is_for(call.tensors)
+        if not usable or _would_refuse(graph, call.tensors):
+            return self._program(call)
         if len(graph.seconds) < _TRIALS or num_replayed % _AUDIT == 0:
-            return self._compare(graph, tensors, model, guide, args, kwargs)
-        return self._replay(graph, tensors, model, guide, args, kwargs)
+            return self._compare(graph, call)
+        return self._replay(graph, call)
 
     def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
         """
@@ -244,15 +223,18 @@ class RecordedObjective(ELBO):
 
     # ---- the program
 
-    def _program(self, model: Any, guide: Any, args: Any, kwargs: Any) -> float:
-        return float(self.objective.loss_and_grads(model, guide, *args, **kwargs))
+    def _program(self, call: StepCall) -> float:
+        step = self.objective.loss_and_grads
+        return float(step(call.model, call.guide, *call.args, **call.kwargs))
 
-    def _graph(self, key: Any, model: Any, guide: Any) -> RecordedStep:
+    def _graph(self, call: StepCall) -> RecordedStep:
         """The graph of some arguments, or a new one where it does not hold any more."""
+        kind = call.kind(self.objective)
+        key = kind, self._turn(call.guide)
         graph = self._graphs.get(key)
-        known = {kind for kind, _ in self._graphs}
-        if graph is None and len(known | {key[0]}) > _MOST_GRAPHS:
-            self._give_up(_differ([kind for kind, _ in self._graphs], key[0]))
+        known = {one for one, _ in self._graphs}
+        if graph is None and len(known | {kind}) > _MOST_GRAPHS:
+            self._give_up(what_differs(list(known), kind))
         elif graph is not None:
             replaced = "" if graph.state is None else graph.state.replaced()
             if replaced:
@@ -262,7 +244,7 @@ class RecordedObjective(ELBO):
             # or somebody has put other tensors in the place of parameters
             elif all(is_current(name, param) for name, param in graph.params.items()):
                 return graph
-        graph = self._graphs[key] = RecordedStep(programs=(model, guide))
+        graph = self._graphs[key] = RecordedStep(programs=(call.model, call.guide))
         return graph
 
     def _give_up(self, reason: str) -> None:
@@ -271,41 +253,23 @@ class RecordedObjective(ELBO):
             told = f"steps are not recorded, and may take twice as long: {reason}"
             warnings.warn(told, PerformanceHint, stacklevel=4)
 
-    def _key(self, model: Any, guide: Any, args: Any, kwargs: Any) -> tuple[Any, list[Tensor]]:
-        """What a graph is valid for, and the tensors that it takes."""
-        leaves, shape = _pytree.tree_flatten((args, kwargs))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        kinds = tuple(_kind(leaf) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves)
-        modes = tuple(
-            name
-            for program in (model, guide)
-            if isinstance(program, nn.Module)
-            for name, part in program.named_modules()  # more of them once a guide is built
-            if not part.training
-        )
-        precision = torch.get_default_dtype(), torch.is_autocast_enabled("cpu")
-        settings = repr(self.objective), is_validation_enabled(), precision
-        programs = _same(model), _same(guide)
-        return ((kinds, str(shape), modes, settings, programs), self._turn(guide)), tensors
-
     def _turn(self, guide: Any) -> tuple[bool, ...]:
         """What the next step of a guide is to estimate, empty where only the program knows."""
         return (True,) if self._turns is None else self._turns.is_turn(guide)
 
     # ---- the graph
 
-    def _record(self, graph: RecordedStep, model: Any, guide: Any, args: Any, kwargs: Any) -> None:
+    def _record(self, graph: RecordedStep, call: StepCall) -> None:
         """Records one step, if its program is the same at each step as far as can be seen."""
-        leaves, shape = _pytree.tree_flatten((args, kwargs))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        reason = why_not_recorded(self.objective, guide) or graph.reason or unfit(leaves)
+        model, guide = call.model, call.guide
+        reason = why_not_recorded(self.objective, guide) or graph.reason or call.unfit()
         if reason:
             self._give_up(reason)
             return
         params, graph.messages = list(graph.params.values()), messages_of(graph.params)
 
         def step(*tensors: Tensor) -> tuple[Tensor, ...]:
-            some, named = _pytree.tree_unflatten(_filled(leaves, tensors), shape)
+            some, named = call.filled(tensors)
             loss = self.objective.differentiable_loss(model, guide, *some, **named)
             gradients = torch.autograd.grad(loss, params, allow_unused=True)
             return loss.detach(), *as_backward_leaves_them(gradients)
@@ -319,41 +283,34 @@ class RecordedObjective(ELBO):
                 warnings.simplefilter("ignore")
                 with number, read, uncounted as graph.sites:
                     # objects of their own: another argument, or the model, may hold the same one
-                    recorded = trace_operations(step, *(one.detach() for one in tensors))
+                    recorded = trace_operations(step, *(one.detach() for one in call.tensors))
             write_random_state(state)
             other = foreign(recorded, params)
             if shapes_of_values(recorded, trained=params, arguments=False):
                 other = "a shape follows from the numbers of a draw or of a parameter"
             if shapes_of_values(recorded):
-                graph.given = [one.detach().clone() for one in tensors]
-            lighten(recorded, *tensors)
+                graph.given = [one.detach().clone() for one in call.tensors]
+            lighten(recorded, *call.tensors)
         except Exception as error:  # whatever the tracer, or a model under it, raises
-            self._give_up(_why(error))
+            self._give_up(why_it_fails(error))
             return
         finally:
             write_random_state(state)
             self.objective.last_terms = terms
         if number.found or read.found or other:
-            self._give_up(_READS if number.found or read.found else other)
+            self._give_up(READS if number.found or read.found else other)
             return
         graph.run, graph.state = torch.no_grad()(recorded), python_state(model, guide)
 
-    def _look(
-        self,
-        graph: RecordedStep,
-        tensors: list[Tensor],
-        model: Any,
-        guide: Any,
-        args: Any,
-        kwargs: Any,
-    ) -> float:
+    def _look(self, graph: RecordedStep, call: StepCall) -> float:
         """A step of the program, its parameters, and what it changes beside the gradients."""
-        before, written = python_state(model, guide), [one._version for one in tensors]
+        programs, tensors = (call.model, call.guide), call.tensors
+        before, written = python_state(*programs), [one._version for one in tensors]
         graph.seen = ObservedSupports(tensors)
         with poutine.trace(param_only=True) as capture, graph.seen:
-            loss = self._program(model, guide, args, kwargs)
+            loss = self._program(call)
         graph.seen.forget_tensors()
-        changed = before.changes(python_state(model, guide))
+        changed = before.changes(python_state(*programs))
         nodes = capture.trace.nodes
         values: dict[str, Any] = {name: nodes[name]["value"] for name in capture.trace.param_nodes}
         found: dict[str, Tensor] = {name: p.unconstrained() for name, p in values.items()}
@@ -365,62 +322,41 @@ class RecordedObjective(ELBO):
             graph.reason = "its parameters are not in Pyro's store (module_local_params)"
         return loss
 
-    def _would_refuse(self, graph: RecordedStep, tensors: list[Tensor]) -> bool:
-        """Whether the program, under Pyro's validation, names a site that these data do not fit."""
-        seen = graph.seen
-        return seen is not None and bool(is_validation_enabled()) and seen.refuse(tensors)
-
-    def _replay(
-        self,
-        graph: RecordedStep,
-        tensors: list[Tensor],
-        model: Any,
-        guide: Any,
-        args: Any,
-        kwargs: Any,
-    ) -> float:
+    def _replay(self, graph: RecordedStep, call: StepCall) -> float:
         assert graph.run is not None
         state = read_torch_state()  # a graph draws no others
         try:
-            loss, *gradients = graph.run(*tensors)
+            loss, *gradients = graph.run(*call.tensors)
         except Exception:  # of an operation, which the program meets as well
             write_torch_state(state)
-            return self._program(model, guide, args, kwargs)
+            return self._program(call)
         found = [gradient for gradient in gradients if gradient is not None]
         norms = torch.stack([loss.abs(), *torch._foreach_norm(found)])
         if not bool(norms.isfinite().all()):  # the program names the site
             write_torch_state(state)
-            return self._program(model, guide, args, kwargs)
+            return self._program(call)
         graph.show()
         if self._turns is not None:
-            self._turns.pass_turn(guide, graph.sites)
+            self._turns.pass_turn(call.guide, graph.sites)
         for param, gradient in zip(graph.params.values(), gradients, strict=True):
             if gradient is not None:
                 param.grad = gradient if param.grad is None else param.grad + gradient
         return float(loss)
 
-    def _compare(
-        self,
-        graph: RecordedStep,
-        tensors: list[Tensor],
-        model: Any,
-        guide: Any,
-        args: Any,
-        kwargs: Any,
-    ) -> float:
+    def _compare(self, graph: RecordedStep, call: StepCall) -> float:
         """One step of the program, and whether the graph gives the same bits."""
         assert graph.run is not None
         params = list(graph.params.values())
         before = [param.grad for param in params]
         state, start = read_random_state(), time.perf_counter()
-        loss, *gradients = graph.run(*tensors)
+        loss, *gradients = graph.run(*call.tensors)
         then, middle = read_random_state(), time.perf_counter()
         write_random_state(state)
         for param in params:
             param.grad = None
-        value = self._program(model, guide, args, kwargs)
+        value = self._program(call)
         graph.seconds.append((time.perf_counter() - middle, middle - start))
-        graph.state = python_state(model, guide)
+        graph.state = python_state(call.model, call.guide)
         same = _is_same(torch.as_tensor(value, dtype=loss.dtype), loss)
         same = same and _are_same_states(then, read_random_state())
         for param, gradient, had in zip(params, gradients, before, strict=True):
@@ -446,58 +382,10 @@ class RecordedObjective(ELBO):
                 self._give_up("a recorded step takes as long")
 
 
-def _filled(leaves: list[Any], tensors: tuple[Tensor, ...]) -> list[Any]:
-    """Arguments, with other tensors in the place of theirs."""
-    given = iter(tensors)
-    return [next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-
-
-def _kind(tensor: Tensor) -> tuple[Any, ...]:
-    """What a graph takes for granted of an argument."""
-    dense = tensor.layout is torch.strided
-    lies = tensor.stride() if dense else tensor.layout
-    return tuple(tensor.shape), lies, tensor.dtype, tensor.device
-
-
-def _same(program: Any) -> tuple[int, ...]:
-    """What tells a program from others; a bound method is a new object at each look."""
-    own = getattr(program, "__self__", None)
-    return (id(program),) if own is None else (id(own), id(program.__func__))
-
-
-_PARTS = (
-    "",
-    "arguments with more than four structures (numbers of entries, keys)",
-    "more than four combinations of layers in training and evaluation mode",
-    "more than four combinations of settings (of the objective, validation, default dtype)",
-    "more than four pairs of model and guide",
-)
-
-
-def _differ(known: list[Any], new: Any) -> str:
-    """What made more kinds of steps than are recorded, in words."""
-    changed = {i for i, part in enumerate(new) if any(part != one[i] for one in known)}
-    if changed != {0}:
-        return f"it is given {_PARTS[min(changed - {0}, default=4)]}"
-    for number, leaf in enumerate(new[0]):
-        others = [one[0][number] for one in known if len(one[0]) == len(new[0])]
-        if isinstance(leaf, str) and any(leaf != other for other in others):
-            return (
-                f"an argument that is no tensor has more than four values, {leaf} the last "
-                "(give torch.tensor(value) in its place)"
-            )
-    return "its arguments have more than four combinations of shapes, strides, dtypes and devices"
-
-
-_READS = "it reads a number from a tensor, as a branch on its value does"
-
-
-def _why(error: Exception) -> str:
-    """What keeps a step from being recorded, in a line."""
-    said = str(error).strip()
-    if "value out of a tracing tensor" in said or "data-dependent" in said:
-        return _READS
-    return f"{type(error).__name__}: {(said.splitlines() or [''])[0][:200]}"
+def _would_refuse(graph: RecordedStep, tensors: list[Tensor]) -> bool:
+    """Whether the program, under Pyro's validation, names a site that these data do not fit."""
+    seen = graph.seen
+    return seen is not None and bool(is_validation_enabled()) and seen.refuse(tensors)
 
 
 def _is_handled() -> bool:

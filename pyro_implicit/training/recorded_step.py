@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyro
-import torch
 from pyro import poutine
 from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor
 from torch.fx import GraphModule
 
-from pyro_implicit.handlers.kept_place import PLAIN
 from pyro_implicit.handlers.python_state import PythonState
 from pyro_implicit.ops.same_bits import same_bits
 from pyro_implicit.training.observed_supports import ObservedSupports
@@ -25,10 +23,7 @@ __all__ = [
     "foreign",
     "is_current",
     "messages_of",
-    "unfit",
 ]
-
-_SEEN = (*PLAIN, torch.Size, torch.dtype, torch.device)  # as an argument
 
 
 @dataclass
@@ -102,18 +97,6 @@ def as_backward_leaves_them(gradients: Iterable[Tensor | None]) -> Iterator[Tens
             own = own.clone()
         taken.add(own.untyped_storage().data_ptr())
         yield own
-
-
-def unfit(leaves: list[Any]) -> str:
-    """Why arguments cannot be those of a graph, in words."""
-    unseen = [leaf for leaf in leaves if not isinstance(leaf, (Tensor, *_SEEN))]
-    if unseen:
-        return f"an argument is a {type(unseen[0]).__name__}: give tensors or numbers"
-    if any(isinstance(leaf, Tensor) and leaf.layout is not torch.strided for leaf in leaves):
-        return "an argument is sparse"
-    if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
-        return "an argument asks for its gradient"
-    return ""
 
 
 def foreign(recorded: GraphModule, params: list[Tensor]) -> str:

@@ -29,7 +29,7 @@ from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.generators import Generator, MLPGenerator, ResidualGenerator
 from pyro_implicit.generators.bijective import BijectiveGenerator
-from pyro_implicit.training.recorded import why_not_recorded
+from pyro_implicit.training.why_not_recorded import why_not_recorded
 
 FOLDS = "the generator folds"
 KINDS = [LinearisedELBO, LanczosELBO]

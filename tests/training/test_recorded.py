@@ -35,7 +35,7 @@ from pyro_implicit.generators import AutoregressiveGenerator, MLPGenerator
 from pyro_implicit.objectives.lanczos import WATCHED
 from pyro_implicit.training import RecordedObjective
 from pyro_implicit.training.fitting import run
-from pyro_implicit.training.recorded import why_not_recorded
+from pyro_implicit.training.why_not_recorded import why_not_recorded
 
 X = torch.linspace(-1.0, 1.0, 12).unsqueeze(-1)
 Y = torch.sin(2.0 * X[:, 0])
