@@ -32,14 +32,15 @@ class NotedChecks(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._found: list[Tensor] = []
+        #: whether each check was passed, of shape ``()`` each
+        self.found: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.__bool__ and any(args[0] is one for one in self._found[-1:]):
+        if func is Tensor.__bool__ and any(args[0] is one for one in self.found[-1:]):
             return True
         found = func(*args, **(kwargs or {}))
         if func is torch._is_all_true:
-            self._found.append(found)
+            self.found.append(found)
         return found
 
     def passed(self) -> Tensor:
@@ -48,6 +49,6 @@ class NotedChecks(TorchFunctionMode):
 
         :returns: whether all checks were passed, shape ``()``.
         """
-        if not self._found:
+        if not self.found:
             return torch.ones((), dtype=torch.bool)
-        return torch.stack(self._found).all()
+        return torch.stack(self.found).all()

@@ -40,7 +40,7 @@ from pyro_implicit.ops.read_values import ReadValues
 from pyro_implicit.ops.recording import lighten, trace_operations
 from pyro_implicit.ops.same_bits import same_bits
 from pyro_implicit.ops.shapes_of_values import shapes_of_values
-from pyro_implicit.training.observed_supports import ObservedSupports
+from pyro_implicit.training.argument_checks import ArgumentChecks
 from pyro_implicit.training.recorded_step import (
     RecordedStep,
     as_backward_leaves_them,
@@ -96,10 +96,8 @@ class RecordedObjective(ELBO):
     **What it cannot see**: what a model reads of a file or a clock, of objects in objects more than
     a few levels deep, in lists of more than a hundred objects or arrays of more than ten thousand
     numbers that were written in place, is that of the recording until the next comparison. Of
-    Pyro's validation,
-    replayed steps keep that of arguments which are observed as they are, by distributions whose
-    support is fixed; parameters and data that the model has changed before are checked by the
-    comparisons alone.
+    Pyro's validation, replayed steps keep what arguments decide, with the latents of one draw;
+    what is valid for some draws alone is checked by the comparisons.
 
     :param objective: a :class:`~pyro_implicit.LinearisedELBO` or
         :class:`~pyro_implicit.LanczosELBO` with vectorised particles.
@@ -192,9 +190,12 @@ class RecordedObjective(ELBO):
             self._give_up("a parameter has a hook on its gradient")
             return self._program(call)
         num_replayed = graph.num_steps - _WARM_UP - 1
-        usable = graph.run is not None and graph.is_for(call.tensors)
-        if not usable or _would_refuse(graph, call.tensors):
+        if graph.run is None or not graph.is_for(call.tensors):
             return self._program(call)
+        if graph.checks is not None and graph.checks.refuse(call.tensors):
+            loss = self._program(call)
+            graph.checks.passed(call.tensors)
+            return loss
         if len(graph.seconds) < _TRIALS or num_replayed % _AUDIT == 0:
             return self._compare(graph, call)
         return self._replay(graph, call)
@@ -301,15 +302,14 @@ class RecordedObjective(ELBO):
             self._give_up(READS if number.found or read.found else other)
             return
         graph.run, graph.state = torch.no_grad()(recorded), python_state(model, guide)
+        graph.checks = ArgumentChecks(call) if is_validation_enabled() else None
 
     def _look(self, graph: RecordedStep, call: StepCall) -> float:
         """A step of the program, its parameters, and what it changes beside the gradients."""
         programs, tensors = (call.model, call.guide), call.tensors
         before, written = python_state(*programs), [one._version for one in tensors]
-        graph.seen = ObservedSupports(tensors)
-        with poutine.trace(param_only=True) as capture, graph.seen:
+        with poutine.trace(param_only=True) as capture:
             loss = self._program(call)
-        graph.seen.forget_tensors()
         changed = before.changes(python_state(*programs))
         nodes = capture.trace.nodes
         values: dict[str, Any] = {name: nodes[name]["value"] for name in capture.trace.param_nodes}
@@ -380,12 +380,6 @@ class RecordedObjective(ELBO):
             program, recorded = (min(times) for times in zip(*graph.seconds, strict=True))
             if recorded > _FASTER * program:
                 self._give_up("a recorded step takes as long")
-
-
-def _would_refuse(graph: RecordedStep, tensors: list[Tensor]) -> bool:
-    """Whether the program, under Pyro's validation, names a site that these data do not fit."""
-    seen = graph.seen
-    return seen is not None and bool(is_validation_enabled()) and seen.refuse(tensors)
 
 
 def _is_handled() -> bool:

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 
 from pyro_implicit.handlers.python_state import PythonState
 from pyro_implicit.ops.same_bits import same_bits
-from pyro_implicit.training.observed_supports import ObservedSupports
+from pyro_implicit.training.argument_checks import ArgumentChecks
 
 __all__ = [
     "RecordedStep",
@@ -42,8 +42,8 @@ class RecordedStep:
     reason: str = ""
     num_steps: int = 0  # so far, of these arguments
     seconds: list[tuple[float, float]] = field(default_factory=list)  # of program and graph
-    #: where its data must lie
-    seen: ObservedSupports | None = None
+    #: of its arguments, where Pyro's validation is on
+    checks: ArgumentChecks | None = None
     #: what model and guide held when the program last ran
     state: PythonState | None = None
     #: copies of the only arguments that it is for, where shapes follow from their numbers

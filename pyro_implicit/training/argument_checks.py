@@ -1,0 +1,124 @@
+"""What Pyro's validation says of the arguments of a step, without the step."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor, fx
+
+from pyro_implicit._random import RandomStream
+from pyro_implicit.ops.graph_passes import is_functional
+from pyro_implicit.ops.noted_checks import NotedChecks
+from pyro_implicit.ops.recording import lighten, trace_operations
+from pyro_implicit.training.step_call import StepCall
+
+__all__ = ["ArgumentChecks"]
+
+_aten = torch.ops.aten
+
+
+class ArgumentChecks:
+    """
+    The checks of a model's distributions that depend on arguments, as a graph of them alone.
+
+    A recorded step does not check what it is given; this does, for each batch once: supports of
+    what is observed, and parameters, whatever the model makes of its arguments before. Latents are
+    those of one draw of the guide. What it refuses goes to the program, which knows; and so does
+    each new batch where the checks cannot be recorded.
+
+    :param StepCall call: a step, of which tensors of the same shapes will follow.
+    """
+
+    def __init__(self, call: StepCall) -> None:
+        self._last: list[tuple[Tensor, int]] = []
+        self._graph: Callable[..., Any] | None = None
+        try:
+            with warnings.catch_warnings(), RandomStream(0), torch.no_grad():
+                warnings.simplefilter("ignore")
+                self._graph = _recorded(call)
+        except Exception:  # whatever the tracer, or a model under it, raises
+            self._graph = None
+
+    def passed(self, tensors: Sequence[Tensor]) -> None:
+        """
+        Notes that the program has taken these arguments.
+
+        :param tensors: the arguments that are tensors.
+        """
+        self._last = [(one, one._version) for one in tensors]
+
+    def refuse(self, tensors: Sequence[Tensor]) -> bool:
+        """
+        Tells whether the program would refuse other arguments, or might.
+
+        :param tensors: as many as the step had, in the same order.
+        :returns: False for those that were looked at last.
+        """
+        known = zip(self._last, tensors, strict=False)
+        if self._last and all(o is n and v == n._version for (o, v), n in known):
+            return False
+        if self._graph is None or not all(map(bool, self._graph(*tensors))):
+            return True
+        self.passed(tensors)
+        return False
+
+
+def _recorded(call: StepCall) -> Callable[..., Any]:
+    """From arguments to whether each check is passed."""
+    model, latents = call.model, _latents(call)
+
+    def checks(*tensors: Tensor) -> tuple[Tensor, ...]:
+        args, kwargs = call.filled(tensors)
+        with NotedChecks() as noted:
+            trace = poutine.trace(poutine.condition(model, data=latents)).get_trace(*args, **kwargs)
+            trace.compute_log_prob()
+        return tuple(noted.found)
+
+    tensors = [one.detach() for one in call.tensors]
+    with pyro.validation_enabled(False), poutine.block():
+        dist.enable_validation(True)  # alone: others read numbers
+        graph = trace_operations(checks, *tensors)
+    _keep_those_of_arguments(graph)
+    if not is_functional(graph, draws=False):
+        raise ValueError("checks that draw numbers, or write into tensors")
+    lighten(graph, *tensors)
+    return graph.forward
+
+
+def _latents(call: StepCall) -> dict[str, Tensor]:
+    """One draw of the guide."""
+    with poutine.block():
+        trace = poutine.trace(call.guide).get_trace(*call.args, **call.kwargs)
+    nodes = [node for node in trace.nodes.values() if node["type"] == "sample"]
+    return {
+        node["name"]: node["value"].detach()
+        for node in nodes
+        if not (node["is_observed"] or site_is_subsample(node) or node["infer"].get("is_auxiliary"))
+    }
+
+
+def _keep_those_of_arguments(graph: fx.GraphModule) -> None:
+    """Leaves out results that no argument decides, and whether numbers are any (of reals)."""
+    inputs: set[fx.Node] = set()
+    for node in graph.graph.nodes:
+        if node.op == "placeholder" or any(one in inputs for one in node.all_input_nodes):
+            inputs.add(node)
+    (output,) = (node for node in graph.graph.nodes if node.op == "output")
+    kept = [one for one in output.args[0] if one in inputs and not _is_of_reals(one)]
+    output.args = (tuple(dict.fromkeys(kept)),)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+
+
+def _is_of_reals(node: fx.Node) -> bool:
+    """Whether a check is that of a number with itself: the loss is not finite where that fails."""
+    while node.target in (_aten.all.default, _aten.all.dim, _aten._is_all_true.default):
+        (node,) = node.all_input_nodes
+    return node.target is _aten.eq.Tensor and node.args[0] is node.args[1]
