@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -58,6 +58,8 @@ class RowsOfAModel:
         self.plan, self.parallel = plan, False
         #: numbers that a run of the model makes of a row; NaN if nobody knows
         self.by_row = math.nan
+        #: rows in another order, while they are looked at so
+        self._order: Tensor | None = None
         #: the first draw on the first rows, if it was run to see what a cut would change
         self.known: PredictiveRun | None = None
 
@@ -155,17 +157,34 @@ class RowsOfAModel:
         try:
             most = rows_to_look_at(self._by_row(), size, self.plan.rows)
             more = self._probe(stop=most)
-            parts = [self._probe(more, *batch) for batch in some_batches(most, size)]
+            found = self._are_coupled(more, some_batches(most, size))
         except Exception as error:  # whatever a model does: the run itself will tell
             return isinstance(error, RowsTogether)
         finally:
             self.run_kind = own
-        dims = self.plan.layout.row_dims
-        found = any(coupled_sites(p.functions, more.functions, dims, p.start) for p in parts)
         if more.is_by_row and not found:
             more.forget_look()
             self.known = more
-        return found
+        return found or (most < self.plan.rows and self._changes_far_away(most, size))
+
+    def _are_coupled(self, more: PredictiveRun, batches: Iterable[tuple[int, int]]) -> bool:
+        parts = [self._probe(more, *batch) for batch in batches]
+        dims = self.plan.layout.row_dims
+        return any(coupled_sites(p.functions, more.functions, dims, p.start) for p in parts)
+
+    def _changes_far_away(self, most: int, size: int) -> bool:
+        """The same of rows from everywhere, some of which belong to each other if any do."""
+        rows = self.plan.rows
+        if self.guide is not None or any(rows in one.shape[1:] for one in self.plan.draws.values()):
+            return False  # latents of rows, which stay where they are
+        own, self.run_kind = self.run_kind, self.kind_to_look_with()
+        self._order = torch.randperm(rows, generator=torch.Generator().manual_seed(0))[:most]
+        try:
+            return self._are_coupled(self._probe(stop=most), [(0, size)])
+        except Exception:  # what a model does with rows in another order
+            return False
+        finally:
+            self.run_kind, self._order = own, None
 
     def _by_row(self) -> float:
         """What a run makes of a row, counted anew where parts of the first rows did not tell."""
@@ -235,11 +254,13 @@ class RowsOfAModel:
         self.plan.draws = {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
 
     def _cut(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        rows = self.plan.rows
+        rows, order = self.plan.rows, self._order
 
         def cut(value: Any) -> Any:
-            if rows and isinstance(value, Tensor) and value.dim() and len(value) == rows:
+            if not (rows and isinstance(value, Tensor) and value.dim() and len(value) == rows):
+                return value
+            if order is None:
                 return between(value, start, stop)
-            return value
+            return value.index_select(0, order[start:stop].to(value.device))
 
         return tuple(map(cut, self.args)), {k: cut(v) for k, v in self.kwargs.items()}
