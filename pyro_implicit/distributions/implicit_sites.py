@@ -23,7 +23,7 @@ from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.generators.noise_alone import refuse_batch_statistics
 from pyro_implicit.ops.logdet import is_zero
 
-__all__ = ["KeptLinearisations", "draw_site", "sample_implicit"]
+__all__ = ["KeptLinearisations", "draw_site", "keep_linearisation", "sample_implicit"]
 
 
 def sample_implicit(
@@ -90,13 +90,31 @@ def draw_site(
         return pyro.sample(name, given, infer=infer)
 
 
+def keep_linearisation(fn: ImplicitDistribution, every: bool = False) -> None:
+    """
+    Runs the generator once for the draw at a fixed noise and for its derivative, which is kept.
+
+    Without effect under autocast, where draws are made in another precision than derivatives, and
+    for generators with forward hooks, which a derivative does not call.
+
+    :param ImplicitDistribution fn: a distribution.
+    :param bool every: for every generator, or only where the pass tells the determinant as well.
+    :raises LayerError: if the generator normalises by the draws that are made together.
+    """
+    if not (every or (fn.generator.draws_with_log_det and is_zero(fn.scale))):
+        return
+    if fn.noise is None or torch.is_autocast_enabled(fn.noise.device.type):
+        return
+    refuse_batch_statistics(fn.generator)
+    if not any(m._forward_hooks or m._forward_pre_hooks for m in fn.generator.modules()):
+        fn._linearisation = fn.linearisation()
+
+
 class KeptLinearisations(Messenger):
     """
-    Draws implicit sites by :meth:`ImplicitDistribution.linearisation` and keeps it with the draw.
+    Draws implicit sites by their linearisations, see :func:`keep_linearisation`.
 
-    An objective that asks for it then does not run the generator again. Without effect under
-    autocast, where draws are made in another precision than derivatives, and for generators with
-    forward hooks, which a derivative does not call.
+    An objective that asks for one then does not run the generator again.
 
     :param bool every: for every generator, or only where the pass tells the determinant as well.
     """
@@ -109,10 +127,4 @@ class KeptLinearisations(Messenger):
         fn = msg["fn"]
         if not isinstance(fn, ImplicitDistribution) or msg["done"] or msg["value"] is not None:
             return
-        if not (self._every or (fn.generator.draws_with_log_det and is_zero(fn.scale))):
-            return
-        if fn.noise is None or torch.is_autocast_enabled(fn.noise.device.type):
-            return
-        refuse_batch_statistics(fn.generator)
-        if not any(m._forward_hooks or m._forward_pre_hooks for m in fn.generator.modules()):
-            fn._linearisation = fn.linearisation()
+        keep_linearisation(fn, self._every)

@@ -12,6 +12,7 @@ from pyro import poutine
 from torch import Tensor
 
 from pyro_implicit._checks import check_model
+from pyro_implicit.distributions.implicit_sites import keep_linearisation
 from pyro_implicit.exceptions import GuideError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
@@ -93,11 +94,13 @@ class NeuTraReparam:
 
     def _change(self, noise: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """The latents that one noise leads to, and ``log |dlatents/dnoise|``."""
-        log_volume = noise.new_zeros(())
+        log_volume, made, values = noise.new_zeros(()), [], {}
         for sampler, z, _ in self._map.pieces(noise):
-            log_volume = log_volume + sampler.distribution().given(z).half_log_det()
-        values = {}
-        for site, part in by_site(self._map.flat(noise), self._map.sites):
+            fixed = sampler.distribution().given(z)
+            keep_linearisation(fixed)  # one pass for both
+            log_volume = log_volume + fixed.half_log_det()
+            made.append(fixed.rsample())
+        for site, part in by_site(torch.cat(made, -1), self._map.sites):
             values[site.name], log_density = site.constrain(site.unpack(part))
             log_volume = log_volume - log_density.sum()
         return values, log_volume

@@ -63,9 +63,11 @@ class RowBlocks:
         """
         full = [*self.sample_shape, *shape]
         made = torch.empty(full, dtype=dtype, device=device)
-        blocks = list(self._blocks(made.numel() // full[dim]))
+        blocks, seed = list(self._blocks(made.numel() // full[dim])), torch_seeder()
+        if blocks == [(self.start, self.stop)]:
+            seed(self.seed(self.start))
+            return draw(made)
         sizes = [min(self.stop, last) - max(self.start, first) for first, last in blocks]
-        seed = torch_seeder()
         for (first, last), here in zip(blocks, made.split(sizes, dim), strict=True):
             seed(self.seed(first))
             count = here.shape[dim]

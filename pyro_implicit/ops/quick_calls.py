@@ -13,9 +13,11 @@ __all__ = ["call_quickly"]
 _aten = torch.ops.aten
 #: those of ``torch``, by the overloads whose arguments are in the same order there
 _OF_TORCH: dict[str, tuple[str, ...]] = {
+    "_is_all_true": ("default",),
     "abs": ("default",),
     "add": ("Tensor",),
     "addmm": ("default",),
+    "all": ("default",),
     "amax": ("default",),
     "baddbmm": ("default",),
     "bmm": ("default",),
@@ -81,6 +83,7 @@ _OF_TENSORS: dict[str, tuple[str, ...]] = {
     "neg_": ("default",),
     "relu_": ("default",),
     "sigmoid_": ("default",),
+    "squeeze_": ("default", "dim"),
     "sub_": ("Tensor",),
     "tanh_": ("default",),
     "view": ("default",),

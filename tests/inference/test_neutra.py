@@ -98,6 +98,18 @@ def test_a_chain_through_a_bad_guide_finds_the_posterior(kind: Any) -> None:
         )
 
 
+def test_draw_and_change_of_volume_take_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = HyperNetworkGuide(model, generator=KINDS[1]).setup()
+    neutra = NeuTraReparam(guide).reparam(model)
+    passes, whole = [], AutoregressiveGenerator._draw_with_log_det
+    counted = lambda *args: passes.append(1) or whole(*args)  # noqa: E731
+    monkeypatch.setattr(AutoregressiveGenerator, "_draw_with_log_det", counted)
+    poutine.condition(neutra, data={"neutra_noise": torch.zeros(guide.latent_dim)})()
+    passes.clear()  # a generator is tried at its first use
+    poutine.condition(neutra, data={"neutra_noise": torch.zeros(guide.latent_dim)})()
+    assert len(passes) == 1
+
+
 def test_training_the_guide_further_changes_nothing() -> None:
     guide = HyperNetworkGuide(model, generator=KINDS[1]).setup()
     neutra = NeuTraReparam(guide)

@@ -159,7 +159,7 @@ class NormClippedAdam:
             return False
         if not now["exp_avg_sq"].flatten()[: len(before.squares)].equal(before.squares):
             return True
-        if float(now["step"]) > before.step:
+        if float(now["step"]) > float(before.step):
             for param in group["params"]:
                 if param.grad is not None:
                     adam.state[param]["step"].sub_(1.0)
@@ -180,18 +180,19 @@ class NormClippedAdam:
 class _Glance(NamedTuple):
     """What tells whether a parameter was moved: its steps so far, and entries that each changes."""
 
-    step: float
+    step: Tensor
     squares: Tensor
 
     @classmethod
     def at(cls, param: Tensor, moments: Mapping[str, Any] | None) -> _Glance:
-        """The first entries, unless none of them has a gradient: all then."""
+        """The first entries; all where none of them has a gradient, or to ask would be to wait."""
         grad: Any = param.grad
-        count = _FIRST if bool(grad.flatten()[:_FIRST].any()) else param.numel()
+        some = param.device.type == "cpu" and bool(grad.flatten()[:_FIRST].any())
+        count = min(_FIRST, param.numel()) if some else param.numel()
         if not moments:
-            return cls(0.0, grad.new_zeros(min(count, param.numel())))
+            return cls(torch.zeros(()), grad.new_zeros(count))
         squares: Tensor = moments["exp_avg_sq"].flatten()[:count].clone()
-        return cls(float(moments["step"]), squares)
+        return cls(moments["step"].clone(), squares)
 
 
 def _length(gradients: list[Any]) -> float:

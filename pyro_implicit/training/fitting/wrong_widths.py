@@ -21,6 +21,8 @@ from torch.func import vmap
 from torch.utils import _pytree
 
 from pyro_implicit._random import RandomStream
+from pyro_implicit.distributions.implicit import ImplicitDistribution
+from pyro_implicit.distributions.implicit_sites import keep_linearisation
 from pyro_implicit.exceptions import ImplicitError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
@@ -35,6 +37,7 @@ _DRAWS, _FEWEST_DRAWS = 40_000, 5000
 _WORK = 100_000_000  # numbers of the data, or of the largest tensor that the model makes of them,
 # times draws: as long as some ten steps of training
 _AT_ONCE = 10_000_000  # of these
+_MAPPED = 4000  # noises at once, of which a generator keeps hundreds of numbers each
 _FEWEST = 0.02  # of the draws, that the weights are worth: with fewer they know nothing better
 _RATIO = 1.15  # of deviations: what a user would want to know
 _LEVEL = 0.005  # and of which the weights are certain, of all latents together
@@ -119,10 +122,17 @@ def _draws(guide: ImplicitGuide, num_draws: int) -> tuple[Tensor, Tensor] | None
         if not fn.is_bijective:
             return None
         noise = fn.base_dist.sample((num_draws,))
-        fixed = fn.given(noise)
-        draws.append(fixed.rsample())
-        total = total + fn.base_dist.log_prob(noise) - fixed.half_log_det()
+        mapped = [_mapped(fn.given(some)) for some in noise.split(_MAPPED)]
+        draw, log_det = (torch.cat(parts) for parts in zip(*mapped, strict=True))
+        draws.append(draw)
+        total = total + fn.base_dist.log_prob(noise) - log_det
     return torch.cat(draws, -1), total
+
+
+def _mapped(fixed: ImplicitDistribution) -> tuple[Tensor, Tensor]:
+    """The draws at some noises ``(n, m)``, and the log-determinants ``(n,)``."""
+    keep_linearisation(fixed)
+    return fixed.rsample(), fixed.half_log_det()
 
 
 def _at(joint: LogJoint, draws: Tensor, at_once: int) -> tuple[dict[str, Tensor], Tensor]:

@@ -13,6 +13,7 @@ import torch
 from pyro.infer.autoguide import AutoNormal
 
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO, MMNNGuide, fit
+from pyro_implicit.generators import AutoregressiveGenerator, BijectiveGenerator
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.ops.largest_tensor import LargestTensor
 from pyro_implicit.training.fitting import fit as module
@@ -44,6 +45,27 @@ def exact_ratio(scale: float) -> Any:
         pyro.sample("x", dist.Normal(torch.zeros(2), 1.0).to_event(1))
 
     return normal, guide_of(scale, normal)
+
+
+@pytest.mark.parametrize("kind", [AutoregressiveGenerator, BijectiveGenerator])
+def test_draws_and_densities_are_those_of_the_guide(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some draws at a time, in one pass where the generator tells its determinant."""
+    monkeypatch.setattr(widths, "_MAPPED", 300)
+    guide = HyperNetworkGuide(model, generator=kind, init_from=None).double().setup()
+    fn = guide.samplers[0].distribution()
+    fixed = fn.given(fn.base_dist.sample((1000,)))
+    passes, whole = [], AutoregressiveGenerator._draw_with_log_det
+    counted = lambda *args: passes.append(1) or whole(*args)  # noqa: E731
+    monkeypatch.setattr(AutoregressiveGenerator, "_draw_with_log_det", counted)
+    with torch.no_grad():
+        expected = fixed.rsample(), fn.base_dist.log_prob(fixed.noise) - fixed.half_log_det()
+        passes.clear()
+        monkeypatch.setattr(type(fn.base_dist), "sample", lambda *_: fixed.noise)
+        found = widths._draws(guide, 1000)
+    torch.testing.assert_close(found, expected)
+    assert len(passes) == (4 if kind is AutoregressiveGenerator else 0)
 
 
 @pytest.mark.parametrize(("scale", "ratio"), [(0.8, 1.25), (1.4, 0.714)])
