@@ -11,10 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyro import poutine
 from torch import Tensor
 
-from pyro_implicit import evaluate, predict
-from pyro_implicit.exceptions import SiteError
+from pyro_implicit import HyperNetworkGuide, evaluate, predict
+from pyro_implicit.exceptions import ShapeError, SiteError
 from pyro_implicit.handlers import row_coupling
 from pyro_implicit.inference import predictive_run
 
@@ -227,3 +228,18 @@ def test_a_model_that_fails_on_rows_in_another_order_is_cut(
 
     whole, parts = (seeded(model, X, num_samples=2, batch_size=size)["y"] for size in (None, 32))
     assert torch.equal(whole, parts)
+
+
+def test_groups_that_are_counted_in_a_batch_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_coupling, "_LITTLE", 0)
+    groups = torch.arange(ROWS) // 100
+
+    def model(x: Tensor, group: Tensor) -> None:
+        with pyro.plate("groups", int(group.max()) + 1):
+            level = pyro.sample("level", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(level[..., group] + x, 0.3))
+
+    fitted = HyperNetworkGuide(poutine.block(model, hide=["y"]), init_from=None).setup(X, groups)
+    with pytest.raises(ShapeError, match=r"write their number, pyro.plate\('groups', 6\)"):
+        predict(model, fitted, X, groups, num_samples=2, batch_size=32)
