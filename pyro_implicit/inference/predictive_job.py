@@ -93,7 +93,7 @@ class PredictiveJob(RowsOfAModel):
         step = -(-(batch_size or rows) // UNIT) * UNIT
         step = self.rows_at_a_time(step, exactly=exactly)
         self._size = self._draws_at_a_time()
-        self.parallel = self.parallel and self._size > 1
+        self.parallel = self.parallel and min(self._size, self.num_samples) > 1
         pieces: dict[str, list[Tensor]] = {}
         for start in range(0, rows, step):
             found = self._batch(start, min(start + step, self.plan.rows))

@@ -68,8 +68,8 @@ def predicted(of: Any, kind: str, seed: int = 0, **options: Any) -> dict[str, to
     pyro.clear_param_store()
     guide = AutoNormal(latents, init_scale=1.0)
     guide(X, X[:, 0])
-    own = options.pop("own", False)
-    return predict(program(of, kind, own), guide, X, parallel=True, seed=seed, **options)
+    own, parallel = options.pop("own", False), options.pop("parallel", True)
+    return predict(program(of, kind, own), guide, X, parallel=parallel, seed=seed, **options)
 
 
 kinds = st.sampled_from(["normal", "count", "by rejection"])
@@ -106,3 +106,11 @@ def test_a_question_is_seen_in_a_model_that_draws_numbers_of_its_own() -> None:
 def test_other_models_are_not(name: str, kind: str, seed: int, own: bool, count: int) -> None:
     draws = predicted(APART[name], kind, seed, num_samples=count, own=own)
     assert draws["y"].shape == (count, len(X))
+
+
+@given(name=st.sampled_from(sorted(MIXERS)), kind=kinds, seed=st.integers(0, 99))
+@settings(max_examples=10)
+def test_one_draw_is_evaluated_by_itself(name: str, kind: str, seed: int) -> None:
+    one = predicted(MIXERS[name], kind, seed, num_samples=1, sites=["f", "y"])
+    other = predicted(MIXERS[name], kind, seed, num_samples=1, sites=["f", "y"], parallel=False)
+    assert all(torch.equal(one[site], other[site]) for site in one)
