@@ -33,7 +33,7 @@ __all__ = ["Look", "unseen"]
 
 _MOST = 100  # entries of a list or dictionary that are looked into
 _LONGEST = 10_000  # entries that are compared at each step, in a tenth of a millisecond
-_DEEP = 4  # functions in functions, objects in objects
+_DEEP = 6  # functions in functions, objects in objects
 _LOOKS = itertools.count()
 _SETS = (set, frozenset)
 _VALUES = (*PLAIN, Tensor, np.ndarray)
@@ -44,6 +44,18 @@ _OURS = ("torch.", "pyro.", "pyro_implicit.")
 _LIBRARIES = {"torch", "pyro", "pyro_implicit", "numpy", *sys.stdlib_module_names}
 #: what PyTorch keeps in each network, whose tensors, layers and hooks are looked at by themselves
 _OF_MODULES = frozenset(nn.Module().__dict__)
+#: methods that make, copy or show an object
+_OF_MAKING = {
+    "__init__",
+    "__new__",
+    "__post_init__",
+    "__repr__",
+    "__str__",
+    "__reduce__",
+    "__del__",
+}
+#: what reads a name from a text
+_READERS = {"getattr", "attrgetter", "vars", "__dict__", "globals", "eval"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -165,7 +177,7 @@ class Look:
             self._at_function(call, depth)
             self._at_class(value, where, _names_of(call))
         if not _is_library(type(value)):
-            self._at_class(value, where, self._sought)
+            self._at_class(value, where, (*self._sought, *_called_by_signs(type(value))))
 
     def _at_class(self, value: Any, where: str, names: Iterable[str]) -> None:
         """At what a program may read of an object's classes, or find in their place one day."""
@@ -186,6 +198,8 @@ class Look:
         self._place(f"{where}.{name}", kind, name, value)
         if isinstance(value, _KEPT):
             self.at(value, f"{where}.{name}", 1)
+        elif not _is_library(type(value)):  # what has code of its own for being read
+            self.at(value, f"{where}.{name}", 2)
 
     def _at_helper(self, value: Any, where: str, helper: Any) -> None:
         """At the code of what a method calls of its own object."""
@@ -265,16 +279,27 @@ class Look:
         self, owner: type | ModuleType, where: str, depth: int, names: Iterable[str] = ()
     ) -> None:
         """At what a function may read from a module or class by their name."""
-        held, is_library = vars(owner), _is_library(owner)
-        for name in self._sought or names:
-            value, place = held.get(name, GONE), f"{where}.{name}"
-            if owner is os and name == "getenv":
-                self.at(os.environ, place, 1)
-            elif value is os.environ or isinstance(value, _KEPT):
-                self._entry(owner, name, value, place, max(depth, 1))
-            elif not (is_library or value is GONE):
-                self._place(place, owner, name, value)
-                self.at(_plainly(value), place, depth - 1)
+        names, owners = tuple(self._sought or names), [owner]
+        if isinstance(owner, type):
+            owners += [kind for kind in owner.__mro__[1:] if not _is_ours(kind)]
+        for name in names:
+            found = [one for one in owners if name in vars(one)]
+            for one in found:
+                self._entry_by_name(one, name, f"{where}.{name}", depth)
+            for one in owners[: owners.index(found[0])] if found else ():
+                self._place(f"{where}.{name}", one, name, GONE)
+        if owner is os and "getenv" in names:
+            self.at(os.environ, "os.environ", 1)
+        if isinstance(owner, type) and not _is_library(type(owner)):
+            self._at_class(owner, where, names)  # whose class it is
+
+    def _entry_by_name(self, owner: type | ModuleType, name: str, place: str, depth: int) -> None:
+        value = vars(owner)[name]
+        if value is os.environ or isinstance(value, _KEPT):
+            self._entry(owner, name, value, place, max(depth, 1))
+        elif not _is_library(owner):
+            self._place(place, owner, name, value)
+            self.at(_plainly(value), place, depth - 1)
 
 
 def unseen() -> int:
@@ -295,6 +320,15 @@ def _plainly(value: Any) -> Any:
     return value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
 
 
+def _called_by_signs(kind: type) -> list[str]:
+    """Methods of a user's class that no name calls: of operators, entries and attributes."""
+    kinds = [one for one in kind.__mro__ if not _is_library(one)]
+    found = [
+        name for one in kinds for name, value in vars(one).items() if inspect.isfunction(value)
+    ]
+    return [name for name in found if name.startswith("__") and name not in _OF_MAKING]
+
+
 def _names_of(function: Any) -> tuple[str, ...]:
     code = getattr(inspect.unwrap(function), "__code__", None)
     return () if code is None else _names(code)
@@ -308,8 +342,10 @@ def _is_library(owner: type | ModuleType) -> bool:
 
 def _names(code: CodeType) -> tuple[str, ...]:
     """Names that a function reads, those of functions and comprehensions inside of it as well."""
-    inner = (one for one in code.co_consts if isinstance(one, CodeType))
-    return (*code.co_names, *(name for one in inner for name in _names(one)))
+    inner = [one for one in code.co_consts if isinstance(one, CodeType)]
+    texts = [one for one in code.co_consts if isinstance(one, str) and one.isidentifier()]
+    read = texts if _READERS.intersection(code.co_names) else []
+    return (*code.co_names, *read, *(name for one in inner for name in _names(one)))
 
 
 def _written(tensor: Tensor) -> Any:

@@ -160,6 +160,62 @@ def asks_plainly() -> str | None:
     return getenv("BETA")
 
 
+class Meta(type):
+    """A class of classes."""
+
+    @property
+    def level(cls) -> float:
+        return float(TABLE["level"])
+
+
+class Inherits(Options, metaclass=Meta):
+    """What it reads is its base's."""
+
+    @classmethod
+    def doubled(cls) -> float:
+        return 2.0 * cls.scale
+
+
+class Reader:
+    """A descriptor."""
+
+    def __get__(self, instance: Any, owner: Any) -> float:
+        return float(TABLE["level"])
+
+
+class Implicit:
+    """Whose code no name calls."""
+
+    described = Reader()
+
+    def __getitem__(self, key: str) -> float:
+        return float(TABLE["shift"])
+
+    def __getattr__(self, name: str) -> float:
+        if name != "anything":
+            raise AttributeError(name)
+        return float(TABLE["static"])
+
+    def __add__(self, other: float) -> float:
+        return other + float(TABLE["inner"]["beta"])
+
+
+implicit = Implicit()
+DEEP: dict[str, Any] = {"x": {"y": [{"z": 1.0}]}}
+
+
+def reads_inherited() -> float:
+    return Inherits.scale + Inherits.doubled() + Inherits.level
+
+
+def reads_implicitly() -> Any:
+    return implicit["a"] + implicit.anything + (implicit + 1.0) + implicit.described
+
+
+def reads_texts() -> float:
+    return float(getattr(settings.options, "power") * globals()["DEEP"]["x"]["y"][0]["z"])  # noqa: B009
+
+
 def _environment(value: str | None) -> None:
     if value is None:
         os.environ.pop("BETA", None)
@@ -188,6 +244,21 @@ NAMED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         lambda m: setattr(settings, "doubled", reads_settings),
     ),
     "class of a module": (lambda: calls_settings, lambda m: setattr(Options, "scale", 2.0)),
+    "inherited": (lambda: reads_inherited, lambda m: setattr(Options, "scale", 2.0)),
+    "hides what is inherited": (
+        lambda: reads_inherited,
+        lambda m: setattr(Inherits, "scale", 2.0),
+    ),
+    "class of a class": (lambda: reads_inherited, lambda m: TABLE.update(level=2.0)),
+    "entry by code": (lambda: reads_implicitly, lambda m: TABLE.update(shift=2.0)),
+    "attribute by code": (lambda: reads_implicitly, lambda m: TABLE.update(static=2.0)),
+    "operator": (lambda: reads_implicitly, lambda m: TABLE["inner"].update(beta=2.0)),
+    "descriptor": (lambda: reads_implicitly, lambda m: TABLE.update(level=2.0)),
+    "name in a text": (lambda: reads_texts, lambda m: setattr(settings.options, "power", 2.0)),
+    "global in a text, deep": (
+        lambda: reads_texts,
+        lambda m: DEEP["x"]["y"][0].update(z=2.0),
+    ),
     "array": (lambda: reads_numbers, lambda m: ARRAY.__setitem__(0, 2.0)),
     "array of a module": (lambda: reads_numbers, lambda m: settings.array.__setitem__(0, 2.0)),
     "context": (lambda: reads_numbers, lambda m: CONTEXT.set(2.0)),
@@ -231,7 +302,8 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
     """Everything as it was at first, and again afterwards."""
-    before = {kind: dict(vars(kind)) for kind in (Base, Model, Options)}
+    before = {kind: dict(vars(kind)) for kind in (Base, Model, Options, Inherits)}
+    DEEP["x"]["y"][0]["z"] = 1.0
     settings.options, settings.doubled, settings.Options = Options(), doubled, Options
     settings.array, ARRAY[0] = np.ones(2), 1.0
     CONTEXT.set(1.0)

@@ -433,7 +433,7 @@ class Outside:
     scale = 1.0
 
     def __call__(self) -> float:
-        return float(getattr(Outside, "scale".lower()))  # by a name that no look at the code tells
+        return float(getattr(Outside, "elacs"[::-1]))  # by a name that no look at the code tells
 
 
 class Holder:
