@@ -77,7 +77,10 @@ BENCHMARKS = (
             "seconds": "by the clock",
             **CPU,
         },
-        records={"uci_regression": "", "uci_start": "--choose --splits 0 --methods full-rank"},
+        records={
+            "uci_regression": "",
+            "uci_start": "--sets concrete energy --choose --splits 0 1 2 --methods full-rank",
+        },
         short="--sets energy --splits 0 --num-steps 0.001 --methods map recipe",
         needs=("uci/energy.npz",),
     ),
