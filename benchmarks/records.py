@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["FOLDER", "KEYS", "is_transcribed", "machine", "read_record", "versions", "write_record"]
+__all__ = ["FOLDER", "KEYS", "machine", "read_record", "versions", "write_record"]
 
 FOLDER = Path(__file__).resolve().parent / "records"
 #: what every record has
@@ -65,11 +65,6 @@ def read_record(name: str) -> dict[str, Any]:
     :param str name: of a file in ``benchmarks/records``, without its ending.
     """
     return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-
-
-def is_transcribed(record: dict[str, Any]) -> bool:
-    """Whether its rows are the cells of a table that was printed before there were records."""
-    return record.get("source", "").startswith("transcribed")
 
 
 def _command(benchmark: str, argv: list[str]) -> str:

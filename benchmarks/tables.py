@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks import totals
 from benchmarks.common import format_table
-from benchmarks.records import is_transcribed, read_record
+from benchmarks.records import read_record
 from benchmarks.registry import benchmark_of_record
 
 __all__ = ["PAGES", "RESULTS", "fill", "render", "stale", "update"]
@@ -64,12 +64,8 @@ def _whole(name: str) -> tuple[list[str], list[list[str]]]:
     record_name, _, function = name.partition(".")
     if name == "totals":
         return _split(totals.table())
-    record = read_record(record_name)
-    if is_transcribed(record):
-        rows = record["rows"]
-        return list(rows[0]), [list(row.values()) for row in rows]
     module = benchmark_of_record(record_name).load()
-    return _split(getattr(module, function or "table")(record["rows"]))
+    return _split(getattr(module, function or "table")(read_record(record_name)["rows"]))
 
 
 def _split(table: str) -> tuple[list[str], list[list[str]]]:

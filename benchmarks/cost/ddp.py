@@ -19,7 +19,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from benchmarks.common import format_table, parse, parser, positive
+from benchmarks.common import format_table, mean_and_error, parse, parser, positive
 from benchmarks.records import write_record
 
 
@@ -40,9 +40,15 @@ def run(processes: int, arguments: argparse.Namespace, seed: int) -> dict[str, A
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """One line for each number of processes and seed."""
-    names = ["processes", "seconds per step", "data per second", "parameters", "MB sent per step"]
-    return format_table(names, [[row[name] for name in names] for row in rows])
+    """One line for each number of processes: means and standard errors over seeds."""
+    forms = {"seconds per step": ".3f", "data per second": ".0f"}
+    same = ("parameters", "MB sent per step")
+    lines = []
+    for processes in dict.fromkeys(row["processes"] for row in rows):
+        own = [row for row in rows if row["processes"] == processes]
+        cells = [mean_and_error([row[key] for row in own], form) for key, form in forms.items()]
+        lines.append([processes, len(own), *cells, *(own[0][key] for key in same)])
+    return format_table(["processes", "runs", *forms, *same], lines)
 
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:

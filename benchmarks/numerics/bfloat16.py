@@ -41,6 +41,7 @@ from benchmarks.shared.image_posteriors import SETTINGS, Fits, by_weights
 from benchmarks.shared.image_scores import all_scores
 from benchmarks.shared.images import GUIDES, classifier
 from benchmarks.shared.judged_images import Images
+from benchmarks.shared.paired import pairs
 from pyro_implicit import LanczosELBO, LightningVI
 from pyro_implicit.training import ResumableLoader
 
@@ -122,14 +123,42 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     return rows
 
 
+#: of a row, the form of its mean and that of its error
+SCORES = {
+    "accuracy 0": (".3f", ".3f"),
+    "nll 0": (".3f", ".3f"),
+    "ece 0": (".3f", ".3f"),
+    "nll 60": (".2f", ".2f"),
+    "entropy": (".0f", ".0f"),
+    "cpu_seconds": (".1f", ".1f"),
+}
+
+
 def table(rows: list[dict[str, Any]]) -> str:
-    keys = ["accuracy 0", "nll 0", "ece 0", "nll 60", "entropy", "not finite", "cpu_seconds"]
+    """Means and standard errors over seeds; of steps that are not finite, the number."""
     lines = []
     for precision in PRECISIONS:
         own = [row for row in rows if row["precision"] == precision]
-        cells = [mean_and_error([float(row[key]) for row in own], ".5g", ".2g") for key in keys]
-        lines.append([precision, *cells])
-    return format_table(["precision", *keys], lines)
+        cells = [mean_and_error([row[key] for row in own], *form) for key, form in SCORES.items()]
+        bad = f"{sum(row['not finite'] for row in own)} of {sum(row['steps'] for row in own)}"
+        lines.append([precision, len(own), *cells, bad])
+    return format_table(["precision", "seeds", *SCORES, "not finite"], lines)
+
+
+def differences(rows: list[dict[str, Any]]) -> str:
+    """Of half to single precision with the same seed."""
+    keys = ("accuracy 0", "nll 0", "ece 0", "nll 60", "entropy")
+    forms = {"entropy": ("+.1f", ".1f")}
+    named = [row | {"method": row["precision"]} for row in rows]
+    lines = []
+    for names, found in pairs(named, PRECISIONS[0]):
+        changes = [[row[key] - other[key] for row, other in found] for key in keys]
+        cells = [
+            mean_and_error(values, *forms.get(key, ("+.4f", ".4f")))
+            for key, values in zip(keys, changes, strict=True)
+        ]
+        lines.append([*names, len(found), *cells])
+    return format_table([f"less {PRECISIONS[0]}", "seeds", *keys], lines)
 
 
 def _options() -> argparse.ArgumentParser:

@@ -244,14 +244,23 @@ def _mean(rows: list[Row]) -> Row:
 # ---- reports
 
 
+def over_seeds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each generator and method: means over seeds (of errors: root mean squares)."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        numbers = {key: row[key] for key in row if key not in ("generator", "method", "seed")}
+        found.setdefault((row["generator"], row["method"]), []).append(numbers)
+    return [{"generator": g, "method": m} | _mean(own) for (g, m), own in found.items()]
+
+
 def table(rows: list[dict[str, Any]]) -> str:
-    """One line per generator and method."""
+    """One line per generator and method, over seeds."""
     header = ["generator", "method", "products", "upper", "lower", "rms error", "cosine"]
     header += ["of one probe", "plain form", "residual"]
     keys = ["upper", "lower", "error", "cosine", "cosine of one"]
     keys += ["cosine of the plain form", "residual"]
     lines = []
-    for row in rows:
+    for row in over_seeds(rows):
         if row["method"] != "exact":
             count = None if "converged" in row["method"] else _products(row["method"])
             values = (row.get(key) for key in keys)
@@ -260,10 +269,11 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
-    """What is to be found: one line per generator."""
+    """What is to be found: one line per generator and seed."""
     exact = [row for row in rows if row["method"] == "exact"]
-    lines = [[row["generator"], row["value"], row["condition"]] for row in exact]
-    return format_table(["generator", "half log-determinant of A", "condition number"], lines)
+    lines = [[row["generator"], row["seed"], row["value"], row["condition"]] for row in exact]
+    header = ["generator", "seed", "half log-determinant of A", "condition number"]
+    return format_table(header, lines)
 
 
 def _products(method: str) -> int:
@@ -271,21 +281,24 @@ def _products(method: str) -> int:
     return 2 * (number if method.startswith("Lanczos") else number + 1) + 1
 
 
-def figure(results: dict[str, dict[str, Row]], path: Path) -> None:
+def figure(rows: list[dict[str, Any]], path: Path) -> None:
     """Error against products, one panel per generator."""
+    results: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        results.setdefault(row["generator"], {})[row["method"]] = row
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     panels, axes = plt.subplots(1, len(results), figsize=(4 * len(results), 3.5), squeeze=False)
-    for axis, (generator, rows) in zip(axes[0], results.items(), strict=True):
+    for axis, (generator, own) in zip(axes[0], results.items(), strict=True):
         for kind, key in (("Lanczos", "upper"), ("Lanczos", "error"), ("LOBPCG", "error")):
-            found = [m for m in rows if m.startswith(kind) and "converged" not in m]
+            found = [m for m in own if m.startswith(kind) and "converged" not in m]
             label = f"{kind}, mean" if key == "upper" else f"{kind}, one run"
-            errors = [abs(rows[m][key]) for m in found]
+            errors = [abs(own[m][key]) for m in found]
             axis.semilogy([_products(m) for m in found], errors, marker="o", label=label)
-        axis.axhline(rows["LOBPCG, converged"]["error"], ls=":", c="grey", label="converged bound")
+        axis.axhline(own["LOBPCG, converged"]["error"], ls=":", c="grey", label="converged bound")
         axis.set(title=generator, xlabel="products", ylabel="error [nats]")
     axes[0, 0].legend(fontsize=8)
     panels.tight_layout()
@@ -301,23 +314,19 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     options.add_argument("--draws", type=positive, default=3, help="(default: 3)")
     options.add_argument("--probes", type=positive, default=200, help="(default: 200)")
     arguments = parse(options, argv)
-    results: dict[str, dict[str, Row]] = {}
+    rows: list[dict[str, Any]] = []
     for seed in arguments.seeds:
         for name in arguments.generators:
             with fixed_seed(seed):
                 pair = GENERATORS[name](arguments)
                 for state, generator in zip(("untrained", "trained"), pair, strict=True):
-                    label = f"{name}, {state}" + (f", seed {seed}" if seed else "")
-                    results[label] = measure(generator, arguments.draws, arguments.probes)
-    rows = [
-        {"generator": name, "method": method} | row
-        for name, found in results.items()
-        for method, row in found.items()
-    ]
+                    label = {"generator": f"{name}, {state}", "seed": seed}
+                    found = measure(generator, arguments.draws, arguments.probes)
+                    rows += [label | {"method": method} | row for method, row in found.items()]
     print(summary(rows), end=f"\n\ncosines with {arguments.probes} probes and with one\n")
     print(table(rows))
     if arguments.figure is not None:
-        figure(results, arguments.figure)
+        figure(over_seeds(rows), arguments.figure)
     write_record("logdet_accuracy", arguments, {"scale": SCALE}, rows)
     return rows
 

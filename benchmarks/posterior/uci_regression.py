@@ -33,8 +33,8 @@ full-rank            ResidualGenerator, init_from="hessian", LinearisedELBO
 full-rank-per-datum  the same with likelihood="per_datum"
 
 Settings were chosen with --choose, which holds out 15% of each training part and never touches a
-test row; the chosen ones are in benchmarks/shared/uci_fits.py and are used on the full
-training parts."""
+test row and tries init_from="ggn" of full-rank as well; the chosen ones are in
+benchmarks/shared/uci_fits.py and are used on the full training parts."""
 
 SETS = ("concrete", "energy")
 

@@ -46,24 +46,29 @@ class Settings:
     :param float init_scale: standard deviation of the first draws (of a full-rank guide: in units
         of the Gaussian that it starts from; of the mode: none).
     :param scale: output noise of the recipe.
+    :param str init_from: what a full-rank guide starts from; ``"hessian"`` in records before it was
+        written.
     """
 
     num_steps: int
     rate: float
     init_scale: float = 0.0
     scale: float | None = None
+    init_from: str = ""
 
     def __str__(self) -> str:
         parts = [f"{self.num_steps} steps", f"rate {self.rate:g}"]
         parts += [f"start {self.init_scale:g}"] if self.init_scale else []
         parts += [] if self.scale is None else [f"sigma {self.scale:g}"]
+        parts += [self.init_from] if self.init_from else []
         return ", ".join(parts)
 
 
 _MODE = Settings(1500, 1e-2)
 _MEAN_FIELD = Settings(4000, 5e-3, 0.02)
 _MEAN_FIELD_LONG = replace(_MEAN_FIELD, num_steps=10_000)
-_FULL_RANK = Settings(3000, 3e-3, 0.9)
+_FULL_RANK = Settings(3000, 3e-3, 0.9, init_from="hessian")
+_FULL_RANKS = [_FULL_RANK, replace(_FULL_RANK, init_from="ggn")]
 _RECIPE = Settings(3000, 1e-3, 0.02, 0.01)
 _RECIPE_LONG = Settings(10_000, 5e-4, 0.02, 1e-3)
 _RECIPES = [
@@ -80,8 +85,8 @@ CANDIDATES: dict[str, list[Settings]] = {
     "mean-field": [_MEAN_FIELD, _MEAN_FIELD_LONG],
     "recipe": _RECIPES,
     "recipe-no-entropy": _RECIPES,
-    "full-rank": [_FULL_RANK],
-    "full-rank-per-datum": [_FULL_RANK],
+    "full-rank": _FULL_RANKS,
+    "full-rank-per-datum": _FULL_RANKS,
 }
 #: what it chose; the control takes what was chosen for the recipe
 _CHOSEN: dict[tuple[str, str], Settings] = {
@@ -110,7 +115,7 @@ class Workbench:
         self.model, self.split, self.seed = model, split, seed
         self.effort, self.quiet = effort, quiet
         self._mode: tuple[dict[str, Tensor], Stopwatch] | None = None
-        self._whitened: tuple[HyperNetworkGuide, Stopwatch] | None = None
+        self._whitened: dict[str, tuple[HyperNetworkGuide, Stopwatch]] = {}
 
     def run(self, method: str, settings: Settings) -> tuple[dict[str, Tensor], Stopwatch]:
         """
@@ -120,7 +125,7 @@ class Workbench:
         if method == "map":
             return {name: value[None] for name, value in mode.items()}, before
         if method.startswith("full-rank"):
-            before = self.whitened()[1]
+            before = self.whitened(settings.init_from)[1]
         self._fresh()
         with stopwatch() as watch:
             guide = self._guide(method, settings)
@@ -148,23 +153,28 @@ class Workbench:
             self._mode = {k: v.detach() for k, v in guide.median().items()}, watch
         return self._mode
 
-    def whitened(self) -> tuple[HyperNetworkGuide, Stopwatch]:
-        """A full-rank guide that starts from the averaged curvature of a mean-field fit."""
-        if self._whitened is None:
+    def whitened(self, init_from: str) -> tuple[HyperNetworkGuide, Stopwatch]:
+        """
+        A full-rank guide that starts from the mode, with the curvature there or around it.
+
+        :param str init_from: of the guide: ``"hessian"``, averaged over a mean-field fit, or
+            ``"ggn"``.
+        """
+        if init_from not in self._whitened:
             mode, before = self.mode()
             self._fresh()
             with stopwatch() as watch:
                 guide = HyperNetworkGuide(
                     self.model,
                     generator=ResidualGenerator,
-                    init_from="hessian",
+                    init_from=init_from,
                     init_loc_fn=init_to_value(values=mode),
                 ).setup(*self.split.data)
             total = Stopwatch(
                 before.seconds + watch.seconds, before.cpu_seconds + watch.cpu_seconds
             )
-            self._whitened = guide, total
-        return self._whitened
+            self._whitened[init_from] = guide, total
+        return self._whitened[init_from]
 
     def _guide(self, method: str, settings: Settings) -> Any:
         start = init_to_value(values=self.mode()[0])
@@ -175,7 +185,7 @@ class Workbench:
             return HyperNetworkGuide(
                 self.model, generator=kind, scale=settings.scale, init_loc_fn=start
             )
-        guide = copy.deepcopy(self.whitened()[0])
+        guide = copy.deepcopy(self.whitened(settings.init_from)[0])
         size = guide.latent_dim
         guide.samplers[0].generator = ResidualGenerator(size, init_scale=settings.init_scale)
         return guide

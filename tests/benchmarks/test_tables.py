@@ -17,9 +17,19 @@ ROWS = [{"set": "a", "RMSE": "1.5", "note": ""}, {"set": "b", "RMSE": "10", "not
 
 @pytest.fixture()
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A page and a transcribed record."""
-    record = {"source": "transcribed from a table", "rows": ROWS}
-    (tmp_path / "made_up.json").write_text(json.dumps(record))
+    """A page, and a record of a benchmark that shows its rows as they are."""
+
+    class MadeUp:
+        @staticmethod
+        def load() -> type[MadeUp]:
+            return MadeUp
+
+        @staticmethod
+        def table(rows: list[dict[str, str]]) -> str:
+            return format_table(list(rows[0]), [list(row.values()) for row in rows])
+
+    (tmp_path / "made_up.json").write_text(json.dumps({"rows": ROWS}))
+    monkeypatch.setattr(tables, "benchmark_of_record", lambda name: MadeUp)
     monkeypatch.setattr(records, "FOLDER", tmp_path)
     monkeypatch.setattr(tables, "PAGES", (tmp_path / "page.md",))
     monkeypatch.setattr(tables, "_ROOT", tmp_path)

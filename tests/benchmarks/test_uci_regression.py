@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyro
@@ -19,7 +20,7 @@ from benchmarks.posterior import uci_regression
 from benchmarks.shared import replay, uci_fits
 from benchmarks.shared.replay import cosine, flat_then_cosine, record
 from benchmarks.shared.uci import Split, build_model, load_split, score
-from benchmarks.shared.uci_fits import CANDIDATES, METHODS, choice
+from benchmarks.shared.uci_fits import CANDIDATES, METHODS, Settings, Workbench, choice
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO
 from pyro_implicit.generators import ResidualGenerator
 
@@ -145,6 +146,36 @@ def test_schedules() -> None:
 @pytest.mark.parametrize("name", [*uci_regression.SETS, "boston"])
 def test_every_method_has_a_choice_among_the_candidates(name: str) -> None:
     assert all(choice(method, name) in CANDIDATES[method] for method in METHODS)
+
+
+def test_settings_name_their_start_and_records_without_one_are_read() -> None:
+    hessian, ggn = CANDIDATES["full-rank"]
+    assert (str(hessian), str(ggn)) == (
+        "3000 steps, rate 0.003, start 0.9, hessian",
+        "3000 steps, rate 0.003, start 0.9, ggn",
+    )
+    before = {key: value for key, value in asdict(hessian).items() if key != "init_from"}
+    assert str(Settings(**before)) == "3000 steps, rate 0.003, start 0.9"
+
+
+def test_a_full_rank_guide_starts_from_what_its_settings_name(
+    data_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each start is made once for all fits of a split."""
+    made: list[str] = []
+
+    class Guide(HyperNetworkGuide):
+        def __init__(self, model: Callable[..., None], *, init_from: str, **options: Any) -> None:
+            made.append(init_from)
+            super().__init__(model, init_from=None, **options)  # a curvature takes seconds
+
+    monkeypatch.setattr(uci_fits, "HyperNetworkGuide", Guide)
+    split = load_split(data_root, "toy", 0)
+    bench = Workbench(build_model(3, 36), split, 0, effort=1.0, quiet=True)
+    monkeypatch.setattr(bench, "_train", lambda guide, *options: guide(*split.data))
+    for settings in (*CANDIDATES["full-rank"], CANDIDATES["full-rank"][1]):
+        bench.run("full-rank", settings)
+    assert made == ["hessian", "ggn"]
 
 
 def test_unknown_split(data_root: Path) -> None:

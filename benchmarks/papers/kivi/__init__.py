@@ -44,6 +44,8 @@ BENCHMARKS = (
         records={
             "kivi_mnist": "--num-train 6000 --hidden 100 "
             "--methods map ensemble mean-field 'no KL' published adaptive",
+            "kivi_mnist_800": "--width 800 --num-train 6000 --hidden 100 "
+            "--methods map ensemble mean-field 'no KL' published",
             "kivi_mnist_critic": "--num-train 6000 --hidden 100 --epochs 0.5 "
             "--methods 'logistic critic'",
         },
