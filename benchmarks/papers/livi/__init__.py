@@ -155,7 +155,7 @@ BENCHMARKS = (
         records={
             "cifar": "--seeds 0 1 2",
             "cifar_wideresnet": "--network wideresnet-10-1 --bfloat16 --num-train 25000 --epochs 6 "
-            "--seeds 0",
+            "--seeds 0 1 2",
             "cifar_wideresnet_choice": "--network wideresnet-10-1 --bfloat16 --choose --seeds 7 "
             "--batch-size 64 --epochs 5 --num-shifted 4 --methods map swag mean-field control",
         },
