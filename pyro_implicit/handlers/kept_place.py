@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import operator
+from array import array
 from collections import deque
-from types import CellType, ModuleType
+from types import CellType, MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["CONTENTS", "CURRENT", "GONE", "LENGTH", "PLAIN", "SEQUENCES", "Place", "contents"]
+__all__ = [
+    "CONTENTS",
+    "CURRENT",
+    "GONE",
+    "LENGTH",
+    "MAPPINGS",
+    "PLAIN",
+    "SEQUENCES",
+    "Place",
+    "as_bytes",
+    "contents",
+]
 
 #: what has a value and nothing else
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 #: what has entries by their numbers, and may get others
 SEQUENCES = (list, deque)
+#: what has entries by their keys
+MAPPINGS = (dict, MappingProxyType)
 #: where nothing is
 GONE = object()
 #: in the place of a key: how many entries there are, all of them, what a context has
@@ -47,7 +61,7 @@ class Place(NamedTuple):
             return len(container)
         if key is CURRENT:
             return container.get(GONE)
-        if isinstance(container, dict):
+        if isinstance(container, MAPPINGS):
             return container.get(key, GONE)
         if isinstance(container, SEQUENCES):
             return container[key] if key < len(container) else GONE
@@ -82,10 +96,20 @@ def contents(cell: Any) -> Any:
         return GONE
 
 
+def as_bytes(numbers: Any) -> bytes:
+    """
+    Copies the numbers of an array.
+
+    :param numbers: an array of NumPy or Python, or a ``bytearray``.
+    :returns: what they are in memory.
+    """
+    return bytes(numbers) if isinstance(numbers, bytearray) else numbers.tobytes()
+
+
 def _same_contents(container: Any, kept: Any) -> bool:
     """Whether a container has the very objects that it had, or equal plain values."""
-    if isinstance(container, np.ndarray):
-        return bool(container.tobytes() == kept)
+    if isinstance(container, (np.ndarray, bytearray, array)):
+        return bool(as_bytes(container) == kept)
     if len(container) != len(kept):
         return False
     if isinstance(container, set):

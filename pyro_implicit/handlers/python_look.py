@@ -9,6 +9,8 @@ import itertools
 import os
 import random
 import sys
+import weakref
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from types import CodeType, ModuleType
@@ -23,9 +25,11 @@ from pyro_implicit.handlers.kept_place import (
     CURRENT,
     GONE,
     LENGTH,
+    MAPPINGS,
     PLAIN,
     SEQUENCES,
     Place,
+    as_bytes,
     contents,
 )
 
@@ -37,7 +41,7 @@ _DEEP = 6  # functions in functions, objects in objects
 _LOOKS = itertools.count()
 _SETS = (set, frozenset)
 _VALUES = (*PLAIN, Tensor, np.ndarray)
-_KEPT = (*_VALUES, *SEQUENCES, *_SETS, dict)
+_KEPT = (*_VALUES, *SEQUENCES, *_SETS, *MAPPINGS, bytearray, array)
 #: networks of these packages hold nothing that a step changes but what torch knows of
 _OURS = ("torch.", "pyro.", "pyro_implicit.")
 #: modules whose functions and objects are none of a user
@@ -55,7 +59,16 @@ _OF_MAKING = {
     "__del__",
 }
 #: what reads a name from a text
-_READERS = {"getattr", "attrgetter", "vars", "__dict__", "globals", "eval"}
+_READERS = {
+    "modules",
+    "import_module",
+    "getattr",
+    "attrgetter",
+    "vars",
+    "__dict__",
+    "globals",
+    "eval",
+}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -70,7 +83,7 @@ class Look:
         self.values: dict[str, Any] = {}
         self.places: list[Place] = []
         #: what any function reads by name
-        self.names: set[str] = set()
+        self.names: set[str] = set(names)
         self._sought = tuple(names)
         self._seen: dict[int, Any] = {}  # and alive, so that no other object has its number
         self._placed: set[tuple[int, Any]] = set()
@@ -92,15 +105,17 @@ class Look:
             return
         self._seen[id(value)] = value
         self._at_numbers(value, name)
-        if isinstance(value, np.ndarray):
+        if isinstance(value, (np.ndarray, bytearray, array)):
             self._at_array(value, name)
-        elif isinstance(value, (*SEQUENCES, *_SETS, tuple, dict)):
+        elif isinstance(value, (*SEQUENCES, *_SETS, tuple, *MAPPINGS)):
             self._at_container(value, name, depth)
         elif isinstance(value, nn.Module):
             self._at_module(value, name)
         elif isinstance(value, functools.partial):
             for part in (value.func, value.args, value.keywords):
                 self.at(part, name, depth - 1)
+        elif isinstance(value, weakref.ref):
+            self.at(value(), name, depth)
         elif isinstance(value, ContextVar):
             self._entry(value, CURRENT, value.get(GONE), name, depth)
         elif inspect.ismethod(value):
@@ -121,10 +136,10 @@ class Look:
             self._placed.add((id(container), key))
             self.places.append(Place(name, container, key, value))
 
-    def _at_array(self, value: np.ndarray, name: str) -> None:
+    def _at_array(self, value: np.ndarray | bytearray | array[Any], name: str) -> None:
         """At the numbers of a short array, which may be written."""
-        if value.size <= _LONGEST:
-            kept = value.tobytes()
+        if (value.size if isinstance(value, np.ndarray) else len(value)) <= _LONGEST:
+            kept = as_bytes(value)
             self._place(f"an entry of {name}", value, CONTENTS, kept)
             self.values[f"an entry of {name}"] = hash(kept)
 
@@ -139,7 +154,7 @@ class Look:
             return
         if not isinstance(value, tuple):
             self._place(f"the length of {name}", value, LENGTH, len(value))
-        for key, entry in value.items() if isinstance(value, dict) else enumerate(value):
+        for key, entry in value.items() if isinstance(value, MAPPINGS) else enumerate(value):
             self._entry(value, key, entry, f"{name}[{key!r}]", depth - 1)
 
     def _at_numbers(self, value: Any, name: str) -> None:
@@ -266,14 +281,26 @@ class Look:
                 self._entry(cell, None, value, name, depth - 1)
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self.at(default, f"a default of {function.__name__}", depth - 1)
+        self._at_attributes(function, depth)
         scope, names = function.__globals__, _names(code)
+        if function is not os.getenv and _is_of_library(scope.get("__name__")):
+            return  # which none of a user's names is in
         self.names.update(names)
         for name in names:
-            value = scope.get(name, GONE)
+            value = scope.get(name, sys.modules.get(name, GONE))  # imported within, maybe
             if isinstance(value, (type, ModuleType)):
                 self._at_names(value, name, depth - 1, names)
             elif value is not GONE:
                 self._entry(scope, name, value, name, depth - 1)
+
+    def _at_attributes(self, function: Callable[..., Any], depth: int) -> None:
+        for name in ("__code__", "__defaults__", "__kwdefaults__"):
+            held_now = getattr(function, name, None)
+            self._place(f"{function.__name__}.{name}", function, name, held_now)
+        held = function.__dict__
+        for key, value in held.items():
+            if key != "__wrapped__":
+                self._entry(held, key, value, f"{function.__name__}.{key}", depth - 1)
 
     def _at_names(
         self, owner: type | ModuleType, where: str, depth: int, names: Iterable[str] = ()
@@ -336,8 +363,11 @@ def _names_of(function: Any) -> tuple[str, ...]:
 
 def _is_library(owner: type | ModuleType) -> bool:
     """Whether a module, or that of a class, belongs to a package whose code no user changes."""
-    name = owner.__name__ if isinstance(owner, ModuleType) else owner.__module__ or ""
-    return name.partition(".")[0] in _LIBRARIES
+    return _is_of_library(owner.__name__ if isinstance(owner, ModuleType) else owner.__module__)
+
+
+def _is_of_library(module: str | None) -> bool:
+    return (module or "").partition(".")[0] in _LIBRARIES
 
 
 def _names(code: CodeType) -> tuple[str, ...]:

@@ -11,6 +11,8 @@ from pyro_implicit.handlers.python_look import Look, unseen
 
 __all__ = ["PythonState", "python_state"]
 
+_WALKS = 4  # methods that call methods of other classes, at most
+
 
 @dataclass
 class PythonState:
@@ -76,8 +78,12 @@ def python_state(*programs: Any) -> PythonState:
     :param programs: callables.
     :returns: what was read.
     """
-    names = _walk(Look(), programs).names  # that any of their functions reads
-    look = _walk(Look(names), programs)
+    look = _walk(Look(), programs)
+    for _ in range(_WALKS):  # until no function is found that reads other names
+        known = len(look.names)
+        look = _walk(Look(look.names), programs)
+        if len(look.names) == known:
+            break
     state = read_random_state()
     _, keys, *rest = state["numpy"]
     look.values["the random numbers of Python"] = hash(state["random"])

@@ -122,7 +122,7 @@ class PredictiveJob(RowsOfAModel):
             if values is None:
                 self._draw_rows(args, kwargs, start, stop, first, last)
                 if self.parallel and start == first == 0 and last > 1:
-                    self._check_draws_apart(args, kwargs, stop)
+                    self._check_draws_apart(stop)
                 run = self._evaluated(args, kwargs, start, stop, first, last, spare=spare)
                 self._check_found(run)
                 values = run.values
@@ -193,20 +193,29 @@ class PredictiveJob(RowsOfAModel):
                 self.model(*args, **kwargs)
         return run
 
-    def _check_draws_apart(self, args: Any, kwargs: Any, stop: int) -> None:
+    def _check_draws_apart(self, stop: int) -> None:
         """
         Refuses a model in which what one of the draws predicts is no matter of that draw alone.
 
+        :param int stop: rows of the first batch; if they can be cut, a few of them tell.
         :raises SiteError: naming the site, or the line.
         """
+        plan, draws = self.plan, self.plan.draws
+        rows = min(stop, UNIT) if plan.layout.row_dims and not plan.whole else stop
+        args, kwargs = self._cut(0, rows)
 
         def evaluate(together: bool, **given: Any) -> PredictiveRun:
             last = 2 if together else 1
             return self._evaluated(
-                args, kwargs, 0, stop, 0, last, together=together, looked_at=True, **given
+                args, kwargs, 0, rows, 0, last, together=together, looked_at=True, **given
             )
 
-        DrawsApart(self.plan, evaluate, stop).check()
+        if self.guide is not None:
+            plan.draws = {name: value[:, :rows] for name, value in draws.items()}
+        try:
+            DrawsApart(plan, evaluate, rows).check()
+        finally:
+            plan.draws = draws
 
     def _check_found(self, run: PredictiveRun) -> None:
         missing = sorted((self.plan.sites or frozenset()) - run.values.keys())

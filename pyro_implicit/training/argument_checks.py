@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyro
 import pyro.distributions as dist
@@ -22,6 +22,25 @@ from pyro_implicit.training.step_call import StepCall
 __all__ = ["ArgumentChecks"]
 
 _aten = torch.ops.aten
+_SMALL = 10_000  # numbers, which are compared in microseconds
+
+
+class _Taken(NamedTuple):
+    """An argument that was valid."""
+
+    tensor: Tensor
+    version: int
+    copy: Tensor | None  # if it is small: others may write its memory unseen
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Taken:
+        small = tensor.numel() <= _SMALL
+        return cls(tensor, tensor._version, tensor.detach().clone() if small else None)
+
+    def is_still(self, other: Tensor) -> bool:
+        if other is not self.tensor or other._version != self.version:
+            return False
+        return self.copy is None or torch.equal(self.copy, other)
 
 
 class ArgumentChecks:
@@ -37,7 +56,7 @@ class ArgumentChecks:
     """
 
     def __init__(self, call: StepCall) -> None:
-        self._last: list[tuple[Tensor, int]] = []
+        self._last: list[_Taken] = []
         self._graph: Callable[..., Any] | None = None
         try:
             with warnings.catch_warnings(), RandomStream(0), torch.no_grad():
@@ -52,7 +71,7 @@ class ArgumentChecks:
 
         :param tensors: the arguments that are tensors.
         """
-        self._last = [(one, one._version) for one in tensors]
+        self._last = [_Taken.of(one) for one in tensors]
 
     def refuse(self, tensors: Sequence[Tensor]) -> bool:
         """
@@ -62,7 +81,7 @@ class ArgumentChecks:
         :returns: False for those that were looked at last.
         """
         known = zip(self._last, tensors, strict=False)
-        if self._last and all(o is n and v == n._version for (o, v), n in known):
+        if self._last and all(one.is_still(other) for one, other in known):
             return False
         if self._graph is None or not all(map(bool, self._graph(*tensors))):
             return True

@@ -176,7 +176,7 @@ class RecordedObjective(ELBO):
         :raises NonFiniteError: as the objective itself does.
         """
         call = StepCall(model, guide, args, kwargs)
-        if self.reason or _is_handled() or not self._turn(guide):
+        if self.reason or _is_handled() or not (torch.is_grad_enabled() and self._turn(guide)):
             return self._program(call)
         graph = self._graph(call)
         graph.num_steps += 1

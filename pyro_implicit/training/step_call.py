@@ -38,8 +38,9 @@ class StepCall:
         What a graph is valid for.
 
         :param objective: what is minimised.
-        :returns: shapes, strides, dtypes and devices of tensors and other arguments by value; their
-            structure; layers in evaluation mode; settings; the programs.
+        :returns: shapes, strides, dtypes, devices and attributes of tensors, and other arguments by
+            value; their structure, and which are the same tensor; layers in evaluation mode;
+            settings; the programs.
         """
         kinds = tuple(
             _kind(leaf) if isinstance(leaf, Tensor) else repr(leaf) for leaf in self.leaves
@@ -54,7 +55,9 @@ class StepCall:
         precision = torch.get_default_dtype(), torch.is_autocast_enabled("cpu")
         settings = repr(objective), is_validation_enabled(), precision
         programs = _same(self.model), _same(self.guide)
-        return kinds, str(self._structure), modes, settings, programs
+        numbers = [id(one) for one in self.tensors]
+        structure = str(self._structure), tuple(map(numbers.index, numbers))
+        return kinds, structure, modes, settings, programs
 
     def filled(self, tensors: tuple[Tensor, ...]) -> Any:
         """
@@ -89,7 +92,8 @@ def _kind(tensor: Tensor) -> tuple[Any, ...]:
     """What a graph takes for granted of an argument."""
     dense = tensor.layout is torch.strided
     lies = tensor.stride() if dense else tensor.layout
-    return tuple(tensor.shape), lies, tensor.dtype, tensor.device
+    own = tuple((name, repr(one)) for name, one in vars(tensor).items() if isinstance(one, PLAIN))
+    return tuple(tensor.shape), lies, tensor.dtype, tensor.device, own
 
 
 def _same(program: Any) -> tuple[int, ...]:

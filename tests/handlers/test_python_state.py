@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import types
+import weakref
+from array import array
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from os import getenv
@@ -14,6 +17,7 @@ import numpy as np
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro import plate, poutine, sample
 from pyro.nn import PyroModule, PyroSample
 from torch import Tensor, nn
 
@@ -212,6 +216,52 @@ def reads_implicitly() -> Any:
     return implicit["a"] + implicit.anything + (implicit + 1.0) + implicit.described
 
 
+def reads_default(first: float = 1.0, *, other: float = 1.0) -> float:
+    return first + other
+
+
+def reads_other(first: float = 1.0, *, other: float = 1.0) -> float:
+    return first - other
+
+
+def local_class() -> Callable[[], float]:
+    class Local:
+        beta = 1.0
+
+        @classmethod
+        def read(cls) -> float:
+            return cls.beta
+
+    behind = Options()
+    reference = weakref.ref(behind)
+
+    def model() -> float:
+        found: Any = reference()
+        return Local.read() + reads_default() + float(found.power)
+
+    model.held, model.behind = Local, behind  # type: ignore[attr-defined]
+    return model
+
+
+def reads_itself() -> float:
+    return float(reads_itself.level)  # type: ignore[attr-defined]
+
+
+def imports() -> float:
+    import settings_of_a_test  # type: ignore[import-not-found]
+
+    return float(settings_of_a_test.level) * sys.modules["settings_of_a_test"].other
+
+
+CODE = reads_default.__code__
+VIEW = types.MappingProxyType(TABLE)
+BYTES, NUMBERS = bytearray(b"1"), array("d", [1.0])
+
+
+def reads_views() -> float:
+    return float(VIEW["level"]) + BYTES[0] + NUMBERS[0]
+
+
 def reads_texts() -> float:
     return float(getattr(settings.options, "power") * globals()["DEEP"]["x"]["y"][0]["z"])  # noqa: B009
 
@@ -254,6 +304,29 @@ NAMED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "attribute by code": (lambda: reads_implicitly, lambda m: TABLE.update(static=2.0)),
     "operator": (lambda: reads_implicitly, lambda m: TABLE["inner"].update(beta=2.0)),
     "descriptor": (lambda: reads_implicitly, lambda m: TABLE.update(level=2.0)),
+    "class in a closure": (local_class, lambda m: setattr(m.held, "beta", 2.0)),
+    "default": (local_class, lambda m: setattr(reads_default, "__defaults__", (2.0,))),
+    "default of a keyword": (
+        local_class,
+        lambda m: setattr(reads_default, "__kwdefaults__", {"other": 2.0}),
+    ),
+    "code": (local_class, lambda m: setattr(reads_default, "__code__", reads_other.__code__)),
+    "behind a weak reference": (local_class, lambda m: setattr(m.behind, "power", 2.0)),
+    "attribute of a function": (
+        lambda: reads_itself,
+        lambda m: setattr(reads_itself, "level", 2.0),
+    ),
+    "imported within": (
+        lambda: imports,
+        lambda m: setattr(sys.modules["settings_of_a_test"], "level", 2.0),
+    ),
+    "found among the modules": (
+        lambda: imports,
+        lambda m: setattr(sys.modules["settings_of_a_test"], "other", 2.0),
+    ),
+    "view": (lambda: reads_views, lambda m: TABLE.update(level=2.0)),
+    "bytes": (lambda: reads_views, lambda m: BYTES.__setitem__(0, 2)),
+    "array of Python": (lambda: reads_views, lambda m: NUMBERS.__setitem__(0, 2.0)),
     "name in a text": (lambda: reads_texts, lambda m: setattr(settings.options, "power", 2.0)),
     "global in a text, deep": (
         lambda: reads_texts,
@@ -308,6 +381,12 @@ def as_it_was() -> Iterator[None]:
     settings.array, ARRAY[0] = np.ones(2), 1.0
     CONTEXT.set(1.0)
     _environment("1")
+    found: Any = types.ModuleType("settings_of_a_test")
+    found.level = found.other = 1.0
+    reads_default.__defaults__, reads_default.__kwdefaults__ = (1.0,), {"other": 1.0}
+    reads_default.__code__ = CODE
+    reads_itself.level, BYTES[0], NUMBERS[0] = 1.0, 1, 1.0  # type: ignore[attr-defined]
+    sys.modules["settings_of_a_test"] = found
     TABLE.update(inner={"beta": 1.0}, level=1.0, static=1.0, shift=1.0)
     yield
     for kind, held in before.items():
@@ -318,6 +397,7 @@ def as_it_was() -> Iterator[None]:
                 setattr(kind, name, held[name])
     Base.table["beta"] = 1.0
     _environment(None)
+    del sys.modules["settings_of_a_test"]
 
 
 @pytest.mark.parametrize("kind", CHANGES)
@@ -353,3 +433,13 @@ def test_a_method_without_code_is_no_error() -> None:
     model = types.MethodType(functools.partial(lambda self: None), Model())
     one, other = python_state(model), python_state(model)
     assert not one.changes(other) and not one.replaced()
+
+
+def test_what_pyro_keeps_is_none_of_a_model() -> None:
+    def model() -> None:
+        with plate("rows", 3):
+            sample("x", dist.Normal(0.0, 1.0))
+
+    before = python_state(model)
+    with poutine.trace():  # as SVI is around each step, another one each time
+        assert not before.replaced() and not before.changes(python_state(model))

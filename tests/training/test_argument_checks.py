@@ -131,3 +131,15 @@ def test_a_replayed_step_ends_in_the_error_of_the_program(
             svi.step(y + 0.0, a - 2.0)
         svi.step(y + 0.0, a + 0.0)
     assert recorded.is_recorded
+
+
+def test_what_is_written_past_the_tensor_is_seen() -> None:
+    """``.data`` and NumPy write without a new version."""
+    model, (y, a) = make("poisson", False), [one.clone() for one in LIKELIHOODS["poisson"][1:]]
+    guide = HyperNetworkGuide(model, init_from=None).setup(y, a)
+    checks = ArgumentChecks(StepCall(model, guide, (y, a), {}))
+    assert not checks.refuse([y, a])
+    y.numpy()[:] += 0.5
+    assert checks.refuse([y, a])
+    y.data.sub_(0.5)
+    assert not checks.refuse([y, a])

@@ -1084,3 +1084,35 @@ def test_data_that_a_site_refuses_are_refused_in_replayed_steps(
         changed.copy_(bad)
         with pytest.raises(ValueError, match="site 'x'"):
             step.loss_and_grads(model, guide, changed)
+
+
+def attributed(x: Tensor, y: Tensor) -> None:
+    """Reads of its arguments what they are beside numbers."""
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    scale = 2.0 if x is y else getattr(x, "scale", 1.0)
+    with pyro.plate("rows", len(x)):
+        pyro.sample("x", dist.Normal(mean + y, scale), obs=x)
+
+
+@pytest.mark.parametrize("kind", ["attribute", "same tensor"])
+def test_what_arguments_are_beside_numbers_is_seen(kind: str, slow_program: None) -> None:
+    other = DATA.clone()
+    other.scale = 3.0  # type: ignore[attr-defined]
+    later = (other, DATA.clone()) if kind == "attribute" else (DATA, DATA)
+    batches = [(DATA, DATA.clone())] * 10 + [later] * 8
+    recorded = RecordedObjective(linearised())
+    with pytest.warns(PerformanceHint, match="gives other numbers"):  # a graph knows numbers alone
+        found = trained(recorded, attributed, bare(attributed), batches)
+    assert_same(found, trained(linearised(), attributed, bare(attributed), batches))
+
+
+def test_a_step_without_gradients_adds_none(slow_program: None) -> None:
+    guide = bare(simple)
+    recorded = RecordedObjective(linearised())
+    trained(recorded, simple, guide, [(DATA,)] * 10)
+    assert recorded.is_recorded
+    for param in guide.parameters():
+        param.grad = None
+    with torch.no_grad():
+        recorded.loss_and_grads(simple, guide, DATA)
+    assert all(param.grad is None for param in guide.parameters())
