@@ -32,5 +32,6 @@ def blames_parallel(parallel: bool) -> Iterator[None]:
         raise SiteError(
             "the model runs with one draw, and fails with parallel=True, where latents have a "
             f"dimension of draws in front ({said}). Count dimensions from the right and name them, "
-            "w[..., 0] and (w * x).sum(-1), not w[0] and w.sum(), or leave parallel out."
+            "w[..., 0] and (w * x).sum(-1), not w[0], w.sum() or x @ w (a latent with an event has "
+            "the shape (draws, 1, event) then, with a 1 for each plate), or leave parallel out."
         ) from error
