@@ -20,6 +20,7 @@ from pyro_implicit.handlers.own_subsample import OwnSubsample, sizes_of_argument
 from pyro_implicit.handlers.pointwise import (
     is_auxiliary,
     is_delta,
+    is_factor_of_rows,
     latent_sites,
     pointwise_log_prob,
     reduced_dims,
@@ -98,6 +99,8 @@ class Program:
         self._numbered = numbered_if_drawn(guide)
         self._cuts: Cuts = {}
         self.subsamples: dict[str, Tensor] = {}
+        #: names of densities of rows that are no sites of data
+        self.factors: set[str] = set()
         #: what was observed, and on which rows, when the sites were found out
         self.observed: list[Tensor] = []
         #: discrete latents of all data, which no draw of the guide fixes
@@ -217,6 +220,8 @@ class Program:
         def visit(site: Any) -> None:
             if site_is_subsample(site):
                 subsamples[site["name"]] = site["value"]
+            elif is_factor_of_rows(site):
+                self.factors.add(site["name"])
             elif not is_auxiliary(site):
                 sites[site["name"]] = described = _describe(site, draw)
                 if described.kind != "latent":

@@ -26,6 +26,7 @@ from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import explained_errors
+from pyro_implicit.handlers.pointwise import told_of_factors
 
 __all__ = ["to_arviz"]
 
@@ -71,7 +72,7 @@ def to_arviz(
     unconstrained space, for importance weights and ``loo_approximate_posterior``; one more run of
     the model for each draw. ``observed_data``: what the model observes when called with these
     arguments. ``constant_data``: the tensor arguments that are not observed, by their names in the
-    model's signature. ``pyro.factor`` terms are in no group.
+    model's signature. ``pyro.factor`` terms are in no group; a warning names those within plates.
 
     The model is run once per draw for each kind of run (given the data, predictive, prior; one run
     serves the first two if there is one observed site and no other to draw), without assuming that
@@ -155,7 +156,9 @@ def to_arviz(
     )
     if refused:
         _tell_of_the_prior(refused, groups)
-    for text in dict.fromkeys(text for one in watched for text in one.warnings()):
+    factors = programs[0].factors if "log_likelihood" in arrays else set()
+    told = [told_of_factors(factors)] if factors else []
+    for text in dict.fromkeys([*told, *(text for one in watched for text in one.warnings())]):
         warnings.warn(text, stacklevel=2)
     if stats is not None:
         arrays["sample_stats"] = stats.arrays(arrays["posterior"])

@@ -132,7 +132,8 @@ def _observed(
 
     def visit(site: Any) -> None:
         if _is_data(site):
-            found[site["name"]] = fingerprint((site["value"],)) if is_small else None
+            looked_at = is_small and not _is_constant(site["value"])
+            found[site["name"]] = fingerprint((site["value"],)) if looked_at else None
 
     try:
         with RandomStream(0), poutine.block(), warnings.catch_warnings():
@@ -145,6 +146,11 @@ def _observed(
         nodes = tracer.trace.nodes
         parameters.extend(name for name in nodes if nodes[name]["type"] == "param")
     return found
+
+
+def _is_constant(value: Tensor) -> bool:
+    """Whether all is one number, such as a 1 for each censored row: it may be of any data."""
+    return value.numel() > 0 and bool((value == value.flatten()[0]).all())
 
 
 def _is_data(site: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import pyro.distributions as dist
@@ -27,9 +27,11 @@ __all__ = [
     "counted",
     "is_auxiliary",
     "is_delta",
+    "is_factor_of_rows",
     "latent_sites",
     "pointwise_log_prob",
     "reduced_dims",
+    "told_of_factors",
     "run_model",
     "unmasked",
 ]
@@ -155,6 +157,30 @@ def is_auxiliary(site: Any) -> bool:
     """
     special = site_is_factor(site) or site_is_subsample(site)
     return special or bool(site["infer"].get("is_auxiliary"))
+
+
+def is_factor_of_rows(site: Any) -> bool:
+    """
+    Whether a site is a density that may be one of data, of which nobody can tell the data.
+
+    :param site: a sample site.
+    :returns: whether it is ``pyro.factor`` within a plate.
+    """
+    return site_is_factor(site) and any(one.vectorized for one in site["cond_indep_stack"])
+
+
+def told_of_factors(names: Iterable[str]) -> str:
+    """
+    Says that densities of rows are left out of scores.
+
+    :param names: of ``pyro.factor`` sites.
+    :returns: a warning.
+    """
+    return (
+        f"the pyro.factor sites {sorted(names)} are within plates and count for nothing here: a "
+        "factor holds no data. If they are likelihoods, of censored rows say, write observed "
+        "sites: pyro.sample(name, dist.Bernoulli(survival), obs=torch.ones(n))."
+    )
 
 
 def is_delta(site: Any) -> bool:

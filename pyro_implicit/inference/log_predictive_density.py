@@ -31,9 +31,11 @@ from pyro_implicit.handlers.pointwise import (
     counted,
     is_auxiliary,
     is_delta,
+    is_factor_of_rows,
     latent_sites,
     pointwise_log_prob,
     run_model,
+    told_of_factors,
 )
 from pyro_implicit.handlers.rows import number_of_rows
 from pyro_implicit.handlers.sum_out import counted_in_sum, inseparable
@@ -90,7 +92,8 @@ def log_predictive_density(
         if the guide has a latent of each row, and these are other rows; if the model holds
         its observations itself and is given other inputs; if a conditional guide's context
         has what is observed; if it does not draw all of
-        the model's latents, or draws one outside its prior's support.
+        the model's latents, or draws one outside its prior's support; if the model has
+        ``pyro.factor`` within a plate, which holds no data and is left out.
     """
     check_model(model)
     check_order(model, "log_predictive_density(model, guide, ...)", guide)
@@ -108,9 +111,10 @@ def log_predictive_density(
     kept: Any = None
     forgotten: set[str] = set()
     outside: dict[str, Any] = {}
+    factors: set[str] = set()
     for index in range(num_samples):
         with RandomStream(mixed_seed(seed, index)), explained_errors(args, kwargs):
-            one, counted = _log_densities(model, guide, args, kwargs, forgotten, outside)
+            one, counted = _log_densities(model, guide, args, kwargs, forgotten, outside, factors)
         if total is None:
             total, kept = one, counted
         else:
@@ -122,7 +126,8 @@ def log_predictive_density(
         warnings.warn(came_from_prior(forgotten), stacklevel=2)
     if outside:
         warnings.warn(drawn_outside(outside), stacklevel=2)
-    for text in watched.warnings():
+    told = [told_of_factors(factors)] if factors else []
+    for text in [*told, *watched.warnings()]:
         warnings.warn(text, stacklevel=2)
     densities: Tensor = (total - math.log(num_samples))[kept]
     return densities
@@ -135,12 +140,18 @@ class _Densities:
     :param dict latents: values of the guide's latents by name.
     :param set forgotten: gets the names of latents of the model that the guide does not draw.
     :param dict outside: gets the supports of those that are drawn outside of the prior's.
+    :param set factors: gets the names of densities of rows that are no sites of data.
     """
 
     def __init__(
-        self, latents: dict[str, Tensor], forgotten: set[str], outside: dict[str, Any]
+        self,
+        latents: dict[str, Tensor],
+        forgotten: set[str],
+        outside: dict[str, Any],
+        factors: set[str],
     ) -> None:
         self.latents, self.forgotten, self.outside = latents, forgotten, outside
+        self.factors = factors
         self.data: dict[Any, Tensor] = {}
         self.kept: dict[Any, Tensor] = {}
 
@@ -168,6 +179,8 @@ class _Densities:
 
     def _look(self, site: Any, marginal: Any) -> None:
         """Notes latents that the guide leaves out, or draws where the prior never would."""
+        if is_factor_of_rows(site):
+            self.factors.add(site["name"])
         if marginal:
             drawn = [name for name in marginal if name in self.latents]
             if drawn and len(drawn) < len(marginal):
@@ -193,11 +206,12 @@ def _log_densities(
     kwargs: dict[str, Any],
     forgotten: set[str],
     outside: dict[str, Any],
+    factors: set[str],
 ) -> tuple[Tensor, Tensor]:
     """The log-densities of all data under one draw, and whether each is not masked."""
     latents = {name: site["value"] for name, site in latent_sites(guide, args, kwargs).items()}
     numbered = numbered_if_called(guide)
-    found = _Densities(latents, forgotten, outside)
+    found = _Densities(latents, forgotten, outside, factors)
     with OwnSubsample(sizes_of_arguments(args, kwargs)):
         try:
             with NoticeEnumeration():

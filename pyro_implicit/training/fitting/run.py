@@ -414,14 +414,14 @@ def _params(capture: Any) -> dict[str, Tensor]:
 
 @contextmanager
 def collected_warnings(into: list[str]) -> Iterator[None]:
-    """Python's warnings, shown as ever, and kept in words too."""
+    """Python's warnings, each shown once, and kept in words too."""
     with warnings.catch_warnings():
         show = warnings.showwarning
 
         def keep(message: Warning | str, *rest: Any, **options: Any) -> None:
             if str(message) not in into:
                 into.append(str(message))
-            show(message, *rest, **options)
+                show(message, *rest, **options)
 
         warnings.showwarning = keep
         yield
