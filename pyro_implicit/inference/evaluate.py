@@ -67,7 +67,8 @@ def evaluate(
     =============  ==================================================================
 
     The log predictive density is :math:`\log \tfrac1S \sum_s p(y_i \mid \theta_s)` for each datum,
-    the mean of which :func:`~pyro_implicit.log_predictive_density` would give with the same draws;
+    the mean of what :func:`~pyro_implicit.log_predictive_density` would give with the same draws,
+    where rows are in a plate (others are one datum there);
     CRPS, medians and intervals come from a thousand draws of observations or more (``num_samples``
     if that is more). Entries of one observation are scored by themselves and averaged. No minibatch
     scale is applied, and masked data are left out.
