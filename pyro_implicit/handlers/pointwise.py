@@ -164,9 +164,11 @@ def is_factor_of_rows(site: Any) -> bool:
     Whether a site is a density that may be one of data, of which nobody can tell the data.
 
     :param site: a sample site.
-    :returns: whether it is ``pyro.factor`` within a plate.
+    :returns: whether it is ``pyro.factor`` within a plate, and no sum over discrete latents.
     """
-    return site_is_factor(site) and any(one.vectorized for one in site["cond_indep_stack"])
+    if not site_is_factor(site) or site["infer"].get("marginal_of"):
+        return False
+    return any(one.vectorized for one in site["cond_indep_stack"])
 
 
 def told_of_factors(names: Iterable[str]) -> str:
