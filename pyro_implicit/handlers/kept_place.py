@@ -114,7 +114,7 @@ def _same_contents(container: Any, kept: Any) -> bool:
         return False
     if isinstance(container, set):
         return bool(container == kept)
-    if isinstance(container, dict):
+    if isinstance(container, MAPPINGS):
         if container.keys() != kept.keys():
             return False
         container, kept = [container[key] for key in kept], kept.values()

@@ -33,10 +33,11 @@ from pyro_implicit.handlers.kept_place import (
     contents,
 )
 
-__all__ = ["Look", "unseen"]
+__all__ = ["Look", "TooMuchToSee", "unseen"]
 
 _MOST = 100  # entries of a list or dictionary that are looked into
 _LONGEST = 10_000  # entries that are compared at each step, in a tenth of a millisecond
+_MOST_PLACES = 10_000  # that are looked at at each step, in milliseconds
 _DEEP = 6  # functions in functions, objects in objects
 _LOOKS = itertools.count()
 _SETS = (set, frozenset)
@@ -70,6 +71,10 @@ _READERS = {
     "eval",
 }
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class TooMuchToSee(Exception):  # noqa: N818 (a signal within one call, never shown)
+    """A program holds or names more than can be looked at before each step."""
 
 
 class Look:
@@ -133,6 +138,8 @@ class Look:
 
     def _place(self, name: str, container: Any, key: Any, value: Any) -> None:
         if (id(container), key) not in self._placed:
+            if len(self.places) >= _MOST_PLACES:
+                raise TooMuchToSee
             self._placed.add((id(container), key))
             self.places.append(Place(name, container, key, value))
 
@@ -415,6 +422,6 @@ def _mangled(kind: type, name: str) -> str:
 
 def _flat(value: Any) -> list[Any]:
     """Keys and entries; those of a set in an order that does not depend on the process."""
-    if isinstance(value, dict):
+    if isinstance(value, MAPPINGS):
         return [*value.keys(), *value.values()]
     return sorted(value, key=repr) if isinstance(value, _SETS) else [*value]

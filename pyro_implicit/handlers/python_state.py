@@ -7,7 +7,7 @@ from typing import Any
 
 from pyro_implicit._random import read_random_state
 from pyro_implicit.handlers.kept_place import CONTENTS, GONE, LENGTH, Place
-from pyro_implicit.handlers.python_look import Look, unseen
+from pyro_implicit.handlers.python_look import Look, TooMuchToSee, unseen
 
 __all__ = ["PythonState", "python_state"]
 
@@ -95,6 +95,8 @@ def _walk(look: Look, programs: tuple[Any, ...]) -> Look:
     for program in programs:
         try:
             look.at(program, "")
+        except TooMuchToSee:
+            look.values["more than can be looked at each time"] = unseen()
         except Exception:  # of attributes that run a user's code
             look.values["what cannot be looked at"] = unseen()
     return look

@@ -10,10 +10,10 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro import poutine
-from pyro.poutine.util import site_is_subsample
 from torch import Tensor, fx
 
 from pyro_implicit._random import RandomStream
+from pyro_implicit.handlers.pointwise import latent_sites
 from pyro_implicit.ops.graph_passes import is_functional
 from pyro_implicit.ops.noted_checks import NotedChecks
 from pyro_implicit.ops.recording import lighten, trace_operations
@@ -91,7 +91,10 @@ class ArgumentChecks:
 
 def _recorded(call: StepCall) -> Callable[..., Any]:
     """From arguments to whether each check is passed."""
-    model, latents = call.model, _latents(call)
+    model = call.model
+    with poutine.block():
+        sites = latent_sites(call.guide, call.args, call.kwargs)
+    latents = {name: site["value"] for name, site in sites.items()}
 
     def checks(*tensors: Tensor) -> tuple[Tensor, ...]:
         args, kwargs = call.filled(tensors)
@@ -109,18 +112,6 @@ def _recorded(call: StepCall) -> Callable[..., Any]:
         raise ValueError("checks that draw numbers, or write into tensors")
     lighten(graph, *tensors)
     return graph.forward
-
-
-def _latents(call: StepCall) -> dict[str, Tensor]:
-    """One draw of the guide."""
-    with poutine.block():
-        trace = poutine.trace(call.guide).get_trace(*call.args, **call.kwargs)
-    nodes = [node for node in trace.nodes.values() if node["type"] == "sample"]
-    return {
-        node["name"]: node["value"].detach()
-        for node in nodes
-        if not (node["is_observed"] or site_is_subsample(node) or node["infer"].get("is_auxiliary"))
-    }
 
 
 def _keep_those_of_arguments(graph: fx.GraphModule) -> None:

@@ -255,11 +255,13 @@ def imports() -> float:
 
 CODE = reads_default.__code__
 VIEW = types.MappingProxyType(TABLE)
+LONG = dict.fromkeys(range(200), 1.0)
+LONG_VIEW = types.MappingProxyType(LONG)
 BYTES, NUMBERS = bytearray(b"1"), array("d", [1.0])
 
 
 def reads_views() -> float:
-    return float(VIEW["level"]) + BYTES[0] + NUMBERS[0]
+    return float(VIEW["level"]) + BYTES[0] + NUMBERS[0] + LONG_VIEW[7]
 
 
 def reads_texts() -> float:
@@ -325,6 +327,7 @@ NAMED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         lambda m: setattr(sys.modules["settings_of_a_test"], "other", 2.0),
     ),
     "view": (lambda: reads_views, lambda m: TABLE.update(level=2.0)),
+    "long view": (lambda: reads_views, lambda m: LONG.update({7: 2.0})),
     "bytes": (lambda: reads_views, lambda m: BYTES.__setitem__(0, 2)),
     "array of Python": (lambda: reads_views, lambda m: NUMBERS.__setitem__(0, 2.0)),
     "name in a text": (lambda: reads_texts, lambda m: setattr(settings.options, "power", 2.0)),
@@ -385,6 +388,7 @@ def as_it_was() -> Iterator[None]:
     found.level = found.other = 1.0
     reads_default.__defaults__, reads_default.__kwdefaults__ = (1.0,), {"other": 1.0}
     reads_default.__code__ = CODE
+    LONG[7] = 1.0
     reads_itself.level, BYTES[0], NUMBERS[0] = 1.0, 1, 1.0  # type: ignore[attr-defined]
     sys.modules["settings_of_a_test"] = found
     TABLE.update(inner={"beta": 1.0}, level=1.0, static=1.0, shift=1.0)
@@ -427,6 +431,13 @@ def test_what_cannot_be_looked_at_counts_as_changed() -> None:
     model = Refusing()
     one, other = python_state(model), python_state(model)
     assert one.changes(other) == "what cannot be looked at"
+
+
+def test_more_than_can_be_looked_at_each_time_counts_as_changed() -> None:
+    table = [[[float(k) for k in range(50)] for _ in range(50)] for _ in range(50)]
+    one, other = (python_state(lambda: table[0][0][0]) for _ in range(2))
+    assert one.changes(other) == "more than can be looked at each time"
+    assert len(one.places) == len(other.places) == 10_000
 
 
 def test_a_method_without_code_is_no_error() -> None:
