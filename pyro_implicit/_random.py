@@ -34,7 +34,7 @@ State = dict[str, Any]
 def read_random_state() -> State:
     """The global random state of torch (CPU and the current CUDA device), NumPy and Python."""
     state: State = get_rng_state()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state()
     return state
 
@@ -49,7 +49,7 @@ def write_random_state(state: State) -> None:
 def read_torch_state() -> State:
     """That of torch alone, which takes a fiftieth of the time."""
     state: State = {"torch": torch.get_rng_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state()
     return state
 

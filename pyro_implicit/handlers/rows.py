@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode
 
 from pyro_implicit.exceptions import ShapeError
+from pyro_implicit.ops.operation_tracer import is_tracing
 
 __all__ = [
     "NotSliceable",
@@ -139,7 +140,7 @@ def shows_all(numbers: Any, size: int) -> bool:
 
 def _is_recording() -> bool:
     """Whether operations are recorded as a graph, which cannot look at numbers."""
-    return get_innermost_proxy_mode() is not None
+    return is_tracing() or get_innermost_proxy_mode() is not None
 
 
 def take_rows(

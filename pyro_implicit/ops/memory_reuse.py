@@ -47,7 +47,6 @@ def reuse_memory(graph: fx.GraphModule, values: dict[str, Any]) -> None:
             if _may_overwrite(node, position, values, last_use, place, kept):
                 _write_over(node, position)
                 break
-    graph.recompile()
 
 
 def _storage(value: Any) -> int:

@@ -111,7 +111,6 @@ def call_quickly(graph: fx.GraphModule, values: dict[str, Any]) -> None:
             continue
         _hold_number(graph, node, values)
         node.target = quick
-    graph.recompile()
     for names in (graph._parameters, graph._buffers):
         for name in list(names):
             held = names.pop(name)

@@ -7,9 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_implicit.ops.graph_passes import (
     fold_constants,
@@ -19,6 +16,7 @@ from pyro_implicit.ops.graph_passes import (
     skip_identities,
 )
 from pyro_implicit.ops.memory_reuse import reuse_memory
+from pyro_implicit.ops.operation_tracer import OperationTracer, without_cast_cache
 from pyro_implicit.ops.quick_calls import call_quickly
 from pyro_implicit.ops.same_bits import same_bits
 from pyro_implicit.ops.separate_outputs import separate_outputs
@@ -26,33 +24,22 @@ from pyro_implicit.ops.separate_outputs import separate_outputs
 __all__ = ["lighten", "record", "trace_operations"]
 
 Function = Callable[[Tensor], tuple[Tensor, Tensor]]
-_aten = torch.ops.aten
-
-
-class _Shapes(FakeTensorMode):
-    """Shapes of values that nobody calculates with: plain tensors without numbers will do."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is _aten.empty_strided.default:
-            dtype = (kwargs or {}).get("dtype")
-            return torch.empty_strided(args[0], args[1], device="meta", dtype=dtype)
-        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def trace_operations(function: Callable[..., Any], *example: Tensor) -> fx.GraphModule:
     """
     Runs a function and notes its operations on tensors.
 
-    The tracer notes the shape of each value in a fake tensor, and makes a mode of its own for each
-    of them, with the whole stack, unless there is one already: that took two thirds of the time.
-
     :param function: from tensors to tensors, of any structure.
     :param torch.Tensor example: its arguments, each of any shape.
-    :returns: the graph, as :func:`make_fx` gives it.
+    :returns: the graph, to be compiled (``recompile()``) before it is run.
     """
-    with tracing(TracingContext(_Shapes())):
-        graph: fx.GraphModule = make_fx(function)(*example)
-    return graph
+    tracer = OperationTracer()
+    for one in example:
+        tracer.argument(one)
+    with without_cast_cache(), tracer:
+        result = function(*example)
+    return tracer.finished(result)
 
 
 def record(function: Function, example: Tensor) -> Function | None:

@@ -56,7 +56,7 @@ def _follows_values(node: fx.Node, varying: set[fx.Node]) -> bool:
     return any(_dtype(one) in _MASKS for one in indices if one in varying)
 
 
-def _dtype(node: fx.Node) -> torch.dtype | None:
+def _dtype(node: fx.Node) -> torch.dtype:
     """The type of a node's numbers; that of masks where it is not known."""
-    value = node.meta.get("val")
-    return value.dtype if isinstance(value, Tensor) else torch.bool
+    dtype: torch.dtype = node.meta.get("dtype", torch.bool)
+    return dtype

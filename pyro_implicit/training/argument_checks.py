@@ -124,7 +124,6 @@ def _keep_those_of_arguments(graph: fx.GraphModule) -> None:
     kept = [one for one in output.args[0] if one in inputs and not _is_of_reals(one)]
     output.args = (tuple(dict.fromkeys(kept)),)
     graph.graph.eliminate_dead_code()
-    graph.recompile()
 
 
 def _is_of_reals(node: fx.Node) -> bool:

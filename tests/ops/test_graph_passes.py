@@ -10,10 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_implicit.ops.quick_calls import _QUICK
-from pyro_implicit.ops.recording import lighten, record
+from pyro_implicit.ops.recording import lighten, record, trace_operations
 
 ROWS, COLUMNS = 3, 4
 UNARY: list[Callable[[Tensor], Tensor]] = [
@@ -116,7 +115,7 @@ def check_bits(seed: int, draws: bool) -> None:
     held = torch.randn(ROWS, COLUMNS)
     function = program(seed, held, draws)
     example = torch.randn(ROWS, COLUMNS)
-    graph = make_fx(function)(example)
+    graph = trace_operations(function, example)
     lighten(graph, example)
     for _ in range(3):
         held.copy_(torch.randn(ROWS, COLUMNS))  # it is read anew, whatever it was
@@ -138,7 +137,7 @@ def test_no_result_is_another(seed: int) -> None:
     """Whoever clips one gradient in place leaves the others, and the next step, as they are."""
     function = program(seed, torch.ones(ROWS, COLUMNS), draws=False)
     x = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(seed))
-    graph = make_fx(function)(x)
+    graph = trace_operations(function, x)
     lighten(graph, x)
     with torch.no_grad():
         found = graph(x)
@@ -153,7 +152,7 @@ def test_what_is_asked_twice_is_evaluated_once() -> None:
     def function(u: Tensor) -> tuple[Tensor, Tensor]:
         return (u.exp() * 2).sum(-1), u.exp() + u.exp()
 
-    graph = make_fx(function)(torch.ones(2, 3))
+    graph = trace_operations(function, torch.ones(2, 3))
     lighten(graph, torch.ones(2, 3))
     assert sum("exp" in str(node.target) for node in graph.graph.nodes) == 1
 
