@@ -71,8 +71,8 @@ def test_everything_promised_is_importable() -> None:
 
 def test_import_brings_in_no_optional_package_and_changes_nothing() -> None:
     """
-    Nor does that of the export, or of the checks for others; and without Lightning, what needs it
-    says what to install.
+    Nor does that of the export, or of the checks for others, and a recording loads no compiler;
+    without Lightning, what needs it says what to install.
     """
     output = _python(
         "import sys, warnings, random\n"
@@ -92,6 +92,9 @@ def test_import_brings_in_no_optional_package_and_changes_nothing() -> None:
         "assert not loaded(), loaded()\n"
         "import pyro_implicit.arviz.to_arviz\n"
         "assert not loaded(), loaded()\n"
+        "from pyro_implicit.ops.recording import trace_operations\n"
+        "trace_operations(lambda x: x.exp() + torch.randn(2), torch.ones(2))\n"
+        "assert 'torch._dynamo' not in sys.modules  # a second or two\n"
         "import pyro_implicit.testing  # which needs no test runner\n"
         "optional += ['pytest', 'hypothesis']\n"
         "assert not loaded(), loaded()\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -26,9 +25,7 @@ from pyro_implicit.ops.shapes_of_values import shapes_of_values
 __all__ = ["RecordedDraws", "saves_time"]
 
 _RUNS = 300  # above, what they save is more than what it takes to record one
-_FIRST_RUNS = 8000  # where the process has not loaded the tracer yet: a second or two
 _MOST_MADE = 2**17  # numbers of a run: above, a graph saves little beside the arithmetic
-_TRACER = "torch.fx.experimental.symbolic_shapes"  # what takes so long
 
 _STOPPING = ("_linalg_check_errors", "_assert")
 
@@ -42,7 +39,7 @@ def saves_time(num_runs: int) -> bool:
     :param int num_runs: how many.
     :returns: whether to record.
     """
-    return num_runs >= (_RUNS if _TRACER in sys.modules else _FIRST_RUNS)
+    return num_runs >= _RUNS
 
 
 class RecordedDraws:

@@ -26,6 +26,10 @@ class NoticedOperation(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._operation, self.found = operation, False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch loads its compiler to keep it away, which takes a second
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.found = self.found or func is self._operation
         return func(*args, **(kwargs or {}))

@@ -73,6 +73,10 @@ class OperationTracer(TorchDispatchMode):
         self._graph.output(self._noted(result))
         return self._module
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch loads its compiler to keep it away, which takes a second
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Notes an operation and runs it."""
         kwargs = kwargs or {}
