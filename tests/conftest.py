@@ -40,6 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not torch.cuda.is_available():
         # once Lightning is imported, torch looks for a driver in each step of Adam, 0.2 ms
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+        # the same numbers; else a formatted stack is kept for each kind of device, at each seed
+        torch.manual_seed = lambda seed: torch.default_generator.manual_seed(int(seed))
 
 
 def pytest_collection_finish() -> None:
@@ -50,6 +52,7 @@ def pytest_collection_finish() -> None:
     made and in many a test.
     """
     gc.freeze()
+    gc.set_threshold(20_000, 20, 100)  # what a test leaves is little: half of all searches
     gc.enable()
     atexit.register(gc.unfreeze)  # some libraries tell what is still there at the end
 
