@@ -15,10 +15,10 @@ from pyro.infer.autoguide import AutoDelta
 from benchmarks.papers.livi import livi_uci
 from benchmarks.papers.livi._uci_fits import METHODS, candidates, choice
 from benchmarks.shared.replay import _shown, cosine, train
+from tests.turns import in_turns
 
 
-@pytest.mark.parametrize("light", [False, True])
-@pytest.mark.parametrize("batch_size", [None, 8, 30, 100])
+@pytest.mark.parametrize(("batch_size", "light"), in_turns([None, 8, 30, 100], [False, True]))
 def test_minibatches_find_the_mode_of_all_rows(batch_size: int | None, light: bool) -> None:
     torch.manual_seed(0)
     x = torch.randn(30, 1)

@@ -63,7 +63,7 @@ def test_it_is_what_autograd_finds(
 
 @pytest.mark.parametrize("mixing", ["diagonal", "triangular"])
 def test_finite_differences_find_it_and_its_own_derivative(mixing: str) -> None:
-    generator = made(2, hidden_dim=3, num_blocks=2, num_steps=1, mixing=mixing)
+    generator = made(2, hidden_dim=2, num_blocks=2, num_steps=1, mixing=mixing)
     z = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
     weights = generator.weights.detach().clone().requires_grad_()
 

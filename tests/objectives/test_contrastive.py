@@ -35,6 +35,7 @@ from pyro_implicit.generators import Generator, MLPGenerator, ModuleGenerator, R
 from pyro_implicit.objectives.contrastive import ContrastiveELBO, _farthest
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.ops.moments import standardise
+from tests.turns import in_turns
 
 KINDS = [KernelDensityRatioELBO, AdversarialELBO]
 CONTRASTS = pytest.mark.parametrize("contrast", ["adaptive", "prior"])
@@ -378,14 +379,15 @@ class Ratio(Generator):
         return self.scale * above / below.abs().clamp(min=1e-6) ** self.power
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("power", "size", "num_samples", "heavy"),
-    [(1.0, 1, 100, True), (1.0, 3, 100, True), (0.0, 3, 100, False), (0.0, 10, 8, False)],
+    ("case", "kind"),
+    in_turns(
+        [(1.0, 1, 100, True), (1.0, 3, 100, True), (0.0, 3, 100, False), (0.0, 10, 8, False)],
+        KINDS,
+    ),
 )
-def test_heavy_tails_are_told(
-    kind: Any, power: float, size: int, num_samples: int, heavy: bool
-) -> None:
+def test_heavy_tails_are_told(kind: Any, case: tuple[float, int, int, bool]) -> None:
+    power, size, num_samples, heavy = case
     pyro.set_rng_seed(0)
 
     def model() -> None:

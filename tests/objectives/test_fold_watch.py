@@ -30,6 +30,7 @@ from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.generators import Generator, MLPGenerator, ResidualGenerator
 from pyro_implicit.generators.bijective import BijectiveGenerator
 from pyro_implicit.training.why_not_recorded import why_not_recorded
+from tests.turns import in_turns
 
 FOLDS = "the generator folds"
 KINDS = [LinearisedELBO, LanczosELBO]
@@ -72,11 +73,9 @@ def steps(objective: Any, guide: Any, count: int, model: Any = model, *args: Any
 # ---- what it tells
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("particles", "vectorised"), [(8, True), (8, False), (1, False)])
-def test_a_fold_is_told_once_for_each_site_and_guide(
-    kind: Any, particles: int, vectorised: bool
-) -> None:
+@pytest.mark.parametrize(("draws", "kind"), in_turns([(8, True), (8, False), (1, False)], KINDS))
+def test_a_fold_is_told_once_for_each_site_and_guide(kind: Any, draws: tuple[int, bool]) -> None:
+    particles, vectorised = draws
     objective = kind(particles, vectorize_particles=vectorised, watch_folds=2)
     for _ in range(2):
         guide = guide_of(Bent())

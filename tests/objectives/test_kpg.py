@@ -11,13 +11,12 @@ import torch
 from pyro_implicit.exceptions import ArgumentError, GuideError
 from pyro_implicit.objectives import KPG, AmortisedSVGD
 from tests.objectives.gaussian_case import KERNELS, GaussianCase, close, model
+from tests.turns import in_turns
 
 MAKES: dict[str, Any] = {"kpg": KPG, "svgd": AmortisedSVGD}
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("name", MAKES)
-@pytest.mark.parametrize("num_particles", [2, 60])
+@pytest.mark.parametrize(("name", "kernel", "num_particles"), in_turns(MAKES, KERNELS, [2, 60]))
 def test_the_gradient_is_the_smoothed_one_for_any_number_of_draws(
     name: str, kernel: str, num_particles: int
 ) -> None:

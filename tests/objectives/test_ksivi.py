@@ -16,6 +16,7 @@ from pyro_implicit import HyperNetworkGuide
 from pyro_implicit.exceptions import ArgumentError, GuideError, SiteError
 from pyro_implicit.objectives import KPG, KSIVI, AmortisedSVGD
 from tests.objectives.gaussian_case import DEVIATION, KERNELS, MEAN, GaussianCase, close, model
+from tests.turns import in_turns
 
 WIDTH = 0.6
 
@@ -33,8 +34,7 @@ def exact(case: GaussianCase, kernel: Any) -> tuple[Tensor, Tensor]:
     return value.detach(), torch.stack(grads)
 
 
-@pytest.mark.parametrize("estimator", ["u-statistic", "two batches"])
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("kernel", "estimator"), in_turns(KERNELS, ["u-statistic", "two batches"]))
 def test_value_and_gradients_are_without_bias(kernel: str, estimator: str) -> None:
     case = GaussianCase()
     options: Any = {"vectorize_particles": True, "max_plate_nesting": 0}
