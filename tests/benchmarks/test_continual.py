@@ -68,7 +68,7 @@ def test_scores_of_a_regression() -> None:
 
 
 def _learned(method: str) -> Learner:
-    problem, settings = _problem()
+    problem, settings = _problem(own_start=False)  # which has a test of its own
     with fixed_seed(0):
         learner = Learner(method, problem, settings | SHORT)
         for number, task in enumerate(problem.tasks[:2]):
