@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from pyro_implicit import ImplicitDistribution
 from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.generators import Generator
+from tests.objectives.replayed import replayed
 
 #: mean and deviation of the posterior
 MEAN, DEVIATION = 0.4, 0.7
@@ -69,12 +70,13 @@ class GaussianCase:
 
     def gradients(self, objective: Any, count: int) -> tuple[Tensor, Tensor]:
         """Losses ``(count,)`` and gradients ``(count, parameters)`` of so many evaluations."""
-        losses, found = [], []
-        for _ in range(count):
+
+        def once() -> tuple[Tensor, ...]:
             loss = objective.differentiable_loss(model, self.guide)
-            grads = torch.autograd.grad(loss, self.parameters)
-            losses.append(loss.detach())
-            found.append(torch.stack(grads))
+            return loss.detach(), torch.stack(torch.autograd.grad(loss, self.parameters))
+
+        again = replayed(once)
+        losses, found = zip(*(again() for _ in range(count)), strict=True)
         return torch.stack(losses), torch.stack(found)
 
     # ---- by quadrature
