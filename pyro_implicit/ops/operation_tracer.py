@@ -162,14 +162,22 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def is_tracing() -> bool:
-    """Tells whether operations are being noted, by :class:`OperationTracer`."""
+    """
+    Tells whether operations are being noted.
+
+    :returns: whether an :class:`OperationTracer` looks on.
+    """
     modes = cast(Any, _get_current_dispatch_mode_stack)()
     return any(isinstance(mode, OperationTracer) for mode in modes)
 
 
 @contextmanager
 def without_cast_cache() -> Iterator[None]:
-    """Casts of ``torch.autocast`` are made again, where one of before would be held."""
+    """
+    Casts of ``torch.autocast`` are made again, where one of before would be held.
+
+    :returns: a context.
+    """
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
