@@ -57,6 +57,7 @@ _WARM_UP = 3  # steps before one is recorded: the first makes parameters
 _TRIALS = 3  # steps in which the graph must give the bits of the step, and be faster
 _AUDIT = 100  # steps from one comparison with the program itself to the next
 _MOST_GRAPHS = 4  # kinds of arguments, such as a last batch that is shorter
+_EARNED = 500  # steps of one recording, which are worth it
 _FASTER = 0.9  # of the time of a step, at most
 
 
@@ -128,7 +129,8 @@ class RecordedObjective(ELBO):
         #: whether the program has changed after it was recorded: some steps were those of before
         self.has_changed = False
         self._graphs: dict[Any, RecordedStep] = {}
-        self._num_replaced = 0  # times that model or guide held something else than before
+        #: times that model or guide held something else than before, soon after a recording
+        self._num_replaced = 0
 
     def loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
         """
@@ -232,16 +234,13 @@ class RecordedObjective(ELBO):
         if graph is None and len(known | {kind}) > _MOST_GRAPHS:
             self._give_up(what_differs(list(known), kind))
         elif graph is not None:
-            replaced = "" if graph.state is None else graph.state.replaced()
-            is_current = graph.met.is_current()
-            if is_current and not replaced:
+            if graph.is_current():
                 return graph
-            turned = graph.met.turned()
-            if is_current or turned:  # or somebody has put other tensors into Pyro's store
-                replaced = replaced or turned
-                self._num_replaced += 1
-                if self._num_replaced > _MOST_GRAPHS:
-                    self._give_up(f"{replaced} changes from step to step")
+            replaced = graph.replaced()
+            self._graphs = {key: one for key, one in self._graphs.items() if one.is_current()}
+            self._num_replaced += bool(replaced)
+            if self._num_replaced > _MOST_GRAPHS:
+                self._give_up(f"{replaced} changes from step to step")
         graph = self._graphs[key] = RecordedStep(programs=(call.model, call.guide))
         return graph
 
@@ -377,6 +376,8 @@ class RecordedObjective(ELBO):
             program, recorded = (min(times) for times in zip(*graph.seconds, strict=True))
             if recorded > _FASTER * program:
                 self._give_up("a recorded step takes as long")
+        elif graph.num_steps > _EARNED:
+            self._num_replaced = 0
 
 
 def _is_handled() -> bool:

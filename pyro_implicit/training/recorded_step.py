@@ -44,6 +44,17 @@ class RecordedStep:
     #: names of the implicit sites of which it counts a training step
     sites: list[str] = field(default_factory=list)
 
+    def is_current(self) -> bool:
+        """Whether parameters, and what model and guide hold, are as they were; fast."""
+        return self.met.is_current() and not (self.state is not None and self.state.replaced())
+
+    def replaced(self) -> str:
+        """What the programs hold instead of something else; empty for tensors in Pyro's store."""
+        turned = self.met.turned()
+        if turned or self.state is None or not self.met.is_current():
+            return turned
+        return self.state.replaced()
+
     def is_for(self, tensors: list[Tensor]) -> bool:
         """Whether shapes are those of the recording, as far as they follow from arguments."""
         return self.given is None or all(

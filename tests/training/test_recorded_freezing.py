@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -355,9 +355,8 @@ def test_fit_trains_what_its_validation_frees(monkeypatch: pytest.MonkeyPatch) -
         pyro.clear_param_store()
         pyro.param("b", PLAIN.clone())
         read().requires_grad_(False)
-        scores = itertools.count(1.0)
 
-        def validation() -> float:
+        def validation(scores: Iterator[float] = itertools.count(1.0)) -> float:  # noqa: B008
             read().requires_grad_(True)
             return next(scores)  # each better than the last: parameters are those of the end
 
@@ -413,3 +412,36 @@ def test_what_is_frozen_and_freed_all_the_time_stays_the_program() -> None:
     expected, _ = run_of(by_name, OPTIMISERS["Adam"], change, recorded=False)
     assert_same_steps(found, expected)
     assert objective.reason == "b.requires_grad changes from step to step"
+
+
+@pytest.mark.parametrize("apart", [7, 13])
+def test_changes_far_from_each_other_are_recorded_each(
+    apart: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"_AUDIT": 3, "_EARNED": 10, "_MOST_GRAPHS": 1}.items():
+        monkeypatch.setattr(f"pyro_implicit.training.recorded.{name}", value)
+
+    def change(step: int, read: Any) -> None:
+        if step % apart == 0:
+            read().requires_grad_(not read().requires_grad)
+
+    _, objective = run_of(by_name, adam, change, recorded=True, num_steps=3 * apart)
+    assert objective.is_recorded == (apart == 13)
+    assert objective.reason == ("" if apart == 13 else "b.requires_grad changes from step to step")
+
+
+def test_a_change_counts_once_whatever_the_number_of_recordings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pyro_implicit.training.recorded._MOST_GRAPHS", 2)
+    pyro.set_rng_seed(3)
+    model, read = by_name()
+    step = RecordedObjective(linearised())
+    svi = SVI(model, HyperNetworkGuide(model, init_from=None, generator=small), adam(), step)
+    for turn in range(3):
+        if turn:
+            read().requires_grad_(not read().requires_grad)
+        for _ in range(5):
+            svi.step(DATA)
+            svi.step(DATA[:2])
+    assert step.is_recorded and len(step._graphs) == 2
