@@ -57,7 +57,7 @@ _WARM_UP = 3  # steps before one is recorded: the first makes parameters
 _TRIALS = 3  # steps in which the graph must give the bits of the step, and be faster
 _AUDIT = 100  # steps from one comparison with the program itself to the next
 _MOST_GRAPHS = 4  # kinds of arguments, such as a last batch that is shorter
-_EARNED = 500  # steps of one recording, which are worth it
+_EARNED = 500  # steps of one recording, after which it has paid for itself
 _FASTER = 0.9  # of the time of a step, at most
 
 
@@ -87,7 +87,8 @@ class RecordedObjective(ELBO):
 
     Numbers, tensors and arrays that model or guide hold, name, or have as an attribute (of modules,
     classes and objects that they name, too) are looked at before each step: if another has taken
-    its place, a new recording is made, a few times at most.
+    its place, or a parameter was frozen or freed, a new recording is made, a few times at most
+    unless hundreds of steps lie between. Optimisers are told of frozen parameters, as ever.
 
     **What it cannot see**: what a model reads of a file or a clock, of objects in objects more than
     a few levels deep, in lists of more than a hundred objects or arrays of more than ten thousand
