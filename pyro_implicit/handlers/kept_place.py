@@ -9,6 +9,7 @@ from types import CellType, MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 __all__ = [
     "CONTENTS",
@@ -18,6 +19,7 @@ __all__ = [
     "MAPPINGS",
     "PLAIN",
     "SEQUENCES",
+    "VALUES",
     "Place",
     "as_bytes",
     "contents",
@@ -25,6 +27,8 @@ __all__ = [
 
 #: what has a value and nothing else
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
+#: what is compared by what it is, or by whether it is the same
+VALUES = (*PLAIN, Tensor, np.ndarray)
 #: what has entries by their numbers, and may get others
 SEQUENCES = (list, deque)
 #: what has entries by their keys

@@ -28,10 +28,12 @@ from pyro_implicit.handlers.kept_place import (
     MAPPINGS,
     PLAIN,
     SEQUENCES,
+    VALUES,
     Place,
     as_bytes,
     contents,
 )
+from pyro_implicit.handlers.network_places import network_places
 
 __all__ = ["Look", "TooMuchToSee", "unseen"]
 
@@ -41,8 +43,7 @@ _MOST_PLACES = 10_000  # that are looked at at each step, in milliseconds
 _DEEP = 6  # functions in functions, objects in objects
 _LOOKS = itertools.count()
 _SETS = (set, frozenset)
-_VALUES = (*PLAIN, Tensor, np.ndarray)
-_KEPT = (*_VALUES, *SEQUENCES, *_SETS, *MAPPINGS, bytearray, array)
+_KEPT = (*VALUES, *SEQUENCES, *_SETS, *MAPPINGS, bytearray, array)
 #: networks of these packages hold nothing that a step changes but what torch knows of
 _OURS = ("torch.", "pyro.", "pyro_implicit.")
 #: modules whose functions and objects are none of a user
@@ -70,7 +71,6 @@ _READERS = {
     "globals",
     "eval",
 }
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class TooMuchToSee(Exception):  # noqa: N818 (a signal within one call, never shown)
@@ -106,6 +106,8 @@ class Look:
             return
         if isinstance(value, Tensor):
             self.values[f"the tensor {name}"] = _written(value)
+            if not value.requires_grad:  # until somebody asks for its gradient
+                self._place(f"{name}.requires_grad", value, "requires_grad", False)
         if id(value) in self._seen or depth < 0 or isinstance(value, Tensor):
             return
         self._seen[id(value)] = value
@@ -194,6 +196,8 @@ class Look:
         container = vars(value) if hasattr(value, "__dict__") else value
         for key, entry in held.items():
             self._entry(container, key, entry, f"{where}.{key}", depth - 1)
+        if isinstance(container, dict) and not _is_library(type(value)):
+            self._place(f"the attributes of {where}", container, LENGTH, len(container))
         call = getattr(type(value), "__call__", None)  # noqa: B004
         if inspect.isfunction(call):
             self._at_function(call, depth)
@@ -210,7 +214,7 @@ class Look:
             for kind in found:
                 self._entry_of_class(kind, name, where)
                 self._at_helper(value, where, vars(kind)[name])
-            if found and isinstance(vars(found[0])[name], _VALUES):
+            if found and isinstance(vars(found[0])[name], VALUES):
                 before = kinds[: kinds.index(found[0])]
                 for held in (*before, *([] if name in own else [own])):
                     self._place(f"{where}.{name}", held, name, GONE)
@@ -243,27 +247,12 @@ class Look:
                     self.values[f"{where}.{key}"] = value
                 if isinstance(value, Tensor):
                     self.values[f"the tensor {where}.{key}"] = _written(value)
-                if isinstance(value, _VALUES):
-                    self._place(f"{where}.{key}", part.__dict__, key, value)
-            for key, layer in part._modules.items():
-                self._place(f"{where}.{key}", part._modules, key, layer)
-            layers, held = part._modules, part.__dict__
-            self._place(f"the layers of {where}", layers, LENGTH, len(layers))
-            code = held.get("forward", GONE)
-            self._place(f"{where}.forward", held, "forward", code)
-            for hooks in (getattr(part, name) for name in _HOOKS):
-                self._place(f"the hooks of {where}", hooks, CONTENTS, dict(hooks))
             for key, buffer in part._buffers.items():
                 if buffer is not None:
                     written = id(buffer), buffer._version
                     self.values[f"the buffer {where}.{key}"] = written
-                    self._place(f"{where}.{key}", part._buffers, key, buffer)
-
-            for key, parameter in part._parameters.items():
-                if parameter is not None and not parameter.requires_grad:  # others are trained
-                    self._place(f"{where}.{key}", part._parameters, key, parameter)
-                    flag = f"{where}.{key}.requires_grad"
-                    self._place(flag, parameter, "requires_grad", False)
+            for place in network_places(part, where):
+                self._place(*place)
 
     def _at_own_module(self, part: nn.Module, where: str) -> None:
         """At what a user's own network holds beside tensors, and what its forward reads."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from pyro_implicit._random import read_random_state
 from pyro_implicit.handlers.kept_place import CONTENTS, GONE, LENGTH, Place
 from pyro_implicit.handlers.python_look import Look, TooMuchToSee, unseen
 
 __all__ = ["PythonState", "python_state"]
 
+_FLAG = "requires_grad"  # of a tensor
 _WALKS = 4  # methods that call methods of other classes, at most
 
 
@@ -28,6 +31,8 @@ class PythonState:
 
     # those that are asked after fastest, and the others
     _entries: list[tuple[dict[Any, Any], Any, Any, Place]] = field(init=False, repr=False)
+    _lengths: list[tuple[Any, int, Place]] = field(init=False, repr=False)
+    _flags: list[tuple[Any, bool, Place]] = field(init=False, repr=False)
     _empty: list[Place] = field(init=False, repr=False)
     _rest: list[Place] = field(init=False, repr=False)
 
@@ -36,7 +41,11 @@ class PythonState:
         entries = [p for p in held if p.key is not CONTENTS and p.key is not LENGTH]
         self._entries = [(p.container, p.key, p.value, p) for p in entries]
         self._empty = [p for p in held if p.key is CONTENTS and not p.container]
-        fast = {id(place) for place in (*entries, *self._empty)}
+        lengths = [p for p in self.places if p.key is LENGTH]
+        self._lengths = [(p.container, p.value, p) for p in lengths]
+        flags = [p for p in self.places if isinstance(p.container, Tensor) and p.key == _FLAG]
+        self._flags = [(p.container, p.value, p) for p in flags]
+        fast = {id(place) for place in (*entries, *lengths, *flags, *self._empty)}
         self._rest = [p for p in self.places if id(p) not in fast]
 
     def changes(self, later: PythonState) -> str:
@@ -60,6 +69,12 @@ class PythonState:
         """
         for container, key, value, place in self._entries:
             if container.get(key, GONE) is not value and place.is_replaced():
+                return place.name
+        for container, length, place in self._lengths:
+            if len(container) != length:
+                return place.name
+        for tensor, flag, place in self._flags:
+            if tensor.requires_grad is not flag:
                 return place.name
         for place in self._empty:
             if place.container:

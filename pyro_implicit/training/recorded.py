@@ -41,13 +41,8 @@ from pyro_implicit.ops.recording import lighten, trace_operations
 from pyro_implicit.ops.same_bits import same_bits
 from pyro_implicit.ops.shapes_of_values import shapes_of_values
 from pyro_implicit.training.argument_checks import ArgumentChecks
-from pyro_implicit.training.recorded_step import (
-    RecordedStep,
-    as_backward_leaves_them,
-    foreign,
-    is_current,
-    messages_of,
-)
+from pyro_implicit.training.met_parameters import met_in
+from pyro_implicit.training.recorded_step import RecordedStep, as_backward_leaves_them, foreign
 from pyro_implicit.training.step_call import StepCall
 from pyro_implicit.training.why_not_recorded import (
     READS,
@@ -62,6 +57,7 @@ _WARM_UP = 3  # steps before one is recorded: the first makes parameters
 _TRIALS = 3  # steps in which the graph must give the bits of the step, and be faster
 _AUDIT = 100  # steps from one comparison with the program itself to the next
 _MOST_GRAPHS = 4  # kinds of arguments, such as a last batch that is shorter
+_EARNED = 500  # steps of one recording, after which it has paid for itself
 _FASTER = 0.9  # of the time of a step, at most
 
 
@@ -91,7 +87,8 @@ class RecordedObjective(ELBO):
 
     Numbers, tensors and arrays that model or guide hold, name, or have as an attribute (of modules,
     classes and objects that they name, too) are looked at before each step: if another has taken
-    its place, a new recording is made, a few times at most.
+    its place, or a parameter was frozen or freed, a new recording is made, a few times at most
+    unless hundreds of steps lie between. Optimisers are told of frozen parameters, as ever.
 
     **What it cannot see**: what a model reads of a file or a clock, of objects in objects more than
     a few levels deep, in lists of more than a hundred objects or arrays of more than ten thousand
@@ -133,7 +130,8 @@ class RecordedObjective(ELBO):
         #: whether the program has changed after it was recorded: some steps were those of before
         self.has_changed = False
         self._graphs: dict[Any, RecordedStep] = {}
-        self._num_replaced = 0  # times that model or guide held something else than before
+        #: times that model or guide held something else than before, soon after a recording
+        self._num_replaced = 0
 
     def loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
         """
@@ -186,7 +184,7 @@ class RecordedObjective(ELBO):
             return self._program(call)
         if graph.num_steps == _WARM_UP + 1:
             self._record(graph, call)
-        if graph.is_hooked:
+        if graph.met.is_hooked:
             self._give_up("a parameter has a hook on its gradient")
             return self._program(call)
         num_replayed = graph.num_steps - _WARM_UP - 1
@@ -237,14 +235,13 @@ class RecordedObjective(ELBO):
         if graph is None and len(known | {kind}) > _MOST_GRAPHS:
             self._give_up(what_differs(list(known), kind))
         elif graph is not None:
-            replaced = "" if graph.state is None else graph.state.replaced()
-            if replaced:
-                self._num_replaced += 1
-                if self._num_replaced > _MOST_GRAPHS:
-                    self._give_up(f"{replaced} changes from step to step")
-            # or somebody has put other tensors in the place of parameters
-            elif all(is_current(name, param) for name, param in graph.params.items()):
+            if graph.is_current():
                 return graph
+            replaced = graph.replaced()
+            self._graphs = {key: one for key, one in self._graphs.items() if one.is_current()}
+            self._num_replaced += bool(replaced)
+            if self._num_replaced > _MOST_GRAPHS:
+                self._give_up(f"{replaced} changes from step to step")
         graph = self._graphs[key] = RecordedStep(programs=(call.model, call.guide))
         return graph
 
@@ -267,7 +264,8 @@ class RecordedObjective(ELBO):
         if reason:
             self._give_up(reason)
             return
-        params, graph.messages = list(graph.params.values()), messages_of(graph.params)
+        graph.met.listen()
+        params = graph.met.trained
 
         def step(*tensors: Tensor) -> tuple[Tensor, ...]:
             some, named = call.filled(tensors)
@@ -311,14 +309,11 @@ class RecordedObjective(ELBO):
         with poutine.trace(param_only=True) as capture:
             loss = self._program(call)
         changed = before.changes(python_state(*programs))
-        nodes = capture.trace.nodes
-        values: dict[str, Any] = {name: nodes[name]["value"] for name in capture.trace.param_nodes}
-        found: dict[str, Tensor] = {name: p.unconstrained() for name, p in values.items()}
-        graph.params = {name: param for name, param in found.items() if param.requires_grad}
+        graph.met = met_in(capture.trace)
         if written != [one._version for one in tensors]:
             changed = "an argument, which it writes into"
         graph.reason = f"a step changes {changed}" if changed else ""
-        if not all(is_current(name, param) for name, param in graph.params.items()):
+        if not graph.met.is_current():
             graph.reason = "its parameters are not in Pyro's store (module_local_params)"
         return loss
 
@@ -335,10 +330,10 @@ class RecordedObjective(ELBO):
         if not bool(norms.isfinite().all()):  # the program names the site
             write_torch_state(state)
             return self._program(call)
-        graph.show()
+        graph.met.show()
         if self._turns is not None:
             self._turns.pass_turn(call.guide, graph.sites)
-        for param, gradient in zip(graph.params.values(), gradients, strict=True):
+        for param, gradient in zip(graph.met.trained, gradients, strict=True):
             if gradient is not None:
                 param.grad = gradient if param.grad is None else param.grad + gradient
         return float(loss)
@@ -346,7 +341,7 @@ class RecordedObjective(ELBO):
     def _compare(self, graph: RecordedStep, call: StepCall) -> float:
         """One step of the program, and whether the graph gives the same bits."""
         assert graph.run is not None
-        params = list(graph.params.values())
+        params = graph.met.trained
         before = [param.grad for param in params]
         state, start = read_random_state(), time.perf_counter()
         loss, *gradients = graph.run(*call.tensors)
@@ -354,10 +349,12 @@ class RecordedObjective(ELBO):
         write_random_state(state)
         for param in params:
             param.grad = None
-        value = self._program(call)
+        with poutine.trace(param_only=True) as capture:
+            value = self._program(call)
         graph.seconds.append((time.perf_counter() - middle, middle - start))
         graph.state = python_state(call.model, call.guide)
         same = _is_same(torch.as_tensor(value, dtype=loss.dtype), loss)
+        same = same and graph.met.are_those_of(met_in(capture.trace))
         same = same and _are_same_states(then, read_random_state())
         for param, gradient, had in zip(params, gradients, before, strict=True):
             same = same and _is_same(param.grad, gradient)
@@ -380,6 +377,8 @@ class RecordedObjective(ELBO):
             program, recorded = (min(times) for times in zip(*graph.seconds, strict=True))
             if recorded > _FASTER * program:
                 self._give_up("a recorded step takes as long")
+        elif graph.num_steps > _EARNED:
+            self._num_replaced = 0
 
 
 def _is_handled() -> bool:

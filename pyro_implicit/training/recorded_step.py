@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import pyro
-from pyro import poutine
-from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor
 from torch.fx import GraphModule
 
 from pyro_implicit.handlers.python_state import PythonState
 from pyro_implicit.ops.same_bits import same_bits
 from pyro_implicit.training.argument_checks import ArgumentChecks
+from pyro_implicit.training.met_parameters import MetParameters
 
 __all__ = [
     "RecordedStep",
     "as_backward_leaves_them",
     "foreign",
-    "is_current",
-    "messages_of",
 ]
 
 
@@ -34,10 +29,8 @@ class RecordedStep:
     run: Callable[..., tuple[Tensor, ...]] | None = None
     #: model and guide, which a graph keeps: another object may have the number of one that is gone
     programs: tuple[Any, ...] = ()
-    #: the parameters by name, in the gradients' order
-    params: dict[str, Tensor] = field(default_factory=dict)
-    #: how Pyro tells of each of them, but of those that it transforms
-    messages: dict[str, Any] = field(default_factory=dict)
+    #: the parameters that a step meets; gradients are of those that are trained, in their order
+    met: MetParameters = field(default_factory=lambda: MetParameters({}))
     #: why it is not to be recorded, or an empty text
     reason: str = ""
     num_steps: int = 0  # so far, of these arguments
@@ -51,34 +44,22 @@ class RecordedStep:
     #: names of the implicit sites of which it counts a training step
     sites: list[str] = field(default_factory=list)
 
+    def is_current(self) -> bool:
+        """Whether parameters, and what model and guide hold, are as they were; fast."""
+        return self.met.is_current() and not (self.state is not None and self.state.replaced())
+
+    def replaced(self) -> str:
+        """What the programs hold instead of something else; empty for tensors in Pyro's store."""
+        turned = self.met.turned()
+        if turned or self.state is None or not self.met.is_current():
+            return turned
+        return self.state.replaced()
+
     def is_for(self, tensors: list[Tensor]) -> bool:
         """Whether shapes are those of the recording, as far as they follow from arguments."""
         return self.given is None or all(
             same_bits(one, other) for one, other in zip(tensors, self.given, strict=True)
         )
-
-    @property
-    def is_hooked(self) -> bool:
-        """Whether somebody changes gradients, or looks at them, as they are made."""
-        return any(
-            param._backward_hooks or param._post_accumulate_grad_hooks
-            for param in self.params.values()
-        )
-
-    def show(self) -> None:
-        """Tells whoever traces the parameters of a step of them."""
-        if not _PYRO_STACK:
-            return
-        for name, param in self.params.items():
-            if name not in self.messages:
-                pyro.param(name)
-                continue
-            value: Any = param.detach()
-            value.unconstrained = weakref.ref(param)
-            message = self.messages[name]
-            message["value"] = value
-            for handler in reversed(_PYRO_STACK):  # they look on, and take copies
-                handler._postprocess_message(message)
 
 
 def as_backward_leaves_them(gradients: Iterable[Tensor | None]) -> Iterator[Tensor | None]:
@@ -106,20 +87,3 @@ def foreign(recorded: GraphModule, params: list[Tensor]) -> str:
     if any(one.requires_grad and one.is_leaf and id(one) not in known for one in held):
         return "a parameter is not in Pyro's store: write pyro.module(name, network)"
     return ""
-
-
-def messages_of(params: dict[str, Tensor]) -> dict[str, Any]:
-    """What ``pyro.param`` tells of parameters whose value is the tensor that is trained."""
-    with poutine.trace(param_only=True) as capture:
-        for name in params:
-            pyro.param(name)
-    nodes = capture.trace.nodes
-    found = {name: nodes[name] for name, param in params.items() if nodes[name]["value"] is param}
-    for name in found:  # a parameter with a weak reference on it could not be pickled
-        vars(params[name]).pop("unconstrained", None)
-    return found
-
-
-def is_current(name: str, param: Tensor) -> bool:
-    """Whether a tensor is the trained parameter of that name."""
-    return pyro.get_param_store()._params.get(name) is param and param.requires_grad

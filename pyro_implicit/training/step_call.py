@@ -93,7 +93,7 @@ def _kind(tensor: Tensor) -> tuple[Any, ...]:
     dense = tensor.layout is torch.strided
     lies = tensor.stride() if dense else tensor.layout
     own = tuple((name, repr(one)) for name, one in vars(tensor).items() if isinstance(one, PLAIN))
-    return tuple(tensor.shape), lies, tensor.dtype, tensor.device, own
+    return tuple(tensor.shape), lies, tensor.dtype, tensor.device, tensor.requires_grad, own
 
 
 def _same(program: Any) -> tuple[int, ...]:
