@@ -31,6 +31,7 @@ from pyro_implicit.guides.first_call import FirstCall
 from pyro_implicit.guides.held_data import HeldData
 from pyro_implicit.guides.initialization.auto import FULL, auto_start
 from pyro_implicit.guides.initialization.gaussian_start import GaussianStart, gaussian_start
+from pyro_implicit.guides.initialization.network import is_network
 from pyro_implicit.guides.initialization.prototype import (
     check_all_rows,
     forgiving,
@@ -311,7 +312,8 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
             return GaussianStart(loc)
         if init_from != "auto":
             check_all_rows(log_joint.sites, init_from)
-            return gaussian_start(init_from, log_joint, loc)
+            deep = is_network(log_joint.sites, self.prototype_trace)
+            return gaussian_start(init_from, log_joint, loc, is_network=deep)
         start, self._start_report = auto_start(
             log_joint, self.model, loc, sizes=sizes, fixed=fixed, location_only=has_units
         )

@@ -40,29 +40,28 @@ import torch
 from pyro import poutine
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
-from tqdm.auto import tqdm
 
-from pyro_implicit._progress import progress_is_hidden
+from pyro_implicit._progress import progress_bar, progress_is_hidden
 from pyro_implicit._random import RandomStream
 from pyro_implicit.guides.initialization.curvature import find_mode, inverse_root, mean_curvature
 from pyro_implicit.guides.initialization.gaussian_start import GaussianStart
 from pyro_implicit.guides.initialization.initial import fan_in_scale
 from pyro_implicit.guides.initialization.locations import locations
 from pyro_implicit.guides.initialization.mean_field import MeanField, fit_mean_field
+from pyro_implicit.guides.initialization.network import SMALL, has_layers
 from pyro_implicit.guides.initialization.start_report import StartReport
 from pyro_implicit.guides.initialization.start_search import objective
 from pyro_implicit.guides.initialization.trials import FAILURES, Trials
-from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.handlers.rows import is_cut
 
 __all__ = ["FULL", "auto_start"]
 
-#: latents up to which the mode with its Hessian is tried, where they are no network
+#: latents up to which the mode with its Hessian is tried, unless they are a network; up to SMALL,
+#: Hessians are averaged too, and networks are no exception
 FULL = 1000
-_SMALL = 256  # and up to which Hessians are averaged too, and networks are no exception
-_MIDDLE = 20_000  # and up to which there is a mean-field fit
+_MIDDLE = 20_000  # up to which there is a mean-field fit
 _UPHILL, _UPHILL_LARGE = 30, 5  # steps from each location
 _MEAN_FIELD, _MEAN_FIELD_MIDDLE = 1000, 500  # most steps
 _MODE_STEPS, _NEWTON_STEPS = 100, 3
@@ -89,7 +88,7 @@ class _Task:
     @property
     def is_network(self) -> bool:
         """Whether it has so many weights that no full matrix is looked for."""
-        return self.has_layers and self.unit.numel() > _SMALL
+        return self.has_layers and self.unit.numel() > SMALL
 
 
 def auto_start(
@@ -126,15 +125,15 @@ def auto_start(
     with RandomStream(int(torch.randint(2**31, ()))), warnings.catch_warnings(), evaluation_mode():
         warnings.simplefilter("ignore")
         trace = poutine.block(poutine.trace(located).get_trace)(*log_joint.args, **log_joint.kwargs)
-        known = _is_whole(trace), _is_settled(trace), _has_layers(sites, trace)
+        known = _is_whole(trace), _is_settled(trace), has_layers(sites, trace)
         task = _Task(unit, fixed, location_only, *known)
         if cut is not None:
             return _bare(loc, task), _untried(f"site {cut!r} shows some of its rows only")
         found = {"the location given": loc}
         if not fixed:
             found = locations([(site, trace.nodes[site.name]) for site in sites], loc)
-        hide = progress_is_hidden()
-        with tqdm(desc="start of the guide", delay=_DELAY, leave=False, disable=hide) as bar:
+        shown = not progress_is_hidden()
+        with progress_bar(desc="start of the guide", delay=_DELAY, leave=False, shown=shown) as bar:
             num_samples = _JUDGES if task.is_whole else _FEW_JUDGES
             density = _on_these_rows(log_joint, trace)
             trials = Trials(density, bar, num_samples, sizes or (loc.numel(),))
@@ -210,7 +209,7 @@ def _try_gaussians(trials: Trials, point: Tensor, loc: Tensor, task: _Task) -> N
     Uphill of a location there may be a peak that has no mass, as where the scale of a hierarchical
     model goes to zero. A second mean-field fit therefore begins at the location itself.
     """
-    small = point.numel() <= _SMALL
+    small = point.numel() <= SMALL
     trials.judge("deviations", lambda: _deviations(trials, point, task, point))
     if point.numel() <= FULL:
         trials.judge("mode", lambda: _mode(trials, point, task))
@@ -267,7 +266,7 @@ def _mean_field(
         assert mode.factor is not None
         begins += [(mode.loc, 0.01 * task.unit), (mode.loc, 1 / _precision(mode.factor))]
     loc, scale = max(begins, key=lambda b: objective(trials.density, b[0], b[1], _FEW_JUDGES))
-    num_steps = _MEAN_FIELD if point.numel() <= _SMALL else _MEAN_FIELD_MIDDLE
+    num_steps = _MEAN_FIELD if point.numel() <= SMALL else _MEAN_FIELD_MIDDLE
     return _fitted(trials, (loc, scale), num_steps, task, fits)
 
 
@@ -340,17 +339,6 @@ def _is_whole(trace: Any) -> bool:
         if is_cut(node) or heavy:
             return False
     return True
-
-
-def _has_layers(sites: Sequence[LatentSite], trace: Any) -> bool:
-    """Whether at least half of the latents are weights, of several layers."""
-    wrapped = {s.name for s in sites if "implicit_module_value" in trace.nodes[s.name]["infer"]}
-    matrices = {site.name for site in sites if site.event_dim >= 2}
-    if len(matrices) < 2:
-        return False
-    total = sum(site.numel for site in sites)
-    weights = sum(site.numel for site in sites if site.name in wrapped | matrices)
-    return 2 * weights >= total
 
 
 def _is_settled(trace: Any) -> bool:

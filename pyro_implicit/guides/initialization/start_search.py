@@ -43,7 +43,9 @@ class _Found:
     mean_field: float
 
 
-def search(kind: str, log_joint: LogJoint, loc: Tensor) -> tuple[Tensor, Tensor]:
+def search(
+    kind: str, log_joint: LogJoint, loc: Tensor, *, is_network: bool = False
+) -> tuple[Tensor, Tensor]:
     """
     The Gaussian of :func:`~pyro_implicit.guides.initialization.gaussian_start`.
 
@@ -55,6 +57,7 @@ def search(kind: str, log_joint: LogJoint, loc: Tensor) -> tuple[Tensor, Tensor]
     :param str kind: ``"laplace"``, ``"hessian"`` or ``"ggn"``.
     :param LogJoint log_joint: the model's density.
     :param torch.Tensor loc: where to begin, shape ``(m,)``.
+    :param bool is_network: whether the latents are a network's, which are fitted more slowly.
     :returns: mean ``(m,)`` and a root of the covariance ``(m, m)``.
     :raises NonFiniteError: if the density is finite at no starting point, naming the site, or no
         search finds a mode.
@@ -72,7 +75,7 @@ def search(kind: str, log_joint: LogJoint, loc: Tensor) -> tuple[Tensor, Tensor]
     best, failure = None, None
     for index in [0, *others][: _TRIES[kind]]:
         try:
-            found = _fit(kind, log_joint, points[index])
+            found = _fit(kind, log_joint, points[index], is_network)
         except NonFiniteError as error:
             failure = failure or error
             continue
@@ -87,13 +90,13 @@ def search(kind: str, log_joint: LogJoint, loc: Tensor) -> tuple[Tensor, Tensor]
     return best.loc, best.factor
 
 
-def _fit(kind: str, log_joint: LogJoint, point: Tensor) -> _Found:
+def _fit(kind: str, log_joint: LogJoint, point: Tensor, is_network: bool) -> _Found:
     density = log_joint.value
     if kind == "laplace":
         mean, curvature = find_mode(density, point, log_joint.explain)
         scale = curvature.diagonal().clamp(min=1e-4).rsqrt()
     else:
-        fit = _mean_field(log_joint, point)
+        fit = _mean_field(log_joint, point, is_network)
         mean, scale = fit.loc, fit.scale
         curvature, _ = blended_curvature(log_joint, mean, scale, gauss_newton=kind == "ggn")
     factor = inverse_root(curvature)
@@ -101,11 +104,11 @@ def _fit(kind: str, log_joint: LogJoint, point: Tensor) -> _Found:
     return _Found(mean, factor, *bounds)
 
 
-def _mean_field(log_joint: LogJoint, point: Tensor) -> MeanField:
+def _mean_field(log_joint: LogJoint, point: Tensor, is_network: bool) -> MeanField:
     """Fits a diagonal Gaussian, to a recorded density where that pays."""
 
     def near(density: Callable[[Tensor], Tensor]) -> MeanField:
-        return fit_mean_field_near(density, [point])
+        return fit_mean_field_near(density, [point], is_network=is_network)
 
     if point.numel() <= MOST_RECORDED:
         recorded = RecordedDensity(log_joint, point)
