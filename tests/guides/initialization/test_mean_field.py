@@ -110,7 +110,8 @@ def test_a_network_is_fitted_at_a_tenth_of_the_rates(
     is_network: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a slope each step of Adam has the length of its rate."""
-    monkeypatch.setattr(mean_field, "_UPHILL", 1)  # one look, at where it begins
+    for name in ("_UPHILL", "_FURTHER"):
+        monkeypatch.setattr(mean_field, name, 1)  # one look, at where it begins
     monkeypatch.setattr(mean_field, "_MOST", 3)
     monkeypatch.setattr(mean_field, "_COLDEST", 1.0)
     monkeypatch.setattr(mean_field._Fit, "result", lambda fit, is_level: fit.now)
