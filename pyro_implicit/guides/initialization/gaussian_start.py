@@ -121,6 +121,9 @@ def gaussian_start(
 
         - ``"mean-field"``: a diagonal Gaussian, by Adam on the evidence bound with one draw a step
           and a rate that cools once the bound is level; for any number of latents;
+        - ``"full-rank"``, for models with strong correlations, of at most some thousand latents:
+          the Gaussian with the highest evidence bound, by natural-gradient steps of two Hessians
+          each from a mean-field fit (:mod:`~pyro_implicit.guides.initialization.full_rank`);
         - ``"laplace"``, for small models: the mode (L-BFGS, then Newton steps) and the inverse
           Hessian there;
         - ``"hessian"``, for networks: a mean-field fit and the Hessian averaged over pairs of its

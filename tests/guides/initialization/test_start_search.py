@@ -15,7 +15,8 @@ from torch import Tensor
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO
 from pyro_implicit.exceptions import NonFiniteError, SiteError
 from pyro_implicit.guides.initialization import curvature, start_search
-from pyro_implicit.guides.initialization.start_search import objective, search, starting_points
+from pyro_implicit.guides.initialization.gaussian_bound import objective
+from pyro_implicit.guides.initialization.start_search import search, starting_points
 from pyro_implicit.handlers.log_joint import LogJoint
 
 
@@ -87,7 +88,7 @@ def test_the_users_location_comes_first() -> None:
     assert all(point.abs().max() <= 2 for point in points[1:])
 
 
-@pytest.mark.parametrize("kind", ["laplace", "hessian", "ggn"])
+@pytest.mark.parametrize("kind", ["laplace", "hessian", "ggn", "full-rank"])
 @pytest.mark.parametrize("validation", [True, False])
 def test_the_site_that_is_nowhere_finite_is_named(kind: str, validation: bool) -> None:
     def model() -> None:
