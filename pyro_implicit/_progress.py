@@ -1,12 +1,15 @@
-"""Progress bars of what happens inside of a call, hidden where the call shows none."""
+"""Progress bars, hidden where the call or the environment (``TQDM_DISABLE``) wants none."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
-__all__ = ["hidden_progress", "progress_is_hidden"]
+from tqdm.auto import tqdm
+
+__all__ = ["hidden_progress", "progress_bar", "progress_is_hidden"]
 
 _HIDDEN: ContextVar[bool] = ContextVar("progress_is_hidden", default=False)
 
@@ -28,3 +31,17 @@ def hidden_progress(hide: bool) -> Iterator[None]:
 def progress_is_hidden() -> bool:
     """Tell whether bars are hidden here."""
     return _HIDDEN.get()
+
+
+def progress_bar(iterable: Iterable[Any] | None = None, *, shown: bool, **options: Any) -> Any:
+    """
+    Makes a bar.
+
+    A bar that is shown is told nothing of it: only then does tqdm look at ``TQDM_DISABLE``.
+
+    :param iterable: what is gone through, if anything.
+    :param bool shown: whether it is.
+    :param options: those of tqdm.
+    :returns: the bar.
+    """
+    return tqdm(iterable, **options, **({} if shown else {"disable": True}))

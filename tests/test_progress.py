@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyro
 import pyro.distributions as dist
 import pytest
 
-from pyro_implicit import HyperNetworkGuide, fit
+from pyro_implicit import HyperNetworkGuide, _progress, fit
 from pyro_implicit._progress import hidden_progress, progress_is_hidden
 from pyro_implicit.guides.initialization import auto
 
@@ -31,3 +33,14 @@ def test_a_fit_without_progress_shows_none_of_the_start(
     monkeypatch.setattr(auto, "_DELAY", 0.0)
     fit(model, HyperNetworkGuide(model), num_steps=1, progress=progress, seed=0)
     assert bool(capsys.readouterr().err) == progress
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_a_bar_that_is_shown_leaves_the_choice_to_the_environment(
+    shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tqdm looks at TQDM_DISABLE where it is told nothing."""
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(_progress, "tqdm", lambda *args, **kwargs: told.update(kwargs))
+    _progress.progress_bar(shown=shown, desc="bar")
+    assert told == ({"desc": "bar"} if shown else {"desc": "bar", "disable": True})

@@ -30,8 +30,8 @@ from pyro_implicit.guides.initialization.curvature import (
     hessian,
     inverse_root,
 )
+from pyro_implicit.guides.initialization.gaussian_bound import objective
 from pyro_implicit.guides.initialization.mean_field import MeanField, fit_mean_field_near
-from pyro_implicit.guides.initialization.start_search import objective
 from pyro_implicit.handlers.log_joint import LogJoint
 
 SETTINGS: dict[str, Any] = {"steps": 150, "rate": 1e-3, "draws": 4, "judges": 64, "before": 12}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.arviz.program import Program, Slot
+from pyro_implicit.arviz.summed_likelihood import summed_likelihood
 from pyro_implicit.handlers.explained_errors import refuses_parameter
 from pyro_implicit.handlers.pointwise import pointwise_log_prob
 from pyro_implicit.inference.posterior_draws import posterior_draws
@@ -41,10 +42,15 @@ def make_plan(program: Program, groups: tuple[str, ...]) -> ExportPlan:
     parameters = {n: s.value for n, s in program.of_kind("latent", "deterministic").items()}
     predicted = {n: s.value for n, s in program.of_kind("observed", "free").items()}
     observed = program.of_kind("observed")
+    summed = summed_likelihood(program) if "log_likelihood" in groups else None
     everything: ExportPlan = {
         "posterior": parameters,
         "posterior_predictive": predicted,
-        "log_likelihood": {n: s.log_prob for n, s in observed.items() if s.log_prob},
+        "log_likelihood": (
+            {n: s.log_prob for n, s in observed.items() if s.log_prob}
+            if summed is None
+            else summed.slots
+        ),
         "prior": parameters,
         "prior_predictive": predicted,
         "observed_data": {n: s.value for n, s in observed.items()},
@@ -198,9 +204,14 @@ def _guide_draws(
     restart: Index,
 ) -> None:
     """All groups that follow from draws of one guide."""
+    summed = summed_likelihood(program) if "log_likelihood" in arrays.plan else None
     for s in range(num_samples):
         values = {name: draw[s] for name, draw in draws.items()}
-        if not _given_data(program, arrays, (s, *restart), values):
+        if summed is not None:
+            for batch in program.batches.calls:
+                for name, value in summed.at(batch, values).items():
+                    arrays.put("log_likelihood", name, (s, *restart), batch.rows, value)
+        if not _given_data(program, arrays, (s, *restart), values, summed is None):
             _predictive_draw(program, arrays, (s, *restart), values, "posterior_predictive", None)
 
 
@@ -223,14 +234,20 @@ def observed_data(program: Program, slots: Mapping[str, Slot]) -> dict[str, np.n
 
 
 def _given_data(
-    program: Program, arrays: _Arrays, draw: Index, values: Mapping[str, Tensor]
+    program: Program,
+    arrays: _Arrays,
+    draw: Index,
+    values: Mapping[str, Tensor],
+    is_likely: bool = True,
 ) -> bool:
     """
     Latent and deterministic sites, and the log-likelihood, at one draw, from one run on the data.
 
+    :param bool is_likely: whether the log-likelihood is that of the run.
     :returns: whether new data were drawn in that run as well.
     """
-    posterior, likelihood = (arrays.plan.get(g, {}) for g in ("posterior", "log_likelihood"))
+    posterior = arrays.plan.get("posterior", {})
+    likelihood = arrays.plan.get("log_likelihood", {}) if is_likely else {}
     for name in posterior.keys() & values.keys():
         arrays.put("posterior", name, draw, slice(None), values[name])
     if posterior.keys() <= values.keys() and not likelihood:

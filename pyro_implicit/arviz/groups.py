@@ -67,7 +67,7 @@ def choose_groups(
     if "posterior_predictive" in chosen and program.choices_for_all:
         raise choice_for_all(next(iter(program.choices_for_all)))
     if "log_likelihood" in chosen:
-        _check_likelihood(program)
+        _check_likelihood(program, chosen)
     return tuple(chosen), notes
 
 
@@ -133,15 +133,17 @@ def _checked_names(groups: Sequence[str]) -> list[str]:
     return [group for group in GROUPS if group in groups]
 
 
-def _check_likelihood(program: Program) -> None:
-    """An observed site may not depend on a site that no draw of the guide fixes."""
+def _check_likelihood(program: Program, chosen: Sequence[str]) -> None:
+    """An observed site may not depend on a site that no draw of the guide fixes, nor a sum."""
     free: list[str] = []
     for name, site in program.sites.items():
-        if site.kind == "free":
+        if site.kind == "free" and not site.is_listed:
             free.append(name)
         elif site.kind == "observed" and free:
+            others = tuple(group for group in chosen if group != "log_likelihood")
             raise SiteError(
                 f"the log-likelihood of {name!r} may depend on {free}, which the model samples "
-                "before it and the guide does not; sum these sites out of the model, add them to "
-                "the guide, or choose groups=(...) without 'log_likelihood'"
+                "before it and the guide does not; sum these sites out of the model (discrete ones "
+                "by pyro.infer.config_enumerate), add them to the guide, or leave the "
+                f"log-likelihood out: groups={others}"
             )

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from pyro_implicit._random import own_numbers
 from pyro_implicit.arviz.rows import Batch, RowBatches
-from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.exceptions import ArgumentError, SiteError
 from pyro_implicit.handlers.choice_for_all import is_choice_for_all
+from pyro_implicit.handlers.enumeration import is_to_be_enumerated
 from pyro_implicit.handlers.latent_rows import Cuts, at_rows
 from pyro_implicit.handlers.observed_shape import check_observation
 from pyro_implicit.handlers.own_subsample import OwnSubsample, sizes_of_arguments
@@ -40,7 +41,7 @@ from pyro_implicit.handlers.rows import changed_dims
 from pyro_implicit.inference.numbered import numbered_if_drawn
 from pyro_implicit.inference.posterior_draws import posterior_draws
 
-__all__ = ["Program", "Site", "Slot"]
+__all__ = ["Program", "Site", "Slot", "grown"]
 
 _FEW_ROWS = 32  # on which the numbers are counted that a run makes of a row
 
@@ -65,13 +66,18 @@ class Slot:
 
 @dataclass(frozen=True)
 class Site:
-    """A sample site: ``kind`` is latent, deterministic, observed, or free (in no guide)."""
+    """
+    A sample site: ``kind`` is latent, deterministic, observed, or free (in no guide).
+
+    ``is_listed``: whether it is a free one whose values can be summed over.
+    """
 
     name: str
     kind: str
     value: Slot
     log_prob: Slot | None
     drawable: bool
+    is_listed: bool = False
 
 
 class Program:
@@ -256,7 +262,16 @@ def _describe(site: Any, draw: dict[str, Tensor]) -> Site:
         check_observation(site)
     value = _value_slot(site, kind)
     log_prob = _log_prob_slot(site, value) if kind == "observed" else None
-    return Site(name, kind, value, log_prob, kind != "latent" or _drawable(site["fn"]))
+    drawable = kind != "latent" or _drawable(site["fn"])
+    return Site(name, kind, value, log_prob, drawable, kind == "free" and _is_listed(site))
+
+
+def _is_listed(site: Any) -> bool:
+    """Whether a latent is marked for enumeration, and can be."""
+    try:
+        return is_to_be_enumerated(site)
+    except SiteError:
+        return False
 
 
 def _value_slot(site: Any, kind: str) -> Slot:
@@ -333,10 +348,10 @@ def _on_all_rows(site: Site, other: Site | None, num_rows: int) -> Site:
             f"batch_size was given, but site {site.name!r} is absent from a run on fewer rows; "
             "leave batch_size out"
         )
-    value = _grown(site.name, site.value, other.value, num_rows)
+    value = grown(site.name, site.value, other.value, num_rows)
     if site.log_prob is None or other.log_prob is None:
         return replace(site, value=value)
-    log_prob = _grown(site.name, site.log_prob, other.log_prob, num_rows)
+    log_prob = grown(site.name, site.log_prob, other.log_prob, num_rows)
     if log_prob.row_dim is None:
         raise ArgumentError(
             f"batch_size was given, but the log-probability of the observed site {site.name!r} "
@@ -347,8 +362,17 @@ def _on_all_rows(site: Site, other: Site | None, num_rows: int) -> Site:
     return replace(site, value=value, log_prob=replace(log_prob, of=value))
 
 
-def _grown(name: str, slot: Slot, other: Slot, num_rows: int) -> Slot:
-    """A slot on all rows; its row dimension is the one in which two runs differ."""
+def grown(name: str, slot: Slot, other: Slot, num_rows: int) -> Slot:
+    """
+    A slot on all rows; its row dimension is the one in which two runs differ.
+
+    :param str name: of the site, for a message.
+    :param Slot slot: what it is on some rows.
+    :param Slot other: what it is on another number of rows.
+    :param int num_rows: all rows.
+    :returns: the slot.
+    :raises ArgumentError: if more than one dimension follows the rows.
+    """
     dims = changed_dims(other.shape, slot.shape)
     if dims is None or len(dims) > 1:
         raise ArgumentError(

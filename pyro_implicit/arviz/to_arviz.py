@@ -64,7 +64,9 @@ def to_arviz(
     **Groups.** ``posterior``: latent sites (constrained) and ``pyro.deterministic`` sites.
     ``log_likelihood``: :math:`\log p(y_n \mid \theta_s)` for each observed site and each datum of
     its plates; event dimensions are summed, a minibatch scale is not applied, masked data get 0. It
-    is in float64, whatever the model: Pareto-smoothed weights overflow in float32.
+    is in float64, whatever the model: Pareto-smoothed weights overflow in float32. Discrete latents
+    that are marked for enumeration are summed out of it: what shares one is one datum, a variable
+    named after all the observed sites in it.
     ``posterior_predictive`` and ``prior_predictive``: new values of the observed sites, and of
     sites that are neither observed nor in the guide. ``prior``: latent and deterministic sites,
     drawn from the model alone. ``sample_stats``, if it is asked for by name and the guide is

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from pyro_implicit._checks import (
     check_choice,
@@ -21,6 +20,7 @@ from pyro_implicit._checks import (
     check_seed,
 )
 from pyro_implicit._misspelt import check_misspelt
+from pyro_implicit._progress import progress_bar
 from pyro_implicit._random import RandomStream
 from pyro_implicit.chains.density import ChainDensity
 from pyro_implicit.chains.kernel import Kernel
@@ -220,6 +220,6 @@ class _Start:
             u = torch.where(bad[:, None], torch.stack([self._drawn() for _ in u]), u)
             values = density(u)[0]
         check_finite(u, values, density.log_joint)
-        with tqdm(desc="modes", disable=not self.progress, leave=False) as bar:
+        with progress_bar(shown=self.progress, desc="modes", leave=False) as bar:
             modes, interrupted = find_modes(density, u, self.mode_steps, bar)
         return modes[[i % len(modes) for i in range(self.num_chains)]], interrupted

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from pyro_implicit._checks import check_count, check_flag, check_names, check_state
 from pyro_implicit._plain import as_state_error
+from pyro_implicit._progress import progress_bar
 from pyro_implicit.chains.convergence import effective_sizes, r_hats, warn_of
 from pyro_implicit.chains.density import ChainDensity
 from pyro_implicit.chains.draws_guide import DrawsGuide
@@ -103,9 +103,8 @@ class Chains(DrawsGuide):
     def _run(self, density: ChainDensity, num_steps: int, progress: bool) -> Chains:
         walk = self._walk
         total = walk.target + num_steps
-        with tqdm(
-            total=total, initial=walk.progress.num_steps, desc="chains", disable=not progress
-        ) as bar:
+        begin = walk.progress.num_steps
+        with progress_bar(shown=progress, total=total, initial=begin, desc="chains") as bar:
             self.interrupted = walk.advance(density, num_steps, bar)
         self.how = density.how
         if not self.interrupted and walk.target > walk.num_warmup:

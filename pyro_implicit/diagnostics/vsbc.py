@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from pyro_implicit._checks import (
     check_callable,
@@ -32,6 +31,7 @@ from pyro_implicit._checks import (
     check_model,
     check_names,
 )
+from pyro_implicit._progress import progress_bar
 from pyro_implicit.diagnostics._data_places import find_places
 from pyro_implicit.diagnostics._simulation import Quantity, Simulation, isolated, simulate
 from pyro_implicit.diagnostics._uniformity import (
@@ -200,7 +200,7 @@ def vsbc(
         places = find_places(model, args, kwargs, {name: values[name] for name in names})
     job = Simulation(model, fit, places, names, num_samples, dict(quantities or {}), seed)
     runs = _run(job, num_simulations, num_processes, start_method)
-    found = list(tqdm(runs, total=num_simulations, desc="vsbc", disable=not progress))
+    found = list(progress_bar(runs, shown=progress, total=num_simulations, desc="vsbc"))
     return Calibration({n: torch.stack([one[n] for one in found]) for n in found[0]}, num_samples)
 
 

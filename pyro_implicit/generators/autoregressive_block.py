@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 
 import torch
+from numpy.polynomial.hermite_e import hermegauss
 from torch import Tensor
 
-from pyro_implicit.generators.autoregressive_map import MOST_LOG_SCALE, Layer, shape_of
+from pyro_implicit.generators.autoregressive_map import MOST_LOG_SCALE, Layer, mapped, shape_of
 from pyro_implicit.ops.monotone import Steps
 
 __all__ = ["block_inverse", "first_tensors", "map_inverse", "masks_of"]
+
+_POINTS = 32  # of a Gauss-Hermite sum
 
 
 def masks_of(size: int, hidden_dim: int, has_context: bool) -> dict[str, Tensor]:
@@ -42,7 +45,9 @@ def first_tensors(
     Make the tensors of a block as they are at first.
 
     The block is :math:`y_i = m_i + e^{s_i} f_i(x_i)`, where all numbers of entry ``i`` are
-    functions of the entries before it, by one masked network (MADE, Germain et al., ICML 2015).
+    functions of the entries before it, by one masked network (MADE, Germain et al., ICML 2015). At
+    first, but for the small weights of that network, it leaves standard normal entries their mean
+    and deviation, so that a guide begins as wide as the Gaussian that it starts from.
 
     :param masks: see :func:`masks_of`.
     :param int num_steps: steps of each increasing function.
@@ -61,12 +66,27 @@ def first_tensors(
     made["weight_out"] = spread * torch.randn(num_outputs, size, hidden_dim)
     made["bias_out"] = torch.zeros(num_outputs, size)
     made["bias_out"][2 + num_steps : 2 + 2 * num_steps] = torch.randn(num_steps, size)
+    _standardise(made["bias_out"])
     if context_dim is not None:
         spread = 1 / math.sqrt(context_dim)
         made["weight_context"] = spread * torch.randn(hidden_dim, context_dim)
         shape = (num_outputs, size, context_dim)
         made["weight_direct"] = 0.01 * spread * torch.randn(shape)
     return made
+
+
+def _standardise(bias: Tensor) -> None:
+    """Sets shift and scale against the mean and the deviation that the steps add, in place."""
+    size = bias.shape[1]
+    hidden, unit = bias.new_zeros(1), bias.new_zeros(1, 1)
+    weights = bias.new_zeros(1, size), hidden, unit, hidden, bias.new_zeros(bias.numel(), 1)
+    layer = Layer(*weights, bias.flatten(), torch.ones(size).to(bias))
+    points, parts = (torch.from_numpy(a).to(bias)[:, None] for a in hermegauss(_POINTS))
+    values, parts = mapped([layer], points.expand(-1, size))[0], parts / parts.sum()
+    mean = (parts * values).sum(0)
+    deviation = (parts * (values - mean).square()).sum(0).sqrt()
+    bias[0] = -mean / deviation
+    bias[1] = -MOST_LOG_SCALE * torch.atanh(deviation.log() / MOST_LOG_SCALE)
 
 
 @torch.no_grad()

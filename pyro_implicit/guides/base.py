@@ -31,6 +31,7 @@ from pyro_implicit.guides.first_call import FirstCall
 from pyro_implicit.guides.held_data import HeldData
 from pyro_implicit.guides.initialization.auto import FULL, auto_start
 from pyro_implicit.guides.initialization.gaussian_start import GaussianStart, gaussian_start
+from pyro_implicit.guides.initialization.network import is_network
 from pyro_implicit.guides.initialization.prototype import (
     check_all_rows,
     forgiving,
@@ -53,7 +54,7 @@ from pyro_implicit.handlers.same_rows import fingerprint
 __all__ = ["ImplicitGuide"]
 
 _OR_GUIDE = ", or a fitted autoguide"
-_STARTS = ("auto", None, "mean-field", "laplace", "hessian", "ggn")
+_STARTS = ("auto", None, "mean-field", "laplace", "hessian", "ggn", "full-rank")
 #: deviation of the generator's own part where learned output noise begins as a Gaussian start
 _OWN_PART = 0.1
 #: deviation of output noise where nothing tells it
@@ -79,10 +80,10 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
     **The start**, ``init_from="auto"``: several locations (that of the class, the values of a
     wrapped module, a fresh initialisation by fan-in, prior medians, one uniform point) are
     judged by the log-joint density after a few steps uphill. Around the best one Gaussians are
-    judged by their evidence bound on draws that all share: up to 256 latents the mode with its
-    Hessian, a short mean-field fit and the Hessian averaged over that; up to 1000 the mode with
-    its Hessian and the mean-field fit; up to 20 000 the mean-field fit; above, and where the
-    first call shows only some rows, one of four deviations, which the prior's scale or the
+    judged by their evidence bound on draws that all share: up to 1000 latents the mode with its
+    Hessian, short mean-field fits, and what the best of them becomes as a Gaussian with all
+    covariances by steps uphill of that bound; up to 20 000 the mean-field fits; above, and where
+    the first call shows only some rows, one of four deviations, which the prior's scale or the
     fan-in of the weights multiplies. A *network of more than 256 latents* (two or more sites of
     two or more event dimensions, and with what else belongs to a
     :class:`~pyro_implicit.BayesianModule` half of all latents) begins narrow instead, with
@@ -117,8 +118,8 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         guides). Sites without a density to draw from (``ImproperUniform``) start at the image of
         zero.
     :param init_from: ``"auto"`` (see above); None, a bare start at ``init_loc_fn``;
-        ``"mean-field"``, ``"laplace"``, ``"hessian"``, ``"ggn"`` or a fitted Gaussian autoguide:
-        start as that Gaussian, preconditioned by it, see
+        ``"mean-field"``, ``"full-rank"``, ``"laplace"``, ``"hessian"``, ``"ggn"`` or a fitted
+        Gaussian autoguide: start as that Gaussian, preconditioned by it, see
         :func:`~pyro_implicit.guides.initialization.gaussian_start.gaussian_start`.
     :param float scale: standard deviation of the output noise, in the generator's coordinates. By
         default 0 for a generator of full rank; for any other nearly all of the Gaussian that it
@@ -311,7 +312,8 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
             return GaussianStart(loc)
         if init_from != "auto":
             check_all_rows(log_joint.sites, init_from)
-            return gaussian_start(init_from, log_joint, loc)
+            deep = is_network(log_joint.sites, self.prototype_trace)
+            return gaussian_start(init_from, log_joint, loc, is_network=deep)
         start, self._start_report = auto_start(
             log_joint, self.model, loc, sizes=sizes, fixed=fixed, location_only=has_units
         )

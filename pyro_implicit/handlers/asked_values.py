@@ -23,7 +23,10 @@ _ASKING = frozenset(
         Tensor.__float__,
         Tensor.__int__,
         Tensor.__index__,
+        Tensor.__complex__,
+        Tensor.__contains__,
         Tensor.__array__,
+        Tensor.__dlpack__,
         Tensor.item,
         Tensor.tolist,
         Tensor.numpy,
@@ -35,6 +38,24 @@ _ASKING = frozenset(
         torch.allclose,
     }
 )
+#: what gives it a number of entries, which is one
+_COUNTING = frozenset(
+    {
+        Tensor.argwhere,
+        Tensor.bincount,
+        Tensor.masked_select,
+        Tensor.nonzero,
+        Tensor.unique,
+        Tensor.unique_consecutive,
+        torch.argwhere,
+        torch.bincount,
+        torch.masked_select,
+        torch.nonzero,
+        torch.unique,
+        torch.unique_consecutive,
+    }
+)
+_FLAGS = (torch.bool, torch.uint8)
 _BETWEEN = ("torch._tensor", "torch.overrides")  # modules on the way from a program to a tensor
 _LIBRARIES = frozenset({"torch", "pyro", "pyro_implicit"})  # which ask to check, not to branch
 
@@ -43,8 +64,10 @@ class AskedValues(TorchFunctionMode):
     """
     Follows tensors through a program, and what is made of them, to where a value is asked for.
 
-    ``if (w > 0).any():``, ``float(w)``, ``.item()``, ``.tolist()`` and NumPy ask; shapes do not.
-    What libraries ask (validation) is passed over, and so is ``assert``. Nothing is kept alive.
+    ``if (w > 0).any():``, ``float(w)``, ``x in w``, ``.item()``, ``.tolist()`` and NumPy ask, and
+    so do shapes that values decide, as those of ``w[w > 0]`` and ``w.unique()``, but no others.
+    What libraries ask (validation) is passed over, and so are ``assert`` and texts, which are for
+    logs. Nothing is kept alive.
 
     :param tensors: to follow, each of any shape.
     """
@@ -61,12 +84,26 @@ class AskedValues(TorchFunctionMode):
         kwargs = kwargs or {}
         if not any(map(self._is_followed, _pytree.tree_leaves((args, kwargs)))):
             return func(*args, **kwargs)
-        if func in _ASKING and self.place is None:
+        if self.place is None and self._asks(func, args, kwargs):
             self.place = _place(sys._getframe(1))
         made = func(*args, **kwargs)
         written = args[:1] if made is None else ()  # x[0] = w
         self._follow([made, written])
         return made
+
+    def _asks(self, func: Any, args: Any, kwargs: Any) -> bool:
+        if func in _ASKING or func in _COUNTING:
+            return True
+        if func is torch.where:  # of a condition alone: the places where it is true
+            return len(args) + len(kwargs) == 1
+        if func is Tensor.__getitem__:
+            return any(
+                isinstance(one, Tensor) and one.dtype in _FLAGS and self._is_followed(one)
+                for one in _pytree.tree_leaves(args[1:])
+            )
+        if func in (torch.repeat_interleave, Tensor.repeat_interleave):
+            return any(map(self._is_followed, (*args[1:], *kwargs.values())))
+        return False
 
     def _follow(self, tensors: Any) -> None:
         for one in _pytree.tree_leaves(tensors):

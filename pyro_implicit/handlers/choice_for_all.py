@@ -36,5 +36,5 @@ def choice_for_all(name: str) -> SiteError:
         f"and predict with poutine.condition(model, data={{{name!r}: value}}); or put it into the "
         "plate of the rows, if each has its own. What needs no value of it works as it is: "
         "posterior_draws(guide, 1000), log_predictive_density(model, guide, *data) and "
-        "to_arviz(model, guide, *data, groups=['posterior'])."
+        "to_arviz(model, guide, *data, groups=['posterior', 'log_likelihood'])."
     )

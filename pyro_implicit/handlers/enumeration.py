@@ -129,6 +129,7 @@ def run_summed_out(
     *,
     values: Mapping[str, Tensor],
     numbered: bool = False,
+    nesting: int | None = None,
 ) -> None:
     """
     Runs a model once, without gradients, with some sites fixed and its marked latents summed out.
@@ -142,10 +143,12 @@ def run_summed_out(
         its plates show.
     :param bool numbered: whether values are in the order of the rows' numbers, see
         :class:`~pyro_implicit.handlers.latent_rows.AtDraw`.
+    :param int nesting: plate dimensions of the model; None to count them by one more run.
     """
     fixed = AtDraw(values, numbered)(model)
     with torch.no_grad(), evaluation_mode():
-        nesting = nesting_of(fixed, args, kwargs)
+        if nesting is None:
+            nesting = nesting_of(fixed, args, kwargs)
         with poutine.block():
             trace = poutine.trace(enumerated(fixed, nesting)).get_trace(*args, **kwargs)
         trace.compute_log_prob()

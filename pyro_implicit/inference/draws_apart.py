@@ -92,9 +92,9 @@ class DrawsApart:
         if asked.place is not None:
             raise SiteError(
                 "with parallel=True the model asks for the value of what depends on its latents "
-                f"({asked.place}), as if (w > 0).any():, float(), .item() and .numpy() do: one "
-                "question about all draws, and one answer. Write torch.where(w > 0, a, b), or "
-                "leave parallel out."
+                f"({asked.place}), as if (w > 0).any():, float(), .item(), .numpy() and w[w > 0] "
+                "do: one question about all draws, and one answer. Write torch.where(w > 0, a, b), "
+                "or leave parallel out."
             )
         return None if self._has_drawn() else alone
 

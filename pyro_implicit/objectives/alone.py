@@ -54,9 +54,9 @@ def check_same_alone(model: Any, args: Any, kwargs: Any, particle: Particle, cou
     if place is not None:
         raise SiteError(
             f"the model asks for the value of what depends on its latents ({place}), as "
-            "if (w > 0).any():, float(), .item() and .numpy() do. With vectorised particles that "
-            "is one question about all draws, and one answer. Write torch.where(w > 0, a, b), or "
-            "loop: vectorize_particles=False."
+            "if (w > 0).any():, float(), .item(), .numpy() and w[w > 0] do. With vectorised "
+            "particles that is one question about all draws, and one answer. Write "
+            "torch.where(w > 0, a, b), or loop: vectorize_particles=False."
         )
     for index, found in alone.items():
         for name, value in found.items():

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from pyro.poutine.block_messenger import BlockMessenger
 from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.trace_messenger import TraceMessenger
@@ -35,7 +36,7 @@ class CouplingCheck:
         :param model: what was run.
         :param args: its positional arguments.
         :param kwargs: its keyword arguments.
-        :param Particle particle: the pass, made with gradients.
+        :param Particle particle: the pass; without gradients only what it is worth is looked at.
         :param int count: its draws ``S``.
         :raises SiteError: see :func:`check_particles_apart` and :func:`check_same_alone`.
         """
@@ -44,13 +45,16 @@ class CouplingCheck:
         if self._model is None or self._model() is not anchor:
             self._model, self._passed = weakref.ref(anchor), set()
         nodes = (particle.observed_nodes | particle.latent_nodes).items()
+        looks_at_gradients = torch.is_grad_enabled()
         shapes = (
+            looks_at_gradients,
             count,
             *(getattr(value, "shape", None) for value in given),
             *((name, node["value"].shape, log_prob_of(node).shape) for name, node in nodes),
         )
         if shapes not in self._passed:
-            check_particles_apart(particle, count)
+            if looks_at_gradients:
+                check_particles_apart(particle, count)
             if all(isinstance(handler, _LOOKING) for handler in _PYRO_STACK):
                 check_same_alone(model, args, kwargs, particle, count)
             self._passed.add(shapes)

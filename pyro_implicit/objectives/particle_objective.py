@@ -403,7 +403,7 @@ class ParticleObjective(ELBO):
             plate = pyro.plate(PARTICLE_PLATE, count, dim=-nesting - 1)
             with blames_vectorisation(lambda: self._draw(model, guide, args, kwargs, nesting)):
                 particle = self._draw(plate(model), plate(guide), args, kwargs, nesting + 1)
-            if torch.is_grad_enabled() and is_validation_enabled():
+            if is_validation_enabled():
                 self._coupling(model, args, kwargs, particle, count)
             particles = self._with_prior([particle], model, args, kwargs, nesting)
             yield ParticleBatch(particles, True, count)

@@ -35,6 +35,11 @@ def _under_a_device(w: Tensor) -> float:
         return float(w.sum())
 
 
+def _set_where(f: Tensor) -> Tensor:
+    f[f > 0] = 0.0
+    return f
+
+
 ASKING: dict[str, Any] = {
     "under another mode": lambda w, x: _under_a_device(w),
     "any": lambda w, x: 1.0 if (w > 0).any() else 0.0,
@@ -48,6 +53,16 @@ ASKING: dict[str, Any] = {
     "index": lambda w, x: x[[1, 2][(w > 0).long().sum()]] if w.dim() == 0 else x[0],
     "equal": lambda w, x: 1.0 if torch.equal(w, w * 2) else 0.0,
     "after steps": lambda w, x: 1.0 if bool(torch.stack([w, w]).sigmoid().max() > 0.7) else 0.0,
+    "contained": lambda w, x: 1.0 if 0.3 in w else 0.0,
+    "complex": lambda w, x: abs(complex(w)),
+    "dlpack": lambda w, x: torch.as_tensor(np.from_dlpack(w.reshape(1)).sum()),
+    "selected": lambda w, x: w.reshape(-1)[w.reshape(-1) > 0].numel(),
+    "selected of data": lambda w, x: x[(x * w) > 0].sum(),
+    "selected by a mask": lambda w, x: (x * w).masked_select((x * w) > 0).sum(),
+    "where alone": lambda w, x: torch.where(x * w > 0)[0].numel(),
+    "not zero": lambda w, x: len(torch.nonzero(x * w > 0)),
+    "unique": lambda w, x: (x * w).unique().numel(),
+    "repeated": lambda w, x: x.repeat_interleave((x * w).abs().long()).numel(),
     "written in place": lambda w, x: _written(w.sum()),
 }
 SILENT: dict[str, Any] = {
@@ -55,6 +70,11 @@ SILENT: dict[str, Any] = {
     "of data": lambda w, x: 1.0 if (x > 0).all() else x.sum().item(),
     "shape": lambda w, x: float(w.dim()) + len(w.shape),
     "an assertion": lambda w, x: _asserted(w),
+    "places of data": lambda w, x: (x * w)[x > 0].sum() + torch.where(x > 0)[0].numel(),
+    "written where": lambda w, x: _set_where((x * w).clone()),
+    "a place": lambda w, x: x[(w > 0).long()],
+    "repeated as data say": lambda w, x: (x * w).repeat_interleave(x.long()).sum(),
+    "a text": lambda w, x: len(f"{w.sum()}") + len(repr(w)),
     "a list of tensors": lambda w, x: torch.stack([w, w]).sum(0),
 }
 
@@ -112,6 +132,29 @@ def test_vectorised_models_that_ask_are_refused(name: str) -> None:
     state = torch.get_rng_state()
     LinearisedELBO(4).differentiable_loss(model, guide, X)
     assert not torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("name", ["any", "contained", "where alone"])
+def test_a_loss_without_gradients_is_refused_too(name: str) -> None:
+    model = _model(ASKING[name])
+    guide = HyperNetworkGuide(model, init_from=None).setup(X)
+    objective = LinearisedELBO(4, vectorize_particles=True)
+    with pytest.raises(SiteError, match="asks for the value of what depends on its latents"):
+        objective.loss(model, guide, X)
+
+
+def test_after_a_loss_without_gradients_a_step_looks_at_gradients_too() -> None:
+    """Draws that are mixed far below the tolerance of values."""
+
+    def model() -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(w + 1e-6 * w.mean(), 1.0), obs=torch.tensor(0.0))
+
+    guide = HyperNetworkGuide(model, init_from=None).setup()
+    objective = LinearisedELBO(4, vectorize_particles=True, max_plate_nesting=0)
+    objective.loss(model, guide)
+    with pytest.raises(SiteError):
+        objective.differentiable_loss(model, guide)
 
 
 @pytest.mark.parametrize("name", ["where", "of data"])

@@ -7,13 +7,14 @@ latents:
 =================  =======================================  ====================================
 latents            locations                                Gaussians
 =================  =======================================  ====================================
-up to 256          at most 5, 30 gradients each             mode (about 100) and Hessian there;
-                                                            mean field (at most 1000, and 500
-                                                            from afar); Hessian at 12 draws of
-                                                            both
+up to 1000         at most 5, 30 gradients each             mode (about 100) and Hessian there;
+                                                            mean field (at most 1000, above 256
+                                                            latents 500, and 500 from afar);
+                                                            full rank from the best of these (at
+                                                            most 120 Hessians, and 30 000
+                                                            products with them)
 up to 20 000       at most 5, 30 gradients each             mean field (at most 500, and 500
-                                                            from afar); up to 1000 the mode
-                                                            (about 100) and Hessian there
+                                                            from afar)
 more, or where     at most 5, 30 gradients each (above      none: one of 4 deviations, by 4
 only some rows     20 000 latents 5)                        draws each
 are shown
@@ -40,29 +41,29 @@ import torch
 from pyro import poutine
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
-from tqdm.auto import tqdm
 
-from pyro_implicit._progress import progress_is_hidden
+from pyro_implicit._progress import progress_bar, progress_is_hidden
 from pyro_implicit._random import RandomStream
-from pyro_implicit.guides.initialization.curvature import find_mode, inverse_root, mean_curvature
+from pyro_implicit.guides.initialization.curvature import find_mode, inverse_root
+from pyro_implicit.guides.initialization.full_rank import fit_full_rank
+from pyro_implicit.guides.initialization.gaussian_bound import objective
 from pyro_implicit.guides.initialization.gaussian_start import GaussianStart
 from pyro_implicit.guides.initialization.initial import fan_in_scale
 from pyro_implicit.guides.initialization.locations import locations
-from pyro_implicit.guides.initialization.mean_field import MeanField, fit_mean_field
+from pyro_implicit.guides.initialization.mean_field import fit_mean_field
+from pyro_implicit.guides.initialization.network import SMALL, has_layers
 from pyro_implicit.guides.initialization.start_report import StartReport
-from pyro_implicit.guides.initialization.start_search import objective
 from pyro_implicit.guides.initialization.trials import FAILURES, Trials
-from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.handlers.rows import is_cut
 
 __all__ = ["FULL", "auto_start"]
 
-#: latents up to which the mode with its Hessian is tried, where they are no network
+#: latents up to which the mode with its Hessian is tried, unless they are a network; up to SMALL,
+#: Hessians are averaged too, and networks are no exception
 FULL = 1000
-_SMALL = 256  # and up to which Hessians are averaged too, and networks are no exception
-_MIDDLE = 20_000  # and up to which there is a mean-field fit
+_MIDDLE = 20_000  # up to which there is a mean-field fit
 _UPHILL, _UPHILL_LARGE = 30, 5  # steps from each location
 _MEAN_FIELD, _MEAN_FIELD_MIDDLE = 1000, 500  # most steps
 _MODE_STEPS, _NEWTON_STEPS = 100, 3
@@ -89,7 +90,7 @@ class _Task:
     @property
     def is_network(self) -> bool:
         """Whether it has so many weights that no full matrix is looked for."""
-        return self.has_layers and self.unit.numel() > _SMALL
+        return self.has_layers and self.unit.numel() > SMALL
 
 
 def auto_start(
@@ -126,15 +127,15 @@ def auto_start(
     with RandomStream(int(torch.randint(2**31, ()))), warnings.catch_warnings(), evaluation_mode():
         warnings.simplefilter("ignore")
         trace = poutine.block(poutine.trace(located).get_trace)(*log_joint.args, **log_joint.kwargs)
-        known = _is_whole(trace), _is_settled(trace), _has_layers(sites, trace)
+        known = _is_whole(trace), _is_settled(trace), has_layers(sites, trace)
         task = _Task(unit, fixed, location_only, *known)
         if cut is not None:
             return _bare(loc, task), _untried(f"site {cut!r} shows some of its rows only")
         found = {"the location given": loc}
         if not fixed:
             found = locations([(site, trace.nodes[site.name]) for site in sites], loc)
-        hide = progress_is_hidden()
-        with tqdm(desc="start of the guide", delay=_DELAY, leave=False, disable=hide) as bar:
+        shown = not progress_is_hidden()
+        with progress_bar(desc="start of the guide", delay=_DELAY, leave=False, shown=shown) as bar:
             num_samples = _JUDGES if task.is_whole else _FEW_JUDGES
             density = _on_these_rows(log_joint, trace)
             trials = Trials(density, bar, num_samples, sizes or (loc.numel(),))
@@ -210,16 +211,14 @@ def _try_gaussians(trials: Trials, point: Tensor, loc: Tensor, task: _Task) -> N
     Uphill of a location there may be a peak that has no mass, as where the scale of a hierarchical
     model goes to zero. A second mean-field fit therefore begins at the location itself.
     """
-    small = point.numel() <= _SMALL
     trials.judge("deviations", lambda: _deviations(trials, point, task, point))
     if point.numel() <= FULL:
         trials.judge("mode", lambda: _mode(trials, point, task))
-    fits: list[MeanField] = []
-    trials.judge("mean field", lambda: _mean_field(trials, point, task, fits))
-    trials.judge("mean field, from afar", lambda: _mean_field_from(trials, loc, task, fits))
-    names = ("averaged Hessian", "averaged Hessian, from afar")
-    for fit, name in zip(fits if small else (), names, strict=False):
-        trials.judge(name, partial(_averaged_hessian, trials, fit, task))
+    trials.judge("mean field", lambda: _mean_field(trials, point, task))
+    trials.judge("mean field, from afar", lambda: _mean_field_from(trials, loc, task))
+    begin = trials.starts.get(trials.best() or "")
+    if begin is not None and point.numel() <= FULL:
+        trials.judge("full rank", partial(_full_rank, trials, begin, task))
 
 
 def _deviations(
@@ -257,39 +256,30 @@ def _mode(trials: Trials, point: Tensor, task: _Task) -> tuple[GaussianStart, st
     return GaussianStart(mode, inverse_root(curvature), is_settled=task.is_settled), ""
 
 
-def _mean_field(
-    trials: Trials, point: Tensor, task: _Task, fits: list[MeanField]
-) -> tuple[GaussianStart, str]:
-    """A mean-field fit from the better of the location and the mode; kept in ``fits``."""
+def _mean_field(trials: Trials, point: Tensor, task: _Task) -> tuple[GaussianStart, str]:
+    """A mean-field fit from the better of the location and the mode."""
     begins = [(point, part * task.unit) for part in (*_DEVIATIONS[:1], 0.01)]
     if "mode" in trials.starts:
         mode = trials.starts["mode"]
         assert mode.factor is not None
         begins += [(mode.loc, 0.01 * task.unit), (mode.loc, 1 / _precision(mode.factor))]
     loc, scale = max(begins, key=lambda b: objective(trials.density, b[0], b[1], _FEW_JUDGES))
-    num_steps = _MEAN_FIELD if point.numel() <= _SMALL else _MEAN_FIELD_MIDDLE
-    return _fitted(trials, (loc, scale), num_steps, task, fits)
+    num_steps = _MEAN_FIELD if point.numel() <= SMALL else _MEAN_FIELD_MIDDLE
+    return _fitted(trials, (loc, scale), num_steps, task)
 
 
-def _mean_field_from(
-    trials: Trials, loc: Tensor, task: _Task, fits: list[MeanField]
-) -> tuple[GaussianStart, str]:
+def _mean_field_from(trials: Trials, loc: Tensor, task: _Task) -> tuple[GaussianStart, str]:
     """A mean-field fit from a location with usual deviations, as Pyro's guides begin."""
-    return _fitted(trials, (loc, _USUAL * task.unit), _MEAN_FIELD_MIDDLE, task, fits)
+    return _fitted(trials, (loc, _USUAL * task.unit), _MEAN_FIELD_MIDDLE, task)
 
 
 def _fitted(
-    trials: Trials,
-    begin: tuple[Tensor, Tensor],
-    num_steps: int,
-    task: _Task,
-    fits: list[MeanField],
+    trials: Trials, begin: tuple[Tensor, Tensor], num_steps: int, task: _Task
 ) -> tuple[GaussianStart, str]:
     unit = (_NARROWER * task.unit).clamp(max=1.0)
     fit = trials.mean_field(
         begin[0], lambda density: fit_mean_field(density, *begin, num_steps, unit)
     )
-    fits.append(fit)
     settled = task.is_settled and fit.is_level
     note = "" if fit.is_level else f"not level after {num_steps} steps"
     return GaussianStart(fit.loc, fit.scale, is_settled=settled), note
@@ -301,9 +291,11 @@ def _precision(factor: Tensor) -> Tensor:
     return deviations
 
 
-def _averaged_hessian(trials: Trials, fit: MeanField, task: _Task) -> tuple[GaussianStart, str]:
-    curvature = mean_curvature(trials.log_joint, fit.loc, fit.scale, gauss_newton=False)
-    return GaussianStart(fit.loc, inverse_root(curvature), is_settled=task.is_settled), ""
+def _full_rank(trials: Trials, begin: GaussianStart, task: _Task) -> tuple[GaussianStart, str]:
+    """What the best of all others becomes by steps uphill of its own bound."""
+    assert begin.factor is not None
+    loc, factor = fit_full_rank(trials.density, begin.loc, begin.factor)
+    return GaussianStart(loc, factor, is_settled=task.is_settled), ""
 
 
 # ---- what is known of the density
@@ -340,17 +332,6 @@ def _is_whole(trace: Any) -> bool:
         if is_cut(node) or heavy:
             return False
     return True
-
-
-def _has_layers(sites: Sequence[LatentSite], trace: Any) -> bool:
-    """Whether at least half of the latents are weights, of several layers."""
-    wrapped = {s.name for s in sites if "implicit_module_value" in trace.nodes[s.name]["infer"]}
-    matrices = {site.name for site in sites if site.event_dim >= 2}
-    if len(matrices) < 2:
-        return False
-    total = sum(site.numel for site in sites)
-    weights = sum(site.numel for site in sites if site.name in wrapped | matrices)
-    return 2 * weights >= total
 
 
 def _is_settled(trace: Any) -> bool:

@@ -20,7 +20,7 @@ from pyro_implicit.exceptions import NonFiniteError
 from pyro_implicit.guides.initialization.lbfgs import maximise
 from pyro_implicit.handlers.log_joint import LogJoint
 
-__all__ = ["find_mode", "hessian", "inverse_root", "mean_curvature"]
+__all__ = ["find_mode", "gradient_and_hessian", "hessian", "inverse_root", "mean_curvature"]
 
 Density = Callable[[Tensor], Tensor]
 
@@ -107,7 +107,18 @@ def _newton(log_joint: Density, u: Tensor, curvature: Tensor) -> tuple[Tensor, f
 
 def hessian(function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
     """
-    The matrix of second derivatives of a function.
+    The matrix of second derivatives of a function, see :func:`gradient_and_hessian`.
+
+    :param function: from ``(m,)`` to a scalar.
+    :param torch.Tensor u: shape ``(m,)``.
+    :returns: symmetric matrix ``(m, m)``.
+    """
+    return gradient_and_hessian(function, u)[1]
+
+
+def gradient_and_hessian(function: Callable[[Tensor], Tensor], u: Tensor) -> tuple[Tensor, Tensor]:
+    """
+    The first and second derivatives of a function.
 
     Rows that torch does not have (its second derivative of ``logaddexp`` is NaN where the two are
     far apart, and so is that of a norm at 0) are central differences of the gradient, where those
@@ -115,7 +126,7 @@ def hessian(function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
 
     :param function: from ``(m,)`` to a scalar.
     :param torch.Tensor u: shape ``(m,)``.
-    :returns: symmetric matrix ``(m, m)``.
+    :returns: the gradient ``(m,)`` and a symmetric matrix ``(m, m)``.
     """
     with torch.enable_grad():
         point = u.detach().clone().requires_grad_(True)
@@ -127,7 +138,7 @@ def hessian(function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
         for index, row in differences.items():
             if row is not None:
                 matrix[index] = matrix[:, index] = row
-    return 0.5 * (matrix + matrix.mT)
+    return gradient.detach(), 0.5 * (matrix + matrix.mT)
 
 
 def _difference(function: Density, u: Tensor, index: int) -> Tensor | None:

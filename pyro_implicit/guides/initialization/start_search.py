@@ -16,11 +16,13 @@ from pyro_implicit.guides.initialization.curvature import (
     find_mode,
     inverse_root,
 )
+from pyro_implicit.guides.initialization.full_rank import fit_full_rank
+from pyro_implicit.guides.initialization.gaussian_bound import objective
 from pyro_implicit.guides.initialization.mean_field import MeanField, fit_mean_field_near
 from pyro_implicit.guides.initialization.recorded_density import MOST_RECORDED, RecordedDensity
 from pyro_implicit.handlers.log_joint import LogJoint
 
-__all__ = ["NO_MODE", "fit_inside", "objective", "search", "starting_points"]
+__all__ = ["NO_MODE", "fit_inside", "search", "starting_points"]
 
 #: what follows from a random density, for a message
 NO_MODE = (
@@ -30,7 +32,12 @@ NO_MODE = (
 
 _POINTS = 8  # besides the one asked for
 _NARROW = 0.01  # deviation of the reference around a mere point
-_TRIES = {"laplace": 4, "hessian": 2, "ggn": 2}  # the latter two take thousands of steps each
+_TRIES = {
+    "laplace": 4,
+    "hessian": 2,
+    "ggn": 2,
+    "full-rank": 2,
+}  # the last three take thousands of steps each
 
 
 @dataclass
@@ -43,7 +50,9 @@ class _Found:
     mean_field: float
 
 
-def search(kind: str, log_joint: LogJoint, loc: Tensor) -> tuple[Tensor, Tensor]:
+def search(
+    kind: str, log_joint: LogJoint, loc: Tensor, *, is_network: bool = False
+) -> tuple[Tensor, Tensor]:
     """
     The Gaussian of :func:`~pyro_implicit.guides.initialization.gaussian_start`.
 
@@ -52,9 +61,10 @@ def search(kind: str, log_joint: LogJoint, loc: Tensor) -> tuple[Tensor, Tensor]
     uniformly from (-2, 2) in the unconstrained space (by a generator of their own: the global one
     is left alone), and the best Gaussian is taken.
 
-    :param str kind: ``"laplace"``, ``"hessian"`` or ``"ggn"``.
+    :param str kind: ``"laplace"``, ``"hessian"``, ``"ggn"`` or ``"full-rank"``.
     :param LogJoint log_joint: the model's density.
     :param torch.Tensor loc: where to begin, shape ``(m,)``.
+    :param bool is_network: whether the latents are a network's, which are fitted more slowly.
     :returns: mean ``(m,)`` and a root of the covariance ``(m, m)``.
     :raises NonFiniteError: if the density is finite at no starting point, naming the site, or no
         search finds a mode.
@@ -72,7 +82,7 @@ def search(kind: str, log_joint: LogJoint, loc: Tensor) -> tuple[Tensor, Tensor]
     best, failure = None, None
     for index in [0, *others][: _TRIES[kind]]:
         try:
-            found = _fit(kind, log_joint, points[index])
+            found = _fit(kind, log_joint, points[index], is_network)
         except NonFiniteError as error:
             failure = failure or error
             continue
@@ -87,25 +97,29 @@ def search(kind: str, log_joint: LogJoint, loc: Tensor) -> tuple[Tensor, Tensor]
     return best.loc, best.factor
 
 
-def _fit(kind: str, log_joint: LogJoint, point: Tensor) -> _Found:
+def _fit(kind: str, log_joint: LogJoint, point: Tensor, is_network: bool) -> _Found:
     density = log_joint.value
     if kind == "laplace":
         mean, curvature = find_mode(density, point, log_joint.explain)
         scale = curvature.diagonal().clamp(min=1e-4).rsqrt()
     else:
-        fit = _mean_field(log_joint, point)
+        fit = _mean_field(log_joint, point, is_network)
         mean, scale = fit.loc, fit.scale
+        if kind == "full-rank":
+            mean, factor = fit_full_rank(density, fit.loc, fit.scale)
+            bound, other = objective(density, mean, factor), objective(density, fit.loc, scale)
+            return _Found(mean, factor, bound, other)
         curvature, _ = blended_curvature(log_joint, mean, scale, gauss_newton=kind == "ggn")
     factor = inverse_root(curvature)
     bounds = [objective(density, mean, root) for root in (factor, scale)]
     return _Found(mean, factor, *bounds)
 
 
-def _mean_field(log_joint: LogJoint, point: Tensor) -> MeanField:
+def _mean_field(log_joint: LogJoint, point: Tensor, is_network: bool) -> MeanField:
     """Fits a diagonal Gaussian, to a recorded density where that pays."""
 
     def near(density: Callable[[Tensor], Tensor]) -> MeanField:
-        return fit_mean_field_near(density, [point])
+        return fit_mean_field_near(density, [point], is_network=is_network)
 
     if point.numel() <= MOST_RECORDED:
         recorded = RecordedDensity(log_joint, point)
@@ -159,32 +173,6 @@ def starting_points(log_joint: LogJoint, loc: Tensor) -> list[Tensor]:
             "reaches 0, say); or leave init_from out and give an init_loc_fn."
         )
     return points
-
-
-def objective(
-    density: Callable[[Tensor], Tensor], loc: Tensor, factor: Tensor, num_samples: int = 16
-) -> float:
-    """
-    Estimates the evidence bound of a Gaussian on fixed draws.
-
-    :param density: log-density of one point.
-    :param torch.Tensor loc: mean, shape ``(m,)``.
-    :param torch.Tensor factor: a root of the covariance, ``(m,)`` or ``(m, m)``.
-    :param int num_samples: number of draws, always the same ones.
-    :returns: an estimate of the Gaussian's evidence lower bound; minus infinity where the density
-        of a draw is not finite.
-    """
-    noise = torch.randn(num_samples, loc.numel(), generator=torch.Generator().manual_seed(1))
-    noise = noise.to(loc)
-    wide = factor.double() if factor.device.type != "mps" else factor
-    if factor.dim() == 1:
-        draws, volume = loc + factor * noise, float(wide.log().sum())
-    else:
-        draws, volume = loc + noise @ factor.mT, float(torch.linalg.slogdet(wide).logabsdet)
-    entropy = volume + 0.5 * loc.numel() * (1 + math.log(2 * math.pi))
-    with torch.no_grad():
-        mean = float(torch.stack([density(draw) for draw in draws]).mean())
-    return mean + entropy if math.isfinite(mean) else -math.inf
 
 
 def _warn_if_far(kind: str, found: _Found, floor: float, far: float) -> None:

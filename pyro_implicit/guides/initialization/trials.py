@@ -12,11 +12,12 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import ImplicitError
 from pyro_implicit.guides.initialization.ascent import ascend
+from pyro_implicit.guides.initialization.gaussian_bound import objective
 from pyro_implicit.guides.initialization.gaussian_start import GaussianStart
 from pyro_implicit.guides.initialization.mean_field import MeanField
 from pyro_implicit.guides.initialization.recorded_density import MOST_RECORDED, RecordedDensity
 from pyro_implicit.guides.initialization.start_report import Trial
-from pyro_implicit.guides.initialization.start_search import fit_inside, objective
+from pyro_implicit.guides.initialization.start_search import fit_inside
 from pyro_implicit.handlers.log_joint import LogJoint
 
 __all__ = ["FAILURES", "Trials"]

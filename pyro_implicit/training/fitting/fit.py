@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from pyro import poutine
-from tqdm.auto import tqdm
 
 from pyro_implicit._checks import (
     check_count,
@@ -22,7 +21,7 @@ from pyro_implicit._checks import (
     shown,
 )
 from pyro_implicit._misspelt import check_misspelt
-from pyro_implicit._progress import hidden_progress
+from pyro_implicit._progress import hidden_progress, progress_bar
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.base import ImplicitGuide
@@ -228,7 +227,7 @@ def _finished(
 ) -> FitResult:
     """Trains, and puts together what came of it."""
     limit = run.rate.num_steps
-    with tqdm(total=limit, initial=len(run.history), desc="fit", disable=not progress) as bar:
+    with progress_bar(shown=progress, total=limit, initial=len(run.history), desc="fit") as bar:
         reason = run.train(bar)
     state = run.state(reason)
     scores = {}

@@ -30,6 +30,7 @@ _EVALUATIONS = 600  # of the density, in all: what a few dozen steps of training
 _DRAWS = 1000
 _HEAVY = 0.05  # of the evidence, by Laplace's method: a peak that matters
 _EMPTY = 0.1  # of that in draws: a peak that the guide does not reach
+_FAILURES = (ImplicitError, RuntimeError, ValueError, ArithmeticError)
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def missed_peaks(
             peaks = list(_peaks(joint, draws))
             missed = [peak for peak in peaks if _is_missed(peak, draws, bound)]
             return [_told(missed, joint, bound)] if missed else []
-    except (ImplicitError, RuntimeError, ValueError, ArithmeticError):
+    except _FAILURES:
         return []  # a model without a density at all points, or with draws of its own
 
 
@@ -82,10 +83,13 @@ def _peaks(joint: LogJoint, draws: Tensor) -> Iterator[_Peak]:
     def density(u: Tensor) -> Tensor:
         nonlocal count
         count += 1
-        return joint.value(u) if count <= _EVALUATIONS else u.new_full((), math.nan)
+        return joint.value(u) if count <= _EVALUATIONS else math.nan * u.sum()
 
     for start in _starts(joint, draws):
-        point, _ = maximise(density, start, _STEPS)
+        try:
+            point, _ = maximise(density, start, _STEPS)
+        except _FAILURES:
+            continue  # one start that leads nowhere; peaks that others lead to count
         if count > _EVALUATIONS:
             return
         value = float(joint.value(point))

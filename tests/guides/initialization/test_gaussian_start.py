@@ -77,7 +77,7 @@ def test_laplace_is_the_exact_posterior_of_a_linear_gaussian_model(options):
     assert_first_draws(guide, mean, covariance)
 
 
-@pytest.mark.parametrize("kind", ["hessian", "ggn"])
+@pytest.mark.parametrize("kind", ["hessian", "ggn", "full-rank"])
 def test_averaged_curvature_is_the_exact_posterior_of_a_linear_gaussian_model(kind):
     guide = HyperNetworkGuide(model, init_from=kind).setup()
     mean, covariance = posterior()
@@ -228,21 +228,21 @@ def test_fitted_guides_that_do_not_fit():
             HyperNetworkGuide(model, init_from=scattered(kind, larger)).setup()
 
 
-@pytest.mark.parametrize("kind", ["laplace", "hessian", "ggn"])
+@pytest.mark.parametrize("kind", ["laplace", "hessian", "ggn", "full-rank"])
 def test_too_many_latents_for_a_full_matrix(kind, monkeypatch):
     monkeypatch.setattr(gaussian_start, "_MAX_FULL", 2)
     with pytest.raises(ArgumentError, match=f"init_from='{kind}' needs a 3 x 3 matrix; .* most 2"):
         HyperNetworkGuide(model, init_from=kind).setup()
 
 
-@pytest.mark.parametrize("kind", ["laplace", "hessian", "ggn"])
+@pytest.mark.parametrize("kind", ["laplace", "hessian", "ggn", "full-rank"])
 def test_a_random_density_has_no_mode(kind):
     half = poutine.block(model, hide=["b"])
     with pytest.raises(SiteError, match="no one mode to start from"):
         HyperNetworkGuide(half, init_from=kind).setup()
 
 
-@pytest.mark.parametrize("kind", ["laplace", "hessian", "ggn"])
+@pytest.mark.parametrize("kind", ["laplace", "hessian", "ggn", "full-rank"])
 def test_a_minibatch_of_local_latents_has_no_mode(kind):
     def local():
         with pyro.plate("data", N, subsample_size=4, dim=-1) as idx:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -102,3 +103,18 @@ def test_by_name_it_refuses_a_density_that_is_random() -> None:
 
     with pytest.raises(SiteError, match="two evaluations of the model"):
         HyperNetworkGuide(model, init_from="mean-field").setup()
+
+
+@pytest.mark.parametrize("is_network", [False, True])
+def test_a_network_is_fitted_at_a_tenth_of_the_rates(
+    is_network: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a slope each step of Adam has the length of its rate."""
+    for name in ("_UPHILL", "_FURTHER"):
+        monkeypatch.setattr(mean_field, name, 1)  # one look, at where it begins
+    monkeypatch.setattr(mean_field, "_MOST", 3)
+    monkeypatch.setattr(mean_field, "_COLDEST", 1.0)
+    monkeypatch.setattr(mean_field._Fit, "result", lambda fit, is_level: fit.now)
+    now: Any = fit_mean_field_near(lambda u: (2 * u).sum(), [torch.zeros(4)], is_network=is_network)
+    expected = 3 * 0.04 * (0.1 if is_network else 1.0)
+    torch.testing.assert_close(now[0], torch.full((4,), expected), rtol=1e-4, atol=0)

@@ -15,7 +15,8 @@ from torch import Tensor
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO
 from pyro_implicit.exceptions import NonFiniteError, SiteError
 from pyro_implicit.guides.initialization import curvature, start_search
-from pyro_implicit.guides.initialization.start_search import objective, search, starting_points
+from pyro_implicit.guides.initialization.gaussian_bound import objective
+from pyro_implicit.guides.initialization.start_search import search, starting_points
 from pyro_implicit.handlers.log_joint import LogJoint
 
 
@@ -87,7 +88,7 @@ def test_the_users_location_comes_first() -> None:
     assert all(point.abs().max() <= 2 for point in points[1:])
 
 
-@pytest.mark.parametrize("kind", ["laplace", "hessian", "ggn"])
+@pytest.mark.parametrize("kind", ["laplace", "hessian", "ggn", "full-rank"])
 @pytest.mark.parametrize("validation", [True, False])
 def test_the_site_that_is_nowhere_finite_is_named(kind: str, validation: bool) -> None:
     def model() -> None:
@@ -174,7 +175,7 @@ def test_a_start_far_worse_than_mean_field_is_told() -> None:
 
 
 def test_what_is_suggested_is_not_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    def bad(kind: str, log_joint: LogJoint, point: Tensor) -> Any:
+    def bad(kind: str, log_joint: LogJoint, point: Tensor, is_network: bool) -> Any:
         return start_search._Found(point, torch.eye(2), -1e6, 0.0)
 
     monkeypatch.setattr(start_search, "_fit", bad)
@@ -189,7 +190,7 @@ def test_a_search_that_fails_or_ends_badly_is_begun_elsewhere(
     outcomes = [NonFiniteError("no"), -1e6, 0.0]
     began = []
 
-    def fit(kind: str, log_joint: LogJoint, point: Tensor) -> Any:
+    def fit(kind: str, log_joint: LogJoint, point: Tensor, is_network: bool) -> Any:
         began.append(point)
         outcome = outcomes[len(began) - 1]
         if isinstance(outcome, Exception):
@@ -225,7 +226,9 @@ def test_a_recorded_search_that_ends_where_the_model_refuses_is_made_again() -> 
     pyro.set_rng_seed(0)
     with pyro.validation_enabled(True):
         guide = HyperNetworkGuide(model, init_from=None).setup()
-        fit = start_search._mean_field(LogJoint(model, guide.sites, (), {}), torch.tensor([0.5]))
+        fit = start_search._mean_field(
+            LogJoint(model, guide.sites, (), {}), torch.tensor([0.5]), False
+        )
     assert 0.5 < float(fit.loc) < 1.2
 
 

@@ -1,0 +1,132 @@
+"""The log-likelihood of a model whose discrete latents are summed out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from pyro_implicit._random import own_numbers
+from pyro_implicit.arviz.program import Program, Slot, grown
+from pyro_implicit.arviz.rows import Batch
+from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.handlers.enumeration import nesting_of, run_summed_out
+from pyro_implicit.handlers.pointwise import (
+    is_auxiliary,
+    is_delta,
+    pointwise_log_prob,
+)
+from pyro_implicit.handlers.sum_out import inseparable
+from pyro_implicit.ops.logdet import upcast
+
+__all__ = ["SummedLikelihood", "summed_likelihood"]
+
+_MOST_NAMES = 3  # of sites that one variable is named after
+
+
+class SummedLikelihood:
+    r"""
+    :math:`\log \sum_z p(y_n, z \mid \theta_s)` for each datum, at draws of a guide.
+
+    Observed sites that share a discrete latent are one variable, with the plates that they share
+    with it, named after all of them (after the first and the last of many). All others are as
+    they would be without.
+
+    :param Program program: the model.
+    :raises SiteError: if the latents cannot be summed out, or the prior of one that the guide draws
+        depends on them.
+    :raises ArgumentError: if row batches do not show in what is left.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        first = program.batches.calls[0]
+        with own_numbers():
+            fixed = poutine.condition(program.model, {**program.subsamples, **program.draw})
+            self._nesting = nesting_of(fixed, first.args, first.kwargs)
+            slots = self._slots()
+        own = {name: site.log_prob for name, site in program.sites.items()}
+        #: what each variable looks like
+        self.slots = {name: _like(own.get(name), slot) for name, slot in slots.items()}
+
+    def _slots(self) -> dict[str, Slot]:
+        """The variables, on all rows."""
+        batches = self.program.batches
+        size, rows = batches.batch_size, batches.num_rows
+        if size is None:
+            return self._slots_on(batches.calls[0])
+        slots = self._slots_on(batches.cut(0, size))
+        others = self._slots_on(batches.cut(0, size - 1 if size > 1 else 2))
+        slots = {name: grown(name, slot, others[name], rows) for name, slot in slots.items()}
+        for name, slot in slots.items():
+            if slot.row_dim is None:
+                raise ArgumentError(
+                    f"batch_size was given, but the rows of {name!r} are one datum: they share a "
+                    "discrete latent that is summed out. Leave batch_size out"
+                )
+        return slots
+
+    def at(self, batch: Batch, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """
+        The log-likelihood at one draw, on some rows.
+
+        :param Batch batch: the rows.
+        :param dict values: the latents of the guide.
+        :returns: by variable, in float64, of the shape of its plates.
+        """
+        return {name: value for name, value, _ in self._of(batch, values)}
+
+    def _slots_on(self, batch: Batch) -> dict[str, Slot]:
+        slots = {}
+        for name, value, site in self._of(batch, self.program.draw):
+            plates: list[str | None] = [None] * value.dim()
+            for frame in site["cond_indep_stack"]:
+                if frame.vectorized and value.shape[frame.dim] == frame.size:
+                    plates[frame.dim] = frame.name
+            slots[name] = Slot(tuple(value.shape), torch.float64, tuple(plates))
+        return slots
+
+    def _of(self, batch: Batch, values: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Any]]:
+        """Name, log-densities and site of each variable."""
+        sites: list[Any] = []
+        fixed = {**self.program.subsamples, **values}
+        model, args, kwargs = self.program.model, batch.args, batch.kwargs
+        how: Any = {"values": fixed, "nesting": self._nesting}
+        run_summed_out(model, args, kwargs, sites.append, **how)
+        for site in sites:
+            if not site["is_observed"] or site["name"] in values or is_delta(site):
+                continue
+            stands_for = site["infer"].get("marginal_of", ())
+            drawn = [name for name in stands_for if name in values]
+            if drawn:
+                raise inseparable(drawn, site["name"])
+            if stands_for:
+                yield _name(site["infer"]["marginal_nodes"]), upcast(pointwise_log_prob(site)), site
+            elif not is_auxiliary(site):
+                yield site["name"], pointwise_log_prob(site, wide=True), site
+
+
+def summed_likelihood(program: Program) -> SummedLikelihood | None:
+    """
+    The likelihood with discrete latents summed out, where there are some.
+
+    :param Program program: the model.
+    """
+    if any(site.is_listed for site in program.sites.values()):
+        return SummedLikelihood(program)
+    return None
+
+
+def _like(own: Slot | None, slot: Slot) -> Slot:
+    """With the names that the dimensions of the one observed site have, if they are the same."""
+    same = own is not None and (own.shape, own.plates) == (slot.shape, slot.plates)
+    return own if same and own is not None else slot
+
+
+def _name(nodes: tuple[Any, ...]) -> str:
+    """What the variable of some sites is called."""
+    names = [node["name"] for node in nodes if node["is_observed"]]
+    return ", ".join(names) if len(names) <= _MOST_NAMES else f"{names[0]} to {names[-1]}"

@@ -1,0 +1,131 @@
+r"""
+A Gaussian with all covariances, by natural-gradient steps on the evidence bound.
+
+Where the bound of :math:`N(\mu, \Sigma)` is highest, :math:`\Sigma^{-1}` is the curvature of the
+log-density averaged over the Gaussian, and its average gradient is zero. A step of length
+:math:`\rho` goes there:
+
+.. math:: \Sigma^{-1} \leftarrow (1 - \rho) \Sigma^{-1} - \rho\, E[\nabla^2 \log p],
+          \qquad \mu \leftarrow \mu + \rho\, \Sigma\, E[\nabla \log p].
+
+Second derivatives make this a Newton's method: a few dozen steps, where stochastic gradients of the
+covariance's root take ten thousands.
+
+References
+
+- `The Variational Gaussian Approximation Revisited`, M. Opper, C. Archambeau, Neural Computation
+  21, 2009.
+- `Conjugate-Computation Variational Inference: Converting Variational Inference in Non-Conjugate
+  Models to Inferences in Conjugate Models`, M. E. Khan, W. Lin, AISTATS 2017.
+- `Handling the Positive-Definite Constraint in the Bayesian Learning Rule`, W. Lin, M. Schmidt,
+  M. E. Khan, ICML 2020 (steps must not leave the positive definite matrices).
+"""
+
+# Shape legend: m unconstrained latents.
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_implicit.guides.initialization.curvature import gradient_and_hessian
+from pyro_implicit.guides.initialization.gaussian_bound import objective
+
+__all__ = ["fit_full_rank"]
+
+_RATE, _HALVED = 0.5, 20  # the first rate, and after how many steps it is half as much
+_SHORTER, _FALLS = 0.3, 2  # factor on it after steps down, and how often
+_WINDOW = 10  # steps between looks at the bound
+_MOST = 60  # steps, of two Hessians each
+_PRODUCTS = 30_000  # with Hessians, in all
+_LEVEL = 0.1, 0.003  # nats of a gain that ends the steps: in all, and a latent
+_RESOLVED = 0.01  # nats of a gain that counts as none
+_SAME = 1e-4  # of the largest entry: Hessians that differ by less are one
+_JUDGES = 64  # draws that the bound is looked at on
+
+_Density = Callable[[Tensor], Tensor]
+
+
+def fit_full_rank(density: _Density, loc: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+    """
+    Improves a Gaussian as long as its evidence bound rises.
+
+    Its draws are those of a generator of its own. Those where derivatives are not finite are passed
+    over; the Gaussian with the highest bound on the way is returned. Where second derivatives are
+    everywhere the same, as of a Gaussian, the last step goes all the way.
+
+    :param density: the log-density, twice differentiable, NaN outside of its domain.
+    :param torch.Tensor loc: mean, shape ``(m,)``.
+    :param torch.Tensor factor: a root of the covariance, shape ``(m,)`` or ``(m, m)``.
+    :returns: mean ``(m,)`` and a root of the covariance ``(m, m)``.
+    """
+    generator = torch.Generator().manual_seed(3)
+    root = factor if factor.dim() == 2 else torch.diag(factor)
+    now = _Gaussian(loc.detach().double(), root.double())
+    best, highest = now, now.bound(density, loc)
+    shorter, falls, before = 1.0, 0, None
+    most = min(_MOST, max(_WINDOW, _PRODUCTS // (2 * loc.numel())))
+    for step in range(1, most + 1):
+        noise = torch.randn(loc.numel(), generator=generator).to(now.mean)
+        slopes = _slopes(density, now.mean, now.root @ noise, loc)
+        is_same = slopes is not None and before is not None and slopes.is_same_as(before)
+        before = slopes
+        if slopes is not None:
+            rate = 1.0 if is_same else shorter * _RATE / (1 + (step - 1) / _HALVED)
+            now = now.moved(slopes, rate)
+            if step % _WINDOW and step < most and not is_same:
+                continue
+        gain = now.bound(density, loc) - highest
+        if gain > _RESOLVED:
+            best, highest = now, highest + gain
+        elif falls < _FALLS and not is_same:
+            now, shorter, falls = best, _SHORTER * shorter, falls + 1
+            continue
+        if is_same or not gain > _LEVEL[0] + _LEVEL[1] * loc.numel():
+            break
+    return best.mean.to(loc), best.root.to(loc)
+
+
+@dataclass(frozen=True)
+class _Slopes:
+    gradient: Tensor
+    second: Tensor
+
+    def is_same_as(self, other: _Slopes) -> bool:
+        error = _SAME * float(self.second.abs().max())
+        return torch.allclose(self.second, other.second, rtol=0, atol=error)
+
+
+@dataclass(frozen=True)
+class _Gaussian:
+    mean: Tensor
+    root: Tensor  # of the covariance
+
+    def bound(self, density: _Density, like: Tensor) -> float:
+        return objective(density, self.mean.to(like), self.root.to(like), _JUDGES)
+
+    def moved(self, slopes: _Slopes, rate: float) -> _Gaussian:
+        """
+        One step, in coordinates where the Gaussian is a standard one.
+
+        There the precision becomes ``1 + change``; where the change is negative its exponential,
+        which is the same to first order and stays positive. A whole step is the Hessian itself.
+        """
+        values, vectors = torch.linalg.eigh(-(self.root.mT @ slopes.second @ self.root))
+        change = rate * (values - 1)
+        whole = (change > 0) | ((rate == 1) & (values > 0))
+        precision = torch.where(whole, 1 + change, change.clamp(min=-1.0).exp())
+        root = self.root @ (vectors * precision.rsqrt())
+        return _Gaussian(self.mean + rate * (root @ (root.mT @ slopes.gradient)), root)
+
+
+def _slopes(density: _Density, mean: Tensor, distance: Tensor, like: Tensor) -> _Slopes | None:
+    """Averages over draws on both sides of the mean; None if they are finite on neither."""
+    total, used = _Slopes(torch.zeros_like(mean), mean.new_zeros(mean.numel(), mean.numel())), 0
+    for point in (mean + distance, mean - distance):
+        gradient, second = gradient_and_hessian(density, point.to(like))
+        if bool(gradient.isfinite().all()) and bool(second.isfinite().all()):
+            total, used = _Slopes(total.gradient + gradient, total.second + second), used + 1
+    return _Slopes(total.gradient / used, total.second / used) if used else None
