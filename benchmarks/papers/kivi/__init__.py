@@ -18,7 +18,7 @@ BENCHMARKS = (
             **CPU,
         },
         records={
-            "kivi_uci": "--sets boston concrete energy wine yacht --splits 0 1 3 4",
+            "kivi_uci": "--sets boston concrete energy wine yacht --splits 0 1 2 3 4",
             "kivi_uci_large": "--sets kin8nm naval power protein --splits 0 1 2",
         },
         short="--sets boston --splits 0 --num-steps 2",

@@ -90,7 +90,7 @@ BENCHMARKS = (
         records={
             "livi_uci": "--sets boston concrete energy --splits 0 1 2 3 4 5 6 7 8 9 "
             + _BOTH_BOUNDS,
-            "livi_uci_large": f"--sets kin8nm naval --splits 0 1 2 {_BOTH_BOUNDS}",
+            "livi_uci_large": f"--sets kin8nm naval --splits 0 1 2 3 4 {_BOTH_BOUNDS}",
             "livi_uci_choice": "--splits 0 --choose --methods mean-field linearised "
             '"singular value"',
         },

@@ -73,7 +73,7 @@ BENCHMARKS = (
             **CPU,
         },
         records={
-            "predictive_grid": '--hidden 32 --num-steps 6000 --seeds 0 1 2 --shapes "[1, N]" '
+            "predictive_grid": '--hidden 32 --num-steps 6000 --seeds 0 1 2 3 4 --shapes "[1, N]" '
             '"[5, 16, N]" "[N, N]" "[N, N, N]"'
         },
         short="--num-steps 1 --hidden 3 --num-particles 2 --guides unconditioned --seeds 0",
