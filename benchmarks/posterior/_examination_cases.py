@@ -95,6 +95,76 @@ def _growth(root: Path, seed: int) -> Case:
     return Case(model, data(1), held_out(model, *data(40)))
 
 
+# ---- some hundred latents that are no network
+
+
+def _walk(root: Path, seed: int) -> Case:
+    """Counts over 280 days, by a random walk; 282 latents."""
+    own, days = _seeded(21), 280
+    level = 1 + torch.cumsum(0.15 * torch.randn(days, generator=own), 0)
+
+    def counts() -> Tensor:
+        return torch.poisson(level.exp(), generator=own)
+
+    def model(y: Tensor) -> None:
+        first = pyro.sample("first", dist.Normal(0.0, 2.0))
+        scale = pyro.sample("scale", dist.HalfNormal(0.5))
+        steps = pyro.sample("steps", dist.Normal(0.0, 1.0).expand([days]).to_event(1))
+        rate = (first[..., None] + scale[..., None] * steps.cumsum(-1)).exp()
+        with pyro.plate("days", days):
+            pyro.sample("y", dist.Poisson(rate), obs=y)
+
+    return Case(model, (counts(),), held_out(model, counts()))
+
+
+def _pupils(root: Path, seed: int) -> Case:
+    """Answers of 150 pupils to 120 questions; 272 latents."""
+    own, pupils, questions = _seeded(22), 150, 120
+    able, hard = torch.randn(pupils, generator=own), 0.8 * torch.randn(questions, generator=own)
+
+    def data(count: int) -> tuple[Tensor, ...]:
+        i = torch.randint(pupils, (count,), generator=own)
+        j = torch.randint(questions, (count,), generator=own)
+        return i, j, torch.bernoulli(torch.sigmoid(able[i] - hard[j]), generator=own)
+
+    def model(i: Tensor, j: Tensor, y: Tensor) -> None:
+        mean = pyro.sample("mean", dist.Normal(0.0, 2.0))
+        scale = pyro.sample("scale", dist.HalfNormal(1.0))
+        with pyro.plate("pupils", pupils):
+            ability = pyro.sample("ability", dist.Normal(0.0, 1.0))
+        with pyro.plate("questions", questions):
+            difficulty = pyro.sample("difficulty", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y)):
+            logits = ability[..., i] - mean - scale * difficulty[..., j]
+            pyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+
+    return Case(model, data(2000), held_out(model, *data(_HELD)))
+
+
+def _slopes(root: Path, seed: int) -> Case:
+    """A line for each of 140 groups, with a few rows each; 285 latents, centred."""
+    own, groups = _seeded(23), 140
+    lines = torch.randn(2, groups, generator=own) * torch.tensor([[0.6], [0.3]])
+
+    def data(count: int) -> tuple[Tensor, ...]:
+        group = torch.randint(groups, (count,), generator=own)
+        x = torch.randn(count, generator=own)
+        y = lines[0, group] + (1 + lines[1, group]) * x + 0.5 * torch.randn(count, generator=own)
+        return group, x, y
+
+    def model(group: Tensor, x: Tensor, y: Tensor) -> None:
+        centres = pyro.sample("centres", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+        spreads = pyro.sample("spreads", dist.HalfCauchy(1.0).expand([2]).to_event(1))
+        noise = pyro.sample("noise", dist.HalfNormal(1.0))
+        with pyro.plate("groups", groups):
+            level = pyro.sample("level", dist.Normal(centres[..., :1], spreads[..., :1]))
+            slope = pyro.sample("slope", dist.Normal(centres[..., 1:], spreads[..., 1:]))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(level[..., group] + slope[..., group] * x, noise), obs=y)
+
+    return Case(model, data(500), held_out(model, *data(_HELD)))
+
+
 # ---- networks
 
 
@@ -191,6 +261,9 @@ EXAMINATION: dict[str, Load] = {
     "counts in groups": _glmm,
     "robust regression": _robust,
     "growth curve": _growth,
+    "counts over time": _walk,
+    "pupils and questions": _pupils,
+    "slopes in groups": _slopes,
     "moons": _moons,
     "wine classes": _wines,
     "bump": _bump,
