@@ -10,7 +10,10 @@ from torch import Tensor
 from pyro_implicit.handlers.pointwise import is_auxiliary
 from pyro_implicit.handlers.rows import is_cut
 
-__all__ = ["DataUse"]
+__all__ = ["IN_BATCHES", "DataUse"]
+
+#: how data are handed to ``fit`` in batches
+IN_BATCHES = "fit(model, guide, batches=DataLoader(TensorDataset(x, y), 64))"
 
 _SHOWN = 5  # sites in a message
 

@@ -32,8 +32,8 @@ def check_same_alone(model: Any, args: Any, kwargs: Any, particle: Particle, cou
     Such are models that ask for the value of a latent, as ``if (w > 0).any():`` does, which is one
     question about all draws; and models that mix draws where no gradient shows it to
     :func:`~pyro_implicit.objectives.particle_coupling.check_particles_apart`: by ranks, the largest
-    entry, a comparison with a mean. The first draw is evaluated by itself, twice, and the last
-    once. A model that draws numbers of its own, or does not run so, is not judged.
+    entry, a comparison with a mean. The first draw is evaluated by itself, twice, and three
+    others once. A model that draws numbers of its own, or does not run so, is not judged.
 
     :param model: a Pyro model.
     :param args: its positional arguments.
@@ -48,7 +48,7 @@ def check_same_alone(model: Any, args: Any, kwargs: Any, particle: Particle, cou
         with RandomStream(0), torch.no_grad(), poutine.block(), Unvalidated():
             with pyro.validation_enabled(False), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                place, alone = _run_alone(model, args, kwargs, particle)
+                place, alone = _run_alone(model, args, kwargs, particle, count)
     except Exception:  # whatever a model does with draws that were made for many
         return
     if place is not None:
@@ -81,7 +81,7 @@ def _by_draw(node: Any, count: int) -> Tensor | None:
 
 
 def _run_alone(
-    model: Any, args: Any, kwargs: Any, particle: Particle
+    model: Any, args: Any, kwargs: Any, particle: Particle, count: int
 ) -> tuple[str | None, dict[int, dict[str, Tensor]]]:
     """Where a value is asked for, and log-densities by draw and site; none if they vary."""
     listed = any("_enumerate_dim" in node["infer"] for node in particle.model_nodes.values())
@@ -93,7 +93,9 @@ def _run_alone(
     again = _densities(model, args, kwargs, values)
     if first.keys() != again.keys() or any(not torch.equal(first[n], again[n]) for n in first):
         return None, {}
-    return None, {0: first, -1: _densities(model, args, kwargs, _values(particle, -1))}
+    some = sorted({count // 3, 2 * count // 3, count - 1} - {0})
+    others = {index: _densities(model, args, kwargs, _values(particle, index)) for index in some}
+    return None, {0: first, **others}
 
 
 def _values(particle: Particle, index: int) -> dict[str, Tensor]:

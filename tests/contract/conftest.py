@@ -45,15 +45,17 @@ LISTS: dict[str, dict[str, Any]] = {
 _FOUND: dict[Any, GaussianStart] = {}
 
 
-def _shared_start(kind: Any, log_joint: LogJoint, loc: Tensor) -> GaussianStart:
+def _shared_start(
+    kind: Any, log_joint: LogJoint, loc: Tensor, *, is_network: bool
+) -> GaussianStart:
     """Densities that agree at two points are the same."""
     if not isinstance(kind, str):
-        return gaussian_start(kind, log_joint, loc)
+        return gaussian_start(kind, log_joint, loc, is_network=is_network)
     with torch.no_grad():
         values = [float(log_joint.value(point)) for point in (loc, loc + 0.3)]
     key = (kind, loc.dtype, *loc.tolist(), *values)
     if key not in _FOUND:
-        _FOUND[key] = gaussian_start(kind, log_joint, loc)
+        _FOUND[key] = gaussian_start(kind, log_joint, loc, is_network=is_network)
     return copy.deepcopy(_FOUND[key])
 
 

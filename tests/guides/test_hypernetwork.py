@@ -193,7 +193,8 @@ def test_a_generator_of_the_wrong_size():
         ({"learn_scale": "scalar", "scale": 0.0}, "a learned scale cannot start at 0"),
         (
             {"init_from": "map"},
-            "init_from='map'; expected 'auto', None, 'mean-field', 'laplace', 'hessian' or 'ggn'",
+            "init_from='map'; expected 'auto', None, 'mean-field', 'laplace', 'hessian', 'ggn' or "
+            "'full-rank'",
         ),
     ],
 )

@@ -66,17 +66,19 @@ def default_objective(
     num_particles = default_num_particles(num_latents, num_observed, num_rows)
     exact = all(exact_is_cheap(fn.generator, fn.scale) for fn in sites)
     kind: type[ImplicitELBO] = LinearisedELBO if exact else LanczosELBO
-    refused = ""
+    refused: list[str] = []
     for way in (True, VMAP) if kind.can_be_mapped else (True,):
         objective = kind(num_particles, vectorize_particles=way)
         why = _why_looped(objective, model, guide, args, kwargs)
         if why is None:
             return objective, []
-        refused = refused or why
+        refused.append(why)
     hint = (
         "draws are made one after the other, since the model cannot be run for all at once; a step "
-        f"is several times faster if it can: {refused}"
+        f"is several times faster if it can: {refused[0]}"
     )
+    if len(refused) > 1 and refused[1] != refused[0]:
+        hint += f" Nor can it be mapped (torch.func.vmap): {refused[1]}"
     return kind(min(num_particles, _PARTICLES[0][1])), [hint]
 
 

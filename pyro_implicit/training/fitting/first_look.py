@@ -16,7 +16,7 @@ from pyro.infer.util import is_validation_enabled, validation_enabled
 from pyro_implicit._random import RandomStream
 from pyro_implicit.bayesian.vectorization import IN_DATA_PLATE
 from pyro_implicit.exceptions import ImplicitError, NonFiniteError, ShapeError, SiteError
-from pyro_implicit.handlers.data_use import DataUse
+from pyro_implicit.handlers.data_use import IN_BATCHES, DataUse
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import RAW, entries_not_finite, explained
 from pyro_implicit.handlers.missing_data import missing_data
@@ -75,8 +75,7 @@ def first_look(
         _forget_parameters(known)
     for text in dict.fromkeys(look.warnings):
         warnings.warn(text, UserWarning, stacklevel=3)
-    example = "fit(model, guide, batches=DataLoader(TensorDataset(x, y), 64))"
-    said = look.use.nothing_observed(example)
+    said = look.use.nothing_observed(IN_BATCHES)
     if in_batches and look.is_part and said is not None:
         raise SiteError(said)
 

@@ -150,7 +150,8 @@ def fit(
         back to, naming the site; for observations that are NaN.
     :raises ShapeError: for no rows, for observations that do not fit their distribution or
         plate, and for a guide of a model with latents of other shapes, before anything is fitted.
-    :raises SiteError: for batches without observations.
+    :raises SiteError: for batches without observations, if a latent is that of some rows; else a
+        warning says that the model observes nothing.
     :raises StateError: if ``resume`` is the result of another guide.
 
     Example::

@@ -17,7 +17,7 @@ from pyro_implicit._random import plain_state, read_random_state, state_from_pla
 from pyro_implicit._random import write_random_state as _write
 from pyro_implicit.exceptions import NonFiniteError, StateError
 from pyro_implicit.guides.argument_dims import latents_of_other_rows
-from pyro_implicit.handlers.data_use import DataUse
+from pyro_implicit.handlers.data_use import IN_BATCHES, DataUse
 from pyro_implicit.handlers.explained_errors import refuses_nan
 from pyro_implicit.handlers.rows import number_of_rows
 from pyro_implicit.objectives.lanczos import LanczosELBO
@@ -187,7 +187,8 @@ class Run:
         self._is_cut = seen.is_cut
         said = None
         if self.arguments.is_any:
-            said = seen.nothing_observed("fit(model, guide, x, y)")
+            in_batches = self.arguments.batches is not None
+            said = seen.nothing_observed(IN_BATCHES if in_batches else "fit(model, guide, x, y)")
         if said is None and self.arguments.num_batches > 1:
             said = seen.unscaled_batches()
         if said is None and self._last is not None:

@@ -499,6 +499,14 @@ def test_data_that_were_forgotten_are_told_once(objective: Any) -> None:
     assert any("observes nothing" in text for text in result.warnings)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_batches_that_were_forgotten_are_told_how_batches_are_given(count: int) -> None:
+    guide = HyperNetworkGuide(forgetful, init_from=None)
+    told = r"observes nothing.*fit\(model, guide, batches=DataLoader\(TensorDataset\(x, y\)"
+    with pytest.warns(UserWarning, match=told):
+        fit(forgetful, guide, batches=[(X,)] * count, num_steps=2, progress=False)
+
+
 @pytest.mark.parametrize("kind", [AutoNormal, HyperNetworkGuide])
 def test_batches_that_count_as_all_data_are_told(kind: Any) -> None:
     batches = [(X[:2], X[:2]), (X[2:], X[2:])]

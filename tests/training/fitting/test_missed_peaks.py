@@ -14,6 +14,7 @@ from pyro.infer.autoguide import AutoNormal
 from pyro_implicit import HyperNetworkGuide, fit
 from pyro_implicit.guides import ImplicitGuide
 from pyro_implicit.training.fitting import fit as module
+from pyro_implicit.training.fitting import missed_peaks as searching
 from pyro_implicit.training.fitting.missed_peaks import missed_peaks
 
 
@@ -50,6 +51,34 @@ def test_a_mode_left_out_is_told_with_its_mass_and_place(weight: float) -> None:
     assert "x = (3, 1)" in told
     # of the evidence, of which the bound knows one part: w / (w + (1 - w))
     assert f"about {weight:.0%} of the mass" in told
+
+
+@pytest.mark.parametrize("most", [60, 90, 120])
+def test_peaks_that_were_found_count_where_the_search_runs_out(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searching, "_EVALUATIONS", most)
+    pyro.set_rng_seed(0)
+    model = mixture(0.7, 3.0)
+    guide = at_one(model, (-3.0, 0.0), 0.5)
+    (told,) = missed_peaks(guide, model, (), {}, math.log(0.3))
+    assert "x = (3, 1)" in told
+
+
+def test_a_start_that_leads_nowhere_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    pyro.set_rng_seed(0)
+    model = mixture(0.7, 3.0)
+    guide, search, count = at_one(model, (-3.0, 0.0), 0.5), searching.maximise, [0]
+
+    def fails_first(*args: Any) -> Any:
+        count[0] += 1
+        if count[0] == 1:
+            raise RuntimeError("no")
+        return search(*args)
+
+    monkeypatch.setattr(searching, "maximise", fails_first)
+    (told,) = missed_peaks(guide, model, (), {}, math.log(0.3))
+    assert "x = (3, 1)" in told
 
 
 @pytest.mark.parametrize(
