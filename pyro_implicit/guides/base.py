@@ -90,8 +90,8 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
     deviations of 0.014 (less where a weight's fan-in is above 10) at the wrapped module's own
     values: what a quick fit gives up to the prior there does not come back. It takes at most
     1800 gradients of one draw (1250 above 256 latents, 150 where nothing is fitted, 25 above
-    20 000 latents; beside Hessians, of a gradient for each latent, and fits that are made again
-    where they have left the model's domain) and shows a bar if it takes
+    20 000 latents; beside Hessians, of a gradient for each latent, 30 000 of these at most, and
+    fits that are made again where they have left the model's domain) and shows a bar if it takes
     long; :attr:`start_report` tells what was tried and why the winner won. Arguments are
     honoured: with an ``init_loc_fn`` the Gaussian is found uphill from there and moved to
     that location (for a network only the deviations are judged); with an ``init_scale``, a
