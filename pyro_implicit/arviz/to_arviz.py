@@ -145,7 +145,7 @@ def to_arviz(
         warn_of_other_shapes(one, args)
         warn_of_other_rows(one, args, kwargs)
         warn_of_held_data(model, one, args, kwargs)
-    with explained_errors(args, kwargs):
+    with explained_errors(args, kwargs, guides[0]):
         programs = [Program(model, one, RowBatches(args, kwargs, batch_size)) for one in guides]
     _check_same_sites(programs)
     num_restarts = len(guides) if isinstance(guide, (list, tuple)) else None

@@ -127,7 +127,7 @@ def refine(
     check_misspelt(refine, model, kwargs)
     num_chains = check_count("num_chains", num_chains)
     watched = WatchedParameters(start)
-    start = check_start(start, num_chains)
+    given, start = start, check_start(start, num_chains)
     num_steps = check_count("num_steps", num_steps, 0)
     moves = make_kernel(kernel)
     num_warmup = _warmup(num_warmup, num_steps, moves)
@@ -138,7 +138,7 @@ def refine(
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
     number_of_rows(args, kwargs)  # which are some
     program = Program(model, args, kwargs)
-    with RandomStream(seed), explained_errors(args, kwargs):
+    with RandomStream(seed), explained_errors(args, kwargs, given):
         sites, centre = read_latents(model, args, kwargs)
         own = centre.dtype
         centre = centre.to(dtype or own)

@@ -141,7 +141,7 @@ def khat(
     check_count("num_inner", num_inner)
     check_count("num_starts", num_starts, maximum=64)
     watched = WatchedParameters(guide)
-    with torch.no_grad(), explained_errors(args, kwargs):
+    with torch.no_grad(), explained_errors(args, kwargs, guide):
         draws, density = GuideDensity(guide, num_inner, num_starts).of_own_draws(num_samples)
         error, gap = _check_density(density, tolerance, num_inner, num_starts)
         u = torch.cat(draws, -1)

@@ -52,22 +52,26 @@ _PLATE = re.compile(
 
 
 @contextmanager
-def explained_errors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
+def explained_errors(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], guide: Any = None
+) -> Iterator[None]:
     """
     Raises a clear error in place of a raw one that the arguments of a model have caused.
 
     :param args: positional arguments of the model that is run within.
     :param kwargs: its keyword arguments.
+    :param guide: a guide that may know the shapes of arguments that it was built with.
     :raises ArgumentError: if torch refuses to join numbers of different types, for arrays and lists
         that a model takes for tensors, and for observations that a distribution does not have.
     :raises NonFiniteError: if data are not finite, and a distribution's parameters are not valid.
     :raises ShapeError: if a plate has another size than the data, a layer takes another number of
-        columns, or a site of the model has another shape than the value that it was given.
+        columns, sizes do not agree and an argument has other ones than the guide was built with, or
+        a site of the model has another shape than the value that it was given.
     """
     try:
         yield
     except RAW as error:
-        clear = explained(error, args, kwargs)
+        clear = explained(error, args, kwargs) or _other_columns(error, args, guide)
         if clear is None:
             raise
         raise clear from error
@@ -92,6 +96,22 @@ def explained(
     made = (kind(error, tensors) for kind in _KINDS)
     known = next((clear for clear in made if clear is not None), None)
     return known or _no_tensors(error, args, kwargs) or _other_shape(error)
+
+
+def _other_columns(error: Exception, args: tuple[Any, ...], guide: Any) -> ShapeError | None:
+    """Sizes do not agree, and an argument has other ones than it had, beside that of its rows."""
+    seen: tuple[tuple[int, ...] | None, ...] = getattr(guide, "_argument_shapes", ())
+    if isinstance(error, ImplicitError) or _ROWS.search(str(error)) is None:
+        return None
+    for index, (old, one) in enumerate(zip(seen, args, strict=False)):
+        new = tuple(one.shape) if isinstance(one, Tensor) else None
+        if old is not None and new is not None and old[1:] != new[1:]:
+            return ShapeError(
+                f"argument {index} has shape {new}, and had {old} when the guide was built; hand "
+                "over the columns that the guide was fitted with. PyTorch says: "
+                f"{_first_line(error)}."
+            )
+    return None
 
 
 def entries_not_finite(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:

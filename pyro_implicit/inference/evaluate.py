@@ -124,7 +124,7 @@ def evaluate(
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
     rows = number_of_rows(args, kwargs)
     by_row = guide if isinstance(guide, ConditionalGuide) else None
-    with RandomStream(seed), explained_errors(args, kwargs):
+    with RandomStream(seed), explained_errors(args, kwargs, guide):
         chunks = None if by_row else DrawChunks(guide, args, kwargs, num_samples, seed)
         plan = RunPlan({} if chunks is None else chunks.first, rows, seed, None)
         plan.sizes = sizes_of_arguments(args, kwargs)

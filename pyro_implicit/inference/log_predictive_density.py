@@ -113,7 +113,7 @@ def log_predictive_density(
     outside: dict[str, Any] = {}
     factors: set[str] = set()
     for index in range(num_samples):
-        with RandomStream(mixed_seed(seed, index)), explained_errors(args, kwargs):
+        with RandomStream(mixed_seed(seed, index)), explained_errors(args, kwargs, guide):
             one, counted = _log_densities(model, guide, args, kwargs, forgotten, outside, factors)
         if total is None:
             total, kept = one, counted

@@ -147,7 +147,7 @@ def predict(
     rows, kept = number_of_rows(args, kwargs), None if sites is None else frozenset(sites)
     with nullcontext() if seed is None else RandomStream(seed):
         draws = {} if by_row else posterior_draws(guide, num_samples, *args, **kwargs)
-        with own_numbers() as numbers, explained_errors(args, kwargs):
+        with own_numbers() as numbers, explained_errors(args, kwargs, guide):
             plan = RunPlan(draws, rows, numbers, kept, sizes=sizes_of_arguments(args, kwargs))
             plan.numbered = numbered_if_drawn(guide)
             job = PredictiveJob(model, by_row, args, kwargs, plan, num_samples)

@@ -296,6 +296,33 @@ def test_a_column_of_observations_is_refused_by_all(name: str) -> None:
         CALLS[name](guide, X, COLUMN)
 
 
+FITTED = {
+    "refine": lambda g, *data: refine(line, g, *data, num_chains=1, num_steps=20, progress=False),
+    "predict": lambda g, *data: predict(line, g, data[0], num_samples=2),
+    "fit": lambda g, *data: fit(line, g, *data, num_steps=2, progress=False),
+}
+
+
+@pytest.mark.parametrize("name", ["khat", "arviz", "density", "evaluate", *FITTED])
+def test_other_columns_than_the_guide_was_built_with(name: str) -> None:
+    """Two latents, and three columns, in a model that multiplies by hand."""
+    guide = HyperNetworkGuide(line).setup(X, X[:, 0])
+    more = torch.cat([X, X[:, :1]], -1)
+    told = (
+        r"argument 0 has shape \(4, 3\), and had \(4, 2\) when the guide was built; hand over the"
+    )
+    with pytest.raises(ShapeError, match=told):
+        (CALLS | FITTED)[name](guide, more, X[:, 0])
+
+
+def test_other_errors_of_sizes_and_other_guides_stay() -> None:
+    guide = HyperNetworkGuide(line).setup(X, X[:, 0])
+    torn = "size of tensor a (3) must match the size of tensor b (2)"
+    for known, args in ((guide, (X[:2], X[:2, 0])), (None, (X,)), (line, (X,))):
+        with pytest.raises(RuntimeError, match="must match"), explained_errors(args, {}, known):
+            raise RuntimeError(torn)
+
+
 @pytest.mark.parametrize("name", [name for name in CALLS if name != "validation"])
 def test_other_numbers_of_rows_are_refused_by_all(name: str) -> None:
     guide = HyperNetworkGuide(line).setup(X, X[:, 0])

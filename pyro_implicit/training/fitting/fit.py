@@ -186,7 +186,7 @@ def fit(
             first_look(model, some, named, **look)
             rows = None if batches is None else _all_rows(model, guide, arguments)
             if objective is None:
-                with explained_errors(some, named):
+                with explained_errors(some, named, guide):
                     objective, hints[:] = default_objective(model, guide, some, named)
             rate = default_rate(guide, arguments) if lr is None else lr
             times = rate_times(guide, rate) if lr is None else None
