@@ -15,6 +15,7 @@ import torch
 from pyro.infer import MCMC, NUTS, Trace_ELBO
 from pyro.infer.autoguide import AutoLaplaceApproximation, AutoMultivariateNormal, AutoNormal
 from pyro.nn import PyroModule
+from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -180,7 +181,8 @@ def _pyros(kind: Callable[..., Any], case: Case) -> tuple[Any, Row]:
 def _sizes(case: Case) -> tuple[int, int]:
     """Numbers that are latent, and that are observed."""
     trace = pyro.poutine.trace(case.model).get_trace(*case.data)
-    kinds = trace.stochastic_nodes, trace.observation_nodes
+    drawn = [name for name in trace.stochastic_nodes if not site_is_subsample(trace.nodes[name])]
+    kinds = drawn, trace.observation_nodes
     latent, observed = (sum(trace.nodes[one]["value"].numel() for one in kind) for kind in kinds)
     return latent, observed
 

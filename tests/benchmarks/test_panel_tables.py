@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from benchmarks.common import format_table
 from benchmarks.cost import speed
 from benchmarks.posterior import panel
+from benchmarks.posterior._examination_cases import EXAMINATION
 from benchmarks.posterior._panel_cases import CASES
 from benchmarks.posterior._panel_tables import KINDS
 from tests.docs.pages import DOCS
@@ -64,3 +66,13 @@ def test_time_to_the_bound_of_mean_field(course: list[float] | None, expected: s
     if course is not None:  # the start is there from the beginning
         late = panel.table([base, row | {"start_seconds": 8.0}]).splitlines()[-1]
         assert late.split("|")[-3].strip() == ("2.0" if expected == "1.5" else expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("pupils and questions", (272, 2000)), ("counts in groups", (18, 80))]
+)
+def test_rows_of_plates_are_no_latents(
+    name: str, expected: tuple[int, int], tmp_path: Path
+) -> None:
+    """Else Pyro's guides would have fewer draws a step than ours, or not be fitted."""
+    assert panel._sizes(EXAMINATION[name](tmp_path, 0)) == expected
