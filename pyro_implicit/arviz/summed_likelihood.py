@@ -7,19 +7,20 @@ from typing import Any
 
 import torch
 from pyro import poutine
+from pyro.poutine.util import site_is_factor
 from torch import Tensor
 
 from pyro_implicit._random import own_numbers
 from pyro_implicit.arviz.program import Program, Slot, grown
 from pyro_implicit.arviz.rows import Batch
-from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.exceptions import ArgumentError, SiteError
 from pyro_implicit.handlers.enumeration import nesting_of, run_summed_out
 from pyro_implicit.handlers.pointwise import (
     is_auxiliary,
     is_delta,
     pointwise_log_prob,
 )
-from pyro_implicit.handlers.sum_out import inseparable
+from pyro_implicit.handlers.sum_out import counted_in_sum, inseparable
 from pyro_implicit.ops.logdet import upcast
 
 __all__ = ["SummedLikelihood", "summed_likelihood"]
@@ -33,7 +34,7 @@ class SummedLikelihood:
 
     Observed sites that share a discrete latent are one variable, with the plates that they share
     with it, named after all of them (after the first and the last of many). All others are as
-    they would be without.
+    they would be without. Masked data count 0; a ``pyro.factor`` within a sum is a part of it.
 
     :param Program program: the model.
     :raises SiteError: if the latents cannot be summed out, or the prior of one that the guide draws
@@ -43,6 +44,7 @@ class SummedLikelihood:
 
     def __init__(self, program: Program) -> None:
         self.program = program
+        self._factors: set[str] = set()
         first = program.batches.calls[0]
         with own_numbers():
             fixed = poutine.condition(program.model, {**program.subsamples, **program.draw})
@@ -51,6 +53,7 @@ class SummedLikelihood:
         own = {name: site.log_prob for name, site in program.sites.items()}
         #: what each variable looks like
         self.slots = {name: _like(own.get(name), slot) for name, slot in slots.items()}
+        program.factors -= self._factors  # within a sum they are weights, and count
 
     def _slots(self) -> dict[str, Slot]:
         """The variables, on all rows."""
@@ -86,6 +89,11 @@ class SummedLikelihood:
             for frame in site["cond_indep_stack"]:
                 if frame.vectorized and value.shape[frame.dim] == frame.size:
                     plates[frame.dim] = frame.name
+            if name in slots:
+                raise SiteError(
+                    f"two variables of the log-likelihood would be called {name!r}: one is named "
+                    "after the sites that share a discrete latent; rename a site"
+                )
             slots[name] = Slot(tuple(value.shape), torch.float64, tuple(plates))
         return slots
 
@@ -104,7 +112,15 @@ class SummedLikelihood:
             if drawn:
                 raise inseparable(drawn, site["name"])
             if stands_for:
-                yield _name(site["infer"]["marginal_nodes"]), upcast(pointwise_log_prob(site)), site
+                nodes = site["infer"]["marginal_nodes"]
+                data = [node["name"] for node in nodes if _is_of_data(node)]
+                if not data:
+                    continue
+                _refuse_unknown(nodes, values, data)
+                self._factors |= {node["name"] for node in nodes if site_is_factor(node)}
+                value = pointwise_log_prob(site)
+                kept = counted_in_sum(site, value.shape)
+                yield _name(data), upcast(torch.where(kept, value, 0.0)), site
             elif not is_auxiliary(site):
                 yield site["name"], pointwise_log_prob(site, wide=True), site
 
@@ -126,7 +142,28 @@ def _like(own: Slot | None, slot: Slot) -> Slot:
     return own if same and own is not None else slot
 
 
-def _name(nodes: tuple[Any, ...]) -> str:
+def _is_of_data(node: Any) -> bool:
+    return bool(node["is_observed"]) and not (is_delta(node) or is_auxiliary(node))
+
+
+def _refuse_unknown(nodes: tuple[Any, ...], values: Mapping[str, Tensor], data: list[str]) -> None:
+    """A sum may not hold a site that no draw of the guide fixes; what obs_mask hides counts 0."""
+    hidden = {f"{name.removesuffix('_observed')}_unobserved" for name in data}
+    unknown = [
+        node["name"]
+        for node in nodes
+        if not node["is_observed"]
+        and node["infer"].get("_enumerate_dim") is None
+        and node["name"] not in {*values, *hidden}
+    ]
+    if unknown:
+        raise SiteError(
+            f"the log-likelihood of {', '.join(data)} depends on {unknown}, which share a discrete "
+            "latent with it and which the guide does not draw; add them to the guide, or leave the "
+            "log-likelihood out: groups=('posterior', 'posterior_predictive')"
+        )
+
+
+def _name(names: list[str]) -> str:
     """What the variable of some sites is called."""
-    names = [node["name"] for node in nodes if node["is_observed"]]
     return ", ".join(names) if len(names) <= _MOST_NAMES else f"{names[0]} to {names[-1]}"

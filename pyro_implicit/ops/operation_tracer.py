@@ -17,6 +17,7 @@ __all__ = ["OperationTracer", "is_tracing", "without_cast_cache"]
 _aten = torch.ops.aten
 #: what ``torch.tensor`` calls on a tensor that nobody else has, and what a graph does in its place
 _FRESH, _COPIED = _aten.lift_fresh.default, _aten.lift_fresh_copy.default
+_WITHOUT = "a tensor was made of another one without an operation"
 _PLAIN = (Tensor, nn.Parameter)
 #: arguments that are written into a graph as they are
 _VALUES = (
@@ -52,6 +53,12 @@ class OperationTracer(TorchDispatchMode):
         #: by a tensor's id: the tensor, weakly, its node, and whether its number is the same always
         self._known: dict[int, tuple[TensorWeakRef, fx.Node, bool]] = {}
         self._held: dict[int, str] = {}
+        #: by a tensor's id, where its numbers were when they were last seen
+        self._where: dict[int, int] = {}
+        #: memory that operations have filled, and memory of tensors that were there before
+        self._made: set[int] = set()
+        self._given: set[int] = set()
+        self._written: set[int] = set()
 
     def argument(self, tensor: Tensor) -> None:
         """
@@ -60,6 +67,8 @@ class OperationTracer(TorchDispatchMode):
         :param torch.Tensor tensor: of any shape; the same at each place where the program uses it.
         """
         node = self._graph.placeholder(f"arg{len(self._graph.nodes)}_1")
+        self._where[id(tensor)] = memory = _memory(tensor)
+        self._given.add(memory)
         self._know(tensor, node, constant=False)
 
     def finished(self, result: Any) -> fx.GraphModule:
@@ -87,13 +96,19 @@ class OperationTracer(TorchDispatchMode):
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
-        given = [self._find(one) for one in _tensors((args, kwargs))]
-        fixed = all(one is None or one[2] for one in given)
+        tensors = list(_tensors((args, kwargs)))
+        given = [self._find(one) for one in tensors]
+        fixed = all(
+            one is None or (one[2] and _memory(tensor) not in self._written)
+            for one, tensor in zip(given, tensors, strict=True)
+        )
         if torch.Tag.data_dependent_output in func.tags:
             if not fixed:
                 raise RuntimeError(f"{func} gives a data-dependent number to the program")
             return func(*args, **kwargs)
         called = _COPIED if func is _FRESH else func
+        if func is _FRESH:  # what torch.tensor has just filled
+            self._made.discard(_memory(args[0]))
         node = self._graph.create_node(
             "call_function",
             called,
@@ -101,7 +116,11 @@ class OperationTracer(TorchDispatchMode):
             self._noted(kwargs),
             func.overloadpacket.__name__ if called is func else "lift_fresh_copy",
         )
+        if func._schema.is_mutable:
+            self._written.update(map(_memory, _written_by(func, args, kwargs)))
         result = called(*args, **kwargs)
+        if func._schema.is_mutable:
+            self._where |= {id(one): _memory(one) for one in _written_by(func, args, kwargs)}
         known = fixed and any(one is not None for one in given)
         random = torch.Tag.nondeterministic_seeded in func.tags
         self._know(result, node, constant=called is _COPIED or (known and not random))
@@ -117,6 +136,9 @@ class OperationTracer(TorchDispatchMode):
         if isinstance(value, Tensor):
             fixed = constant and value.numel() <= 1
             self._known[id(value)] = (TensorWeakRef(value), node, fixed)
+            self._where[id(value)] = memory = _memory(value)
+            if memory not in self._given:
+                self._made.add(memory)
             node.meta["dtype"] = value.dtype
         elif isinstance(value, (list, tuple)):
             for place, one in enumerate(value):
@@ -127,7 +149,11 @@ class OperationTracer(TorchDispatchMode):
         """Arguments with nodes in the place of tensors."""
         if isinstance(value, Tensor):
             found = self._find(value)
-            return self._hold(value) if found is None else found[1]
+            if found is None:
+                return self._hold(value)
+            if self._where[id(value)] != _memory(value):  # x.data = w
+                raise RuntimeError(_WITHOUT)
+            return found[1]
         if isinstance(value, (list, tuple)):
             return type(value)(map(self._noted, value))
         if isinstance(value, dict):
@@ -140,6 +166,10 @@ class OperationTracer(TorchDispatchMode):
         """A node that reads a tensor which the graph holds."""
         name = self._held.get(id(tensor))
         if name is None:
+            memory = _memory(tensor)
+            if memory in self._made:  # nn.Parameter(w)
+                raise RuntimeError(_WITHOUT)
+            self._given.add(memory)
             kind = "param" if isinstance(tensor, nn.Parameter) else "tensor"
             number = sum(one.startswith(f"_{kind}") for one in self._held.values())
             name = self._held[id(tensor)] = f"_{kind}_constant{number}"
@@ -148,6 +178,23 @@ class OperationTracer(TorchDispatchMode):
             else:
                 self._module.register_buffer(name, tensor, persistent=False)
         return self._graph.get_attr(name)
+
+
+def _written_by(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
+    """The tensors that an operation writes into."""
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            yield from _tensors(value)
+
+
+def _memory(tensor: Tensor) -> int:
+    """Where the numbers of a tensor are; a number of its own where that is not torch's memory."""
+    try:
+        storage = tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # of sparse ones
+        return -id(tensor)
+    return storage.data_ptr() if storage.resizable() and storage.data_ptr() else -id(tensor)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

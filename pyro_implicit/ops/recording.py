@@ -20,6 +20,7 @@ from pyro_implicit.ops.operation_tracer import OperationTracer, without_cast_cac
 from pyro_implicit.ops.quick_calls import call_quickly
 from pyro_implicit.ops.same_bits import same_bits
 from pyro_implicit.ops.separate_outputs import separate_outputs
+from pyro_implicit.ops.shapes_of_values import shapes_of_values
 
 __all__ = ["lighten", "record", "trace_operations"]
 
@@ -47,7 +48,8 @@ def record(function: Function, example: Tensor) -> Function | None:
     Records a function that draws no random numbers.
 
     What does not depend on the argument is evaluated once. The graph is used only if it gives the
-    same bits as the function at other points of the same shape.
+    same bits as the function at other points of the same shape; a function that makes shapes of
+    values has none.
 
     :param function: from ``(C, m)`` to a pair of tensors.
     :param torch.Tensor example: a point, shape ``(C, m)``.
@@ -55,6 +57,8 @@ def record(function: Function, example: Tensor) -> Function | None:
     """
     try:
         graph = trace_operations(lambda u: function(u), example.clone())  # no bound method
+        if shapes_of_values(graph):
+            return None
         with torch.no_grad():
             graph.graph.eliminate_dead_code()
             if is_functional(graph, draws=False):

@@ -92,7 +92,8 @@ class RecordedObjective(ELBO):
 
     **What it cannot see**: what a model reads of a file or a clock, of objects in objects more than
     a few levels deep, in lists of more than a hundred objects or arrays of more than ten thousand
-    numbers that were written in place, is that of the recording until the next comparison. Of
+    numbers that were written in place, and what ``torch.Tensor([w])`` and ``FloatTensor`` make of
+    tensors, is that of the recording until the next comparison. Of
     Pyro's validation, replayed steps keep what arguments decide, with the latents of one draw;
     what is valid for some draws alone is checked by the comparisons.
 

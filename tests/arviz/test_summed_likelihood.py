@@ -165,3 +165,68 @@ def test_restarts_have_each_their_own() -> None:
         expected = np.logaddexp(log_p[0] + np.log1p(-share), log_p[1] + np.log(share))
         found = data.log_likelihood["y"].sel(restart=r).values[0]
         np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("how", ["obs_mask", "poutine.mask"])
+def test_masked_data_count_nothing(how: str) -> None:
+    kept = torch.tensor([True, False, True, True, False, True, False])
+
+    def model(y: Tensor) -> None:
+        share = _share()
+        with pyro.plate("data", len(y)):
+            z = pyro.sample("z", dist.Bernoulli(share), infer=LISTED)
+            if how == "obs_mask":
+                pyro.sample("y", dist.Normal(2 * z, 0.5), obs=y, obs_mask=kept)
+            else:
+                with pyro.poutine.mask(mask=kept):
+                    pyro.sample("y", dist.Normal(2 * z, 0.5), obs=y)
+
+    pyro.set_rng_seed(0)
+    guide = HyperNetworkGuide(mixture, init_from=None).setup(Y)  # draws the share alone
+    data = to_arviz(model, guide, Y, num_samples=3, groups=["posterior", "log_likelihood"])
+    found = data.log_likelihood["y_observed" if how == "obs_mask" else "y"].values[0]
+    expected = np.where(kept.numpy(), np.logaddexp(*_terms(data, Y)), 0.0)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_a_site_in_the_sum_that_the_guide_does_not_draw_is_refused() -> None:
+    def model(y: Tensor) -> None:
+        share = _share()
+        with pyro.plate("data", len(y)):
+            z = pyro.sample("z", dist.Bernoulli(share), infer=LISTED)
+            pyro.sample("y", dist.Normal(2 * z, 0.5), obs=y)
+            pyro.sample("u", dist.Normal(2 * z, 0.5))
+
+    pyro.set_rng_seed(0)
+    guide = HyperNetworkGuide(mixture, init_from=None).setup(Y)
+    with pytest.raises(SiteError, match=r"of y depends on \['u'\].*groups="):
+        to_arviz(model, guide, Y, num_samples=3, groups=["posterior", "log_likelihood"])
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_factor_within_the_sum_is_a_part_of_it() -> None:
+    def model(y: Tensor) -> None:
+        share = _share()
+        with pyro.plate("data", len(y)):
+            z = pyro.sample("z", dist.Bernoulli(share), infer=LISTED)
+            pyro.factor("weight", 0.5 * z)
+            pyro.sample("y", dist.Normal(2 * z, 0.5), obs=y)
+
+    data = _exported(model)
+    zero, one = _terms(data, Y)
+    np.testing.assert_allclose(
+        data.log_likelihood["y"].values[0], np.logaddexp(zero, one + 0.5), rtol=1e-12
+    )
+
+
+def test_two_variables_of_one_name_are_refused() -> None:
+    def model(y: Tensor) -> None:
+        share = _share()
+        with pyro.plate("data", len(y)):
+            z = pyro.sample("z", dist.Bernoulli(share), infer=LISTED)
+            pyro.sample("a", dist.Normal(2 * z, 0.5), obs=y)
+            pyro.sample("b", dist.Normal(2 * z, 0.5), obs=y)
+            pyro.sample("a, b", dist.Normal(share, 0.5), obs=y)
+
+    with pytest.raises(SiteError, match="two variables .* would be called 'a, b'"):
+        _exported(model)

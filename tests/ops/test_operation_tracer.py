@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,6 +19,7 @@ from pyro_implicit.ops.recording import trace_operations
 from tests.ops.test_graph_passes import COLUMNS, ROWS, program
 
 HELD, NUMBER, PARAM = torch.randn(3, 3), torch.tensor(3.0), nn.Parameter(torch.randn(3, 3))
+ARRAY = np.ones(2, dtype=np.float32)
 NETWORK = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.LayerNorm(4), nn.Softplus())
 
 
@@ -125,6 +127,60 @@ def test_a_number_of_an_argument_is_not_read(read: Callable[[Tensor], Any]) -> N
     with pytest.raises(RuntimeError, match="data-dependent number"):
         trace_operations(lambda x: x * read(x), torch.ones(3))
     assert not is_tracing()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda w: nn.Parameter(w, requires_grad=False),
+        lambda w: nn.ParameterList([w])[0],
+        lambda w: (w * 2).as_subclass(nn.Parameter),
+        lambda w: _with_data(w),
+    ],
+)
+def test_tensors_made_of_others_without_an_operation_are_refused(
+    made: Callable[[Tensor], Tensor],
+) -> None:
+    """A graph would hold the numbers of the one run."""
+    with pytest.raises(RuntimeError, match="made of another one without an operation"):
+        trace_operations(lambda x: x + made((x > 0).float()), torch.ones(3))
+
+
+def _with_data(w: Tensor) -> Tensor:
+    other = torch.zeros_like(w)
+    other.data = w
+    return other
+
+
+def test_tensors_that_were_there_before_may_share_memory_with_arguments() -> None:
+    x = torch.ones(4)
+    part = x[:2]
+    for _ in range(20):  # memory that an operation has left is used again
+        graph = trace_operations(
+            lambda y: y[:2] * 2 + part + torch.tensor([0.5, 0.5]) + torch.from_numpy(ARRAY), x
+        )
+    graph.recompile()
+    assert torch.equal(graph(x), torch.tensor([4.5, 4.5]))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda t, c: t.__setitem__(0, c),
+        lambda t, c: t.view(()).copy_(c),
+        lambda t, c: torch._foreach_add_([t], c),
+        lambda t, c: torch.add(c[None], 0.0, out=t),
+    ],
+)
+def test_a_constant_that_was_written_into_is_none(write: Callable[[Tensor, Tensor], Any]) -> None:
+    def function(x: Tensor) -> Tensor:
+        t = torch.tensor([0.0])
+        write(t, x.sum())
+        return x * 2 if t > 0 else x
+
+    with pytest.raises(RuntimeError, match="data-dependent number"):
+        trace_operations(function, torch.ones(3))
+    trace_operations(lambda x: x * 2 if torch.tensor([1.0]) > 0 else x, torch.ones(3))
 
 
 def test_arguments_that_no_graph_holds_are_refused() -> None:

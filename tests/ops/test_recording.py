@@ -106,3 +106,11 @@ def test_a_graph_that_writes_into_tensors_stays() -> None:
     held.zero_()
     assert torch.equal(graph(torch.ones(3)), torch.ones(3))
     assert torch.equal(held, torch.ones(3))
+
+
+def test_a_function_with_shapes_of_its_values_has_no_graph() -> None:
+    def function(u: Tensor) -> tuple[Tensor, Tensor]:
+        chosen = u[u > 0]
+        return chosen.sum()[None], u * 2.0
+
+    assert record(function, torch.tensor([[0.5, -0.5, 2.0]])) is None

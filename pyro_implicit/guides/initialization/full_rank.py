@@ -24,6 +24,7 @@ References
 # Shape legend: m unconstrained latents.
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -42,7 +43,7 @@ _MOST = 60  # steps, of two Hessians each
 _PRODUCTS = 30_000  # with Hessians, in all
 _LEVEL = 0.1, 0.003  # nats of a gain that ends the steps: in all, and a latent
 _RESOLVED = 0.01  # nats of a gain that counts as none
-_SAME = 1e-4  # of the largest entry: Hessians that differ by less are one
+_SAME = 1e-4  # in units of the Gaussian: Hessians that differ by less are one
 _JUDGES = 64  # draws that the bound is looked at on
 
 _Density = Callable[[Tensor], Tensor]
@@ -70,16 +71,17 @@ def fit_full_rank(density: _Density, loc: Tensor, factor: Tensor) -> tuple[Tenso
     for step in range(1, most + 1):
         noise = torch.randn(loc.numel(), generator=generator).to(now.mean)
         slopes = _slopes(density, now.mean, now.root @ noise, loc)
-        is_same = slopes is not None and before is not None and slopes.is_same_as(before)
+        is_same = now.sees_the_same(slopes, before)
         before = slopes
         if slopes is not None:
             rate = 1.0 if is_same else shorter * _RATE / (1 + (step - 1) / _HALVED)
             now = now.moved(slopes, rate)
             if step % _WINDOW and step < most and not is_same:
                 continue
-        gain = now.bound(density, loc) - highest
-        if gain > _RESOLVED:
-            best, highest = now, highest + gain
+        bound = now.bound(density, loc)
+        gain = bound - highest if math.isfinite(highest) else math.inf
+        if math.isfinite(bound) and (gain > _RESOLVED or is_same):
+            best, highest = now, bound
         elif falls < _FALLS and not is_same:
             now, shorter, falls = best, _SHORTER * shorter, falls + 1
             continue
@@ -93,10 +95,6 @@ class _Slopes:
     gradient: Tensor
     second: Tensor
 
-    def is_same_as(self, other: _Slopes) -> bool:
-        error = _SAME * float(self.second.abs().max())
-        return torch.allclose(self.second, other.second, rtol=0, atol=error)
-
 
 @dataclass(frozen=True)
 class _Gaussian:
@@ -105,6 +103,19 @@ class _Gaussian:
 
     def bound(self, density: _Density, like: Tensor) -> float:
         return objective(density, self.mean.to(like), self.root.to(like), _JUDGES)
+
+    def sees_the_same(self, one: _Slopes | None, other: _Slopes | None) -> bool:
+        """
+        Whether two Hessians are equal in the coordinates of the Gaussian.
+
+        One latent that is known well would hide all others in the largest entry.
+        """
+        if one is None or other is None:
+            return False
+        parts = [self.root.mT @ each.second @ self.root for each in (one, other)]
+        error = _SAME * (1 + parts[0].diagonal().abs())
+        error = torch.minimum(error, error[:, None])
+        return bool(((parts[0] - parts[1]).abs() <= error).all())
 
     def moved(self, slopes: _Slopes, rate: float) -> _Gaussian:
         """

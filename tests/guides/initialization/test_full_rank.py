@@ -73,6 +73,33 @@ def test_the_bound_never_falls(seed: int, power: float) -> None:
     assert not objective(density, mean, root, 64) < before - 1e-3 * abs(before)
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.01, 0.001])
+def test_a_latent_that_is_known_well_changes_nothing_for_others(scale: float) -> None:
+    counts = torch.tensor([0.0, 3.0, 1.0, 7.0]).double()
+    begin = torch.zeros(5).double(), torch.tensor([0.3, 0.3, 0.3, 0.3, scale]).double()
+
+    def density(u: Tensor) -> Tensor:
+        smooth = 2 * (u[1:4] - u[:3]).square().sum()
+        known = dist.Normal(u.new_zeros(()), scale).log_prob(u[4])
+        return (counts * u[:4] - u[:4].exp()).sum() - smooth - u[0].square() / 8 + known
+
+    found = [objective(density, *fit_full_rank(density, *begin), 1000)]
+    found.append(objective(density, *begin, 1000))
+    assert found[0] > found[1] + 1.5 and found[0] == pytest.approx(1.83, abs=0.05)
+
+
+def test_a_start_without_a_finite_bound_is_left() -> None:
+    """Some draws of the first Gaussian are outside of the domain."""
+
+    def density(u: Tensor) -> Tensor:
+        return torch.where((u > 0).all(), (3 * u.log() - u).sum(), torch.nan)
+
+    loc, scale = torch.full((2,), 2.0).double(), torch.full((2,), 0.9).double()
+    assert objective(density, loc, scale, 64) == -math.inf
+    mean, root = fit_full_rank(density, loc, scale)
+    assert torch.isfinite(mean).all() and torch.isfinite(root).all()
+
+
 def test_a_density_without_derivatives_leaves_it_as_it_is() -> None:
     loc, scale = torch.ones(2), torch.tensor([0.1, 0.2])
     mean, root = fit_full_rank(lambda u: u.sum() * torch.nan, loc, scale)
