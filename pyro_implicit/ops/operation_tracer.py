@@ -54,11 +54,11 @@ class OperationTracer(TorchDispatchMode):
         self._known: dict[int, tuple[TensorWeakRef, fx.Node, bool]] = {}
         self._held: dict[int, str] = {}
         #: by a tensor's id, where its numbers were when they were last seen
-        self._where: dict[int, int] = {}
+        self._where: dict[int, int | None] = {}
         #: memory that operations have filled, and memory of tensors that were there before
-        self._made: set[int] = set()
-        self._given: set[int] = set()
-        self._written: set[int] = set()
+        self._made: set[int | None] = set()
+        self._given: set[int | None] = {None}
+        self._written: set[int | None] = set()
 
     def argument(self, tensor: Tensor) -> None:
         """
@@ -117,7 +117,7 @@ class OperationTracer(TorchDispatchMode):
             func.overloadpacket.__name__ if called is func else "lift_fresh_copy",
         )
         if func._schema.is_mutable:
-            self._written.update(map(_memory, _written_by(func, args, kwargs)))
+            self._written |= {_memory(one) for one in _written_by(func, args, kwargs)} - {None}
         result = called(*args, **kwargs)
         if func._schema.is_mutable:
             self._where |= {id(one): _memory(one) for one in _written_by(func, args, kwargs)}
@@ -188,13 +188,13 @@ def _written_by(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _memory(tensor: Tensor) -> int:
-    """Where the numbers of a tensor are; a number of its own where that is not torch's memory."""
+def _memory(tensor: Tensor) -> int | None:
+    """Where the numbers of a tensor are; None if that is not torch's own memory."""
     try:
         storage = tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):  # of sparse ones
-        return -id(tensor)
-    return storage.data_ptr() if storage.resizable() and storage.data_ptr() else -id(tensor)
+        return (storage.data_ptr() or None) if storage.resizable() else None
+    except (NotImplementedError, RuntimeError):  # sparse ones, and those within torch.func
+        return None
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
