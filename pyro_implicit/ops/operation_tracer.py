@@ -39,8 +39,8 @@ class OperationTracer(TorchDispatchMode):
     Runs a program and notes each operation of the dispatcher, those of autograd among them.
 
     Tensors that the program finds elsewhere are held by the graph as they are. It notes no shapes
-    and no lines of the program, which takes a fifth of the time of :func:`torch.fx.experimental.
-    proxy_tensor.make_fx`, and gives the same graph.
+    and no lines of the program, which takes a fifth of the time of PyTorch's ``make_fx``, and gives
+    the same graph.
 
     When to use: for functions that are recorded to be replayed. When not: for graphs that a
     compiler is given, which asks for shapes.
