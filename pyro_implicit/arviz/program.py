@@ -107,6 +107,8 @@ class Program:
         self.subsamples: dict[str, Tensor] = {}
         #: names of densities of rows that are no sites of data
         self.factors: set[str] = set()
+        #: the likelihood with discrete latents summed out, once it was asked for
+        self.summed: Any = None
         #: what was observed, and on which rows, when the sites were found out
         self.observed: list[Tensor] = []
         #: discrete latents of all data, which no draw of the guide fixes

@@ -23,7 +23,7 @@ from pyro_implicit.handlers.pointwise import (
 from pyro_implicit.handlers.sum_out import counted_in_sum, inseparable
 from pyro_implicit.ops.logdet import upcast
 
-__all__ = ["SummedLikelihood", "summed_likelihood"]
+__all__ = ["SummedLikelihood", "summed_likelihood", "uncounted_factors"]
 
 _MOST_NAMES = 3  # of sites that one variable is named after
 
@@ -44,7 +44,8 @@ class SummedLikelihood:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self._factors: set[str] = set()
+        #: names of densities that are weights within a sum, and so count
+        self.factors: set[str] = set()
         first = program.batches.calls[0]
         with own_numbers():
             fixed = poutine.condition(program.model, {**program.subsamples, **program.draw})
@@ -53,7 +54,6 @@ class SummedLikelihood:
         own = {name: site.log_prob for name, site in program.sites.items()}
         #: what each variable looks like
         self.slots = {name: _like(own.get(name), slot) for name, slot in slots.items()}
-        program.factors -= self._factors  # within a sum they are weights, and count
 
     def _slots(self) -> dict[str, Slot]:
         """The variables, on all rows."""
@@ -117,7 +117,7 @@ class SummedLikelihood:
                 if not data:
                     continue
                 _refuse_unknown(nodes, values, data)
-                self._factors |= {node["name"] for node in nodes if site_is_factor(node)}
+                self.factors |= {node["name"] for node in nodes if site_is_factor(node)}
                 value = pointwise_log_prob(site)
                 kept = counted_in_sum(site, value.shape)
                 yield _name(data), upcast(torch.where(kept, value, 0.0)), site
@@ -131,9 +131,21 @@ def summed_likelihood(program: Program) -> SummedLikelihood | None:
 
     :param Program program: the model.
     """
-    if any(site.is_listed for site in program.sites.values()):
-        return SummedLikelihood(program)
-    return None
+    if program.summed is None and any(site.is_listed for site in program.sites.values()):
+        program.summed = SummedLikelihood(program)
+    found: SummedLikelihood | None = program.summed
+    return found
+
+
+def uncounted_factors(program: Program) -> set[str]:
+    """
+    Densities of rows that the log-likelihood leaves out.
+
+    :param Program program: the model.
+    :returns: their names.
+    """
+    summed = summed_likelihood(program)
+    return program.factors - (set() if summed is None else summed.factors)
 
 
 def _like(own: Slot | None, slot: Slot) -> Slot:

@@ -18,6 +18,7 @@ from pyro_implicit.arviz.export import Export
 from pyro_implicit.arviz.program import Program, Site
 from pyro_implicit.arviz.rows import RowBatches
 from pyro_implicit.arviz.sample_stats import sample_stats
+from pyro_implicit.arviz.summed_likelihood import uncounted_factors
 from pyro_implicit.exceptions import ArgumentError, SiteError
 from pyro_implicit.guides.argument_dims import warn_of_other_rows, warn_of_other_shapes
 from pyro_implicit.guides.base import ImplicitGuide
@@ -158,7 +159,7 @@ def to_arviz(
     )
     if refused:
         _tell_of_the_prior(refused, groups)
-    factors = programs[0].factors if "log_likelihood" in arrays else set()
+    factors = uncounted_factors(programs[0]) if "log_likelihood" in arrays else set()
     told = [told_of_factors(factors)] if factors else []
     for text in dict.fromkeys([*told, *(text for one in watched for text in one.warnings())]):
         warnings.warn(text, stacklevel=2)

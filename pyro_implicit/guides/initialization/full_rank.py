@@ -33,6 +33,7 @@ from torch import Tensor
 
 from pyro_implicit.guides.initialization.curvature import gradient_and_hessian
 from pyro_implicit.guides.initialization.gaussian_bound import objective
+from pyro_implicit.ops.logdet import upcast
 
 __all__ = ["fit_full_rank"]
 
@@ -64,7 +65,7 @@ def fit_full_rank(density: _Density, loc: Tensor, factor: Tensor) -> tuple[Tenso
     """
     generator = torch.Generator().manual_seed(3)
     root = factor if factor.dim() == 2 else torch.diag(factor)
-    now = _Gaussian(loc.detach().double(), root.double())
+    now = _Gaussian(upcast(loc.detach()), upcast(root))
     best, highest = now, now.bound(density, loc)
     shorter, falls, before = 1.0, 0, None
     most = min(_MOST, max(_WINDOW, _PRODUCTS // (2 * loc.numel())))
