@@ -123,7 +123,7 @@ def gaussian_start(
           and a rate that cools once the bound is level; for any number of latents;
         - ``"full-rank"``, for models with strong correlations, of at most some thousand latents:
           the Gaussian with the highest evidence bound, by natural-gradient steps of two Hessians
-          each from a mean-field fit (:mod:`~pyro_implicit.guides.initialization.full_rank`);
+          each from a mean-field fit;
         - ``"laplace"``, for small models: the mode (L-BFGS, then Newton steps) and the inverse
           Hessian there;
         - ``"hessian"``, for networks: a mean-field fit and the Hessian averaged over pairs of its
