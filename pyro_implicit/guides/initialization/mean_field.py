@@ -35,6 +35,7 @@ _MOST = 5000  # its most steps
 # Of a network, chosen on validation rows of concrete and energy:
 _FURTHER = 1500  # steps uphill from the best point
 _SLOW = 0.1  # its rates, as parts of those of any other model
+_MOST_SLOW = 2000  # its most steps
 
 
 @dataclass(frozen=True)
@@ -105,10 +106,10 @@ def fit_mean_field_near(
     """
     climbed = [ascend(density, point, _UPHILL) for point in points]
     point = max(climbed, key=lambda pair: pair[1])[0]
-    pace = 1.0
+    pace, most = 1.0, _MOST
     if is_network:
-        point, pace = ascend(density, point, _FURTHER)[0], _SLOW
-    return fit_mean_field(density, point, torch.full_like(point, _NARROW), _MOST, pace=pace)
+        point, pace, most = ascend(density, point, _FURTHER)[0], _SLOW, _MOST_SLOW
+    return fit_mean_field(density, point, torch.full_like(point, _NARROW), most, pace=pace)
 
 
 def _is_level(values: list[float]) -> bool:
