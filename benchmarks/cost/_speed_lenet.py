@@ -19,12 +19,14 @@ from benchmarks.cost._speed_timing import Job, Row, Settings, medians, rows_of
 from benchmarks.cost.step_cost import LAZY, OBJECTIVES
 from benchmarks.shared.images import GUIDES, NETWORKS, NUM_DATA, classifier, map_step
 
-__all__ = ["FLOOR", "MAP", "floor_loss", "lenet"]
+__all__ = ["FLOOR", "MAP", "floor_loss", "lenet", "with_medium_products"]
 
 MAP, FLOOR = "MAP", "floor, by hand, no entropy"
 LANCZOS, SELDOM = "LanczosELBO(5)", f"LanczosELBO(5), every {LAZY}th step"
 #: draws vectorised, steps recorded, one fused optimiser
 RECORDED = {f"{name}, recorded": name for name in (LANCZOS, SELDOM)}
+#: the same with products of float32 matrices by the kernels that this setting of torch allows
+MEDIUM = ", matmul precision medium"
 RATE = 1e-3
 #: objective of ``step_cost`` -> MAP steps that one of its steps may take
 GOALS = {
@@ -68,10 +70,12 @@ def _of_batches(settings: Settings, batch_size: int, rounds: int, seed: int) -> 
                 vectorised, model, guide, data, RATE, settings["tries"], period=_period(name)
             )
             jobs[name] = _repeated(step, _period(name))
+            jobs[f"{name}{MEDIUM}"] = with_medium_products(jobs[name])
         ms = medians(jobs, rounds)
     ms = {name: value / _period(name) for name, value in ms.items()}
     bases = {FLOOR: (MAP, None)} | {name: (MAP, goal) for name, goal in GOALS.items()}
-    bases |= {name: bases[looped] for name, looped in RECORDED.items()}
+    for name, looped in RECORDED.items():
+        bases |= dict.fromkeys((name, f"{name}{MEDIUM}"), bases[looped])
     what = f"step, {settings['network']}, batch {batch_size}"
     yield from rows_of(what, ms, bases, notes)
 
@@ -87,6 +91,24 @@ def _repeated(step: Callable[[], Any], times: int) -> Job:
             step()
 
     return job
+
+
+def with_medium_products(job: Job) -> Job:
+    """
+    A job under ``torch.set_float32_matmul_precision("medium")``, which is put back after it.
+
+    :param job: what is done.
+    """
+
+    def with_medium() -> None:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("medium")
+        try:
+            job()
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    return with_medium
 
 
 def floor_loss(guide: Any, net: nn.Module, x: Tensor, y: Tensor) -> Tensor:

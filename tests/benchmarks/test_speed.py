@@ -20,6 +20,7 @@ from benchmarks.cost import _speed_schools as of_schools
 from benchmarks.cost import speed
 from benchmarks.cost._speed_bare import BareStep
 from benchmarks.cost._speed_lenet import floor_loss as lenet_loss
+from benchmarks.cost._speed_lenet import with_medium_products
 from benchmarks.cost._speed_models import TARGETS, schools_data
 from benchmarks.cost._speed_numpyro import chain_of_schools
 from benchmarks.cost._speed_steps import floor_loss
@@ -58,6 +59,15 @@ def test_the_floor_of_images_is_the_control() -> None:
         found = lenet_loss(guide, net, x, y).item()
     constant = 0.5 * guide.latent_dim * math.log(2 * math.pi)
     assert found + constant == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_precision_of_products_is_put_back() -> None:
+    seen = []
+    with_medium_products(lambda: seen.append(torch.get_float32_matmul_precision()))()
+    assert seen == ["medium"]
+    with pytest.raises(ZeroDivisionError):
+        with_medium_products(lambda: 1 / 0)()
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_predictions_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ _MOST = 5000  # its most steps
 # Of a network, chosen on validation rows of concrete and energy:
 _FURTHER = 1500  # steps uphill from the best point
 _SLOW = 0.1  # its rates, as parts of those of any other model
-_MOST_SLOW = 2000  # its most steps
+_MOST_SLOW = 2000  # its most steps: log-deviations may rise by 6.7 before they cool
 
 
 @dataclass(frozen=True)

@@ -112,9 +112,24 @@ def test_a_network_is_fitted_at_a_tenth_of_the_rates(
     """On a slope each step of Adam has the length of its rate."""
     for name in ("_UPHILL", "_FURTHER"):
         monkeypatch.setattr(mean_field, name, 1)  # one look, at where it begins
-    monkeypatch.setattr(mean_field, "_MOST", 3)
+    for name in ("_MOST", "_MOST_SLOW"):
+        monkeypatch.setattr(mean_field, name, 3)
     monkeypatch.setattr(mean_field, "_COLDEST", 1.0)
     monkeypatch.setattr(mean_field._Fit, "result", lambda fit, is_level: fit.now)
     now: Any = fit_mean_field_near(lambda u: (2 * u).sum(), [torch.zeros(4)], is_network=is_network)
     expected = 3 * 0.04 * (0.1 if is_network else 1.0)
     torch.testing.assert_close(now[0], torch.full((4,), expected), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("is_network", [False, True])
+def test_a_network_is_fitted_by_fewer_steps(
+    is_network: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are long enough, at a tenth of the rates, for any deviation that a prior has."""
+    taken: list[int] = []
+    monkeypatch.setattr(mean_field, "_UPHILL", 1)
+    monkeypatch.setattr(mean_field, "_FURTHER", 1)
+    monkeypatch.setattr(mean_field, "_is_level", lambda values: taken.append(len(values)))
+    fit_mean_field_near(lambda u: -0.5 * u.square().sum(), [torch.zeros(2)], is_network=is_network)
+    assert max(taken) < (2000 if is_network else 5000)
+    assert max(taken) > (1200 if is_network else 3000)
