@@ -16,6 +16,7 @@ It is declared in the ``__init__.py`` of its folder, and run by ``python -m benc
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import statistics
@@ -211,9 +212,10 @@ def mean_and_error(values: Sequence[float], form: str, error_form: str | None = 
     :param values: one of each seed or split.
     :param str form: of the mean: ``".2f"``.
     :param str error_form: of the error; that of the mean by default.
+    :returns: both as text, the mean alone where it has no error: of one number, or of infinite ones.
     """
     text = f"{statistics.fmean(values):{form}}"
-    if len(values) == 1:
+    if len(values) == 1 or not all(map(math.isfinite, values)):
         return text
     error = statistics.stdev(values) / len(values) ** 0.5
     return f"{text} ± {error:{error_form or form}}"
