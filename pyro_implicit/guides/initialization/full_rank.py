@@ -45,6 +45,7 @@ _PRODUCTS = 30_000  # with Hessians, in all
 _LEVEL = 0.1, 0.003  # nats of a gain that ends the steps: in all, and a latent
 _RESOLVED = 0.01  # nats of a gain that counts as none
 _SAME = 1e-4  # in units of the Gaussian: Hessians that differ by less are one
+_UNSURE = 0.1  # nats that the bound of a Gaussian may seem to fall by where it rises
 _JUDGES = 64  # draws that the bound is looked at on
 
 _Density = Callable[[Tensor], Tensor]
@@ -56,7 +57,8 @@ def fit_full_rank(density: _Density, loc: Tensor, factor: Tensor) -> tuple[Tenso
 
     Its draws are those of a generator of its own. Those where derivatives are not finite are passed
     over; the Gaussian with the highest bound on the way is returned. Where second derivatives are
-    everywhere the same, as of a Gaussian, the last step goes all the way.
+    everywhere the same, as of a Gaussian, the last step goes all the way, unless the bound falls: a
+    density of absolute values has such derivatives, and kinks that they do not see.
 
     :param density: the log-density, twice differentiable, NaN outside of its domain.
     :param torch.Tensor loc: mean, shape ``(m,)``.
@@ -67,12 +69,12 @@ def fit_full_rank(density: _Density, loc: Tensor, factor: Tensor) -> tuple[Tenso
     root = factor if factor.dim() == 2 else torch.diag(factor)
     now = _Gaussian(upcast(loc.detach()), upcast(root))
     best, highest = now, now.bound(density, loc)
-    shorter, falls, before = 1.0, 0, None
+    shorter, falls, before, may_be_one = 1.0, 0, None, True
     most = min(_MOST, max(_WINDOW, _PRODUCTS // (2 * loc.numel())))
     for step in range(1, most + 1):
         noise = torch.randn(loc.numel(), generator=generator).to(now.mean)
         slopes = _slopes(density, now.mean, now.root @ noise, loc)
-        is_same = now.sees_the_same(slopes, before)
+        is_same = may_be_one and now.sees_the_same(slopes, before)
         before = slopes
         if slopes is not None:
             rate = 1.0 if is_same else shorter * _RATE / (1 + (step - 1) / _HALVED)
@@ -81,9 +83,12 @@ def fit_full_rank(density: _Density, loc: Tensor, factor: Tensor) -> tuple[Tenso
                 continue
         bound = now.bound(density, loc)
         gain = bound - highest if math.isfinite(highest) else math.inf
-        if math.isfinite(bound) and (gain > _RESOLVED or is_same):
+        if math.isfinite(bound) and gain > (-_UNSURE if is_same else _RESOLVED):
             best, highest = now, bound
-        elif falls < _FALLS and not is_same:
+        elif is_same:  # and was none
+            now, may_be_one = best, False
+            continue
+        elif falls < _FALLS:
             now, shorter, falls = best, _SHORTER * shorter, falls + 1
             continue
         if is_same or not gain > _LEVEL[0] + _LEVEL[1] * loc.numel():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pyro
@@ -71,6 +72,62 @@ def test_the_bound_never_falls(seed: int, power: float) -> None:
     mean, root = fit_full_rank(density, *begin)
     assert mean.dtype == root.dtype == torch.float32
     assert not objective(density, mean, root, 64) < before - 1e-3 * abs(before)
+
+
+def _absolute(residual: Tensor) -> Tensor:
+    return residual.abs().sum()
+
+
+def _quantile(residual: Tensor) -> Tensor:
+    return torch.maximum(0.9 * residual, -0.1 * residual).sum()
+
+
+def _hinge(residual: Tensor) -> Tensor:
+    return (1 - residual).clamp(min=0.0).sum()
+
+
+@settings(max_examples=15)
+@given(
+    seed=st.integers(0, 1000),
+    num_rows=st.sampled_from([1, 5, 100]),
+    width=st.sampled_from([0.05, 1.0]),
+    loss=st.sampled_from([_absolute, _quantile, _hinge]),
+)
+def test_the_bound_does_not_fall_where_derivatives_see_the_prior_alone(
+    seed: int, num_rows: int, width: float, loss: Callable[[Tensor], Tensor]
+) -> None:
+    """Two Hessians are equal, and that of a Gaussian they are not."""
+    generator = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(num_rows, 2, generator=generator), torch.randn(num_rows, generator=generator)
+
+    def density(u: Tensor) -> Tensor:
+        return -loss(y - x @ u) - 0.01 * u.square().sum()
+
+    begin = torch.zeros(2), torch.full((2,), width)
+    before = objective(density, *begin, 64)
+    found = fit_full_rank(density, *begin)
+    assert objective(density, *found, 64) > before - 0.1
+
+
+@pytest.mark.automatic_start
+def test_a_start_for_laplacian_noise_is_near_the_posterior() -> None:
+    y = torch.tensor([1.0, 1.3, 2.0, 2.2, 2.6])
+
+    def model() -> None:
+        m = pyro.sample("m", dist.Normal(0.0, 2.0))
+        with pyro.plate("rows", 5):
+            pyro.sample("y", dist.Laplace(m, 1.0), obs=y)
+
+    grid = torch.linspace(-6, 8, 4001).double()
+    log_p = dist.Normal(0.0, 2.0).log_prob(grid) - (y - grid[:, None]).abs().sum(-1)
+    weight = (log_p - log_p.logsumexp(0)).exp()
+    mean = float(weight @ grid)
+    deviation = float(weight @ (grid - mean).square()) ** 0.5
+    torch.manual_seed(0)
+    guide = HyperNetworkGuide(model, init_from="full-rank").setup()
+    draws = guide.sample(4000)["m"]
+    assert float(draws.mean()) == pytest.approx(mean, abs=0.3 * deviation)
+    assert float(draws.std()) == pytest.approx(deviation, rel=0.15)
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.01, 0.001])
