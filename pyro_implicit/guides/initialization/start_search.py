@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import NonFiniteError
 from pyro_implicit.guides.initialization.blended_curvature import blended_curvature
+from pyro_implicit.guides.initialization.centring import centred
 from pyro_implicit.guides.initialization.curvature import (
     find_mode,
     inverse_root,
@@ -111,6 +112,8 @@ def _fit(kind: str, log_joint: LogJoint, point: Tensor, is_network: bool) -> _Fo
             return _Found(mean, factor, bound, other)
         curvature, _ = blended_curvature(log_joint, mean, scale, gauss_newton=kind == "ggn")
     factor = inverse_root(curvature)
+    if kind != "laplace" and not is_network:
+        mean = centred(density, mean, factor)
     bounds = [objective(density, mean, root) for root in (factor, scale)]
     return _Found(mean, factor, *bounds)
 
