@@ -130,7 +130,8 @@ def gaussian_start(
           draws, eigenvalues in its units clamped at 0, with a part of the fit's own precision: as
           much as the evidence bound asks for. There are six pairs; above 800 latents no more once
           that bound rises by less than 0.01 nats a latent from pair to pair. The best blend of all
-          averages on the way is taken. Of ``m`` latents each takes ``m`` products with a Hessian;
+          averages on the way is taken, and moved to where its mean gradient is zero if that raises
+          the bound. Of ``m`` latents each takes ``m`` products with a Hessian;
         - ``"ggn"``: the same with the generalised Gauss-Newton curvature (where the likelihood has
           one). Cheaper, but so flat in the directions that it does not see that the start may lie
           outside of where the network is nearly linear (see docs/results/uci_regression.md);
