@@ -112,7 +112,7 @@ def mistakes(x: Tensor) -> None:
     pi.fit(model, guide, x, num_steps="many")  # type: ignore[arg-type]
     pi.fit(x, guide)  # type: ignore[arg-type]
     pi.evaluate(model, guide, x).log_density + "nats"  # type: ignore[operator]
-    pi.predict(model, guide, x)  # type: ignore[call-arg]
+    pi.predict(model)  # type: ignore[call-arg]
     pi.predict(model, guide, x, num_samples=5).mean()  # type: ignore[attr-defined]
     pi.refine(model, guide, x, num_chains=0.5)  # type: ignore[arg-type]
     pi.to_arviz(model, guide, x, groups=5)  # type: ignore[arg-type]

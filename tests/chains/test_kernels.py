@@ -82,11 +82,16 @@ def test_ill_conditioned_gaussians_with_long_chains(name, size):
         true = torch.diag(torch.logspace(0, 4, size, dtype=torch.float64))
         kernel = type(kernel)(**{**vars(kernel), "precondition": "diagonal"})
     chains = drawn(gaussian(true), kernel, 6000, dtype=torch.float64)
-    whitened = torch.linalg.solve_triangular(
-        torch.linalg.cholesky(true), chains.draws["x"].double().flatten(0, 1).mT, upper=False
-    )
-    assert whitened.mean(1).abs().max() < 0.1
-    torch.testing.assert_close(whitened.std(1), torch.ones(size).double(), rtol=0, atol=0.1)
+    draws = chains.draws["x"].double()
+    root = torch.linalg.cholesky(true)
+    whitened = torch.linalg.solve_triangular(root, draws.flatten(0, 1).mT, upper=False)
+    by_chain = whitened.mT.unflatten(0, draws.shape[:2])
+    sizes = effective_sizes({"x": by_chain, "square": by_chain.square()})
+    chance = {name: 4 / size.double().sqrt() for name, size in sizes.items()}  # the largest of many
+    assert min(float(size.min()) for size in sizes.values()) > 100
+    # with what the bias may be; the variance of a square is 2
+    assert (whitened.mean(1).abs() < chance["x"] + 0.02).all()
+    assert ((whitened.std(1) - 1).abs() < chance["square"] / 2**0.5 + 0.02).all()
 
 
 @pytest.mark.slow
