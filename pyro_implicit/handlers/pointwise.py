@@ -167,7 +167,7 @@ def is_factor_of_rows(site: Any) -> bool:
     :param site: a sample site.
     :returns: whether it is ``pyro.factor`` within a plate, and no sum over discrete latents.
     """
-    if not site_is_factor(site) or site["infer"].get("marginal_of"):
+    if not site_is_factor(site) or "marginal_of" in site["infer"]:
         return False
     return any(one.vectorized for one in site["cond_indep_stack"])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -23,7 +23,8 @@ from pyro_implicit.exceptions import SiteError
 LISTED = {"enumerate": "parallel"}
 GROUPS, CELLS = 3, 2
 SHARE = torch.tensor(0.3, dtype=torch.float64)
-MASKS = ["none", "rows", "latent", "both", "inside"]
+FOLLOWING = ["latent", "both", "inside"]  # the latent, so that the site is within the sum
+MASKS = ["none", "rows", *FOLLOWING]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -37,11 +38,12 @@ def _in_double() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Site:
-    """An observed site: its plates, its mask, and whether its data are vectors."""
+    """An observed site: its plates, its mask, and whether it is of vectors, or follows latents."""
 
     inner: bool
     how: str
     is_vector: bool
+    follows: bool = True
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,9 @@ def _flags(site: Site, shown: Tensor, choice: Tensor) -> Tensor:
 
 
 def _loc(site: Site, share: Tensor, z: Tensor, choice: Tensor) -> Tensor:
-    loc = share + 1.5 * z.double() - 0.7 * choice.double()
+    loc = share  # without the dimensions of latents
+    if site.follows:
+        loc = share + 1.5 * z.double() - 0.7 * choice.double()
     return torch.stack([loc, -loc], -1) if site.is_vector else loc
 
 
@@ -156,7 +160,8 @@ def _scored(model: Any, *args: Any) -> Tensor:
 
 
 def _sites(masks: list[str]) -> st.SearchStrategy[Site]:
-    return st.builds(Site, st.booleans(), st.sampled_from(masks), st.booleans())
+    sites = st.builds(Site, st.booleans(), st.sampled_from(masks), st.booleans(), st.booleans())
+    return sites.map(lambda site: site if site.how in FOLLOWING else replace(site, follows=True))
 
 
 def _cases(last: list[str], others: list[str]) -> st.SearchStrategy[Case]:
@@ -179,11 +184,13 @@ def test_scores_are_sums_over_all_assignments(case: Case) -> None:
     torch.testing.assert_close(_scored(_model, case, data), expected[told])
 
 
-@pytest.mark.parametrize("how", [*MASKS, "obs_mask"])
 @pytest.mark.parametrize("inner", [False, True])
-def test_each_mask_alone(how: str, inner: bool) -> None:
-    """The smallest of these models, one after the other."""
-    case = Case((Site(inner, how, False),), 2, False, 3)
+@pytest.mark.parametrize(
+    "how, follows", [*product([*MASKS, "obs_mask"], [True]), *product(FOLLOWING, [False])]
+)
+def test_each_mask_alone(how: str, inner: bool, follows: bool) -> None:
+    """The smallest of these models, one after the other; of the third group one cell is shown."""
+    case = Case((Site(inner, how, False, follows),), 2, False, 5)
     data = case.data()
     expected, told = _by_brute_force(case, data)
     np.testing.assert_allclose(_exported(_model, case, data), expected, rtol=1e-10)
@@ -322,3 +329,14 @@ def test_sums_of_a_model_in_single_precision_are_taken_in_double(is_vector: bool
     # of densities that each are rounded to float32, as those of a model without a sum
     parts = [dist.Normal(loc, 0.5).log_prob(y).double().sum() for loc in (0.0, 2.0)]
     np.testing.assert_allclose(found.squeeze(), _mixture(*parts), rtol=1e-9, atol=2e-7)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_latent_that_nothing_follows_is_no_factor() -> None:
+    def model(y: Tensor) -> None:
+        share = pyro.sample("share", dist.Beta(2.0, 3.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("z", dist.Bernoulli(share), infer=LISTED)
+            pyro.sample("y", dist.Normal(share, 0.5), obs=y)
+
+    torch.testing.assert_close(_scored(model, Y), _log_p(0.3, Y))
