@@ -241,12 +241,14 @@ def test_hidden_values_that_are_listed_are_summed_out() -> None:
 
 
 def _followed(y: Tensor, shown: Tensor, how: str) -> None:
-    """Something beside the mixture looks at its data, hidden ones among them."""
+    """Something beside the mixture looks at its data, hidden ones among them; or does not."""
     share = pyro.sample("share", dist.Beta(SHARE.new_tensor(2.0), SHARE.new_tensor(3.0)))
     with pyro.plate("data", len(y)):
         z = pyro.sample("z", dist.Bernoulli(share), infer=LISTED)
         whole = pyro.sample("y", dist.Normal(2 * z, 0.5), obs=y, obs_mask=shown)
-        if how == "site":
+        if how == "beside":
+            pyro.sample("x", dist.Normal(z, 1.0), obs=y)
+        elif how == "site":
             pyro.sample("w", dist.Normal(whole, 1.0), obs=y)
         elif how == "mask":
             with poutine.mask(mask=whole > 0):
@@ -272,11 +274,13 @@ def test_a_factor_on_hidden_values_is_not_exported() -> None:
 
 
 def test_hidden_values_are_no_random_numbers_of_the_score() -> None:
-    scores = [
-        log_predictive_density(_followed, _guide, Y, SHOWN, "", num_samples=2, seed=seed)
-        for seed in (0, 1)
-    ]
-    assert torch.equal(*scores)
+    zero, one = (torch.where(SHOWN, _log_p(loc, Y), 0.0) for loc in (0.0, 2.0))
+    expected = _mixture(zero + _log_p(0.0, Y, 1.0), one + _log_p(1.0, Y, 1.0))
+    for seed in (0, 1):
+        found = log_predictive_density(
+            _followed, _guide, Y, SHOWN, "beside", num_samples=2, seed=seed
+        )
+        torch.testing.assert_close(found, expected)
 
 
 def test_the_score_refuses_a_latent_in_the_sum_that_the_guide_does_not_draw() -> None:
