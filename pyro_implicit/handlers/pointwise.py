@@ -303,7 +303,7 @@ def wide_log_prob(fn: Any, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     The log-probability in float64, with dims that ``.to_event`` added summed in it.
 
     :param fn: a distribution.
-    :param torch.Tensor value: its value.
+    :param torch.Tensor value: its value, of any shape that it takes, event dimensions last.
     :param args: further arguments of ``fn.log_prob``.
     :param kwargs: keyword arguments of it.
     :returns: tensor of the batch shape, with dimensions that the value alone has in front.
