@@ -15,17 +15,18 @@ from pyro_implicit.arviz.program import Program, Slot, grown
 from pyro_implicit.arviz.rows import Batch
 from pyro_implicit.exceptions import ArgumentError, SiteError
 from pyro_implicit.handlers.enumeration import nesting_of, run_summed_out
-from pyro_implicit.handlers.pointwise import (
-    is_auxiliary,
-    is_delta,
-    pointwise_log_prob,
+from pyro_implicit.handlers.observed_in_sum import (
+    counted_in_sum,
+    data_in_sum,
+    refuse_undrawn,
 )
-from pyro_implicit.handlers.sum_out import counted_in_sum, inseparable
-from pyro_implicit.ops.logdet import upcast
+from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, pointwise_log_prob
+from pyro_implicit.handlers.sum_out import inseparable
 
 __all__ = ["SummedLikelihood", "summed_likelihood", "uncounted_factors"]
 
 _MOST_NAMES = 3  # of sites that one variable is named after
+_INSTEAD = ", or leave the log-likelihood out: groups=('posterior', 'posterior_predictive')"
 
 
 class SummedLikelihood:
@@ -102,7 +103,7 @@ class SummedLikelihood:
         sites: list[Any] = []
         fixed = {**self.program.subsamples, **values}
         model, args, kwargs = self.program.model, batch.args, batch.kwargs
-        how: Any = {"values": fixed, "nesting": self._nesting}
+        how: Any = {"values": fixed, "nesting": self._nesting, "wide": True}
         run_summed_out(model, args, kwargs, sites.append, **how)
         for site in sites:
             if not site["is_observed"] or site["name"] in values or is_delta(site):
@@ -112,15 +113,15 @@ class SummedLikelihood:
             if drawn:
                 raise inseparable(drawn, site["name"])
             if stands_for:
-                nodes = site["infer"]["marginal_nodes"]
-                data = [node["name"] for node in nodes if _is_of_data(node)]
+                data = [node["name"] for node in data_in_sum(site)]
                 if not data:
                     continue
-                _refuse_unknown(nodes, values, data)
+                refuse_undrawn(site, values, _INSTEAD)
+                nodes = site["infer"]["marginal_nodes"]
                 self.factors |= {node["name"] for node in nodes if site_is_factor(node)}
-                value = pointwise_log_prob(site)
+                value = pointwise_log_prob(site, wide=True)
                 kept = counted_in_sum(site, value.shape)
-                yield _name(data), upcast(torch.where(kept, value, 0.0)), site
+                yield _name(data), torch.where(kept, value, 0.0), site
             elif not is_auxiliary(site):
                 yield site["name"], pointwise_log_prob(site, wide=True), site
 
@@ -152,28 +153,6 @@ def _like(own: Slot | None, slot: Slot) -> Slot:
     """With the names that the dimensions of the one observed site have, if they are the same."""
     same = own is not None and (own.shape, own.plates) == (slot.shape, slot.plates)
     return own if same and own is not None else slot
-
-
-def _is_of_data(node: Any) -> bool:
-    return bool(node["is_observed"]) and not (is_delta(node) or is_auxiliary(node))
-
-
-def _refuse_unknown(nodes: tuple[Any, ...], values: Mapping[str, Tensor], data: list[str]) -> None:
-    """A sum may not hold a site that no draw of the guide fixes; what obs_mask hides counts 0."""
-    hidden = {f"{name.removesuffix('_observed')}_unobserved" for name in data}
-    unknown = [
-        node["name"]
-        for node in nodes
-        if not node["is_observed"]
-        and node["infer"].get("_enumerate_dim") is None
-        and node["name"] not in {*values, *hidden}
-    ]
-    if unknown:
-        raise SiteError(
-            f"the log-likelihood of {', '.join(data)} depends on {unknown}, which share a discrete "
-            "latent with it and which the guide does not draw; add them to the guide, or leave the "
-            "log-likelihood out: groups=('posterior', 'posterior_predictive')"
-        )
 
 
 def _name(names: list[str]) -> str:

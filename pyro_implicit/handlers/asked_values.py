@@ -77,7 +77,24 @@ class AskedValues(TorchFunctionMode):
         self._followed: dict[int, weakref.ref[Tensor]] = {}
         #: where a value was asked for first, for a message
         self.place: str | None = None
+        self.follow(tensors)
+
+    def follow(self, tensors: Iterable[Tensor]) -> None:
+        """
+        Follows more tensors.
+
+        :param tensors: each of any shape.
+        """
         self._follow(list(tensors))
+
+    def follows(self, value: Any) -> bool:
+        """
+        Whether something is a tensor that is followed, or was made of one.
+
+        :param value: anything.
+        :returns: whether it is.
+        """
+        return self._is_followed(value)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Calls the function, and follows what it makes of tensors that are followed."""

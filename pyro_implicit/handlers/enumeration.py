@@ -9,13 +9,19 @@ from typing import Any
 import pyro
 import torch
 from pyro import poutine
+from pyro.distributions.util import scale_and_mask
+from pyro.poutine import Trace
 from pyro.poutine.enum_messenger import EnumMessenger
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import is_validation_enabled
+from pyro.util import warn_if_inf, warn_if_nan
 from torch import Tensor
 
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.hidden_observations import HiddenObservations
 from pyro_implicit.handlers.latent_rows import AtDraw
+from pyro_implicit.handlers.pointwise import wide_log_prob
 from pyro_implicit.handlers.sum_out import sum_out
 
 __all__ = [
@@ -130,6 +136,7 @@ def run_summed_out(
     values: Mapping[str, Tensor],
     numbered: bool = False,
     nesting: int | None = None,
+    wide: bool = False,
 ) -> None:
     """
     Runs a model once, without gradients, with some sites fixed and its marked latents summed out.
@@ -144,18 +151,51 @@ def run_summed_out(
     :param bool numbered: whether values are in the order of the rows' numbers, see
         :class:`~pyro_implicit.handlers.latent_rows.AtDraw`.
     :param int nesting: plate dimensions of the model; None to count them by one more run.
+    :param bool wide: in float64, with every sum taken in it.
     """
     fixed = AtDraw(values, numbered)(model)
     with torch.no_grad(), evaluation_mode():
         if nesting is None:
             nesting = nesting_of(fixed, args, kwargs)
-        with poutine.block():
-            trace = poutine.trace(enumerated(fixed, nesting)).get_trace(*args, **kwargs)
-        trace.compute_log_prob()
+        program = enumerated(fixed, nesting)
+        trace = _traced(program, args, kwargs, wide)
+        hidden = HiddenObservations(trace, values)
+        if hidden.names:  # once more, looking at what depends on them
+            with hidden.asked:
+                trace = _traced(hidden(program), args, kwargs, wide)
+            hidden.remove(trace)
         sum_out(trace)
     for node in trace.nodes.values():
         if node["type"] == "sample":
             visit(node)
+
+
+def _traced(program: Callable[..., Any], args: Any, kwargs: Any, wide: bool) -> Trace:
+    """A run with the log-densities of its sites."""
+    with poutine.block():
+        trace = poutine.trace(program).get_trace(*args, **kwargs)
+    if wide:
+        _add_wide(trace)
+    trace.compute_log_prob()  # of those that have none
+    return trace
+
+
+def _add_wide(trace: Trace) -> None:
+    """Gives sites their log-densities in float64, up to one that has none, if there is one."""
+    nodes: dict[str, Any] = dict(trace.nodes)
+    for name, node in nodes.items():
+        if node["type"] != "sample":
+            continue
+        try:
+            log_prob = wide_log_prob(node["fn"], node["value"], *node["args"], **node["kwargs"])
+        except ValueError:  # of which Pyro tells more
+            return
+        node["unscaled_log_prob"] = log_prob
+        node["log_prob"] = scale_and_mask(log_prob, node["scale"], node["mask"])
+        node["log_prob_sum"] = total = node["log_prob"].sum()
+        if is_validation_enabled():
+            warn_if_nan(total, f"log_prob_sum at site {name!r}")
+            warn_if_inf(total, f"log_prob_sum at site {name!r}", allow_neginf=True)
 
 
 class _Shape:

@@ -34,6 +34,7 @@ __all__ = [
     "told_of_factors",
     "run_model",
     "unmasked",
+    "wide_log_prob",
 ]
 
 
@@ -166,7 +167,7 @@ def is_factor_of_rows(site: Any) -> bool:
     :param site: a sample site.
     :returns: whether it is ``pyro.factor`` within a plate, and no sum over discrete latents.
     """
-    if not site_is_factor(site) or site["infer"].get("marginal_of"):
+    if not site_is_factor(site) or "marginal_of" in site["infer"]:
         return False
     return any(one.vectorized for one in site["cond_indep_stack"])
 
@@ -252,13 +253,15 @@ def counted(site: Any, keepdim: bool = False) -> Tensor:
 
     :param site: a sample site with a value.
     :param bool keepdim: keep the dimensions that :func:`pointwise_log_prob` sums, at size 1.
-    :returns: flags of the shape of :func:`pointwise_log_prob`.
+    :returns: flags of the shape of :func:`pointwise_log_prob`; a mask that has more dimensions than
+        the site (those of enumerated latents) leaves them in front, as in the log-density.
     """
     fn, found = site["fn"], site["value"].shape
     split = len(found) - fn.event_dim
     batch = torch.broadcast_shapes(found[: max(split, 0)], fn.batch_shape)
     kept = unmasked(site, batch + fn.event_shape)
-    kept = kept.reshape(*batch, -1).any(-1)
+    if fn.event_dim:
+        kept = kept.flatten(kept.dim() - fn.event_dim).any(-1)
     dims = reduced_dims(site)
     return kept.sum(dims, keepdim=keepdim) > 0 if dims else kept
 
@@ -275,7 +278,7 @@ def batch_log_prob(site: Any, *, wide: bool = False) -> Tensor:
     """
     if site["is_observed"]:
         check_observation(site)
-    evaluate = _wide_log_prob if wide else _log_prob
+    evaluate = wide_log_prob if wide else _log_prob
     try:
         log_prob = evaluate(site["fn"], site["value"], *site["args"], **site["kwargs"])
     except ValueError as error:  # a distribution with checks, which tells the whole tensor
@@ -295,10 +298,18 @@ def _log_prob(fn: Any, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return log_prob
 
 
-def _wide_log_prob(fn: Any, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """The log-probability in float64, with dims that ``.to_event`` added summed in it."""
+def wide_log_prob(fn: Any, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """
+    The log-probability in float64, with dims that ``.to_event`` added summed in it.
+
+    :param fn: a distribution.
+    :param torch.Tensor value: its value, of any shape that it takes, event dimensions last.
+    :param args: further arguments of ``fn.log_prob``.
+    :param kwargs: keyword arguments of it.
+    :returns: tensor of the batch shape, with dimensions that the value alone has in front.
+    """
     if isinstance(fn, torch.distributions.Independent):
-        entries = _wide_log_prob(fn.base_dist, value, *args, **kwargs)
+        entries = wide_log_prob(fn.base_dist, value, *args, **kwargs)
         count = fn.reinterpreted_batch_ndims
         return entries.flatten(entries.dim() - count).sum(-1) if count else entries
     return upcast(fn.log_prob(value, *args, **kwargs))

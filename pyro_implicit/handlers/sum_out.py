@@ -19,9 +19,8 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.handlers.mappable_contraction import mappable_contraction
-from pyro_implicit.handlers.pointwise import counted
 
-__all__ = ["counted_in_sum", "inseparable", "sum_out"]
+__all__ = ["inseparable", "sum_out"]
 
 
 @dataclass(frozen=True)
@@ -168,25 +167,6 @@ def _contracted(
         "log_prob": log_prob,
         "log_prob_sum": log_prob.sum(),
     }
-
-
-def counted_in_sum(site: Any, shape: torch.Size) -> Tensor:
-    """
-    Whether each datum of a marginal factor has an observation that is not masked.
-
-    :param site: a factor that :func:`sum_out` made.
-    :param torch.Size shape: of its log-densities by datum.
-    :returns: flags of that shape.
-    """
-    plates = {frame.dim for frame in site["cond_indep_stack"] if frame.vectorized}
-    kept = torch.zeros(shape, dtype=torch.bool, device=site["value"].device)
-    for node in site["infer"]["marginal_nodes"]:
-        if node["is_observed"]:
-            told = counted(node, keepdim=True)
-            others = [dim for dim in range(-told.dim(), 0) if dim not in plates]
-            told = told.sum(others, keepdim=True) > 0 if others else told
-            kept = kept | told.reshape(told.shape[max(told.dim() - len(shape), 0) :])
-    return kept
 
 
 def _is_in(frame: Any, node: Any) -> bool:

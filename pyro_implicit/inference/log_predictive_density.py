@@ -26,6 +26,7 @@ from pyro_implicit.handlers.enumeration import (
 )
 from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.handlers.missing_data import refuse_missing_data
+from pyro_implicit.handlers.observed_in_sum import counted_in_sum, data_in_sum, refuse_undrawn
 from pyro_implicit.handlers.own_subsample import OwnSubsample, sizes_of_arguments
 from pyro_implicit.handlers.pointwise import (
     counted,
@@ -38,7 +39,7 @@ from pyro_implicit.handlers.pointwise import (
     told_of_factors,
 )
 from pyro_implicit.handlers.rows import number_of_rows
-from pyro_implicit.handlers.sum_out import counted_in_sum, inseparable
+from pyro_implicit.handlers.sum_out import inseparable
 from pyro_implicit.inference.from_prior import came_from_prior
 from pyro_implicit.inference.numbered import numbered_if_called
 from pyro_implicit.inference.outside_support import drawn_outside, is_outside
@@ -64,7 +65,7 @@ def log_predictive_density(
     Draws are made one after the other, and of each only its densities are kept. In expectation the
     value rises with ``num_samples``: compare at the same number. Discrete latents that are marked
     for enumeration are summed out; what they join is one datum (a sequence of a hidden Markov
-    model).
+    model), and values that ``obs_mask`` hides of it are integrated out.
 
     Example::
 
@@ -87,7 +88,8 @@ def log_predictive_density(
         them these are.
     :raises SiteError: if the model observes nothing with these arguments, or all is masked; if it
         draws some rows of a plate at random; if the prior of a latent of the guide and data are
-        within one sum over a discrete latent.
+        within one sum over a discrete latent; if such a sum has a latent that the guide does not
+        draw, or depends on values that ``obs_mask`` hides.
     :warns UserWarning: if the first argument has lost a dimension since the guide was built;
         if the guide has a latent of each row, and these are other rows; if the model holds
         its observations itself and is given other inputs; if a conditional guide's context
@@ -174,6 +176,8 @@ class _Densities:
         value = value.to(torch.promote_types(value.dtype, torch.float32))
         key = tuple(frames)
         told = counted_in_sum(site, value.shape) if marginal else counted(site)
+        if marginal and data_in_sum(site):  # a factor beside masked data counts nothing
+            value = torch.where(told, value, 0.0)
         self.data[key] = self.data[key] + value if key in self.data else value
         self.kept[key] = self.kept[key] | told if key in self.kept else told
 
@@ -185,6 +189,7 @@ class _Densities:
             drawn = [name for name in marginal if name in self.latents]
             if drawn and len(drawn) < len(marginal):
                 raise inseparable(drawn, site["name"])
+            refuse_undrawn(site, self.latents)
         if site["name"] in self.latents and is_outside(site["fn"], site["value"]):
             self.outside[site["name"]] = site["fn"].support
         is_latent = not (site["is_observed"] or is_auxiliary(site) or is_delta(site))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -13,6 +15,7 @@ from pyro.distributions import constraints
 
 from pyro_implicit.handlers.pointwise import (
     base_distribution,
+    counted,
     is_delta,
     pointwise_log_prob,
     run_model,
@@ -133,3 +136,15 @@ def test_no_gradient_is_recorded():
 def test_point_masses_are_seen_through_wrappers(fn, delta):
     assert is_delta({"fn": fn}) is delta
     assert isinstance(base_distribution(fn), dist.Delta) is delta
+
+
+def test_flags_of_a_mask_that_is_wider_than_its_site_keep_its_dimensions() -> None:
+    mask = torch.tensor([[False] * 3, [True, True, False]])  # two values of a latent, three rows
+    for fn in (dist.Normal(0.0, 1.0).expand([3]), dist.Normal(torch.zeros(3, 2), 1.0).to_event(1)):
+
+        def model(fn: Any = fn) -> None:
+            with pyro.plate("data", 3), poutine.mask(mask=mask):
+                pyro.sample("y", fn, obs=torch.zeros(fn.batch_shape + fn.event_shape))
+
+        site = poutine.trace(model).get_trace().nodes["y"]
+        assert torch.equal(counted(site), mask)
