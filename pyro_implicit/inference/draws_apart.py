@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import zip_longest
 
 import torch
@@ -23,7 +24,7 @@ _REMEDY = (
 )
 _TOLERANCE = 1e-3  # of a tensor's largest number: sums in other orders
 _ROUNDINGS = 8  # of half precision
-_ALONE = 4  # of those with extremes that are evaluated by themselves
+_ALONE = 2  # of those with extremes that are evaluated by themselves
 _ENTRIES = 8  # of a latent whose extremes are looked for one by one
 
 
@@ -39,7 +40,7 @@ class DrawsApart:
 
     What is rare (``(w > 2).any()``) is true of neither of two draws, nor of them together. So as
     many as are evaluated at once, those with the extremes of the latents among them, are held
-    against six of them by themselves. What is common is not true of the draw whose largest number
+    against four of them by themselves. What is common is not true of the draw whose largest number
     is the least, which is one of these.
 
     :param RunPlan plan: of the predictions.
@@ -73,7 +74,10 @@ class DrawsApart:
         if len(which) > 2:
             many, count = self._run(which), len(which)
             places = {0, count // 3, *range(max(count - _ALONE, 0), count)}
-            runs = {place: self._run_alone(many, place, which[place]) for place in sorted(places)}
+            runs = {
+                place: self._run_alone(many, place, which[place], asks=False)
+                for place in sorted(places)
+            }
             self._compare(many, runs)
 
     def _compare(self, many: PredictiveRun, alone: dict[int, PredictiveRun | None]) -> None:
@@ -104,15 +108,18 @@ class DrawsApart:
         a, b = one.values[name][0], other.values[name][0]
         return torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
 
-    def _run_alone(self, many: PredictiveRun, place: int, index: int) -> PredictiveRun | None:
+    def _run_alone(
+        self, many: PredictiveRun, place: int, index: int, *, asks: bool = True
+    ) -> PredictiveRun | None:
         """
-        The draw at a place of a pass, by itself.
+        The draw at a place of a pass, by itself; ``asks``: whether to look for questions.
 
         None if the model drew numbers of its own, or does not run so.
         """
         noise = {name: self._of_draw(name, value, place) for name, value in many.noise.items()}
         try:
-            with AskedValues(self.plan.draws.values()) as asked:
+            asked = AskedValues(self.plan.draws.values())
+            with asked if asks else nullcontext():
                 alone = self._run([index], noise)
         except Exception:  # whatever a model does with noise that was drawn for many
             return None
