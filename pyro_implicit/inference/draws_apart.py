@@ -1,9 +1,11 @@
 """Refuses models in which draws that are evaluated at once have to do with each other."""
 
-# Shape legend: S draws evaluated together.
+# Shape legend: S draws.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from pyro_implicit.handlers.asked_values import AskedValues
 from pyro_implicit.handlers.row_coupling import same_first_draw, tensors_of
 from pyro_implicit.inference.predictive_run import PredictiveRun, RunPlan
 
-__all__ = ["DrawsApart"]
+__all__ = ["DrawsApart", "draws_with_extremes"]
 
 _REMEDY = (
     "Count dimensions from the right and name them, w[..., 0] and (w * x).sum(-1), not w[0] and "
@@ -22,26 +24,36 @@ _REMEDY = (
 )
 _TOLERANCE = 1e-3  # of a tensor's largest number: sums in other orders
 _ROUNDINGS = 8  # of half precision
+_ALONE = 2  # of those with extremes that are evaluated by themselves
+_ENTRIES = 8  # of a latent whose extremes are looked for one by one
 
 
 class DrawsApart:
     """
-    Two draws of a model at once, beside another second draw and beside each by itself.
+    Draws of a model at once, beside other draws and beside some of them by themselves.
 
-    All runs have the noise of the first: what a sampler draws in two stages shifts with the
-    parameters of other draws. A second draw that changes what the first predicts is seen whatever
-    the model draws by itself (dropout). Each draw by itself shows what is one answer for all draws
-    (a branch on any of them, their number, the largest); of a model that draws numbers of its own
-    it can only be seen where a value is asked for.
+    All runs of two draws have the noise of the first: what a sampler draws in two stages shifts
+    with the parameters of other draws. A second draw that changes what the first predicts is seen
+    whatever the model draws by itself (dropout). Each draw by itself shows what is one answer for
+    all draws (a branch on any of them, their number, the largest); of a model that draws numbers of
+    its own it can only be seen where a value is asked for.
+
+    What is rare (``(w > 2).any()``) is true of neither of two draws, nor of them together. So as
+    many as are evaluated at once, those with the extremes of the latents among them, are held
+    against four of them by themselves. What is common is not true of the draw whose largest number
+    is the least, which is one of these.
 
     :param RunPlan plan: of the predictions.
-    :param evaluate: a run of the model at two draws, or at one by itself, by whether they are in
-        one pass; it takes ``given`` noise and ``given_rows`` as :class:`PredictiveRun` does.
+    :param evaluate: a run of the model at so many draws, in one pass where there are several; it
+        takes ``given`` noise and ``given_rows`` as :class:`PredictiveRun` does.
     :param int rows: as many as it evaluates.
+    :param int most: draws that it may evaluate at once.
     """
 
-    def __init__(self, plan: RunPlan, evaluate: Callable[..., PredictiveRun], rows: int) -> None:
-        self.plan, self._evaluate, self._rows = plan, evaluate, rows
+    def __init__(
+        self, plan: RunPlan, evaluate: Callable[..., PredictiveRun], rows: int, most: int
+    ) -> None:
+        self.plan, self._evaluate, self._rows, self._most = plan, evaluate, rows, most
 
     def check(self) -> None:
         """
@@ -50,24 +62,39 @@ class DrawsApart:
         :raises SiteError: naming the site, or the line that asks for a value.
         """
         both = self._run([0, 1])
-        alone = [self._run_alone(both, index) for index in (0, 1)]
+        alone = {place: self._run_alone(both, place, place) for place in (0, 1)}
         twice = self._run([0, 0], both.noise)
         for name in both.functions.keys() & twice.functions.keys():
             if not self._is_same_first(name, both, twice):
                 raise self._refusal(name)
-        for index, run in enumerate(alone):
-            for name in both.functions:
-                if run is not None and not self._is_same_alone(name, both, run, index):
+        self._compare(both, alone)
+        if alone[0] is None and alone[1] is None:  # nor could others be judged
+            return
+        which = draws_with_extremes(self.plan.draws, self._most)
+        if len(which) > 2:
+            many, count = self._run(which), len(which)
+            places = {0, count // 3, *range(max(count - _ALONE, 0), count)}
+            runs = {
+                place: self._run_alone(many, place, which[place], asks=False)
+                for place in sorted(places)
+            }
+            self._compare(many, runs)
+
+    def _compare(self, many: PredictiveRun, alone: dict[int, PredictiveRun | None]) -> None:
+        """Refuses a pass in which one of its draws, by place, has something else by itself."""
+        for place, run in alone.items():
+            for name in many.functions:
+                if run is not None and not self._is_same_alone(name, many, run, place):
                     raise self._refusal(name)
 
     def _run(self, which: list[int], noise: dict[str, Tensor] | None = None) -> PredictiveRun:
-        """The model at some of the draws: a pair in one pass, or one by itself."""
+        """The model at some of the draws: several in one pass, or one by itself."""
         draws, offset = self.plan.draws, self.plan.offset
         given = {} if noise is None else {"given": noise, "given_rows": self._rows}
         self.plan.draws = {name: value[which] for name, value in draws.items()}
         self.plan.offset = 0
         try:
-            return self._evaluate(len(which) > 1, **given)
+            return self._evaluate(len(which), **given)
         finally:
             self.plan.draws, self.plan.offset = draws, offset
 
@@ -81,11 +108,18 @@ class DrawsApart:
         a, b = one.values[name][0], other.values[name][0]
         return torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
 
-    def _run_alone(self, both: PredictiveRun, index: int) -> PredictiveRun | None:
-        """One draw by itself; None if the model drew numbers of its own, or does not run so."""
-        noise = {name: self._of_draw(name, value, index) for name, value in both.noise.items()}
+    def _run_alone(
+        self, many: PredictiveRun, place: int, index: int, *, asks: bool = True
+    ) -> PredictiveRun | None:
+        """
+        The draw at a place of a pass, by itself; ``asks``: whether to look for questions.
+
+        None if the model drew numbers of its own, or does not run so.
+        """
+        noise = {name: self._of_draw(name, value, place) for name, value in many.noise.items()}
         try:
-            with AskedValues(self.plan.draws.values()) as asked:
+            asked = AskedValues(self.plan.draws.values())
+            with asked if asks else nullcontext():
                 alone = self._run([index], noise)
         except Exception:  # whatever a model does with noise that was drawn for many
             return None
@@ -113,22 +147,22 @@ class DrawsApart:
         return value[index].reshape(value.shape[value.dim() - depth :])
 
     def _is_same_alone(
-        self, name: str, both: PredictiveRun, alone: PredictiveRun, index: int
+        self, name: str, many: PredictiveRun, alone: PredictiveRun, place: int
     ) -> bool:
-        """Whether one of two draws has the same value, or distribution, by itself."""
-        nesting = self.plan.layout.nesting
+        """Whether one of several draws has the same value, or distribution, by itself."""
+        nesting, count = self.plan.layout.nesting, many.last - many.first
         if name not in alone.functions:
             return True
-        if name in both.noise:
+        if name in many.noise:
             by_itself = dict(tensors_of(alone.functions[name]))
             return all(
-                _is_near(tensor, by_itself[path], index, nesting)
-                for path, tensor in tensors_of(both.functions[name])
+                _is_near(_of_place(tensor, by_itself[path], place, count, nesting), by_itself[path])
+                for path, tensor in tensors_of(many.functions[name])
                 if path in by_itself
             )
-        if name not in both.values:
+        if name not in many.values:
             return True
-        return _is_near(both.values[name][index], alone.values[name][0], index, nesting)
+        return _is_near(many.values[name][place], alone.values[name][0])
 
     def _refusal(self, name: str) -> SiteError:
         return SiteError(
@@ -137,10 +171,46 @@ class DrawsApart:
         )
 
 
-def _is_near(many: Tensor, one: Tensor, index: int, nesting: int) -> bool:
+def draws_with_extremes(draws: dict[str, Tensor], most: int) -> list[int]:
+    """
+    Some of the draws, up to half of them those with the largest and smallest numbers.
+
+    :param dict draws: by site, shape ``(S, ...)``.
+    :param int most: how many at most.
+    :returns: their numbers, the draw whose largest number is the least in front, and the others
+        with extremes behind; none if there are no latents.
+    """
+    if not draws:
+        return []
+    total = len(next(iter(draws.values())))
+    by_site = [_extremes(value.reshape(total, -1)) for value in draws.values()]
+    extreme = [index for one in zip_longest(*by_site) for index in one if index is not None]
+    count = min(total, most)
+    kept = list(dict.fromkeys(extreme))[: count // 2]
+    others = [index for index in range(total) if index not in kept]
+    return kept[:1] + others[: count - len(kept)] + kept[:0:-1]
+
+
+def _extremes(numbers: Tensor) -> list[int]:
+    """Draws with the extremes of a latent, shape ``(S, m)``, the most telling first."""
+    if not numbers.numel() or numbers.is_complex():
+        return []
+    numbers = numbers if numbers.is_floating_point() else numbers.float()
+    largest, smallest = numbers.amax(1), numbers.amin(1)
+    whole = [largest.argmin(), smallest.argmax(), largest.argmax(), smallest.argmin()]
+    some = numbers[:, :_ENTRIES]
+    found: list[int] = torch.cat([torch.stack(whole), some.argmax(0), some.argmin(0)]).tolist()
+    return found
+
+
+def _of_place(many: Tensor, one: Tensor, place: int, count: int, nesting: int) -> Tensor:
+    """What a tensor of several draws has of the one at a place, if it has draws."""
+    differs = many.shape != one.shape and many.dim() > nesting
+    return many[place] if differs and len(many) == count else many
+
+
+def _is_near(many: Tensor, one: Tensor) -> bool:
     """Up to rounding; what cannot be held against each other is."""
-    if many.shape != one.shape and many.dim() > nesting and len(many) == 2:
-        many = many[index]
     if many.numel() == one.numel():
         many = many.reshape(one.shape)
     try:

@@ -121,9 +121,10 @@ def predict(
     :raises ShapeError: if a latent has a value for each row, and nobody has said which of
         them these are; if there are no rows.
     :raises SiteError: if a site asked for is not in the model, or none of the guide's latents is;
-        if a plate draws some of its rows at random; if with ``parallel`` what one of the first two
-        draws predicts depends on the other, or on their number, or if the model asks for the value
-        of what depends on them, as a branch does.
+        if a plate draws some of its rows at random; if with ``parallel`` what a draw predicts
+        depends on the others, or on their number, as far as a few of them show (those with extremes
+        of the latents among them), or if the model asks for the value of what depends on them, as a
+        branch does.
     :warns UserWarning: if the first argument has lost a dimension since the guide was built;
         if the guide has a latent of each row, and these are other rows; if it leaves out a latent
         of the model, as far as that can be told from an observation, or draws one outside its

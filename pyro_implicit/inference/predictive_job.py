@@ -27,6 +27,7 @@ from pyro_implicit.inference.rows_of_a_model import RowsOfAModel
 __all__ = ["PredictiveJob"]
 
 _CHUNK = 64  # draws evaluated at once if parallel, at most
+_MOST_OF_ALL_ROWS = 16  # that are looked at beforehand where this takes all rows
 
 
 class PredictiveJob(RowsOfAModel):
@@ -204,16 +205,16 @@ class PredictiveJob(RowsOfAModel):
         rows = min(stop, UNIT) if plan.layout.row_dims and not plan.whole else stop
         args, kwargs = self._cut(0, rows)
 
-        def evaluate(together: bool, **given: Any) -> PredictiveRun:
-            last = 2 if together else 1
+        def evaluate(count: int, **given: Any) -> PredictiveRun:
             return self._evaluated(
-                args, kwargs, 0, rows, 0, last, together=together, looked_at=True, **given
+                args, kwargs, 0, rows, 0, count, together=count > 1, looked_at=True, **given
             )
 
         if self.guide is not None:
             plan.draws = {name: value[:, :rows] for name, value in draws.items()}
         try:
-            DrawsApart(plan, evaluate, rows).check()
+            most = self._size if rows < stop else min(self._size, _MOST_OF_ALL_ROWS)
+            DrawsApart(plan, evaluate, rows, most).check()
         finally:
             plan.draws = draws
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.weak import TensorWeakRef
 
@@ -55,8 +56,9 @@ class OperationTracer(TorchDispatchMode):
         self._held: dict[int, str] = {}
         #: by a tensor's id, where its numbers were when they were last seen
         self._where: dict[int, int | None] = {}
-        #: memory that operations have filled, and memory of tensors that were there before
-        self._made: set[int | None] = set()
+        #: memory of the arguments and that which operations have filled, with its end and who
+        #: tells whether it is still in use; and memory of tensors that were there before
+        self._made: dict[int | None, tuple[int, StorageWeakRef]] = {}
         self._given: set[int | None] = {None}
         self._written: set[int | None] = set()
 
@@ -65,10 +67,9 @@ class OperationTracer(TorchDispatchMode):
         Notes an argument of the function.
 
         :param torch.Tensor tensor: of any shape; the same at each place where the program uses it.
+            In memory that nothing else has: another tensor there is taken for one made of it.
         """
         node = self._graph.placeholder(f"arg{len(self._graph.nodes)}_1")
-        self._where[id(tensor)] = memory = _memory(tensor)
-        self._given.add(memory)
         self._know(tensor, node, constant=False)
 
     def finished(self, result: Any) -> fx.GraphModule:
@@ -108,7 +109,7 @@ class OperationTracer(TorchDispatchMode):
             return func(*args, **kwargs)
         called = _COPIED if func is _FRESH else func
         if func is _FRESH:  # what torch.tensor has just filled
-            self._made.discard(_memory(args[0]))
+            self._made.pop(_memory(args[0]), None)
         node = self._graph.create_node(
             "call_function",
             called,
@@ -138,7 +139,9 @@ class OperationTracer(TorchDispatchMode):
             self._known[id(value)] = (TensorWeakRef(value), node, fixed)
             self._where[id(value)] = memory = _memory(value)
             if memory not in self._given:
-                self._made.add(memory)
+                storage = value.untyped_storage()
+                end = storage.data_ptr() + storage.nbytes()
+                self._made[memory] = end, StorageWeakRef(storage)
             node.meta["dtype"] = value.dtype
         elif isinstance(value, (list, tuple)):
             for place, one in enumerate(value):
@@ -167,7 +170,7 @@ class OperationTracer(TorchDispatchMode):
         name = self._held.get(id(tensor))
         if name is None:
             memory = _memory(tensor)
-            if memory in self._made:  # nn.Parameter(w)
+            if self._is_made(tensor):  # nn.Parameter(w)
                 raise RuntimeError(_WITHOUT)
             self._given.add(memory)
             kind = "param" if isinstance(tensor, nn.Parameter) else "tensor"
@@ -178,6 +181,20 @@ class OperationTracer(TorchDispatchMode):
             else:
                 self._module.register_buffer(name, tensor, persistent=False)
         return self._graph.get_attr(name)
+
+    def _is_made(self, tensor: Tensor) -> bool:
+        """Whether a tensor that no operation made has memory of one that is in the graph."""
+        memory = _memory(tensor)
+        if memory is not None:
+            return memory in self._made and not self._made[memory][1].expired()
+        try:
+            start = tensor.untyped_storage().data_ptr()  # maybe within another's: from_dlpack
+        except (NotImplementedError, RuntimeError):
+            return False
+        return start != 0 and any(
+            begin is not None and begin <= start < end and not storage.expired()
+            for begin, (end, storage) in self._made.items()
+        )
 
 
 def _written_by(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -16,8 +17,14 @@ _READING = frozenset(
         Tensor.__array__,
         Tensor.__complex__,
         Tensor.__dlpack__,
+        Tensor.__float__,
         Tensor.__format__,
+        Tensor.__index__,
+        Tensor.__int__,
         Tensor.__repr__,
+        Tensor.apply_,
+        Tensor.map2_,
+        Tensor.map_,
         Tensor.numpy,
         Tensor.tolist,
         torch.allclose,
@@ -31,20 +38,26 @@ _BUILDING = {
     torch.tensor: 0,
     torch.as_tensor: 0,
     torch.asarray: 0,
+    Tensor.new: 1,
     Tensor.new_tensor: 1,
     Tensor.__getitem__: 1,
     Tensor.__setitem__: 1,
 }
 #: what reads places to cut at, if these are a tensor
 _CUTTING = frozenset({torch.tensor_split, Tensor.tensor_split})
+#: what gives the memory, which libraries look at without reading it
+_LENDING = frozenset({Tensor.storage, Tensor.untyped_storage})
+_LIBRARIES = frozenset({"torch", "pyro", "pyro_implicit"})
+_BETWEEN = ("torch._tensor", "torch.overrides")  # modules on the way from a program to a tensor
 
 
 class ReadValues(TorchFunctionMode):
     """
     Looks on while tensors are evaluated; ``found`` tells whether numbers were read.
 
-    By whatever gives them to something else than tensors: lists, arrays and text; not by storages.
-    Single numbers (``float(w)``) are what
+    By whatever gives them to something else than tensors: lists, arrays, text, functions of Python
+    and storages; and by ``torch.Tensor([w])``, which asks each entry for its number past the
+    dispatcher. Other single numbers (``w.item()``) are what
     :data:`~pyro_implicit.ops.noticed_operation.NUMBER_READ` tells.
     """
 
@@ -54,8 +67,23 @@ class ReadValues(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Calls the function."""
-        self.found = self.found or func in _READING or _reads_entries(func, args, kwargs or {})
+        self.found = (
+            self.found
+            or func in _READING
+            or (func in _LENDING and _is_asked_by_a_program(sys._getframe(1)))
+            or _reads_entries(func, args, kwargs or {})
+        )
         return func(*args, **(kwargs or {}))
+
+
+def _is_asked_by_a_program(frame: Any) -> bool:
+    """Whether a call comes of something else than a library."""
+    while frame is not None and (
+        frame.f_globals.get("__name__") in _BETWEEN or frame.f_code.co_name == "__torch_function__"
+    ):
+        frame = frame.f_back
+    name = "" if frame is None else frame.f_globals.get("__name__", "")
+    return name.partition(".")[0] not in _LIBRARIES
 
 
 def _reads_entries(func: Any, args: Any, kwargs: Any) -> bool:

@@ -31,16 +31,31 @@ def trace_operations(function: Callable[..., Any], *example: Tensor) -> fx.Graph
     """
     Runs a function and notes its operations on tensors.
 
+    It is given copies of its arguments, so that a tensor with memory of one of these is known to be
+    made of it (``nn.Parameter(x)``), and not by an operation.
+
     :param function: from tensors to tensors, of any structure.
     :param torch.Tensor example: its arguments, each of any shape.
     :returns: the graph, to be compiled (``recompile()``) before it is run.
     """
     tracer = OperationTracer()
-    for one in example:
+    arguments = [_copied(one) for one in example]
+    for one in arguments:
         tracer.argument(one)
     with without_cast_cache(), tracer:
-        result = function(*example)
+        result = function(*arguments)
     return tracer.finished(result)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """The same numbers, laid out alike, in memory that nothing else has."""
+    held = tensor.detach()
+    if held.layout is torch.strided and held.numel():
+        steps = zip(held.shape, held.stride(), strict=True)
+        extent = 1 + sum((size - 1) * stride for size, stride in steps)
+        whole = held.as_strided((extent,), (1,)).clone()
+        return whole.as_strided(held.shape, held.stride()).requires_grad_(tensor.requires_grad)
+    return held.clone().requires_grad_(tensor.requires_grad)
 
 
 def record(function: Function, example: Tensor) -> Function | None:

@@ -13,6 +13,8 @@ __all__ = ["shapes_of_values"]
 
 _INDEX = torch.ops.aten.index.Tensor
 _MASKS = (torch.bool, torch.uint8)
+#: of as many entries as are not zero, which torch does not say of them
+_SPARSE = ("_to_sparse", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc")
 
 
 def shapes_of_values(
@@ -48,6 +50,9 @@ def _changes(graph: fx.GraphModule, node: fx.Node, changing: set[int]) -> bool:
 
 
 def _follows_values(node: fx.Node, varying: set[fx.Node]) -> bool:
+    packet = getattr(node.target, "overloadpacket", None)
+    if getattr(packet, "__name__", "") in _SPARSE:
+        return True
     if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()):
         return False
     if node.target is not _INDEX:

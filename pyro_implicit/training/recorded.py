@@ -92,10 +92,10 @@ class RecordedObjective(ELBO):
 
     **What it cannot see**: what a model reads of a file or a clock, of objects in objects more than
     a few levels deep, in lists of more than a hundred objects or arrays of more than ten thousand
-    numbers that were written in place, and what ``torch.Tensor([w])`` and ``FloatTensor`` make of
-    tensors, is that of the recording until the next comparison. Of
-    Pyro's validation, replayed steps keep what arguments decide, with the latents of one draw;
-    what is valid for some draws alone is checked by the comparisons.
+    numbers that were written in place, and what code in other languages than Python makes of the
+    memory of tensors (``data_ptr()``, ``to_dlpack``), is that of the recording until the next
+    comparison. Of Pyro's validation, replayed steps keep what arguments decide, with the latents of
+    one draw; what is valid for some draws alone is checked by the comparisons.
 
     :param objective: a :class:`~pyro_implicit.LinearisedELBO` or
         :class:`~pyro_implicit.LanczosELBO` with vectorised particles.

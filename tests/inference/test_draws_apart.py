@@ -14,6 +14,7 @@ from pyro.infer.autoguide import AutoNormal
 
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.inference import predict
+from pyro_implicit.inference.draws_apart import draws_with_extremes
 
 X = torch.linspace(-1, 1, 80).sin().reshape(40, 2)
 
@@ -89,6 +90,48 @@ def test_a_draw_that_depends_on_others_is_refused(
 def test_a_question_about_all_draws_is_refused(name: str, kind: str, seed: int) -> None:
     with pytest.raises(SiteError, match="asks for the value of .* of test_draws_apart.py"):
         predicted(QUESTIONS[name], kind, seed, num_samples=5)
+
+
+#: one answer for all draws, which is that of one draw, and of two, unless something rare is met
+RARE: dict[str, Any] = {
+    "any": lambda w, t: w * torch.where((w > t).any(), 2.0, 1.0),
+    "count": lambda w, t: w * torch.count_nonzero(w > t),
+    "clamped": lambda w, t: w * w.max().clamp(min=t),
+    "sum": lambda w, t: w + (w - t).relu().sum(),
+    "one-hot": lambda w, t: w * torch.nn.functional.one_hot((w > t).long()).shape[-1],
+    "first": lambda w, t: w * torch.nonzero_static(w > t, size=1).sum(),
+}
+
+
+@given(
+    name=st.sampled_from(sorted(RARE)),
+    threshold=st.sampled_from([-1.0, 0.0, 1.0, 2.0]),
+    seed=st.integers(0, 99),
+    sites=with_noise,
+)
+@settings(max_examples=12)
+def test_what_is_rarely_true_of_a_draw_is_seen(
+    name: str, threshold: float, seed: int, sites: list[str] | None
+) -> None:
+    def of(w: torch.Tensor) -> Any:
+        return RARE[name](w, threshold)
+
+    apart = predicted(of, "normal", seed, num_samples=200, sites=["w", "f"], parallel=False)
+    try:
+        together = predicted(of, "normal", seed, num_samples=200, sites=sites or ["w", "f"])
+    except SiteError:
+        return
+    draws = {"w": apart["w"]} | together
+    assert all(torch.allclose(draws[n], apart[n], atol=1e-5) for n in draws.keys() & apart.keys())
+
+
+def test_draws_with_extremes_are_among_those_looked_at() -> None:
+    draws = torch.zeros(1000, 2)
+    draws[700, 0], draws[800, 1], draws[900] = 5.0, -5.0, 1.0
+    which = draws_with_extremes({"w": draws, "n": torch.zeros(1000, 0)}, 12)
+    assert len(which) == len(set(which)) == 12 and {700, 800, 900} <= set(which)
+    assert draws_with_extremes({"k": torch.tensor([True, False, True])}, 64) == [1, 0, 2]
+    assert draws_with_extremes({}, 12) == []
 
 
 def test_a_question_is_seen_in_a_model_that_draws_numbers_of_its_own() -> None:

@@ -144,6 +144,27 @@ def test_tensors_made_of_others_without_an_operation_are_refused(
     """A graph would hold the numbers of the one run."""
     with pytest.raises(RuntimeError, match="made of another one without an operation"):
         trace_operations(lambda x: x + made((x > 0).float()), torch.ones(3))
+    with pytest.raises(RuntimeError, match="made of another one without an operation"):
+        trace_operations(lambda x: x + made(x), torch.ones(3))
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_memory_that_was_lent_and_taken_back_is_refused(start: int) -> None:
+    def again(x: Tensor) -> Tensor:
+        return torch.from_dlpack(torch.utils.dlpack.to_dlpack(x[start:]))
+
+    for function in (lambda x: again(x) + 1, lambda x: again((x > 0).float()) + 1):
+        with pytest.raises(RuntimeError, match="made of another one without an operation"):
+            trace_operations(function, torch.ones(3))
+
+
+def test_copies_of_arguments_lie_as_they_do() -> None:
+    whole = torch.arange(12.0).reshape(3, 4)
+    for x in (whole.T[1:], whole[:, 1:3], whole[0].expand(2, 4), whole[:0], whole[1, 2]):
+        found: list[Tensor] = []
+        trace_operations(found.append, x)
+        assert torch.equal(found[0], x) and found[0].stride() == x.stride()
+        assert not x.numel() or found[0].data_ptr() != x.data_ptr()
 
 
 def _with_data(w: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ FOLLOWS: dict[str, Callable[[Tensor], Tensor]] = {
     "nonzero": lambda w: (w > 0).nonzero(),
     "unique": lambda w: w.round().unique(),
     "a size alone": lambda w: w / max(len(w[w > 0]), 1),
+    "a sparse one": lambda w: w * w.relu().to_sparse()._nnz(),
     "numbers of a mask": lambda w: X[(w > 0).nonzero()[:, 0]],
 }
 STAYS: dict[str, Callable[[Tensor], Tensor]] = {
