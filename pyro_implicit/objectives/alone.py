@@ -99,8 +99,8 @@ def _run_alone(
 
 
 def _values(particle: Particle, index: int) -> dict[str, Tensor]:
-    """The latents of one draw, of the shapes that they have by themselves."""
-    values = {}
+    """The latents of one draw, of the shapes that they have by themselves, and the rows taken."""
+    values = dict(particle.rows)
     for name in particle.all_latents:
         node = particle.model_nodes[name]
         if "_enumerate_dim" in node["infer"]:

@@ -89,9 +89,10 @@ def draw_particle(
     check_pairing(model_nodes, guide_nodes, entropy=reads.guide, supports=validated)
     if validated:
         check_model_guide_match(model_trace, guide_trace, max_plate_nesting)
+    rows = {name: node["value"] for name, node in model_nodes.items() if site_is_subsample(node)}
     guide_trace = prune_subsample_sites(guide_trace)
     model_trace = prune_subsample_sites(model_trace)
-    particle = Particle(model_trace, guide_trace, implicit)
+    particle = Particle(model_trace, guide_trace, implicit, rows)
     _compute_densities(particle, reads, implicit_prior)
     if enumerate_latents:
         particle = summed_out(particle, max_plate_nesting, reads)

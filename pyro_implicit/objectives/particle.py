@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -62,11 +62,13 @@ class Particle:
     :param Trace model: the model's trace, log-probabilities computed.
     :param Trace guide: the guide's, log-probabilities computed for its explicit sites.
     :param implicit: the guide's implicit sites by name.
+    :param rows: the rows that each subsampled plate of the model took, by its name.
     """
 
     model: Trace
     guide: Trace
     implicit: dict[str, ImplicitSite]
+    rows: dict[str, Tensor] = field(default_factory=dict)
 
     @cached_property
     def implicit_latents(self) -> frozenset[str]:

@@ -31,4 +31,4 @@ def summed_out(particle: Particle, max_plate_nesting: float, reads: Reads) -> Pa
         mixed = [site for site in sites if site in drawn]
         if mixed and reads.apart and particle.model.nodes[name]["is_observed"]:
             raise inseparable(mixed, name)
-    return Particle(particle.model, particle.guide, particle.implicit)
+    return Particle(particle.model, particle.guide, particle.implicit, particle.rows)

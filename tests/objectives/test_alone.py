@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pyro
@@ -118,3 +119,21 @@ def test_densities_that_are_not_finite_are_told_by_their_own_error() -> None:
     with pyro.validation_enabled(False):
         loss = LinearisedELBO(4, vectorize_particles=True).differentiable_loss(model, guide, X, Y)
     assert not math.isfinite(loss.item())
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("mixes", [False, True])
+def test_rows_that_the_model_chooses_are_the_same_ones_alone(seed: int, mixes: bool) -> None:
+    """Of three rows one is chosen, so that two runs often choose the same."""
+
+    def model() -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        mean = w + 3.0 * (w > w.detach().mean()).float() if mixes else w
+        with pyro.plate("data", 3, subsample_size=1) as rows:
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=5.0 * rows)
+
+    guide = HyperNetworkGuide(model, init_from=None).setup()
+    objective = LinearisedELBO(4, vectorize_particles=True)
+    torch.manual_seed(seed)
+    with pytest.raises(SiteError, match="mixes draws") if mixes else nullcontext():
+        objective.loss(model, guide)
