@@ -249,6 +249,18 @@ def linearised_entropy(node: Any) -> Tensor:
     return 0.5 * torch.linalg.slogdet(matrix).logabsdet + constant
 
 
+def entropy_at_draws(node: Any) -> Tensor:
+    """That of :func:`linearised_entropy`; of increasing functions minus the log-density instead."""
+    fn = node["fn"]
+    sigma = torch.as_tensor(fn.scale)
+    if sigma.any() or not fn.generator.origin.draws_with_log_det:
+        return linearised_entropy(node)
+    jacobian, _, factor = linear_map(node)
+    noise = fn.noise.flatten(-len(fn.generator.noise_shape)).to(jacobian)
+    log_noise = torch.distributions.Normal(0.0, 1.0).log_prob(noise).sum(-1)
+    return torch.linalg.slogdet(factor @ jacobian).logabsdet - log_noise
+
+
 def smallest_entropy(node: Any) -> Tensor:
     """The bound by the smallest singular value, on the smaller side, in units of the noise."""
     jacobian, sigma, factor = linear_map(node)

@@ -24,6 +24,7 @@ from pyro_implicit.exceptions import ImplicitError
 from tests.sweeps.brute_force import (
     BruteForce,
     Recorder,
+    entropy_at_draws,
     least_entropy,
     linearised_entropy,
     own_entropy,
@@ -156,7 +157,7 @@ class _Case:
             found["log_prior"] = weight * objective.prior_weight * brute.log_prior()
         of_draws: Any = None
         if spec.objective in ("LinearisedELBO", "AlphaEnergy"):
-            of_draws = linearised_entropy
+            of_draws = entropy_at_draws
         if spec.objective == "LanczosELBO" and self.exact_probes:
             of_draws = linearised_entropy
         if spec.objective == "SingularValueELBO":
