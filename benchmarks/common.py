@@ -212,7 +212,7 @@ def mean_and_error(values: Sequence[float], form: str, error_form: str | None = 
     :param values: one of each seed or split.
     :param str form: of the mean: ``".2f"``.
     :param str error_form: of the error; that of the mean by default.
-    :returns: both as text, the mean alone where it has no error: of one number, or of infinite ones.
+    :returns: both as text; the mean alone of one number, and of numbers that are not finite.
     """
     text = f"{statistics.fmean(values):{form}}"
     if len(values) == 1 or not all(map(math.isfinite, values)):
