@@ -66,7 +66,7 @@ SIGNED = {"start", "end", "score", "beta", "step"}
 #: tensors that no constructor reads: looking at each entry would wait for the device at every step
 UNREAD = {"noise", "scale", "z"}
 #: parameters that may be any text
-FREE_TEXT = {"function_name", "latents", "name", "value_name"}
+FREE_TEXT = {"function_name", "latents", "name", "noise_name", "promise", "value_name"}
 #: what the annotation leaves open
 OVERRIDES: dict[str, typing.Callable[[Any], bool]] = {
     "max_plate_nesting": lambda v: (
