@@ -69,8 +69,9 @@ def predict(
     (if there are more), and again on two parts of these. A model that
     only takes all rows at once gets them so. So does one whose rows belong together, whatever
     ``batch_size``: rows drawn as one event (a ``MultivariateNormal`` over rows, a Gaussian process,
-    an :class:`~pyro_implicit.ImplicitProcess`), a site for each row (loops over time), or rows that
-    come out otherwise without another one (rows standardised within the model).
+    an :class:`~pyro_implicit.ImplicitProcess`), a site for each row (loops over time), a site with
+    other rows than the arguments (``y[1:]`` from ``y[:-1]``, windows), or rows that come out
+    otherwise without another one (rows standardised within the model).
 
     Networks are evaluated in evaluation mode, whatever theirs is, and get theirs back: BatchNorm
     uses its running statistics and leaves them alone, dropout is off (a warning names it, unless

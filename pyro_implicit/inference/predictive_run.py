@@ -37,21 +37,33 @@ class Layout:
     :param dict shapes: shape of one draw of each site.
     :param dict row_dims: negative dimension of the rows in a value of each site that has rows.
     :param int nesting: number of the model's plate dimensions.
+    :param shifted: names of sites that have rows, but not those of the arguments: ``y[1:]`` has one
+        less. What lies between two batches is in neither.
     """
 
     shapes: dict[str, torch.Size] = field(default_factory=dict)
     row_dims: dict[str, int] = field(default_factory=dict)
     nesting: int = 0
+    shifted: frozenset[str] = frozenset()
 
     @classmethod
     def compare(cls, fewer: PredictiveRun, more: PredictiveRun) -> Layout:
-        """The row dimension is the first that differs between runs on fewer and on more rows."""
-        row_dims = {}
+        """
+        The row dimension is the first that differs between runs on fewer and on more rows.
+
+        Its size is that of the arguments, or a multiple of it.
+        """
+        row_dims, shifted = {}, set()
         for name, shape in more.shapes.items():
-            changed = changed_dims(fewer.shapes.get(name, shape), shape)
-            if changed:
+            less = fewer.shapes.get(name, shape)
+            changed = changed_dims(less, shape)
+            if not changed:
+                continue
+            if less[changed[0]] * more.here == shape[changed[0]] * fewer.here:
                 row_dims[name] = changed[0]
-        return cls(more.shapes, row_dims, more.deepest)
+            else:
+                shifted.add(name)
+        return cls(more.shapes, row_dims, more.deepest, frozenset(shifted))
 
 
 @dataclass
@@ -183,11 +195,12 @@ class PredictiveRun(Messenger):
         self.functions, self.noise = {}, {}
 
     def __enter__(self) -> Any:
-        seed_torch(self.plan.own_seed(self.first, self._here))
+        seed_torch(self.plan.own_seed(self.first, self.here))
         return super().__enter__()
 
     @property
-    def _here(self) -> int:
+    def here(self) -> int:
+        """Number of rows."""
         return self.stop - self.start
 
     def _pyro_sample(self, msg: Any) -> None:
@@ -223,7 +236,7 @@ class PredictiveRun(Messenger):
 
         :raises SiteError: if it would show others.
         """
-        fn, here = msg["fn"], self._here
+        fn, here = msg["fn"], self.here
         full_size = self.plan.rows if fn.size == here else fn.size
         refuse_own_subsample(msg, self.plan.sizes | {here}, full_size)
         if msg["value"] is None and fn.subsample_size == here and fn.size == self.plan.rows:
@@ -256,12 +269,12 @@ class PredictiveRun(Messenger):
         :raises ShapeError: if it has other rows, or nobody has said which of its rows these are.
         """
         size = value.shape[dim] if -value.dim() <= dim else 1
-        of_batch = size == self.plan.rows != frame.size == self._here
+        of_batch = size == self.plan.rows != frame.size == self.here
         if size == frame.full_size and (self.plan.numbered or not of_batch):
             if self.plan.numbered or size != frame.size:
                 return self._shown.cut(name, value, frame, dim)
         elif of_batch:
-            return value.narrow(dim, self.start, self._here)
+            return value.narrow(dim, self.start, self.here)
         if size not in (1, frame.size):
             raise other_rows(name, frame.name, size, frame.size)
         return value
@@ -270,7 +283,7 @@ class PredictiveRun(Messenger):
         """A latent that is one event of all rows has no value on some of them."""
         event = held.shape[held.dim() - fn.event_dim :]
         pairs = zip(event, fn.event_shape, strict=False)
-        if any(size == self.plan.rows != other == self._here for size, other in pairs):
+        if any(size == self.plan.rows != other == self.here for size, other in pairs):
             raise RowsTogether
 
     def _noisy(self, msg: Any) -> Tensor:
@@ -289,7 +302,7 @@ class PredictiveRun(Messenger):
             row_dim >= -fn.event_dim and isinstance(fn, torch.distributions.Independent)
         ):
             fn = fn.base_dist  # rows were made event dimensions by .to_event
-        if self._here <= UNIT or row_dim >= -fn.event_dim:
+        if self.here <= UNIT or row_dim >= -fn.event_dim:
             return self._drawn(fn, self.start // UNIT)
         try:
             return self._by_units(fn, row_dim)
@@ -302,8 +315,8 @@ class PredictiveRun(Messenger):
     def _by_units(self, fn: Any, row_dim: int) -> Tensor:
         """A draw of the site at hand, unit by unit."""
         parts = []
-        for offset in range(0, self._here, UNIT):
-            end = min(offset + UNIT, self._here)
+        for offset in range(0, self.here, UNIT):
+            end = min(offset + UNIT, self.here)
             rows = take_rows(fn, row_dim + fn.event_dim, offset, end)
             parts.append(self._drawn(rows, (self.start + offset) // UNIT))
         return torch.cat(parts, row_dim)
@@ -320,7 +333,7 @@ class PredictiveRun(Messenger):
     def _rows_of(self, value: Tensor, shape: torch.Size) -> Tensor:
         """What a run on some of the rows has of a value."""
         for dim in range(-min(value.dim(), len(shape)), 0):
-            if value.shape[dim] - shape[dim] == self.given_rows - self._here > 0:
+            if value.shape[dim] - shape[dim] == self.given_rows - self.here > 0:
                 value = value.narrow(dim, self.start, shape[dim])
         return value
 

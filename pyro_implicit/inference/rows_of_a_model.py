@@ -92,6 +92,7 @@ class RowsOfAModel:
                 self.plan.uncut = " ".join([f"{type(error).__name__}:", *str(error).split()])
             return
         self.plan.layout = Layout.compare(parts[0], more)
+        self.plan.whole = bool(self.plan.layout.shifted)
         self._join_coupled_rows(more, parts)
 
     def _probe_parts(self, more: PredictiveRun) -> list[PredictiveRun]:
