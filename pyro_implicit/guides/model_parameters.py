@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,7 +11,8 @@ from pyro import poutine
 from torch import Tensor, nn
 
 from pyro_implicit._random import RandomStream
-from pyro_implicit.handlers.same_rows import Fingerprint, fingerprint
+from pyro_implicit.guides.since_fit import moved_since_fit
+from pyro_implicit.handlers.same_rows import Fingerprint, are_alike, fingerprint
 
 __all__ = ["ModelParameters", "WatchedParameters"]
 
@@ -40,6 +40,8 @@ class WatchedParameters:
     """
     Tells of parameters that a call makes anew, whose values in the guide's fit were others.
 
+    Those of a model that was trained on since then, with another guide, are told too.
+
     :param guide: any guide; one that is not of this package knows nothing.
     """
 
@@ -47,6 +49,7 @@ class WatchedParameters:
         parts = guide.modules() if isinstance(guide, nn.Module) else getattr(guide, "guides", ())
         found = (getattr(part, "_model_parameters", None) for part in parts)
         store = pyro.get_param_store()
+        self._guide = guide
         self._known: list[ModelParameters] = [one for one in found if one is not None]
         self._absent = {name for one in self._known for name in one.saved if name not in store}
 
@@ -68,27 +71,29 @@ class WatchedParameters:
         """
         What a user should know once the model was run.
 
-        :returns: at most one text.
+        :returns: at most two texts.
         """
+        moved = moved_since_fit(self._guide)
         lost = sorted({name for known in self._known for name in self._lost(known)})
         if not lost:
-            return []
+            return moved
         return [
+            *moved,
             f"the model's parameters {lost} have the values that they begin with, not those of "
             "the guide's fit: they are the model's, and no part of the guide's state. "
             "Save and load them beside it: pyro.get_param_store().save(path) and .load(path) "
-            "before the first call; for a network, save_state(net.state_dict(), path)."
+            "before the first call; for a network, save_state(net.state_dict(), path).",
         ]
 
     def _lost(self, known: ModelParameters) -> list[str]:
         lost = []
         for name, saved in known.saved.items():
             now = _like(name)
-            if now is None or _are_alike(now, saved) or (saved is None and _has_owner(name)):
+            if now is None or are_alike(now, saved) or (saved is None and _has_owner(name)):
                 continue
             if name in self._absent:
                 known.made[name] = now
-            if _are_alike(now, known.made.get(name)):  # also in the calls that follow
+            if are_alike(now, known.made.get(name)):  # also in the calls that follow
                 lost.append(name)
         return lost
 
@@ -102,12 +107,3 @@ def _like(name: str) -> Fingerprint | None:
 def _has_owner(name: str) -> bool:
     """Whether it is a parameter of a module, which keeps its value when the store is cleared."""
     return isinstance(pyro.get_param_store()._params[name], nn.Parameter)
-
-
-def _are_alike(one: Fingerprint, other: Fingerprint | None) -> bool:
-    """Whether values are the same, but for the order in which a device adds them up."""
-    if other is None or one[0] != other[0]:
-        return False
-    near = 1e-9 * math.sqrt(one[0] * max(one[2], other[2], 1e-300))
-    squares = math.isclose(one[2], other[2], rel_tol=1e-9)
-    return squares and all(abs(one[i] - other[i]) <= near * one[0] ** (i // 2) for i in (1, 3))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Fingerprint", "SameRows", "are_other_rows", "fingerprint"]
+__all__ = ["Fingerprint", "SameRows", "are_alike", "are_other_rows", "fingerprint"]
 
 #: number of rows, sum, sum of squares, and sum weighted by place
 Fingerprint = tuple[int, float, float, float]
@@ -31,6 +31,21 @@ def fingerprint(args: tuple[Any, ...]) -> Fingerprint | None:
     by_row, squares = _sums(first.detach())
     places = torch.arange(1.0, len(first) + 1, dtype=by_row.dtype, device=by_row.device)
     return first.shape[0], float(by_row.sum()), squares, float(places @ by_row)
+
+
+def are_alike(one: Fingerprint, other: Fingerprint | None) -> bool:
+    """
+    Tells whether values are the same, but for the order in which a device adds them up.
+
+    :param one: a :func:`fingerprint`.
+    :param other: another one, or None.
+    :returns: False for None.
+    """
+    if other is None or one[0] != other[0]:
+        return False
+    near = 1e-9 * math.sqrt(one[0] * max(one[2], other[2], 1e-300))
+    squares = math.isclose(one[2], other[2], rel_tol=1e-9)
+    return squares and all(abs(one[i] - other[i]) <= near * one[0] ** (i // 2) for i in (1, 3))
 
 
 def _sums(values: Tensor) -> tuple[Tensor, float]:

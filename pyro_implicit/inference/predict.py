@@ -127,6 +127,8 @@ def predict(
         of the latents among them), or if the model asks for the value of what depends on them, as a
         branch does.
     :warns UserWarning: if the first argument has lost a dimension since the guide was built;
+        if another fit has moved parameters or running statistics of the model, or Pyro's store has
+        given the guide those of another one, since its own ended;
         if the guide has a latent of each row, and these are other rows; if it leaves out a latent
         of the model, as far as that can be told from an observation, or draws one outside its
         prior's support; if a site is drawn from an :class:`~pyro_implicit.ImplicitProcess`, which

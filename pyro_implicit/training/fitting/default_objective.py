@@ -14,7 +14,7 @@ from pyro.poutine.util import site_is_subsample
 
 from pyro_implicit._random import RandomStream
 from pyro_implicit.distributions.implicit import ImplicitDistribution
-from pyro_implicit.exceptions import NonFiniteError
+from pyro_implicit.exceptions import LayerError, NonFiniteError
 from pyro_implicit.objectives.exact_determinant import exact_is_cheap
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.objectives.lanczos import LanczosELBO
@@ -32,6 +32,8 @@ _MANY, _SMALL, _SHORT = 32, 100, 5000
 #: draw takes a fifth of that with eight, and 45 seconds of it bring 26 nats a digit more.
 _ROOM = 50_000
 _LONGEST = 800  # characters of an error in a hint
+#: what follows in one: Pyro's table of shapes, and the advice that is followed here
+_LEFT_OUT = (" Trace Shapes:", " Write vectorize_particles=False")
 
 
 def default_objective(
@@ -77,7 +79,7 @@ def default_objective(
         "draws are made one after the other, since the model cannot be run for all at once; a step "
         f"is several times faster if it can: {refused[0]}"
     )
-    if len(refused) > 1 and refused[1] != refused[0]:
+    if len(refused) > 1 and not refused[0].startswith((refused[1], LayerError.__name__)):
         hint += f" Nor can it be mapped (torch.func.vmap): {refused[1]}"
     return kind(min(num_particles, _PARTICLES[0][1])), [hint]
 
@@ -139,7 +141,10 @@ def _why_looped(
     except NonFiniteError:  # a bad draw, which may come in any step
         return None
     except Exception as error:  # what a model raises on shapes that it does not expect
-        return f"{type(error).__name__}: {_whole_sentences(' '.join(str(error).split()))}"
+        said = " ".join(str(error).split())
+        for end in _LEFT_OUT:
+            said = said.partition(end)[0].rstrip()
+        return f"{type(error).__name__}: {_whole_sentences(said)}"
     return None
 
 

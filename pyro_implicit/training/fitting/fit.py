@@ -29,9 +29,11 @@ from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.guides.seen_observations import told_of_seen_observations
+from pyro_implicit.guides.since_fit import forget_fit, remember_fit
 from pyro_implicit.guides.unfilled import unfilled
 from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
+from pyro_implicit.training.fitting.adopted import AdoptedParameters
 from pyro_implicit.training.fitting.all_rows import all_rows
 from pyro_implicit.training.fitting.arguments import Arguments
 from pyro_implicit.training.fitting.default_objective import default_objective
@@ -175,7 +177,8 @@ def fit(
     arguments = Arguments(args, batches, kwargs)
     start = time.perf_counter()
     hints: list[str] = []
-    watched = WatchedParameters(guide)
+    forget_fit(guide)
+    watched, adopted = WatchedParameters(guide), AdoptedParameters(guide)
     with RandomStream(int(torch.randint(2**31, ())) if seed is None else seed):
         with collected_warnings(hints), hidden_progress(not progress):
             if objective is None and resume is not None:
@@ -197,6 +200,7 @@ def fit(
             )
             if resume is not None:
                 run.resume(resume)
+            run.adopted = adopted
             hints += watched.look(model, some, named)
             if batches is not None:
                 run.retreat.num_batches = arguments.num_batches
@@ -236,6 +240,7 @@ def _finished(
         if reason != "interrupted":
             run.validation.restore()
         scores = run.validation.scores
+    remember_fit(run.model, run.guide, *run.last_call)
     earlier = 0.0 if resume is None else resume.seconds
     return FitResult(
         history=run.history,

@@ -22,6 +22,7 @@ from pyro_implicit.handlers.explained_errors import refuses_nan
 from pyro_implicit.handlers.rows import number_of_rows
 from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
+from pyro_implicit.training.fitting.adopted import AdoptedParameters
 from pyro_implicit.training.fitting.all_rows import Call
 from pyro_implicit.training.fitting.arguments import Arguments
 from pyro_implicit.training.fitting.learning_rate import LearningRate
@@ -94,6 +95,7 @@ class Run:
         self._random = read_random_state()  # where to go back to if interrupted
         #: at the sites of the first step; other objectives may run the model in ways of their own
         self._look: Any = DataUse() if isinstance(objective, ELBO) else nullcontext()
+        self.adopted: AdoptedParameters | None = None  # looked at after the first step
         self._is_cut = False  # whether steps see some of the rows
         self._num_earlier = 0  # steps of the run that is resumed
         self._earlier_scores: Any = None  # of the run that is resumed, without validation in this
@@ -175,6 +177,7 @@ class Run:
         if is_taken:
             self._commit(step, loss, rate)
             self._warn_once()
+            self._warn_of_adopted()
             self._warn_of_shared_latents()
         else:
             self._skip(why, cause)
@@ -196,6 +199,12 @@ class Run:
             rows = self.arguments.num_rows, number_of_rows(*self._last)
             said = seen.other_rows(*rows, repeated=listed)
         if said is not None:
+            warnings.warn(said, UserWarning, stacklevel=2)
+
+    def _warn_of_adopted(self) -> None:
+        """Of parameters that are those of another guide, after the first step."""
+        adopted, self.adopted = self.adopted, None
+        for said in [] if adopted is None else adopted.told():
             warnings.warn(said, UserWarning, stacklevel=2)
 
     def _warn_of_shared_latents(self) -> None:
@@ -271,7 +280,7 @@ class Run:
         evaluate = getattr(self.objective, "terms", None)
         if evaluate is None:  # an objective of Pyro
             return
-        args, kwargs = self._last or self.arguments.peek()
+        args, kwargs = self.last_call
         try:
             terms = evaluate(self.model, self.guide, *args, **kwargs)
         except NonFiniteError:  # a bad draw: as good as a skipped step
@@ -296,6 +305,11 @@ class Run:
             bar.set_postfix(shown, refresh=False)
 
     # ---- what remains
+
+    @property
+    def last_call(self) -> tuple[Any, Any]:
+        """Positional and keyword arguments of the last step, or of the first if none was taken."""
+        return self._last or self.arguments.peek()
 
     def told(self, reason: str) -> list[str]:
         """What a user should know about a run that ended for this reason, in words."""

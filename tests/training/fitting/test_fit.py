@@ -514,8 +514,8 @@ def test_batches_that_count_as_all_data_are_told(kind: Any) -> None:
     with pytest.warns(UserWarning, match=r"no observed site \('y'\) is scaled up: each batch"):
         result = fit(forgetful, kind(forgetful), batches=batches, **options)
     assert any("subsample_size=len(x)" in text for text in result.warnings)
-    pyro.clear_param_store()
     for fine in (batches[:1], type("Endless", (), {"__iter__": lambda _: iter(batches)})()):
+        pyro.clear_param_store()
         result = fit(forgetful, kind(forgetful), batches=fine, **options)
         assert not any("scaled up" in text for text in result.warnings)
 

@@ -1,0 +1,175 @@
+"""Parameters and statistics of a model that were moved after a guide's fit had ended."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from pyro_implicit._random import RandomStream
+from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.same_rows import Fingerprint, are_alike, fingerprint
+
+__all__ = ["forget_fit", "moved_since_fit", "remember_fit", "was_trained"]
+
+_FEW = 10_000  # numbers of each of the guide's parameters that tell whether it was trained since
+_MOST = 20_000_000  # numbers of a model's networks that are looked at
+_SHOWN = 4
+
+_fits: weakref.WeakKeyDictionary[nn.Module, _Fit] = weakref.WeakKeyDictionary()
+_trained: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.WeakValueDictionary()
+
+
+class _Fit:
+    """What a model's tensors and a guide's parameters were like when a fit had ended."""
+
+    def __init__(self, model: Any, guide: nn.Module, args: Any, kwargs: Any) -> None:
+        networks, names = _met_by(model, args, kwargs)
+        #: networks that the model calls
+        self._networks = [weakref.ref(network) for network in networks]
+        self._names = names  # of its parameters in Pyro's store
+        before = self._tensors()
+        _met_by(model, args, kwargs)
+        after = self._tensors()  # what a run moves by itself tells nothing
+        self._like = {name: one for name, one in after.items() if are_alike(one, before.get(name))}
+        self._guide = _like_parameters(guide)
+        self._parameters = [weakref.ref(value) for value in guide.parameters()]
+
+    def is_replaced(self, guide: nn.Module) -> bool:
+        """Whether the guide has other parameters now: Pyro's take what the store has by a name."""
+        now = list(guide.parameters())
+        same = len(now) == len(self._parameters)
+        return not same or any(one() is not v for one, v in zip(self._parameters, now, strict=True))
+
+    def moved(self, guide: nn.Module) -> list[str]:
+        """Names of tensors that are others now, though the guide is the same."""
+        now = self._tensors()
+        found = [n for n, one in self._like.items() if n in now and not are_alike(now[n], one)]
+        return found if found and _like_parameters(guide) == self._guide else []
+
+    def _tensors(self) -> dict[str, Fingerprint]:
+        """What each is like now; those that are gone are left out."""
+        store, found = pyro.get_param_store(), {}
+        for name in self._names:
+            if name in store:
+                found[name] = _like(store[name])
+        for reference in self._networks:
+            network = reference()
+            for name, value in () if network is None else _tensors_of(network):
+                found[f"{name} of {type(network).__name__}"] = _like(value)
+        return {name: one for name, one in found.items() if one is not None}
+
+
+def remember_fit(
+    model: Callable[..., Any], guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """
+    Keeps what the model's parameters, and its networks' statistics, are like at the end of a fit.
+
+    The model is run twice, without leaving a trace. One that cannot be is not remembered, nor is a
+    guide that is no module.
+
+    :param model: a Pyro model.
+    :param guide: the guide that was fitted.
+    :param tuple args: positional arguments of both.
+    :param kwargs: keyword arguments of both.
+    """
+    forget_fit(guide)
+    if not isinstance(guide, nn.Module):
+        return
+    _trained.update((id(value), value) for value in guide.parameters())
+    try:
+        _fits[guide] = _Fit(model, guide, args, kwargs)
+    except Exception:  # what is wrong with a call is told by the call itself
+        return
+
+
+def forget_fit(guide: Any) -> None:
+    """
+    Forgets the last fit of a guide, since another one begins.
+
+    :param guide: any guide.
+    """
+    if isinstance(guide, nn.Module):
+        _fits.pop(guide, None)
+
+
+def was_trained(value: Any) -> bool:
+    """
+    Tells whether a parameter is that of a guide which ``fit`` has trained in this program.
+
+    :param value: any object.
+    :returns: False for a copy of it, and for one that was read from a file.
+    """
+    return isinstance(value, nn.Parameter) and _trained.get(id(value)) is value
+
+
+def moved_since_fit(guide: Any) -> list[str]:
+    """
+    Tells of tensors of the model, or of the guide, that are others than at the end of its fit.
+
+    :param guide: any guide; one that was trained since then, or not by ``fit``, knows nothing.
+    :returns: at most one text.
+    """
+    fit = _fits.get(guide) if isinstance(guide, nn.Module) else None
+    if fit is not None and fit.is_replaced(guide):
+        return [
+            "this guide has the parameters of another guide of the same class by now, and draws "
+            "are of that one's posterior: Pyro's store knows both by one name, and a guide takes "
+            "what it finds there. Its own are lost. Fit it again, and write "
+            "pyro.clear_param_store() each time before the other of the two is used."
+        ]
+    moved = [] if fit is None else fit.moved(guide)
+    if not moved:
+        return []
+    more = f" and {len(moved) - _SHOWN} more" if len(moved) > _SHOWN else ""
+    return [
+        f"{', '.join(moved[:_SHOWN])}{more} of the model are not what they were when the fit of "
+        "this guide ended: something moved them since, such as another fit of the same model, and "
+        "the values of now are used. Give each fit a network of its own (copy.deepcopy) and "
+        "parameters with names of their own, or fit this guide again."
+    ]
+
+
+@torch.no_grad()
+def _met_by(model: Any, args: Any, kwargs: Any) -> tuple[list[nn.Module], list[str]]:
+    """The outermost networks that a run calls, and the names of the parameters that it has."""
+    called: dict[nn.Module, None] = {}
+
+    def before(module: nn.Module, _: Any) -> None:
+        called[module] = None
+
+    hook = register_module_forward_pre_hook(before)
+    try:
+        with warnings.catch_warnings(), RandomStream(0), poutine.block(), evaluation_mode():
+            warnings.simplefilter("ignore")
+            with poutine.trace(param_only=True) as tracer:
+                model(*args, **kwargs)
+    finally:
+        hook.remove()
+    inner = {part for module in called for part in module.modules() if part is not module}
+    outer = [module for module in called if module not in inner]
+    size = sum(value.numel() for module in outer for _, value in _tensors_of(module))
+    return outer if size <= _MOST else [], list(tracer.trace.param_nodes)
+
+
+def _tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers that are real numbers."""
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        if value.is_floating_point():
+            yield name, value
+
+
+def _like_parameters(guide: nn.Module) -> list[Fingerprint | None]:
+    return [_like(value.detach().reshape(-1)[:_FEW]) for value in guide.parameters()]
+
+
+def _like(value: Tensor) -> Fingerprint | None:
+    return fingerprint((value.detach().reshape(-1),))
