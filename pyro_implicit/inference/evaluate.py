@@ -27,6 +27,7 @@ from pyro_implicit.handlers.rows import NotSliceable, number_of_rows
 from pyro_implicit.inference.evaluation.draw_chunks import DrawChunks
 from pyro_implicit.inference.evaluation.evaluation_job import EvaluationJob, SiteData
 from pyro_implicit.inference.evaluation.report import EvaluationReport, Score, SiteEvaluation
+from pyro_implicit.inference.evaluation.summed_out import with_exact_densities
 from pyro_implicit.inference.numbered import numbered_if_drawn
 from pyro_implicit.inference.predictive_run import UNIT, RunPlan
 from pyro_implicit.ops.scoring import mean_and_error
@@ -68,7 +69,8 @@ def evaluate(
 
     The log predictive density is :math:`\log \tfrac1S \sum_s p(y_i \mid \theta_s)` for each datum,
     the mean of what :func:`~pyro_implicit.log_predictive_density` would give with the same draws,
-    where rows are in a plate (others are one datum there);
+    where rows are in a plate (others are one datum there). Discrete latents marked for enumeration
+    are summed out of it, and what they join is one datum; other scores are of draws of them.
     CRPS, medians and intervals come from a thousand draws of observations or more (``num_samples``
     if that is more). Entries of one observation are scored by themselves and averaged. No minibatch
     scale is applied, and masked data are left out.
@@ -142,16 +144,18 @@ def evaluate(
     job.from_prior -= observed_when_built(guide)
     if job.missing_latents():
         warnings.warn(job.missing_latents(), stacklevel=_CALLER)
-    return _report(job)
+    return _report(job, guide, seed)
 
 
-def _report(job: EvaluationJob) -> EvaluationReport:
+def _report(job: EvaluationJob, guide: Any, seed: int) -> EvaluationReport:
     """All scores of all data."""
     joint = []
     for data in job.joint.values():
         joint.append(data.joined())
         if data.row_dim is None:  # no rows: each datum by itself, and none with those of others
             joint[-1]["row"] = -1 - joint[-1]["row"] - sum(len(one["row"]) for one in joint[:-1])
+    if job.summed_out:
+        joint = with_exact_densities(job, guide, seed, joint)
     names = ("log_density", "row", "fingerprint")
     whole = {name: torch.cat([data[name] for data in joint]) for name in names}
     if not len(whole["row"]):

@@ -44,7 +44,7 @@ from pyro_implicit.inference.from_prior import came_from_prior
 from pyro_implicit.inference.numbered import numbered_if_called
 from pyro_implicit.inference.outside_support import drawn_outside, is_outside
 
-__all__ = ["log_predictive_density"]
+__all__ = ["log_predictive_density", "mean_densities"]
 
 
 def log_predictive_density(
@@ -109,20 +109,12 @@ def log_predictive_density(
     num_samples = check_count("num_samples", num_samples)
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
     number_of_rows(args, kwargs)  # which are some
-    total: Any = None
-    kept: Any = None
     forgotten: set[str] = set()
     outside: dict[str, Any] = {}
     factors: set[str] = set()
-    for index in range(num_samples):
-        with RandomStream(mixed_seed(seed, index)), explained_errors(args, kwargs, guide):
-            one, counted = _log_densities(model, guide, args, kwargs, forgotten, outside, factors)
-        if total is None:
-            total, kept = one, counted
-        else:
-            total, kept = torch.logaddexp(total, one), kept | counted  # masks may follow draws
-    if not bool(kept.any()):
-        raise SiteError("all observations are masked, so that there is nothing to score.")
+    densities = mean_densities(
+        model, guide, args, kwargs, num_samples, seed, told=(forgotten, outside, factors)
+    )
     forgotten -= observed_when_built(guide)
     if forgotten:
         warnings.warn(came_from_prior(forgotten), stacklevel=2)
@@ -131,6 +123,44 @@ def log_predictive_density(
     told = [told_of_factors(factors)] if factors else []
     for text in [*told, *watched.warnings()]:
         warnings.warn(text, stacklevel=2)
+    return densities
+
+
+def mean_densities(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    num_samples: int,
+    seed: int,
+    told: tuple[set[str], dict[str, Any], set[str]] | None = None,
+) -> Tensor:
+    """
+    :func:`log_predictive_density` without its checks and warnings.
+
+    :param model: see there.
+    :param guide: see there.
+    :param tuple args: positional arguments of both.
+    :param dict kwargs: keyword arguments of both.
+    :param int num_samples: draws.
+    :param int seed: of the draws.
+    :param told: gets the names of latents that the guide does not draw, the supports of those that
+        it draws outside of the prior's, and the names of factors of rows.
+    :returns: shape ``(number of data,)``, of those that are not masked under every draw.
+    :raises SiteError: see there.
+    """
+    total: Any = None
+    kept: Any = None
+    noted = told or (set(), {}, set())
+    for index in range(num_samples):
+        with RandomStream(mixed_seed(seed, index)), explained_errors(args, kwargs, guide):
+            one, counted = _log_densities(model, guide, args, kwargs, *noted)
+        if total is None:
+            total, kept = one, counted
+        else:
+            total, kept = torch.logaddexp(total, one), kept | counted  # masks may follow draws
+    if not bool(kept.any()):
+        raise SiteError("all observations are masked, so that there is nothing to score.")
     densities: Tensor = (total - math.log(num_samples))[kept]
     return densities
 

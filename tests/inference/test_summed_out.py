@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import pyro
@@ -13,7 +15,7 @@ from pyro.infer import config_enumerate
 from torch import Tensor
 
 from pyro_implicit import HyperNetworkGuide, evaluate, posterior_draws, predict, to_arviz
-from pyro_implicit.exceptions import SiteError
+from pyro_implicit.exceptions import ShapeError, SiteError
 from pyro_implicit.inference import log_predictive_density
 
 X = torch.tensor([-1.0, 0.5, 2.0])
@@ -52,9 +54,11 @@ def within_one_sum(y: Any = None) -> None:
         pyro.sample("y", dist.Normal(loc + z, 1.0), obs=y)
 
 
-def at(name: str, value: float) -> Any:
+def at(name: str, value: Any) -> Any:
     def guide(*_: Any) -> None:
-        pyro.sample(name, dist.Delta(torch.tensor(value)))
+        value_now = torch.as_tensor(value)
+        with pyro.plate("data", len(value_now)) if value_now.dim() else nullcontext():
+            pyro.sample(name, dist.Delta(value_now))
 
     return guide
 
@@ -96,10 +100,76 @@ def test_predictions_draw_what_each_row_has_of_its_own() -> None:
     assert abs(float((draws > 2.0).float().mean()) - 0.25) < 0.02  # 4 standard errors
 
 
-def test_scores_say_that_they_are_noisy() -> None:
-    report = evaluate(mixture, at("p", 0.3), X, num_samples=400, seed=0)
-    assert any("['z'] were drawn given the others" in note for note in report.notes)
-    assert abs(float(report.log_density.value) - float(density(X, 0.3).mean())) < 0.3
+def test_scores_have_exact_densities_and_say_what_the_others_are_of() -> None:
+    report = evaluate(mixture, at("p", 0.3), X, num_samples=3, seed=0)
+    torch.testing.assert_close(report.rows["log_density"], density(X, 0.3))
+    torch.testing.assert_close(report["y"].rows["log_density"], density(X, 0.3))
+    assert math.isclose(report["y"].log_density.value, density(X, 0.3).mean().item(), rel_tol=1e-5)
+    (note,) = report.notes
+    assert "log densities have the discrete latents 'z' summed out; other scores are of" in note
+
+
+@config_enumerate
+def chains(y: Tensor) -> None:
+    loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+    with pyro.plate("sequences", len(y)):
+        state: Any = None
+        for time in pyro.markov(range(y.shape[1])):
+            stays = 0.5 if state is None else torch.where(state == 0, 0.2, 0.9)
+            state = pyro.sample(f"z_{time}", dist.Bernoulli(torch.as_tensor(stays)))
+            pyro.sample(f"y_{time}", dist.Normal(loc + 2 * state, 1.0), obs=y[:, time])
+
+
+def test_a_sequence_is_one_datum_whose_states_are_summed_out() -> None:
+    y = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    report = evaluate(chains, at("loc", 0.3), y, num_samples=2, seed=0)
+    total = torch.zeros(5)
+    for states in itertools.product((0, 1), repeat=4):
+        prior, before = 0.0, None
+        for state in states:
+            one = 0.5 if before is None else (0.2, 0.9)[before]
+            prior, before = prior + math.log(one if state else 1 - one), state
+        rows = dist.Normal(0.3 + 2 * torch.tensor(states), 1.0).log_prob(y).sum(1)
+        total = total + (rows + prior).exp()
+    torch.testing.assert_close(report.rows["log_density"], total.log())
+    assert math.isclose(report.log_density.value, total.log().mean().item(), rel_tol=1e-5)
+    assert report.rows["row"].tolist() == list(range(5))
+    assert all("log_density" not in {**site.scores, **site.rows} for site in report.sites.values())
+    assert "'z_0', 'z_1', 'z_2' and 1 more summed out" in report.notes[0]
+    assert report.difference(report).value == 0
+    moved = evaluate(chains, at("loc", 0.3), y + 1, num_samples=2, seed=0)
+    with pytest.raises(ShapeError, match="5 of 5 have other observations"):
+        report.difference(moved)
+
+
+def test_data_that_a_sum_joins_across_rows_are_one() -> None:
+    """A component for each group, and rows in it: the sum is over the rows of a group."""
+
+    @config_enumerate
+    def groups(y: Tensor) -> None:
+        loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+        with pyro.plate("groups", 2, dim=-2):
+            z = pyro.sample("z", dist.Bernoulli(0.3))
+            with pyro.plate("rows", 3, dim=-1):
+                pyro.sample("y", dist.Normal(loc + z, 1.0), obs=y)
+
+    y = torch.arange(6.0).reshape(2, 3)
+    report = evaluate(groups, at("loc", 0.5), y, num_samples=2, seed=0)
+    rows = [dist.Normal(0.5 + z, 1.0).log_prob(y).sum(1) + math.log((0.7, 0.3)[z]) for z in (0, 1)]
+    torch.testing.assert_close(report.rows["log_density"], torch.stack(rows).logsumexp(0))
+
+
+def test_what_cannot_be_summed_out_is_said_to_be_noisy() -> None:
+    @config_enumerate
+    def inseparable(y: Tensor) -> None:
+        with pyro.plate("data", len(y)):
+            z = pyro.sample("z", dist.Bernoulli(0.3))
+            loc = pyro.sample("loc", dist.Normal(z, 1.0))
+            pyro.sample("y", dist.Normal(loc + z, 1.0), obs=y)
+
+    report = evaluate(inseparable, at("loc", torch.zeros(3)), torch.zeros(3), num_samples=2, seed=0)
+    assert "'z' were drawn given the others" in report.notes[0]
+    assert "They cannot be summed out: the prior of loc" in report.notes[0]
 
 
 @pytest.mark.parametrize("call", [predict, evaluate])
@@ -120,3 +190,11 @@ def test_groups_without_the_choice_are_exported() -> None:
     assert posterior_draws(everything, 3)["loc"].shape == (3,)
     with pytest.raises(SiteError, match=r"works as it is: posterior_draws.*log_predictive_density"):
         predict(choice_for_all, everything, X, num_samples=3, sites=["loc"])
+
+
+def test_of_many_sites_a_few_are_printed() -> None:
+    y = torch.zeros(3, 12)
+    text = str(evaluate(chains, at("loc", 0.3), y, num_samples=2, seed=0))
+    assert "y_1 " in text and "y_2 " not in text
+    assert "; 10 more sites: report['y_11'] has the scores of one, to_dict() all" in text
+    assert "y_3" in str(evaluate(chains, at("loc", 0.3), y[:, :4], num_samples=2, seed=0))

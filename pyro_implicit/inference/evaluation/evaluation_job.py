@@ -34,12 +34,16 @@ class SiteData:
     :param parts: of each batch of rows the scores of its data, by name, in datum shape.
     :param row_dim: negative dimension of the rows in them.
     :param calibration: confidence and rightness of labels.
+    :param bool has_density: whether its data have a density apart from those of other sites.
+    :param exact: their log densities, in place of those of the parts, or None.
     """
 
     kind: str
     parts: list[dict[str, Tensor]] = field(default_factory=list)
     row_dim: int | None = None
     calibration: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    has_density: bool = True
+    exact: Tensor | None = None
 
     def joined(self) -> dict[str, Tensor]:
         """The scores of all data that are not masked, flat, in the order of the plates."""
@@ -49,7 +53,10 @@ class SiteData:
             whole = values[0] if self.row_dim is None else torch.cat(values, self.row_dim)
             joined[name] = whole.flatten()
         kept = joined.pop("counted").bool()
-        return {name: value[kept] for name, value in joined.items()}
+        found = {name: value[kept] for name, value in joined.items()}
+        if not self.has_density:
+            del found["log_density"]
+        return found if self.exact is None else found | {"log_density": self.exact}
 
 
 class EvaluationJob(PredictiveJob):
@@ -69,6 +76,8 @@ class EvaluationJob(PredictiveJob):
         self.joint: dict[Any, SiteData] = {}
         self.notes: dict[str, None] = {}
         self.from_prior: set[str] = set()
+        #: names of latents that are to be summed out; their runs here are at draws of them
+        self.summed_out: set[str] = set()
 
     def find_layout(self, batch_size: int | None) -> None:
         """
@@ -176,11 +185,7 @@ class EvaluationJob(PredictiveJob):
             self.notes[f"pyro.factor sites hold no data and count for nothing here: {listed}"] = (
                 None
             )
-        if run.summed_out:
-            self.notes[
-                f"discrete latents {sorted(run.summed_out)} were drawn given the others, not "
-                "summed out: log densities are noisy and low; log_predictive_density is exact"
-            ] = None
+        self.summed_out |= run.summed_out
         if run.seen:
             return
         if listed:

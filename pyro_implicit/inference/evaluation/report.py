@@ -15,6 +15,8 @@ from pyro_implicit.ops.scoring import mean_and_error
 
 __all__ = ["EvaluationReport", "Score", "SiteEvaluation"]
 
+_MANY, _FEW = 8, 2  # of more sites than the first, so many are printed
+
 
 class Score(NamedTuple):
     """
@@ -167,10 +169,15 @@ class EvaluationReport:
         lines = [f"{'site':<{width}}  {'score':<16}{'value':>12}{'std. error':>12}"]
         if len(self.sites) > 1:
             lines.append(_line("all sites", "log_density", self.log_density, width))
-        for name, site in self.sites.items():
-            for score, value in site.scores.items():
+        shown = list(self.sites)[: _FEW if len(self.sites) > _MANY else None]
+        for name in shown:
+            for score, value in self.sites[name].scores.items():
                 lines.append(_line(name, score, value, width))
-        counts = ", ".join(f"{site.num_data} data of {n}" for n, site in self.sites.items())
+        counts = ", ".join(f"{self.sites[name].num_data} data of {name}" for name in shown)
+        left = len(self.sites) - len(shown)
+        if left:
+            last = list(self.sites)[-1]
+            counts += f"; {left} more sites: report[{last!r}] has the scores of one, to_dict() all"
         lines.append(f"{self.num_samples} draws; {counts}")
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 

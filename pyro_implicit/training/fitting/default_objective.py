@@ -9,12 +9,13 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro import poutine
-from pyro.infer import ELBO, Trace_ELBO
+from pyro.infer import ELBO, Trace_ELBO, TraceEnum_ELBO
 from pyro.poutine.util import site_is_subsample
 
 from pyro_implicit._random import RandomStream
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import LayerError, NonFiniteError
+from pyro_implicit.handlers.enumeration import nesting_of
 from pyro_implicit.objectives.exact_determinant import exact_is_cheap
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.objectives.lanczos import LanczosELBO
@@ -48,7 +49,8 @@ def default_objective(
     draws of a step: :func:`default_num_particles`. They are vectorised if the model allows it,
     which one trial tells, else mapped by ``vmap`` (of a ``LinearisedELBO``) if it allows that, else
     looped. A guide without an implicit site
-    is trained with Pyro's ``Trace_ELBO``, looped; by one draw if it is a point (``AutoDelta``),
+    is trained with Pyro's ``Trace_ELBO`` (``TraceEnum_ELBO`` where latents are marked for
+    enumeration), looped; by one draw if it is a point (``AutoDelta``),
     whose draws are all the same.
 
     :param model: the model.
@@ -61,7 +63,11 @@ def default_objective(
     sites = [fn for fn in fns if isinstance(fn, ImplicitDistribution)]
     if not sites:
         is_point = bool(fns) and all(isinstance(_innermost(fn), dist.Delta) for fn in fns)
-        return Trace_ELBO(num_particles=1 if is_point else _PARTICLES[1][1]), []
+        draws = 1 if is_point else _PARTICLES[1][1]
+        if not _lists_values(model, guide, args, kwargs):
+            return Trace_ELBO(num_particles=draws), []
+        nesting = max(nesting_of(one, args, kwargs) for one in (model, guide))
+        return TraceEnum_ELBO(num_particles=draws, max_plate_nesting=nesting), []
     num_latents = sum(fn.generator.output_dim for fn in sites)
     num_rows = max(fn.batch_shape.numel() for fn in sites)
     num_observed = _num_observed(model, guide, args, kwargs)
@@ -111,6 +117,19 @@ def _num_observed(model: Any, guide: Any, args: Any, kwargs: Any) -> int:
     nodes = [trace.nodes[name] for name in trace.observation_nodes]
     given = [node for node in nodes if not node["infer"].get("_deterministic")]
     return sum(node["value"].numel() for node in given)
+
+
+@torch.no_grad()
+def _lists_values(model: Any, guide: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a latent of either is marked for enumeration, and not drawn by the guide as it is."""
+    with RandomStream(0), poutine.block(), pyro.validation_enabled(False):
+        drawn = poutine.trace(guide).get_trace(*args, **kwargs)
+        trace = poutine.trace(poutine.block(model, hide=list(drawn.nodes))).get_trace(
+            *args, **kwargs
+        )
+    nodes = [*drawn.nodes.values(), *trace.nodes.values()]
+    latent = [node for node in nodes if node["type"] == "sample" and not node["is_observed"]]
+    return any((node["infer"] or {}).get("enumerate") for node in latent)
 
 
 @torch.no_grad()

@@ -117,6 +117,7 @@ def fit(
     all other generators                                   ``LanczosELBO``
     no implicit site (Pyro's own guides)                   Pyro's ``Trace_ELBO``, 4 draws
     the same, a point (``AutoDelta``)                      ``Trace_ELBO``, one draw
+    either, latents marked for enumeration                 ``TraceEnum_ELBO`` in place of it
     =====================================================  ==============================
 
     Draws a step: 32 up to 100 latents and 5000 observed numbers, else 8 up to 300 latents, 4 up to

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from pyro.infer import Trace_ELBO
+from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_number
@@ -31,7 +31,7 @@ def is_comparable(objective: Any) -> bool:
     Those of an objective whose weights change with the steps, or that learns a critic, may rise
     and nothing be wrong.
     """
-    return type(objective) in (LinearisedELBO, LanczosELBO, Trace_ELBO)
+    return type(objective) in (LinearisedELBO, LanczosELBO, Trace_ELBO, TraceEnum_ELBO)
 
 
 class Retreat:

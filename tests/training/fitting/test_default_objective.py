@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import Trace_ELBO
+from pyro.infer import Trace_ELBO, TraceEnum_ELBO, config_enumerate
 from pyro.infer.autoguide import AutoDelta, AutoGuideList, AutoNormal
 from torch import Tensor
 
@@ -76,6 +77,44 @@ def test_a_guide_of_pyro_is_trained_as_pyro_does() -> None:
     objective, hints = default_objective(model, AutoNormal(model), (), {})
     assert type(objective) is Trace_ELBO and hints == []
     assert objective.num_particles == 4
+
+
+@config_enumerate
+def mixture(y: Tensor) -> None:
+    loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(y)):
+        z = pyro.sample("z", dist.Bernoulli(0.3))
+        pyro.sample("y", dist.Normal(loc + 4 * z, 1.0), obs=y)
+
+
+@pytest.mark.parametrize(("kind", "num_particles"), [(AutoNormal, 4), (AutoDelta, 1)])
+def test_guides_of_pyro_have_marked_latents_summed_out(kind: type, num_particles: int) -> None:
+    y = torch.linspace(-1, 4, 8)
+    guide = kind(pyro.poutine.block(mixture, hide=["z"]))
+    objective, hints = default_objective(mixture, guide, (y,), {})
+    assert type(objective) is TraceEnum_ELBO and hints == []
+    assert (objective.num_particles, objective.max_plate_nesting) == (num_particles, 1)
+    marginal = dist.MixtureSameFamily(
+        dist.Categorical(torch.tensor([0.7, 0.3])), dist.Normal(torch.tensor([0.0, 4.0]), 1.0)
+    )
+    result = fit(mixture, guide, y, num_steps=3, progress=False)  # with "z" drawn, of any size
+    loc = guide.median(y)["loc"].detach()
+    expected = -(marginal.log_prob(y - loc).sum() + dist.Normal(0.0, 1.0).log_prob(loc))
+    assert kind is AutoNormal or math.isclose(result.history[-1], expected, rel_tol=1e-2)
+
+
+def test_marks_in_the_guide_are_followed_and_those_of_what_it_draws_are_not() -> None:
+    y = torch.linspace(-1, 4, 8)
+
+    def guide(y: Tensor) -> None:
+        pyro.sample("loc", dist.Normal(pyro.param("loc_q", torch.tensor(0.0)), 1.0))
+        odds = pyro.param("odds", torch.zeros(len(y)))
+        with pyro.plate("rows", len(y)):
+            pyro.sample("z", dist.Bernoulli(logits=odds))
+
+    assert type(default_objective(mixture, guide, (y,), {})[0]) is Trace_ELBO
+    marked = config_enumerate(guide, "parallel")
+    assert type(default_objective(mixture, marked, (y,), {})[0]) is TraceEnum_ELBO
 
 
 def test_a_point_takes_one_draw() -> None:
