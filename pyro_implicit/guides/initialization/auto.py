@@ -156,7 +156,10 @@ def _search(
     default, loc = next(iter(found.items()))
     is_certain, is_narrow = _is_certain(trials, found), task.is_network and not task.location_only
     if not is_certain:
-        why = "the model is random at given latents, or has no finite density where it was tried"
+        why = (
+            "the model is random at given latents, or has no finite density where it was tried "
+            "(hide no latent that is marked for enumeration: guides leave it to the model)"
+        )
         if is_narrow and _MODULE in found:
             return _narrow(found[_MODULE]), (_MODULE, "narrow", why)
         return _bare(loc, task), (default, "usual deviations", why)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 __all__ = ["StartReport", "Trial"]
+
+_FAR = 1e6  # nats
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,17 @@ class Trial:
     note: str = ""
 
     def __str__(self) -> str:
-        return f"{self.name} {self.score:.6g}" + (f" ({self.note})" if self.note else "")
+        return self.told()
+
+    def told(self, best: float = -math.inf) -> str:
+        """
+        The candidate in words.
+
+        :param float best: the highest score of all; one that is far below is not a number to read.
+        :returns: its name, its score and the note.
+        """
+        shown = f"{self.score:.6g}" if self.score > best - _FAR else "far below"
+        return f"{self.name} {shown}" + (f" ({self.note})" if self.note else "")
 
 
 @dataclass(frozen=True)
@@ -54,7 +67,9 @@ class StartReport:
             ("evidence bound of Gaussians", self.gaussians),
         ):
             if trials:
-                lines.append(f"  {what}: {', '.join(map(str, trials))}")
+                best = max(trial.score for trial in trials)
+                told = ", ".join(trial.told(best) for trial in trials)
+                lines.append(f"  {what}: {told}")
         if self.num_gradients:
             lines.append(f"  {self.num_gradients} gradients, {self.seconds:.1f} s")
         return "\n".join(lines)
