@@ -34,7 +34,7 @@ class Trial:
         :param float best: the highest score of all; one that is far below is not a number to read.
         :returns: its name, its score and the note.
         """
-        shown = f"{self.score:.6g}" if self.score > best - _FAR else "far below"
+        shown = f"{self.score:.6g}" if self.score >= best - _FAR else "far below"
         return f"{self.name} {shown}" + (f" ({self.note})" if self.note else "")
 
 

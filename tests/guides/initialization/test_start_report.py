@@ -17,12 +17,12 @@ def test_scores_that_are_far_below_are_no_numbers_to_read() -> None:
     text = str(StartReport("the default", "deviations", "its bound", (), gaussians))
     assert text.splitlines() == [
         "start: deviations, at the default: its bound",
-        "  evidence bound of Gaussians: deviations -35.25, mode far below, mean field -40 (not level "
-        "after 300 steps), full rank far below (singular)",
+        "  evidence bound of Gaussians: deviations -35.25, mode far below, mean field -40 (not "
+        "level after 300 steps), full rank far below (singular)",
     ]
 
 
 def test_one_that_failed_by_itself_says_so() -> None:
     assert str(Trial("mode", -math.inf, "no peak")) == "mode -inf (no peak)"
     text = str(StartReport("here", "there", "why", (Trial("mode", -math.inf),)))
-    assert "mode far below" in text or "mode -inf" in text
+    assert text.endswith("mode -inf")
