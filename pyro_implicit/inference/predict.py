@@ -105,7 +105,8 @@ def predict(
         site that is not a latent of the guide nor deterministic.
     :param bool parallel: evaluate up to 64 draws in one vectorised pass, as in
         :class:`pyro.infer.Predictive`, and on a CPU as many as make four million numbers: faster
-        for small models, and on a GPU. Larger ones are evaluated draw by draw. Every batch
+        for many draws of small models, and on a GPU; that draws keep to themselves is looked at
+        first, which takes milliseconds. Larger ones are evaluated draw by draw. Every batch
         dimension of the model must then be declared by a plate.
     :param bool moments: return mean and variance over draws instead of the draws, in memory that
         does not grow with ``num_samples``.
