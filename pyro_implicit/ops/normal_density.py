@@ -40,7 +40,8 @@ class _NormalLogDensity(torch.autograd.Function):
 
     @staticmethod
     def forward(value: Tensor, loc: Tensor, scale: Tensor, event_dim: int) -> Tensor:
-        squares = (value - loc).div_(scale).square_()
+        squares = (value - loc).div_(scale)
+        squares.mul_(squares)
         constant = (scale.log() + 0.5 * math.log(2 * math.pi)).expand(value.shape)
         dims = list(range(-event_dim, 0))
         if not dims:
