@@ -161,7 +161,10 @@ class ImplicitDistribution(dist.TorchDistribution):
             sample_shape = check_shape("sample_shape", sample_shape)
         refuse_batch_statistics(self.generator)
         z = self.base_dist(sample_shape) if self.noise is None else self.noise
-        mean = self.generator(z) if self._linearisation is None else self._linearisation.value
+        kept = self._linearisation
+        if kept is not None and not kept.holds_value:
+            kept = None
+        mean = self.generator(z) if kept is None else kept.value
         expected = z.shape[: z.dim() - len(self.generator.noise_shape)] + self.event_shape
         if mean.shape != expected:
             raise ShapeError(
@@ -173,7 +176,10 @@ class ImplicitDistribution(dist.TorchDistribution):
         mean = mean.expand(sample_shape + self.batch_shape + self.event_shape)
         if not is_zero(self.scale):
             mean = mean + self.scale * torch.randn_like(mean)
-        return mean if self.preconditioner is None else self.preconditioner(mean)
+        draws = mean if self.preconditioner is None else self.preconditioner(mean)
+        if kept is not None and draws is not kept.value:
+            kept.let_go()  # products do without
+        return draws
 
     def linearisation(self) -> Linearisation:
         """

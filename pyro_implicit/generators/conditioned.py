@@ -86,6 +86,11 @@ class _FirstInputs(Linearisation):
         super().__init__(inner.value, input_dim)
         self._inner = inner
 
+    def let_go(self) -> None:
+        """See :meth:`Linearisation.let_go`."""
+        super().let_go()
+        self._inner.let_go()
+
     def jvp(self, v: Tensor) -> Tensor:
         """See :meth:`Linearisation.jvp`."""
         rest = v.new_zeros(*v.shape[:-1], self._inner.input_dim - self.input_dim)

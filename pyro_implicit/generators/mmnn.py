@@ -181,7 +181,11 @@ class _MatMulLinearisation(Linearisation):
 
     def pairing(self, u: Tensor, tangents: list[Tensor], cotangents: list[Tensor]) -> Tensor:
         """See :meth:`~pyro_implicit.ops.linearisation.Linearisation.pairing`."""
-        kept, back, total = iter(tangents), iter(cotangents), self.value.new_zeros(self.batch_shape)
+        kept, back, total = (
+            iter(tangents),
+            iter(cotangents),
+            torch.zeros(self.batch_shape, dtype=self.dtype, device=self.device),
+        )
         dx = next(kept)
         if self._trunk:
             dy, num = next(back), len(self._trunk)

@@ -88,6 +88,11 @@ class _Scaled(Linearisation):
         super().__init__(value, inner.input_dim)
         self._inner, self._factor = inner, factor
 
+    def let_go(self) -> None:
+        """See :meth:`Linearisation.let_go`."""
+        super().let_go()
+        self._inner.let_go()
+
     def jvp(self, v: Tensor) -> Tensor:
         """See :meth:`Linearisation.jvp`."""
         return self._factor * self._inner.jvp(v)

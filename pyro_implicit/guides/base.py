@@ -305,6 +305,8 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         starts = [start] if len(groups) == 1 else start.split(numels)
         samplers = [self._make_sampler(g, begin) for g, begin in zip(groups, starts, strict=True)]
         self._build(list(sites), sizes, samplers)
+        for _, node in nodes:  # the start is found, and values take as much memory as a draw
+            node["value"] = node["value"].new_zeros(()).expand(node["value"].shape)
 
     def _find_start(self, log_joint: LogJoint, loc: Tensor, sizes: Sequence[int]) -> GaussianStart:
         init_from, fixed, has_units = self._init_from[0], self._has_location, self._has_units()

@@ -29,6 +29,7 @@ from pyro_implicit.handlers.other_shape import check_event
 from pyro_implicit.handlers.rows import are_same_numbers, shows_all
 from pyro_implicit.objectives.batch_dims import check_batch_dims, is_vectorised
 from pyro_implicit.objectives.implicit_site import ImplicitSite
+from pyro_implicit.objectives.large_normal import is_large_normal, log_density_of_large
 from pyro_implicit.objectives.pairing import check_pairing
 from pyro_implicit.objectives.particle import ALL, Particle, Reads, sample_nodes
 from pyro_implicit.objectives.summed_out import summed_out
@@ -150,6 +151,9 @@ def _compute_densities(
     for name, node in nodes:
         if isinstance(node["fn"], ImplicitDistribution) and name not in left_out:
             _set_log_prob(name, node, implicit_prior)
+            known.add(name)
+        elif name not in left_out and is_large_normal(node):
+            _set_log_prob(name, node, log_density_of_large)
             known.add(name)
     particle.model.compute_log_prob(lambda name, _: name not in left_out | known)
     explicit = set(particle.guide_nodes) - left_out if reads.guide else set()

@@ -214,8 +214,11 @@ def _pairs(
     of_left, of_right = coefficients(*left), coefficients(*right)
     rights = (of_right @ basis).movedim(-2, 1)
     if images is None:  # one after the other, in less memory
-        products = [jacobian.product(part) for part in (of_left @ basis).unbind(-2)]
-        return GradientPairs(torch.stack(products, 1), rights)
+        lefts = (of_left @ basis).movedim(-2, 1)
+        products = lefts.new_empty(*lefts.shape[:-1], jacobian.other_size)
+        for i in range(lefts.shape[1]):
+            products[:, i] = jacobian.product(lefts[:, i])
+        return GradientPairs(products, rights)
     kept = _kept_pairs(found, of_left, of_right) if found.met else None
     # M V f(B'B) e_1: the same equation
     return GradientPairs((of_left @ images).movedim(-2, 1), rights, kept)
@@ -274,7 +277,8 @@ def gradient_surrogate(jacobian: ScaledJacobian, pairs: GradientPairs) -> Tensor
         return jacobian.pairing(left.flatten(0, 1), *pairs.kept) / len(left)
     if left.numel() > _KEPT:  # one after the other, in less memory
         parts = [
-            (left[:, i] * jacobian.product(right[:, i])).sum(-1) for i in range(right.shape[1])
+            (left[:, i, ..., None, :] @ jacobian.product(right[:, i])[..., None])[..., 0, 0]
+            for i in range(right.shape[1])
         ]
         return torch.stack(parts).sum(0).mean(0)
     products = jacobian.product(right.flatten(0, 1)).unflatten(0, right.shape[:2])
@@ -299,7 +303,7 @@ def _bidiagonalise(jacobian: ScaledJacobian, probes: Tensor, num_steps: int) -> 
     size = num_steps * probes.shape[:-1].numel() * jacobian.other_size
     product, adjoint = _products(jacobian, keeps=size <= min(_TRACED, _KEPT))
     (left, tangents), met = product(right), []
-    images = [left]
+    images = [left] if size <= _KEPT else []
     for step in range(num_steps):
         alive = beta != 0  # the vector that ``left`` is the product with
         # alpha_j u_j: theory/linearised.md (lanczos-recurrence)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from pyro_implicit.exceptions import StateError
+
 __all__ = ["DenseLinearisation", "FunctionLinearisation", "Linearisation"]
 
 
@@ -31,18 +33,40 @@ class Linearisation(ABC):
     log_abs_det: Tensor | None = None
 
     def __init__(self, value: Tensor, input_dim: int) -> None:
-        self.value = value
+        self._value: Tensor | None = value
         self.input_dim = input_dim
+        self.dtype, self.device = value.dtype, value.device
+        self._shape = value.shape
+
+    @property
+    def value(self) -> Tensor:
+        """
+        The draws, shape ``(..., m)``.
+
+        :raises StateError: if they were let go.
+        """
+        if self._value is None:
+            raise StateError("the draws of this linearisation were let go; its products are left.")
+        return self._value
+
+    @property
+    def holds_value(self) -> bool:
+        """Whether the draws are still there."""
+        return self._value is not None
+
+    def let_go(self) -> None:
+        """Lets go of the draws, which take as much memory as one product; products stay."""
+        self._value = None
 
     @property
     def batch_shape(self) -> torch.Size:
         """Shape of the batch of draws."""
-        return self.value.shape[:-1]
+        return self._shape[:-1]
 
     @property
     def output_dim(self) -> int:
         """Number of outputs ``m``."""
-        return self.value.shape[-1]
+        return self._shape[-1]
 
     @abstractmethod
     def jvp(self, v: Tensor) -> Tensor:
@@ -109,7 +133,7 @@ class Linearisation(ABC):
 
         :returns: the Jacobians, shape ``(..., m, d)``, one product per noise entry.
         """
-        identity = torch.eye(self.input_dim, dtype=self.value.dtype, device=self.value.device)
+        identity = torch.eye(self.input_dim, dtype=self.dtype, device=self.device)
         directions = identity.reshape(-1, *[1] * len(self.batch_shape), self.input_dim)
         return self.jvp(directions.expand(-1, *self.batch_shape, -1)).movedim(0, -1)
 
@@ -122,10 +146,19 @@ class _Unsqueezed(Linearisation):
     """
 
     def __init__(self, one: Linearisation) -> None:
-        super().__init__(one.value.unsqueeze(0), one.input_dim)
-        self._one = one
+        held = one.holds_value
+        value = one.value if held else torch.empty(0, dtype=one.dtype, device=one.device)
+        super().__init__(value.unsqueeze(0), one.input_dim)
+        self._one, self._shape = one, torch.Size((1, *one.batch_shape, one.output_dim))
+        if not held:
+            self.let_go()
         if one.log_abs_det is not None:
             self.log_abs_det = one.log_abs_det.unsqueeze(0)
+
+    def let_go(self) -> None:
+        """See :meth:`Linearisation.let_go`."""
+        super().let_go()
+        self._one.let_go()
 
     def jvp(self, v: Tensor) -> Tensor:
         """See :meth:`Linearisation.jvp`."""

@@ -53,8 +53,8 @@ class ScaledJacobian:
         self._linearisation = linearisation
         self._transposed = d > m
         self._scale: Tensor | None = None
-        self._product_dtype = linearisation.value.dtype
-        self.device = linearisation.value.device
+        self._product_dtype = linearisation.dtype
+        self.device = linearisation.device
         #: at least float32, also for a generator in half precision
         self.dtype = torch.promote_types(self._product_dtype, torch.float32)
         self.batch_shape = linearisation.batch_shape
@@ -65,6 +65,8 @@ class ScaledJacobian:
             if not isinstance(scale, Tensor):
                 scale = torch.tensor(scale, dtype=self.dtype)
             self._scale = scale.to(self.device)
+        #: one number for all outputs, by which the smaller of two vectors may be divided
+        self._is_common = self._scale is not None and self._scale.dim() == 0
 
     def log_scale(self) -> Tensor:
         r""":returns: :math:`\sum_i \log \sigma_i` (0 without output noise), shape ``()``."""
@@ -142,15 +144,20 @@ class ScaledJacobian:
         return number + (by_inverse / scale).sum(-1)
 
     def _jvp(self, v: Tensor) -> Tensor:
+        v = self._divided(v, self._is_common)
         with torch.autocast(self.device.type, enabled=False):
             out = self._linearisation.jvp(v.to(self._product_dtype)).to(self.dtype)
-        return out if self._scale is None else out / self._scale.to(self.dtype)
+        return self._divided(out, not self._is_common)
 
     def _vjp(self, u: Tensor) -> Tensor:
-        if self._scale is not None:
-            u = u / self._scale.to(self.dtype)
+        u = self._divided(u, not self._is_common)
         with torch.autocast(self.device.type, enabled=False):
-            return self._linearisation.vjp(u.to(self._product_dtype)).to(self.dtype)
+            out = self._linearisation.vjp(u.to(self._product_dtype)).to(self.dtype)
+        return self._divided(out, self._is_common)
+
+    def _divided(self, x: Tensor, here: bool) -> Tensor:
+        """In units of the output noise, if they are to be divided here."""
+        return x / self._scale.to(self.dtype) if here and self._scale is not None else x
 
 
 def eigh_or_nan(matrix: Tensor) -> tuple[Tensor, Tensor]:

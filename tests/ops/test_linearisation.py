@@ -12,6 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from pyro_implicit.distributions import ImplicitDistribution
+from pyro_implicit.distributions.implicit_sites import keep_linearisation
+from pyro_implicit.exceptions import StateError
 from pyro_implicit.generators import (
     CMMNN,
     MMNN,
@@ -20,6 +23,8 @@ from pyro_implicit.generators import (
     ModuleGenerator,
     ResidualGenerator,
 )
+from pyro_implicit.generators.conditioned import Conditioned
+from pyro_implicit.generators.rescaled import rescaled
 from pyro_implicit.ops.linearisation import DenseLinearisation, FunctionLinearisation
 
 GENERATORS: dict[str, Callable[[], Generator]] = {
@@ -192,3 +197,48 @@ def test_fall_back_sees_each_row_by_itself() -> None:
     lin.vjp(torch.randn(2, 4, 5, 6))
     assert set(seen) == {(20, 2, 3)}
     assert lin.value.shape == (4, 5, 6)
+
+
+def test_products_are_left_when_the_draws_are_let_go(generator: Generator) -> None:
+    torch.manual_seed(0)
+    z = _noise(generator, ())
+    v = torch.randn(1, generator.noise_dim, dtype=torch.float64)
+    u = torch.randn(1, generator.output_dim, dtype=torch.float64)
+    whole, less = generator.linearise(z), generator.linearise(z)
+    less.let_go()
+    assert whole.holds_value and not less.holds_value
+    with pytest.raises(StateError, match="the draws of this linearisation were let go"):
+        less.value  # noqa: B018
+    assert (less.batch_shape, less.output_dim) == ((), generator.output_dim)
+    one, other = less.unsqueezed(), whole.unsqueezed()
+    assert not one.holds_value and one.batch_shape == (1,)
+    torch.testing.assert_close(one.jvp(v[:, None]), other.jvp(v[:, None]))
+    torch.testing.assert_close(less.jacobian(), whole.jacobian())
+    (product, tangents), cotangents = less.kept_jvp(v), less.kept_vjp(u)[1]
+    torch.testing.assert_close(
+        less.pairing(u, tangents, cotangents), whole.pairing(u, tangents, cotangents)
+    )
+    torch.testing.assert_close(product, whole.jvp(v))
+    other.let_go()
+    assert not whole.holds_value
+
+
+def test_wrapped_generators_let_go_of_all() -> None:
+    inner = MLPGenerator(3, 5, (4,))
+    found = rescaled(inner, 1.0).linearise(torch.randn(2, 3))
+    found.let_go()
+    assert not found.holds_value and not found._inner.holds_value  # type: ignore[attr-defined]
+    first = Conditioned(MLPGenerator(5, 4, (3,)), torch.zeros(2, 2))
+    found = first.linearise(torch.randn(2, 3))
+    found.let_go()
+    assert not found.holds_value and not found._inner.holds_value  # type: ignore[attr-defined]
+
+
+def test_a_draw_is_made_again_where_it_was_let_go() -> None:
+    fn = ImplicitDistribution(MMNN(7, noise_shape=(2, 3)), scale=0.1).given(torch.randn(2, 3))
+    keep_linearisation(fn, every=True)
+    torch.manual_seed(0)
+    first = fn.rsample()
+    assert not fn.linearisation().holds_value
+    torch.manual_seed(0)
+    torch.testing.assert_close(fn.rsample(), first)

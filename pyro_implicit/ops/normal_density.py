@@ -1,0 +1,62 @@
+"""The density of many independent normal numbers, in little memory."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["normal_log_density"]
+
+
+def normal_log_density(value: Tensor, loc: Tensor, scale: Tensor, event_dim: int) -> Tensor:
+    """
+    The log-density of independent normal numbers, of which nothing is kept but the numbers.
+
+    ``torch.distributions.Normal`` keeps two tensors of their size for the derivative.
+
+    :param torch.Tensor value: shape ``(..., *event)``.
+    :param torch.Tensor loc: of a shape that broadcasts to it, without gradients.
+    :param torch.Tensor scale: positive; of a shape that broadcasts to it, without gradients.
+    :param int event_dim: how many dimensions, from the right, are summed over.
+    :returns: differentiable in ``value``, shape ``(...)``.
+    """
+    density: Tensor = _NormalLogDensity.apply(value, _base(loc), _base(scale), event_dim)
+    return density
+
+
+def _base(value: Tensor) -> Tensor:
+    """What an expanded tensor was expanded from, with dimensions of size 1."""
+    for dim in range(value.dim()):
+        if value.stride(dim) == 0 and value.shape[dim] > 1:
+            value = value.narrow(dim, 0, 1)
+    return value
+
+
+class _NormalLogDensity(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: Tensor, loc: Tensor, scale: Tensor, event_dim: int) -> Tensor:
+        squares = (value - loc).div_(scale)
+        squares.mul_(squares)
+        constant = (scale.log() + 0.5 * math.log(2 * math.pi)).expand(value.shape)
+        dims = list(range(-event_dim, 0))
+        if not dims:
+            return squares.mul_(-0.5).sub_(constant)
+        return squares.sum(dims).mul_(-0.5).sub_(constant.sum(dims))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        value, loc, scale, ctx.event_dim = inputs
+        ctx.save_for_backward(value, loc, scale)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        value, loc, scale = ctx.saved_tensors
+        grad = grad[(..., *[None] * ctx.event_dim)]
+        if torch.is_grad_enabled():  # somebody differentiates again
+            return (loc - value) / scale.square() * grad, None, None, None
+        return (loc - value).div_(scale.square()).mul_(grad), None, None, None

@@ -1,0 +1,70 @@
+"""Densities of many normal numbers: those of torch, with their derivatives, and nothing kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pyro_implicit.ops.normal_density import normal_log_density
+
+SHAPES = [(), (1,), (4,), (3, 4)]
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, dtype=torch.float64, generator=generator)
+
+
+def expected(value: Tensor, loc: Tensor, scale: Tensor, event_dim: int) -> Tensor:
+    normal = torch.distributions.Normal(loc, scale).expand(value.shape)
+    return torch.distributions.Independent(normal, event_dim).log_prob(value)
+
+
+@given(st.sampled_from(SHAPES), st.sampled_from(SHAPES), st.integers(0, 3), st.integers(0, 1000))
+def test_densities_and_derivatives_are_those_of_torch(
+    loc_shape: Any, scale_shape: Any, event_dim: int, seed: int
+) -> None:
+    value = numbers(2, 3, 4, seed=seed).requires_grad_()
+    loc, scale = numbers(*loc_shape, seed=seed + 1), numbers(*scale_shape, seed=seed + 2).exp()
+    found = normal_log_density(value, loc.expand(3, 4), scale.expand(2, 3, 4), event_dim)
+    right = expected(value, loc, scale, event_dim)
+    torch.testing.assert_close(found, right)
+    weights = numbers(*found.shape, seed=3)
+    one, other = (torch.autograd.grad((weights * x).sum(), value)[0] for x in (found, right))
+    torch.testing.assert_close(one, other)
+
+
+def test_second_derivatives() -> None:
+    value = numbers(2, 3).requires_grad_()
+    loc, scale = numbers(3), numbers(3).exp()
+    assert torch.autograd.gradcheck(lambda x: normal_log_density(x, loc, scale, 1), value)
+    assert torch.autograd.gradgradcheck(lambda x: normal_log_density(x, loc, scale, 1), value)
+
+
+def test_vmap_goes_over_draws() -> None:
+    value, loc, scale = numbers(5, 2, 3), numbers(3), numbers(3).exp()
+    found = torch.func.vmap(lambda x: normal_log_density(x, loc, scale, 1))(value)
+    torch.testing.assert_close(found, expected(value, loc, scale, 1))
+
+
+@pytest.mark.parametrize("event_dim", [0, 1])
+def test_the_numbers_are_all_that_is_kept(event_dim: int) -> None:
+    value = numbers(1000).requires_grad_()
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    zero, one = torch.zeros((), dtype=value.dtype), torch.ones((), dtype=value.dtype)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        density = normal_log_density(value, zero.expand(1000), one.expand(1000), event_dim)
+    assert sum(x.untyped_storage().nbytes() for x in kept) <= value.nbytes + 2 * one.nbytes
+    assert {x.data_ptr() for x in kept if x.numel() > 1} == {value.data_ptr()}
+    density.sum().backward()
+    torch.testing.assert_close(value.grad, -value.detach())
