@@ -18,8 +18,9 @@ def normal_log_density(value: Tensor, loc: Tensor, scale: Tensor, event_dim: int
     ``torch.distributions.Normal`` keeps two tensors of their size for the derivative.
 
     :param torch.Tensor value: shape ``(..., *event)``.
-    :param torch.Tensor loc: of a shape that broadcasts to it, without gradients.
-    :param torch.Tensor scale: positive; of a shape that broadcasts to it, without gradients.
+    :param torch.Tensor loc: of a shape that broadcasts to ``(..., *event)``, without gradients.
+    :param torch.Tensor scale: positive; of a shape that broadcasts to ``(..., *event)``, without
+        gradients.
     :param int event_dim: how many dimensions, from the right, are summed over.
     :returns: differentiable in ``value``, shape ``(...)``.
     """
