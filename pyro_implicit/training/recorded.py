@@ -288,6 +288,7 @@ class RecordedObjective(ELBO):
             other = foreign(recorded, params)
             if shapes_of_values(recorded, trained=params, arguments=False):
                 other = "a shape follows from the numbers of a draw or of a parameter"
+            graph.hold(recorded, params)
             if shapes_of_values(recorded):
                 graph.given = [one.detach().clone() for one in call.tensors]
             lighten(recorded, *call.tensors)

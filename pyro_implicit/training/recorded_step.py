@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 
 from pyro_implicit.handlers.python_state import PythonState
 from pyro_implicit.ops.same_bits import same_bits
+from pyro_implicit.ops.shapes_of_values import shapes_of_values
 from pyro_implicit.training.argument_checks import ArgumentChecks
 from pyro_implicit.training.met_parameters import MetParameters
 
@@ -41,19 +42,41 @@ class RecordedStep:
     state: PythonState | None = None
     #: copies of the only arguments that it is for, where shapes follow from their numbers
     given: list[Tensor] | None = None
+    #: tensors that the graph holds, their shapes, and their versions where shapes follow from their
+    #: numbers: another number is in their place then
+    held: list[tuple[Tensor, tuple[int, ...], int]] = field(default_factory=list)
     #: names of the implicit sites of which it counts a training step
     sites: list[str] = field(default_factory=list)
+    _versioned: bool = False
 
     def is_current(self) -> bool:
         """Whether parameters, and what model and guide hold, are as they were; fast."""
-        return self.met.is_current() and not (self.state is not None and self.state.replaced())
+        if not self.met.is_current() or (self.state is not None and self.state.replaced()):
+            return False
+        return self._holds_the_same()
+
+    def hold(self, recorded: GraphModule, params: list[Tensor]) -> None:
+        """Remembers what the graph's tensors are like, other than parameters that are trained."""
+        tensors = held_by(recorded, params)
+        self._versioned = shapes_of_values(recorded, trained=tensors, arguments=False)
+        self.held = [(one, tuple(one.shape), self._version(one)) for one in tensors]
+
+    def _version(self, one: Tensor) -> int:
+        return one._version if self._versioned and not one.is_inference() else 0
+
+    def _holds_the_same(self) -> bool:
+        return all(
+            one.shape == shape and self._version(one) == version
+            for one, shape, version in self.held
+        )
 
     def replaced(self) -> str:
         """What the programs hold instead of something else; empty for tensors in Pyro's store."""
         turned = self.met.turned()
         if turned or self.state is None or not self.met.is_current():
             return turned
-        return self.state.replaced()
+        found = self.state.replaced()
+        return found or ("" if self._holds_the_same() else "a tensor that model or guide holds")
 
     def is_for(self, tensors: list[Tensor]) -> bool:
         """Whether shapes are those of the recording, as far as they follow from arguments."""
@@ -80,10 +103,15 @@ def as_backward_leaves_them(gradients: Iterable[Tensor | None]) -> Iterator[Tens
         yield own
 
 
-def foreign(recorded: GraphModule, params: list[Tensor]) -> str:
-    """What else a graph holds that the program gives a gradient, in words."""
+def held_by(recorded: GraphModule, params: list[Tensor]) -> list[Tensor]:
+    """The tensors that a graph holds, other than parameters that are trained."""
     known = {id(param) for param in params}
     held = [*recorded.parameters(), *recorded.buffers()]
-    if any(one.requires_grad and one.is_leaf and id(one) not in known for one in held):
+    return [one for one in held if id(one) not in known]
+
+
+def foreign(recorded: GraphModule, params: list[Tensor]) -> str:
+    """What else a graph holds that the program gives a gradient, in words."""
+    if any(one.requires_grad and one.is_leaf for one in held_by(recorded, params)):
         return "a parameter is not in Pyro's store: write pyro.module(name, network)"
     return ""

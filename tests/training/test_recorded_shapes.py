@@ -167,3 +167,88 @@ def test_a_shape_that_follows_from_a_parameter_is_not_recorded(
     assert not objective.is_recorded
     found, expected = both(above, objective, guide, DATA)
     assert found == expected
+
+
+class Seen(torch.nn.Module):
+    """A mask of the rows that count, which a user changes on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.ones(6, dtype=torch.bool))
+        self.register_buffer("scale", torch.ones(6))
+
+
+Change = Callable[[Seen, int], None]
+
+
+def _mask(seen: Seen, step: int) -> None:
+    if step == 8:
+        seen.rows[:4] = False
+
+
+def _load(seen: Seen, step: int) -> None:
+    if step == 8:
+        rows = torch.tensor([True, False] * 3)
+        seen.load_state_dict({"rows": rows, "scale": torch.ones(6)})
+
+
+def _resize(seen: Seen, step: int) -> None:
+    if step == 8:
+        seen.scale.data = torch.ones(2)
+
+
+def _each(seen: Seen, step: int) -> None:
+    seen.scale.mul_(1.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_recorded"), [(_mask, True), (_load, True), (_resize, True), (_each, True)]
+)
+def test_shapes_that_follow_tensors_that_the_model_holds(
+    change: Change, is_recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorded, "_FASTER", float("inf"))
+    data = torch.linspace(-1, 1, 6)
+
+    def losses(record: bool) -> list[float]:
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        seen = Seen()
+
+        def model(y: Tensor) -> None:
+            mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+            if change is _mask or change is _load:
+                pyro.factor("there", -(mean - y[seen.rows].sum()).square() * seen.rows.sum())
+                pyro.factor("how many", mean * len(y[seen.rows]))
+            else:
+                pyro.factor("there", -(mean - seen.scale.sum()).square() * len(seen.scale))
+
+        elbo: Any = LinearisedELBO(5, vectorize_particles=True, max_plate_nesting=0)
+        objective = RecordedObjective(elbo) if record else elbo
+        guide = HyperNetworkGuide(model, init_from=None)
+        svi, found = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), objective), []
+        for step in range(16):
+            change(seen, step)
+            found.append(svi.step(data))
+        assert not record or objective.is_recorded == is_recorded
+        return found
+
+    assert losses(True) == losses(False)
+
+
+def test_a_mask_that_changes_at_each_step_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "_FASTER", float("inf"))
+    seen = Seen()
+
+    def model(y: Tensor) -> None:
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        pyro.factor("how many", -mean.square() * len(y[seen.rows]))
+
+    objective = RecordedObjective(LinearisedELBO(5, vectorize_particles=True))
+    guide = HyperNetworkGuide(model, init_from=None)
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), objective)
+    with pytest.warns(PerformanceHint, match="a tensor that model or guide holds changes from"):
+        for step in range(200):
+            if step % 5 == 4:
+                seen.rows[step % 6] = not bool(seen.rows[step % 6])
+            svi.step(torch.zeros(6))
