@@ -29,13 +29,13 @@ from pyro_implicit.handlers.pointwise import (
 )
 from pyro_implicit.handlers.row_coupling import (
     Observed,
+    all_batches,
     can_be_looked_at,
     coupled_sites,
     distribution_of,
     drawn_jointly,
     numbers_of_a_row,
     rows_to_look_at,
-    some_batches,
 )
 from pyro_implicit.handlers.rows import changed_dims
 from pyro_implicit.inference.numbered import numbered_if_drawn
@@ -205,7 +205,7 @@ class Program:
             by_row = numbers_of_a_row(lambda k: self._sites_on(calls.cut(0, k), draw), few)
             most = rows_to_look_at(by_row, size, rows)
             _, _, whole = self._sites_on(calls.cut(0, most), draw)
-            for start, stop in some_batches(most, size):
+            for start, stop in all_batches(most, size):
                 _, _, part = self._sites_on(calls.cut(start, stop), draw)
                 _refuse_coupled(sites, part, whole, start)
 

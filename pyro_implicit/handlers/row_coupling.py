@@ -18,6 +18,7 @@ from pyro_implicit.ops.largest_tensor import LargestTensor
 __all__ = [
     "Observed",
     "RowsTogether",
+    "all_batches",
     "can_be_looked_at",
     "check_rows_fit",
     "coupled_sites",
@@ -28,7 +29,6 @@ __all__ = [
     "rows_of_little",
     "rows_to_look_at",
     "same_first_draw",
-    "some_batches",
     "tensors_of",
     "without_events",
 ]
@@ -36,7 +36,8 @@ __all__ = [
 
 _ULPS = 64  # units of rounding of the largest number
 _MOST_NUMBERS = 4_000_000
-_MOST_MADE = 2**22  # numbers that all operations of a run that is only looked at may make
+_MOST_MADE = 2**26  # numbers that all operations of a run that is only looked at may make
+_MANY = 2**22  # those of several draws at once, above which nothing is saved by more
 _LITTLE = 2**20  # those that a run may make whatever the batches it was to come in
 
 
@@ -135,7 +136,7 @@ def rows_to_look_at(by_row: float, size: int, rows: int) -> int:
     :param float by_row: numbers that a run makes of a row; NaN for few.
     :param int size: of a batch.
     :param int rows: number of rows.
-    :returns: all of them, or those that make four million numbers, but two batches at least.
+    :returns: all of them, or those that make 67 million numbers, but two batches at least.
     """
     if not by_row * rows > _MOST_MADE:
         return rows
@@ -161,19 +162,20 @@ def draws_of_little(by_row: float, rows: int) -> float:
     :param int rows: number of rows.
     :returns: as many as make four million numbers; infinity if nobody knows.
     """
-    return _MOST_MADE / (by_row * rows) if by_row > 0 and rows else math.inf
+    return _MANY / (by_row * rows) if by_row > 0 and rows else math.inf
 
 
-def some_batches(rows: int, size: int) -> list[tuple[int, int]]:
+def all_batches(rows: int, size: int) -> list[tuple[int, int]]:
     """
-    The batches that are held to a run on all rows: the first, one in the middle and the last.
+    The batches that are held to a run on all rows.
+
+    Of rows that belong to few others (twins) any edge may part some.
 
     :param int rows: number of rows.
     :param int size: of a batch.
     :returns: first row of each, and one past its last.
     """
-    count = -(-rows // size)
-    return [(i * size, min(i * size + size, rows)) for i in sorted({0, count // 2, count - 1})]
+    return [(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
 def coupled_sites(

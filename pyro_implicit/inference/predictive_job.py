@@ -198,12 +198,16 @@ class PredictiveJob(RowsOfAModel):
         """
         Refuses a model in which what one of the draws predicts is no matter of that draw alone.
 
-        :param int stop: rows of the first batch; if they can be cut, a few of them tell.
+        :param int stop: rows of the first batch; if they can be cut, a few of all rows tell, the
+            first and the last among them.
         :raises SiteError: naming the site, or the line.
         """
         plan, draws = self.plan, self.plan.draws
         rows = min(stop, UNIT) if plan.layout.row_dims and not plan.whole else stop
+        if rows < plan.rows and not self._has_latents_of_rows():
+            self._order = torch.linspace(0, plan.rows - 1, rows).round().long()
         args, kwargs = self._cut(0, rows)
+        self._order = None
 
         def evaluate(count: int, **given: Any) -> PredictiveRun:
             return self._evaluated(

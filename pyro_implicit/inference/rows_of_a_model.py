@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,13 +14,13 @@ from pyro_implicit.exceptions import ShapeError
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.handlers.row_coupling import (
     RowsTogether,
+    all_batches,
     can_be_looked_at,
     check_rows_fit,
     coupled_sites,
     numbers_of_a_row,
     rows_of_little,
     rows_to_look_at,
-    some_batches,
 )
 from pyro_implicit.handlers.rows import between
 from pyro_implicit.inference.predictive_run import UNIT, Layout, PredictiveRun, RunPlan
@@ -94,6 +95,10 @@ class RowsOfAModel:
         self.plan.layout = Layout.compare(parts[0], more)
         self.plan.whole = bool(self.plan.layout.shifted)
         self._join_coupled_rows(more, parts)
+        if self.plan.whole and self.parallel:  # sites of rows may be others than those of the first
+            dims = self.plan.layout.row_dims
+            self._lay_out_all()
+            self.plan.layout = replace(self.plan.layout, row_dims=dims)
 
     def _probe_parts(self, more: PredictiveRun) -> list[PredictiveRun]:
         """Runs of parts of the first rows, in which what they make of a row is counted."""
@@ -127,8 +132,8 @@ class RowsOfAModel:
         Looks at what a cut would change.
 
         The first rows may be alike, or too few to show what they owe to others (a mean of sorted
-        rows, a lag). Of up to four million numbers some batches are held to a run on all rows, or
-        on the first of them where all would take much memory.
+        rows, a lag). Of up to four million numbers each batch is held to a run on all rows, or on
+        the first of them where all would take much memory.
 
         :param int batch_size: rows at a time.
         :param bool exactly: whether there may not be more.
@@ -158,7 +163,7 @@ class RowsOfAModel:
         try:
             most = rows_to_look_at(self._by_row(), size, self.plan.rows)
             more = self._probe(stop=most)
-            found = self._are_coupled(more, some_batches(most, size))
+            found = self._are_coupled(more, all_batches(most, size))
         except Exception as error:  # whatever a model does: the run itself will tell
             return isinstance(error, RowsTogether)
         finally:
@@ -176,8 +181,8 @@ class RowsOfAModel:
     def _changes_far_away(self, most: int, size: int) -> bool:
         """The same of rows from everywhere, some of which belong to each other if any do."""
         rows = self.plan.rows
-        if self.guide is not None or any(rows in one.shape[1:] for one in self.plan.draws.values()):
-            return False  # latents of rows, which stay where they are
+        if self._has_latents_of_rows():
+            return False
         own, self.run_kind = self.run_kind, self.kind_to_look_with()
         self._order = torch.randperm(rows, generator=torch.Generator().manual_seed(0))[:most]
         try:
@@ -186,6 +191,12 @@ class RowsOfAModel:
             return False
         finally:
             self.run_kind, self._order = own, None
+
+    def _has_latents_of_rows(self) -> bool:
+        """Whether latents may be those of rows, which stay where they are."""
+        if self.guide is not None:
+            return True
+        return any(self.plan.rows in one.shape[1:] for one in self.plan.draws.values())
 
     def _by_row(self) -> float:
         """What a run makes of a row, counted anew where parts of the first rows did not tell."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -90,6 +90,15 @@ class EvaluationJob(PredictiveJob):
         :param int batch_size: rows at a time.
         """
         super().find_layout(batch_size)
+        self._lay_out_few_rows()
+        layout, here = self.plan.layout, min(self.plan.rows, UNIT)
+        many = {n for n, dim in layout.row_dims.items() if layout.shapes[n][dim] != here}
+        if many:  # several data of a row, each by itself: they are not those of one row at a time
+            dims = {name: dim for name, dim in layout.row_dims.items() if name not in many}
+            self.plan.layout = replace(layout, row_dims=dims, shifted=layout.shifted | many)
+            self.plan.whole = True
+
+    def _lay_out_few_rows(self) -> None:
         plan = self.plan
         if plan.rows < 2 or plan.whole or plan.layout.row_dims:
             return
