@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pyro_implicit.arviz.program import Slot
+from pyro_implicit.arviz.site import Slot
 
 __all__ = ["ChainDraws", "chain_draws"]
 

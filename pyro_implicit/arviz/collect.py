@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_implicit.arviz.program import Program, Slot
+from pyro_implicit.arviz.program import Program
+from pyro_implicit.arviz.site import Slot
 from pyro_implicit.arviz.summed_likelihood import summed_likelihood
 from pyro_implicit.handlers.explained_errors import refuses_parameter
 from pyro_implicit.handlers.pointwise import pointwise_log_prob

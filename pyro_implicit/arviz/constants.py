@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_implicit.arviz.program import Program, Slot
+from pyro_implicit.arviz.program import Program
+from pyro_implicit.arviz.site import Slot
 
 __all__ = ["constant_data", "constant_slots"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pyro_implicit.arviz.program import Slot
+from pyro_implicit.arviz.site import Slot
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.values import unconstrain

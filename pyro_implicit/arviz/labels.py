@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pyro_implicit._checks import check_names
-from pyro_implicit.arviz.program import Slot
+from pyro_implicit.arviz.site import Slot
 from pyro_implicit.exceptions import ArgumentError, SiteError
 
 __all__ = ["RESTART", "Labels", "netcdf_names"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +10,9 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pyro_implicit._random import own_numbers
+from pyro_implicit.arviz.row_cuts import is_local, on_all_rows, refuse_coupled, refuse_local
 from pyro_implicit.arviz.rows import Batch, RowBatches
+from pyro_implicit.arviz.site import Site, Slot
 from pyro_implicit.exceptions import ArgumentError, SiteError
 from pyro_implicit.handlers.choice_for_all import is_choice_for_all
 from pyro_implicit.handlers.enumeration import is_to_be_enumerated
@@ -31,53 +32,16 @@ from pyro_implicit.handlers.row_coupling import (
     Observed,
     all_batches,
     can_be_looked_at,
-    coupled_sites,
     distribution_of,
-    drawn_jointly,
     numbers_of_a_row,
     rows_to_look_at,
 )
-from pyro_implicit.handlers.rows import changed_dims
 from pyro_implicit.inference.numbered import numbered_if_drawn
 from pyro_implicit.inference.posterior_draws import posterior_draws
 
-__all__ = ["Program", "Site", "Slot", "grown"]
+__all__ = ["Program"]
 
 _FEW_ROWS = 32  # on which the numbers are counted that a run makes of a row
-
-
-@dataclass(frozen=True)
-class Slot:
-    """
-    The shape and the dimensions of one variable of one group.
-
-    ``plates`` names the plate of each dimension (or ``None``); ``row_dim`` is the (negative)
-    dimension that follows the row batches. A log-likelihood has its dimensions from those of the
-    observed value, ``of``, at the positions ``kept``.
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    plates: tuple[str | None, ...]
-    row_dim: int | None = None
-    of: Slot | None = None
-    kept: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Site:
-    """
-    A sample site: ``kind`` is latent, deterministic, observed, or free (in no guide).
-
-    ``is_listed``: whether it is a free one whose values can be summed over.
-    """
-
-    name: str
-    kind: str
-    value: Slot
-    log_prob: Slot | None
-    drawable: bool
-    is_listed: bool = False
 
 
 class Program:
@@ -99,7 +63,7 @@ class Program:
         self.batches = batches
         guide_sites = latent_sites(guide, batches.args, batches.kwargs)
         if batches.batch_size is not None:
-            _refuse_local(guide_sites, batches.num_rows)
+            refuse_local(guide_sites, batches.num_rows)
         #: one draw of the guide, and the minibatch indices of the model's own choice
         self.draw: dict[str, Tensor] = {n: site["value"] for n, site in guide_sites.items()}
         self._numbered = numbered_if_drawn(guide)
@@ -172,20 +136,50 @@ class Program:
         )
 
     def _inspect(self, draw: dict[str, Tensor]) -> dict[str, Site]:
-        """The sites, with the shapes that they have on all rows."""
-        size = self.batches.batch_size
-        if size is None:
+        """
+        The sites, with the shapes that they have on all rows.
+
+        :raises ArgumentError: if the model runs on all rows, and not on some of them alone.
+        """
+        if self.batches.batch_size is None:
             sites, self.subsamples, _ = self._sites_on(self.batches.calls[0], draw)
             return sites
+        try:
+            return self._inspect_batch(draw, self.batches.batch_size)
+        except ArgumentError:
+            raise
+        except Exception as error:
+            if not self._takes_all_rows(draw):
+                raise
+            raise ArgumentError(
+                "batch_size was given, but the model does not run on some of its "
+                f"{self.batches.num_rows} rows alone ({type(error).__name__}: "
+                f"{' '.join(str(error).split())}). Every argument, and no tensor within another "
+                "object, is cut in its first dimension where that has the size of the rows. Leave "
+                "batch_size out"
+            ) from error
+
+    def _takes_all_rows(self, draw: dict[str, Tensor]) -> bool:
+        """Whether the model runs on all of them at once."""
+        try:
+            self._sites_on(self.batches.cut(0, self.batches.num_rows), draw)
+        except Exception:  # the first error is the user's own
+            return False
+        return True
+
+    def _inspect_batch(self, draw: dict[str, Tensor], size: int) -> dict[str, Site]:
+        """The sites by runs on batches."""
         sites, _, functions = self._sites_on(self.batches.cut(0, size), draw)
         other_size = size - 1 if size > 1 else 2
         others, _, other_functions = self._sites_on(self.batches.cut(0, other_size), draw)
         rows = self.batches.num_rows
-        result = {name: _on_all_rows(site, others.get(name), rows) for name, site in sites.items()}
+        result = {
+            name: on_all_rows(site, others.get(name), rows, size) for name, site in sites.items()
+        }
         if size > 1:
-            _refuse_coupled(result, other_functions, functions)
+            refuse_coupled(result, other_functions, functions)
         else:
-            _refuse_coupled(result, functions, other_functions)
+            refuse_coupled(result, functions, other_functions)
         self._refuse_coupled_parts(result, functions, draw)
         return result
 
@@ -198,7 +192,7 @@ class Program:
             return
         for start, stop in ((0, size // 2), (size // 2, size)):
             _, _, part = self._sites_on(self.batches.cut(start, stop), draw)
-            _refuse_coupled(sites, part, functions, start)
+            refuse_coupled(sites, part, functions, start)
         rows, calls = self.batches.num_rows, self.batches
         if can_be_looked_at((*calls.args, *calls.kwargs.values())):  # rows far apart
             few = min(size, _FEW_ROWS)
@@ -207,7 +201,7 @@ class Program:
             _, _, whole = self._sites_on(calls.cut(0, most), draw)
             for start, stop in all_batches(most, size):
                 _, _, part = self._sites_on(calls.cut(start, stop), draw)
-                _refuse_coupled(sites, part, whole, start)
+                refuse_coupled(sites, part, whole, start)
 
     def _own_subsample(self, batch: Batch) -> OwnSubsample:
         sizes = sizes_of_arguments(self.batches.args, self.batches.kwargs)
@@ -246,7 +240,7 @@ class Program:
             model, batch.args, batch.kwargs, visit, values=draw, numbered=numbered
         )
         if self._cuts and self.batches.batch_size is not None:
-            raise _is_local(next(iter(self._cuts)), self.batches.num_rows)
+            raise is_local(next(iter(self._cuts)), self.batches.num_rows)
         self.observed = self.observed or observed
         return sites, subsamples, functions
 
@@ -310,80 +304,3 @@ def _drawable(fn: Any) -> bool:
     except NotImplementedError:
         return False
     return True
-
-
-def _refuse_local(guide_sites: dict[str, Any], num_rows: int) -> None:
-    """A latent of its own for each row cannot be cut into row batches."""
-    for name, site in guide_sites.items():
-        if any(frame.vectorized and frame.size == num_rows for frame in site["cond_indep_stack"]):
-            raise _is_local(name, num_rows)
-
-
-def _is_local(name: str, num_rows: int) -> ArgumentError:
-    return ArgumentError(
-        f"batch_size was given, but the latent site {name!r} has a value for each of the "
-        f"{num_rows} rows; leave batch_size out"
-    )
-
-
-def _refuse_coupled(
-    sites: dict[str, Site], fewer: dict[str, Any], more: dict[str, Any], first: int = 0
-) -> None:
-    """Rows that depend on each other, or are drawn as one event, cannot be taken in batches."""
-    row_dims = {name: s.value.row_dim for name, s in sites.items() if s.value.row_dim is not None}
-    if any(site.kind == "free" for site in sites.values()):  # drawn anew in each of the two runs
-        found = [name for name in more if drawn_jointly(more[name], row_dims.get(name))]
-    else:
-        found = coupled_sites(fewer, more, row_dims, first)
-    if found:
-        raise ArgumentError(
-            f"batch_size was given, but the rows of site {found[0]!r} depend on each other: they "
-            "are one event, or come out otherwise without another row (rows standardised within "
-            "the model, random numbers of its own). Leave batch_size out"
-        )
-
-
-def _on_all_rows(site: Site, other: Site | None, num_rows: int) -> Site:
-    """A site with the shapes on all rows, from two runs on different numbers of them."""
-    if other is None:
-        raise ArgumentError(
-            f"batch_size was given, but site {site.name!r} is absent from a run on fewer rows; "
-            "leave batch_size out"
-        )
-    value = grown(site.name, site.value, other.value, num_rows)
-    if site.log_prob is None or other.log_prob is None:
-        return replace(site, value=value)
-    log_prob = grown(site.name, site.log_prob, other.log_prob, num_rows)
-    if log_prob.row_dim is None:
-        raise ArgumentError(
-            f"batch_size was given, but the log-probability of the observed site {site.name!r} "
-            f"keeps its shape {site.log_prob.shape} on fewer rows; expected the rows to be in a "
-            "plate whose size comes from the arguments, such as "
-            "pyro.plate('data', num_data, subsample_size=len(x)). Or leave batch_size out"
-        )
-    return replace(site, value=value, log_prob=replace(log_prob, of=value))
-
-
-def grown(name: str, slot: Slot, other: Slot, num_rows: int) -> Slot:
-    """
-    A slot on all rows; its row dimension is the one in which two runs differ.
-
-    :param str name: of the site, for a message.
-    :param Slot slot: what it is on some rows.
-    :param Slot other: what it is on another number of rows.
-    :param int num_rows: all rows.
-    :returns: the slot.
-    :raises ArgumentError: if more than one dimension follows the rows.
-    """
-    dims = changed_dims(other.shape, slot.shape)
-    if dims is None or len(dims) > 1:
-        raise ArgumentError(
-            f"batch_size was given, but site {name!r} has shape {slot.shape} on one number of rows "
-            f"and {other.shape} on another; expected at most one dimension to follow the rows. "
-            "Leave batch_size out"
-        )
-    if not dims:
-        return slot
-    shape = list(slot.shape)
-    shape[dims[0]] = num_rows
-    return replace(slot, shape=tuple(shape), row_dim=dims[0])

@@ -10,7 +10,7 @@ import numpy as np
 from pyro_implicit.arviz.chain_draws import ChainDraws
 from pyro_implicit.arviz.collect import to_numpy
 from pyro_implicit.arviz.densities import DENSITIES, check_densities, densities
-from pyro_implicit.arviz.program import Slot
+from pyro_implicit.arviz.site import Slot
 
 __all__ = ["SampleStats", "sample_stats"]
 

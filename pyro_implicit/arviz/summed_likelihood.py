@@ -11,8 +11,10 @@ from pyro.poutine.util import site_is_factor
 from torch import Tensor
 
 from pyro_implicit._random import own_numbers
-from pyro_implicit.arviz.program import Program, Slot, grown
+from pyro_implicit.arviz.program import Program
+from pyro_implicit.arviz.row_cuts import grown
 from pyro_implicit.arviz.rows import Batch
+from pyro_implicit.arviz.site import Slot
 from pyro_implicit.exceptions import ArgumentError, SiteError
 from pyro_implicit.handlers.enumeration import nesting_of, run_summed_out
 from pyro_implicit.handlers.observed_in_sum import (

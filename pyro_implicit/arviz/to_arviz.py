@@ -15,9 +15,10 @@ from pyro_implicit.arviz.attrs import run_attrs
 from pyro_implicit.arviz.chain_draws import chain_draws
 from pyro_implicit.arviz.collect import PRIOR, collect
 from pyro_implicit.arviz.export import Export
-from pyro_implicit.arviz.program import Program, Site
+from pyro_implicit.arviz.program import Program
 from pyro_implicit.arviz.rows import RowBatches
 from pyro_implicit.arviz.sample_stats import sample_stats
+from pyro_implicit.arviz.site import Site
 from pyro_implicit.arviz.summed_likelihood import uncounted_factors
 from pyro_implicit.exceptions import ArgumentError, SiteError
 from pyro_implicit.guides.argument_dims import warn_of_other_rows, warn_of_other_shapes
@@ -109,7 +110,9 @@ def to_arviz(
     :param int batch_size: run the model on so many rows at a time, of every tensor argument whose
         first size is that of the first tensor argument; memory for a run is then bounded (but for
         one look at all rows, where data have at most four million numbers). No number changes but
-        the random ones of the predictive groups; rows that belong together are refused.
+        the random ones of the predictive groups; rows that belong together are refused, as far as
+        they are seen (see :func:`~pyro_implicit.predict`), and so are models that take all rows
+        alone.
     :param ELBO objective: the objective that the guide was fitted with, recorded in the attributes.
     :param dict coords: labels by name of dimension.
     :param dict dims: names of dimensions by variable: of all, or of those without a plate.

@@ -86,8 +86,8 @@ def evaluate(
     :param int batch_size: rows at a time, rounded up to a multiple of 32, and to as many as make a
         million numbers on their way through the model; by default as many as fit
         into some hundred megabytes. It changes nothing but memory and time: rows that belong
-        together are evaluated at once. To see that, data of at most four million numbers are first
-        looked at in one run on all rows; of larger data 32 rows.
+        together are evaluated at once, as far as they are seen; see
+        :func:`~pyro_implicit.predict`.
     :param int seed: of all draws; random numbers outside go on as if nothing had been drawn. None:
         one that torch draws.
     :param kwargs: the model's keyword arguments.

@@ -98,8 +98,9 @@ def predict(
     :param int batch_size: rows at a time, rounded up to a multiple of 32, and to as many as make a
         million numbers on their way through the model, of which there is nothing to save; all by
         default, or where rows belong together. To see that, data of at most four million numbers
-        are first looked at in one run on all rows; where the model makes many numbers of a row, on
-        the first of them and on as many from everywhere. Of larger data 32 rows are: those that
+        are first looked at: each batch beside a run on all rows, of one draw. Where that would make
+        more than 67 million numbers, it is done with the first rows and with as many from
+        everywhere, and of larger data with 32 rows: those that
         belong to others far from these are not seen; leave ``batch_size`` out for such a model.
     :param sites: names of the sites to keep, ``pyro.deterministic`` ones included; by default every
         site that is not a latent of the guide nor deterministic.

@@ -318,3 +318,62 @@ def test_a_computed_site_within_the_plate_of_the_rows_is_cut(event_dim: Any) -> 
     whole, parts = found
     for group, name in (("log_likelihood", "y"), ("posterior", "f")):
         np.testing.assert_allclose(parts[group][name], whole[group][name], rtol=1e-5)
+
+
+def _lag(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("time", len(x) - 1):
+        pyro.sample("y", dist.Normal(w * x[:-1], 1.0), obs=y[1:])
+
+
+def _sums(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    sums = x.reshape(-1, 7).sum(1)
+    with pyro.plate("weeks", len(sums)):
+        pyro.sample("y", dist.Normal(w * sums, 1.0), obs=y[: len(sums)])
+
+
+def _table(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(y)):
+        pyro.sample("y", dist.Normal(w * x[torch.arange(len(y)).flip(0) + 70 - len(y)], 1.0), obs=y)
+
+
+def _twice(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("eyes", 2 * len(x)):
+        eyes = torch.zeros(140)
+        pyro.sample("y", dist.Normal(w * x.repeat_interleave(2), 1.0), obs=eyes)
+
+
+@pytest.mark.parametrize("batch_size", [33, 35])
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (_lag, "site 'y' has 3[24] entries on 3[35] rows, as of y.1:. or windows"),
+        (_sums, "the model does not run on some of its 70 rows alone .*Leave batch_size out"),
+        (_table, "the model does not run on some of its 70 rows alone .IndexError: index 69"),
+        (_twice, "the model does not run on some of its 70 rows alone .*first dimension"),
+    ],
+)
+def test_models_that_take_all_rows_alone_say_so(model, told, batch_size):
+    if model is _sums and batch_size == 35:
+        told = "site 'y' has 5 entries on 35 rows|does not run on some"
+    guide = AutoNormal(model)
+    x, y = torch.randn(70), torch.randn(70)
+    guide(x, y)
+    to_arviz(model, guide, x, y, num_samples=2)
+    with pytest.raises(ArgumentError, match=told):
+        to_arviz(model, guide, x, y, num_samples=2, batch_size=batch_size)
+
+
+def test_what_fails_on_all_rows_too_keeps_its_error():
+    def wrong(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(w * x.reshape(-1, 9).sum(1), 1.0), obs=y)
+
+    guide = AutoNormal(poutine.block(wrong, expose=["w"]))
+    with pytest.raises((ShapeError, RuntimeError), match="invalid for input of size") as told:
+        to_arviz(wrong, guide, torch.randn(70), torch.randn(70), num_samples=2, batch_size=33)
+    assert "batch_size" not in str(told.value)

@@ -353,10 +353,10 @@ def test_pairs_of_rows_are_all_predicted(batch_size):
 @pytest.mark.parametrize(
     ("width", "size", "rows", "expected"),
     [
-        (10, 100, 50_000, 50_000),  # half a million numbers in all
-        (1000, 100, 50_000, 4_194),
-        (1000, 10_000, 50_000, 20_000),  # two batches, whatever they make
-        (1000, 30_000, 50_000, 50_000),
+        (1000, 100, 50_000, 50_000),  # fifty million numbers in all
+        (10_000, 100, 50_000, 6_710),
+        (10_000, 10_000, 50_000, 20_000),  # two batches, whatever they make
+        (10_000, 30_000, 50_000, 50_000),
     ],
 )
 def test_as_many_rows_are_looked_at_as_make_so_many_numbers(

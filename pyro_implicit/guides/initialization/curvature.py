@@ -25,6 +25,7 @@ __all__ = ["find_mode", "gradient_and_hessian", "hessian", "inverse_root", "mean
 Density = Callable[[Tensor], Tensor]
 
 _AGREE = 0.1  # of a row's largest entry: differences at a kink are apart by a factor of two
+_LEAST = 1e-8  # of the largest eigenvalue: less cannot be told from 0
 _ROWS = 32  # rows of a Jacobian or Hessian at once: more do not stay in the cache
 
 
@@ -180,16 +181,29 @@ def _jacobian_rows(outputs: Tensor, inputs: Tensor) -> Tensor:
 
 def inverse_root(matrix: Tensor) -> Tensor:
     """
-    A symmetric ``L`` with ``L L'`` the inverse of ``matrix``.
+    An ``L`` with ``L L'`` the inverse of ``matrix``; symmetric where that can be.
 
-    Eigenvalues are taken absolute and clamped from below to ``1e-8`` of the largest.
+    Eigenvalues are taken absolute and clamped from below to ``1e-8`` of the largest. Where some of
+    a positive matrix are below that, it is first brought to units in which its diagonal is one: the
+    scales of latents may be further apart than eigenvalues can be told.
 
     :param torch.Tensor matrix: symmetric, shape ``(m, m)``.
     """
-    values, vectors = torch.linalg.eigh(matrix.double())
+    wide = matrix.double()
+    values, vectors = torch.linalg.eigh(wide)
+    diagonal = wide.diagonal()
+    is_clamped = bool((values.abs() < _LEAST * values.abs().max()).any())
+    if is_clamped and bool((diagonal > 0).all()):
+        unit = diagonal.rsqrt()
+        values, vectors = torch.linalg.eigh(unit[:, None] * wide * unit)
+        return (unit[:, None] * _root(values, vectors)).to(matrix.dtype)
+    return _root(values, vectors).to(matrix.dtype)
+
+
+def _root(values: Tensor, vectors: Tensor) -> Tensor:
     values = values.abs()
-    values = values.clamp(min=float(values.max()) * 1e-8 + 1e-300)
-    root: Tensor = ((vectors * values.rsqrt()) @ vectors.mT).to(matrix.dtype)
+    values = values.clamp(min=float(values.max()) * _LEAST + 1e-300)
+    root: Tensor = (vectors * values.rsqrt()) @ vectors.mT
     return root
 
 

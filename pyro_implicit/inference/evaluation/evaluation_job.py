@@ -90,8 +90,10 @@ class EvaluationJob(PredictiveJob):
         :param int batch_size: rows at a time.
         """
         super().find_layout(batch_size)
+        before = self.plan.layout
         self._lay_out_few_rows()
-        layout, here = self.plan.layout, min(self.plan.rows, UNIT)
+        layout, rows = self.plan.layout, self.plan.rows
+        here = min(rows, UNIT) if layout is before else rows
         many = {n for n, dim in layout.row_dims.items() if layout.shapes[n][dim] != here}
         if many:  # several data of a row, each by itself: they are not those of one row at a time
             dims = {name: dim for name, dim in layout.row_dims.items() if name not in many}

@@ -311,3 +311,50 @@ def test_a_density_without_derivatives_is_told():
 
     with pytest.raises(NonFiniteError, match="second derivative of the log-density, itself finite"):
         mean_curvature(density(flat), torch.zeros(1), torch.ones(1))
+
+
+@pytest.mark.parametrize("spread", [0, 2, 4])
+def test_inverses_of_latents_on_scales_far_apart(spread: int) -> None:
+    """Once no direction was more than 10 000 times as wide as the narrowest."""
+    torch.manual_seed(0)
+    unit = torch.logspace(-spread, spread, 5)
+    factor = torch.randn(30, 5) * unit
+    matrix = factor.T @ factor + torch.diag(unit.square())
+    exact = torch.linalg.inv((matrix / unit[:, None] / unit).double())
+    root = inverse_root(matrix).double() * unit[:, None]
+    torch.testing.assert_close(root @ root.mT, exact, rtol=1e-3, atol=1e-5)
+    if spread < 2:
+        found = inverse_root(matrix)
+        torch.testing.assert_close(found, found.mT)
+
+
+def test_a_direction_without_curvature_is_clamped() -> None:
+    matrix = torch.diag(torch.tensor([4.0, 1.0, 0.0]))
+    root = inverse_root(matrix)
+    found = root @ root.mT
+    torch.testing.assert_close(found.diagonal()[:2], torch.tensor([0.25, 1.0]))
+    assert found[2, 2] == pytest.approx(1 / 4e-8, rel=1e-3)
+    singular = torch.ones(2, 2)
+    root = inverse_root(singular)
+    assert bool((root @ root.mT).isfinite().all())
+
+
+def test_a_laplace_start_on_scales_far_apart() -> None:
+    torch.manual_seed(0)
+    unit = torch.logspace(-3, 3, 5)
+    features = torch.randn(30, 5) * unit
+    y = (features / unit) @ torch.randn(5) + 0.5 * torch.randn(30)
+
+    def model() -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(5), 10 / unit).to_event(1))
+        with pyro.plate("rows", 30):
+            pyro.sample("y", dist.Normal((features @ w[..., None])[..., 0], 0.5), obs=y)
+
+    scaled = (features / unit).double()
+    covariance = torch.linalg.inv(scaled.T @ scaled / 0.25 + torch.eye(5) / 100)
+    mean = covariance @ (scaled.T @ y.double()) / 0.25
+    guide = HyperNetworkGuide(model, init_from="laplace").setup()
+    draws = guide.sample(4000)["w"].double() * unit
+    deviations = covariance.diagonal().sqrt()
+    assert ((draws.mean(0) - mean) / deviations).abs().max() < 0.1
+    torch.testing.assert_close(draws.std(0) / deviations, torch.ones(5).double(), rtol=0.1, atol=0)
