@@ -302,7 +302,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         check_parts(dict(zip(parts, numels, strict=True)))
         log_joint = LogJoint(self._bare_model[0], sites, args, kwargs)
         start = self._find_start(log_joint, loc, numels)
-        starts = [start] if len(groups) == 1 else start.split(numels)
+        starts = [start] if len(groups) == 1 else start.in_blocks(numels).split(numels)
         samplers = [self._make_sampler(g, begin) for g, begin in zip(groups, starts, strict=True)]
         self._build(list(sites), sizes, samplers)
         for _, node in nodes:  # the start is found, and values take as much memory as a draw

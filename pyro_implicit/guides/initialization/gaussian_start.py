@@ -97,7 +97,7 @@ class GaussianStart:
 
     def split(self, sizes: Sequence[int]) -> list[GaussianStart]:
         """
-        The marginals of consecutive blocks.
+        The marginals of consecutive blocks, see :meth:`in_blocks`.
 
         :param sizes: of the blocks.
         :returns: one start for each.
