@@ -14,6 +14,7 @@ from pyro_implicit.generators.base import Generator
 
 __all__ = ["check_function_of_noise", "refuse_batch_statistics"]
 
+_MANY = 2**20  # numbers of two draws, above which one is held
 #: generators that were tried, with the mode (training or not) that they were in
 _TRIED: WeakKeyDictionary[nn.Module, set[bool]] = WeakKeyDictionary()
 
@@ -85,13 +86,15 @@ def _try(origin: Generator, like: Tensor) -> None:
     like = next((p for p in origin.parameters() if p.is_floating_point()), like)
     pair = torch.ones(2, *origin.noise_shape, dtype=like.dtype, device=like.device)
     pair = pair * pair.new_tensor([0.3, -0.7]).reshape(2, *[1] * len(origin.noise_shape))
-    first = origin(pair)[:1].clone()  # of millions of entries no more is held
+    first = origin(pair)
+    if first.numel() > _MANY:
+        first = first[:1].clone()  # the memory of one draw in place of two
     if not bool(first.isfinite().all()):
         return  # a lost generator: the objective names the site
     kind = type(getattr(origin, "module", origin)).__name__
-    if not _are_close(first, origin(pair)[:1]):
+    if not _are_close(first, origin(pair)[: len(first)]):
         raise LayerError(_random(f"something in the {kind}"))
-    if not _are_close(first, origin(pair[:1])):
+    if not _are_close(first[:1], origin(pair[:1])):
         raise LayerError(
             f"the generator {kind} gives another draw for a noise if there are others beside it: "
             "its draws depend on each other, and none has a distribution or a Jacobian of its own. "

@@ -13,6 +13,7 @@ from pyro import poutine
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from pyro_implicit._few import few_of
 from pyro_implicit._random import RandomStream
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.same_rows import Fingerprint, are_alike, fingerprint
@@ -129,9 +130,8 @@ def moved_since_fit(guide: Any) -> list[str]:
     moved = [] if fit is None else fit.moved(guide)
     if not moved:
         return []
-    more = f" and {len(moved) - _SHOWN} more" if len(moved) > _SHOWN else ""
     return [
-        f"{', '.join(moved[:_SHOWN])}{more} of the model are not what they were when the fit of "
+        f"{few_of(moved, _SHOWN)} of the model are not what they were when the fit of "
         "this guide ended: something moved them since, such as another fit of the same model, and "
         "the values of now are used. Give each fit a network of its own (copy.deepcopy) and "
         "parameters with names of their own, or fit this guide again."

@@ -243,3 +243,15 @@ def test_a_module_generator_of_another_width_is_told_at_the_draw() -> None:
     inner = nn.Sequential(nn.Linear(3, 2), nn.Unflatten(1, (5, 5)))
     with pytest.raises(RuntimeError):  # its own mistake is left as it is
         ModuleGenerator(inner, (3,), 2)(torch.zeros(2, 3))
+
+
+class _SecondRowAtRandom(nn.Module):
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        out = z.repeat(1, 2)
+        return torch.cat([out[:1], out[1:] + torch.randn_like(out[1:])])
+
+
+def test_of_small_generators_both_draws_are_tried() -> None:
+    generator = ModuleGenerator(_SecondRowAtRandom(), (2,), 4)
+    with pytest.raises(LayerError, match="of the generator is random"):
+        check_function_of_noise(generator, torch.zeros(2))

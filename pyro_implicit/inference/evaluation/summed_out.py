@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_implicit._few import few_of
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.inference.evaluation.evaluation_job import EvaluationJob
 from pyro_implicit.inference.log_predictive_density import mean_densities
 
 __all__ = ["with_exact_densities"]
-
-_SHOWN = 3
 
 
 def with_exact_densities(
@@ -31,9 +30,7 @@ def with_exact_densities(
     :param rows: of each group of observed sites in the same plates what each datum has.
     :returns: of all data what each has.
     """
-    names = sorted(job.summed_out)
-    listed = ", ".join(map(repr, names[:_SHOWN]))
-    listed += f" and {len(names) - _SHOWN} more" * (len(names) > _SHOWN)
+    listed = few_of([repr(name) for name in sorted(job.summed_out)])
     try:
         exact = mean_densities(job.model, guide, job.args, job.kwargs, job.num_samples, seed)
     except SiteError as error:

@@ -7,11 +7,10 @@ from typing import Any
 import pyro
 from torch import nn
 
+from pyro_implicit._few import few_of
 from pyro_implicit.guides.since_fit import was_trained
 
 __all__ = ["AdoptedParameters"]
-
-_SHOWN = 3
 
 
 class AdoptedParameters:
@@ -45,9 +44,8 @@ class AdoptedParameters:
         names = [name for name, value in self._others.items() if id(value) in own]
         if not names:
             return []
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         return [
-            f"the guide's parameters {', '.join(names[:_SHOWN])}{more} were in Pyro's store "
+            f"the guide's parameters {few_of(names)} were in Pyro's store "
             "already, as those of another guide of the same class: this fit began where that one "
             "had ended, and moved it too. Write pyro.clear_param_store() before the guide is made, "
             "and each time before the other of the two is used."

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from pyro_implicit._checks import check_names
+from pyro_implicit._few import few_of
 from pyro_implicit.exceptions import StateError
 
 __all__ = ["SeenParameters"]
@@ -58,6 +59,5 @@ class SeenParameters:
 def _told(before: str, names: list[str], after: str) -> str:
     if not names:
         return ""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    few = ", ".join(map(repr, names[:3]))
-    return f"{before} parameter{'s' * (len(names) > 1)} {few}{more}, {after}"
+    few = few_of([repr(name) for name in names])
+    return f"{before} parameter{'s' * (len(names) > 1)} {few}, {after}"
