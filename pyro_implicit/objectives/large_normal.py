@@ -20,6 +20,8 @@ def is_large_normal(node: Any) -> bool:
     """
     Whether a site has very many independent normal numbers with constant parameters.
 
+    (Under vmap latents say that they are constant; their derivatives are right, too.)
+
     :param dict node: a sample site of a trace, with its value.
     :returns: whether :func:`log_density_of_large` is for it.
     """

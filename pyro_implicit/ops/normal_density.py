@@ -18,11 +18,11 @@ def normal_log_density(value: Tensor, loc: Tensor, scale: Tensor, event_dim: int
     ``torch.distributions.Normal`` keeps two tensors of their size for the derivative.
 
     :param torch.Tensor value: shape ``(..., *event)``.
-    :param torch.Tensor loc: of a shape that broadcasts to ``(..., *event)``, without gradients.
-    :param torch.Tensor scale: positive; of a shape that broadcasts to ``(..., *event)``, without
-        gradients.
+    :param torch.Tensor loc: of a shape that broadcasts to ``(..., *event)``.
+    :param torch.Tensor scale: positive; of a shape that broadcasts to ``(..., *event)``.
     :param int event_dim: how many dimensions, from the right, are summed over.
-    :returns: differentiable in ``value``, shape ``(...)``.
+    :returns: differentiable in all three, by parameters at the price of a tensor of their numbers
+        in the backward pass; shape ``(...)``.
     """
     density: Tensor = _NormalLogDensity.apply(value, _base(loc), _base(scale), event_dim)
     return density
@@ -58,6 +58,12 @@ class _NormalLogDensity(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         value, loc, scale = ctx.saved_tensors
         grad = grad[(..., *[None] * ctx.event_dim)]
+        by_loc = by_scale = None
+        # Under vmap no tensor says that it has gradients: this is what the parameters' need.
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            ratio = (value - loc) / scale
+            by_loc = (ratio / scale * grad).sum_to_size(loc.shape)
+            by_scale = ((ratio.square() - 1) / scale * grad).sum_to_size(scale.shape)
         if torch.is_grad_enabled():  # somebody differentiates again
-            return (loc - value) / scale.square() * grad, None, None, None
-        return (loc - value).div_(scale.square()).mul_(grad), None, None, None
+            return (loc - value) / scale.square() * grad, by_loc, by_scale, None
+        return (loc - value).div_(scale.square()).mul_(grad), by_loc, by_scale, None

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyro_implicit import CMMNNGuide, LanczosELBO
+from pyro_implicit import CMMNNGuide, HyperNetworkGuide, LanczosELBO, LinearisedELBO
 from pyro_implicit.bayesian import BayesianModule
 from pyro_implicit.objectives import large_normal
 from pyro_implicit.objectives.large_normal import is_large_normal, log_density_of_large
 
 MANY = large_normal._LARGE
+SCALES = dist.LogNormal(0.0, 0.3)
 
 
 def site(fn: Any, value: Tensor | None = None) -> dict[str, Any]:
@@ -81,6 +82,31 @@ def test_an_objective_has_the_same_value_and_gradients(
         loss = elbo.differentiable_loss(model, guide, *data)
         loss.backward()
         found.append([loss.detach(), *(p.grad.clone() for p in guide.parameters())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("vectorised", [True, "vmap", False])
+def test_latents_of_the_prior_keep_their_gradients(
+    vectorised: bool | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under vmap a latent says that it has none."""
+
+    def model() -> None:
+        loc, scale = pyro.sample("loc", dist.Normal(0.0, 1.0)), pyro.sample("scale", SCALES)
+        with pyro.plate("all", 5):
+            pyro.sample("w", dist.Normal(loc, scale))
+
+    torch.manual_seed(0)
+    guide = HyperNetworkGuide(model, init_from=None).setup()
+    elbo = LinearisedELBO(3, vectorize_particles=vectorised, max_plate_nesting=1)
+    found = []
+    for least in (MANY, 1):
+        monkeypatch.setattr(large_normal, "_LARGE", least)
+        torch.manual_seed(1)
+        guide.zero_grad()
+        elbo.differentiable_loss(model, guide).backward()
+        found.append([p.grad.clone() for p in guide.parameters() if p.grad is not None])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 

@@ -30,26 +30,50 @@ def test_densities_and_derivatives_are_those_of_torch(
     loc_shape: Any, scale_shape: Any, event_dim: int, seed: int
 ) -> None:
     value = numbers(2, 3, 4, seed=seed).requires_grad_()
-    loc, scale = numbers(*loc_shape, seed=seed + 1), numbers(*scale_shape, seed=seed + 2).exp()
+    loc = numbers(*loc_shape, seed=seed + 1).requires_grad_()
+    scale = numbers(*scale_shape, seed=seed + 2).exp().requires_grad_()
     found = normal_log_density(value, loc.expand(3, 4), scale.expand(2, 3, 4), event_dim)
     right = expected(value, loc, scale, event_dim)
     torch.testing.assert_close(found, right)
     weights = numbers(*found.shape, seed=3)
-    one, other = (torch.autograd.grad((weights * x).sum(), value)[0] for x in (found, right))
-    torch.testing.assert_close(one, other)
+    of = (value, loc, scale)
+    pairs = zip(
+        *(torch.autograd.grad((weights * x).sum(), of) for x in (found, right)), strict=True
+    )
+    for one, other in pairs:
+        torch.testing.assert_close(one, other)
 
 
 def test_second_derivatives() -> None:
     value = numbers(2, 3).requires_grad_()
-    loc, scale = numbers(3), numbers(3).exp()
-    assert torch.autograd.gradcheck(lambda x: normal_log_density(x, loc, scale, 1), value)
-    assert torch.autograd.gradgradcheck(lambda x: normal_log_density(x, loc, scale, 1), value)
+    loc, scale = numbers(3).requires_grad_(), numbers(3).exp().requires_grad_()
+    of = (value, loc, scale)
+    assert torch.autograd.gradcheck(lambda *x: normal_log_density(*x, 1), of)
+    assert torch.autograd.gradgradcheck(lambda *x: normal_log_density(*x, 1), of)
 
 
 def test_vmap_goes_over_draws() -> None:
     value, loc, scale = numbers(5, 2, 3), numbers(3), numbers(3).exp()
     found = torch.func.vmap(lambda x: normal_log_density(x, loc, scale, 1))(value)
     torch.testing.assert_close(found, expected(value, loc, scale, 1))
+
+
+@pytest.mark.parametrize("in_dims", [(0, 0), (None, 0), (0, None), (None, None)])
+def test_vmap_keeps_the_derivatives_by_parameters(in_dims: tuple[int | None, int | None]) -> None:
+    """Their own ``requires_grad`` is False in there, whatever is asked for outside."""
+    shapes = [() if dim is None else (5,) for dim in in_dims]
+    loc, scale = numbers(*shapes[0]).requires_grad_(), numbers(*shapes[1]).exp().requires_grad_()
+    of = (numbers(5, 3, 4).requires_grad_(), loc, scale)
+
+    def density(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+        return normal_log_density(value, loc.expand(3, 4), scale.expand(3, 4), 2)
+
+    found = torch.func.vmap(density, in_dims=(0, *in_dims))(*of)
+    parameters = [x[:, None, None] if x.dim() else x for x in (loc, scale)]
+    right = expected(of[0], *parameters, 2)
+    pairs = zip(*(torch.autograd.grad(x.cos().sum(), of) for x in (found, right)), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("event_dim", [0, 1])
