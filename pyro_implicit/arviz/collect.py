@@ -15,7 +15,7 @@ from pyro_implicit.arviz.site import Slot
 from pyro_implicit.arviz.summed_likelihood import summed_likelihood
 from pyro_implicit.handlers.explained_errors import refuses_parameter
 from pyro_implicit.handlers.pointwise import pointwise_log_prob
-from pyro_implicit.inference.posterior_draws import posterior_draws
+from pyro_implicit.inference.posterior_draws import draws_of
 
 __all__ = ["GUIDE_GROUPS", "PRIOR", "ExportPlan", "collect", "make_plan", "nbytes", "to_numpy"]
 
@@ -158,7 +158,7 @@ def collect(
         for r, (program, guide) in enumerate(zip(programs, guides, strict=True)):
             if chains is None:
                 given = program.batches.args, program.batches.kwargs
-                draws = posterior_draws(guide, num_samples, *given[0], **given[1])
+                draws = draws_of(guide, num_samples, *given[0], **given[1])
             else:
                 draws = {name: value.flatten(0, 1) for name, value in chains.items()}
             draws = program.at_rows(draws)

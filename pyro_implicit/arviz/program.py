@@ -37,7 +37,7 @@ from pyro_implicit.handlers.row_coupling import (
     rows_to_look_at,
 )
 from pyro_implicit.inference.numbered import numbered_if_drawn
-from pyro_implicit.inference.posterior_draws import posterior_draws
+from pyro_implicit.inference.posterior_draws import draws_of
 
 __all__ = ["Program"]
 
@@ -80,7 +80,7 @@ class Program:
         self.first_rows = slice(0, batches.batch_size)
         with own_numbers():
             if callable(getattr(guide, "sample", None)) and self._numbered:
-                one = posterior_draws(guide, 1, *batches.args, **batches.kwargs)
+                one = draws_of(guide, 1, *batches.args, **batches.kwargs)
                 self.draw = {name: value[0] for name, value in one.items()}  # as others will be
             self.sites = self._inspect(self.draw)
             self.draw = self.at_rows(self.draw)

@@ -24,7 +24,7 @@ from pyro_implicit.arviz.to_arviz import to_arviz
 from pyro_implicit.exceptions import ArgumentError, GuideError, SiteError
 from pyro_implicit.guides.draw_quantiles import DrawQuantiles
 from pyro_implicit.inference.log_predictive_density import log_predictive_density
-from pyro_implicit.inference.posterior_draws import posterior_draws
+from pyro_implicit.inference.posterior_draws import draws_of
 from pyro_implicit.ops.stacking import stacking_weights
 
 __all__ = ["EnsembleGuide"]
@@ -150,7 +150,7 @@ class EnsembleGuide(DrawQuantiles):
         """
         num_samples = check_count("num_samples", num_samples)
         parts: list[Mapping[str, Tensor]] = [
-            posterior_draws(guide, count, *args, **kwargs)
+            draws_of(guide, count, *args, **kwargs)
             for guide, count in zip(self.guides, self._counts(num_samples), strict=True)
             if count
         ]

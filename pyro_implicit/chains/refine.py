@@ -35,6 +35,7 @@ from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
+from pyro_implicit.guides.since_fit import remember_fit
 from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.handlers.rows import number_of_rows
 
@@ -155,9 +156,10 @@ def refine(
             walk = Walk.begin(moves, num_warmup, generator, u, density)
             chains = Chains(sites, own, walk, program, interrupted)
             chains.how = density.how
-            if interrupted or not num_steps:
-                return chains
-            return chains._run(density, num_steps, progress)
+            if num_steps and not interrupted:
+                chains._run(density, num_steps, progress)
+        remember_fit(model, chains, args, kwargs)
+        return chains
 
 
 def _warmup(num_warmup: Any, num_steps: int, kernel: Kernel) -> int:

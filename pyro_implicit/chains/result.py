@@ -3,6 +3,7 @@
 # Shape legend: C chains, T kept draws of each, m unconstrained latents.
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ from pyro_implicit.chains.tuning import check_draws, warn_of_steps
 from pyro_implicit.chains.walk import Progress, Walk
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.guides.latent_site import LatentSite
+from pyro_implicit.guides.since_fit import moved_since_fit, share_fit
 
 __all__ = ["Chains"]
 
@@ -81,7 +83,8 @@ class Chains(DrawsGuide):
         :returns: itself.
         :raises ArgumentError: for bad values, or too few steps for a draw.
         :raises StateError: if the chains were loaded without a model, or are a part of others.
-        :warns UserWarning: if the step size does not suit the posterior.
+        :warns UserWarning: if the step size does not suit the posterior; if parameters or running
+            statistics of the model were moved since then, so that they go on with another density.
         """
         num_steps = check_count("num_steps", num_steps)
         check_flag("progress", progress)
@@ -95,6 +98,8 @@ class Chains(DrawsGuide):
                 "these chains were loaded without a model, so they cannot go on. Write "
                 "Chains.from_state_dict(state, model, *args) with the arguments that they had."
             )
+        for text in moved_since_fit(self):
+            warnings.warn(text, stacklevel=2)
         position = self._walk.progress.state["u"]
         density = self._program.density(self.sites, position.dtype)
         with density.ready(position):
@@ -196,6 +201,7 @@ class Chains(DrawsGuide):
                 [{k: v[one] for k, v in told.items()} for told in self._walk.statistics],
             )
             parts.append(Chains(self.sites, self.dtype, walk, None))
+            share_fit(self, parts[-1])
         return parts
 
     # ---- whether they agree

@@ -15,7 +15,7 @@ from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError, 
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.values import check_values
 from pyro_implicit.handlers.log_joint import LogJoint
-from pyro_implicit.inference.posterior_draws import posterior_draws
+from pyro_implicit.inference.posterior_draws import draws_of
 
 __all__ = ["check_finite", "check_start", "given_starts"]
 
@@ -89,7 +89,7 @@ def given_starts(
         return _spread(_unconstrained(start, sites, like), num_chains)
     counts = [len(range(i, num_chains, len(start))) for i in range(len(start))]
     parts = [
-        _unconstrained(posterior_draws(guide, count, *args, **kwargs), sites, like)
+        _unconstrained(draws_of(guide, count, *args, **kwargs), sites, like)
         for guide, count in zip(start, counts, strict=True)
     ]
     return torch.stack([parts[i % len(parts)][i // len(parts)] for i in range(num_chains)])

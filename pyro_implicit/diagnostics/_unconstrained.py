@@ -13,7 +13,7 @@ from pyro_implicit._checks import check_callable, check_tensors
 from pyro_implicit.exceptions import ShapeError, SiteError
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
-from pyro_implicit.inference.posterior_draws import posterior_draws
+from pyro_implicit.inference.posterior_draws import draws_of
 
 __all__ = ["constrained_draws", "unconstrained_draws"]
 
@@ -34,7 +34,7 @@ def constrained_draws(
     """
     if not isinstance(source, Mapping):
         check_callable("guide", source, "a guide, or draws by site ({name: tensor})")
-        return posterior_draws(source, num_samples, *args, **kwargs)
+        return draws_of(source, num_samples, *args, **kwargs)
     check_tensors("guide", source, "draws by site, {name: (n, *site_shape)}", dim=1)
     counts = {name: len(value) for name, value in source.items()}
     if not counts or min(counts.values()) < num_samples or len(set(counts.values())) > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType
 from typing import Any
 
 import pyro
@@ -18,20 +19,33 @@ from pyro_implicit._random import RandomStream
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.same_rows import Fingerprint, are_alike, fingerprint
 
-__all__ = ["forget_fit", "moved_since_fit", "remember_fit", "was_trained"]
+__all__ = [
+    "forget_fit",
+    "moved_since_fit",
+    "remember_fit",
+    "replaced_since_fit",
+    "share_fit",
+    "was_trained",
+]
 
 _FEW = 10_000  # numbers of each of the guide's parameters that tell whether it was trained since
 _MOST = 20_000_000  # numbers of a model's networks that are looked at
 _SHOWN = 4
+_REPLACED = (
+    "this guide has the parameters of another guide of the same class by now, and draws "
+    "are of that one's posterior: Pyro's store knows both by one name, and a guide takes "
+    "what it finds there. Its own are lost. Fit it again, and write "
+    "pyro.clear_param_store() each time before the other of the two is used."
+)
 
-_fits: weakref.WeakKeyDictionary[nn.Module, _Fit] = weakref.WeakKeyDictionary()
+_fits: weakref.WeakKeyDictionary[Any, _Fit] = weakref.WeakKeyDictionary()
 _trained: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.WeakValueDictionary()
 
 
 class _Fit:
     """What a model's tensors and a guide's parameters were like when a fit had ended."""
 
-    def __init__(self, model: Any, guide: nn.Module, args: Any, kwargs: Any) -> None:
+    def __init__(self, model: Any, guide: Any, args: Any, kwargs: Any) -> None:
         networks, names = _met_by(model, args, kwargs)
         #: networks that the model calls
         self._networks = [weakref.ref(network) for network in networks]
@@ -41,15 +55,18 @@ class _Fit:
         after = self._tensors()  # what a run moves by itself tells nothing
         self._like = {name: one for name, one in after.items() if are_alike(one, before.get(name))}
         self._guide = _like_parameters(guide)
-        self._parameters = [weakref.ref(value) for value in guide.parameters()]
+        is_fit = isinstance(guide, nn.Module)
+        self.end = "the fit of this guide ended" if is_fit else "these chains were run"
+        self.again = "fit this guide again" if is_fit else "run them anew"
+        self._parameters = [weakref.ref(value) for value in _parameters_of(guide)]
 
-    def is_replaced(self, guide: nn.Module) -> bool:
+    def is_replaced(self, guide: Any) -> bool:
         """Whether the guide has other parameters now: Pyro's take what the store has by a name."""
-        now = list(guide.parameters())
+        now = _parameters_of(guide)
         same = len(now) == len(self._parameters)
         return not same or any(one() is not v for one, v in zip(self._parameters, now, strict=True))
 
-    def moved(self, guide: nn.Module) -> list[str]:
+    def moved(self, guide: Any) -> list[str]:
         """Names of tensors that are others now, though the guide is the same."""
         now = self._tensors()
         found = [n for n, one in self._like.items() if n in now and not are_alike(now[n], one)]
@@ -75,17 +92,17 @@ def remember_fit(
     Keeps what the model's parameters, and its networks' statistics, are like at the end of a fit.
 
     The model is run twice, without leaving a trace. One that cannot be is not remembered, nor is a
-    guide that is no module.
+    guide that is a function.
 
     :param model: a Pyro model.
-    :param guide: the guide that was fitted.
+    :param guide: the guide that was fitted, or chains that were run.
     :param tuple args: positional arguments of both.
     :param kwargs: keyword arguments of both.
     """
     forget_fit(guide)
-    if not isinstance(guide, nn.Module):
+    if isinstance(guide, FunctionType):
         return
-    _trained.update((id(value), value) for value in guide.parameters())
+    _trained.update((id(value), value) for value in _parameters_of(guide))
     try:
         _fits[guide] = _Fit(model, guide, args, kwargs)
     except Exception:  # what is wrong with a call is told by the call itself
@@ -98,8 +115,8 @@ def forget_fit(guide: Any) -> None:
 
     :param guide: any guide.
     """
-    if isinstance(guide, nn.Module):
-        _fits.pop(guide, None)
+    if _fit_of(guide) is not None:
+        del _fits[guide]
 
 
 def was_trained(value: Any) -> bool:
@@ -112,30 +129,70 @@ def was_trained(value: Any) -> bool:
     return isinstance(value, nn.Parameter) and _trained.get(id(value)) is value
 
 
+def share_fit(guide: Any, part: Any) -> None:
+    """
+    Tells that a guide was made of another one, and is of the same fit.
+
+    :param guide: any guide.
+    :param part: a guide that draws what it draws, or some of that.
+    """
+    fit = _fit_of(guide)
+    if fit is not None:
+        _fits[part] = fit
+
+
 def moved_since_fit(guide: Any) -> list[str]:
     """
     Tells of tensors of the model, or of the guide, that are others than at the end of its fit.
 
-    :param guide: any guide; one that was trained since then, or not by ``fit``, knows nothing.
+    :param guide: any guide, one of several guides among them; one that was trained since then, or
+        not by ``fit``, knows nothing.
+    :returns: texts, each once.
+    """
+    return list(dict.fromkeys(text for one, fit in _fits_in(guide) for text in _told(one, fit)))
+
+
+def replaced_since_fit(guide: Any) -> list[str]:
+    """
+    Tells of a guide alone, whose draws are of another posterior than at the end of its fit.
+
+    :param guide: any guide.
     :returns: at most one text.
     """
-    fit = _fits.get(guide) if isinstance(guide, nn.Module) else None
-    if fit is not None and fit.is_replaced(guide):
-        return [
-            "this guide has the parameters of another guide of the same class by now, and draws "
-            "are of that one's posterior: Pyro's store knows both by one name, and a guide takes "
-            "what it finds there. Its own are lost. Fit it again, and write "
-            "pyro.clear_param_store() each time before the other of the two is used."
-        ]
-    moved = [] if fit is None else fit.moved(guide)
+    return [_REPLACED] if any(fit.is_replaced(one) for one, fit in _fits_in(guide)) else []
+
+
+def _told(guide: Any, fit: _Fit) -> list[str]:
+    if fit.is_replaced(guide):
+        return [_REPLACED]
+    moved = fit.moved(guide)
     if not moved:
         return []
     return [
-        f"{few_of(moved, _SHOWN)} of the model are not what they were when the fit of "
-        "this guide ended: something moved them since, such as another fit of the same model, and "
-        "the values of now are used. Give each fit a network of its own (copy.deepcopy) and "
-        "parameters with names of their own, or fit this guide again."
+        f"{few_of(moved, _SHOWN)} of the model are not what they were when {fit.end}: "
+        "something moved them since, such as another fit of the same model, and the values of now "
+        "are used. Give each fit a network of its own (copy.deepcopy) and parameters with names of "
+        f"their own, or {fit.again}."
     ]
+
+
+def _fits_in(guide: Any) -> list[tuple[Any, _Fit]]:
+    """The fit of a guide, or those of the guides that it is made of."""
+    if (fit := _fit_of(guide)) is not None:
+        return [(guide, fit)]
+    parts = guide.children() if isinstance(guide, nn.Module) else getattr(guide, "guides", ())
+    return [pair for part in parts for pair in _fits_in(part)]
+
+
+def _fit_of(guide: Any) -> _Fit | None:
+    try:
+        return _fits.get(guide)
+    except TypeError:  # what cannot be a key was never one
+        return None
+
+
+def _parameters_of(guide: Any) -> list[nn.Parameter]:
+    return list(guide.parameters()) if isinstance(guide, nn.Module) else []
 
 
 @torch.no_grad()
@@ -167,8 +224,8 @@ def _tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield name, value
 
 
-def _like_parameters(guide: nn.Module) -> list[Fingerprint | None]:
-    return [_like(value.detach().reshape(-1)[:_FEW]) for value in guide.parameters()]
+def _like_parameters(guide: Any) -> list[Fingerprint | None]:
+    return [_like(value.detach().reshape(-1)[:_FEW]) for value in _parameters_of(guide)]
 
 
 def _like(value: Tensor) -> Fingerprint | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +12,11 @@ from torch import Tensor
 from pyro_implicit._checks import check_count, check_guide
 from pyro_implicit.exceptions import ShapeError, SiteError
 from pyro_implicit.guides.base import ImplicitGuide
+from pyro_implicit.guides.since_fit import replaced_since_fit
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.pointwise import latent_sites
 
-__all__ = ["posterior_draws"]
+__all__ = ["draws_of", "posterior_draws"]
 
 
 def posterior_draws(
@@ -44,6 +46,27 @@ def posterior_draws(
     :raises SiteError: if the guide has no latent site, or not the same ones in each run.
     :raises ShapeError: if a site changes its shape from run to run, or has a value for each row and
         the guide would choose some of them at random.
+    :warns UserWarning: if Pyro's store has given the guide the parameters of another one since its
+        own fit ended.
+    """
+    draws = draws_of(guide, num_samples, *args, **kwargs)
+    for text in replaced_since_fit(guide):
+        warnings.warn(text, stacklevel=2)
+    return draws
+
+
+def draws_of(
+    guide: Callable[..., Any], num_samples: int, *args: Any, **kwargs: Any
+) -> dict[str, Tensor]:
+    """
+    :func:`posterior_draws`, for callers that tell by themselves of what happened since a fit.
+
+    :param callable guide: a guide, fitted or not.
+    :param int num_samples: how many draws, at least 1.
+    :param args: arguments of the guide.
+    :param kwargs: keyword arguments of the guide.
+    :returns: ``{site: tensor}``.
+    :raises ArgumentError: see :func:`posterior_draws`, as for the rest.
     """
     check_guide(guide)
     num_samples = check_count("num_samples", num_samples)

@@ -32,7 +32,7 @@ from pyro_implicit.handlers.rows import NotSliceable, number_of_rows
 from pyro_implicit.inference.from_prior import came_from_prior
 from pyro_implicit.inference.numbered import numbered_if_drawn
 from pyro_implicit.inference.parallel_errors import blames_parallel
-from pyro_implicit.inference.posterior_draws import posterior_draws
+from pyro_implicit.inference.posterior_draws import draws_of
 from pyro_implicit.inference.predictive_job import PredictiveJob
 from pyro_implicit.inference.predictive_run import UNIT, RunPlan
 
@@ -152,7 +152,7 @@ def predict(
     by_row = guide if isinstance(guide, ConditionalGuide) else None
     rows, kept = number_of_rows(args, kwargs), None if sites is None else frozenset(sites)
     with nullcontext() if seed is None else RandomStream(seed):
-        draws = {} if by_row else posterior_draws(guide, num_samples, *args, **kwargs)
+        draws = {} if by_row else draws_of(guide, num_samples, *args, **kwargs)
         with own_numbers() as numbers, explained_errors(args, kwargs, guide):
             plan = RunPlan(draws, rows, numbers, kept, sizes=sizes_of_arguments(args, kwargs))
             plan.numbered = numbered_if_drawn(guide)

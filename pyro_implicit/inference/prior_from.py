@@ -3,6 +3,7 @@
 # Shape legend: m unconstrained entries of all sites, S draws, r rank.
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,10 +27,11 @@ from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.initialization.gaussian_start import gaussian_of
 from pyro_implicit.guides.latent_site import LatentSite
+from pyro_implicit.guides.since_fit import replaced_since_fit
 from pyro_implicit.handlers.pointwise import latent_sites
 from pyro_implicit.handlers.same_rows import SameRows
 from pyro_implicit.inference.guide_prior import check_all_rows
-from pyro_implicit.inference.posterior_draws import posterior_draws
+from pyro_implicit.inference.posterior_draws import draws_of
 from pyro_implicit.ops.moments import draws_in_factors
 
 __all__ = ["prior_from"]
@@ -89,6 +91,8 @@ def prior_from(
     :raises ArgumentError: for a bad number or form, fewer draws than latents with ``"full"``, or a
         conditional guide.
     :raises SiteError: for latents that only some rows were shown of, or whose draws do not differ.
+    :warns UserWarning: if Pyro's store has given the guide the parameters of another one since its
+        own fit ended.
     """
     check_guide(guide)
     check_choice("form", form, _FORMS)
@@ -107,7 +111,7 @@ def prior_from(
     known = _gaussian(guide, sites)
     if known is None:
         with RandomStream(seed):
-            draws = posterior_draws(guide, num_samples, *args, **kwargs)
+            draws = draws_of(guide, num_samples, *args, **kwargs)
         loc, rows = _centred(sites, draws)
         if form == "full" and num_samples <= numel:
             raise ArgumentError(
@@ -118,6 +122,8 @@ def prior_from(
         loc, rows = known
     prior = _prior(sites, loc, widen * rows, form, rank)
     sizes = [(site.name, site.shape[: len(site.shape) - site.event_dim]) for site in sites]
+    for text in replaced_since_fit(guide):
+        warnings.warn(text, stacklevel=3)
     prior._same_rows = SameRows(getattr(guide, "_rows_seen", None), sizes)
     return prior
 

@@ -11,23 +11,28 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import SVI
-from pyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
+from pyro.infer.autoguide import AutoDiagonalNormal, AutoGuideList, AutoNormal
 from pyro.optim import ClippedAdam
 from torch import Tensor, nn
 
 from pyro_implicit import (
+    EnsembleGuide,
     HyperNetworkGuide,
     LinearisedELBO,
     evaluate,
     fit,
     log_predictive_density,
+    posterior_draws,
     predict,
+    refine,
 )
 from pyro_implicit.bayesian import BayesianModule
 from pyro_implicit.guides.since_fit import moved_since_fit
+from pyro_implicit.inference import prior_from
 
 X = torch.linspace(-1, 1, 12)[:, None]
 Y = X.sin()[:, 0]
+CHAINS: Any = {"num_steps": 40, "num_warmup": 20, "progress": False, "seed": 0}
 TOLD = "are not what they were when the fit of this guide ended"
 
 
@@ -183,6 +188,59 @@ def test_two_guides_of_a_class_in_turns_on_a_cleared_store_keep_what_they_have()
         predict(model, guide, X, num_samples=4)
     for value, then in zip(first.parameters(), before, strict=True):
         assert torch.equal(value, then)
+
+
+def test_an_ensemble_tells_what_its_guides_would() -> None:
+    first = fitted(with_parameter, AutoNormal)
+    pyro.clear_param_store()
+    second = fitted(with_parameter, AutoNormal, 3 * X + 5)
+    posterior_draws(second, 4, X, Y)
+    with pytest.warns(UserWarning, match="draws are of that one's posterior") as told:
+        predict(with_parameter, EnsembleGuide([second, EnsembleGuide([first])]), X, num_samples=4)
+    assert len(told) == 1
+    model = WithNetwork()
+    guides = [fitted(model), fitted(model, x=3 * X + 5)]
+    for call in (predict, evaluate):
+        with pytest.warns(UserWarning, match=TOLD):
+            call(model, EnsembleGuide(guides), X, *([Y] if call is evaluate else []), num_samples=4)
+    assert moved_since_fit(EnsembleGuide(guides[1:])) == []
+
+
+def test_a_list_of_guides_that_was_fitted_as_one_is_looked_at_as_one() -> None:
+    parts = AutoGuideList(with_parameter)
+    parts.append(AutoNormal(with_parameter))
+    assert moved_since_fit(parts) == []
+    fitted(with_parameter, lambda _: parts)
+    assert moved_since_fit(parts) == []
+    fitted(with_parameter, x=3 * X + 5)
+    assert len(moved_since_fit(parts)) == 1
+
+
+def test_draws_of_the_parameters_of_another_guide_are_told() -> None:
+    first = fitted(with_parameter, AutoNormal)
+    posterior_draws(first, 4, X, Y)  # a warning would be an error
+    prior_from(first, X, Y)
+    pyro.clear_param_store()
+    fitted(with_parameter, AutoNormal, 3 * X + 5)
+    with pytest.warns(UserWarning, match="draws are of that one's posterior") as told:
+        posterior_draws(first, 4, X, Y)
+    with pytest.warns(UserWarning, match="draws are of that one's posterior") as of_prior:
+        prior_from(first, X, Y)
+    for one in (told, of_prior):
+        assert len(one) == 1 and one[0].filename == __file__
+
+
+def test_chains_tell_what_moved_since_they_were_run() -> None:
+    chains = refine(with_parameter, 2, X, Y, kernel="hmc", **CHAINS)
+    predict(with_parameter, chains, X, num_samples=4)
+    chains.run(10, progress=False)
+    fitted(with_parameter, x=3 * X + 5)
+    for one in (chains, chains.split()[1]):
+        with pytest.warns(UserWarning, match="not what they were when these chains were run"):
+            predict(with_parameter, one, X, num_samples=4)
+    with pytest.warns(UserWarning, match="or run them anew") as told:
+        chains.run(10, progress=False)
+    assert told[0].filename == __file__
 
 
 def test_functions_as_guides_and_networks_that_are_gone_are_not_remembered() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._random import RandomStream, mixed_seed
-from pyro_implicit.inference.posterior_draws import posterior_draws
+from pyro_implicit.inference.posterior_draws import draws_of
 
 __all__ = ["DrawChunks"]
 
@@ -72,4 +72,4 @@ class DrawChunks:
     def _drawn(self, count: int, chunk: int) -> dict[str, Tensor]:
         guide, args, kwargs = self._call
         with RandomStream(mixed_seed(self.seed, chunk)):
-            return posterior_draws(guide, count, *args, **kwargs)
+            return draws_of(guide, count, *args, **kwargs)
