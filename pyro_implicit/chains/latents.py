@@ -43,7 +43,8 @@ def read_latents(
     :param args: its arguments, all data.
     :param kwargs: its keyword arguments.
     :returns: the sites, and the medians of their priors in the unconstrained space, shape ``(m,)``.
-    :raises SiteError: if there is none, a discrete one, or a plate that shows some of its rows.
+    :raises SiteError: if there is none, a discrete one, a plate that shows some of its rows, or one
+        whose support another latent decides.
     """
     # of so many draws that all chains do not share the luck of a few
     trace = _run(model, partial(init_to_median, num_samples=_MEDIAN_OF), args, kwargs)
@@ -59,6 +60,7 @@ def read_latents(
     if args or kwargs:
         _warn_if_nothing_is_observed(trace)
     sites = [LatentSite.from_trace(node, False) for node in nodes]
+    _check_supports(model, sites, args, kwargs)
     return sites, _flat(sites, trace)
 
 
@@ -151,6 +153,17 @@ def _warn_if_nothing_is_observed(trace: Any) -> None:
     said = use.nothing_observed("refine(model, 16, x, y)")
     if said is not None:
         warnings.warn(said, UserWarning, stacklevel=4)
+
+
+def _check_supports(model: Model, sites: list[LatentSite], args: Any, kwargs: Any) -> None:
+    """Chains are mapped on the supports of one run, and would not leave them in any other."""
+    try:
+        trace = _run(model, init_to_sample, args, kwargs)
+    except Exception:  # what a model makes of draws of its prior is no reason to refuse it
+        return
+    for site in sites:
+        if site.name in trace:
+            site.check_prior(trace.nodes[site.name]["fn"], "where the other latents are elsewhere")
 
 
 def _check_all_rows(name: str, node: dict[str, Any]) -> None:

@@ -106,8 +106,8 @@ def refine(
     :raises ArgumentError: for bad values, a guide in the place of the model, or too few steps for a
         draw.
     :raises NonFiniteError: if the density is not finite at a start.
-    :raises SiteError: for discrete latents, plates that show some of their rows, and models that
-        draw random numbers beside their latents.
+    :raises SiteError: for discrete latents, plates that show some of their rows, supports that
+        depend on another latent, and models that draw random numbers beside their latents.
     :raises ShapeError: for starts of another shape than the latents', observations of another shape
         than their distributions, and for no rows.
     :warns UserWarning: if nothing is observed, the model does not vectorise, or the step size does

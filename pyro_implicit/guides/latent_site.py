@@ -127,11 +127,12 @@ class LatentSite:
 
         map_support(self.support, check)
 
-    def check_prior(self, fn: Any) -> None:
+    def check_prior(self, fn: Any, before: str = "when the guide was built") -> None:
         """
-        Refuses a prior whose support is another one than when the guide was built.
+        Refuses a prior whose support is another one than when the site was read.
 
         :param fn: the distribution of the site in another run of the model.
+        :param str before: when that was.
         :raises SiteError: if its support is not that which this site is mapped on: draws could
             then not reach some of it, or leave it.
         """
@@ -139,7 +140,7 @@ class LatentSite:
         if support is not self.support and not same_support(self.support, support):
             raise SiteError(
                 f"latent site {self.name!r} has the support {_words(support)} here and had "
-                f"{_words(self.support)} when the guide was built, which its draws are mapped on: "
+                f"{_words(self.support)} {before}, which its draws are mapped on: "
                 "it depends on another latent, a parameter or the data. Draw a latent on a fixed "
                 f"support and rescale it in the model, such as u = pyro.sample('{self.name}_unit', "
                 f"dist.Uniform(0.0, 1.0)), {self.name} = pyro.deterministic('{self.name}', low + "

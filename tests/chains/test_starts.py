@@ -176,6 +176,44 @@ def test_a_plate_that_shows_some_rows_is_refused():
         begun(2, random_rows, (Y,))
 
 
+@pytest.mark.parametrize("kernel", ["hmc", "mclmc"])
+def test_supports_that_another_latent_decides_are_refused(kernel):
+    """Chains would not leave the support of the run that they were read off."""
+
+    def model(y):
+        top = pyro.sample("top", dist.HalfNormal(2.0))
+        low = pyro.sample("low", dist.Uniform(0.0, top))
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", dist.Normal(low, 1.0), obs=y)
+
+    with pytest.raises(SiteError, match="'low' has the support .* depends on another latent"):
+        begun(2, model, (Y,), num_steps=100, kernel=kernel)
+
+
+def test_a_support_that_the_data_decide_is_taken():
+    def model(y):
+        low = pyro.sample("low", dist.Uniform(0.0, y.abs().max()))
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", dist.Normal(low, 1.0), obs=y)
+
+    begun(2, model, (Y,), kernel="hmc")
+
+
+def test_draws_of_a_prior_that_the_model_refuses_are_no_reason_to_refuse_it():
+    calls = []
+
+    def model(y):
+        low = pyro.sample("low", dist.Normal(0.0, 1.0))
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("this draw is not for me")
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", dist.Normal(low, 1.0), obs=y)
+
+    begun({"low": torch.zeros(4)}, model, (Y,), kernel="hmc")
+    assert len(calls) > 2
+
+
 def test_discrete_latents_are_refused():
     def mixture():
         z = pyro.sample("z", dist.Bernoulli(0.5))
