@@ -19,6 +19,7 @@ from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from pyro.util import check_model_guide_match, check_site_shape
 from torch import Tensor
 
+from pyro_implicit._random import RandomStream
 from pyro_implicit.distributions._base_dist import loses_gradients
 from pyro_implicit.distributions.diagonal_mixture import WeightedDraws
 from pyro_implicit.distributions.implicit import ImplicitDistribution
@@ -167,8 +168,13 @@ def plate_nesting(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> int:
-    """The number of plate dimensions of model and guide, by one run of both."""
-    with poutine.block(), pyro.validation_enabled(False):
+    """
+    The number of plate dimensions of model and guide, by one run of both.
+
+    It moves no random numbers: an objective that has not met a guide yet, as where a run is resumed
+    in another process, goes on with those that one which has would draw.
+    """
+    with RandomStream(0), poutine.block(), pyro.validation_enabled(False):
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
         model_trace = _replayed(model, guide_trace, args, kwargs)
     dims = [

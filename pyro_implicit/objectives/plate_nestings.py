@@ -20,8 +20,7 @@ class PlateNestings:
     Knows the pairs of a model and a guide that were run, and keeps none of them alive.
 
     Each is run once, also where an objective is shared by several that are trained in turns: a run
-    takes as long as half a step, and draws random numbers, which would be other ones for whoever
-    steps between.
+    takes as long as half a step. It moves no random numbers.
     """
 
     def __init__(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import pickle
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +28,7 @@ from tests.training.fitting import stubs
 from tests.training.fitting.stubs import Bowl
 
 X = torch.tensor([0.5, -1.0, 2.0, 1.5])
+SCALE = dist.LogNormal(0.0, 0.5)
 
 
 def conjugate(x: Tensor) -> None:
@@ -287,6 +289,42 @@ def test_a_guide_goes_on_from_a_state_on_disk() -> None:
     for name, value in whole_guide.state_dict().items():
         if isinstance(value, Tensor):
             assert other.state_dict()[name].equal(value), name
+
+
+def of_two(x: Tensor) -> None:
+    """A mean and a deviation of normal data."""
+    mean, scale = pyro.sample("mean", dist.Normal(0.0, 1.0)), pyro.sample("scale", SCALE)
+    with pyro.plate("data", len(X), subsample_size=len(x)):
+        pyro.sample("x", dist.Normal(mean, scale), obs=x)
+
+
+@pytest.mark.parametrize("what", ["result", "guide", "both"])
+def test_a_copy_goes_on_to_the_same_bits(what: str) -> None:
+    """Its objective has not met the guide yet, and runs both once to count their plates."""
+
+    def interrupted_at(count: int) -> tuple[HyperNetworkGuide, FitResult]:
+        pyro.clear_param_store()
+        pyro.set_rng_seed(1)
+        scores = iter([0.0] * count)
+        guide = HyperNetworkGuide(of_two)
+
+        def score() -> float:
+            if (found := next(scores, None)) is None:
+                raise KeyboardInterrupt
+            return found
+
+        options: Any = {"num_steps": 400, "seed": 0, "progress": False}
+        return guide, fit(of_two, guide, X, validation=score, **options)
+
+    _, whole = interrupted_at(100)
+    guide, first = interrupted_at(2)
+    assert whole.reason != "interrupted" == first.reason and first.num_steps < whole.num_steps
+    if what != "guide":
+        first = pickle.loads(pickle.dumps(first))
+    if what != "result":
+        guide = HyperNetworkGuide.from_state_dict(guide.state_dict())
+    options: Any = {"num_steps": 400, "progress": False, "validation": lambda: 0.0}
+    assert fit(of_two, guide, X, resume=first, **options).history == whole.history
 
 
 def test_a_run_that_had_ended_begins_anew() -> None:
