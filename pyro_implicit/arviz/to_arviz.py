@@ -165,7 +165,7 @@ def to_arviz(
     factors = uncounted_factors(programs[0]) if "log_likelihood" in arrays else set()
     told = [told_of_factors(factors)] if factors else []
     for text in dict.fromkeys([*told, *(text for one in watched for text in one.warnings())]):
-        warnings.warn(text, stacklevel=2)
+        warnings.warn(text, stacklevel=3)  # a decorator lies between
     if stats is not None:
         arrays["sample_stats"] = stats.arrays(arrays["posterior"])
     return export.made(arrays, run_attrs(guides[0], objective, export.notes))

@@ -26,6 +26,7 @@ from pyro_implicit.distributions.implicit_sites import draw_site
 from pyro_implicit.exceptions import SiteError, StateError
 from pyro_implicit.generators.preconditioner import Preconditioner
 from pyro_implicit.guides.argument_dims import shapes_of_arguments
+from pyro_implicit.guides.called_networks import CalledNetworks
 from pyro_implicit.guides.draw_quantiles import DrawQuantiles
 from pyro_implicit.guides.first_call import FirstCall
 from pyro_implicit.guides.held_data import HeldData
@@ -41,6 +42,7 @@ from pyro_implicit.guides.initialization.prototype import (
 from pyro_implicit.guides.initialization.start_report import StartReport
 from pyro_implicit.guides.latent_site import LatentSite, pack
 from pyro_implicit.guides.model_parameters import ModelParameters
+from pyro_implicit.guides.model_statistics import ModelStatistics
 from pyro_implicit.guides.parts import Factorized, check_factorized, check_parts, divide, parts_of
 from pyro_implicit.guides.sampler import Sampler, check_scale_arguments
 from pyro_implicit.guides.saved_guide import SavedGuide
@@ -289,8 +291,9 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
                 "the model has no latent site to infer: every sample statement is observed or "
                 "hidden. Write a latent pyro.sample(...) without obs=, or train without a guide."
             )
-        held = HeldData(self._bare_model[0], args, kwargs)
-        parameters = ModelParameters(held.parameters)
+        with CalledNetworks() as called:
+            held = HeldData(self._bare_model[0], args, kwargs)
+        parameters = ModelParameters(held.parameters, ModelStatistics(called.outermost()))
         self._know(FirstCall(shapes_of_arguments(args), fingerprint(args), held, parameters))
         pairs = [self._read_site(node) for _, node in nodes]
         parts = parts_of(self.factorized, [site.name for site, _ in pairs])

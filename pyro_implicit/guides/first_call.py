@@ -10,6 +10,7 @@ from pyro_implicit.exceptions import StateError
 from pyro_implicit.guides.argument_dims import Shape
 from pyro_implicit.guides.held_data import HeldData
 from pyro_implicit.guides.model_parameters import ModelParameters
+from pyro_implicit.guides.model_statistics import ModelStatistics
 from pyro_implicit.handlers.same_rows import Fingerprint
 
 __all__ = ["FIRST_CALL", "FirstCall"]
@@ -22,6 +23,7 @@ _LIKE: dict[str, Any] = {
     "arguments": [],
     "observed": {},
     "parameters": {},
+    "statistics": {},
 }
 
 
@@ -57,6 +59,7 @@ class FirstCall:
             "arguments": sorted(list(one) for one in self.held.arguments),
             "observed": observed,
             "parameters": self.parameters.to_state(),
+            "statistics": {n: list(one) for n, one in self.parameters.statistics.now().items()},
         }
 
     @classmethod
@@ -73,7 +76,9 @@ class FirstCall:
             {_print(one, "arguments") for one in state["arguments"] if one is not None},
             {name: _print(one, "observed") for name, one in state["observed"].items()},
         )
-        parameters = ModelParameters(state["parameters"])
+        prints = {n: _print(one, "statistics") for n, one in state["statistics"].items()}
+        saved = {name: one for name, one in prints.items() if one is not None}
+        parameters = ModelParameters(state["parameters"], ModelStatistics(saved=saved))
         for name, one in state["parameters"].items():
             parameters.saved[name] = _print(one, "parameters")
         return cls(

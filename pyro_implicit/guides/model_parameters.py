@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,11 +11,17 @@ import torch
 from pyro import poutine
 from torch import Tensor, nn
 
+from pyro_implicit._few import few_of
 from pyro_implicit._random import RandomStream
+from pyro_implicit.guides.called_networks import CalledNetworks
+from pyro_implicit.guides.model_statistics import ModelStatistics, statistics_of
 from pyro_implicit.guides.since_fit import moved_since_fit
+from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.same_rows import Fingerprint, are_alike, fingerprint
 
 __all__ = ["ModelParameters", "WatchedParameters"]
+
+_SHOWN = 4
 
 
 class ModelParameters:
@@ -22,9 +29,11 @@ class ModelParameters:
     Names of what a model makes by ``pyro.param``, or trains of its networks, and what it was like.
 
     :param names: of these parameters in Pyro's store.
+    :param ModelStatistics statistics: of its networks.
     """
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: Iterable[str], statistics: ModelStatistics | None = None) -> None:
+        self.statistics = statistics or ModelStatistics()
         #: what each was like when the guide was saved; None if nobody knows
         self.saved: dict[str, Fingerprint | None] = dict.fromkeys(names)
         #: what each was like where a call had to make it
@@ -51,6 +60,10 @@ class WatchedParameters:
         store = pyro.get_param_store()
         self._guide = guide
         self._known: list[ModelParameters] = [one for one in found if one is not None]
+        self._called = CalledNetworks(statistics_of)
+        if any(one.statistics.is_loaded for one in self._known):
+            self._called.__enter__()
+            weakref.finalize(self, self._called.__exit__)
         self._absent = {name for one in self._known for name in one.saved if name not in store}
 
     def look(self, model: Callable[..., Any], args: Any, kwargs: Any) -> list[str]:
@@ -62,8 +75,9 @@ class WatchedParameters:
         :param kwargs: its keyword arguments.
         :returns: what :meth:`warnings` then has.
         """
-        if any(name not in pyro.get_param_store() for name in self._absent):
-            with RandomStream(0), poutine.block(), torch.no_grad():
+        is_loaded = any(one.statistics.is_loaded for one in self._known)
+        if is_loaded or any(name not in pyro.get_param_store() for name in self._absent):
+            with RandomStream(0), poutine.block(), torch.no_grad(), evaluation_mode():
                 model(*args, **kwargs)
         return self.warnings()
 
@@ -71,9 +85,9 @@ class WatchedParameters:
         """
         What a user should know once the model was run.
 
-        :returns: at most two texts.
+        :returns: one text for each matter.
         """
-        moved = moved_since_fit(self._guide)
+        moved = [*moved_since_fit(self._guide), *self._lost_statistics()]
         lost = sorted({name for known in self._known for name in self._lost(known)})
         if not lost:
             return moved
@@ -83,6 +97,21 @@ class WatchedParameters:
             "the guide's fit: they are the model's, and no part of the guide's state. "
             "Save and load them beside it: pyro.get_param_store().save(path) and .load(path) "
             "before the first call; for a network, save_state(net.state_dict(), path).",
+        ]
+
+    def _lost_statistics(self) -> list[str]:
+        loaded = [one.statistics for one in self._known if one.statistics.is_loaded]
+        if not loaded:
+            return []
+        self._called.__exit__()
+        lost = [name for one in loaded for name in one.lost(self._called.outermost())]
+        if not lost:
+            return []
+        return [
+            f"{few_of(lost, _SHOWN)} of the model are not what they were when the guide was "
+            "saved: running statistics are the network's, and no part of the guide's state. Save "
+            "and load them beside it: save_state(net.state_dict(), path), "
+            "net.load_state_dict(load_state(path))."
         ]
 
     def _lost(self, known: ModelParameters) -> list[str]:

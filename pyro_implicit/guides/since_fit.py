@@ -12,10 +12,10 @@ import pyro
 import torch
 from pyro import poutine
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from pyro_implicit._few import few_of
 from pyro_implicit._random import RandomStream
+from pyro_implicit.guides.called_networks import CalledNetworks
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.same_rows import Fingerprint, are_alike, fingerprint
 
@@ -198,21 +198,11 @@ def _parameters_of(guide: Any) -> list[nn.Parameter]:
 @torch.no_grad()
 def _met_by(model: Any, args: Any, kwargs: Any) -> tuple[list[nn.Module], list[str]]:
     """The outermost networks that a run calls, and the names of the parameters that it has."""
-    called: dict[nn.Module, None] = {}
-
-    def before(module: nn.Module, _: Any) -> None:
-        called[module] = None
-
-    hook = register_module_forward_pre_hook(before)
-    try:
-        with warnings.catch_warnings(), RandomStream(0), poutine.block(), evaluation_mode():
-            warnings.simplefilter("ignore")
-            with poutine.trace(param_only=True) as tracer:
-                model(*args, **kwargs)
-    finally:
-        hook.remove()
-    inner = {part for module in called for part in module.modules() if part is not module}
-    outer = [module for module in called if module not in inner]
+    with warnings.catch_warnings(), RandomStream(0), poutine.block(), evaluation_mode():
+        warnings.simplefilter("ignore")
+        with CalledNetworks() as called, poutine.trace(param_only=True) as tracer:
+            model(*args, **kwargs)
+    outer = list(called.outermost())
     size = sum(value.numel() for module in outer for _, value in _tensors_of(module))
     return outer if size <= _MOST else [], list(tracer.trace.param_nodes)
 

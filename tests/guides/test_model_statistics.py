@@ -1,0 +1,140 @@
+"""Running statistics that a saved guide does not hold: told where the model has others."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pyro_implicit import (
+    ConditionalHyperNetworkGuide,
+    HyperNetworkGuide,
+    evaluate,
+    fit,
+    log_predictive_density,
+    posterior_draws,
+    predict,
+    refine,
+    to_arviz,
+)
+from pyro_implicit.bayesian import BayesianModule
+from pyro_implicit.exceptions import StateError
+
+X = torch.linspace(-1, 2, 12)[:, None]
+Y = X.sin()[:, 0]
+TOLD = r"running_mean of BayesianModule.*running_var.* when the guide was saved.*net.state_dict"
+
+
+class Model:
+    """A network of a BatchNorm layer, new with each instance."""
+
+    def __init__(self) -> None:
+        inner = nn.Sequential(nn.BatchNorm1d(1, affine=False), nn.Linear(1, 1))
+        self.net = BayesianModule(inner, dist.Normal(0.0, 1.0))
+
+    def __call__(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        mean = self.net(x).squeeze(-1)
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", dist.Normal(mean, 0.1), obs=y)
+
+
+def fitted(model: Any) -> HyperNetworkGuide:
+    guide = HyperNetworkGuide(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit(model, guide, X, Y, num_steps=5, progress=False)
+    return guide
+
+
+@pytest.fixture(scope="module")
+def saved() -> tuple[dict[str, Any], dict[str, Any]]:
+    model = Model()
+    guide = fitted(model)
+    return guide.state_dict(), copy.deepcopy(model.net.state_dict())
+
+
+CALLS: dict[str, Any] = {
+    "predict": lambda m, g: predict(m, g, X, num_samples=4),
+    "predict, parallel": lambda m, g: predict(m, g, X, num_samples=4, parallel=True),
+    "evaluate": lambda m, g: evaluate(m, g, X, Y, num_samples=4),
+    "density": lambda m, g: log_predictive_density(m, g, X, Y, num_samples=4),
+    "to_arviz": lambda m, g: to_arviz(m, g, X, Y, num_samples=4),
+    "refine": lambda m, g: refine(m, g, X, Y, num_chains=2, num_steps=0, progress=False),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_model_without_its_statistics_is_told(name: str, saved: Any) -> None:
+    state, net_state = saved
+    guide = HyperNetworkGuide.from_state_dict(state)
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=TOLD) as told:
+            CALLS[name](Model(), guide)
+        assert told[0].filename == __file__
+    model = Model()
+    model.net.load_state_dict(net_state)
+    CALLS[name](model, guide)  # a warning would be an error
+    assert not nn.modules.module._global_forward_pre_hooks
+
+
+def test_a_fit_that_goes_on_tells_at_its_beginning(saved: Any) -> None:
+    guide = HyperNetworkGuide.from_state_dict(saved[0])
+    result = fit(Model(), guide, X, Y, num_steps=5, progress=False)
+    assert any("when the guide was saved" in text for text in result.warnings)
+    model = Model()
+    model.net.load_state_dict(saved[1])
+    guide = HyperNetworkGuide.from_state_dict(saved[0])
+    result = fit(model, guide, X, Y, num_steps=5, progress=False)
+    assert not any("when the guide was saved" in text for text in result.warnings)
+    predict(model, guide, X, num_samples=4)  # the fit has moved them: all is right
+
+
+def test_a_pickled_guide_knows_them_too() -> None:
+    model = Model()
+    guide = pickle.loads(pickle.dumps(fitted(model)))
+    predict(model, copy.deepcopy(guide), X, num_samples=4)
+    with pytest.warns(UserWarning, match=TOLD):
+        predict(Model(), guide, X, num_samples=4)
+
+
+def test_a_state_of_a_loaded_guide_is_that_of_the_saved_one(saved: Any) -> None:
+    guide = HyperNetworkGuide.from_state_dict(saved[0])
+    again = guide.state_dict()["_extra_state"]["first_call"]["statistics"]
+    assert again == saved[0]["_extra_state"]["first_call"]["statistics"] and len(again) == 2
+
+
+def test_a_conditional_guide_knows_them() -> None:
+    bn = nn.BatchNorm1d(1, affine=False)
+
+    def model(x: Tensor, y: Tensor | None = None) -> None:
+        with pyro.plate("data", len(x)):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z + bn(x)[:, 0], 1.0), obs=y)
+
+    guide = ConditionalHyperNetworkGuide(model).setup(X, Y)
+    other = ConditionalHyperNetworkGuide.from_state_dict(guide.state_dict())
+    predict(model, other, X, Y, num_samples=2)
+    other = ConditionalHyperNetworkGuide.from_state_dict(guide.state_dict())
+    bn.running_mean.fill_(3.0)
+    with pytest.warns(UserWarning, match="running_mean of BatchNorm1d"):
+        predict(model, other, X, Y, num_samples=2)
+
+
+def test_draws_alone_need_no_network(saved: Any) -> None:
+    guide = HyperNetworkGuide.from_state_dict(saved[0])
+    posterior_draws(guide, 3)
+
+
+def test_a_damaged_state_is_refused(saved: Any) -> None:
+    for damage in (3, {"a": [1, 2]}, None):
+        state = copy.deepcopy(saved[0])
+        state["_extra_state"]["first_call"]["statistics"] = damage
+        with pytest.raises(StateError, match="statistics"):
+            HyperNetworkGuide.from_state_dict(state)
