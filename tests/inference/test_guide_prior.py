@@ -179,13 +179,15 @@ def test_vectorised_particles_give_the_same_loss_as_a_loop() -> None:
     prior = GuidePrior(bent(_guide("learned")))
     model = prior(grouped)
     guide = HyperNetworkGuide(model, init_from=None).setup()
-    losses = []
+    torch.manual_seed(0)
+    found = []
     for vectorize in (True, False):
-        torch.manual_seed(0)
-        elbo = LinearisedELBO(num_particles=100, vectorize_particles=vectorize)
+        elbo = LinearisedELBO(num_particles=20, vectorize_particles=vectorize)
         with torch.no_grad():
-            losses.append(elbo.loss(model, guide))
-    assert losses[0] == pytest.approx(losses[1], rel=0.05)
+            found.append(torch.tensor([elbo.loss(model, guide) for _ in range(20)]))
+    one, other = (losses.mean() for losses in found)
+    error = sum(losses.var() / len(losses) for losses in found).sqrt()
+    assert abs(one - other) < 4 * error < 0.2 * one
 
 
 def test_it_is_a_copy_and_a_module() -> None:

@@ -53,7 +53,7 @@ def energy_in_closed_form(alpha: float, mean: float, scale: float) -> float:
 @given(alpha=st.sampled_from([0.0, 0.1, 0.5, 1.0]), scale=st.floats(0.1, 0.8))
 def test_it_is_the_closed_form(alpha: float, scale: float) -> None:
     pyro.set_rng_seed(0)
-    objective = AlphaEnergy(100_000, alpha=alpha, vectorize_particles=True)
+    objective = AlphaEnergy(400_000, alpha=alpha, vectorize_particles=True)
     value = -objective.loss(model, fixed(scale=scale))
     assert value == pytest.approx(energy_in_closed_form(alpha, 0.2, scale), abs=0.02)
 
@@ -91,7 +91,7 @@ def test_looped_and_vectorised_particles_agree(mixed: Any) -> None:
 def test_its_gradient_is_that_of_the_closed_form(alpha: float) -> None:
     pyro.set_rng_seed(0)
     point = torch.tensor([0.2, 0.5], dtype=torch.float64, requires_grad=True)
-    objective = AlphaEnergy(100_000, alpha=alpha, vectorize_particles=True)
+    objective = AlphaEnergy(400_000, alpha=alpha, vectorize_particles=True)
 
     def guide() -> None:
         pyro.sample("loc", dist.Normal(*point))

@@ -105,7 +105,7 @@ def test_rare_folds_are_not_worth_a_word() -> None:
             return z + 0 * self.depth - 2 * torch.relu(z - 3.1)
 
     objective = LinearisedELBO(400, vectorize_particles=True, watch_folds=1)
-    torch.manual_seed(0)
+    torch.manual_seed(1)  # one seed of 200, 0 among them, begins with five such noises of 400
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         steps(objective, guide_of(Tail()), 30)
