@@ -305,11 +305,13 @@ class Look:
         names, owners = tuple(self._sought or names), [owner]
         if isinstance(owner, type):
             owners += [kind for kind in owner.__mro__[1:] if not _is_ours(kind)]
-        for name in names:
+        sought = frozenset(names)  # of a large library, thousands of names in hundreds of modules
+        there = {name for one in owners for name in vars(one).keys() & sought}
+        for name in filter(there.__contains__, names) if there else ():
             found = [one for one in owners if name in vars(one)]
             for one in found:
                 self._entry_by_name(one, name, f"{where}.{name}", depth)
-            for one in owners[: owners.index(found[0])] if found else ():
+            for one in owners[: owners.index(found[0])]:
                 self._place(f"{where}.{name}", one, name, GONE)
         if owner is os and "getenv" in names:
             self.at(os.environ, "os.environ", 1)

@@ -14,6 +14,7 @@ from pyro_implicit.handlers.python_look import Look, TooMuchToSee, unseen
 __all__ = ["PythonState", "python_state"]
 
 _FLAG = "requires_grad"  # of a tensor
+_TOO_MUCH = "more than can be looked at each time"
 _WALKS = 4  # methods that call methods of other classes, at most
 
 
@@ -97,7 +98,7 @@ def python_state(*programs: Any) -> PythonState:
     for _ in range(_WALKS):  # until no function is found that reads other names
         known = len(look.names)
         look = _walk(Look(look.names), programs)
-        if len(look.names) == known:
+        if len(look.names) == known or _TOO_MUCH in look.values:
             break
     state = read_random_state()
     _, keys, *rest = state["numpy"]
@@ -111,7 +112,8 @@ def _walk(look: Look, programs: tuple[Any, ...]) -> Look:
         try:
             look.at(program, "")
         except TooMuchToSee:
-            look.values["more than can be looked at each time"] = unseen()
+            look.values[_TOO_MUCH] = unseen()
+            break
         except Exception:  # of attributes that run a user's code
             look.values["what cannot be looked at"] = unseen()
     return look

@@ -14,6 +14,7 @@ from os import getenv
 from typing import Any, ClassVar
 
 import numpy as np
+import pandas
 import pyro.distributions as dist
 import pytest
 import torch
@@ -21,6 +22,8 @@ from pyro import plate, poutine, sample
 from pyro.nn import PyroModule, PyroSample
 from torch import Tensor, nn
 
+from pyro_implicit.handlers import python_state as state_module
+from pyro_implicit.handlers.python_look import Look
 from pyro_implicit.handlers.python_state import python_state
 
 TABLE: dict[str, Any] = {"inner": {"beta": 1.0}}
@@ -438,6 +441,24 @@ def test_more_than_can_be_looked_at_each_time_counts_as_changed() -> None:
     one, other = (python_state(lambda: table[0][0][0]) for _ in range(2))
     assert one.changes(other) == "more than can be looked at each time"
     assert len(one.places) == len(other.places) == 10_000
+
+
+def test_a_model_of_a_large_library_is_given_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of a table's methods lead through all of it, which had taken five seconds a look."""
+    table, looks = pandas.DataFrame({"a": [1.0, 2.0]}), []
+
+    def model() -> float:
+        return float(table["a"].iloc[0])
+
+    class Counted(Look):
+        def __init__(self, names: Any = ()) -> None:
+            super().__init__(names)
+            looks.append(self)
+
+    monkeypatch.setattr(state_module, "Look", Counted)
+    one, other = (python_state(model) for _ in range(2))
+    assert one.changes(other) == "more than can be looked at each time"
+    assert sum(len(look.places) == 10_000 for look in looks) == 2
 
 
 def test_a_method_without_code_is_no_error() -> None:

@@ -71,11 +71,12 @@ def fit_mean_field(
     :param torch.Tensor loc: where the mean begins, shape ``(m,)``.
     :param torch.Tensor scale: where the deviations begin, shape ``(m,)``.
     :param int num_steps: most steps, a gradient of the density each.
-    :param torch.Tensor unit: of the steps of the mean, shape ``(m,)``; 1 by default.
+    :param torch.Tensor unit: of the steps of the mean, shape ``(m,)``; by default 1, or the
+        deviation of the moment where that is larger: a latent in dollars has a long way to go.
     :param float pace: factor on the rates of the mean and of the log-deviations.
     :returns: the Gaussian.
     """
-    fit = _Fit(loc, scale, torch.ones_like(loc) if unit is None else unit)
+    fit = _Fit(loc, scale, unit)
     limit, cold_from, is_level = num_steps, num_steps - num_steps // 3, False
     values: list[float] = []
     for step in range(num_steps):
@@ -129,8 +130,9 @@ class _Fit:
     They are the two rows of ``(2, m)``, the mean in its units from where it began.
     """
 
-    def __init__(self, loc: Tensor, scale: Tensor, unit: Tensor) -> None:
-        self.origin, self.unit = loc.detach(), unit
+    def __init__(self, loc: Tensor, scale: Tensor, unit: Tensor | None) -> None:
+        self.origin, self.grows = loc.detach(), unit is None
+        self.unit = torch.ones_like(self.origin) if unit is None else unit
         self.now = torch.stack([torch.zeros_like(self.origin), scale.detach().log()])
         self.rates = self.now.new_tensor([[_RATE], [_LOG_RATE]])
         self.direction = AdamDirection()
@@ -153,7 +155,10 @@ class _Fit:
             self.length *= 0.5
             return math.nan
         self.kept = self.now
-        self.now = self.now + self.length * pace * self.rates * self.direction(gradient)
+        move = self.length * pace * self.rates * self.direction(gradient)
+        if self.grows:
+            move[0] *= scale.clamp(min=1.0)
+        self.now = self.now + move
         self.length = min(1.0, 1.1 * self.length)
         if keep:
             self.kept_sum = self.kept_sum + self.now

@@ -34,6 +34,38 @@ def test_of_a_correlated_gaussian_it_is_the_conditional_deviations() -> None:
     assert ((fit.loc - truth.loc) / expected).abs().max() < 0.3
 
 
+@pytest.mark.parametrize("size", [1.0, 1e3, 1e5])
+@pytest.mark.parametrize("count", [2, 100])
+def test_latents_of_any_size_are_found(size: float, count: int) -> None:
+    """Steps are as long as the deviations of the moment, where these are above 1."""
+    torch.manual_seed(0)
+    loc, scale = torch.zeros(count), torch.ones(count)
+    loc[::2], scale[::2] = 3 * size, size
+    truth = dist.Normal(loc, scale).to_event(1)
+    fit = fit_mean_field_near(truth.log_prob, [torch.zeros(count)])
+    assert ((fit.loc - loc) / scale).abs().max() < 0.5
+    assert (fit.scale / scale).log().abs().max() < 0.5
+
+
+@pytest.mark.parametrize("start", ["mean-field", "hessian", "ggn"])
+def test_prices_in_dollars(start: str) -> None:
+    """The mean and the deviation of data, under wide priors: had begun 30 deviations away."""
+    torch.manual_seed(0)
+    prices = 2000 + 100 * torch.randn(100)
+
+    def model() -> None:
+        mean = pyro.sample("mean", dist.Normal(0.0, 5e3))
+        scale = pyro.sample("scale", dist.HalfNormal(5e3))
+        with pyro.plate("data", len(prices)):
+            pyro.sample("y", dist.Normal(mean, scale), obs=prices)
+
+    draws = HyperNetworkGuide(model, init_from=start).setup().sample(1000)
+    error = float(prices.std()) / 10
+    assert abs(float(draws["mean"].mean() - prices.mean())) < 0.5 * error
+    assert float(draws["mean"].std()) == pytest.approx(error, rel=0.35)
+    assert float(draws["scale"].mean()) == pytest.approx(float(prices.std()), rel=0.05)
+
+
 def test_a_fit_that_is_cut_short_says_so() -> None:
     fit = fit_mean_field(lambda u: -u.square().sum(), torch.full((2,), 9.0), torch.ones(2), 50)
     assert not fit.is_level and fit.loc.max() < 9.0
