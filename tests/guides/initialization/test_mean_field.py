@@ -66,6 +66,22 @@ def test_prices_in_dollars(start: str) -> None:
     assert float(draws["scale"].mean()) == pytest.approx(float(prices.std()), rel=0.05)
 
 
+def test_a_start_that_is_still_on_its_way_is_told() -> None:
+    """A narrow posterior 20 000 deviations from where latents begin."""
+    torch.manual_seed(0)
+    data = 1000 + 0.5 * torch.randn(100)
+
+    def model() -> None:
+        mean = pyro.sample("mean", dist.Normal(0.0, 1e4))
+        scale = pyro.sample("scale", dist.HalfNormal(1.0))
+        with pyro.plate("data", len(data)):
+            pyro.sample("y", dist.Normal(mean, scale), obs=data)
+
+    guide = HyperNetworkGuide(model, init_from="mean-field")
+    with pytest.warns(UserWarning, match="limit of its steps while its bound still rose"):
+        guide.setup()
+
+
 def test_a_fit_that_is_cut_short_says_so() -> None:
     fit = fit_mean_field(lambda u: -u.square().sum(), torch.full((2,), 9.0), torch.ones(2), 50)
     assert not fit.is_level and fit.loc.max() < 9.0
