@@ -122,7 +122,7 @@ def gaussian_start(
 
         - ``"mean-field"``: a diagonal Gaussian, by Adam on the evidence bound with one draw a step
           and a rate that cools once the bound is level; for any number of latents. Where the limit
-          of 5000 steps comes first, that is told (but for networks, which have 2000 slow ones);
+          of 5000 steps comes first, that is told (but for networks, whose fits are shorter);
         - ``"full-rank"``, for models with strong correlations, of at most some thousand latents:
           the Gaussian with the highest evidence bound, by natural-gradient steps of two Hessians
           each from a mean-field fit;
