@@ -41,7 +41,7 @@ class _NormalLogDensity(torch.autograd.Function):
 
     @staticmethod
     def forward(value: Tensor, loc: Tensor, scale: Tensor, event_dim: int) -> Tensor:
-        squares = (value - loc).div_(scale)
+        squares = _divided(value - loc, scale)
         squares.mul_(squares)
         constant = (scale.log() + 0.5 * math.log(2 * math.pi)).expand(value.shape)
         dims = list(range(-event_dim, 0))
@@ -66,4 +66,14 @@ class _NormalLogDensity(torch.autograd.Function):
             by_scale = ((ratio.square() - 1) / scale * grad).sum_to_size(scale.shape)
         if torch.is_grad_enabled():  # somebody differentiates again
             return (loc - value) / scale.square() * grad, by_loc, by_scale, None
-        return (loc - value).div_(scale.square()).mul_(grad), by_loc, by_scale, None
+        ratio = _divided(loc - value, scale.square())
+        return (ratio * grad if _is_mapped() else ratio.mul_(grad)), by_loc, by_scale, None
+
+
+def _divided(numbers: Tensor, by: Tensor) -> Tensor:
+    return numbers / by if _is_mapped() else numbers.div_(by)
+
+
+def _is_mapped() -> bool:
+    """Whether one tensor may have draws that another one lacks, which cannot be written into it."""
+    return bool(torch._C._are_functorch_transforms_active())

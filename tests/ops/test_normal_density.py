@@ -59,18 +59,23 @@ def test_vmap_goes_over_draws() -> None:
 
 
 @pytest.mark.parametrize("in_dims", [(0, 0), (None, 0), (0, None), (None, None)])
-def test_vmap_keeps_the_derivatives_by_parameters(in_dims: tuple[int | None, int | None]) -> None:
+@pytest.mark.parametrize("of_value", [0, None], ids=["drawn", "observed"])
+def test_vmap_keeps_the_derivatives_by_parameters(
+    in_dims: tuple[int | None, int | None], of_value: int | None
+) -> None:
     """Their own ``requires_grad`` is False in there, whatever is asked for outside."""
+    if of_value is None and in_dims == (None, None):
+        pytest.skip("nothing to go over")
     shapes = [() if dim is None else (5,) for dim in in_dims]
     loc, scale = numbers(*shapes[0]).requires_grad_(), numbers(*shapes[1]).exp().requires_grad_()
-    of = (numbers(5, 3, 4).requires_grad_(), loc, scale)
+    of = (numbers(*(5, 3, 4)[of_value is None :]).requires_grad_(), loc, scale)
 
     def density(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         return normal_log_density(value, loc.expand(3, 4), scale.expand(3, 4), 2)
 
-    found = torch.func.vmap(density, in_dims=(0, *in_dims))(*of)
+    found = torch.func.vmap(density, in_dims=(of_value, *in_dims))(*of)
     parameters = [x[:, None, None] if x.dim() else x for x in (loc, scale)]
-    right = expected(of[0], *parameters, 2)
+    right = expected(of[0].expand(5, 3, 4), *parameters, 2)
     pairs = zip(*(torch.autograd.grad(x.cos().sum(), of) for x in (found, right)), strict=True)
     for one, other in pairs:
         torch.testing.assert_close(one, other)
