@@ -36,6 +36,7 @@ from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.training.fitting.adopted import AdoptedParameters
 from pyro_implicit.training.fitting.all_rows import all_rows
 from pyro_implicit.training.fitting.arguments import Arguments
+from pyro_implicit.training.fitting.better_by_row import told_of_better_by_row
 from pyro_implicit.training.fitting.default_objective import default_objective
 from pyro_implicit.training.fitting.default_rate import default_rate, rate_times
 from pyro_implicit.training.fitting.first_look import explained_steps, first_look
@@ -202,7 +203,7 @@ def fit(
             if resume is not None:
                 run.resume(resume)
             run.adopted = adopted
-            hints += watched.look(model, some, named)
+            hints += [*watched.look(model, some, named), *told_of_better_by_row(guide)]
             if batches is not None:
                 run.retreat.num_batches = arguments.num_batches
             with explained_steps(model, guide, objective, arguments, **look):
