@@ -158,7 +158,7 @@ def refine(
             chains.how = density.how
             if num_steps and not interrupted:
                 chains._run(density, num_steps, progress)
-        remember_fit(model, chains, args, kwargs)
+        remember_fit(model, chains, args, kwargs, are_chains=True)
         return chains
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from types import FunctionType
 from typing import Any
 
 import pyro
@@ -45,7 +44,7 @@ _trained: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.WeakValueDict
 class _Fit:
     """What a model's tensors and a guide's parameters were like when a fit had ended."""
 
-    def __init__(self, model: Any, guide: Any, args: Any, kwargs: Any) -> None:
+    def __init__(self, model: Any, guide: Any, args: Any, kwargs: Any, are_chains: bool) -> None:
         networks, names = _met_by(model, args, kwargs)
         #: networks that the model calls
         self._networks = [weakref.ref(network) for network in networks]
@@ -55,9 +54,8 @@ class _Fit:
         after = self._tensors()  # what a run moves by itself tells nothing
         self._like = {name: one for name, one in after.items() if are_alike(one, before.get(name))}
         self._guide = _like_parameters(guide)
-        is_fit = isinstance(guide, nn.Module)
-        self.end = "the fit of this guide ended" if is_fit else "these chains were run"
-        self.again = "fit this guide again" if is_fit else "run them anew"
+        self.end = "these chains were run" if are_chains else "the fit of this guide ended"
+        self.again = "run them anew" if are_chains else "fit this guide again"
         self._parameters = [weakref.ref(value) for value in _parameters_of(guide)]
 
     def is_replaced(self, guide: Any) -> bool:
@@ -86,25 +84,31 @@ class _Fit:
 
 
 def remember_fit(
-    model: Callable[..., Any], guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    model: Callable[..., Any],
+    guide: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    are_chains: bool = False,
 ) -> None:
     """
     Keeps what the model's parameters, and its networks' statistics, are like at the end of a fit.
 
     The model is run twice, without leaving a trace. One that cannot be is not remembered, nor is a
-    guide that is a function.
+    guide that is no module: nobody could tell whether it was trained on since then.
 
     :param model: a Pyro model.
-    :param guide: the guide that was fitted, or chains that were run.
+    :param guide: the guide that was fitted, or chains.
     :param tuple args: positional arguments of both.
     :param kwargs: keyword arguments of both.
+    :param bool are_chains: whether they are, which nothing trains.
     """
     forget_fit(guide)
-    if isinstance(guide, FunctionType):
+    if not (are_chains or isinstance(guide, nn.Module)):
         return
     _trained.update((id(value), value) for value in _parameters_of(guide))
     try:
-        _fits[guide] = _Fit(model, guide, args, kwargs)
+        _fits[guide] = _Fit(model, guide, args, kwargs, are_chains)
     except Exception:  # what is wrong with a call is told by the call itself
         return
 
