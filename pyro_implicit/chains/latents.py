@@ -16,6 +16,7 @@ from pyro.infer.autoguide.initialization import InitMessenger, init_to_sample
 from torch import Tensor
 
 from pyro_implicit._random import RandomStream
+from pyro_implicit.chains.supports import check_supports
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.initialization.prototype import (
     forgiving,
@@ -60,7 +61,7 @@ def read_latents(
     if args or kwargs:
         _warn_if_nothing_is_observed(trace)
     sites = [LatentSite.from_trace(node, False) for node in nodes]
-    _check_supports(model, sites, args, kwargs)
+    check_supports(model, sites, args, kwargs)
     return sites, _flat(sites, trace)
 
 
@@ -153,17 +154,6 @@ def _warn_if_nothing_is_observed(trace: Any) -> None:
     said = use.nothing_observed("refine(model, 16, x, y)")
     if said is not None:
         warnings.warn(said, UserWarning, stacklevel=4)
-
-
-def _check_supports(model: Model, sites: list[LatentSite], args: Any, kwargs: Any) -> None:
-    """Chains are mapped on the supports of one run, and would not leave them in any other."""
-    try:
-        trace = _run(model, init_to_sample, args, kwargs)
-    except Exception:  # what a model makes of draws of its prior is no reason to refuse it
-        return
-    for site in sites:
-        if site.name in trace:
-            site.check_prior(trace.nodes[site.name]["fn"], "where the other latents are elsewhere")
 
 
 def _check_all_rows(name: str, node: dict[str, Any]) -> None:

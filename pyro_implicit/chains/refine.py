@@ -30,6 +30,7 @@ from pyro_implicit.chains.modes import find_modes
 from pyro_implicit.chains.program import Program
 from pyro_implicit.chains.result import Chains
 from pyro_implicit.chains.starts import check_finite, check_start, given_starts
+from pyro_implicit.chains.supports import check_supports_at
 from pyro_implicit.chains.walk import Walk
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.latent_site import LatentSite
@@ -150,6 +151,7 @@ def refine(
             u, interrupted = job.points(density, u)
             density.fit_to(u)
             check_finite(u, density(u)[0], density.log_joint)
+            check_supports_at(model, sites, u, args, kwargs)
             for text in watched.warnings():
                 warnings.warn(text, stacklevel=2)
             generator = torch.Generator(u.device).manual_seed(seed)

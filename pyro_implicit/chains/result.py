@@ -19,6 +19,7 @@ from pyro_implicit.chains.draws_guide import DrawsGuide
 from pyro_implicit.chains.kernels import kernel_from
 from pyro_implicit.chains.predictions import expectations
 from pyro_implicit.chains.program import Program
+from pyro_implicit.chains.supports import check_supports_at
 from pyro_implicit.chains.tuning import check_draws, warn_of_steps
 from pyro_implicit.chains.walk import Progress, Walk
 from pyro_implicit.exceptions import StateError
@@ -115,6 +116,9 @@ class Chains(DrawsGuide):
         if not self.interrupted and walk.target > walk.num_warmup:
             check_draws(self.num_draws, walk.num_warmup, self.num_steps, walk.kernel.thin)
             warn_of_steps(self.sample_stats, self.settings, self.by_chain.shape[-1], _CALLER)
+        if not self.interrupted and self._program is not None:
+            given = self._program
+            check_supports_at(given.model, self.sites, self.unconstrained, given.args, given.kwargs)
         return self
 
     # ---- what they are
