@@ -26,7 +26,6 @@ from pyro_implicit.distributions.implicit_sites import draw_site
 from pyro_implicit.exceptions import SiteError, StateError
 from pyro_implicit.generators.preconditioner import Preconditioner
 from pyro_implicit.guides.argument_dims import shapes_of_arguments
-from pyro_implicit.guides.called_networks import CalledNetworks
 from pyro_implicit.guides.draw_quantiles import DrawQuantiles
 from pyro_implicit.guides.first_call import FirstCall
 from pyro_implicit.guides.held_data import HeldData
@@ -47,6 +46,7 @@ from pyro_implicit.guides.parts import Factorized, check_factorized, check_parts
 from pyro_implicit.guides.sampler import Sampler, check_scale_arguments
 from pyro_implicit.guides.saved_guide import SavedGuide
 from pyro_implicit.guides.values import check_values, unconstrain
+from pyro_implicit.handlers.called_networks import CalledNetworks
 from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.handlers.flat_latents import by_site
 from pyro_implicit.handlers.log_joint import LogJoint
@@ -291,8 +291,8 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
                 "the model has no latent site to infer: every sample statement is observed or "
                 "hidden. Write a latent pyro.sample(...) without obs=, or train without a guide."
             )
-        with CalledNetworks() as called:
-            held = HeldData(self._bare_model[0], args, kwargs)
+        called = CalledNetworks()
+        held = HeldData(self._bare_model[0], args, kwargs)
         parameters = ModelParameters(held.parameters, ModelStatistics(called.outermost()))
         self._know(FirstCall(shapes_of_arguments(args), fingerprint(args), held, parameters))
         pairs = [self._read_site(node) for _, node in nodes]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,15 +12,27 @@ from torch import Tensor, nn
 
 from pyro_implicit._few import few_of
 from pyro_implicit._random import RandomStream
-from pyro_implicit.guides.called_networks import CalledNetworks
-from pyro_implicit.guides.model_statistics import ModelStatistics, statistics_of
+from pyro_implicit.guides.model_statistics import ModelStatistics
 from pyro_implicit.guides.since_fit import moved_since_fit
+from pyro_implicit.handlers.called_networks import CalledNetworks
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.same_rows import Fingerprint, are_alike, fingerprint
 
 __all__ = ["ModelParameters", "WatchedParameters"]
 
 _SHOWN = 4
+_LOST_PARAMETERS = (
+    "the model's parameters {} have the values that they begin with, not those of "
+    "the guide's fit: they are the model's, and no part of the guide's state. "
+    "Save and load them beside it: pyro.get_param_store().save(path) and .load(path) "
+    "before the first call; for a network, save_state(net.state_dict(), path)."
+)
+_LOST_STATISTICS = (
+    "{} of the model are not what they were when the guide was "
+    "saved: running statistics are the network's, and no part of the guide's state. Save "
+    "and load them beside it: save_state(net.state_dict(), path), "
+    "net.load_state_dict(load_state(path))."
+)
 
 
 class ModelParameters:
@@ -56,15 +67,16 @@ class WatchedParameters:
 
     def __init__(self, guide: Any) -> None:
         parts = guide.modules() if isinstance(guide, nn.Module) else getattr(guide, "guides", ())
-        found = (getattr(part, "_model_parameters", None) for part in parts)
+        found = ((part, getattr(part, "_model_parameters", None)) for part in parts)
         store = pyro.get_param_store()
         self._guide = guide
-        self._known: list[ModelParameters] = [one for one in found if one is not None]
-        self._called = CalledNetworks(statistics_of)
-        if any(one.statistics.is_loaded for one in self._known):
-            self._called.__enter__()
-            weakref.finalize(self, self._called.__exit__)
-        self._absent = {name for one in self._known for name in one.saved if name not in store}
+        self._known: dict[Any, ModelParameters] = {p: one for p, one in found if one is not None}
+        self._called: CalledNetworks | None = None
+        if any(one.statistics.is_loaded(part) for part, one in self._known.items()):
+            self._called = CalledNetworks()
+        self._absent = {
+            name for one in self._known.values() for name in one.saved if name not in store
+        }
 
     def look(self, model: Callable[..., Any], args: Any, kwargs: Any) -> list[str]:
         """
@@ -75,44 +87,30 @@ class WatchedParameters:
         :param kwargs: its keyword arguments.
         :returns: what :meth:`warnings` then has.
         """
-        is_loaded = any(one.statistics.is_loaded for one in self._known)
-        if is_loaded or any(name not in pyro.get_param_store() for name in self._absent):
+        if self._called or any(name not in pyro.get_param_store() for name in self._absent):
             with RandomStream(0), poutine.block(), torch.no_grad(), evaluation_mode():
                 model(*args, **kwargs)
         return self.warnings()
 
     def warnings(self) -> list[str]:
         """
-        What a user should know once the model was run.
+        What a user should know once the model was run, in evaluation mode.
 
         :returns: one text for each matter.
         """
-        moved = [*moved_since_fit(self._guide), *self._lost_statistics()]
-        lost = sorted({name for known in self._known for name in self._lost(known)})
-        if not lost:
-            return moved
-        return [
-            *moved,
-            f"the model's parameters {lost} have the values that they begin with, not those of "
-            "the guide's fit: they are the model's, and no part of the guide's state. "
-            "Save and load them beside it: pyro.get_param_store().save(path) and .load(path) "
-            "before the first call; for a network, save_state(net.state_dict(), path).",
-        ]
+        found = moved_since_fit(self._guide)
+        lost = self._lost_statistics()
+        if lost:
+            found.append(_LOST_STATISTICS.format(few_of(lost, _SHOWN)))
+        names = sorted({name for known in self._known.values() for name in self._lost(known)})
+        return [*found, _LOST_PARAMETERS.format(names)] if names else found
 
     def _lost_statistics(self) -> list[str]:
-        loaded = [one.statistics for one in self._known if one.statistics.is_loaded]
-        if not loaded:
+        if self._called is None:
             return []
-        self._called.__exit__()
-        lost = [name for one in loaded for name in one.lost(self._called.outermost())]
-        if not lost:
-            return []
-        return [
-            f"{few_of(lost, _SHOWN)} of the model are not what they were when the guide was "
-            "saved: running statistics are the network's, and no part of the guide's state. Save "
-            "and load them beside it: save_state(net.state_dict(), path), "
-            "net.load_state_dict(load_state(path))."
-        ]
+        called, self._called = self._called.outermost(), None
+        loaded = [one.statistics for p, one in self._known.items() if one.statistics.is_loaded(p)]
+        return [name for one in loaded for name in one.lost(called)]
 
     def _lost(self, known: ModelParameters) -> list[str]:
         lost = []

@@ -132,7 +132,9 @@ class SavedGuide(AutoGuide):
         check_flag("assign", assign)
         was_built = self._sites is not None
         try:
-            return super().load_state_dict(state_dict, strict, assign)
+            loaded = super().load_state_dict(state_dict, strict, assign)
+            self._note_statistics()
+            return loaded
         except RuntimeError as error:
             if not was_built:
                 self._sites, self._parts = None, []
@@ -152,12 +154,19 @@ class SavedGuide(AutoGuide):
                 known = self._first_call
                 if state is not None:
                     self.set_extra_state(state)  # compares
+                loaded = self._first_call
                 self._know(known)
+                if known is not None and loaded is not None:
+                    known.parameters.statistics = loaded.parameters.statistics
                 check_fits(tensors, self, type(self).__name__, partly=True)
             elif isinstance(state, dict) and state.get("guide") == type(self).__name__:
                 check_structure(state)
                 check_justified(self, state, tensors)
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _note_statistics(self) -> None:
+        if self._model_parameters is not None:
+            self._model_parameters.statistics.note(self)
 
     def _sampler_state(self, sampler: Any) -> dict[str, Any]:
         """The structure of one sampler as plain values."""
@@ -184,6 +193,7 @@ class SavedGuide(AutoGuide):
     def __getstate__(self) -> dict[str, Any]:
         # Pyro's AutoGuide erases the model of the live object here; work on a copy instead. Models
         # are often local functions, which cannot be pickled, and the trace holds the data.
+        self._note_statistics()
         state = self.__dict__.copy()
         state.update(_model=None, master=None, prototype_trace=None)
         state.update(_init_from=[None], _bare_model=[None])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pyro_implicit._few import few_of
 from pyro_implicit._random import RandomStream
-from pyro_implicit.guides.called_networks import CalledNetworks
+from pyro_implicit.handlers.called_networks import CalledNetworks, names_of
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.same_rows import Fingerprint, are_alike, fingerprint
 
@@ -41,16 +41,21 @@ _fits: weakref.WeakKeyDictionary[Any, _Fit] = weakref.WeakKeyDictionary()
 _trained: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.WeakValueDictionary()
 
 
+#: the outermost networks that a run calls, and the names of the parameters that it has
+_Met = tuple[list[nn.Module], list[str]]
+
+
 class _Fit:
     """What a model's tensors and a guide's parameters were like when a fit had ended."""
 
-    def __init__(self, model: Any, guide: Any, args: Any, kwargs: Any, are_chains: bool) -> None:
-        networks, names = _met_by(model, args, kwargs)
+    def __init__(self, guide: Any, run: Callable[[], _Met], are_chains: bool) -> None:
+        networks, self._names = run()
+        size = sum(value.numel() for network in networks for _, value in _tensors_of(network))
+        pairs = zip(names_of(networks), networks, strict=True)
         #: networks that the model calls
-        self._networks = [weakref.ref(network) for network in networks]
-        self._names = names  # of its parameters in Pyro's store
+        self._networks = [(n, weakref.ref(one)) for n, one in pairs] if size <= _MOST else []
         before = self._tensors()
-        _met_by(model, args, kwargs)
+        _know_networks(guide, run()[0])
         after = self._tensors()  # what a run moves by itself tells nothing
         self._like = {name: one for name, one in after.items() if are_alike(one, before.get(name))}
         self._guide = _like_parameters(guide)
@@ -62,7 +67,12 @@ class _Fit:
         """Whether the guide has other parameters now: Pyro's take what the store has by a name."""
         now = _parameters_of(guide)
         same = len(now) == len(self._parameters)
-        return not same or any(one() is not v for one, v in zip(self._parameters, now, strict=True))
+        if same and all(one() is v for one, v in zip(self._parameters, now, strict=True)):
+            return False
+        if _like_parameters(guide) != self._guide:
+            return True
+        self._parameters = [weakref.ref(value) for value in now]  # its own, loaded anew
+        return False
 
     def moved(self, guide: Any) -> list[str]:
         """Names of tensors that are others now, though the guide is the same."""
@@ -76,10 +86,10 @@ class _Fit:
         for name in self._names:
             if name in store:
                 found[name] = _like(store[name])
-        for reference in self._networks:
+        for own, reference in self._networks:
             network = reference()
             for name, value in () if network is None else _tensors_of(network):
-                found[f"{name} of {type(network).__name__}"] = _like(value)
+                found[f"{name} of {own}"] = _like(value)
         return {name: one for name, one in found.items() if one is not None}
 
 
@@ -108,7 +118,7 @@ def remember_fit(
         return
     _trained.update((id(value), value) for value in _parameters_of(guide))
     try:
-        _fits[guide] = _Fit(model, guide, args, kwargs, are_chains)
+        _fits[guide] = _Fit(guide, lambda: _met_by(model, args, kwargs), are_chains)
     except Exception:  # what is wrong with a call is told by the call itself
         return
 
@@ -199,16 +209,22 @@ def _parameters_of(guide: Any) -> list[nn.Parameter]:
     return list(guide.parameters()) if isinstance(guide, nn.Module) else []
 
 
+def _know_networks(guide: Any, networks: list[nn.Module]) -> None:
+    """The model that a guide was fitted to is the one whose statistics it is saved with."""
+    for part in guide.modules() if isinstance(guide, nn.Module) else ():
+        known = getattr(part, "_model_parameters", None)
+        if known is not None:
+            known.statistics.take(networks)
+
+
 @torch.no_grad()
-def _met_by(model: Any, args: Any, kwargs: Any) -> tuple[list[nn.Module], list[str]]:
-    """The outermost networks that a run calls, and the names of the parameters that it has."""
+def _met_by(model: Any, args: Any, kwargs: Any) -> _Met:
     with warnings.catch_warnings(), RandomStream(0), poutine.block(), evaluation_mode():
         warnings.simplefilter("ignore")
-        with CalledNetworks() as called, poutine.trace(param_only=True) as tracer:
+        called = CalledNetworks()
+        with poutine.trace(param_only=True) as tracer:
             model(*args, **kwargs)
-    outer = list(called.outermost())
-    size = sum(value.numel() for module in outer for _, value in _tensors_of(module))
-    return outer if size <= _MOST else [], list(tracer.trace.param_nodes)
+    return called.outermost(), list(tracer.trace.param_nodes)
 
 
 def _tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

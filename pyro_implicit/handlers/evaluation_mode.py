@@ -12,6 +12,8 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from pyro_implicit.handlers.called_networks import note_call
+
 __all__ = ["evaluation_mode"]
 
 _state = threading.local()
@@ -42,7 +44,10 @@ def evaluation_mode() -> Iterator[None]:
     thread = threading.get_ident()
 
     def before(module: nn.Module, _: Any) -> None:
-        if not module.training or threading.get_ident() != thread:
+        if threading.get_ident() != thread:
+            return
+        note_call(module)
+        if not module.training:
             return
         for name, part in module.named_modules():
             if part.training:

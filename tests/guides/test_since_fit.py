@@ -249,3 +249,36 @@ def test_functions_as_guides_and_networks_that_are_gone_are_not_remembered() -> 
     guide = fitted(model)
     del model
     assert moved_since_fit(guide) == []
+
+
+def test_two_networks_of_one_class_are_told_apart() -> None:
+    """Only the second one moves, and has the names of the first."""
+    first, second = nn.BatchNorm1d(1, affine=False), nn.BatchNorm1d(1, affine=False)
+
+    def model(x: Tensor, y: Tensor | None = None) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(w * (first(x) + second(x))[:, 0], 0.5), obs=y)
+
+    guide = fitted(model)
+    first.running_mean += 1.0
+    with pytest.warns(UserWarning, match=r"^running_mean of BatchNorm1d of the model"):
+        predict(model, guide, X, num_samples=2)
+    first.running_mean -= 1.0
+    second.running_mean += 1.0
+    with pytest.warns(UserWarning, match=r"^running_mean of BatchNorm1d 2 of the model"):
+        predict(model, guide, X, num_samples=2)
+
+
+def test_parameters_that_are_its_own_are_no_other_guides() -> None:
+    """Other objects with its own values: assigned from a state, or read into Pyro's store."""
+    model = WithNetwork()
+    guide = fitted(model)
+    guide.load_state_dict(guide.state_dict(), assign=True)
+    predict(model, guide, X, num_samples=2)
+    pyro.clear_param_store()
+    mean_field = fitted(with_parameter, AutoNormal)
+    state = pyro.get_param_store().get_state()
+    pyro.clear_param_store()
+    pyro.get_param_store().set_state(state)
+    predict(with_parameter, mean_field, X, num_samples=2)

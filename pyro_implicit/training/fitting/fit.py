@@ -189,6 +189,7 @@ def fit(
             nesting = math.inf if objective is None else getattr(objective, "max_plate_nesting", 0)
             look: Any = {"in_batches": batches is not None, "in_plates": nesting == math.inf}
             first_look(model, some, named, **look)
+            told = watched.look(model, some, named)  # before anything moves
             rows = None if batches is None else _all_rows(model, guide, arguments)
             if objective is None:
                 with explained_errors(some, named, guide):
@@ -203,7 +204,7 @@ def fit(
             if resume is not None:
                 run.resume(resume)
             run.adopted = adopted
-            hints += [*watched.look(model, some, named), *told_of_better_by_row(guide)]
+            hints += [*told, *told_of_better_by_row(guide)]
             if batches is not None:
                 run.retreat.num_batches = arguments.num_batches
             with explained_steps(model, guide, objective, arguments, **look):
