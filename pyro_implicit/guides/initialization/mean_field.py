@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.guides.initialization.ascent import ascend
+from pyro_implicit.guides.initialization.gaussian_bound import objective
 from pyro_implicit.ops.adam_direction import AdamDirection
 
 __all__ = ["MeanField", "fit_mean_field", "fit_mean_field_near"]
@@ -32,6 +33,8 @@ _RESOLVED = 0.1  # of the deviation of one step, likewise
 _UPHILL = 30  # steps from each point that it may begin at
 _NARROW = 0.01  # its first deviations
 _MOST = 5000  # its most steps
+_JUDGES = 200  # draws by which further steps are judged
+_NOTHING = 0.5  # nats that these bring where there is nothing left
 # Of a network, chosen on validation rows of concrete and energy:
 _FURTHER = 1500  # steps uphill from the best point
 _SLOW = 0.1  # its rates, as parts of those of any other model
@@ -110,7 +113,23 @@ def fit_mean_field_near(
     pace, most = 1.0, _MOST
     if is_network:
         point, pace, most = ascend(density, point, _FURTHER)[0], _SLOW, _MOST_SLOW
-    return fit_mean_field(density, point, torch.full_like(point, _NARROW), most, pace=pace)
+    fit = fit_mean_field(density, point, torch.full_like(point, _NARROW), most, pace=pace)
+    return fit if fit.is_level or is_network else _further(density, fit, most // 5)
+
+
+def _further(density: Callable[[Tensor], Tensor], fit: MeanField, num_steps: int) -> MeanField:
+    """
+    A fit that came to its limit, or the one that some more steps make of it.
+
+    It was level all the same if these bring nothing: a single draw of data that are in other units
+    than the latents is too noisy to tell.
+    """
+    more = fit_mean_field(density, fit.loc, fit.scale, num_steps)
+    gain = objective(density, more.loc, more.scale, _JUDGES) - objective(
+        density, fit.loc, fit.scale, _JUDGES
+    )
+    best = more if gain > 0 else fit
+    return MeanField(best.loc, best.scale, is_level=more.is_level or gain < _NOTHING)
 
 
 def _is_level(values: list[float]) -> bool:
