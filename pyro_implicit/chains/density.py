@@ -11,11 +11,11 @@ from typing import Any
 import pyro
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from pyro_implicit.exceptions import ImplicitError
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.log_joint import LogJoint
+from pyro_implicit.handlers.mapped_writing import WritingMap
 from pyro_implicit.ops.noticed_operation import CONVOLUTION, NoticedOperation
 from pyro_implicit.ops.recording import record
 
@@ -50,6 +50,7 @@ class ChainDensity:
         self._evaluate: Callable[[Tensor], Evaluation] = self._looped
         self._num_chains = 0
         self._convolves = False
+        self._vmap = WritingMap()
 
     @contextmanager
     def ready(self, u: Tensor) -> Iterator[ChainDensity]:
@@ -129,7 +130,7 @@ class ChainDensity:
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "There is a performance drop")
             leaf = u.detach().requires_grad_(True)
-            values = vmap(self.log_joint)(leaf)
+            values = self._vmap(self.log_joint, leaf)
             (gradients,) = torch.autograd.grad(values.sum(), leaf)
         return values.detach(), gradients
 

@@ -14,11 +14,11 @@ from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
-from torch.func import vmap
 
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import ImplicitError, NonFiniteError, SiteError
 from pyro_implicit.handlers.explained_errors import refuses_nan
+from pyro_implicit.handlers.mapped_writing import WritingMap
 from pyro_implicit.handlers.unvalidated import Unvalidated
 
 __all__ = ["VMAP", "DrawApart", "MappedDraws", "check_mapped_finite"]
@@ -69,6 +69,7 @@ class MappedDraws:
 
     def __init__(self) -> None:
         self._known: tuple[Any, Any] | None = None
+        self._vmap = WritingMap()
         #: whether what runs now is the map: values of tensors cannot be read
         self.is_mapping = False
 
@@ -89,7 +90,7 @@ class MappedDraws:
         if self._known is None or not _is(self._known, model, guide):
             with _tolerated_draws():
                 self._run_plainly(one)
-            self._known = _anchor(model), _anchor(guide)
+            self._known, self._vmap = (_anchor(model), _anchor(guide)), WritingMap()
         try:
             return self._map(one, count)
         except (ImplicitError, torch.OutOfMemoryError):
@@ -112,7 +113,7 @@ class MappedDraws:
         self.is_mapping = True
         try:
             with pyro.validation_enabled(False), Unvalidated():
-                terms = vmap(mapped, randomness="different")(torch.arange(count))
+                terms = self._vmap(mapped, torch.arange(count), randomness="different")
         finally:
             self.is_mapping = False
         return {name: term.mean(0) for name, term in terms.items()}
@@ -160,8 +161,9 @@ def _refused(error: Exception) -> SiteError:
     said = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
     return SiteError(
         f"the model runs with one draw, and torch.func.vmap cannot run it for several ({said}): it "
-        "takes no branch on the value of a tensor, no .item(), no NumPy and nothing written in "
-        "place. Write vectorize_particles=False for draws one after the other."
+        "takes no branch on the value of a tensor, no .item(), no NumPy, and writes in place into "
+        "tensors alone that it makes (torch.zeros, .clone()). Write vectorize_particles=False for "
+        "draws one after the other."
     )
 
 

@@ -27,6 +27,7 @@ from pyro_implicit.exceptions import ImplicitError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.log_joint import LogJoint
+from pyro_implicit.handlers.mapped_writing import WritingMap
 from pyro_implicit.handlers.unvalidated import Unvalidated
 from pyro_implicit.ops.largest_tensor import LargestTensor
 
@@ -140,7 +141,7 @@ def _at(joint: LogJoint, draws: Tensor, at_once: int) -> tuple[dict[str, Tensor]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         values, _ = vmap(joint.values)(draws)
-        log_joint = vmap(joint, chunk_size=at_once)(draws)
+        log_joint = WritingMap()(joint, draws, chunk_size=at_once)
     if not torch.allclose(log_joint[0], joint(draws[0]), rtol=1e-3, atol=1e-2):
         raise ValueError("the model's value at one draw depends on the others")
     return values, log_joint.nan_to_num(nan=-math.inf)
