@@ -45,6 +45,7 @@ from pyro_implicit.guides.model_statistics import ModelStatistics
 from pyro_implicit.guides.parts import Factorized, check_factorized, check_parts, divide, parts_of
 from pyro_implicit.guides.sampler import Sampler, check_scale_arguments
 from pyro_implicit.guides.saved_guide import SavedGuide
+from pyro_implicit.guides.sequential_plates import vectorised_frames
 from pyro_implicit.guides.values import check_values, unconstrain
 from pyro_implicit.handlers.called_networks import CalledNetworks
 from pyro_implicit.handlers.explained_errors import explained_errors
@@ -279,7 +280,12 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         with explained_errors(args, kwargs):
-            super()._setup_prototype(*args, **kwargs)  # type: ignore[no-untyped-call]
+            try:
+                super()._setup_prototype(*args, **kwargs)  # type: ignore[no-untyped-call]
+            except NotImplementedError as error:
+                if "sequential" not in str(error):
+                    raise
+                self._prototype_frames = vectorised_frames(self.prototype_trace)
         prototype: Any = self.prototype_trace
         nodes = [
             (name, node)

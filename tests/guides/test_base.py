@@ -14,7 +14,14 @@ from pyro.distributions import constraints
 from pyro.infer import SVI
 from pyro.infer.autoguide import AutoGuideList, AutoNormal, init_to_value
 
-from pyro_implicit import HyperNetworkGuide, ImplicitDistribution, LinearisedELBO
+from pyro_implicit import (
+    HyperNetworkGuide,
+    ImplicitDistribution,
+    LinearisedELBO,
+    fit,
+    log_predictive_density,
+    predict,
+)
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError, StateError
 
 
@@ -187,15 +194,6 @@ def test_a_forgotten_to_event_is_refused():
         HyperNetworkGuide(forgotten).setup()
 
 
-def test_a_sequential_plate_is_refused_by_pyro():
-    def steps():
-        for i in pyro.plate("steps", 3):
-            pyro.sample(f"z{i}", dist.Normal(0.0, 1.0))
-
-    with pytest.raises(NotImplementedError, match="sequential pyro.plate"):
-        HyperNetworkGuide(steps).setup()
-
-
 def test_a_list_passes_its_plates_to_the_guide():
     data = torch.linspace(-1, 1, 10)
 
@@ -290,3 +288,40 @@ def test_a_latent_with_a_mixture_as_prior(family: Any) -> None:
     first = guide.sample(3)["w"]
     pyro.set_rng_seed(0)
     torch.testing.assert_close(clone.sample(3)["w"], first)
+
+
+def in_turns(turns):
+    """Latents and data of five groups, one turn of a loop each."""
+
+    def model(y):
+        mean = pyro.sample("mean", dist.Normal(0.0, 3.0))
+        for i in turns():
+            level = pyro.sample(f"level_{i}", dist.Normal(mean, 1.0))
+            with pyro.plate(f"rows_{i}", y.shape[1]):
+                pyro.sample(f"y_{i}", dist.Normal(level, 1.0), obs=y[i])
+
+    return model
+
+
+def test_latents_in_a_sequential_plate_are_those_of_a_loop():
+    """Pyro's own autoguides refuse them."""
+    y = torch.linspace(-1.0, 3.0, 20).reshape(5, 4)
+    found = []
+    for turns in (lambda: range(5), lambda: pyro.plate("groups", 5)):
+        program = in_turns(turns)
+        pyro.set_rng_seed(0)
+        guide = HyperNetworkGuide(program)
+        result = fit(program, guide, y, num_steps=20, progress=False, seed=0)
+        density = log_predictive_density(program, guide, y, num_samples=10, seed=0)
+        drawn = predict(program, guide, y, num_samples=3, seed=0)
+        found.append((torch.tensor(result.history), density, torch.stack([*drawn.values()])))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+    loaded = HyperNetworkGuide.from_state_dict(guide.state_dict())
+    assert [site.name for site in loaded.sites] == ["mean"] + [f"level_{i}" for i in range(5)]
+
+
+def test_a_sequential_plate_that_takes_some_turns_is_refused():
+    program = in_turns(lambda: pyro.plate("groups", 5, subsample_size=3))
+    with pytest.raises(SiteError, match="sequential plate 'groups' .* takes 3 of its 5 turns"):
+        HyperNetworkGuide(program).setup(torch.zeros(5, 4))
