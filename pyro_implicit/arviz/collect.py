@@ -14,6 +14,7 @@ from pyro_implicit.arviz.program import Program
 from pyro_implicit.arviz.site import Slot
 from pyro_implicit.arviz.summed_likelihood import summed_likelihood
 from pyro_implicit.handlers.explained_errors import refuses_parameter
+from pyro_implicit.handlers.observed_shape import check_duration
 from pyro_implicit.handlers.pointwise import pointwise_log_prob
 from pyro_implicit.inference.posterior_draws import draws_of
 
@@ -264,6 +265,7 @@ def _given_data(
             elif name not in values:
                 arrays.put("posterior", name, draw, rows, site["value"])
             if new and name in new:
+                check_duration(site["fn"])
                 value = site["fn"](*site["args"], **site["kwargs"])
                 arrays.put("posterior_predictive", name, draw, rows, value)
 

@@ -127,8 +127,7 @@ class ChainDensity:
         return "its values at several points at once differ from those at single points"
 
     def _vectorised(self, u: Tensor) -> Evaluation:
-        with torch.enable_grad(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "There is a performance drop")
+        with torch.enable_grad():
             leaf = u.detach().requires_grad_(True)
             values = self._vmap(self.log_joint, leaf)
             (gradients,) = torch.autograd.grad(values.sum(), leaf)

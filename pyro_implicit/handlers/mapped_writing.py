@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
 from pyro_implicit._random import read_random_state, write_random_state
+from pyro_implicit.handlers.mappable_logarithm import mappable_logarithm
 
 __all__ = ["WritingMap"]
 
@@ -35,6 +38,11 @@ _MAKERS = {
     Tensor.new_full,
     Tensor.new_tensor,
 }
+
+
+_NO_RULE = "There is a performance drop"
+_One = Callable[[Tensor], Any]
+_Mapped = Callable[[_One], Any]
 
 
 class _NewOfEach(TorchFunctionMode):
@@ -65,6 +73,7 @@ class WritingMap:
     def __init__(self) -> None:
         #: whether the function writes in place; None before the first call
         self.writes: bool | None = None
+        self._lacks_rules = False  # whether torch maps an operation of it one by one
 
     def __call__(self, function: Callable[[Tensor], Any], entries: Tensor, **options: Any) -> Any:
         """
@@ -82,22 +91,51 @@ class WritingMap:
             with _NewOfEach(zero):
                 return function(entry)
 
-        if self.writes is not None:
-            return vmap(writing if self.writes else function, **options)(entries)
+        def mapped(one: Callable[[Tensor], Any]) -> Any:
+            with mappable_logarithm():
+                return vmap(one, **options)(entries)
+
+        if self.writes is None:
+            return self._first(mapped, function, writing)
+        with _rules_are("ignore") if self._lacks_rules else nullcontext():
+            return mapped(writing if self.writes else function)
+
+    def _first(self, mapped: _Mapped, function: _One, writing: _One) -> Any:
+        """The first call, which finds out how the function is to be mapped."""
         before = read_random_state()
         try:
-            found = vmap(function, **options)(entries)
+            found = self._once(mapped, function, before)
             self.writes = False
         except RuntimeError as error:
             if not _is_of_writing(error):
                 raise
             write_random_state(before)
             try:
-                found = vmap(writing, **options)(entries)
+                found = self._once(mapped, writing, before)
             except Exception:  # whatever it does beside that: the first error is the one to see
                 raise error from None
             self.writes = True
         return found
+
+    def _once(self, mapped: _Mapped, function: _One, before: dict[str, Any]) -> Any:
+        try:
+            with _rules_are("error"):
+                return mapped(function)
+        except UserWarning as warning:
+            if _NO_RULE not in str(warning):
+                raise
+        self._lacks_rules = True
+        write_random_state(before)
+        with _rules_are("ignore"):
+            return mapped(function)
+
+
+@contextmanager
+def _rules_are(action: Literal["error", "ignore"]) -> Iterator[None]:
+    """Torch tells, at each call, of operations that it maps one by one: no matter of the user's."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings(action, _NO_RULE)
+        yield
 
 
 def _is_of_writing(error: RuntimeError) -> bool:

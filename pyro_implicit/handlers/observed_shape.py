@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from pyro.distributions import MaskedDistribution
+from pyro.distributions.hmm import HiddenMarkovModel
 
-from pyro_implicit.exceptions import ShapeError
+from pyro_implicit.exceptions import ShapeError, SiteError
 
-__all__ = ["check_observation", "observed_batch_shape"]
+__all__ = ["check_duration", "check_observation", "is_event", "observed_batch_shape"]
 
 
 def check_observation(site: Any) -> None:
@@ -49,7 +51,7 @@ def observed_batch_shape(site: Any, rows: str = "") -> torch.Size:
         batch = None
     # one number for all is one; one row for many, or a column beside a row, is a mistake
     fits = batch is not None and (split == 0 or found[:split].numel() == batch.numel())
-    if batch is None or not fits or found[split:] != fn.event_shape:
+    if batch is None or not fits or not is_event(fn, found[split:]):
         raise ShapeError(
             f"site {site['name']!r} observes a tensor of shape {tuple(found)}, and its "
             f"distribution has shape {tuple(fn.shape())}{rows}; expected one observation for each "
@@ -57,3 +59,36 @@ def observed_batch_shape(site: Any, rows: str = "") -> torch.Size:
             "(f.squeeze(-1))."
         )
     return batch
+
+
+def is_event(fn: Any, shape: torch.Size) -> bool:
+    """
+    Tells whether a shape is that of an event.
+
+    :param fn: a distribution.
+    :param torch.Size shape: the last dimensions of a value, as many as an event has.
+    :returns: True of any number of steps for a homogeneous hidden Markov model without a duration.
+    """
+    if _is_endless(fn):
+        return len(shape) == fn.event_dim and bool(shape[1:] == fn.event_shape[1:])
+    return bool(shape == fn.event_shape)
+
+
+def check_duration(fn: Any) -> None:
+    """
+    Refuses to draw a hidden Markov model of any number of steps.
+
+    :param fn: a distribution that is to be drawn from.
+    :raises SiteError: saying what to write.
+    """
+    if _is_endless(fn):
+        raise SiteError(
+            f"a {type(fn).__name__} without a duration can be observed and not drawn: nothing says "
+            f"how many steps there are. Write dist.{type(fn).__name__}(..., duration=len(y))."
+        )
+
+
+def _is_endless(fn: Any) -> bool:
+    while isinstance(fn, MaskedDistribution):
+        fn = fn.base_dist
+    return isinstance(fn, HiddenMarkovModel) and fn.duration is None and fn.event_shape[0] == 1

@@ -18,7 +18,7 @@ from pyro.poutine import Trace
 from torch import Tensor
 
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.handlers.mappable_contraction import mappable_contraction
+from pyro_implicit.handlers.mappable_logarithm import mappable_logarithm
 
 __all__ = ["inseparable", "sum_out"]
 
@@ -236,7 +236,7 @@ def _logsumexp(
         tree.setdefault(factor.ordinal, []).append(factor.log_prob)
         dim_to_size.update(zip(factor.log_prob._pyro_dims, factor.log_prob.shape, strict=True))
     try:
-        with shared_intermediates() as cache, mappable_contraction():
+        with shared_intermediates() as cache, mappable_logarithm():
             ring = LogRing(cache=cache, dim_to_size=dim_to_size)
             contracted = contract_tensor_tree(tree, set(sizes), ring=ring)
     except NotImplementedError as error:

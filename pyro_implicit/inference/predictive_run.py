@@ -15,6 +15,7 @@ from torch import Tensor
 from pyro_implicit._random import mixed_seed, seed_torch
 from pyro_implicit.handlers.choice_for_all import choice_for_all, is_choice_for_all
 from pyro_implicit.handlers.latent_rows import ShownRows, other_rows
+from pyro_implicit.handlers.observed_shape import check_duration
 from pyro_implicit.handlers.other_shape import check_event
 from pyro_implicit.handlers.own_subsample import refuse_own_subsample
 from pyro_implicit.handlers.pointwise import is_delta
@@ -339,6 +340,7 @@ class PredictiveRun(Messenger):
 
     def _drawn(self, fn: Any, unit: int) -> Tensor:
         """A draw of the site at hand in a unit of rows."""
+        check_duration(fn)
         seed_torch(mixed_seed(self.plan.seed, self.first, unit, len(self.shapes)))
         drawn: Tensor = fn.sample(self.sample_shape) if self.sample_shape else fn()
         return drawn

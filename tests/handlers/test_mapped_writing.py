@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pyro
@@ -164,3 +165,26 @@ def test_chains_of_models_that_write_are_mapped(model: Any) -> None:
     x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     chains = refine(model, 3, x, num_steps=0, progress=False, seed=0)
     assert chains.how in ("vmap", "recorded")
+
+
+def test_warnings_of_the_model_are_its_own() -> None:
+    def speaks(u: Tensor) -> Tensor:
+        warnings.warn("of mine", stacklevel=1)
+        return u
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="of mine"):
+            WritingMap()(speaks, torch.ones(2, 3))
+    with pytest.warns(UserWarning, match="of mine"):
+        WritingMap()(speaks, torch.ones(2, 3))
+
+
+def test_operations_without_a_rule_are_mapped_without_a_word() -> None:
+    def clamped(u: Tensor) -> Tensor:
+        return u.scatter(0, torch.tensor([1]), u[:1]).clamp_(min=0.5)
+
+    entries, mapping = torch.rand(4, 3), WritingMap()
+    for _ in range(2):
+        expected = torch.stack([clamped(entry) for entry in entries])
+        torch.testing.assert_close(mapping(clamped, entries), expected)

@@ -20,7 +20,7 @@ from pyro_implicit.handlers.data_use import IN_BATCHES, DataUse
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import RAW, entries_not_finite, explained
 from pyro_implicit.handlers.missing_data import missing_data
-from pyro_implicit.handlers.observed_shape import observed_batch_shape
+from pyro_implicit.handlers.observed_shape import is_event, observed_batch_shape
 from pyro_implicit.handlers.pointwise import SiteVisitor, batch_log_prob, is_auxiliary, is_delta
 from pyro_implicit.handlers.rows import is_cut, number_of_rows
 from pyro_implicit.training.fitting.arguments import Arguments
@@ -198,7 +198,7 @@ def _check_observed(site: Any, in_plates: bool) -> None:
     try:
         batch = torch.broadcast_shapes(own, fn.batch_shape)
         is_loose = in_plates and batch[: len(batch) + min(plates, default=0)].numel() > 1
-        fits = value.shape[len(own) :] == fn.event_shape and not is_loose
+        fits = is_event(fn, value.shape[len(own) :]) and not is_loose
         pairs = zip(reversed(own), reversed(batch), strict=False)
         fits &= not any(a == 1 != b for a, b in pairs)  # one row, copied for all
     except RuntimeError:

@@ -8,7 +8,7 @@ from pyro.ops.einsum import torch_log
 from pyro.ops.special import safe_log as of_pyro
 from torch import Tensor
 
-from pyro_implicit.handlers.mappable_contraction import mappable_contraction, safe_log
+from pyro_implicit.handlers.mappable_logarithm import mappable_logarithm, safe_log
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -36,13 +36,13 @@ def test_contractions_are_mapped_and_others_stay_as_they_are() -> None:
     a, b = torch.randn(4, 2, 3), torch.randn(4, 3)
 
     def product(a: Tensor, b: Tensor) -> Tensor:
-        with mappable_contraction():
+        with mappable_logarithm():
             return torch_log.einsum("ab,b->a", a, b)
 
     before = torch_log.safe_log
     expected = (a + b[:, None]).logsumexp(-1)
     torch.testing.assert_close(torch.func.vmap(product)(a, b), expected)
     assert torch_log.safe_log is before
-    with pytest.raises(KeyError), mappable_contraction():
+    with pytest.raises(KeyError), mappable_logarithm():
         raise KeyError
     assert torch_log.safe_log is before

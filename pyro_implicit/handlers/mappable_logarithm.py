@@ -1,4 +1,4 @@
-"""Pyro's contraction of enumerated latents under ``torch.func.vmap``."""
+"""Pyro's logarithm that is safe at 0, of enumerated and Markov states, under ``vmap``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from pyro.ops.einsum import torch_log as _torch_log
+from pyro.distributions import coalescent, hmm
+from pyro.ops.einsum import torch_log
 from torch import Tensor
 
-_pyros: Any = _torch_log
+_USERS: tuple[Any, ...] = (torch_log, hmm, coalescent)
 
-__all__ = ["mappable_contraction", "safe_log"]
+__all__ = ["mappable_logarithm", "safe_log"]
 
 
 class _SafeLog(torch.autograd.Function):
@@ -45,15 +46,17 @@ def safe_log(x: Tensor) -> Tensor:
 
 
 @contextmanager
-def mappable_contraction() -> Iterator[None]:
+def mappable_logarithm() -> Iterator[None]:
     """
-    Lets Pyro's contraction run under ``vmap``: the same numbers, by :func:`safe_log` of here.
+    Lets what takes Pyro's logarithm run under ``vmap``: the same numbers, by :func:`safe_log`.
 
     Pyro's own is an ``autograd.Function`` without the method that ``torch.func`` asks for.
     """
-    before = _pyros.safe_log
-    _pyros.safe_log = safe_log
+    before = [user.safe_log for user in _USERS]
+    for user in _USERS:
+        user.safe_log = safe_log
     try:
         yield
     finally:
-        _pyros.safe_log = before
+        for user, own in zip(_USERS, before, strict=True):
+            user.safe_log = own
