@@ -177,3 +177,23 @@ def test_an_objective_among_the_arguments() -> None:
     x = torch.ones(3)
     with pytest.raises(ArgumentError, match="argument 2 .* is a LinearisedELBO; write objective="):
         fit(model, HyperNetworkGuide(model), x, x, LinearisedELBO(8))
+
+
+class OfForward(nn.Module):
+    def forward(self, x: Any, y: Any = None) -> None:
+        model(x, y)
+
+
+class OfCall(nn.Module):
+    def __call__(self, x: Any, scale: float = 1.0) -> None:
+        model(x)
+
+
+def test_modules_are_asked_what_they_run() -> None:
+    """The call of any module takes everything."""
+    with pytest.raises(ArgumentError, match="num_sample= is neither .* takes x, y. Did you mean"):
+        check_misspelt(predict, OfForward(), {"num_sample": 3})
+    check_misspelt(predict, OfForward(), {"y": None})
+    check_misspelt(predict, OfCall(), {"scale": 2.0})
+    with pytest.raises(ArgumentError, match="takes x, scale"):
+        check_misspelt(predict, OfCall(), {"y": 2.0})
