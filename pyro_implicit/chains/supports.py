@@ -18,6 +18,7 @@ from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.initialization.prototype import forgiving
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.own_support import own_support
 from pyro_implicit.handlers.supports import map_support
 
 __all__ = ["check_supports", "check_supports_at"]
@@ -89,7 +90,9 @@ def _check_followed(
     leaves = {n: trace.nodes[n]["value"].detach().clone().requires_grad_() for n in names}
     followed = _run(model, partial(_given, leaves), args, kwargs, follow=True)
     for site in sites if followed is not None else ():
-        bounds = _bounds(followed.nodes[site.name]["fn"].support) if site.name in followed else []
+        bounds = (
+            _bounds(own_support(followed.nodes[site.name]["fn"])) if site.name in followed else []
+        )
         bounds = [one for one in bounds if isinstance(one, Tensor) and one.requires_grad]
         for bound in bounds:
             found = torch.autograd.grad(

@@ -18,6 +18,7 @@ from torch.distributions import biject_to
 
 from pyro_implicit.exceptions import ShapeError, SiteError
 from pyro_implicit.handlers.latent_rows import rows_not_named
+from pyro_implicit.handlers.own_support import own_support
 from pyro_implicit.handlers.rows import rows_of
 from pyro_implicit.handlers.supports import (
     check_support,
@@ -90,7 +91,7 @@ class LatentSite:
                 if not allow_subsample:
                     raise SiteError(_subsample_message(name, frame))
                 shape[frame.dim - fn.event_dim] = frame.full_size
-        support = _of_all_rows(name, plain_support(fn.support), frames, fn.event_dim)
+        support = _of_all_rows(name, plain_support(own_support(fn)), frames, fn.event_dim)
         return cls(name, torch.Size(shape), fn.event_dim, support, frames)
 
     def transform(self) -> torch.distributions.Transform:
@@ -136,7 +137,7 @@ class LatentSite:
         :raises SiteError: if its support is not that which this site is mapped on: draws could
             then not reach some of it, or leave it.
         """
-        support = fn.support
+        support = own_support(fn)
         if support is not self.support and not same_support(self.support, support):
             raise SiteError(
                 f"latent site {self.name!r} has the support {_words(support)} here and had "

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.latent_site import LatentSite, PlateFrame
+from pyro_implicit.handlers.own_support import own_support
 from pyro_implicit.handlers.supports import check_support, map_support
 
 __all__ = ["read_row_site"]
@@ -45,7 +46,7 @@ def read_row_site(node: dict[str, Any]) -> tuple[LatentSite, Tensor]:
             f"latent site {name!r} has batch shape {tuple(batch)} in plate {frame.name!r} of "
             f"{frame.size} rows; expected no other batch dimension. Did you forget .to_event(...)?"
         )
-    support = map_support(fn.support, lambda bound: _of_one_row(name, bound, len(event_shape)))
+    support = map_support(own_support(fn), lambda bound: _of_one_row(name, bound, len(event_shape)))
     site = LatentSite(name, event_shape, len(event_shape), support, (frame,))
     first = value.reshape(-1, *event_shape)[0]
     return site, site.invert(first)

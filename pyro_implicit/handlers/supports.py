@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from pyro_implicit.exceptions import SiteError, StateError
+from pyro_implicit.handlers.own_support import own_support
 
 __all__ = [
     "check_support",
@@ -86,7 +87,7 @@ def check_support(name: str, fn: Any) -> None:
     :raises SiteError: if it is discrete or a distribution of angles, or nothing maps the real line
         one to one on its support; the message says what to write instead.
     """
-    support = plain_support(fn.support)
+    support = plain_support(own_support(fn))
     try:
         discrete = support.is_discrete
         biject_to(constraints.real if discrete else support)

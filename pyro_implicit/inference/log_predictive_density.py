@@ -28,6 +28,7 @@ from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.handlers.missing_data import refuse_missing_data
 from pyro_implicit.handlers.observed_in_sum import counted_in_sum, data_in_sum, refuse_undrawn
 from pyro_implicit.handlers.own_subsample import OwnSubsample, sizes_of_arguments
+from pyro_implicit.handlers.own_support import own_support
 from pyro_implicit.handlers.pointwise import (
     counted,
     is_auxiliary,
@@ -221,7 +222,7 @@ class _Densities:
                 raise inseparable(drawn, site["name"])
             refuse_undrawn(site, self.latents)
         if site["name"] in self.latents and is_outside(site["fn"], site["value"]):
-            self.outside[site["name"]] = site["fn"].support
+            self.outside[site["name"]] = own_support(site["fn"])
         is_latent = not (site["is_observed"] or is_auxiliary(site) or is_delta(site))
         if is_latent and not (marginal or site["infer"].get("enumerate")):
             self.forgotten.add(site["name"])

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+from pyro_implicit.handlers.own_support import own_support
+
 __all__ = ["drawn_outside", "is_outside"]
 
 #: a draw at the edge, which rounding has put there, says nothing
@@ -28,9 +30,10 @@ def is_outside(fn: Any, values: Tensor) -> bool:
     if not (bool(values.sum().isfinite()) or bool(values.isfinite().all())):
         return False
     try:
-        if _is_all(fn.support):
+        support = own_support(fn)
+        if _is_all(support):
             return False
-        inside = fn.support.check(values)
+        inside = support.check(values)
     except (AttributeError, NotImplementedError, RuntimeError, ValueError):
         return False
     return 1 - float(torch.as_tensor(inside).float().mean()) > _SOME

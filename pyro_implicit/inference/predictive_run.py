@@ -18,6 +18,7 @@ from pyro_implicit.handlers.latent_rows import ShownRows, other_rows
 from pyro_implicit.handlers.observed_shape import check_duration
 from pyro_implicit.handlers.other_shape import check_event
 from pyro_implicit.handlers.own_subsample import refuse_own_subsample
+from pyro_implicit.handlers.own_support import own_support
 from pyro_implicit.handlers.pointwise import is_delta
 from pyro_implicit.handlers.row_coupling import Observed, RowsTogether, distribution_of
 from pyro_implicit.handlers.rows import NotSliceable, changed_dims, take_rows
@@ -122,7 +123,7 @@ class RunPlan:
         """Notes a latent of the model that the guide draws, and looks at its draws once."""
         name = msg["name"]
         if name not in self.met and is_outside(msg["fn"], self.draws[name]):
-            self.outside[name] = msg["fn"].support
+            self.outside[name] = own_support(msg["fn"])
         self.met.add(name)
 
     def drawn_processes(self) -> str | None:

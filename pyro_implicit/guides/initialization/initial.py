@@ -10,6 +10,7 @@ from pyro.infer.autoguide import init_to_mean, init_to_median
 from torch import Tensor
 
 from pyro_implicit.guides.latent_site import LatentSite
+from pyro_implicit.handlers.own_support import own_support
 
 __all__ = ["fan_in_scale", "init_to_fan_in", "init_to_finite_mean"]
 
@@ -34,7 +35,7 @@ def init_to_fan_in(site: dict[str, Any]) -> Tensor:
     shape = torch.Size(fn.batch_shape + fn.event_shape)
     fan_in = shape[len(shape) - fn.event_dim + 1 :].numel()
     value = torch.randn(shape).to(_example(fn)) * math.sqrt(2 / fan_in)
-    return value if bool(fn.support.check(value).all()) else init_to_finite_mean(site)
+    return value if bool(own_support(fn).check(value).all()) else init_to_finite_mean(site)
 
 
 def init_to_finite_mean(site: dict[str, Any]) -> Tensor:

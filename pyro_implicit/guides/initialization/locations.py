@@ -13,6 +13,7 @@ from pyro_implicit.exceptions import ImplicitError
 from pyro_implicit.guides.initialization.initial import init_to_fan_in
 from pyro_implicit.guides.initialization.prototype import unconstrained_start
 from pyro_implicit.guides.latent_site import LatentSite
+from pyro_implicit.handlers.own_support import own_support
 
 __all__ = ["locations"]
 
@@ -67,7 +68,7 @@ def _flat(
 
 def _module_value(node: Node) -> Tensor | None:
     value = node["infer"].get("implicit_module_value")
-    if value is None or not bool(node["fn"].support.check(value).all()):
+    if value is None or not bool(own_support(node["fn"]).check(value).all()):
         return None
     start: Tensor | None = value.expand(node["fn"].shape()).clone()
     return start

@@ -33,6 +33,9 @@ _RESOLVED = 0.1  # of the deviation of one step, likewise
 _UPHILL = 30  # steps from each point that it may begin at
 _NARROW = 0.01  # its first deviations
 _MOST = 5000  # its most steps
+# deviation of the bound of one draw, in nats, beside 2 for each latent: that of the best diagonal
+# Gaussian at a Gaussian posterior is 0.7 of their number at most
+_QUIET = 5.0
 _JUDGES = 200  # draws by which further steps are judged
 _NOTHING = 0.5  # nats that these bring where there is nothing left
 # Of a network, chosen on validation rows of concrete and energy:
@@ -63,6 +66,7 @@ def fit_mean_field(
     num_steps: int,
     unit: Tensor | None = None,
     pace: float = 1.0,
+    most_noise: float = math.inf,
 ) -> MeanField:
     """
     Fits a diagonal Gaussian by Adam on the evidence bound, one draw a step.
@@ -77,6 +81,8 @@ def fit_mean_field(
     :param torch.Tensor unit: of the steps of the mean, shape ``(m,)``; by default 1, or the
         deviation of the moment where that is larger: a latent in dollars has a long way to go.
     :param float pace: factor on the rates of the mean and of the log-deviations.
+    :param float most_noise: deviation of the bound of one draw, in nats, beyond which nobody can
+        tell whether it is level.
     :returns: the Gaussian.
     """
     fit = _Fit(loc, scale, unit)
@@ -85,7 +91,12 @@ def fit_mean_field(
     for step in range(num_steps):
         if step >= limit:
             break
-        if not is_level and step < cold_from and step % _WINDOW == 0 and _is_level(values):
+        if (
+            not is_level
+            and step < cold_from
+            and step % _WINDOW == 0
+            and _is_level(values, most_noise)
+        ):
             is_level, cold_from = True, step
             limit = min(num_steps, step + max(_WINDOW, step // 3))
         cooling = max(0, step - cold_from) / max(1, limit - cold_from)
@@ -110,21 +121,25 @@ def fit_mean_field_near(
     """
     climbed = [ascend(density, point, _UPHILL) for point in points]
     point = max(climbed, key=lambda pair: pair[1])[0]
-    pace, most = 1.0, _MOST
+    begin = torch.full_like(point, _NARROW)
     if is_network:
-        point, pace, most = ascend(density, point, _FURTHER)[0], _SLOW, _MOST_SLOW
-    fit = fit_mean_field(density, point, torch.full_like(point, _NARROW), most, pace=pace)
-    return fit if fit.is_level or is_network else _further(density, fit, most // 5)
+        point = ascend(density, point, _FURTHER)[0]
+        return fit_mean_field(density, point, begin, _MOST_SLOW, pace=_SLOW)
+    most, noise = _MOST, _QUIET + 2 * point.numel()
+    fit = fit_mean_field(density, point, begin, most, most_noise=noise)
+    return fit if fit.is_level else _further(density, fit, most // 5, noise)
 
 
-def _further(density: Callable[[Tensor], Tensor], fit: MeanField, num_steps: int) -> MeanField:
+def _further(
+    density: Callable[[Tensor], Tensor], fit: MeanField, num_steps: int, most_noise: float
+) -> MeanField:
     """
     A fit that came to its limit, or the one that some more steps make of it.
 
     It was level all the same if these bring nothing: a single draw of data that are in other units
     than the latents is too noisy to tell.
     """
-    more = fit_mean_field(density, fit.loc, fit.scale, num_steps)
+    more = fit_mean_field(density, fit.loc, fit.scale, num_steps, most_noise=most_noise)
     gain = objective(density, more.loc, more.scale, _JUDGES) - objective(
         density, fit.loc, fit.scale, _JUDGES
     )
@@ -132,13 +147,15 @@ def _further(density: Callable[[Tensor], Tensor], fit: MeanField, num_steps: int
     return MeanField(best.loc, best.scale, is_level=more.is_level or gain < _NOTHING)
 
 
-def _is_level(values: list[float]) -> bool:
+def _is_level(values: list[float], most_noise: float = math.inf) -> bool:
     """Whether the mean of the last quarter is no higher than that of the quarter before it."""
     series = torch.tensor(values[len(values) // 2 :], dtype=torch.float64)
     series = series[series.isfinite()]
     if len(values) < 3 * _WINDOW or len(series) < _WINDOW:
         return False
     before, after = series.tensor_split(2)
+    if float(after.std()) > most_noise:
+        return False
     return float(after.mean() - before.mean()) < max(_SMALLEST, _RESOLVED * float(after.std()))
 
 

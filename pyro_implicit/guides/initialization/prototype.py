@@ -15,6 +15,7 @@ from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.initialization.initial import init_to_finite_mean
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.enumeration import is_to_be_enumerated
+from pyro_implicit.handlers.own_support import own_support
 from pyro_implicit.handlers.supports import check_support, plain_support
 
 __all__ = ["check_all_rows", "forgiving", "is_summed_out", "unconstrained_start"]
@@ -69,7 +70,7 @@ def forgiving(init_loc_fn: Callable[[dict[str, Any]], Tensor]) -> Callable[..., 
             return _finite(site["name"], init_loc_fn(site))
         except NotImplementedError:
             check_support(site["name"], fn)
-            transform = transform_to(plain_support(fn.support))
+            transform = transform_to(plain_support(own_support(fn)))
             shape = transform.inverse_shape(fn.batch_shape + fn.event_shape)
             value: Tensor = transform(torch.zeros(shape))
             return value

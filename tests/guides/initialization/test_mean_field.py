@@ -103,7 +103,7 @@ def test_whether_a_fit_at_its_limit_was_level_is_judged_by_what_more_steps_bring
     if far:
         assert not fit.is_level
     monkeypatch.setattr(mean_field, "_MOST", 2000)
-    again = mean_field._further(density, MeanField(fit.loc, torch.ones(2), False), 400)
+    again = mean_field._further(density, MeanField(fit.loc, torch.ones(2), False), 400, 9.0)
     assert again.is_level == (not far)
 
 
@@ -211,7 +211,7 @@ def test_a_network_is_fitted_by_fewer_steps(
     taken: list[int] = []
     monkeypatch.setattr(mean_field, "_UPHILL", 1)
     monkeypatch.setattr(mean_field, "_FURTHER", 1)
-    monkeypatch.setattr(mean_field, "_is_level", lambda values: taken.append(len(values)))
+    monkeypatch.setattr(mean_field, "_is_level", lambda values, _: taken.append(len(values)))
     fit_mean_field_near(lambda u: -0.5 * u.square().sum(), [torch.zeros(2)], is_network=is_network)
     assert max(taken) < (2000 if is_network else 5000)
     assert max(taken) > (1200 if is_network else 3000)

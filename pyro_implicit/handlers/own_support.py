@@ -1,0 +1,104 @@
+"""The support that a transformed distribution has, where the one that it states is wider."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pyro.distributions import MaskedDistribution, constraints
+from pyro.distributions.torch_distribution import ExpandedDistribution
+from torch import Tensor
+from torch.distributions import Independent, Transform, TransformedDistribution
+
+__all__ = ["own_support"]
+
+#: a bound, or None where there is none
+_Bound = Any
+_Limits = tuple[_Bound, _Bound]
+_STATED = TransformedDistribution.support
+
+
+def own_support(fn: Any) -> constraints.Constraint:
+    """
+    The support of a distribution.
+
+    ``torch.distributions.TransformedDistribution`` states the codomain of its last transform: the
+    whole line of a shifted exponential. Here the bounds of its base go through the transforms, as
+    long as these are monotone and act on each entry by itself.
+
+    :param fn: a distribution.
+    :returns: what it states, or what is inside of that.
+    """
+    found = _narrower(fn)
+    stated: constraints.Constraint = fn.support if found is None else found
+    return stated
+
+
+def _narrower(fn: Any) -> constraints.Constraint | None:
+    if isinstance(fn, (MaskedDistribution, ExpandedDistribution)):
+        return _narrower(fn.base_dist)
+    if isinstance(fn, Independent):
+        inner = _narrower(fn.base_dist)
+        dims = fn.reinterpreted_batch_ndims
+        return None if inner is None else constraints.independent(inner, dims)
+    if not isinstance(fn, TransformedDistribution) or type(fn).support is not _STATED:
+        return None
+    limits = _limits(own_support(fn.base_dist))
+    if limits == (None, None) or _are_same(limits, _limits(fn.transforms[0].domain)):
+        return None
+    for transform in fn.transforms:
+        moved = _through(transform, limits)
+        if moved is None:
+            return None
+        limits = moved
+    return _constraint(*limits)
+
+
+def _through(transform: Transform, limits: _Limits) -> _Limits | None:
+    """Limits after a transform; None if it does not move each entry one way."""
+    try:
+        sign = torch.as_tensor(transform.sign)
+        if transform.domain.event_dim or transform.codomain.event_dim:
+            return None
+        rises, falls = bool((sign > 0).all()), bool((sign < 0).all())
+    except (NotImplementedError, RuntimeError):  # no sign, or one of each mapped draw
+        return None
+    if not (rises or falls):
+        return None
+    low, high = limits if rises else limits[::-1]
+    least, most = _limits(transform.codomain)
+    moved = least if low is None else _moved(transform, low)
+    return moved, most if high is None else _moved(transform, high)
+
+
+def _moved(transform: Transform, bound: _Bound) -> Tensor:
+    moved: Tensor = transform(torch.as_tensor(bound, dtype=_dtype(bound)))
+    return moved
+
+
+def _dtype(bound: _Bound) -> torch.dtype:
+    return bound.dtype if isinstance(bound, Tensor) else torch.get_default_dtype()
+
+
+def _limits(support: Any) -> _Limits:
+    """Bounds of a half-line or an interval; none of anything else."""
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return getattr(support, "lower_bound", None), getattr(support, "upper_bound", None)
+
+
+def _are_same(one: _Limits, other: _Limits) -> bool:
+    for mine, theirs in zip(one, other, strict=True):
+        if (mine is None) != (theirs is None):
+            return False
+        if mine is not None and not bool((torch.as_tensor(mine) == torch.as_tensor(theirs)).all()):
+            return False
+    return True
+
+
+def _constraint(low: _Bound, high: _Bound) -> constraints.Constraint | None:
+    if low is None or high is None:
+        ends = (constraints.greater_than, low), (constraints.less_than, high)
+        return next((kind(end) for kind, end in ends if end is not None), None)
+    interval: constraints.Constraint = constraints.interval(low, high)
+    return interval
