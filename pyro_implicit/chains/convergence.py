@@ -27,8 +27,13 @@ def r_hats(draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     :param dict draws: by name, shape ``(C, T, *shape)``.
     :returns: by name, shape ``(*shape,)``, in float64.
-    :raises StateError: for fewer than 4 draws.
+    :raises StateError: for fewer than 4 draws, or a single chain.
     """
+    if any(len(values) < 2 for values in draws.values()):
+        raise StateError(
+            "there is one chain, and an r-hat compares several: refine(model, 4, ...); parts of "
+            "chains.split() are one chain each, compare them before."
+        )
     return _summary("rhat", draws)
 
 

@@ -95,13 +95,14 @@ class ChainDensity:
 
     def _choose(self, u: Tensor) -> None:
         self._num_chains, self._evaluate, self.how = len(u), self._looped, "loop"
-        self.reason = self._refusal(u)
+        before, self.reason = self.reason, self._refusal(u)
         if self.reason:
-            warnings.warn(
-                "the chains are evaluated one after the other, because the model does not "
-                f"vectorise over them: {self.reason}",
-                stacklevel=2,
-            )
+            if self.reason != before:
+                warnings.warn(
+                    "the chains are evaluated one after the other, because the model does not "
+                    f"vectorise over them: {self.reason}",
+                    stacklevel=2,
+                )
             return
         self._evaluate, self.how = self._vectorised, "vmap"
         recorded = record(self._vectorised, u[:1] if self._convolves else u)

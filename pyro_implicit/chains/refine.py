@@ -33,6 +33,7 @@ from pyro_implicit.chains.starts import check_finite, check_start, given_starts
 from pyro_implicit.chains.supports import check_supports_at
 from pyro_implicit.chains.walk import Walk
 from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.guides.held_data import HeldData
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
@@ -158,6 +159,7 @@ def refine(
             walk = Walk.begin(moves, num_warmup, generator, u, density)
             chains = Chains(sites, own, walk, program, interrupted)
             chains.how = density.how
+            chains.observed = frozenset(HeldData(model, args, kwargs).observed)
             if num_steps and not interrupted:
                 chains._run(density, num_steps, progress)
         remember_fit(model, chains, args, kwargs, are_chains=True)

@@ -72,6 +72,8 @@ class Chains(DrawsGuide):
         self.interrupted = interrupted
         #: how the density is evaluated (recorded, vmap or loop), once it has been
         self.how = ""
+        #: sites that the model observed: what may be left out to be predicted
+        self.observed: frozenset[str] = frozenset()
 
     # ---- going on
 
@@ -205,6 +207,7 @@ class Chains(DrawsGuide):
                 [{k: v[one] for k, v in told.items()} for told in self._walk.statistics],
             )
             parts.append(Chains(self.sites, self.dtype, walk, None))
+            parts[-1].observed = self.observed
             share_fit(self, parts[-1])
         return parts
 
@@ -219,7 +222,7 @@ class Chains(DrawsGuide):
         those of predictions do (:meth:`predictive_r_hat`).
 
         :returns: by site, shape ``(*site_shape,)``.
-        :raises StateError: for fewer than 4 draws.
+        :raises StateError: for fewer than 4 draws, or a single chain.
 
         Source: `Rank-Normalization, Folding, and Localization`, A. Vehtari, A. Gelman, D. Simpson,
         B. Carpenter, P.-C. Bürkner; computed by ArviZ.
@@ -257,7 +260,7 @@ class Chains(DrawsGuide):
         :param kwargs: keyword arguments of the model.
         :returns: by site, shape ``(rows, ...)``.
         :raises SiteError: if there is nothing to compare.
-        :raises StateError: for fewer than 4 draws, or chains without a model.
+        :raises StateError: for fewer than 4 draws, a single chain, or chains without a model.
         """
         found = r_hats(self._predictions(args, kwargs, sites, num_samples))
         warn_of("predictions", found, _OF_PREDICTIONS)
@@ -357,6 +360,7 @@ class Chains(DrawsGuide):
             "num_warmup": walk.num_warmup,
             "target": walk.target,
             "interrupted": self.interrupted,
+            "observed": sorted(self.observed),
             "progress": {**vars(now), "state": dict(now.state)},
             "kept": torch.stack(walk.kept, 1) if walk.kept else None,
             "statistics": self.sample_stats,
@@ -399,6 +403,7 @@ class Chains(DrawsGuide):
             program = None if model is None else Program(model, args, kwargs)
             dtype = getattr(torch, state["dtype"])
             chains = cls(sites, dtype, walk, program, bool(state["interrupted"]))
+            chains.observed = frozenset(map(str, state.get("observed", ())))
         if program is not None:
             program.check_latents(sites)
         return chains

@@ -81,11 +81,15 @@ def observed_when_built(guide: Any) -> frozenset[str]:
     """
     Sites that the model observed when the guide was built: what may be left out to be predicted.
 
-    :param guide: any guide; one that is not of this package knows nothing.
+    :param guide: any guide; one that is not of this package knows nothing, several know what each
+        does.
     :returns: their names.
     """
     held: HeldData | None = getattr(guide, "_held_data", None)
-    return frozenset() if held is None else frozenset(held.observed)
+    if held is not None:
+        return frozenset(held.observed)
+    parts = getattr(guide, "guides", ())
+    return frozenset().union(*map(observed_when_built, parts), getattr(guide, "observed", ()))
 
 
 def warn_of_held_data(

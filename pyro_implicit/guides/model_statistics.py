@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from pyro_implicit.handlers.called_networks import names_of
 from pyro_implicit.handlers.same_rows import Fingerprint, are_alike, fingerprint
@@ -66,6 +66,14 @@ class ModelStatistics:
         """
         self.is_loaded(guide)
         self._guide = _parameters_of(guide)
+
+    def note_saved(self, tensors: Mapping[str, Tensor]) -> None:
+        """
+        Notes what the guide's parameters are like in the state that is being loaded.
+
+        :param dict tensors: all of the state, by name; parameters are among them.
+        """
+        self._guide = _likeness(tensors)
 
     def is_loaded(self, guide: nn.Module) -> bool:
         """
@@ -150,10 +158,14 @@ def _statistics_of(network: nn.Module) -> _Found:
 
 
 def _are_same(one: _Found, other: _Found) -> bool:
-    return one.keys() == other.keys() and all(are_alike(one[n], other[n]) for n in one)
+    """Of the guide's parameters now, and those noted, which may have buffers among them."""
+    return all(n in other and are_alike(like, other[n]) for n, like in one.items())
 
 
 def _parameters_of(guide: nn.Module) -> _Found:
-    named = guide.named_parameters()
-    found = {n: fingerprint((value.detach().reshape(-1)[:_FEW],)) for n, value in named}
+    return _likeness(dict(guide.named_parameters()))
+
+
+def _likeness(tensors: Mapping[str, Tensor]) -> _Found:
+    found = {n: fingerprint((v.detach().reshape(-1)[:_FEW],)) for n, v in tensors.items()}
     return {name: one for name, one in found.items() if one is not None}

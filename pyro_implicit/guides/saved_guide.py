@@ -163,6 +163,8 @@ class SavedGuide(AutoGuide):
                 check_structure(state)
                 check_justified(self, state, tensors)
         super()._load_from_state_dict(state_dict, prefix, *args)
+        if self._model_parameters is not None:
+            self._model_parameters.statistics.note_saved(tensors)
 
     def _note_statistics(self) -> None:
         if self._model_parameters is not None:

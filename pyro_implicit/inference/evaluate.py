@@ -95,7 +95,8 @@ def evaluate(
     :raises ArgumentError: if a number is no positive integer, or model or guide cannot be run; for
         options that neither this function nor the model has.
     :raises MissingExtraError: if classes are observed and torchmetrics is not installed.
-    :raises NonFiniteError: if observations are NaN and not masked, naming the site.
+    :raises NonFiniteError: if observations are NaN, masked or not, naming the site: a mask hides
+        numbers, so fill masked ones with any.
     :raises ShapeError: if a latent has a value for each row, and nobody has said which of
         them these are; if observations do not fit their distribution.
     :raises SiteError: if nothing is observed, or only by ``pyro.factor``, or all is masked; if a

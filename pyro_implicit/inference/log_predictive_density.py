@@ -84,7 +84,8 @@ def log_predictive_density(
     :raises ArgumentError: if ``num_samples`` is no positive integer, ``seed`` no seed, or ``model``
         or ``guide`` nothing that can be run; for options that neither this function nor the model
         has.
-    :raises NonFiniteError: if data are NaN and not masked, naming the site.
+    :raises NonFiniteError: if data are NaN, masked or not, naming the site: a mask hides numbers,
+        so fill masked ones with any.
     :raises ShapeError: if a latent has a value for each row, and nobody has said which of
         them these are.
     :raises SiteError: if the model observes nothing with these arguments, or all is masked; if it

@@ -13,6 +13,7 @@ from torch import Tensor
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.handlers.asked_values import AskedValues
+from pyro_implicit.handlers.still_statistics import still_statistics
 from pyro_implicit.handlers.unvalidated import Unvalidated
 from pyro_implicit.objectives.batch_dims import PARTICLE_PLATE
 from pyro_implicit.objectives.particle import Particle, sample_nodes
@@ -45,7 +46,7 @@ def check_same_alone(model: Any, args: Any, kwargs: Any, particle: Particle, cou
     nodes = {**particle.observed_nodes, **particle.latent_nodes}
     together = {name: _by_draw(node, count) for name, node in nodes.items()}
     try:
-        with RandomStream(0), torch.no_grad(), poutine.block(), Unvalidated():
+        with RandomStream(0), still_statistics(), torch.no_grad(), poutine.block(), Unvalidated():
             with pyro.validation_enabled(False), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 place, alone = _run_alone(model, args, kwargs, particle, count)

@@ -28,6 +28,7 @@ from pyro_implicit.exceptions import DensityError, GuideError, NonFiniteError, S
 from pyro_implicit.handlers.enumeration import NoticeEnumeration, enumerated
 from pyro_implicit.handlers.other_shape import check_event
 from pyro_implicit.handlers.rows import are_same_numbers, shows_all
+from pyro_implicit.handlers.still_statistics import still_statistics
 from pyro_implicit.objectives.batch_dims import check_batch_dims, is_vectorised
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.large_normal import is_large_normal, log_density_of_large
@@ -171,10 +172,11 @@ def plate_nesting(
     """
     The number of plate dimensions of model and guide, by one run of both.
 
-    It moves no random numbers: an objective that has not met a guide yet, as where a run is resumed
-    in another process, goes on with those that one which has would draw.
+    It moves no random numbers, and no running statistics: an objective that has not met a guide
+    yet, as where a run is resumed in another process, goes on with those that one which has would
+    draw.
     """
-    with RandomStream(0), poutine.block(), pyro.validation_enabled(False):
+    with RandomStream(0), still_statistics(), poutine.block(), pyro.validation_enabled(False):
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
         model_trace = _replayed(model, guide_trace, args, kwargs)
     dims = [

@@ -19,6 +19,7 @@ from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import ImplicitError, NonFiniteError, SiteError
 from pyro_implicit.handlers.explained_errors import refuses_nan
 from pyro_implicit.handlers.mapped_writing import WritingMap
+from pyro_implicit.handlers.still_statistics import still_statistics
 from pyro_implicit.handlers.unvalidated import Unvalidated
 
 __all__ = ["VMAP", "DrawApart", "MappedDraws", "check_mapped_finite"]
@@ -120,7 +121,7 @@ class MappedDraws:
 
     @staticmethod
     def _run_plainly(one: One) -> None:
-        with RandomStream(0), poutine.block(), torch.no_grad():
+        with RandomStream(0), still_statistics(), poutine.block(), torch.no_grad():
             one()
 
 

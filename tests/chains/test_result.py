@@ -6,12 +6,15 @@ import copy
 import json
 
 import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
 from pyro.infer import Trace_ELBO
 
 from pyro_implicit import (
+    EnsembleGuide,
+    HyperNetworkGuide,
     evaluate,
     log_predictive_density,
     posterior_draws,
@@ -365,3 +368,26 @@ def test_bad_arguments(chains):
 def test_the_bar_shows_the_phase(capsys):
     run(num_steps=120, progress=True)
     assert "sampling, lp" in capsys.readouterr().err
+
+
+def test_one_chain_has_no_r_hat(chains):
+    for one in chains.split():
+        with pytest.raises(StateError, match="there is one chain"):
+            one.r_hat()
+
+
+def test_what_the_fit_observed_may_be_left_out_to_be_predicted():
+    """One of two observations is given, the other predicted: it is no latent that was forgotten."""
+
+    def model(x, z, y=None):
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("z", dist.Normal(x * w[..., :1], 1.0), obs=z)
+            pyro.sample("y", dist.Normal(x * w[..., 1:], 1.0), obs=y)
+
+    x = torch.linspace(-1.0, 1.0, 6)
+    told = refine(model, 3, x, x, x, num_steps=0, progress=False, seed=0)
+    loaded = Chains.from_state_dict(told.state_dict())
+    pair = EnsembleGuide([HyperNetworkGuide(model).setup(x, x, x) for _ in range(2)])
+    for guide in (told, told.split()[0], loaded, pair):
+        assert predict(model, guide, x, x, num_samples=3)["y"].shape[-1] == 6

@@ -273,3 +273,19 @@ def test_networks_that_other_threads_call_are_not_the_models(saved: Any) -> None
         thread.join()
     known = guide.state_dict()["_extra_state"]["first_call"]["statistics"]
     assert known.keys() == state["_extra_state"]["first_call"]["statistics"].keys()
+
+
+def test_a_guide_that_was_loaded_within_a_larger_module_and_trained_is_not_told(saved: Any) -> None:
+    """As a checkpoint of Lightning is, from which training goes on."""
+    state, net_state = saved
+    both = nn.ModuleList([Model().net, HyperNetworkGuide.from_state_dict(state)])
+    both[0].load_state_dict(net_state)
+    whole = copy.deepcopy(both.state_dict())
+    model = Model()
+    again = nn.ModuleList([model.net, HyperNetworkGuide(model)])
+    again[1](X, Y)
+    again.load_state_dict(whole)
+    svi = SVI(model, again[1], ClippedAdam({"lr": 0.01}), LinearisedELBO(num_particles=2))
+    for _ in range(5):
+        svi.step(X + 5, Y)
+    predict(model, again[1], X, num_samples=2)

@@ -20,7 +20,7 @@ from pyro_implicit.guides.initialization.ascent import ascend
 from pyro_implicit.guides.initialization.gaussian_bound import objective
 from pyro_implicit.ops.adam_direction import AdamDirection
 
-__all__ = ["MeanField", "fit_mean_field", "fit_mean_field_near"]
+__all__ = ["MeanField", "fit_mean_field", "fit_mean_field_from", "fit_mean_field_near"]
 
 # The rates were chosen on regressions and classifiers of scikit-learn's own data (diabetes, moons).
 _RATE = 0.04  # of the mean, in its units
@@ -125,9 +125,23 @@ def fit_mean_field_near(
     if is_network:
         point = ascend(density, point, _FURTHER)[0]
         return fit_mean_field(density, point, begin, _MOST_SLOW, pace=_SLOW)
-    most, noise = _MOST, _QUIET + 2 * point.numel()
-    fit = fit_mean_field(density, point, begin, most, most_noise=noise)
-    return fit if fit.is_level else _further(density, fit, most // 5, noise)
+    return fit_mean_field_from(density, point, begin)
+
+
+def fit_mean_field_from(
+    density: Callable[[Tensor], Tensor], loc: Tensor, scale: Tensor
+) -> MeanField:
+    """
+    Fits a diagonal Gaussian from another one, for as many steps as it takes up to a limit.
+
+    :param density: the log-density, NaN outside of its domain.
+    :param torch.Tensor loc: where the mean begins, shape ``(m,)``.
+    :param torch.Tensor scale: where the deviations begin, shape ``(m,)``.
+    :returns: the Gaussian.
+    """
+    noise = _QUIET + 2 * loc.numel()
+    fit = fit_mean_field(density, loc, scale, _MOST, most_noise=noise)
+    return fit if fit.is_level else _further(density, fit, _MOST // 5, noise)
 
 
 def _further(

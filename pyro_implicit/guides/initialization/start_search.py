@@ -19,7 +19,11 @@ from pyro_implicit.guides.initialization.curvature import (
 )
 from pyro_implicit.guides.initialization.full_rank import fit_full_rank
 from pyro_implicit.guides.initialization.gaussian_bound import objective
-from pyro_implicit.guides.initialization.mean_field import MeanField, fit_mean_field_near
+from pyro_implicit.guides.initialization.mean_field import (
+    MeanField,
+    fit_mean_field_from,
+    fit_mean_field_near,
+)
 from pyro_implicit.guides.initialization.recorded_density import MOST_RECORDED, RecordedDensity
 from pyro_implicit.handlers.log_joint import LogJoint
 
@@ -32,6 +36,7 @@ NO_MODE = (
 )
 
 _POINTS = 8  # besides the one asked for
+_JUDGES = 200  # draws by which two mean-field fits are compared
 _NARROW = 0.01  # deviation of the reference around a mere point
 _TRIES = {
     "laplace": 4,
@@ -105,6 +110,8 @@ def _fit(kind: str, log_joint: LogJoint, point: Tensor, is_network: bool) -> _Fo
         scale = curvature.diagonal().clamp(min=1e-4).rsqrt()
     else:
         fit = _mean_field(log_joint, point, is_network)
+        if not (fit.is_level or is_network):
+            fit = _by_the_mode(log_joint, fit)
         mean, scale = fit.loc, fit.scale
         if kind == "full-rank":
             mean, factor = fit_full_rank(density, fit.loc, fit.scale)
@@ -129,6 +136,19 @@ def _mean_field(log_joint: LogJoint, point: Tensor, is_network: bool) -> MeanFie
         if recorded.is_recorded:
             return fit_inside(recorded, log_joint.value, near)
     return near(log_joint.value)
+
+
+def _by_the_mode(log_joint: LogJoint, fit: MeanField) -> MeanField:
+    """A fit that is still on its way, or the better one that begins at a mode."""
+    density = log_joint.value
+    try:
+        mode, curvature = find_mode(density, fit.loc, log_joint.explain)
+    except NonFiniteError:
+        return fit
+    scale = curvature.diagonal().clamp(min=1e-4).rsqrt()
+    other = fit_mean_field_from(density, mode, scale)
+    fits = [(objective(density, one.loc, one.scale, _JUDGES), one) for one in (fit, other)]
+    return max(fits, key=lambda pair: pair[0])[1]
 
 
 def fit_inside(

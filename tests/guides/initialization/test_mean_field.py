@@ -215,3 +215,42 @@ def test_a_network_is_fitted_by_fewer_steps(
     fit_mean_field_near(lambda u: -0.5 * u.square().sum(), [torch.zeros(2)], is_network=is_network)
     assert max(taken) < (2000 if is_network else 5000)
     assert max(taken) > (1200 if is_network else 3000)
+
+
+@pytest.mark.parametrize("size", [1e-4, 1e-2])
+def test_latents_much_smaller_than_their_units_are_found(size: float) -> None:
+    """The bound of one draw is loud there for long: no gain of a window is seen."""
+    torch.manual_seed(0)
+    scale = size * torch.tensor([1.0, 3.0])
+
+    def density(u: Tensor) -> Tensor:
+        return -0.5 * ((u - 0.3) / scale).square().sum()
+
+    fit = fit_mean_field_near(density, [torch.tensor([1.0, -1.0])])
+    torch.testing.assert_close(fit.scale, scale, rtol=0.35, atol=0)
+    assert bool(((fit.loc - 0.3).abs() < 0.5 * scale).all())
+
+
+@pytest.mark.parametrize("start", ["hessian", "full-rank"])
+def test_starts_from_a_fit_that_is_still_on_its_way_begin_at_a_mode(start: str) -> None:
+    """Prices by square feet, in dollars: intercept and slope are far away, and dependent."""
+    torch.manual_seed(0)
+    feet = torch.rand(60) * 2000 + 1000
+    x = torch.stack([torch.ones(60), feet], 1)
+    price = 50_000 + 150 * feet + 20_000 * torch.randn(60)
+    prior = torch.tensor([1e5, 1e3])
+
+    def model(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), prior).to_event(1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal((x * w).sum(-1), 20_000.0), obs=y)
+
+    wide = x.double()
+    precision = wide.mT @ wide / 20_000.0**2 + torch.diag(prior.double() ** -2)
+    covariance = torch.linalg.inv(precision)
+    mean = covariance @ (wide.mT @ price.double()) / 20_000.0**2
+    pyro.set_rng_seed(1)
+    draws = HyperNetworkGuide(model, init_from=start).setup(x, price).sample(4000)["w"].double()
+    deviation = covariance.diagonal().sqrt()
+    assert bool(((draws.mean(0) - mean).abs() < 0.3 * deviation).all())
+    torch.testing.assert_close(draws.std(0), deviation, rtol=0.15, atol=0)

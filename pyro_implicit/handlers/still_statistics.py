@@ -1,0 +1,40 @@
+"""Networks in training mode that are looked at, and whose running statistics do not move by it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+__all__ = ["still_statistics"]
+
+
+@contextmanager
+def still_statistics() -> Iterator[None]:
+    """
+    Puts back, in the end, the buffers of each ``torch.nn.Module`` that this thread calls within.
+
+    Unlike :func:`~pyro_implicit.handlers.evaluation_mode.evaluation_mode` it leaves modes as they
+    are: what is looked at is what training does.
+    """
+    before: dict[Tensor, Tensor] = {}
+    thread = threading.get_ident()
+
+    def note(module: nn.Module, _: Any) -> None:
+        if module.training and threading.get_ident() == thread:
+            new = [buffer for buffer in module.buffers() if buffer not in before]
+            before.update((buffer, buffer.detach().clone()) for buffer in new)
+
+    hook = register_module_forward_pre_hook(note)
+    try:
+        yield
+    finally:
+        hook.remove()
+        with torch.no_grad():
+            for buffer, value in before.items():
+                buffer.copy_(value)

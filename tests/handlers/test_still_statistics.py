@@ -1,0 +1,76 @@
+"""What looks at networks in training mode leaves their running statistics where they were."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pyro_implicit import HyperNetworkGuide, fit
+from pyro_implicit.handlers.still_statistics import still_statistics
+
+X = torch.linspace(-1.0, 2.0, 24).reshape(12, 2)
+
+
+def test_buffers_come_back_and_modes_stay() -> None:
+    inner, quiet = nn.Sequential(nn.BatchNorm1d(2)), nn.BatchNorm1d(2).eval()
+    before = copy.deepcopy(inner.state_dict())
+    with pytest.raises(RuntimeError, match="on purpose"), still_statistics():
+        seen = quiet(inner(X)) if inner.training else None
+        assert seen is not None and int(inner[0].num_batches_tracked) == 1
+        raise RuntimeError("on purpose")
+    for name, value in inner.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert inner.training and not quiet.training
+    assert not nn.modules.module._global_forward_pre_hooks
+    inner(X)
+    assert int(inner[0].num_batches_tracked) == 1
+
+
+@pytest.mark.parametrize("what", ["same", "result", "guide", "both"])
+def test_statistics_of_a_fit_that_goes_on_are_those_of_one_fit(what: str) -> None:
+    """Objectives that have not met the guide yet look at the model in training mode."""
+
+    def parts() -> tuple[Any, HyperNetworkGuide, nn.Module]:
+        pyro.clear_param_store()
+        pyro.set_rng_seed(1)
+        norm = nn.BatchNorm1d(2)
+
+        def model(x: Tensor) -> None:
+            w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+            with pyro.plate("data", len(x)):
+                mean = (norm(x) * w.unsqueeze(-2)).sum(-1)
+                pyro.sample("y", dist.Normal(mean, 1.0), obs=x.sum(-1))
+
+        return model, HyperNetworkGuide(model, init_from=None), norm
+
+    def interrupted_at(count: int) -> tuple[Any, HyperNetworkGuide, nn.Module, Any]:
+        model, guide, norm = parts()
+        scores = iter([0.0] * count)
+
+        def score() -> float:
+            if (found := next(scores, None)) is None:
+                raise KeyboardInterrupt
+            return found
+
+        options: Any = {"num_steps": 300, "seed": 0, "progress": False}
+        return model, guide, norm, fit(model, guide, X, validation=score, **options)
+
+    *_, whole_norm, whole = interrupted_at(100)
+    model, guide, norm, first = interrupted_at(1)
+    assert first.num_steps < whole.num_steps
+    if what in ("result", "both"):
+        first = pickle.loads(pickle.dumps(first))
+    if what in ("guide", "both"):
+        guide = copy.deepcopy(guide)
+    options: Any = {"num_steps": 300, "progress": False, "validation": lambda: 0.0}
+    result = fit(model, guide, X, resume=first, **options)
+    assert result.history == whole.history
+    for name, value in norm.state_dict().items():
+        assert torch.equal(value, whole_norm.state_dict()[name]), name
