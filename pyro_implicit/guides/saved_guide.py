@@ -15,6 +15,7 @@ from pyro_implicit._plain import as_state_error
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.guides.first_call import FIRST_CALL, FirstCall
 from pyro_implicit.guides.latent_site import LatentSite
+from pyro_implicit.guides.model_parameters import ModelParameters
 from pyro_implicit.guides.saved_state import (
     STATE_VERSION,
     check_fits,
@@ -47,6 +48,7 @@ class SavedGuide(AutoGuide):
     _bare_model: list[Any]
 
     _first_call: FirstCall | None = None
+    _model_parameters: ModelParameters | None = None
 
     def _know(self, call: FirstCall | None) -> None:
         """Takes up what is known of the call that the guide was built with."""

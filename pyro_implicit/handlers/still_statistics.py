@@ -27,8 +27,8 @@ def still_statistics() -> Iterator[None]:
 
     def note(module: nn.Module, _: Any) -> None:
         if module.training and threading.get_ident() == thread:
-            new = [buffer for buffer in module.buffers() if buffer not in before]
-            before.update((buffer, buffer.detach().clone()) for buffer in new)
+            new = [one for one in module.buffers() if _is_kept(one) and one not in before]
+            before.update((one, one.detach().clone()) for one in new)
 
     hook = register_module_forward_pre_hook(note)
     try:
@@ -37,4 +37,11 @@ def still_statistics() -> Iterator[None]:
         hook.remove()
         with torch.no_grad():
             for buffer, value in before.items():
-                buffer.copy_(value)
+                if not torch.equal(buffer, value):  # batch_norm does not count its writing
+                    buffer.copy_(value)
+
+
+def _is_kept(buffer: Tensor) -> bool:
+    """Whether it is the module's own, and no latent that a call has put in its place."""
+    is_mapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(buffer)
+    return not (is_mapped or buffer.requires_grad or buffer.is_inference() or buffer._is_view())

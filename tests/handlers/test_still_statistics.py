@@ -74,3 +74,23 @@ def test_statistics_of_a_fit_that_goes_on_are_those_of_one_fit(what: str) -> Non
     assert result.history == whole.history
     for name, value in norm.state_dict().items():
         assert torch.equal(value, whole_norm.state_dict()[name]), name
+
+
+def test_networks_whose_weights_are_mapped_are_looked_at_as_they_are() -> None:
+    """Latents stand in the place of a network's own tensors there."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    own = {name: value.detach() for name, value in net.named_parameters()}
+
+    def of_one(scale: Tensor) -> Tensor:
+        scaled = {name: scale * value for name, value in own.items()}
+        return torch.func.functional_call(net, scaled, (X,)).sum()
+
+    before = net[1].running_mean.clone()
+    with still_statistics():
+        one = of_one(torch.ones((), requires_grad=True))
+    one.backward()
+    assert torch.equal(net[1].running_mean, before)
+    net[1] = nn.Identity()
+    own = {name: value.detach() for name, value in net.named_parameters()}
+    with still_statistics():
+        torch.func.vmap(of_one)(torch.ones(3))
