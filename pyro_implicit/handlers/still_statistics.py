@@ -38,7 +38,7 @@ def still_statistics() -> Iterator[None]:
         with torch.no_grad():
             for buffer, value in before.items():
                 if not torch.equal(buffer, value):  # batch_norm does not count its writing
-                    buffer.copy_(value)
+                    buffer.data.copy_(value)  # nor is this: a graph may have saved it
 
 
 def _is_kept(buffer: Tensor) -> bool:

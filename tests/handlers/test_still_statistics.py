@@ -94,3 +94,12 @@ def test_networks_whose_weights_are_mapped_are_looked_at_as_they_are() -> None:
     own = {name: value.detach() for name, value in net.named_parameters()}
     with still_statistics():
         torch.func.vmap(of_one)(torch.ones(3))
+
+
+def test_a_step_that_is_looked_at_between_its_passes_goes_backwards() -> None:
+    norm = nn.BatchNorm1d(2)
+    loss = norm(X).square().sum()
+    with still_statistics(), torch.no_grad():
+        norm(X + 1)
+    loss.backward()
+    assert int(norm.num_batches_tracked) == 1
