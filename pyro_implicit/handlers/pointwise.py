@@ -32,6 +32,7 @@ __all__ = [
     "pointwise_log_prob",
     "reduced_dims",
     "told_of_factors",
+    "told_of_factors_alone",
     "run_model",
     "unmasked",
     "wide_log_prob",
@@ -183,6 +184,20 @@ def told_of_factors(names: Iterable[str]) -> str:
         f"the pyro.factor sites {sorted(names)} are within plates and count for nothing here: a "
         "factor holds no data. If they are likelihoods, of censored rows say, write observed "
         "sites: pyro.sample(name, dist.Bernoulli(survival), obs=torch.ones(n))."
+    )
+
+
+def told_of_factors_alone(names: Iterable[str]) -> str:
+    """
+    Says that nothing is observed but densities of rows.
+
+    :param names: of ``pyro.factor`` sites.
+    :returns: a text for an error.
+    """
+    return (
+        f"the model observes by pyro.factor alone ({', '.join(map(repr, sorted(names)))}), which "
+        "is a density and no data: nobody can tell what was observed. Write pyro.sample(name, "
+        "distribution, obs=data), with a distribution of your own if need be."
     )
 
 

@@ -38,6 +38,7 @@ from pyro_implicit.handlers.pointwise import (
     pointwise_log_prob,
     run_model,
     told_of_factors,
+    told_of_factors_alone,
 )
 from pyro_implicit.handlers.rows import number_of_rows
 from pyro_implicit.handlers.sum_out import inseparable
@@ -256,6 +257,8 @@ def _log_densities(
         except EnumerationNeeded:
             found.clear()
             run_summed_out(model, args, kwargs, found.visit, values=latents, numbered=numbered)
+    if not found.data and factors:
+        raise SiteError(told_of_factors_alone(factors))
     if not found.data:
         raise SiteError(
             "the model observes nothing with these arguments, so there is no predictive density: "

@@ -13,6 +13,7 @@ from pyro.infer.autoguide import AutoNormal
 from torch import Tensor
 
 from pyro_implicit import HyperNetworkGuide, evaluate, fit, log_predictive_density, to_arviz
+from pyro_implicit.exceptions import SiteError
 
 T = torch.linspace(0.1, 2.0, 20)
 CENSORED = torch.arange(20) % 2 == 0
@@ -82,3 +83,17 @@ def test_ones_that_a_model_observes_are_no_data_of_its_own() -> None:
         warnings.simplefilter("error")
         evaluate(by_ones, guide, T + 0.5, CENSORED, num_samples=5)
         log_predictive_density(by_ones, guide, T + 0.5, CENSORED, num_samples=5)
+
+
+def test_a_likelihood_by_a_factor_alone_is_told_as_what_it_is() -> None:
+    """The observations were passed: it is no data that are missing."""
+
+    def model(y: Tensor) -> None:
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.factor("ll", -((y - a) ** 2))
+
+    guide = HyperNetworkGuide(model, init_from=None).setup(torch.ones(4))
+    for score in (log_predictive_density, evaluate):
+        with pytest.raises(SiteError, match=r"by pyro.factor alone \('ll'\)"):
+            score(model, guide, torch.ones(4), num_samples=3)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.exceptions import MissingExtraError, SiteError
+from pyro_implicit.handlers.pointwise import told_of_factors_alone
 from pyro_implicit.inference.evaluation.draw_chunks import DrawChunks
 from pyro_implicit.inference.evaluation.evaluation_run import EvaluationRun
 from pyro_implicit.inference.evaluation.observation import Observation
@@ -200,11 +201,7 @@ class EvaluationJob(PredictiveJob):
         if run.seen:
             return
         if listed:
-            raise SiteError(
-                f"the model observes by pyro.factor alone ({listed}), which is a density and no "
-                "data: nobody can tell what was observed. Write pyro.sample(name, distribution, "
-                "obs=data), with a distribution of your own if need be."
-            )
+            raise SiteError(told_of_factors_alone(run.factors))
         raise SiteError(
             "the model observes nothing with these arguments, so there is nothing to evaluate: "
             "held-out data need the observations too, as training data do, such as "
