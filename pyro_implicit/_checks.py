@@ -308,7 +308,9 @@ def check_guide(value: Any, name: str = "guide") -> Callable[..., Any]:
     :returns: ``value``.
     :raises ArgumentError: unless it can be called as a guide, as no class can.
     """
-    return _check_program(name, value, "a guide, such as HyperNetworkGuide(model)")
+    is_data = hasattr(value, "shape") or value is None
+    place = ", between the model and its arguments" if name == "guide" and is_data else ""
+    return _check_program(name, value, f"a guide{place}, such as HyperNetworkGuide(model)")
 
 
 def _check_program(name: str, value: Any, expected: str) -> Callable[..., Any]:

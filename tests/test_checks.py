@@ -182,6 +182,9 @@ def test_models_and_guides():
         checks.check_model(None)
     with pytest.raises(ArgumentError, match="^guide is the class int; expected an instance of it"):
         checks.check_guide(int)
+    for data in (torch.zeros(3), np.zeros(2), None):  # fit(model, x, y)
+        with pytest.raises(ArgumentError, match="a guide, between the model and its arguments, su"):
+            checks.check_guide(data)
     with pytest.raises(ArgumentError, match="^prior=3 cannot be called"):
         checks.check_model(3, "prior")
 
