@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,7 @@ _state = threading.local()
 
 
 @contextmanager
-def evaluation_mode() -> Iterator[None]:
+def evaluation_mode() -> Iterator[Mapping[str, None]]:
     """
     Puts every ``torch.nn.Module`` that is called within, with all its parts, in evaluation mode.
 
@@ -34,10 +34,11 @@ def evaluation_mode() -> Iterator[None]:
 
     Contexts within each other are one. Other threads are left alone.
 
+    :returns: the random layers that were met in training mode so far, by what they are called.
     :warns UserWarning: for random layers that were in training mode.
     """
     if getattr(_state, "entered", False):
-        yield
+        yield {}
         return
     switched: list[nn.Module] = []
     silenced: dict[str, None] = {}
@@ -59,7 +60,7 @@ def evaluation_mode() -> Iterator[None]:
     hook = register_module_forward_pre_hook(before)
     _state.entered = True
     try:
-        yield
+        yield silenced
     finally:
         _state.entered = False
         hook.remove()

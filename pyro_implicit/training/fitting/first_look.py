@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,15 +52,17 @@ def first_look(
     :raises NonFiniteError: for observations that are NaN, naming the site.
     :raises ShapeError: for no rows, and for observations that fit no distribution or plate.
     :raises SiteError: for batches without observations, whose latents are those of some rows.
-    :warns UserWarning: for one observation in place of many, and for latents that are masked.
+    :warns UserWarning: for one observation in place of many, for latents that are masked, and for
+        layers that draw random numbers in training mode.
     """
     number_of_rows(args, dict(kwargs))
     look = _Look(in_plates)
     known = set(pyro.get_param_store().keys())
     try:
         with poutine.block(), RandomStream(0), torch.no_grad(), look.listening():
-            with evaluation_mode(), SiteVisitor(look.visit):
+            with evaluation_mode() as silenced, SiteVisitor(look.visit):
                 model(*args, **kwargs)
+                look.warnings.extend(_random_layers(silenced))
     except Exception as error:  # whatever a model does at draws of its prior
         if error is look.refused:
             in_plate = next((text for text in look.said if IN_DATA_PLATE in text), None)
@@ -177,6 +179,19 @@ def _masked_latent(site: Any) -> list[str]:
         "no prior holds it: the loss is no bound on the evidence and may fall without end, and "
         "draws mean nothing. Mask the observations alone (poutine.mask around obs=), and write "
         "missing values as latents of their own in place of obs_mask."
+    ]
+
+
+def _random_layers(silenced: Iterable[str]) -> list[str]:
+    """Of noise that the steps have, and predictions do not."""
+    listed = ", ".join(silenced)
+    if not listed:
+        return []
+    return [
+        f"random layers in training mode ({listed}): the steps draw their randomness, which counts "
+        "as noise of the data, and predict leaves it out, so that intervals come out too wide. "
+        "Call .eval() on these layers before fit (the prior of the weights is what regularises "
+        "them), or write F.dropout(x, p, training=True), which predict keeps."
     ]
 
 

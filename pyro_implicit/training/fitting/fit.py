@@ -97,6 +97,11 @@ def fit(
     * *directions*: where a guide has fewer noises than latents, and so little output noise that the
       other directions are hardly filled, the result warns.
 
+    * *networks* are run in the mode that they are in: BatchNorm in training mode normalises by the
+      rows of a step and moves its running statistics, dropout is drawn. ``predict`` runs them in
+      evaluation mode. Where dropout is drawn the result warns: its noise counts as that of the
+      data, and intervals come out too wide.
+
     * *deviations*: of a bijective guide of at most 100 latents and whole data: where importance
       weights are even enough to tell that deviations are off by more than 15%, the result warns.
 

@@ -251,3 +251,46 @@ def test_a_network_inside_of_the_data_plate_is_told_as_such(features: int) -> No
     match = r"inside of plate 'data' a module draws 6 times .* outside of the data plate .*local"
     with pytest.raises(ShapeError, match=match):
         quick(X, Y, model=inside, of=inside)
+
+
+class _Dropping(nn.Module):
+    """One line, with dropout or its functional form."""
+
+    def __init__(self, *, functional: bool) -> None:
+        super().__init__()
+        self.line, self.drop = nn.Linear(2, 1), nn.Identity() if functional else nn.Dropout(0.3)
+        self.functional = functional
+
+    def forward(self, x: Tensor) -> Tensor:
+        f = self.drop(self.line(x)[..., 0])
+        return nn.functional.dropout(f, 0.3, training=True) if self.functional else f
+
+
+def _dropping(functional: bool = False) -> tuple[Any, nn.Module]:
+    network = BayesianModule(_Dropping(functional=functional), dist.Normal(0.0, 1.0))
+
+    def dropping(x: Tensor, y: Any = None) -> None:
+        f = network(x)
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(f, 1.0), obs=y)
+
+    return dropping, network
+
+
+def test_noise_of_a_dropout_that_predictions_do_not_have() -> None:
+    dropping, network = _dropping()
+    with pytest.warns(UserWarning, match=r"module.drop of BayesianModule\): the steps draw"):
+        first_look(dropping, (X, Y), {})
+    assert network.training
+    functional, _ = _dropping(functional=True)
+    first_look(functional, (X, Y), {})
+    for part in network.modules():
+        if isinstance(part, nn.Dropout):
+            part.eval()
+    first_look(dropping, (X, Y), {})
+
+
+def test_noise_of_a_dropout_is_told_by_fit() -> None:
+    dropping, _ = _dropping()
+    with pytest.warns(UserWarning, match="intervals come out too wide"):
+        quick(X, Y, model=dropping, of=dropping)
