@@ -16,6 +16,7 @@ from pyro_implicit.arviz.site import Site, Slot
 from pyro_implicit.exceptions import ArgumentError, SiteError
 from pyro_implicit.handlers.choice_for_all import is_choice_for_all
 from pyro_implicit.handlers.enumeration import is_to_be_enumerated
+from pyro_implicit.handlers.held_sites import HeldSites
 from pyro_implicit.handlers.latent_rows import Cuts, at_rows
 from pyro_implicit.handlers.observed_shape import check_observation
 from pyro_implicit.handlers.own_subsample import OwnSubsample, sizes_of_arguments
@@ -77,6 +78,8 @@ class Program:
         self.observed: list[Tensor] = []
         #: discrete latents of all data, which no draw of the guide fixes
         self.choices_for_all: dict[str, None] = {}
+        #: sites that poutine.condition holds, which are no data
+        self.held: set[str] = set()
         self.first_rows = slice(0, batches.batch_size)
         with own_numbers():
             if callable(getattr(guide, "sample", None)) and self._numbered:
@@ -236,9 +239,13 @@ class Program:
 
         model = self._own_subsample(batch)(self.model)
         numbered = self._numbered
-        self._cuts = run_model(
-            model, batch.args, batch.kwargs, visit, values=draw, numbered=numbered
-        )
+        with HeldSites() as held:
+            self._cuts = run_model(
+                model, batch.args, batch.kwargs, visit, values=draw, numbered=numbered
+            )
+        others = [name for name, site in sites.items() if site.kind in ("observed", "free")]
+        self.held = held.parameters(others) - draw.keys()
+        sites = {name: site for name, site in sites.items() if name not in self.held}
         if self._cuts and self.batches.batch_size is not None:
             raise is_local(next(iter(self._cuts)), self.batches.num_rows)
         self.observed = self.observed or observed

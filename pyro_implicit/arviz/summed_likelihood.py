@@ -108,7 +108,10 @@ class SummedLikelihood:
         how: Any = {"values": fixed, "nesting": self._nesting, "wide": True}
         run_summed_out(model, args, kwargs, sites.append, **how)
         for site in sites:
-            if not site["is_observed"] or site["name"] in values or is_delta(site):
+            name = site["name"]
+            if not site["is_observed"] or name in values or is_delta(site):
+                continue
+            if name in self.program.held:
                 continue
             stands_for = site["infer"].get("marginal_of", ())
             drawn = [name for name in stands_for if name in values]

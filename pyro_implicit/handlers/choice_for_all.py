@@ -19,6 +19,8 @@ def is_choice_for_all(site: Any, but: str = "") -> bool:
     """
     if site["is_observed"] or not site["infer"].get("enumerate"):
         return False
+    if site.get("_intervener_id") is not None:  # poutine.do: no value of it is used
+        return False
     return all(frame.name == but for frame in site["cond_indep_stack"])
 
 

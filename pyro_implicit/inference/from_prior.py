@@ -13,13 +13,22 @@ from pyro_implicit.inference.predictive_run import RunPlan
 
 __all__ = ["came_from_prior", "forgotten_latents"]
 
+_FORECAST = (
+    " Data that were passed have been drawn anew too: to predict what follows from them (a "
+    "forecast, a part that is missing), hold them, predict(poutine.condition(model, "
+    "data={'y': y}), guide, ...)."
+)
 
-def came_from_prior(names: Collection[str], unknown: Collection[str] = ()) -> str:
+
+def came_from_prior(
+    names: Collection[str], unknown: Collection[str] = (), *, drawn_anew: bool = False
+) -> str:
     """
     Says which latents the guide did not draw.
 
     :param names: of these latents.
     :param unknown: names of latents that the guide draws and the model does not sample.
+    :param bool drawn_anew: whether data were passed, and drawn anew.
     :returns: a text for a warning; empty if there are none.
     """
     if not names:
@@ -30,7 +39,7 @@ def came_from_prior(names: Collection[str], unknown: Collection[str] = ()) -> st
     return (
         f"the guide does not draw {sorted(names)}, which the model samples: they "
         f"came from their prior, as if nothing had been learned of them.{others} Expected a "
-        "draw of each latent of the model, under the same name."
+        "draw of each latent of the model, under the same name." + _FORECAST * drawn_anew
     )
 
 

@@ -25,6 +25,7 @@ from pyro_implicit.handlers.enumeration import (
     run_summed_out,
 )
 from pyro_implicit.handlers.explained_errors import explained_errors
+from pyro_implicit.handlers.held_sites import HeldSites
 from pyro_implicit.handlers.missing_data import refuse_missing_data
 from pyro_implicit.handlers.observed_in_sum import counted_in_sum, data_in_sum, refuse_undrawn
 from pyro_implicit.handlers.own_subsample import OwnSubsample, sizes_of_arguments
@@ -187,13 +188,23 @@ class _Densities:
     ) -> None:
         self.latents, self.forgotten, self.outside = latents, forgotten, outside
         self.factors = factors
-        self.data: dict[Any, Tensor] = {}
-        self.kept: dict[Any, Tensor] = {}
+        #: of each site with data its name, its plates, its densities, and whether each counts
+        self.parts: list[tuple[str, Any, Tensor, Tensor]] = []
 
     def clear(self) -> None:
         """Forgets the densities that were met so far."""
-        self.data.clear()
-        self.kept.clear()
+        self.parts.clear()
+
+    def of_data(self, held: HeldSites) -> tuple[list[Tensor], list[Tensor]]:
+        """Densities, and whether they count, of the data of each set of plates."""
+        data: dict[Any, Tensor] = {}
+        kept: dict[Any, Tensor] = {}
+        parameters = held.parameters(name for name, *_ in self.parts)
+        for name, key, value, told in self.parts:
+            if name not in parameters:
+                data[key] = data[key] + value if key in data else value
+                kept[key] = kept[key] | told if key in kept else told
+        return list(data.values()), list(kept.values())
 
     def visit(self, site: Any) -> None:
         """Looks at a site of the model, and adds its density where it is of data."""
@@ -207,12 +218,10 @@ class _Densities:
         value = pointwise_log_prob(site)
         refuse_missing_data(site, value)
         value = value.to(torch.promote_types(value.dtype, torch.float32))
-        key = tuple(frames)
         told = counted_in_sum(site, value.shape) if marginal else counted(site)
         if marginal and data_in_sum(site):  # a factor beside masked data counts nothing
             value = torch.where(told, value, 0.0)
-        self.data[key] = self.data[key] + value if key in self.data else value
-        self.kept[key] = self.kept[key] | told if key in self.kept else told
+        self.parts.append((site["name"], tuple(frames), value, told))
 
     def _look(self, site: Any, marginal: Any) -> None:
         """Notes latents that the guide leaves out, or draws where the prior never would."""
@@ -250,19 +259,19 @@ def _log_densities(
     latents = {name: site["value"] for name, site in latent_sites(guide, args, kwargs).items()}
     numbered = numbered_if_called(guide)
     found = _Densities(latents, forgotten, outside, factors)
-    with OwnSubsample(sizes_of_arguments(args, kwargs)):
+    with OwnSubsample(sizes_of_arguments(args, kwargs)), HeldSites() as held:
         try:
             with NoticeEnumeration():
                 run_model(model, args, kwargs, found.visit, values=latents, numbered=numbered)
         except EnumerationNeeded:
             found.clear()
             run_summed_out(model, args, kwargs, found.visit, values=latents, numbered=numbered)
-    if not found.data and factors:
+    if not found.parts and factors:
         raise SiteError(told_of_factors_alone(factors))
-    if not found.data:
+    if not found.parts:
         raise SiteError(
             "the model observes nothing with these arguments, so there is no predictive density: "
             "a validation batch needs the observations too, as a training batch does."
         )
-    flat = [[part[key].reshape(-1) for key in found.data] for part in (found.data, found.kept)]
-    return torch.cat(flat[0]), torch.cat(flat[1])
+    data, kept = found.of_data(held)
+    return torch.cat([one.reshape(-1) for one in data]), torch.cat([k.reshape(-1) for k in kept])

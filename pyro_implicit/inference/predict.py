@@ -73,6 +73,15 @@ def predict(
     other rows than the arguments (``y[1:]`` from ``y[:-1]``, windows), or rows that come out
     otherwise without another one (rows standardised within the model).
 
+    Data that are passed as ``obs=`` are drawn anew all the same. What ``poutine.condition`` holds
+    stays as it is, values of parameters or data that forecasts start from (the first ``T`` steps of
+    a series, what is observed of a row), and is left out of the result, unless its name is among
+    ``sites``. Where a model has nothing else to predict, the sites that are held within plates are
+    taken for its data, and drawn (all of them, if none is in a plate)::
+
+        held = poutine.condition(model, data={f"y_{t}": y[t] for t in range(T)})
+        predict(held, guide, T + 3, num_samples=1000)[f"y_{T}"]
+
     Networks are evaluated in evaluation mode, whatever theirs is, and get theirs back: BatchNorm
     uses its running statistics and leaves them alone, dropout is off (a warning names it, unless
     the network was in evaluation mode already). Noise that is to stay, as in Monte Carlo dropout,
@@ -169,7 +178,8 @@ def predict(
     for text in [*plan.warnings(), *watched.warnings()]:
         warnings.warn(text, stacklevel=_CALLER)
     if forgotten:
-        warnings.warn(came_from_prior(forgotten, set(draws) - plan.met), stacklevel=_CALLER)
+        told = {"drawn_anew": any(plan.free.values())}
+        warnings.warn(came_from_prior(forgotten, set(draws) - plan.met, **told), stacklevel=_CALLER)
     _check_finite(found, args, kwargs)
     return found
 

@@ -181,17 +181,19 @@ class PredictiveJob(RowsOfAModel):
     ) -> PredictiveRun:
         """The model at some draws; ``together`` in one pass, or as this job has it."""
         together = self.parallel if together is None else together
-        run: PredictiveRun = self.run_kind(
-            self.plan, start, stop, first, last, vectorised=together, **given
-        )
-        run.looked_at = looked_at
-        with run:
-            if together:
-                dim = -self.plan.layout.nesting - 1
-                with pyro.plate(PREDICTIVE_PLATE, last - first, dim=dim):
-                    self.model(*args, **kwargs)
-            else:
-                self.model(*args, **kwargs)
+
+        def make() -> PredictiveRun:
+            run: PredictiveRun = self.run_kind(
+                self.plan, start, stop, first, last, vectorised=together, **given
+            )
+            run.looked_at = looked_at
+            return run
+
+        if not together:
+            return self._ran(make, args, kwargs)
+        run = make()
+        with run, pyro.plate(PREDICTIVE_PLATE, last - first, dim=-self.plan.layout.nesting - 1):
+            self.model(*args, **kwargs)
         return run
 
     def _check_draws_apart(self, stop: int) -> None:

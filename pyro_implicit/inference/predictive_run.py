@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyro_implicit._random import mixed_seed, seed_torch
 from pyro_implicit.handlers.choice_for_all import choice_for_all, is_choice_for_all
+from pyro_implicit.handlers.held_sites import data_among_held, is_held, is_in_a_plate
 from pyro_implicit.handlers.latent_rows import ShownRows, other_rows
 from pyro_implicit.handlers.observed_shape import check_duration
 from pyro_implicit.handlers.other_shape import check_event
@@ -87,6 +88,8 @@ class RunPlan:
         those to be enumerated left out.
     :param sizes: numbers of rows of all arguments.
     :param processes: names of the sites that were drawn from a process, and not given its data.
+    :param dict held: sites that ``poutine.condition`` holds, and whether each is in a plate.
+    :param data_held: names of those of them that are data, and so to be drawn.
     :param str uncut: what a model said of some of its rows alone, if it was to be cut.
     :param outside: supports of the latents whose draws the prior would never make, by name.
     """
@@ -104,7 +107,20 @@ class RunPlan:
     sizes: frozenset[int] = frozenset()
     processes: set[str] = field(default_factory=set)
     outside: dict[str, Any] = field(default_factory=dict)
+    held: dict[str, bool] = field(default_factory=dict)
+    data_held: frozenset[str] = frozenset()
     uncut: str | None = None
+
+    def finds_data_held(self, others: bool) -> bool:
+        """
+        Whether some of what is held turned out to be data, once the model was run.
+
+        :param bool others: whether it has other data, or other sites to draw.
+        """
+        if self.data_held or not self.held:
+            return False
+        self.data_held = frozenset(data_among_held(self.held, others))
+        return bool(self.data_held)
 
     def warnings(self) -> list[str]:
         """What is wrong with the predictions, once the model was run."""
@@ -212,6 +228,8 @@ class PredictiveRun(Messenger):
         elif name in self.plan.draws:
             self.plan.meet(msg)
             msg["value"], msg["done"] = self._latent(msg), True
+        elif self._is_held(msg):
+            msg["value"], msg["done"] = self._held(msg), True
         elif not (site_is_factor(msg) or msg["infer"].get("_deterministic")):
             if is_choice_for_all(msg, PREDICTIVE_PLATE):
                 raise choice_for_all(msg["name"])
@@ -219,6 +237,27 @@ class PredictiveRun(Messenger):
                 self.plan.free[name] = msg["is_observed"]
             msg["is_observed"] = False
             msg["value"], msg["done"] = self._noisy_or_spare(msg), True
+
+    def _is_held(self, msg: Any) -> bool:
+        """Whether the site stays where ``poutine.condition`` has put it."""
+        if msg["name"] in self.plan.data_held or not is_held(msg):
+            return False
+        self.plan.held[msg["name"]] = is_in_a_plate(msg, PREDICTIVE_PLATE)
+        return True
+
+    def _held(self, msg: Any) -> Any:
+        """The value that is held, at the rows that the plates show."""
+        value, event_dim = msg["value"], msg["fn"].event_dim
+        if isinstance(value, Tensor):
+            for frame in msg["cond_indep_stack"]:
+                if frame.vectorized and frame.name != PREDICTIVE_PLATE:
+                    value = self._shown_rows(msg["name"], value, frame, frame.dim - event_dim)
+        return value
+
+    @property
+    def has_others(self) -> bool:
+        """Whether the model has sites to draw that nobody holds."""
+        return bool(self.plan.free)
 
     def _noisy_or_spare(self, msg: Any) -> Tensor:
         """A draw of the site, which may be that of another run once all asked sites are there."""
@@ -354,8 +393,11 @@ class PredictiveRun(Messenger):
             self._shown.after(msg)
         if site_is_subsample(msg) or site_is_factor(msg):
             return
+        is_held = name in self.plan.held and name not in self.plan.data_held
+        if is_held and not isinstance(value, Tensor):  # a number
+            value = torch.as_tensor(value)
         self.shapes[name] = value.shape
-        if self.looked_at and name not in self.plan.draws:
+        if self.looked_at and name not in self.plan.draws and not is_held:
             self.functions[name] = distribution_of(msg)
             if msg["is_observed"] and isinstance(value, Tensor):
                 self.functions[f"{name}, as observed"] = Observed(value)
@@ -364,7 +406,8 @@ class PredictiveRun(Messenger):
         if self.plan.sites is not None:
             keep = name in self.plan.sites
         else:
-            keep = name not in self.plan.draws and not msg["infer"].get("_deterministic")
+            special = is_held or bool(msg["infer"].get("_deterministic"))
+            keep = name not in self.plan.draws and not special
         if keep:
             self.values[name] = self._in_front(name, value) if self.vectorised else value[None]
 

@@ -210,10 +210,12 @@ class RowsOfAModel:
 
     def _lay_out_all(self) -> None:
         """The layout from one draw of all rows."""
-        run = self.run_kind(self.plan, 0, self.plan.rows, 0, 1, vectorised=False)
         self._draw_rows(self.args, self.kwargs, 0, self.plan.rows, 0, 1)
-        with run:
-            self.model(*self.args, **self.kwargs)
+        run = self._ran(
+            lambda: self.run_kind(self.plan, 0, self.plan.rows, 0, 1, vectorised=False),
+            self.args,
+            self.kwargs,
+        )
         self.plan.layout = Layout(run.shapes, {}, run.deepest)
 
     def _probe(
@@ -228,12 +230,31 @@ class RowsOfAModel:
             self._draw_rows(args, kwargs, start, stop, 0, 1)
             latents = self.plan.draws
         given = {} if more is None else {"given": more.noise, "given_rows": more.stop}
-        run: PredictiveRun = self.run_kind(self.plan, start, stop, 0, 1, vectorised=False, **given)
-        run.looked_at = True
-        with run:
-            self.model(*args, **kwargs)
+
+        def make() -> PredictiveRun:
+            run: PredictiveRun = self.run_kind(
+                self.plan, start, stop, 0, 1, vectorised=False, **given
+            )
+            run.looked_at = True
+            return run
+
+        run = self._ran(make, args, kwargs)
         self.plan.draws = latents
         return run
+
+    def _ran(
+        self, make: Callable[[], PredictiveRun], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> PredictiveRun:
+        """A run of the model; another one if it shows that data are among what is held."""
+        run = make()
+        with run:
+            self.model(*args, **kwargs)
+        if not self.plan.finds_data_held(run.has_others):
+            return run
+        again = make()
+        with again:
+            self.model(*args, **kwargs)
+        return again
 
     def _draw_rows(
         self,

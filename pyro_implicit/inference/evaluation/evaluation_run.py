@@ -49,7 +49,8 @@ class EvaluationRun(PredictiveRun):
         if own and not msg["is_observed"]:
             marked = bool(msg["infer"].get("enumerate"))
             (self.summed_out if marked else self.from_prior).add(name)
-        if not (own and msg["is_observed"]):
+        is_data = own and msg["is_observed"] and not self._is_held(msg)
+        if not is_data:
             super()._pyro_sample(msg)
             return
         known = self.plan.layout.row_dims
@@ -59,6 +60,11 @@ class EvaluationRun(PredictiveRun):
             self.kinds[name] = kind_of(name, msg["fn"])
         if not self.looked_at and self.kinds[name] in ("real", "count"):
             self.outcomes[name] = self._others_like(msg)
+
+    @property
+    def has_others(self) -> bool:
+        """Whether the model observes something that nobody holds."""
+        return bool(self.seen)
 
     def _others_like(self, msg: Any) -> Tensor | None:
         self.sample_shape = (self.num_outcomes,)

@@ -1,0 +1,165 @@
+"""What ``poutine.condition`` holds stays: parameters, and data that forecasts start from."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import config_enumerate
+from torch import Tensor
+
+from pyro_implicit import (
+    HyperNetworkGuide,
+    evaluate,
+    log_predictive_density,
+    predict,
+    to_arviz,
+)
+
+N = 40  # more than the rows of a first look
+X = torch.linspace(-1.0, 1.0, N)
+HELD = 0.01
+
+
+def line(x: Tensor, y: Any = None) -> None:
+    slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+    scale = pyro.sample("scale", dist.LogNormal(3.0, 0.1))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("y", dist.Normal(slope * x, scale), obs=y)
+
+
+def _guide(model: Any, *args: Any) -> HyperNetworkGuide:
+    pyro.clear_param_store()
+    return HyperNetworkGuide(model, init_from=None, init_scale=1e-6).setup(*args)
+
+
+def _trace(name: str, value: Any) -> Any:
+    trace = poutine.Trace()
+    trace.add_node(name, type="sample", value=value, is_observed=False)
+    return trace
+
+
+def _scoped(data: dict[str, Any]) -> Callable[..., Any]:
+    def model(x: Tensor, y: Any = None) -> None:
+        with poutine.condition(data=data):
+            line(x, y)
+
+    return model
+
+
+HOLDERS = {
+    "around": lambda value: poutine.condition(line, data={"scale": value}),
+    "by a trace": lambda value: poutine.condition(line, data=_trace("scale", value)),
+    "within": lambda value: _scoped({"scale": value}),
+    "scaled": lambda value: poutine.scale(poutine.condition(line, data={"scale": value}), scale=2),
+}
+
+
+@pytest.mark.parametrize("how", HOLDERS)
+@pytest.mark.parametrize("number", [False, True])
+@pytest.mark.parametrize(
+    "options", [{}, {"batch_size": 32}, {"parallel": True}, {"num_samples": 400}]
+)
+def test_a_parameter(how: str, number: bool, options: dict[str, Any]) -> None:
+    model = HOLDERS[how](HELD if number else torch.tensor(HELD))
+    guide = _guide(model, X, X)
+    draws = predict(model, guide, X, **({"num_samples": 20} | options), seed=0)
+    assert set(draws) == {"y"}
+    assert 0.5 * HELD < float(draws["y"].std(0).mean()) < 2 * HELD
+
+
+def test_its_value_can_be_asked_for() -> None:
+    model = HOLDERS["around"](torch.tensor(HELD))
+    draws = predict(model, _guide(model, X, X), X, num_samples=3, sites=["scale", "y"])
+    assert draws["scale"].tolist() == pytest.approx([HELD] * 3)
+
+
+def test_a_parameter_is_no_datum() -> None:
+    model = HOLDERS["around"](torch.tensor(HELD))
+    guide = _guide(model, X, X)
+    slope = guide.sample(1)["slope"].flatten()[0]
+    expected = dist.Normal(slope * X, HELD).log_prob(X).detach()
+    found = log_predictive_density(model, guide, X, X, num_samples=3)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=0.1)
+    scores = evaluate(model, guide, X, X, num_samples=3)
+    assert "scale" not in str(scores) and f"{N} data of y" in str(scores)
+    data = to_arviz(model, guide, X, X, num_samples=20)
+    assert set(data["log_likelihood"].data_vars) == {"y"}
+    assert set(data["observed_data"].data_vars) == {"y"}
+    assert set(data["posterior_predictive"].data_vars) == {"y"}
+    assert float(data["posterior_predictive"]["y"].std("draw").mean()) < 2 * HELD
+
+
+def test_values_of_rows_are_cut_with_them() -> None:
+    def model(x: Tensor, y: Any = None) -> None:
+        slope = pyro.sample("slope", dist.Normal(0.0, 1e-3))
+        with pyro.plate("rows", len(x)):
+            offset = pyro.sample("offset", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(slope * x + offset, 1e-3), obs=y)
+
+    offset = torch.arange(float(N))
+    held = poutine.condition(model, data={"offset": offset})
+    guide = _guide(held, X, offset)
+    options: dict[str, Any]
+    for options in ({}, {"batch_size": 32}, {"parallel": True}):
+        draws = predict(held, guide, X, num_samples=3, **options)["y"]
+        torch.testing.assert_close(draws, offset.expand(3, N), rtol=0, atol=0.1)
+
+
+def test_data_that_are_held_are_drawn_anew() -> None:
+    """A model conditioned on its data, and on a parameter, has nothing else to predict."""
+    data = {"scale": torch.tensor(HELD), "y": X + 100.0}
+    model = poutine.condition(line, data=data)
+    guide = _guide(model, X)
+    for options in ({}, {"batch_size": 32}, {"parallel": True}, {"num_samples": 400}):
+        draws = predict(model, guide, X, **({"num_samples": 20} | options))
+        assert set(draws) == {"y"} and float(draws["y"].std(0).mean()) > 0.5 * HELD
+        assert float(draws["y"].mean()) < 50.0
+    assert log_predictive_density(model, guide, X, num_samples=2).shape == (N,)
+    assert f"{N} data of y" in str(evaluate(model, guide, X, num_samples=3))
+    exported = to_arviz(model, guide, X, num_samples=10)
+    assert set(exported["log_likelihood"].data_vars) == {"y"}
+    assert float(exported["posterior_predictive"]["y"].mean()) < 50.0
+
+
+def series(y: Tensor, ahead: int = 0) -> None:
+    phi = pyro.sample("phi", dist.Normal(1.0, 1e-4))
+    last = torch.tensor(5.0)
+    for t in range(len(y) + ahead):
+        here = y[t] if t < len(y) else None
+        last = pyro.sample(f"y{t}", dist.Normal(phi * last, 0.01), obs=here)
+
+
+def test_a_forecast_starts_from_what_is_held() -> None:
+    y = torch.linspace(5.0, 9.0, 5)
+    guide = _guide(series, y)
+    model = poutine.condition(series, data={f"y{t}": y[t] for t in range(5)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draws = predict(model, guide, y, ahead=2, num_samples=50)
+    assert set(draws) == {"y5", "y6"}
+    assert float(draws["y6"].mean()) == pytest.approx(9.0, abs=0.05)
+    with pytest.warns(UserWarning, match=r"drawn anew too: to predict what follows .* hold them"):
+        draws = predict(series, guide, y, ahead=2, num_samples=50)
+    assert float(draws["y6"].mean()) == pytest.approx(5.0, abs=0.1)
+
+
+@pytest.mark.parametrize("how", [poutine.condition, poutine.do])
+def test_a_choice_for_all_data_that_is_held(how: Any) -> None:
+    @config_enumerate
+    def model(y: Any = None) -> None:
+        mean = pyro.sample("mean", dist.Normal(0.0, 1e-3))
+        choice = pyro.sample("choice", dist.Bernoulli(0.5))
+        with pyro.plate("rows", 3):
+            pyro.sample("y", dist.Normal(mean + choice * 3.0, 0.1), obs=y)
+
+    guide = _guide(model, torch.full((3,), 3.0))
+    held = how(model, data={"choice": torch.tensor(1.0)})
+    draws = predict(held, guide, num_samples=50)["y"]
+    assert draws.mean(0).tolist() == pytest.approx([3.0] * 3, abs=0.1)
