@@ -91,7 +91,12 @@ class ChainDensity:
             model has no density.
         """
         self.num_gradients += len(u)
-        return self._evaluate(u) if len(u) == self._num_chains else self._looped(u)
+        if len(u) != self._num_chains:
+            return self._looped(u)
+        try:
+            return self._evaluate(u)
+        except torch.linalg.LinAlgError:  # at some of them a matrix has no factors
+            return self._looped(u)
 
     def _choose(self, u: Tensor) -> None:
         self._num_chains, self._evaluate, self.how = len(u), self._looped, "loop"

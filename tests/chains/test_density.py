@@ -9,7 +9,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_implicit import BayesianModule
+from pyro_implicit import BayesianModule, refine
 from pyro_implicit.chains.density import ChainDensity, cast
 from pyro_implicit.chains.latents import read_latents
 from pyro_implicit.exceptions import SiteError
@@ -188,3 +188,33 @@ def test_only_numbers_with_a_point_are_converted():
         None,
     ]
     assert cast({"x": X}, torch.float64)["x"].dtype == torch.float64
+
+
+def matrices():
+    """A covariance that is none below zero."""
+    x = pyro.sample("x", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    covariance = torch.eye(2) + x[0] * torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    with pyro.plate("rows", 2):
+        y = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
+        pyro.sample("y", dist.MultivariateNormal(torch.zeros(2), covariance), obs=y)
+
+
+def test_points_without_a_density_are_told_from_the_others():
+    found = density(matrices)
+    good, bad = torch.zeros(3, 2), torch.tensor([[3.0, 0.0]])
+    with found.ready(good):
+        assert found.how != "loop"
+        expected, slopes = found(good)
+        values, gradients = found(torch.cat([good[:2], bad]))
+    torch.testing.assert_close(values[:2], expected[:2])
+    torch.testing.assert_close(gradients[:2], slopes[:2])
+    assert bool(values[2].isnan()) and bool(gradients[2].isnan().any())
+
+
+def test_a_trajectory_that_leaves_the_density_is_refused():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # short chains
+        chains = refine(matrices, 2, kernel="hmc", num_steps=300, seed=0, progress=False)
+    x = chains.draws["x"][..., 0]
+    assert bool(x.isfinite().all()) and float(x.abs().max()) < 1.0
+    assert float(x.std()) > 0.2
