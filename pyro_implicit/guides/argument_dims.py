@@ -77,6 +77,12 @@ def _other_columns(seen: tuple[Shape | None, ...], args: tuple[Any, ...]) -> str
     return None
 
 
+def _holds(site: Any, frame: Any, count: int) -> bool:
+    """Whether a site has as many values in a plate; not if its rows are named, and it has all."""
+    place = frame.dim - site.event_dim
+    return bool(frame.size == count and site.shape[place:][:1] == (count,))
+
+
 def warn_of_other_rows(guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """
     Warns, for the caller's caller, where latents of one row would be taken for those of another.
@@ -115,7 +121,7 @@ def latents_of_other_rows(
     if seen is None or hasattr(guide, "read_context"):  # the latter's latents follow their rows
         return [], 0
     count: int = seen[0]
-    own = [s.name for s in guide.sites if any(f.size == count for f in s.frames)]
+    own = [s.name for s in guide.sites if any(_holds(s, f, count) for f in s.frames)]
     if count < 2 or not own or not are_other_rows(seen, args, kwargs):
         return [], 0
     return own, count

@@ -132,8 +132,9 @@ def _circular_message(name: str, kind: str, event_shape: Sequence[int]) -> str:
         f"xy = pyro.sample('{name}_xy', dist.Normal(torch.zeros({shape}), 1.0)"
         f".to_event({len(event_shape) + 1})); {name} = pyro.deterministic('{name}', "
         f"torch.atan2(xy[..., 1], xy[..., 0]), event_dim={len(event_shape)}); and, unless the "
-        f"angle is to be uniform, pyro.factor('{name}_prior', prior.log_prob({name})) with prior "
-        "the distribution found."
+        f"angle is to be uniform, pyro.factor('{name}_prior', prior.log_prob({name}) + "
+        "math.log(2 * math.pi)) with prior the distribution found, in the angle's plates (the "
+        "normals have the uniform density of it already)."
     )
 
 

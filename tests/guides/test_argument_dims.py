@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pyro
@@ -13,6 +14,7 @@ from torch import Tensor
 from pyro_implicit import (
     HyperNetworkGuide,
     evaluate,
+    fit,
     log_predictive_density,
     predict,
     to_arviz,
@@ -114,3 +116,23 @@ def test_rows_that_are_named_may_come_in_any_order() -> None:
     assert torch.allclose(found.mean(0), x[order], atol=0.2)
     with pytest.warns(UserWarning, match="or in another order"):
         predict(named, guide, x[order], num_samples=2)
+
+
+def test_a_fit_in_batches_of_rows_that_are_named_shares_nothing() -> None:
+    """The guide has a value of each of all rows, and those of a batch are named by its plate."""
+
+    def model(rows: Tensor, y: Tensor | None = None) -> None:
+        with plate(rows):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z, 0.5), obs=y)
+
+    def plate(rows: Tensor, y: Tensor | None = None) -> Any:
+        return pyro.plate("data", 8, subsample=rows)
+
+    y, rows = torch.arange(8.0), torch.arange(8)
+    batches = [(rows[:4], y[:4]), (rows[4:], y[4:])]
+    guide = HyperNetworkGuide(model, init_from=None, create_plates=plate)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(model, guide, batches=batches, num_steps=4, seed=0, progress=False)
+    assert not [one for one in caught if "share these values" in str(one.message)]
