@@ -14,7 +14,7 @@ from pyro_implicit.arviz.row_cuts import is_local, on_all_rows, refuse_coupled, 
 from pyro_implicit.arviz.rows import Batch, RowBatches
 from pyro_implicit.arviz.site import Site, Slot
 from pyro_implicit.exceptions import ArgumentError, SiteError
-from pyro_implicit.handlers.choice_for_all import is_choice_for_all
+from pyro_implicit.handlers.choice_for_all import is_choice_for_all, plates_of
 from pyro_implicit.handlers.enumeration import is_to_be_enumerated
 from pyro_implicit.handlers.held_sites import HeldSites
 from pyro_implicit.handlers.latent_rows import Cuts, at_rows
@@ -78,6 +78,9 @@ class Program:
         self.observed: list[Tensor] = []
         #: discrete latents of all data, which no draw of the guide fixes
         self.choices_for_all: dict[str, None] = {}
+        #: the others, with their plates, and the plates of each site of data
+        self.choices: dict[str, frozenset[str]] = {}
+        self.predicted: set[frozenset[str]] = set()
         #: sites that poutine.condition holds, which are no data
         self.held: set[str] = set()
         self.first_rows = slice(0, batches.batch_size)
@@ -233,6 +236,10 @@ class Program:
                     functions[described.name] = distribution_of(site)
                 if described.kind == "free" and is_choice_for_all(site):
                     self.choices_for_all[described.name] = None
+                if described.kind == "free" and described.is_listed:
+                    self.choices[described.name] = plates_of(site)
+                elif described.kind in ("observed", "free"):
+                    self.predicted.add(plates_of(site))
                 if described.kind == "observed":
                     observed.append(site["value"])
                     functions[f"{described.name}, as observed"] = Observed(site["value"])

@@ -26,9 +26,10 @@ from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.held_data import warn_of_held_data
 from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
+from pyro_implicit.handlers.choice_for_all import choices_of_groups
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import explained_errors
-from pyro_implicit.handlers.pointwise import told_of_factors
+from pyro_implicit.handlers.pointwise import told_of_factors, told_of_factors_alone
 
 __all__ = ["to_arviz"]
 
@@ -76,7 +77,8 @@ def to_arviz(
     unconstrained space, for importance weights and ``loo_approximate_posterior``; one more run of
     the model for each draw. ``observed_data``: what the model observes when called with these
     arguments. ``constant_data``: the tensor arguments that are not observed, by their names in the
-    model's signature. ``pyro.factor`` terms are in no group; a warning names those within plates.
+    model's signature. ``pyro.factor`` terms are in no group, and draws of the prior
+    know nothing of them; a warning names those within plates.
 
     The model is run once per draw for each kind of run (given the data, predictive, prior; one run
     serves the first two if there is one observed site and no other to draw), without assuming that
@@ -132,7 +134,8 @@ def to_arviz(
     :raises ShapeError: if a latent has a value for each row, and nobody has said which of
         them these are; if there are no rows.
     :warns UserWarning: if a draw of the prior is refused by the model, so that the groups of the
-        prior are left out; if a guide has a latent of each row, and these are other rows; if the
+        prior are left out; if a discrete latent of groups is
+        drawn from its prior; if a guide has a latent of each row, and these are other rows; if the
         model holds its observations itself and is given other inputs than the guide was.
     """
     num_samples = check_count("num_samples", num_samples)
@@ -164,7 +167,12 @@ def to_arviz(
         _tell_of_the_prior(refused, groups)
     factors = uncounted_factors(programs[0]) if "log_likelihood" in arrays else set()
     told = [told_of_factors(factors)] if factors else []
-    for text in dict.fromkeys([*told, *(text for one in watched for text in one.warnings())]):
+    if programs[0].factors and not programs[0].of_kind("observed"):
+        told.append(told_of_factors_alone(programs[0].factors))
+    if "posterior_predictive" in arrays:
+        told.append(choices_of_groups(programs[0].choices, programs[0].predicted))
+    told += [text for one in watched for text in one.warnings()]
+    for text in dict.fromkeys(filter(None, told)):
         warnings.warn(text, stacklevel=3)  # a decorator lies between
     if stats is not None:
         arrays["sample_stats"] = stats.arrays(arrays["posterior"])

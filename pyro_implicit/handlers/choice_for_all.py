@@ -2,11 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pyro_implicit.exceptions import SiteError
 
-__all__ = ["choice_for_all", "is_choice_for_all"]
+__all__ = ["choice_for_all", "choices_of_groups", "is_choice_for_all", "plates_of"]
+
+
+def plates_of(site: Any) -> frozenset[str]:
+    """
+    The plates of a site.
+
+    :param site: a sample site.
+    :returns: their names.
+    """
+    return frozenset(frame.name for frame in site["cond_indep_stack"])
+
+
+def choices_of_groups(choices: Mapping[str, frozenset[str]], data: Iterable[frozenset[str]]) -> str:
+    """
+    Says of discrete latents of groups that the data are told by an index that they are drawn anew.
+
+    Those in the plates of the data are latents of rows, and of new rows nothing is known.
+
+    :param choices: names of the latents to be enumerated, with their plates.
+    :param data: plates of each site to be predicted.
+    :returns: a text for a warning; empty without one.
+    """
+    seen = list(data)
+    names = sorted(
+        name
+        for name, plates in choices.items()
+        if plates and seen and not any(plates <= one for one in seen)
+    )
+    if not names:
+        return ""
+    return (
+        f"discrete latents {names} are those of groups, and predictions draw them from their "
+        "prior: right for new groups, and not for those of the data, of which these tell. Draw "
+        "them given the data, by infer_discrete(poutine.replay(model, guide_trace), "
+        "first_available_dim)(*data), and predict with poutine.condition(model, data={name: "
+        "value})."
+    )
 
 
 def is_choice_for_all(site: Any, but: str = "") -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -93,6 +94,13 @@ def check_support(name: str, fn: Any) -> None:
         biject_to(constraints.real if discrete else support)
     except NotImplementedError as error:
         raise no_bijection(name, support, fn.event_shape) from error
+    if discrete and name.endswith("_unobserved"):
+        raise SiteError(
+            f"site {name!r} is what obs_mask hides of a discrete site ({type(fn).__name__}); an "
+            "implicit guide is continuous. A mask in its place leaves out what is missing: with "
+            f"poutine.mask(mask=seen): pyro.sample({name.removesuffix('_unobserved')!r}, ..., "
+            "obs=y), where y has any number at the places that are not seen."
+        )
     if discrete:
         raise SiteError(
             f"latent site {name!r} is discrete ({type(fn).__name__}); an implicit guide is "
@@ -124,7 +132,8 @@ def circular_part(fn: Any) -> Any:
 
 
 def _circular_message(name: str, kind: str, event_shape: Sequence[int]) -> str:
-    shape = ", ".join(str(size) for size in (*event_shape, 2))
+    shape, count = ", ".join(str(size) for size in (*event_shape, 2)), math.prod(event_shape)
+    uniform = "math.log(2 * math.pi)" if count == 1 else f"{count} * math.log(2 * math.pi)"
     return (
         f"latent site {name!r} has a {kind} distribution: its density comes back every 2 pi, so "
         "that on the real line, which it calls its support, it is improper, and a guide's spread "
@@ -132,9 +141,9 @@ def _circular_message(name: str, kind: str, event_shape: Sequence[int]) -> str:
         f"xy = pyro.sample('{name}_xy', dist.Normal(torch.zeros({shape}), 1.0)"
         f".to_event({len(event_shape) + 1})); {name} = pyro.deterministic('{name}', "
         f"torch.atan2(xy[..., 1], xy[..., 0]), event_dim={len(event_shape)}); and, unless the "
-        f"angle is to be uniform, pyro.factor('{name}_prior', prior.log_prob({name}) + "
-        "math.log(2 * math.pi)) with prior the distribution found, in the angle's plates (the "
-        "normals have the uniform density of it already)."
+        f"angle is to be uniform, pyro.factor('{name}_prior', prior.log_prob({name}) + {uniform})"
+        " with prior the distribution found, in the angle's plates (the normals have the uniform "
+        "density of it already)."
     )
 
 

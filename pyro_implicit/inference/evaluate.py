@@ -29,7 +29,7 @@ from pyro_implicit.inference.evaluation.evaluation_job import EvaluationJob, Sit
 from pyro_implicit.inference.evaluation.report import EvaluationReport, Score, SiteEvaluation
 from pyro_implicit.inference.evaluation.summed_out import with_exact_densities
 from pyro_implicit.inference.numbered import numbered_if_drawn
-from pyro_implicit.inference.predictive_run import UNIT, RunPlan
+from pyro_implicit.inference.predictive_run import NOT_CUT, UNIT, RunPlan
 from pyro_implicit.ops.scoring import mean_and_error
 
 __all__ = ["evaluate"]
@@ -140,7 +140,8 @@ def evaluate(
         except NotSliceable:  # noise that cannot be drawn by row: as many rows as share a state
             job.evaluate(UNIT, exactly=True)
         job.check_guide_is_for_the_model()
-    for text in [*plan.warnings(), *watched.warnings()]:
+    not_cut = [NOT_CUT] if batch_size is not None and not rows else []
+    for text in [*plan.warnings(), *not_cut, *watched.warnings()]:
         warnings.warn(text, stacklevel=_CALLER)
     job.from_prior -= observed_when_built(guide)
     if job.missing_latents():

@@ -24,6 +24,7 @@ from pyro_implicit.handlers.enumeration import (
     NoticeEnumeration,
     run_summed_out,
 )
+from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.handlers.held_sites import HeldSites
 from pyro_implicit.handlers.missing_data import refuse_missing_data
@@ -156,13 +157,14 @@ def mean_densities(
     total: Any = None
     kept: Any = None
     noted = told or (set(), {}, set())
-    for index in range(num_samples):
-        with RandomStream(mixed_seed(seed, index)), explained_errors(args, kwargs, guide):
-            one, counted = _log_densities(model, guide, args, kwargs, *noted)
-        if total is None:
-            total, kept = one, counted
-        else:
-            total, kept = torch.logaddexp(total, one), kept | counted  # masks may follow draws
+    with evaluation_mode():  # around all draws: what is told of it is told once
+        for index in range(num_samples):
+            with RandomStream(mixed_seed(seed, index)), explained_errors(args, kwargs, guide):
+                one, counted = _log_densities(model, guide, args, kwargs, *noted)
+            if total is None:
+                total, kept = one, counted
+            else:
+                total, kept = torch.logaddexp(total, one), kept | counted  # masks may follow draws
     if not bool(kept.any()):
         raise SiteError("all observations are masked, so that there is nothing to score.")
     densities: Tensor = (total - math.log(num_samples))[kept]

@@ -28,13 +28,14 @@ from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import entries_not_finite, explained_errors
 from pyro_implicit.handlers.own_subsample import sizes_of_arguments
+from pyro_implicit.handlers.pointwise import told_of_factors_alone
 from pyro_implicit.handlers.rows import NotSliceable, number_of_rows
 from pyro_implicit.inference.from_prior import came_from_prior
 from pyro_implicit.inference.numbered import numbered_if_drawn
 from pyro_implicit.inference.parallel_errors import blames_parallel
 from pyro_implicit.inference.posterior_draws import draws_of
 from pyro_implicit.inference.predictive_job import PredictiveJob
-from pyro_implicit.inference.predictive_run import UNIT, RunPlan
+from pyro_implicit.inference.predictive_run import NOT_CUT, UNIT, RunPlan
 
 __all__ = ["predict"]
 
@@ -143,7 +144,9 @@ def predict(
         if the guide has a latent of each row, and these are other rows; if it leaves out a latent
         of the model, as far as that can be told from an observation, or draws one outside its
         prior's support; if a site is drawn from an :class:`~pyro_implicit.ImplicitProcess`, which
-        knows nothing of the data then.
+        knows nothing of the data then; if a discrete latent of groups is drawn from its prior; if
+        the model observes by ``pyro.factor`` alone; if ``batch_size`` is given and no argument is
+        a tensor.
     """
     check_model(model)
     check_order(model, "predict(model, guide, ...)", guide)
@@ -175,11 +178,17 @@ def predict(
                 found = job.run(UNIT, exactly=True)
             job.check_guide_is_for_the_model()
             forgotten = job.forgotten_latents(guide)
-    for text in [*plan.warnings(), *watched.warnings()]:
+    told = plan.warnings()
+    if not found and plan.factors:
+        told.append(told_of_factors_alone(plan.factors))
+    if batch_size is not None and not rows:
+        told.append(NOT_CUT)
+    for text in [*told, *watched.warnings()]:
         warnings.warn(text, stacklevel=_CALLER)
     if forgotten:
-        told = {"drawn_anew": any(plan.free.values())}
-        warnings.warn(came_from_prior(forgotten, set(draws) - plan.met, **told), stacklevel=_CALLER)
+        unknown, anew = set(draws) - plan.met, any(plan.free.values())
+        text = came_from_prior(forgotten, unknown, drawn_anew=anew)
+        warnings.warn(text, stacklevel=_CALLER)
     _check_finite(found, args, kwargs)
     return found
 

@@ -13,7 +13,12 @@ from pyro.poutine.util import site_is_factor, site_is_subsample
 from torch import Tensor
 
 from pyro_implicit._random import mixed_seed, seed_torch
-from pyro_implicit.handlers.choice_for_all import choice_for_all, is_choice_for_all
+from pyro_implicit.handlers.choice_for_all import (
+    choice_for_all,
+    choices_of_groups,
+    is_choice_for_all,
+    plates_of,
+)
 from pyro_implicit.handlers.held_sites import data_among_held, is_held, is_in_a_plate
 from pyro_implicit.handlers.latent_rows import ShownRows, other_rows
 from pyro_implicit.handlers.observed_shape import check_duration
@@ -26,8 +31,12 @@ from pyro_implicit.handlers.rows import NotSliceable, changed_dims, take_rows
 from pyro_implicit.inference.noise_by_block import RowBlocks, drawn_by_blocks
 from pyro_implicit.inference.outside_support import drawn_outside, is_outside
 
-__all__ = ["PREDICTIVE_PLATE", "UNIT", "Layout", "RunPlan", "PredictiveRun"]
+__all__ = ["NOT_CUT", "PREDICTIVE_PLATE", "UNIT", "Layout", "RunPlan", "PredictiveRun"]
 
+NOT_CUT = (
+    "batch_size does nothing here: no argument is a tensor, and tensors within other objects, such "
+    "as a dictionary, are not cut. Hand them over as arguments of their own"
+)
 UNIT = 32  # rows that share one state of the random generator
 PREDICTIVE_PLATE = "_num_predictive_samples"
 
@@ -88,6 +97,9 @@ class RunPlan:
         those to be enumerated left out.
     :param sizes: numbers of rows of all arguments.
     :param processes: names of the sites that were drawn from a process, and not given its data.
+    :param dict choices: discrete latents to be enumerated, with their plates.
+    :param set predicted: the plates of each of the other sites that the model draws.
+    :param set factors: names of ``pyro.factor`` sites.
     :param dict held: sites that ``poutine.condition`` holds, and whether each is in a plate.
     :param data_held: names of those of them that are data, and so to be drawn.
     :param str uncut: what a model said of some of its rows alone, if it was to be cut.
@@ -107,6 +119,9 @@ class RunPlan:
     sizes: frozenset[int] = frozenset()
     processes: set[str] = field(default_factory=set)
     outside: dict[str, Any] = field(default_factory=dict)
+    choices: dict[str, frozenset[str]] = field(default_factory=dict)
+    predicted: set[frozenset[str]] = field(default_factory=set)
+    factors: set[str] = field(default_factory=set)
     held: dict[str, bool] = field(default_factory=dict)
     data_held: frozenset[str] = frozenset()
     uncut: str | None = None
@@ -124,7 +139,12 @@ class RunPlan:
 
     def warnings(self) -> list[str]:
         """What is wrong with the predictions, once the model was run."""
-        told = (self.drawn_processes(), drawn_outside(self.outside), self._told_uncut())
+        told = (
+            self.drawn_processes(),
+            drawn_outside(self.outside),
+            self._told_uncut(),
+            choices_of_groups(self.choices, self.predicted),
+        )
         return [text for text in told if text]
 
     def _told_uncut(self) -> str | None:
@@ -132,7 +152,8 @@ class RunPlan:
             return None
         return (
             f"the model does not run on some of its {self.rows} rows alone, so that it got all of "
-            f"them at once, whatever batch_size ({self.uncut})"
+            f"them at once, whatever batch_size ({self.uncut}). Arguments are cut, and no tensor "
+            "within another object, such as a dictionary"
         )
 
     def meet(self, msg: Any) -> None:
@@ -230,13 +251,26 @@ class PredictiveRun(Messenger):
             msg["value"], msg["done"] = self._latent(msg), True
         elif self._is_held(msg):
             msg["value"], msg["done"] = self._held(msg), True
-        elif not (site_is_factor(msg) or msg["infer"].get("_deterministic")):
+        elif site_is_factor(msg):
+            self.plan.factors.add(name)
+        elif not msg["infer"].get("_deterministic"):
             if is_choice_for_all(msg, PREDICTIVE_PLATE):
                 raise choice_for_all(msg["name"])
-            if not (is_delta(msg) or msg["infer"].get("enumerate")):
-                self.plan.free[name] = msg["is_observed"]
+            self._note(msg)
             msg["is_observed"] = False
             msg["value"], msg["done"] = self._noisy_or_spare(msg), True
+
+    def _note(self, msg: Any) -> None:
+        """What kind of site it is that the model draws."""
+        plates = plates_of(msg) - {PREDICTIVE_PLATE}
+        if is_delta(msg):
+            return
+        if msg["infer"].get("enumerate") and not msg["is_observed"]:
+            self.plan.choices[msg["name"]] = plates
+            return
+        self.plan.predicted.add(plates)
+        if not msg["infer"].get("enumerate"):
+            self.plan.free[msg["name"]] = msg["is_observed"]
 
     def _is_held(self, msg: Any) -> bool:
         """Whether the site stays where ``poutine.condition`` has put it."""

@@ -164,13 +164,15 @@ def test_what_the_message_says_is_the_same_law(law: Any) -> None:
     code = "\n".join([found[1], found[2], factor[1]])
 
     def model() -> None:
-        exec(code, {"pyro": pyro, "dist": dist, "torch": torch, "prior": law})
+        exec(code, {"math": math, "pyro": pyro, "dist": dist, "torch": torch, "prior": law})
 
     pyro.set_rng_seed(0)
     with pyro.plate("draws", 200_000, dim=-1):
         trace = poutine.trace(model).get_trace()
     phi = trace.nodes["phi"]["value"]
-    weights = trace.nodes["phi_prior"]["fn"].log_factor.softmax(0)
+    log_weights = trace.nodes["phi_prior"]["fn"].log_factor
+    weights = log_weights.softmax(0)
+    assert float(log_weights.exp().mean()) == pytest.approx(1.0, abs=0.03)  # evidence as it was
     turn = torch.linspace(-math.pi, math.pi, 401)[1:]
     grid = torch.cartesian_prod(turn, turn) if law.event_shape else turn
     exact = law.log_prob(grid).softmax(0)
@@ -180,3 +182,10 @@ def test_what_the_message_says_is_the_same_law(law: Any) -> None:
         torch.testing.assert_close(found_mean, mean, atol=0.02, rtol=0.0)
     guide = HyperNetworkGuide(model, hidden_dims=(8,))
     assert math.isfinite(LinearisedELBO(2).loss(model, guide))
+
+
+def test_what_obs_mask_hides_of_counts_has_another_way() -> None:
+    with pytest.raises(
+        SiteError, match=r"'y_unobserved' is what obs_mask hides.*sample\('y', \.\."
+    ):
+        check_support("y_unobserved", dist.Poisson(2.0))

@@ -12,7 +12,8 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import config_enumerate
-from torch import Tensor
+from pyro.ops.indexing import Vindex
+from torch import Tensor, nn
 
 from pyro_implicit import (
     HyperNetworkGuide,
@@ -163,3 +164,76 @@ def test_a_choice_for_all_data_that_is_held(how: Any) -> None:
     held = how(model, data={"choice": torch.tensor(1.0)})
     draws = predict(held, guide, num_samples=50)["y"]
     assert draws.mean(0).tolist() == pytest.approx([3.0] * 3, abs=0.1)
+
+
+def test_choices_of_groups_are_told_where_they_are_drawn() -> None:
+    """Rows point at their group: what they tell of its choice is in no guide."""
+    group = torch.arange(N) % 4
+
+    @config_enumerate
+    def model(group: Tensor, y: Any = None) -> None:
+        means = pyro.sample("means", dist.Normal(torch.tensor([0.0, 9.0]), 1e-3).to_event(1))
+        with pyro.plate("groups", 4):
+            choice = pyro.sample("choice", dist.Bernoulli(0.5))
+        mean = Vindex(means)[..., Vindex(choice)[..., group].long()]
+        with pyro.plate("rows", len(group)):
+            pyro.sample("y", dist.Normal(mean, 0.1), obs=y)
+
+    y = 9.0 * (group > 1)
+    guide = _guide(lambda group, y: poutine.block(model, hide=["choice", "y"])(group), group, y)
+    with pytest.warns(UserWarning, match=r"latents \['choice'\] are those of groups, and predict"):
+        predict(model, guide, group, num_samples=5)
+    held = poutine.condition(model, data={"choice": torch.tensor([0.0, 0.0, 1.0, 1.0])})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draws = predict(held, guide, group, num_samples=5)["y"]
+    torch.testing.assert_close(draws.mean(0), y, rtol=0, atol=0.5)
+
+
+def test_choices_of_rows_are_not() -> None:
+    @config_enumerate
+    def model(x: Tensor, y: Any = None) -> None:
+        means = pyro.sample("means", dist.Normal(torch.tensor([0.0, 9.0]), 1e-3).to_event(1))
+        with pyro.plate("rows", len(x)):
+            choice = pyro.sample("choice", dist.Bernoulli(0.5))
+            pyro.sample("y", dist.Normal(Vindex(means)[..., choice.long()], 0.1), obs=y)
+
+    guide = _guide(model, X, X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        predict(model, guide, X, num_samples=5)
+        to_arviz(model, guide, X, X, num_samples=5)
+
+
+def test_nothing_to_predict_and_nothing_to_cut_are_told() -> None:
+    def factors(y: Tensor) -> None:
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(y)):
+            pyro.factor("ll", -((y - a) ** 2))
+
+    guide = _guide(factors, X)
+    with pytest.warns(UserWarning, match=r"observes by pyro.factor alone \('ll'\)"):
+        assert predict(factors, guide, X, num_samples=2) == {}
+    with pytest.warns(UserWarning, match=r"observes by pyro.factor alone \('ll'\)"):
+        to_arviz(factors, guide, X, num_samples=2)
+
+    def of_dict(data: dict[str, Tensor]) -> None:
+        line(data["x"], data.get("y"))
+
+    guide = _guide(of_dict, {"x": X, "y": X})
+    for use in (predict, evaluate):
+        with pytest.warns(UserWarning, match="batch_size does nothing here: no argument is a"):
+            use(of_dict, guide, {"x": X, "y": X}, num_samples=2, batch_size=32)
+
+
+def test_dropout_is_told_once_for_all_draws() -> None:
+    network = nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.5))
+
+    def model(x: Tensor, y: Any = None) -> None:
+        line(network(x[:, None])[:, 0].detach(), y)
+
+    guide = _guide(line, X, X)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        log_predictive_density(model, guide, X, X, num_samples=5)
+    assert sum("random layers" in str(one.message) for one in caught) == 1
