@@ -49,6 +49,12 @@ def check_implicit_guide(guide: Any, asked: str) -> ImplicitGuide:
         )
     if isinstance(guide, ImplicitGuide):
         return guide
+    if hasattr(guide, "num_chains"):
+        raise GuideError(
+            f"{asked} needs a guide with a density, and these are chains, which have draws alone. "
+            "Their convergence is r-hat's and the effective sample sizes' to tell (print them, or "
+            "to_arviz(model, chains, ...) and az.summary)."
+        )
     raise GuideError(
         f"{asked} needs an implicit guide of this package, such as HyperNetworkGuide(model); found "
         f"{type(guide).__name__}. A guide with a density tells it by itself: "

@@ -33,6 +33,7 @@ class HeldSites(Messenger):
         The names of those that are no data, see :func:`data_among_held`.
 
         :param data: names of all sites that may be data or are to be predicted, held ones too.
+        :returns: these names.
         """
         others = bool(set(data) - self.sites.keys())
         return self.sites.keys() - data_among_held(self.sites, others)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from pyro.infer.autoguide import AutoNormal
 
+from pyro_implicit import refine
 from pyro_implicit.arviz.compatibility import psis_khat
 from pyro_implicit.diagnostics import khat
 from pyro_implicit.diagnostics._density import GuideDensity
@@ -114,6 +115,9 @@ def test_refused_where_the_density_is_not_known():
 def test_other_guides_and_numbers_are_refused():
     with pytest.raises(GuideError, match="khat needs an implicit guide"):
         khat(normal_model, AutoNormal(normal_model))
+    with pytest.raises(GuideError, match="khat needs a guide with a density, and these are chains"):
+        chains = refine(normal_model, 2, num_steps=20, seed=0, progress=False)
+        khat(normal_model, chains)
     guide = affine_guide(one_normal, [[1.0]], [0.0])
     with pytest.raises(ArgumentError, match="num_samples=50; expected an integer >= 100"):
         khat(one_normal, guide, num_samples=50)
