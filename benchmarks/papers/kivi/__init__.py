@@ -45,6 +45,8 @@ BENCHMARKS = (
             "kivi_mnist": "--num-train 6000 --hidden 100 "
             "--methods map ensemble mean-field 'no KL' published adaptive",
             "kivi_mnist_800": "--width 800 --num-train 6000 --hidden 100 "
+            "--methods map ensemble mean-field 'no KL' published adaptive",
+            "kivi_mnist_1200": "--width 1200 --num-train 6000 --hidden 100 "
             "--methods map ensemble mean-field 'no KL' published",
             "kivi_mnist_50000": "--num-train 50000 --num-validation 10000 --hidden 100 "
             "--methods map ensemble mean-field 'no KL' published",

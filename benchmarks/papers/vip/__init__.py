@@ -143,6 +143,8 @@ BENCHMARKS = (
             "vip_cep": "--num-steps 200 --seeds 0 1 2",
             "vip_cep_gated": "--cell gated --num-molecules 6000 --num-steps 600 --seeds 0 1 2 "
             '--methods "process, alpha=0.5" mean-field plain',
+            "vip_cep_whole": "--cell gated --num-molecules 29978 --num-steps 2000 --seeds 0 1 2 "
+            '--methods "process, alpha=0.5" mean-field plain',
         },
         short="--num-steps 2 --num-molecules 40",
         short_settings={
