@@ -10,7 +10,7 @@ from pyro.poutine.condition_messenger import ConditionMessenger
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import _PYRO_STACK
 
-__all__ = ["HeldSites", "data_among_held", "is_held", "is_in_a_plate"]
+__all__ = ["HeldSites", "data_among_held", "is_held", "is_in_a_plate", "told_of_overruled"]
 
 
 class HeldSites(Messenger):
@@ -67,6 +67,24 @@ def is_in_a_plate(site: Any, but: str = "") -> bool:
     :returns: whether it is.
     """
     return any(frame.name != but for frame in site["cond_indep_stack"])
+
+
+def told_of_overruled(names: Iterable[str]) -> str:
+    """
+    Says that the guide's draws were taken for what is held.
+
+    :param names: of sites that are held and that the guide draws.
+    :returns: a text for a warning; empty without any.
+    """
+    listed = sorted(names)
+    if not listed:
+        return ""
+    return (
+        f"{listed} are held by poutine.condition, and the guide draws them too: its draws were "
+        "taken, as by Pyro's Predictive. For what another value would do write "
+        f"poutine.do(model, data={{{listed[0]!r}: value}}); to learn the others given this value, "
+        "fit a guide to the conditioned model."
+    )
 
 
 def data_among_held(held: Mapping[str, bool], others: bool) -> set[str]:

@@ -19,7 +19,12 @@ from pyro_implicit.handlers.choice_for_all import (
     is_choice_for_all,
     plates_of,
 )
-from pyro_implicit.handlers.held_sites import data_among_held, is_held, is_in_a_plate
+from pyro_implicit.handlers.held_sites import (
+    data_among_held,
+    is_held,
+    is_in_a_plate,
+    told_of_overruled,
+)
 from pyro_implicit.handlers.latent_rows import ShownRows, other_rows
 from pyro_implicit.handlers.observed_shape import check_duration
 from pyro_implicit.handlers.other_shape import check_event
@@ -101,6 +106,7 @@ class RunPlan:
     :param set predicted: the plates of each of the other sites that the model draws.
     :param set factors: names of ``pyro.factor`` sites.
     :param dict held: sites that ``poutine.condition`` holds, and whether each is in a plate.
+    :param set overruled: names of sites that are held, and that the guide draws.
     :param data_held: names of those of them that are data, and so to be drawn.
     :param str uncut: what a model said of some of its rows alone, if it was to be cut.
     :param outside: supports of the latents whose draws the prior would never make, by name.
@@ -124,6 +130,7 @@ class RunPlan:
     factors: set[str] = field(default_factory=set)
     held: dict[str, bool] = field(default_factory=dict)
     data_held: frozenset[str] = frozenset()
+    overruled: set[str] = field(default_factory=set)
     uncut: str | None = None
 
     def finds_data_held(self, others: bool) -> bool:
@@ -144,6 +151,7 @@ class RunPlan:
             drawn_outside(self.outside),
             self._told_uncut(),
             choices_of_groups(self.choices, self.predicted),
+            told_of_overruled(self.overruled),
         )
         return [text for text in told if text]
 
@@ -247,6 +255,8 @@ class PredictiveRun(Messenger):
         if site_is_subsample(msg):
             self._choose_rows(msg)
         elif name in self.plan.draws:
+            if is_held(msg):
+                self.plan.overruled.add(name)
             self.plan.meet(msg)
             msg["value"], msg["done"] = self._latent(msg), True
         elif self._is_held(msg):

@@ -237,3 +237,18 @@ def test_dropout_is_told_once_for_all_draws() -> None:
         warnings.simplefilter("always")
         log_predictive_density(model, guide, X, X, num_samples=5)
     assert sum("random layers" in str(one.message) for one in caught) == 1
+
+
+def test_what_the_guide_draws_too_is_told() -> None:
+    held = poutine.condition(line, data={"scale": torch.tensor(HELD)})
+    guide = _guide(line, X, X)
+    with pytest.warns(UserWarning, match=r"\['scale'\] are held by poutine.condition, and the gu"):
+        draws = predict(held, guide, X, num_samples=20)["y"]
+    assert float(draws.std(0).mean()) > 5.0
+    with pytest.warns(UserWarning, match=r"write poutine.do\(model, data=\{'scale': value\}\)"):
+        evaluate(held, guide, X, X, num_samples=3)
+    done = poutine.do(line, data={"scale": torch.tensor(HELD)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draws = predict(done, guide, X, num_samples=20)["y"]
+    assert float(draws.std(0).mean()) < 2 * HELD
