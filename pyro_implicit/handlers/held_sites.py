@@ -49,13 +49,17 @@ def is_held(site: Any) -> bool:
     if not site["is_observed"]:
         return False
     conditions = (one for one in _PYRO_STACK if isinstance(one, ConditionMessenger))
-    return any(value is site["value"] for one in conditions for value in _values(one.data))
+    return any(
+        value is site["value"] and site["name"].endswith(name)  # in scopes there is a prefix
+        for one in conditions
+        for name, value in _items(one.data)
+    )
 
 
-def _values(data: Any) -> Iterable[Any]:
+def _items(data: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(data, Trace):
-        return (node.get("value") for node in data.nodes.values())
-    return data.values()  # type: ignore[no-any-return]
+        return ((name, node.get("value")) for name, node in data.nodes.items())
+    return data.items()  # type: ignore[no-any-return]
 
 
 def is_in_a_plate(site: Any, but: str = "") -> bool:

@@ -11,6 +11,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from pyro.contrib.autoname import scope
 from pyro.infer import config_enumerate
 from pyro.ops.indexing import Vindex
 from torch import Tensor, nn
@@ -58,6 +59,7 @@ HOLDERS = {
     "around": lambda value: poutine.condition(line, data={"scale": value}),
     "by a trace": lambda value: poutine.condition(line, data=_trace("scale", value)),
     "within": lambda value: _scoped({"scale": value}),
+    "in a scope": lambda value: scope(poutine.condition(line, data={"scale": value}), prefix="p"),
     "scaled": lambda value: poutine.scale(poutine.condition(line, data={"scale": value}), scale=2),
 }
 
@@ -71,7 +73,9 @@ def test_a_parameter(how: str, number: bool, options: dict[str, Any]) -> None:
     model = HOLDERS[how](HELD if number else torch.tensor(HELD))
     guide = _guide(model, X, X)
     draws = predict(model, guide, X, **({"num_samples": 20} | options), seed=0)
-    assert set(draws) == {"y"}
+    (name,) = draws
+    assert name in ("y", "p/y")
+    draws = {"y": draws[name]}
     assert 0.5 * HELD < float(draws["y"].std(0).mean()) < 2 * HELD
 
 
@@ -252,3 +256,17 @@ def test_what_the_guide_draws_too_is_told() -> None:
         warnings.simplefilter("error")
         draws = predict(done, guide, X, num_samples=20)["y"]
     assert float(draws.std(0).mean()) < 2 * HELD
+
+
+def test_a_tensor_that_is_held_may_be_observed_elsewhere() -> None:
+    value = torch.tensor(3.0)
+
+    def model(y: Any = None) -> None:
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        level = pyro.sample("level", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(mean + level, 0.1), obs=y)
+
+    held = poutine.condition(model, data={"level": value})
+    guide = _guide(held, value)
+    assert set(predict(held, guide, value, num_samples=3)) == {"y"}
+    assert log_predictive_density(held, guide, value, num_samples=2).shape == (1,)
