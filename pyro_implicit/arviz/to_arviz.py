@@ -77,8 +77,9 @@ def to_arviz(
     unconstrained space, for importance weights and ``loo_approximate_posterior``; one more run of
     the model for each draw. ``observed_data``: what the model observes when called with these
     arguments. ``constant_data``: the tensor arguments that are not observed, by their names in the
-    model's signature. ``pyro.factor`` terms are in no group, and draws of the prior
-    know nothing of them; a warning names those within plates.
+    model's signature. ``pyro.factor`` terms are in no group, and draws of the prior know nothing
+    of them; a warning names those within plates. What ``poutine.condition`` holds is in none where
+    the model observes something else.
 
     The model is run once per draw for each kind of run (given the data, predictive, prior; one run
     serves the first two if there is one observed site and no other to draw), without assuming that
@@ -134,9 +135,10 @@ def to_arviz(
     :raises ShapeError: if a latent has a value for each row, and nobody has said which of
         them these are; if there are no rows.
     :warns UserWarning: if a draw of the prior is refused by the model, so that the groups of the
-        prior are left out; if a discrete latent of groups is
-        drawn from its prior; if a guide has a latent of each row, and these are other rows; if the
-        model holds its observations itself and is given other inputs than the guide was.
+        prior are left out; if a discrete latent of groups is drawn from its prior; if the model
+        observes by ``pyro.factor`` alone; if a guide has a latent of each row, and these are other
+        rows; if the model holds its observations itself and is given other inputs than the guide
+        was.
     """
     num_samples = check_count("num_samples", num_samples)
     check_model(model)

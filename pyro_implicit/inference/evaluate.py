@@ -73,7 +73,8 @@ def evaluate(
     are summed out of it, and what they join is one datum; other scores are of draws of them.
     CRPS, medians and intervals come from a thousand draws of observations or more (``num_samples``
     if that is more). Entries of one observation are scored by themselves and averaged. No minibatch
-    scale is applied, and masked data are left out.
+    scale is applied, and masked data are left out. What ``poutine.condition`` holds is no datum
+    where the model observes others (see :func:`~pyro_implicit.predict`).
 
     Rows are what is counted in standard errors: data of the same row are not independent. They do
     not tell how much luck there was in the draws, nor in the fit.

@@ -64,7 +64,8 @@ def log_predictive_density(
 
     :math:`\log \tfrac1S \sum_s p(y_i \mid \theta_s)` for each datum ``i`` of a batch, without any
     minibatch scale. Observed sites in the same plates are one datum. Masked data are left out, as
-    by :func:`~pyro_implicit.evaluate`; a datum of which a part is masked keeps the rest.
+    by :func:`~pyro_implicit.evaluate`; a datum of which a part is masked keeps the rest. What
+    ``poutine.condition`` holds is no datum where the model observes others.
 
     Draws are made one after the other, and of each only its densities are kept. In expectation the
     value rises with ``num_samples``: compare at the same number. Discrete latents that are marked
