@@ -250,7 +250,11 @@ class Program:
             self._cuts = run_model(
                 model, batch.args, batch.kwargs, visit, values=draw, numbered=numbered
             )
-        others = [name for name, site in sites.items() if site.kind in ("observed", "free")]
+        others = [
+            name
+            for name, site in sites.items()
+            if site.kind == "observed" or (site.kind == "free" and not site.is_listed)
+        ]
         self.held = held.parameters(others) - draw.keys()
         sites = {name: site for name, site in sites.items() if name not in self.held}
         if self._cuts and self.batches.batch_size is not None:

@@ -169,7 +169,7 @@ def to_arviz(
         _tell_of_the_prior(refused, groups)
     factors = uncounted_factors(programs[0]) if "log_likelihood" in arrays else set()
     told = [told_of_factors(factors)] if factors else []
-    if programs[0].factors and not programs[0].of_kind("observed"):
+    if groups is None and programs[0].factors and not programs[0].of_kind("observed"):
         told.append(told_of_factors_alone(programs[0].factors))
     if "posterior_predictive" in arrays:
         told.append(choices_of_groups(programs[0].choices, programs[0].predicted))

@@ -10,6 +10,7 @@ from pyro import poutine
 from torch import Tensor
 
 from pyro_implicit._random import RandomStream
+from pyro_implicit.handlers.held_sites import HeldSites
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, run_model
 from pyro_implicit.handlers.row_coupling import can_be_looked_at
 from pyro_implicit.handlers.same_rows import fingerprint
@@ -143,9 +144,12 @@ def _observed(
         with RandomStream(0), poutine.block(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with poutine.trace(param_only=True) as tracer:
-                run_model(model, args, dict(kwargs), visit)
+                with HeldSites() as held:
+                    run_model(model, args, dict(kwargs), visit)
     except Exception:  # what is wrong with a call is told by the call itself
         return {}
+    for name in held.parameters(found):  # which poutine.condition holds: no data
+        found.pop(name, None)
     if parameters is not None:
         nodes = tracer.trace.nodes
         parameters.extend(name for name in nodes if nodes[name]["type"] == "param")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from pyro.poutine import Trace
 from pyro.poutine.condition_messenger import ConditionMessenger
 from pyro.poutine.messenger import Messenger
@@ -27,6 +28,7 @@ class HeldSites(Messenger):
     def _pyro_sample(self, msg: Any) -> None:
         if is_held(msg):
             self.sites[msg["name"]] = is_in_a_plate(msg)
+            msg["value"] = torch.as_tensor(msg["value"])  # of a number, or an array
 
     def parameters(self, data: Iterable[str]) -> set[str]:
         """
@@ -50,7 +52,7 @@ def is_held(site: Any) -> bool:
         return False
     conditions = (one for one in _PYRO_STACK if isinstance(one, ConditionMessenger))
     return any(
-        value is site["value"] and site["name"].endswith(name)  # in scopes there is a prefix
+        value is site["value"] and f"/{site['name']}".endswith(f"/{name}")  # in scopes, a prefix
         for one in conditions
         for name, value in _items(one.data)
     )

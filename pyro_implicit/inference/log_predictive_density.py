@@ -238,6 +238,7 @@ class _Densities:
         if site["name"] in self.latents and is_outside(site["fn"], site["value"]):
             self.outside[site["name"]] = own_support(site["fn"])
         is_latent = not (site["is_observed"] or is_auxiliary(site) or is_delta(site))
+        is_latent &= site.get("_intervener_id") is None  # poutine.do: no value of it is used
         if is_latent and not (marginal or site["infer"].get("enumerate")):
             self.forgotten.add(site["name"])
 

@@ -107,6 +107,7 @@ class RunPlan:
     :param set factors: names of ``pyro.factor`` sites.
     :param dict held: sites that ``poutine.condition`` holds, and whether each is in a plate.
     :param set overruled: names of sites that are held, and that the guide draws.
+    :param bool has_others: whether a run had other data, or other sites to draw.
     :param data_held: names of those of them that are data, and so to be drawn.
     :param str uncut: what a model said of some of its rows alone, if it was to be cut.
     :param outside: supports of the latents whose draws the prior would never make, by name.
@@ -131,6 +132,7 @@ class RunPlan:
     held: dict[str, bool] = field(default_factory=dict)
     data_held: frozenset[str] = frozenset()
     overruled: set[str] = field(default_factory=set)
+    has_others: bool = False
     uncut: str | None = None
 
     def finds_data_held(self, others: bool) -> bool:
@@ -139,9 +141,10 @@ class RunPlan:
 
         :param bool others: whether it has other data, or other sites to draw.
         """
+        self.has_others |= others
         if self.data_held or not self.held:
             return False
-        self.data_held = frozenset(data_among_held(self.held, others))
+        self.data_held = frozenset(data_among_held(self.held, self.has_others))
         return bool(self.data_held)
 
     def warnings(self) -> list[str]:
@@ -150,7 +153,7 @@ class RunPlan:
             self.drawn_processes(),
             drawn_outside(self.outside),
             self._told_uncut(),
-            choices_of_groups(self.choices, self.predicted),
+            choices_of_groups(self.choices, self.predicted) if self.sites is None else "",
             told_of_overruled(self.overruled),
         )
         return [text for text in told if text]
@@ -291,11 +294,15 @@ class PredictiveRun(Messenger):
 
     def _held(self, msg: Any) -> Any:
         """The value that is held, at the rows that the plates show."""
-        value, event_dim = msg["value"], msg["fn"].event_dim
-        if isinstance(value, Tensor):
-            for frame in msg["cond_indep_stack"]:
-                if frame.vectorized and frame.name != PREDICTIVE_PLATE:
-                    value = self._shown_rows(msg["name"], value, frame, frame.dim - event_dim)
+        value, event_dim = torch.as_tensor(msg["value"]), msg["fn"].event_dim
+        self._refuse_cut_event(msg["fn"], value)
+        for frame in msg["cond_indep_stack"]:
+            if frame.vectorized and frame.name != PREDICTIVE_PLATE:
+                dim = frame.dim - event_dim
+                size = value.shape[dim] if -value.dim() <= dim else 1
+                if size not in (1, frame.size, frame.full_size, self.plan.rows):
+                    return value  # of other rows: data, which will be drawn, or a clear error
+                value = self._shown_rows(msg["name"], value, frame, dim)
         return value
 
     @property
@@ -438,8 +445,6 @@ class PredictiveRun(Messenger):
         if site_is_subsample(msg) or site_is_factor(msg):
             return
         is_held = name in self.plan.held and name not in self.plan.data_held
-        if is_held and not isinstance(value, Tensor):  # a number
-            value = torch.as_tensor(value)
         self.shapes[name] = value.shape
         if self.looked_at and name not in self.plan.draws and not is_held:
             self.functions[name] = distribution_of(msg)

@@ -245,10 +245,17 @@ class RowsOfAModel:
     def _ran(
         self, make: Callable[[], PredictiveRun], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> PredictiveRun:
-        """A run of the model; another one if it shows that data are among what is held."""
+        """
+        A run of the model; another one if it shows that data are among what is held.
+
+        :raises RowsTogether: if some rows cannot show it.
+        """
         run = make()
         with run:
             self.model(*args, **kwargs)
+        if self.plan.held and run.here < self.plan.rows and not self.plan.data_held:
+            if not (run.has_others or self.plan.has_others):
+                raise RowsTogether  # what is data among what is held, all rows tell
         if not self.plan.finds_data_held(run.has_others):
             return run
         again = make()

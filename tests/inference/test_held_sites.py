@@ -270,3 +270,90 @@ def test_a_tensor_that_is_held_may_be_observed_elsewhere() -> None:
     guide = _guide(held, value)
     assert set(predict(held, guide, value, num_samples=3)) == {"y"}
     assert log_predictive_density(held, guide, value, num_samples=2).shape == (1,)
+
+
+@pytest.mark.parametrize("ahead", [1, 3])
+@pytest.mark.parametrize("options", [{}, {"batch_size": 32}, {"parallel": True}])
+def test_a_forecast_from_more_rows_than_a_first_look_has(
+    ahead: int, options: dict[str, Any]
+) -> None:
+    """The first 32 rows are all held, and what is to be predicted comes after them."""
+    y = torch.full((40,), 100.0)
+    guide = _guide(series, y)
+    model = poutine.condition(series, data={f"y{t}": y[t] for t in range(40)})
+    draws = predict(model, guide, y, ahead=ahead, num_samples=5, **options)
+    assert set(draws) == {f"y{40 + t}" for t in range(ahead)}
+    assert float(draws["y40"].mean()) == pytest.approx(100.0, abs=0.2)
+
+
+def test_rows_of_which_the_last_are_not_held() -> None:
+    def model(x: Tensor, y: Any = None) -> None:
+        level = pyro.sample("level", dist.Normal(0.0, 1e-3))
+        with pyro.plate("past", 40):
+            past = pyro.sample("past_y", dist.Normal(level, 1.0))
+        with pyro.plate("future", len(x) - 40):
+            pyro.sample("y", dist.Normal(past.mean(), 0.1), obs=y)
+
+    x = torch.zeros(50)
+    held = poutine.condition(model, data={"past_y": torch.full((40,), 1000.0)})
+    guide = _guide(held, x, torch.zeros(10))
+    draws = predict(held, guide, x, num_samples=5)
+    assert set(draws) == {"y"} and float(draws["y"].mean()) == pytest.approx(1000.0, abs=1.0)
+    assert f"{10} data of y" in str(evaluate(held, guide, x, torch.zeros(10), num_samples=2))
+
+
+def test_numbers_are_held_in_every_call() -> None:
+    model = HOLDERS["around"](HELD)
+    guide = _guide(HOLDERS["around"](torch.tensor(HELD)), X, X)
+    for options in ({}, {"parallel": True}):
+        draws = predict(model, guide, X, num_samples=3, **options)["y"]
+        assert float(draws.std(0).mean()) < 2 * HELD
+    assert log_predictive_density(model, guide, X, X, num_samples=2).shape == (N,)
+    assert set(to_arviz(model, guide, X, X, num_samples=2)["log_likelihood"].data_vars) == {"y"}
+
+
+def test_data_that_are_held_are_drawn_for_other_rows() -> None:
+    model = poutine.condition(line, data={"y": X, "scale": torch.tensor(HELD)})
+    guide = _guide(model, X)
+    assert predict(model, guide, torch.zeros(25), num_samples=3)["y"].shape == (3, 25)
+
+
+def test_a_vector_that_is_held_is_no_datum_of_the_fit() -> None:
+    def model(x: Tensor, y: Any = None) -> None:
+        shift = pyro.sample("shift", dist.Normal(0.0, 1.0))
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(shift + w[..., :1] * x + w[..., 1:], 1.0), obs=y)
+
+    held = poutine.condition(model, data={"w": torch.tensor([1.0, 2.0])})
+    guide = _guide(held, X, X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for score in (evaluate, log_predictive_density):
+            score(held, guide, X + 1.0, X + 3.0, num_samples=2)
+        to_arviz(held, guide, X + 1.0, X + 3.0, num_samples=2)
+    with pytest.warns(UserWarning, match=r"does not draw \['w'\]"):
+        evaluate(model, guide, X + 1.0, X + 3.0, num_samples=2)
+
+
+def test_a_site_that_is_replaced_is_not_missed() -> None:
+    done = poutine.do(line, data={"scale": torch.tensor(HELD)})
+    guide = _guide(poutine.block(line, hide=["scale"]), X, X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        evaluate(done, guide, X, X, num_samples=2)
+        log_predictive_density(done, guide, X, X, num_samples=2)
+
+
+def test_data_by_condition_of_a_mixture_are_exported() -> None:
+    @config_enumerate
+    def model(x: Tensor) -> None:
+        means = pyro.sample("means", dist.Normal(torch.tensor([0.0, 9.0]), 1e-3).to_event(1))
+        with pyro.plate("rows", len(x)):
+            choice = pyro.sample("choice", dist.Bernoulli(0.5))
+            pyro.sample("y", dist.Normal(Vindex(means)[..., choice.long()], 0.1))
+
+    held = poutine.condition(model, data={"y": X})
+    data = to_arviz(held, _guide(held, X), X, num_samples=3)
+    assert set(data["log_likelihood"].data_vars) == {"y"}
+    assert set(data["observed_data"].data_vars) == {"y"}

@@ -46,7 +46,7 @@ class EvaluationRun(PredictiveRun):
             site_is_factor(msg) or site_is_subsample(msg) or msg["infer"].get("_deterministic")
         )
         own = name not in self.plan.draws and not special and not is_delta(msg)
-        if own and not msg["is_observed"]:
+        if own and not msg["is_observed"] and msg.get("_intervener_id") is None:
             marked = bool(msg["infer"].get("enumerate"))
             (self.summed_out if marked else self.from_prior).add(name)
         is_data = own and msg["is_observed"] and not self._is_held(msg)
