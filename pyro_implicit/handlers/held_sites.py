@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,23 +11,31 @@ from pyro.poutine.condition_messenger import ConditionMessenger
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import _PYRO_STACK
 
-__all__ = ["HeldSites", "data_among_held", "is_held", "is_in_a_plate", "told_of_overruled"]
+from pyro_implicit.handlers.choice_for_all import plates_of
+
+__all__ = [
+    "HeldSites",
+    "data_among_held",
+    "is_held",
+    "told_of_data_among_held",
+    "told_of_overruled",
+]
 
 
 class HeldSites(Messenger):
     """
     Notes the sites that are held, of models that are run within.
 
-    :ivar dict sites: their names, and whether each is in a plate.
+    :ivar dict sites: their names, with their plates.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.sites: dict[str, bool] = {}
+        self.sites: dict[str, frozenset[str]] = {}
 
     def _pyro_sample(self, msg: Any) -> None:
         if is_held(msg):
-            self.sites[msg["name"]] = is_in_a_plate(msg)
+            self.sites[msg["name"]] = plates_of(msg)
             msg["value"] = torch.as_tensor(msg["value"])  # of a number, or an array
 
     def parameters(self, data: Iterable[str]) -> set[str]:
@@ -64,17 +72,6 @@ def _items(data: Any) -> Iterable[tuple[str, Any]]:
     return data.items()  # type: ignore[no-any-return]
 
 
-def is_in_a_plate(site: Any, but: str = "") -> bool:
-    """
-    Whether a site is within a plate.
-
-    :param site: a sample site.
-    :param str but: name of a plate that does not count: that of draws.
-    :returns: whether it is.
-    """
-    return any(frame.name != but for frame in site["cond_indep_stack"])
-
-
 def told_of_overruled(names: Iterable[str]) -> str:
     """
     Says that the guide's draws were taken for what is held.
@@ -93,17 +90,39 @@ def told_of_overruled(names: Iterable[str]) -> str:
     )
 
 
-def data_among_held(held: Mapping[str, bool], others: bool) -> set[str]:
+def told_of_data_among_held(
+    held: Mapping[str, frozenset[str]], data: Collection[str], several: Collection[str]
+) -> str:
+    """
+    Says what was taken for data, where others might be.
+
+    :param held: names of the sites, with their plates.
+    :param data: names of those that were taken for data.
+    :param several: names of those that have more than one number.
+    :returns: a text for a warning; empty where nothing else was likely.
+    """
+    rest = sorted(held.keys() - set(data))
+    plates = {held[name] for name in data if held[name]}
+    if not data or (len(plates) < 2 and not set(rest) & set(several)):
+        return ""
+    return (
+        f"all that the model observes is held by poutine.condition: {sorted(data)} were taken for "
+        f"its data, by their plates, and {rest or 'no others'} for values that stay. Where that is "
+        "wrong pass the data as obs=y, an argument of the model, and hold the others alone."
+    )
+
+
+def data_among_held(held: Mapping[str, frozenset[str]], others: bool) -> set[str]:
     """
     Tells data from parameters, among what is held.
 
     Where the model has data of its own, what is held are values of parameters, or what forecasts
     start from. Where it has none, the data are those in plates; if none is, they are all data.
 
-    :param dict held: names of the sites, and whether each is in a plate.
+    :param dict held: names of the sites, with their plates.
     :param bool others: whether the model has data, or something to predict, beside them.
     :returns: names of those that are data.
     """
     if others:
         return set()
-    return {name for name, in_plate in held.items() if in_plate} or set(held)
+    return {name for name, plates in held.items() if plates} or set(held)

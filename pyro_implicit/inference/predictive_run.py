@@ -22,7 +22,7 @@ from pyro_implicit.handlers.choice_for_all import (
 from pyro_implicit.handlers.held_sites import (
     data_among_held,
     is_held,
-    is_in_a_plate,
+    told_of_data_among_held,
     told_of_overruled,
 )
 from pyro_implicit.handlers.latent_rows import ShownRows, other_rows
@@ -105,7 +105,8 @@ class RunPlan:
     :param dict choices: discrete latents to be enumerated, with their plates.
     :param set predicted: the plates of each of the other sites that the model draws.
     :param set factors: names of ``pyro.factor`` sites.
-    :param dict held: sites that ``poutine.condition`` holds, and whether each is in a plate.
+    :param dict held: sites that ``poutine.condition`` holds, with their plates.
+    :param set several: names of those that have more than one number.
     :param set overruled: names of sites that are held, and that the guide draws.
     :param bool has_others: whether a run had other data, or other sites to draw.
     :param data_held: names of those of them that are data, and so to be drawn.
@@ -129,7 +130,8 @@ class RunPlan:
     choices: dict[str, frozenset[str]] = field(default_factory=dict)
     predicted: set[frozenset[str]] = field(default_factory=set)
     factors: set[str] = field(default_factory=set)
-    held: dict[str, bool] = field(default_factory=dict)
+    held: dict[str, frozenset[str]] = field(default_factory=dict)
+    several: set[str] = field(default_factory=set)
     data_held: frozenset[str] = frozenset()
     overruled: set[str] = field(default_factory=set)
     has_others: bool = False
@@ -155,6 +157,7 @@ class RunPlan:
             self._told_uncut(),
             choices_of_groups(self.choices, self.predicted) if self.sites is None else "",
             told_of_overruled(self.overruled),
+            told_of_data_among_held(self.held, self.data_held, self.several),
         )
         return [text for text in told if text]
 
@@ -289,7 +292,9 @@ class PredictiveRun(Messenger):
         """Whether the site stays where ``poutine.condition`` has put it."""
         if msg["name"] in self.plan.data_held or not is_held(msg):
             return False
-        self.plan.held[msg["name"]] = is_in_a_plate(msg, PREDICTIVE_PLATE)
+        self.plan.held[msg["name"]] = plates_of(msg) - {PREDICTIVE_PLATE}
+        if torch.as_tensor(msg["value"]).numel() > 1:
+            self.plan.several.add(msg["name"])
         return True
 
     def _held(self, msg: Any) -> Any:

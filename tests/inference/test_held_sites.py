@@ -357,3 +357,27 @@ def test_data_by_condition_of_a_mixture_are_exported() -> None:
     data = to_arviz(held, _guide(held, X), X, num_samples=3)
     assert set(data["log_likelihood"].data_vars) == {"y"}
     assert set(data["observed_data"].data_vars) == {"y"}
+
+
+def test_what_was_taken_for_data_is_told_where_others_might_be() -> None:
+    def model(x: Tensor) -> None:
+        pyro.sample("slope", dist.Normal(0.0, 1.0))
+        with pyro.plate("groups", 4):
+            level = pyro.sample("level", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(level[torch.arange(len(x)) % 4], 1.0))
+
+    def event(x: Tensor) -> None:
+        pyro.sample("slope", dist.Normal(0.0, 1.0))
+        with pyro.plate("groups", 4):
+            pyro.sample("level", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(torch.zeros(len(x)), 1.0).to_event(1))
+
+    data = {"level": torch.zeros(4), "y": X}
+    for program, expected in (
+        (model, r"\['level', 'y'\] were taken"),
+        (event, r"\['level'\] were"),
+    ):
+        held = poutine.condition(program, data=data)
+        with pytest.warns(UserWarning, match=expected):
+            predict(held, _guide(held, X), X, num_samples=2)
