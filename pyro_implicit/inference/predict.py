@@ -146,8 +146,8 @@ def predict(
         prior's support; if a site is drawn from an :class:`~pyro_implicit.ImplicitProcess`, which
         knows nothing of the data then; if a discrete latent of groups is drawn from its prior; if
         the model observes by ``pyro.factor`` alone; if all that it observes is held by
-        ``poutine.condition`` and not clearly data; if the guide draws what is held; if ``batch_size`` is given and no argument is
-        a tensor.
+        ``poutine.condition`` and not clearly data; if the guide draws what is held; if
+        ``batch_size`` is given and no argument is a tensor.
     """
     check_model(model)
     check_order(model, "predict(model, guide, ...)", guide)
