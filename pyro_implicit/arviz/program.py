@@ -81,8 +81,9 @@ class Program:
         #: the others, with their plates, and the plates of each site of data
         self.choices: dict[str, frozenset[str]] = {}
         self.predicted: set[frozenset[str]] = set()
-        #: sites that poutine.condition holds, which are no data
+        #: sites that poutine.condition holds, which are no data, and what is to be told of it
         self.held: set[str] = set()
+        self.told_of_held: list[str] = []
         self.first_rows = slice(0, batches.batch_size)
         with own_numbers():
             if callable(getattr(guide, "sample", None)) and self._numbered:
@@ -246,7 +247,7 @@ class Program:
 
         model = self._own_subsample(batch)(self.model)
         numbered = self._numbered
-        with HeldSites() as held:
+        with HeldSites(draw) as held:
             self._cuts = run_model(
                 model, batch.args, batch.kwargs, visit, values=draw, numbered=numbered
             )
@@ -255,7 +256,8 @@ class Program:
             for name, site in sites.items()
             if site.kind == "observed" or (site.kind == "free" and not site.is_listed)
         ]
-        self.held = held.parameters(others) - draw.keys()
+        data = held.data(others)
+        self.held, self.told_of_held = held.sites.keys() - data, held.warnings(data)
         sites = {name: site for name, site in sites.items() if name not in self.held}
         if self._cuts and self.batches.batch_size is not None:
             raise is_local(next(iter(self._cuts)), self.batches.num_rows)

@@ -138,7 +138,8 @@ def to_arviz(
         prior are left out; if a discrete latent of groups is drawn from its prior; if the model
         observes by ``pyro.factor`` alone; if a guide has a latent of each row, and these are other
         rows; if the model holds its observations itself and is given other inputs than the guide
-        was.
+        was; if the guide draws what ``poutine.condition`` holds, or if all that the model observes
+        is held so and not clearly data.
     """
     num_samples = check_count("num_samples", num_samples)
     check_model(model)
@@ -173,6 +174,7 @@ def to_arviz(
         told.append(told_of_factors_alone(programs[0].factors))
     if "posterior_predictive" in arrays:
         told.append(choices_of_groups(programs[0].choices, programs[0].predicted))
+    told += [text for one in programs for text in one.told_of_held]
     told += [text for one in watched for text in one.warnings()]
     for text in dict.fromkeys(filter(None, told)):
         warnings.warn(text, stacklevel=3)  # a decorator lies between

@@ -148,7 +148,7 @@ def _observed(
                     run_model(model, args, dict(kwargs), visit)
     except Exception:  # what is wrong with a call is told by the call itself
         return {}
-    for name in held.parameters(found):  # which poutine.condition holds: no data
+    for name in held.sites.keys() - held.data(found):  # which poutine.condition holds: no data
         found.pop(name, None)
     if parameters is not None:
         nodes = tracer.trace.nodes

@@ -26,27 +26,52 @@ class HeldSites(Messenger):
     """
     Notes the sites that are held, of models that are run within.
 
-    :ivar dict sites: their names, with their plates.
+    What is held as a number, or an array, is a tensor for all that comes after: a run of the model
+    has what it would have got had it been held as one.
+
+    :param drawn: names of the latents that a guide draws, whose values come instead.
+    :ivar dict sites: names of the others, with their plates.
+    :ivar set several: names of those of them that have more than one number.
+    :ivar set overruled: names of those that the guide draws.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, drawn: Collection[str] = ()) -> None:
         super().__init__()
+        self.drawn = drawn
         self.sites: dict[str, frozenset[str]] = {}
+        self.several: set[str] = set()
+        self.overruled: set[str] = set()
 
     def _pyro_sample(self, msg: Any) -> None:
-        if is_held(msg):
-            self.sites[msg["name"]] = plates_of(msg)
-            msg["value"] = torch.as_tensor(msg["value"])  # of a number, or an array
+        name = msg["name"]
+        if name in self.drawn:
+            if _values_held(name):
+                self.overruled.add(name)
+        elif is_held(msg):
+            msg["value"] = torch.as_tensor(msg["value"])
+            self.sites[name] = plates_of(msg)
+            if msg["value"].numel() > 1:
+                self.several.add(name)
 
-    def parameters(self, data: Iterable[str]) -> set[str]:
+    def data(self, names: Iterable[str]) -> set[str]:
         """
-        The names of those that are no data, see :func:`data_among_held`.
+        The names of those that are data, see :func:`data_among_held`.
 
-        :param data: names of all sites that may be data or are to be predicted, held ones too.
+        :param names: of all sites that may be data or are to be predicted, held ones too.
         :returns: these names.
         """
-        others = bool(set(data) - self.sites.keys())
-        return self.sites.keys() - data_among_held(self.sites, others)
+        others = bool(set(names) - self.sites.keys())
+        return data_among_held(self.sites, others)
+
+    def warnings(self, data: Collection[str]) -> list[str]:
+        """
+        What is to be told of what is held.
+
+        :param data: names of those that are data.
+        :returns: texts of warnings.
+        """
+        ambiguous = told_of_data_among_held(self.sites, data, self.several)
+        return [text for text in (told_of_overruled(self.overruled), ambiguous) if text]
 
 
 def is_held(site: Any) -> bool:
@@ -58,18 +83,19 @@ def is_held(site: Any) -> bool:
     """
     if not site["is_observed"]:
         return False
-    conditions = (one for one in _PYRO_STACK if isinstance(one, ConditionMessenger))
-    return any(
-        value is site["value"] and f"/{site['name']}".endswith(f"/{name}")  # in scopes, a prefix
-        for one in conditions
-        for name, value in _items(one.data)
-    )
+    return any(value is site["value"] for value in _values_held(site["name"]))
 
 
-def _items(data: Any) -> Iterable[tuple[str, Any]]:
-    if isinstance(data, Trace):
-        return ((name, node.get("value")) for name, node in data.nodes.items())
-    return data.items()  # type: ignore[no-any-return]
+def _values_held(name: str) -> list[Any]:
+    """What conditions, around the model or within it, have for a name."""
+    conditions = [one for one in _PYRO_STACK if isinstance(one, ConditionMessenger)]
+    parts = name.split("/") if conditions else ()  # scopes put outer/ in front of names
+    known = ["/".join(parts[first:]) for first in range(len(parts))]
+    return [_value_of(one.data, name) for one in conditions for name in known if name in one.data]
+
+
+def _value_of(data: Any, name: str) -> Any:
+    return data.nodes[name].get("value") if isinstance(data, Trace) else data[name]
 
 
 def told_of_overruled(names: Iterable[str]) -> str:

@@ -29,7 +29,7 @@ from pyro_implicit.inference.evaluation.evaluation_job import EvaluationJob, Sit
 from pyro_implicit.inference.evaluation.report import EvaluationReport, Score, SiteEvaluation
 from pyro_implicit.inference.evaluation.summed_out import with_exact_densities
 from pyro_implicit.inference.numbered import numbered_if_drawn
-from pyro_implicit.inference.predictive_run import NOT_CUT, UNIT, RunPlan
+from pyro_implicit.inference.run_plan import NOT_CUT, UNIT, RunPlan
 from pyro_implicit.ops.scoring import mean_and_error
 
 __all__ = ["evaluate"]
@@ -108,7 +108,10 @@ def evaluate(
         its observations itself and is given other inputs; if a conditional guide's context
         has what is observed; if it does not draw all of
         the model's latents, or draws one outside its prior's support; if a site is that of
-        an :class:`~pyro_implicit.ImplicitProcess`, whose draws know nothing of the data.
+        an :class:`~pyro_implicit.ImplicitProcess`, whose draws know nothing of the data; if the
+        guide draws what ``poutine.condition`` holds, or if all that the model observes is held so
+        and not clearly data; if ``batch_size`` is given and no argument is a tensor, or the model
+        does not run on some of its rows.
 
     Example::
 

@@ -9,7 +9,7 @@ from pyro_implicit.exceptions import StateError
 from pyro_implicit.guides.held_data import observed_when_built
 from pyro_implicit.handlers.pointwise import run_model
 from pyro_implicit.handlers.upstream import upstream_sites
-from pyro_implicit.inference.predictive_run import RunPlan
+from pyro_implicit.inference.run_plan import RunPlan
 
 __all__ = ["came_from_prior", "forgotten_latents"]
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from pyro_implicit._random import mixed_seed, seed_torch
 from pyro_implicit.handlers.row_coupling import without_events
 from pyro_implicit.inference.noise_by_block import Noise, RowBlocks
-from pyro_implicit.inference.predictive_run import UNIT, PredictiveRun, RunPlan
+from pyro_implicit.inference.predictive_run import PredictiveRun
+from pyro_implicit.inference.run_plan import UNIT, RunPlan
 
 __all__ = ["GivenNoise", "NoiseNeeded", "OtherNoise"]
 

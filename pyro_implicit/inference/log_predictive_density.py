@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -101,7 +102,9 @@ def log_predictive_density(
         its observations itself and is given other inputs; if a conditional guide's context
         has what is observed; if it does not draw all of
         the model's latents, or draws one outside its prior's support; if the model has
-        ``pyro.factor`` within a plate, which holds no data and is left out.
+        ``pyro.factor`` within a plate, which holds no data and is left out; if the guide draws
+        what ``poutine.condition`` holds, or if all that it observes is held so and not clearly
+        data.
     """
     check_model(model)
     check_order(model, "log_predictive_density(model, guide, ...)", guide)
@@ -115,21 +118,39 @@ def log_predictive_density(
     num_samples = check_count("num_samples", num_samples)
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
     number_of_rows(args, kwargs)  # which are some
-    forgotten: set[str] = set()
-    outside: dict[str, Any] = {}
-    factors: set[str] = set()
-    densities = mean_densities(
-        model, guide, args, kwargs, num_samples, seed, told=(forgotten, outside, factors)
-    )
-    forgotten -= observed_when_built(guide)
-    if forgotten:
-        warnings.warn(came_from_prior(forgotten), stacklevel=2)
-    if outside:
-        warnings.warn(drawn_outside(outside), stacklevel=2)
-    told = [told_of_factors(factors)] if factors else []
-    for text in [*told, *watched.warnings()]:
+    noted = _Noted()
+    densities = mean_densities(model, guide, args, kwargs, num_samples, seed, noted)
+    noted.forgotten -= observed_when_built(guide)
+    for text in [*noted.warnings(), *watched.warnings()]:
         warnings.warn(text, stacklevel=2)
     return densities
+
+
+@dataclass
+class _Noted:
+    """
+    What runs of the model show, beside densities.
+
+    :param set forgotten: names of latents of the model that the guide does not draw.
+    :param dict outside: the supports of those that it draws outside of the prior's.
+    :param set factors: names of densities of rows that are no sites of data.
+    :param dict held: what is to be told of what ``poutine.condition`` holds.
+    """
+
+    forgotten: set[str] = field(default_factory=set)
+    outside: dict[str, Any] = field(default_factory=dict)
+    factors: set[str] = field(default_factory=set)
+    held: dict[str, None] = field(default_factory=dict)
+
+    def warnings(self) -> list[str]:
+        """What is wrong with the densities."""
+        told = (
+            came_from_prior(self.forgotten),
+            drawn_outside(self.outside),
+            told_of_factors(self.factors) if self.factors else "",
+            *self.held,
+        )
+        return [text for text in told if text]
 
 
 def mean_densities(
@@ -139,7 +160,7 @@ def mean_densities(
     kwargs: dict[str, Any],
     num_samples: int,
     seed: int,
-    told: tuple[set[str], dict[str, Any], set[str]] | None = None,
+    noted: _Noted | None = None,
 ) -> Tensor:
     """
     :func:`log_predictive_density` without its checks and warnings.
@@ -150,18 +171,17 @@ def mean_densities(
     :param dict kwargs: keyword arguments of both.
     :param int num_samples: draws.
     :param int seed: of the draws.
-    :param told: gets the names of latents that the guide does not draw, the supports of those that
-        it draws outside of the prior's, and the names of factors of rows.
+    :param noted: gets what is to be told of the runs.
     :returns: shape ``(number of data,)``, of those that are not masked under every draw.
     :raises SiteError: see there.
     """
     total: Any = None
     kept: Any = None
-    noted = told or (set(), {}, set())
+    noted = noted or _Noted()
     with evaluation_mode():  # around all draws: what is told of it is told once
         for index in range(num_samples):
             with RandomStream(mixed_seed(seed, index)), explained_errors(args, kwargs, guide):
-                one, counted = _log_densities(model, guide, args, kwargs, *noted)
+                one, counted = _log_densities(model, guide, args, kwargs, noted)
             if total is None:
                 total, kept = one, counted
             else:
@@ -177,20 +197,11 @@ class _Densities:
     The log-densities of all data under one draw.
 
     :param dict latents: values of the guide's latents by name.
-    :param set forgotten: gets the names of latents of the model that the guide does not draw.
-    :param dict outside: gets the supports of those that are drawn outside of the prior's.
-    :param set factors: gets the names of densities of rows that are no sites of data.
+    :param noted: gets what is to be told of the run.
     """
 
-    def __init__(
-        self,
-        latents: dict[str, Tensor],
-        forgotten: set[str],
-        outside: dict[str, Any],
-        factors: set[str],
-    ) -> None:
-        self.latents, self.forgotten, self.outside = latents, forgotten, outside
-        self.factors = factors
+    def __init__(self, latents: dict[str, Tensor], noted: _Noted) -> None:
+        self.latents, self.noted = latents, noted
         #: of each site with data its name, its plates, its densities, and whether each counts
         self.parts: list[tuple[str, Any, Tensor, Tensor]] = []
 
@@ -202,7 +213,9 @@ class _Densities:
         """Densities, and whether they count, of the data of each set of plates."""
         data: dict[Any, Tensor] = {}
         kept: dict[Any, Tensor] = {}
-        parameters = held.parameters(name for name, *_ in self.parts)
+        own = held.data([name for name, *_ in self.parts])
+        parameters = held.sites.keys() - own
+        self.noted.held.update(dict.fromkeys(held.warnings(own)))
         for name, key, value, told in self.parts:
             if name not in parameters:
                 data[key] = data[key] + value if key in data else value
@@ -229,18 +242,18 @@ class _Densities:
     def _look(self, site: Any, marginal: Any) -> None:
         """Notes latents that the guide leaves out, or draws where the prior never would."""
         if is_factor_of_rows(site):
-            self.factors.add(site["name"])
+            self.noted.factors.add(site["name"])
         if marginal:
             drawn = [name for name in marginal if name in self.latents]
             if drawn and len(drawn) < len(marginal):
                 raise inseparable(drawn, site["name"])
             refuse_undrawn(site, self.latents)
         if site["name"] in self.latents and is_outside(site["fn"], site["value"]):
-            self.outside[site["name"]] = own_support(site["fn"])
+            self.noted.outside[site["name"]] = own_support(site["fn"])
         is_latent = not (site["is_observed"] or is_auxiliary(site) or is_delta(site))
         is_latent &= site.get("_intervener_id") is None  # poutine.do: no value of it is used
         if is_latent and not (marginal or site["infer"].get("enumerate")):
-            self.forgotten.add(site["name"])
+            self.noted.forgotten.add(site["name"])
 
     def _is_of_data(self, site: Any, marginal: Any) -> bool:
         if not site["is_observed"] or site["name"] in self.latents or is_delta(site):
@@ -255,23 +268,21 @@ def _log_densities(
     guide: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    forgotten: set[str],
-    outside: dict[str, Any],
-    factors: set[str],
+    noted: _Noted,
 ) -> tuple[Tensor, Tensor]:
     """The log-densities of all data under one draw, and whether each is not masked."""
     latents = {name: site["value"] for name, site in latent_sites(guide, args, kwargs).items()}
     numbered = numbered_if_called(guide)
-    found = _Densities(latents, forgotten, outside, factors)
-    with OwnSubsample(sizes_of_arguments(args, kwargs)), HeldSites() as held:
+    found = _Densities(latents, noted)
+    with OwnSubsample(sizes_of_arguments(args, kwargs)), HeldSites(latents) as held:
         try:
             with NoticeEnumeration():
                 run_model(model, args, kwargs, found.visit, values=latents, numbered=numbered)
         except EnumerationNeeded:
             found.clear()
             run_summed_out(model, args, kwargs, found.visit, values=latents, numbered=numbered)
-    if not found.parts and factors:
-        raise SiteError(told_of_factors_alone(factors))
+    if not found.parts and noted.factors:
+        raise SiteError(told_of_factors_alone(noted.factors))
     if not found.parts:
         raise SiteError(
             "the model observes nothing with these arguments, so there is no predictive density: "

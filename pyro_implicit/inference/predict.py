@@ -35,7 +35,7 @@ from pyro_implicit.inference.numbered import numbered_if_drawn
 from pyro_implicit.inference.parallel_errors import blames_parallel
 from pyro_implicit.inference.posterior_draws import draws_of
 from pyro_implicit.inference.predictive_job import PredictiveJob
-from pyro_implicit.inference.predictive_run import NOT_CUT, UNIT, RunPlan
+from pyro_implicit.inference.run_plan import NOT_CUT, UNIT, RunPlan
 
 __all__ = ["predict"]
 

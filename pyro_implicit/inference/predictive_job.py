@@ -15,14 +15,10 @@ from pyro_implicit.handlers.row_coupling import draws_of_little
 from pyro_implicit.inference.draws_apart import DrawsApart
 from pyro_implicit.inference.from_prior import forgotten_latents
 from pyro_implicit.inference.moments import Draws, Moments
-from pyro_implicit.inference.predictive_run import (
-    PREDICTIVE_PLATE,
-    UNIT,
-    PredictiveRun,
-    RunPlan,
-)
+from pyro_implicit.inference.predictive_run import PREDICTIVE_PLATE, PredictiveRun
 from pyro_implicit.inference.recorded_draws import RecordedDraws, saves_time
 from pyro_implicit.inference.rows_of_a_model import RowsOfAModel
+from pyro_implicit.inference.run_plan import UNIT, RunPlan
 
 __all__ = ["PredictiveJob"]
 

@@ -3,7 +3,6 @@
 # Shape legend: S draws evaluated together, N rows of this batch.
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import pyro.distributions as dist
@@ -13,188 +12,21 @@ from pyro.poutine.util import site_is_factor, site_is_subsample
 from torch import Tensor
 
 from pyro_implicit._random import mixed_seed, seed_torch
-from pyro_implicit.handlers.choice_for_all import (
-    choice_for_all,
-    choices_of_groups,
-    is_choice_for_all,
-    plates_of,
-)
-from pyro_implicit.handlers.held_sites import (
-    data_among_held,
-    is_held,
-    told_of_data_among_held,
-    told_of_overruled,
-)
+from pyro_implicit.handlers.choice_for_all import choice_for_all, is_choice_for_all, plates_of
+from pyro_implicit.handlers.held_sites import is_held
 from pyro_implicit.handlers.latent_rows import ShownRows, other_rows
 from pyro_implicit.handlers.observed_shape import check_duration
 from pyro_implicit.handlers.other_shape import check_event
 from pyro_implicit.handlers.own_subsample import refuse_own_subsample
-from pyro_implicit.handlers.own_support import own_support
 from pyro_implicit.handlers.pointwise import is_delta
 from pyro_implicit.handlers.row_coupling import Observed, RowsTogether, distribution_of
-from pyro_implicit.handlers.rows import NotSliceable, changed_dims, take_rows
+from pyro_implicit.handlers.rows import NotSliceable, take_rows
 from pyro_implicit.inference.noise_by_block import RowBlocks, drawn_by_blocks
-from pyro_implicit.inference.outside_support import drawn_outside, is_outside
+from pyro_implicit.inference.run_plan import UNIT, RunPlan
 
-__all__ = ["NOT_CUT", "PREDICTIVE_PLATE", "UNIT", "Layout", "RunPlan", "PredictiveRun"]
+__all__ = ["PREDICTIVE_PLATE", "PredictiveRun"]
 
-NOT_CUT = (
-    "batch_size does nothing here: no argument is a tensor, and tensors within other objects, such "
-    "as a dictionary, are not cut. Hand them over as arguments of their own"
-)
-UNIT = 32  # rows that share one state of the random generator
 PREDICTIVE_PLATE = "_num_predictive_samples"
-
-
-@dataclass(frozen=True)
-class Layout:
-    """
-    What runs on a single draw and few rows tell about the sites.
-
-    :param dict shapes: shape of one draw of each site.
-    :param dict row_dims: negative dimension of the rows in a value of each site that has rows.
-    :param int nesting: number of the model's plate dimensions.
-    :param shifted: names of sites that have rows, but not those of the arguments: ``y[1:]`` has one
-        less. What lies between two batches is in neither.
-    """
-
-    shapes: dict[str, torch.Size] = field(default_factory=dict)
-    row_dims: dict[str, int] = field(default_factory=dict)
-    nesting: int = 0
-    shifted: frozenset[str] = frozenset()
-
-    @classmethod
-    def compare(cls, fewer: PredictiveRun, more: PredictiveRun) -> Layout:
-        """
-        The row dimension is the first that differs between runs on fewer and on more rows.
-
-        Its size is that of the arguments, or a multiple of it.
-        """
-        row_dims, shifted = {}, set()
-        for name, shape in more.shapes.items():
-            less = fewer.shapes.get(name, shape)
-            changed = changed_dims(less, shape)
-            if not changed:
-                continue
-            if less[changed[0]] * more.here == shape[changed[0]] * fewer.here:
-                row_dims[name] = changed[0]
-            else:
-                shifted.add(name)
-        return cls(more.shapes, row_dims, more.deepest, frozenset(shifted))
-
-
-@dataclass
-class RunPlan:
-    """
-    What all evaluations of one prediction share.
-
-    :param dict draws: draws of the guide by site.
-    :param int rows: number of rows, 0 if no argument is a tensor.
-    :param int seed: of all noise.
-    :param sites: names of the sites to keep; None for the default.
-    :param Layout layout: of the sites.
-    :param int offset: number of the first of the draws that are held now.
-    :param bool whole: whether rows are coupled, so that all are evaluated, and drawn, at once.
-    :param bool numbered: whether draws of a latent local to a plate are in the order of its rows'
-        numbers, and not in that of the arguments.
-    :param set met: names of the latents of ``draws`` that the model has sampled.
-    :param dict free: the other sites that the model has sampled, and whether it observes them;
-        those to be enumerated left out.
-    :param sizes: numbers of rows of all arguments.
-    :param processes: names of the sites that were drawn from a process, and not given its data.
-    :param dict choices: discrete latents to be enumerated, with their plates.
-    :param set predicted: the plates of each of the other sites that the model draws.
-    :param set factors: names of ``pyro.factor`` sites.
-    :param dict held: sites that ``poutine.condition`` holds, with their plates.
-    :param set several: names of those that have more than one number.
-    :param set overruled: names of sites that are held, and that the guide draws.
-    :param bool has_others: whether a run had other data, or other sites to draw.
-    :param data_held: names of those of them that are data, and so to be drawn.
-    :param str uncut: what a model said of some of its rows alone, if it was to be cut.
-    :param outside: supports of the latents whose draws the prior would never make, by name.
-    """
-
-    draws: dict[str, Tensor]
-    rows: int
-    seed: int
-    sites: frozenset[str] | None
-    layout: Layout = field(default_factory=Layout)
-    offset: int = 0
-    whole: bool = False
-    numbered: bool = False
-    met: set[str] = field(default_factory=set)
-    free: dict[str, bool] = field(default_factory=dict)
-    sizes: frozenset[int] = frozenset()
-    processes: set[str] = field(default_factory=set)
-    outside: dict[str, Any] = field(default_factory=dict)
-    choices: dict[str, frozenset[str]] = field(default_factory=dict)
-    predicted: set[frozenset[str]] = field(default_factory=set)
-    factors: set[str] = field(default_factory=set)
-    held: dict[str, frozenset[str]] = field(default_factory=dict)
-    several: set[str] = field(default_factory=set)
-    data_held: frozenset[str] = frozenset()
-    overruled: set[str] = field(default_factory=set)
-    has_others: bool = False
-    uncut: str | None = None
-
-    def finds_data_held(self, others: bool) -> bool:
-        """
-        Whether some of what is held turned out to be data, once the model was run.
-
-        :param bool others: whether it has other data, or other sites to draw.
-        """
-        self.has_others |= others
-        if self.data_held or not self.held:
-            return False
-        self.data_held = frozenset(data_among_held(self.held, self.has_others))
-        return bool(self.data_held)
-
-    def warnings(self) -> list[str]:
-        """What is wrong with the predictions, once the model was run."""
-        told = (
-            self.drawn_processes(),
-            drawn_outside(self.outside),
-            self._told_uncut(),
-            choices_of_groups(self.choices, self.predicted) if self.sites is None else "",
-            told_of_overruled(self.overruled),
-            told_of_data_among_held(self.held, self.data_held, self.several),
-        )
-        return [text for text in told if text]
-
-    def _told_uncut(self) -> str | None:
-        if self.uncut is None:
-            return None
-        return (
-            f"the model does not run on some of its {self.rows} rows alone, so that it got all of "
-            f"them at once, whatever batch_size ({self.uncut}). Arguments are cut, and no tensor "
-            "within another object, such as a dictionary"
-        )
-
-    def meet(self, msg: Any) -> None:
-        """Notes a latent of the model that the guide draws, and looks at its draws once."""
-        name = msg["name"]
-        if name not in self.met and is_outside(msg["fn"], self.draws[name]):
-            self.outside[name] = own_support(msg["fn"])
-        self.met.add(name)
-
-    def drawn_processes(self) -> str | None:
-        """Says that sites were drawn from a process by itself, where that is so."""
-        if not self.processes:
-            return None
-        return (
-            f"the sites {sorted(self.processes)} were drawn from processes as they are with the "
-            "guide's draws, not given the data that these were fitted to: such draws are no "
-            "predictions. Take process.condition(y, new_inputs, observed=True) at draws of the "
-            "guide (see ImplicitProcess.condition)."
-        )
-
-    def seeded(self, first: int, row: int) -> int:
-        """A seed for latents of draw ``first`` and the unit of rows from ``row`` on (-1: all)."""
-        return mixed_seed(self.seed, first, row // UNIT, -1)
-
-    def own_seed(self, first: int, count: int) -> int:
-        """A seed for what a model draws by itself (dropout), on ``count`` rows."""
-        return mixed_seed(self.seed, first, count, -2)
 
 
 class PredictiveRun(Messenger):
@@ -262,7 +94,7 @@ class PredictiveRun(Messenger):
             self._choose_rows(msg)
         elif name in self.plan.draws:
             if is_held(msg):
-                self.plan.overruled.add(name)
+                self.plan.held.overruled.add(name)
             self.plan.meet(msg)
             msg["value"], msg["done"] = self._latent(msg), True
         elif self._is_held(msg):
@@ -290,11 +122,9 @@ class PredictiveRun(Messenger):
 
     def _is_held(self, msg: Any) -> bool:
         """Whether the site stays where ``poutine.condition`` has put it."""
-        if msg["name"] in self.plan.data_held or not is_held(msg):
+        if msg["name"] in self.plan.held.data or not is_held(msg):
             return False
-        self.plan.held[msg["name"]] = plates_of(msg) - {PREDICTIVE_PLATE}
-        if torch.as_tensor(msg["value"]).numel() > 1:
-            self.plan.several.add(msg["name"])
+        self.plan.held.note(msg["name"], msg["value"], plates_of(msg) - {PREDICTIVE_PLATE})
         return True
 
     def _held(self, msg: Any) -> Any:
@@ -449,9 +279,9 @@ class PredictiveRun(Messenger):
             self._shown.after(msg)
         if site_is_subsample(msg) or site_is_factor(msg):
             return
-        is_held = name in self.plan.held and name not in self.plan.data_held
+        stays = self.plan.held.stays(name)
         self.shapes[name] = value.shape
-        if self.looked_at and name not in self.plan.draws and not is_held:
+        if self.looked_at and name not in self.plan.draws and not stays:
             self.functions[name] = distribution_of(msg)
             if msg["is_observed"] and isinstance(value, Tensor):
                 self.functions[f"{name}, as observed"] = Observed(value)
@@ -460,7 +290,7 @@ class PredictiveRun(Messenger):
         if self.plan.sites is not None:
             keep = name in self.plan.sites
         else:
-            special = is_held or bool(msg["infer"].get("_deterministic"))
+            special = stays or bool(msg["infer"].get("_deterministic"))
             keep = name not in self.plan.draws and not special
         if keep:
             self.values[name] = self._in_front(name, value) if self.vectorised else value[None]

@@ -12,7 +12,8 @@ from torch import Tensor, fx
 
 from pyro_implicit.handlers.python_state import python_state
 from pyro_implicit.inference.given_noise import GivenNoise, NoiseNeeded, OtherNoise
-from pyro_implicit.inference.predictive_run import PredictiveRun, RunPlan
+from pyro_implicit.inference.predictive_run import PredictiveRun
+from pyro_implicit.inference.run_plan import RunPlan
 from pyro_implicit.ops.graph_passes import is_functional
 from pyro_implicit.ops.largest_tensor import LargestTensor
 from pyro_implicit.ops.noted_checks import NotedChecks

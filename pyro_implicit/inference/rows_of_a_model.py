@@ -23,7 +23,9 @@ from pyro_implicit.handlers.row_coupling import (
     rows_to_look_at,
 )
 from pyro_implicit.handlers.rows import between
-from pyro_implicit.inference.predictive_run import UNIT, Layout, PredictiveRun, RunPlan
+from pyro_implicit.inference.layout import Layout
+from pyro_implicit.inference.predictive_run import PredictiveRun
+from pyro_implicit.inference.run_plan import UNIT, RunPlan
 from pyro_implicit.ops.largest_tensor import LargestTensor
 
 __all__ = ["RowsOfAModel"]
@@ -253,10 +255,9 @@ class RowsOfAModel:
         run = make()
         with run:
             self.model(*args, **kwargs)
-        if self.plan.held and run.here < self.plan.rows and not self.plan.data_held:
-            if not (run.has_others or self.plan.has_others):
-                raise RowsTogether  # what is data among what is held, all rows tell
-        if not self.plan.finds_data_held(run.has_others):
+        held = self.plan.held
+        held.has_others |= run.has_others
+        if not held.finds_data(all_rows=run.here >= self.plan.rows):
             return run
         again = make()
         with again:

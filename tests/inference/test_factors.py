@@ -12,7 +12,14 @@ import torch
 from pyro.infer.autoguide import AutoNormal
 from torch import Tensor
 
-from pyro_implicit import HyperNetworkGuide, evaluate, fit, log_predictive_density, to_arviz
+from pyro_implicit import (
+    HyperNetworkGuide,
+    evaluate,
+    fit,
+    log_predictive_density,
+    predict,
+    to_arviz,
+)
 from pyro_implicit.exceptions import SiteError
 
 T = torch.linspace(0.1, 2.0, 20)
@@ -97,3 +104,16 @@ def test_a_likelihood_by_a_factor_alone_is_told_as_what_it_is() -> None:
     for score in (log_predictive_density, evaluate):
         with pytest.raises(SiteError, match=r"by pyro.factor alone \('ll'\)"):
             score(model, guide, torch.ones(4), num_samples=3)
+
+
+def test_nothing_to_predict_is_told() -> None:
+    def factors(y: Tensor) -> None:
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(y)):
+            pyro.factor("ll", -((y - a) ** 2))
+
+    guide = HyperNetworkGuide(factors, init_from=None).setup(T)
+    with pytest.warns(UserWarning, match=r"observes by pyro.factor alone \('ll'\)"):
+        assert predict(factors, guide, T, num_samples=2) == {}
+    with pytest.warns(UserWarning, match=r"observes by pyro.factor alone \('ll'\)"):
+        to_arviz(factors, guide, T, num_samples=2)

@@ -14,7 +14,7 @@ from pyro import poutine
 from pyro.contrib.autoname import scope
 from pyro.infer import config_enumerate
 from pyro.ops.indexing import Vindex
-from torch import Tensor, nn
+from torch import Tensor
 
 from pyro_implicit import (
     HyperNetworkGuide,
@@ -170,87 +170,15 @@ def test_a_choice_for_all_data_that_is_held(how: Any) -> None:
     assert draws.mean(0).tolist() == pytest.approx([3.0] * 3, abs=0.1)
 
 
-def test_choices_of_groups_are_told_where_they_are_drawn() -> None:
-    """Rows point at their group: what they tell of its choice is in no guide."""
-    group = torch.arange(N) % 4
-
-    @config_enumerate
-    def model(group: Tensor, y: Any = None) -> None:
-        means = pyro.sample("means", dist.Normal(torch.tensor([0.0, 9.0]), 1e-3).to_event(1))
-        with pyro.plate("groups", 4):
-            choice = pyro.sample("choice", dist.Bernoulli(0.5))
-        mean = Vindex(means)[..., Vindex(choice)[..., group].long()]
-        with pyro.plate("rows", len(group)):
-            pyro.sample("y", dist.Normal(mean, 0.1), obs=y)
-
-    y = 9.0 * (group > 1)
-    guide = _guide(lambda group, y: poutine.block(model, hide=["choice", "y"])(group), group, y)
-    with pytest.warns(UserWarning, match=r"latents \['choice'\] are those of groups, and predict"):
-        predict(model, guide, group, num_samples=5)
-    held = poutine.condition(model, data={"choice": torch.tensor([0.0, 0.0, 1.0, 1.0])})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        draws = predict(held, guide, group, num_samples=5)["y"]
-    torch.testing.assert_close(draws.mean(0), y, rtol=0, atol=0.5)
-
-
-def test_choices_of_rows_are_not() -> None:
-    @config_enumerate
-    def model(x: Tensor, y: Any = None) -> None:
-        means = pyro.sample("means", dist.Normal(torch.tensor([0.0, 9.0]), 1e-3).to_event(1))
-        with pyro.plate("rows", len(x)):
-            choice = pyro.sample("choice", dist.Bernoulli(0.5))
-            pyro.sample("y", dist.Normal(Vindex(means)[..., choice.long()], 0.1), obs=y)
-
-    guide = _guide(model, X, X)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        predict(model, guide, X, num_samples=5)
-        to_arviz(model, guide, X, X, num_samples=5)
-
-
-def test_nothing_to_predict_and_nothing_to_cut_are_told() -> None:
-    def factors(y: Tensor) -> None:
-        a = pyro.sample("a", dist.Normal(0.0, 1.0))
-        with pyro.plate("rows", len(y)):
-            pyro.factor("ll", -((y - a) ** 2))
-
-    guide = _guide(factors, X)
-    with pytest.warns(UserWarning, match=r"observes by pyro.factor alone \('ll'\)"):
-        assert predict(factors, guide, X, num_samples=2) == {}
-    with pytest.warns(UserWarning, match=r"observes by pyro.factor alone \('ll'\)"):
-        to_arviz(factors, guide, X, num_samples=2)
-
-    def of_dict(data: dict[str, Tensor]) -> None:
-        line(data["x"], data.get("y"))
-
-    guide = _guide(of_dict, {"x": X, "y": X})
-    for use in (predict, evaluate):
-        with pytest.warns(UserWarning, match="batch_size does nothing here: no argument is a"):
-            use(of_dict, guide, {"x": X, "y": X}, num_samples=2, batch_size=32)
-
-
-def test_dropout_is_told_once_for_all_draws() -> None:
-    network = nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.5))
-
-    def model(x: Tensor, y: Any = None) -> None:
-        line(network(x[:, None])[:, 0].detach(), y)
-
-    guide = _guide(line, X, X)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        log_predictive_density(model, guide, X, X, num_samples=5)
-    assert sum("random layers" in str(one.message) for one in caught) == 1
-
-
 def test_what_the_guide_draws_too_is_told() -> None:
     held = poutine.condition(line, data={"scale": torch.tensor(HELD)})
     guide = _guide(line, X, X)
     with pytest.warns(UserWarning, match=r"\['scale'\] are held by poutine.condition, and the gu"):
         draws = predict(held, guide, X, num_samples=20)["y"]
     assert float(draws.std(0).mean()) > 5.0
-    with pytest.warns(UserWarning, match=r"write poutine.do\(model, data=\{'scale': value\}\)"):
-        evaluate(held, guide, X, X, num_samples=3)
+    for use in (evaluate, log_predictive_density, to_arviz):
+        with pytest.warns(UserWarning, match=r"write poutine.do\(model, data=\{'scale': value\}"):
+            use(held, guide, X, X, num_samples=3)
     done = poutine.do(line, data={"scale": torch.tensor(HELD)})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -379,5 +307,45 @@ def test_what_was_taken_for_data_is_told_where_others_might_be() -> None:
         (event, r"\['level'\] were"),
     ):
         held = poutine.condition(program, data=data)
-        with pytest.warns(UserWarning, match=expected):
-            predict(held, _guide(held, X), X, num_samples=2)
+        guide = _guide(held, X)
+        for use in (predict, evaluate, log_predictive_density, to_arviz):
+            with pytest.warns(UserWarning, match=expected):
+                use(held, guide, X, num_samples=2)
+
+
+def test_rows_that_the_guide_draws_are_no_data_of_others() -> None:
+    """Data without a plate are data still, beside rows that the guide draws instead."""
+
+    def model(x: Tensor) -> None:
+        with pyro.plate("groups", 4):
+            level = pyro.sample("level", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(level.mean() + torch.zeros(len(x)), 1.0).to_event(1))
+
+    guide = _guide(poutine.condition(model, data={"y": X}), X)
+    held = poutine.condition(model, data={"y": X, "level": torch.zeros(4)})
+    with pytest.warns(UserWarning, match=r"\['level'\] are held by poutine.condition, and the gu"):
+        assert set(predict(held, guide, X, num_samples=2)) == {"y"}
+        assert log_predictive_density(held, guide, X, num_samples=2).shape == (1,)
+        exported = to_arviz(held, guide, X, num_samples=2)
+    assert set(exported["log_likelihood"].data_vars) == {"y"}
+
+
+def test_what_is_held_is_found_by_its_name() -> None:
+    """However many are: a search through all of them at each site took seconds of long series."""
+
+    class Counted(dict[str, Tensor]):
+        walks = 0
+
+        def __iter__(self) -> Any:
+            self.walks += 1
+            return super().__iter__()
+
+        def items(self) -> Any:
+            self.walks += 1
+            return super().items()
+
+    y = torch.full((40,), 5.0)
+    data = Counted({f"y{t}": y[t] for t in range(40)})
+    guide = _guide(series, y)
+    predict(poutine.condition(series, data=data), guide, y, ahead=1, num_samples=3)
+    assert data.walks < 40

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pyro
 import pyro.distributions as dist
@@ -10,6 +11,7 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer.autoguide import AutoDelta, init_to_value
+from torch import nn
 
 from pyro_implicit import HyperNetworkGuide, evaluate
 from pyro_implicit import log_predictive_density as of_seed
@@ -223,3 +225,15 @@ def test_neighbouring_seeds_share_no_draw():
     for run in (of_seed, evaluate):
         assert drawn(run, 0) == drawn(run, 0)
         assert not drawn(run, 0) & drawn(run, 1)
+
+
+def test_dropout_is_told_once_for_all_draws():
+    network = nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.5))
+
+    def noisy(x, y=None):
+        model(network(x[:, None])[:, 0].detach(), y)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        log_predictive_density(noisy, alternating([0.3] * 5), X, Y, num_samples=5)
+    assert sum("random layers" in str(one.message) for one in caught) == 1

@@ -532,3 +532,16 @@ def test_a_network_over_all_rows_gets_them_at_once_and_that_is_told(batch_size):
     assert report.scores == expected
     with pytest.raises(ShapeError, match="60 rows|32x60|cannot be multiplied"):
         predict(model, guide, x, links[:, :50], num_samples=3, batch_size=batch_size)
+
+
+@pytest.mark.parametrize("use", [predict, evaluate])
+def test_tensors_in_a_dictionary_are_not_cut_and_that_is_told(use):
+    def of_dict(data):
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", ROWS):
+            pyro.sample("y", dist.Normal(slope * data["x"], 1.0), obs=data.get("y"))
+
+    data = {"x": X[:, 0], "y": X[:, 1]}
+    guide = HyperNetworkGuide(of_dict, init_from=None).setup(data)
+    with pytest.warns(UserWarning, match="batch_size does nothing here: no argument is a"):
+        use(of_dict, guide, data, num_samples=2, batch_size=32)

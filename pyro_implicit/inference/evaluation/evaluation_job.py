@@ -16,8 +16,10 @@ from pyro_implicit.inference.evaluation.evaluation_run import EvaluationRun
 from pyro_implicit.inference.evaluation.observation import Observation
 from pyro_implicit.inference.evaluation.tally import ClassTally, DensityTally, NumberTally
 from pyro_implicit.inference.from_prior import came_from_prior
+from pyro_implicit.inference.layout import Layout
 from pyro_implicit.inference.predictive_job import PredictiveJob
-from pyro_implicit.inference.predictive_run import UNIT, Layout, PredictiveRun
+from pyro_implicit.inference.predictive_run import PredictiveRun
+from pyro_implicit.inference.run_plan import UNIT
 
 __all__ = ["EvaluationJob", "SiteData"]
 

@@ -99,8 +99,8 @@ def fit(
 
     * *networks* are run in the mode that they are in: BatchNorm in training mode normalises by the
       rows of a step and moves its running statistics, dropout is drawn. ``predict`` runs them in
-      evaluation mode. Where dropout is drawn the result warns: its noise counts as that of the
-      data, and intervals come out too wide.
+      evaluation mode. Where dropout is drawn a warning says so before the first step: its noise
+      counts as that of the data, and intervals come out too wide.
 
     * *deviations*: of a bijective guide of at most 100 latents and whole data: where importance
       weights are even enough to tell that deviations are off by more than 15%, the result warns.

@@ -1,0 +1,76 @@
+"""What ``poutine.condition`` holds in the runs of a model for predictions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from pyro_implicit.handlers.held_sites import (
+    data_among_held,
+    told_of_data_among_held,
+    told_of_overruled,
+)
+from pyro_implicit.handlers.row_coupling import RowsTogether
+
+__all__ = ["HeldInRuns"]
+
+
+@dataclass
+class HeldInRuns:
+    """
+    Sites that are held, and which of them are data, and so to be drawn.
+
+    :param dict sites: those of no draw of the guide, with their plates.
+    :param set several: names of those that have more than one number.
+    :param set overruled: names of those that the guide draws.
+    :param data: names of those that turned out to be data.
+    :param bool has_others: whether a run had other data, or other sites to draw.
+    """
+
+    sites: dict[str, frozenset[str]] = field(default_factory=dict)
+    several: set[str] = field(default_factory=set)
+    overruled: set[str] = field(default_factory=set)
+    data: frozenset[str] = frozenset()
+    has_others: bool = False
+
+    def note(self, name: str, value: Any, plates: frozenset[str]) -> None:
+        """
+        Notes a site that stays.
+
+        :param str name: of it.
+        :param value: where it is held.
+        :param plates: names of the plates around it.
+        """
+        self.sites[name] = plates
+        if torch.as_tensor(value).numel() > 1:
+            self.several.add(name)
+
+    def stays(self, name: str) -> bool:
+        """
+        Tells sites that were noted, and are no data, from all others.
+
+        :param str name: of a site.
+        """
+        return name in self.sites and name not in self.data
+
+    def finds_data(self, *, all_rows: bool) -> bool:
+        """
+        Whether data are among what is held, once a run has noted it.
+
+        :param bool all_rows: whether it was a run on all rows.
+        :returns: whether some have been found now: the run is to be made again.
+        :raises RowsTogether: if some rows cannot show it.
+        """
+        if not self.sites or self.data or self.has_others:
+            return False
+        if not all_rows:
+            raise RowsTogether
+        self.data = frozenset(data_among_held(self.sites, others=False))
+        return True
+
+    def warnings(self) -> tuple[str, ...]:
+        """What is to be told of it; texts may be empty."""
+        ambiguous = told_of_data_among_held(self.sites, self.data, self.several)
+        return told_of_overruled(self.overruled), ambiguous

@@ -1,0 +1,64 @@
+"""Discrete latents that no draw of a guide fixes: whose they are decides what is said of them."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import config_enumerate
+from pyro.ops.indexing import Vindex
+from torch import Tensor
+
+from pyro_implicit import HyperNetworkGuide, predict, to_arviz
+
+N = 40
+X = torch.linspace(-1.0, 1.0, N)
+
+
+def _guide(model: Any, *args: Any) -> HyperNetworkGuide:
+    pyro.clear_param_store()
+    return HyperNetworkGuide(model, init_from=None, init_scale=1e-6).setup(*args)
+
+
+def test_choices_of_groups_are_told_where_they_are_drawn() -> None:
+    """Rows point at their group: what they tell of its choice is in no guide."""
+    group = torch.arange(N) % 4
+
+    @config_enumerate
+    def model(group: Tensor, y: Any = None) -> None:
+        means = pyro.sample("means", dist.Normal(torch.tensor([0.0, 9.0]), 1e-3).to_event(1))
+        with pyro.plate("groups", 4):
+            choice = pyro.sample("choice", dist.Bernoulli(0.5))
+        mean = Vindex(means)[..., Vindex(choice)[..., group].long()]
+        with pyro.plate("rows", len(group)):
+            pyro.sample("y", dist.Normal(mean, 0.1), obs=y)
+
+    y = 9.0 * (group > 1)
+    guide = _guide(lambda group, y: poutine.block(model, hide=["choice", "y"])(group), group, y)
+    with pytest.warns(UserWarning, match=r"latents \['choice'\] are those of groups, and predict"):
+        predict(model, guide, group, num_samples=5)
+    held = poutine.condition(model, data={"choice": torch.tensor([0.0, 0.0, 1.0, 1.0])})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draws = predict(held, guide, group, num_samples=5)["y"]
+    torch.testing.assert_close(draws.mean(0), y, rtol=0, atol=0.5)
+
+
+def test_choices_of_rows_are_not() -> None:
+    @config_enumerate
+    def model(x: Tensor, y: Any = None) -> None:
+        means = pyro.sample("means", dist.Normal(torch.tensor([0.0, 9.0]), 1e-3).to_event(1))
+        with pyro.plate("rows", len(x)):
+            choice = pyro.sample("choice", dist.Bernoulli(0.5))
+            pyro.sample("y", dist.Normal(Vindex(means)[..., choice.long()], 0.1), obs=y)
+
+    guide = _guide(model, X, X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        predict(model, guide, X, num_samples=5)
+        to_arviz(model, guide, X, X, num_samples=5)
