@@ -19,8 +19,9 @@ from pyro_implicit._checks import check_count, check_number
 from pyro_implicit._misspelt import check_class_options
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.generators.base import Generator
+from pyro_implicit.generators.cmmnn import CMMNN
 from pyro_implicit.generators.layout import Shape, check_budget, check_pair, check_pairs
-from pyro_implicit.generators.mmnn import CMMNN, MMNN
+from pyro_implicit.generators.mmnn import MMNN
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.initialization.gaussian_start import GaussianStart
 from pyro_implicit.guides.initialization.initial import fan_in_scale, init_to_fan_in

@@ -26,8 +26,9 @@ from pyro_implicit import (
 from pyro_implicit.exceptions import LayerError, ShapeError
 from pyro_implicit.generators import MLPGenerator, ModuleGenerator
 from pyro_implicit.generators.base import Generator
+from pyro_implicit.generators.cmmnn import CMMNN
 from pyro_implicit.generators.conditioned import Conditioned
-from pyro_implicit.generators.mmnn import CMMNN, MMNN
+from pyro_implicit.generators.mmnn import MMNN
 from pyro_implicit.generators.noise_alone import check_function_of_noise, refuse_batch_statistics
 from pyro_implicit.generators.residual import ResidualGenerator
 

@@ -18,8 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.generators.base import Generator
+from pyro_implicit.generators.cmmnn import CMMNN
 from pyro_implicit.generators.mlp import MLPGenerator
-from pyro_implicit.generators.mmnn import CMMNN, MMNN
+from pyro_implicit.generators.mmnn import MMNN
 from pyro_implicit.ops import lanczos
 from pyro_implicit.ops.lanczos import (
     PROBES,
