@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -138,9 +138,26 @@ class Program:
         """
         unobserve = self.of_kind("observed") if predictive else ()
         fixed = {**self.subsamples, **values}
-        run_model(
-            self.model, batch.args, batch.kwargs, visit, values=fixed, unobserve=tuple(unobserve)
-        )
+        with self.held_on(batch):
+            run_model(
+                self.model,
+                batch.args,
+                batch.kwargs,
+                visit,
+                values=fixed,
+                unobserve=tuple(unobserve),
+            )
+
+    def held_on(self, batch: Batch, drawn: Collection[str] = ()) -> HeldSites:
+        """
+        What a handler takes from ``poutine.condition`` in runs on some rows.
+
+        :param Batch batch: the rows.
+        :param drawn: names of the latents of the guide.
+        :returns: the handler, which notes what it has met.
+        """
+        total = 0 if self.batches.batch_size is None else self.batches.num_rows
+        return HeldSites(drawn, batch.rows.start or 0, total)
 
     def _inspect(self, draw: dict[str, Tensor]) -> dict[str, Site]:
         """
@@ -247,7 +264,7 @@ class Program:
 
         model = self._own_subsample(batch)(self.model)
         numbered = self._numbered
-        with HeldSites(draw) as held:
+        with self.held_on(batch, draw) as held:
             self._cuts = run_model(
                 model, batch.args, batch.kwargs, visit, values=draw, numbered=numbered
             )

@@ -106,7 +106,8 @@ class SummedLikelihood:
         fixed = {**self.program.subsamples, **values}
         model, args, kwargs = self.program.model, batch.args, batch.kwargs
         how: Any = {"values": fixed, "nesting": self._nesting, "wide": True}
-        run_summed_out(model, args, kwargs, sites.append, **how)
+        with self.program.held_on(batch):
+            run_summed_out(model, args, kwargs, sites.append, **how)
         for site in sites:
             name = site["name"]
             if not site["is_observed"] or name in values or is_delta(site):

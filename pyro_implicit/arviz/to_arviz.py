@@ -132,8 +132,8 @@ def to_arviz(
     :raises SiteError: for a log-likelihood that depends on a site outside of the guide, or a prior
         that was asked for and cannot be drawn (or has a draw that the model refuses); if a plate
         draws some of its rows at random.
-    :raises ShapeError: if a latent has a value for each row, and nobody has said which of
-        them these are; if there are no rows.
+    :raises ShapeError: if a latent has a value for each row, or is held at one, and nobody has
+        said which of them these are; if there are no rows.
     :warns UserWarning: if a draw of the prior is refused by the model, so that the groups of the
         prior are left out; if a discrete latent of groups is drawn from its prior; if the model
         observes by ``pyro.factor`` alone; if a guide has a latent of each row, and these are other

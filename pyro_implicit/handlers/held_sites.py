@@ -10,8 +10,11 @@ from pyro.poutine import Trace
 from pyro.poutine.condition_messenger import ConditionMessenger
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import _PYRO_STACK
+from pyro.poutine.util import site_is_subsample
 
 from pyro_implicit.handlers.choice_for_all import plates_of
+from pyro_implicit.handlers.held_rows import held_at_rows, in_another_order
+from pyro_implicit.handlers.latent_rows import ShownRows
 
 __all__ = [
     "HeldSites",
@@ -26,32 +29,50 @@ class HeldSites(Messenger):
     """
     Notes the sites that are held, of models that are run within.
 
-    What is held as a number, or an array, is a tensor for all that comes after: a run of the model
-    has what it would have got had it been held as one.
+    What is held as a number, or an array, is a tensor for all that comes after, and what is held
+    for each row of a plate has the rows that it shows, see
+    :func:`~pyro_implicit.handlers.held_rows.held_at_rows`.
 
     :param drawn: names of the latents that a guide draws, whose values come instead.
+    :param int start: the first row of the arguments, if they are cut.
+    :param int total: how many these are in all; 0 if they are not cut.
     :ivar dict sites: names of the others, with their plates.
     :ivar set several: names of those of them that have more than one number.
     :ivar set overruled: names of those that the guide draws.
+    :ivar set unclear: names of those of which nobody can tell which rows their values belong to.
     """
 
-    def __init__(self, drawn: Collection[str] = ()) -> None:
+    def __init__(self, drawn: Collection[str] = (), start: int = 0, total: int = 0) -> None:
         super().__init__()
-        self.drawn = drawn
+        self.drawn, self.start, self.total = drawn, start, total
         self.sites: dict[str, frozenset[str]] = {}
         self.several: set[str] = set()
         self.overruled: set[str] = set()
+        self.unclear: set[str] = set()
+        self._shown = ShownRows()
 
     def _pyro_sample(self, msg: Any) -> None:
         name = msg["name"]
-        if name in self.drawn:
+        if site_is_subsample(msg):
+            self._shown.before(msg)
+        elif name in self.drawn:
             if _values_held(name):
                 self.overruled.add(name)
         elif is_held(msg):
-            msg["value"] = torch.as_tensor(msg["value"])
-            self.sites[name] = plates_of(msg)
-            if msg["value"].numel() > 1:
-                self.several.add(name)
+            self._hold(msg)
+
+    def _hold(self, msg: Any) -> None:
+        name, value = msg["name"], torch.as_tensor(msg["value"])
+        msg["value"], unclear = held_at_rows(msg, value, self._shown, self.start, self.total)
+        self.sites[name] = plates_of(msg)
+        if value.numel() > 1:
+            self.several.add(name)
+        if unclear:
+            self.unclear.add(name)
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if site_is_subsample(msg):
+            self._shown.after(msg)
 
     def data(self, names: Iterable[str]) -> set[str]:
         """
@@ -59,9 +80,13 @@ class HeldSites(Messenger):
 
         :param names: of all sites that may be data or are to be predicted, held ones too.
         :returns: these names.
+        :raises ShapeError: if nobody can tell which rows the values of another one belong to.
         """
         others = bool(set(names) - self.sites.keys())
-        return data_among_held(self.sites, others)
+        data = data_among_held(self.sites, others)
+        if self.unclear - data:
+            raise in_another_order(self.unclear - data)
+        return data
 
     def warnings(self, data: Collection[str]) -> list[str]:
         """

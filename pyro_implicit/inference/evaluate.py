@@ -98,8 +98,8 @@ def evaluate(
     :raises MissingExtraError: if classes are observed and torchmetrics is not installed.
     :raises NonFiniteError: if observations are NaN, masked or not, naming the site: a mask hides
         numbers, so fill masked ones with any.
-    :raises ShapeError: if a latent has a value for each row, and nobody has said which of
-        them these are; if observations do not fit their distribution.
+    :raises ShapeError: if a latent has a value for each row, or is held at one, and nobody has
+        said which of them these are; if observations do not fit their distribution.
     :raises SiteError: if nothing is observed, or only by ``pyro.factor``, or all is masked; if a
         distribution does not tell its support; if the guide draws none of the model's
         latents; if a plate draws some of its rows at random.

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from pyro_implicit.handlers.held_rows import in_another_order
 from pyro_implicit.handlers.held_sites import (
     data_among_held,
     told_of_data_among_held,
@@ -25,6 +26,7 @@ class HeldInRuns:
     :param dict sites: those of no draw of the guide, with their plates.
     :param set several: names of those that have more than one number.
     :param set overruled: names of those that the guide draws.
+    :param set unclear: names of those of which nobody can tell which rows their values belong to.
     :param data: names of those that turned out to be data.
     :param bool has_others: whether a run had other data, or other sites to draw.
     """
@@ -32,6 +34,7 @@ class HeldInRuns:
     sites: dict[str, frozenset[str]] = field(default_factory=dict)
     several: set[str] = field(default_factory=set)
     overruled: set[str] = field(default_factory=set)
+    unclear: set[str] = field(default_factory=set)
     data: frozenset[str] = frozenset()
     has_others: bool = False
 
@@ -62,8 +65,11 @@ class HeldInRuns:
         :param bool all_rows: whether it was a run on all rows.
         :returns: whether some have been found now: the run is to be made again.
         :raises RowsTogether: if some rows cannot show it.
+        :raises ShapeError: if nobody can tell which rows the values of another one belong to.
         """
         if not self.sites or self.data or self.has_others:
+            if self.unclear - self.data:
+                raise in_another_order(self.unclear - self.data)
             return False
         if not all_rows:
             raise RowsTogether

@@ -91,8 +91,8 @@ def log_predictive_density(
         has.
     :raises NonFiniteError: if data are NaN, masked or not, naming the site: a mask hides numbers,
         so fill masked ones with any.
-    :raises ShapeError: if a latent has a value for each row, and nobody has said which of
-        them these are.
+    :raises ShapeError: if a latent has a value for each row, or is held at one, and nobody has
+        said which of them these are.
     :raises SiteError: if the model observes nothing with these arguments, or all is masked; if it
         draws some rows of a plate at random; if the prior of a latent of the guide and data are
         within one sum over a discrete latent; if such a sum has a latent that the guide does not

@@ -131,8 +131,8 @@ def predict(
         for options that neither this function nor the model has.
     :raises NonFiniteError: for inputs that are not finite, where predictions are not.
     :raises OutOfMemoryError: if rows that belong together will not fit into memory at once.
-    :raises ShapeError: if a latent has a value for each row, and nobody has said which of
-        them these are; if there are no rows.
+    :raises ShapeError: if a latent has a value for each row, or is held at one, and nobody has
+        said which of them these are; if there are no rows.
     :raises SiteError: if a site asked for is not in the model, or none of the guide's latents is;
         if a plate draws some of its rows at random; if with ``parallel`` what a draw predicts
         depends on the others, or on their number, as far as a few of them show (those with extremes

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyro_implicit._random import mixed_seed, seed_torch
 from pyro_implicit.handlers.choice_for_all import choice_for_all, is_choice_for_all, plates_of
+from pyro_implicit.handlers.held_rows import held_at_rows
 from pyro_implicit.handlers.held_sites import is_held
 from pyro_implicit.handlers.latent_rows import ShownRows, other_rows
 from pyro_implicit.handlers.observed_shape import check_duration
@@ -129,15 +130,11 @@ class PredictiveRun(Messenger):
 
     def _held(self, msg: Any) -> Any:
         """The value that is held, at the rows that the plates show."""
-        value, event_dim = torch.as_tensor(msg["value"]), msg["fn"].event_dim
+        value = torch.as_tensor(msg["value"])
         self._refuse_cut_event(msg["fn"], value)
-        for frame in msg["cond_indep_stack"]:
-            if frame.vectorized and frame.name != PREDICTIVE_PLATE:
-                dim = frame.dim - event_dim
-                size = value.shape[dim] if -value.dim() <= dim else 1
-                if size not in (1, frame.size, frame.full_size, self.plan.rows):
-                    return value  # of other rows: data, which will be drawn, or a clear error
-                value = self._shown_rows(msg["name"], value, frame, dim)
+        value, unclear = held_at_rows(msg, value, self._shown, self.start, self.plan.rows)
+        if unclear and not self.looked_at:  # which may be at rows in another order
+            self.plan.held.unclear.add(msg["name"])
         return value
 
     @property

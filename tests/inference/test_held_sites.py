@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ from pyro_implicit import (
     predict,
     to_arviz,
 )
+from pyro_implicit.exceptions import ShapeError
 
 N = 40  # more than the rows of a first look
 X = torch.linspace(-1.0, 1.0, N)
@@ -349,3 +351,96 @@ def test_what_is_held_is_found_by_its_name() -> None:
     guide = _guide(series, y)
     predict(poutine.condition(series, data=data), guide, y, ahead=1, num_samples=3)
     assert data.walks < 40
+
+
+def named(x: Tensor, rows: Tensor, y: Any = None) -> None:
+    slope = pyro.sample("slope", dist.Normal(0.0, 1e-3))
+    with pyro.plate("rows", N, subsample=rows):
+        offset = pyro.sample("offset", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(slope * x + offset, 0.01), obs=y)
+
+
+OFFSET = torch.arange(float(N))
+ORDERS = {
+    "all": torch.arange(N),
+    "the first": torch.arange(35),
+    "some": torch.randperm(N, generator=torch.Generator().manual_seed(0))[:35],
+    "all but one": torch.randperm(N, generator=torch.Generator().manual_seed(1))[1:],
+}
+
+
+def _row_guides(held: Any) -> dict[str, Any]:
+    """Guides whose own draws are, and are not, in the order of the rows' numbers."""
+
+    def own(x: Tensor, rows: Tensor, y: Any = None) -> None:
+        pyro.sample("slope", dist.Normal(0.0, 1e-3))
+
+    return {"own": own, "ours": _guide(held, OFFSET, torch.arange(N), OFFSET)}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("which", ["own", "ours"])
+def test_values_of_rows_are_found_by_number(which: str, order: str) -> None:
+    """Whatever the guide, and in every call, so that densities of held values are those of y."""
+    held, rows = poutine.condition(named, data={"offset": OFFSET}), ORDERS[order]
+    guide, x, y = _row_guides(held)[which], torch.zeros(len(rows)), OFFSET[rows]
+    for options in ({}, {"batch_size": 32}, {"parallel": True}):
+        draws = predict(held, guide, x, rows, num_samples=3, **options)["y"]
+        torch.testing.assert_close(draws, y.expand(3, -1), rtol=0, atol=0.1)
+    expected = -math.log(0.01 * math.sqrt(2.0 * math.pi))
+    found = log_predictive_density(held, guide, x, rows, y, num_samples=2)
+    torch.testing.assert_close(found, torch.full_like(found, expected), rtol=0, atol=1e-3)
+    for size in (None, 32):
+        score = evaluate(held, guide, x, rows, y, num_samples=2, batch_size=size).log_density
+        assert float(score.value) == pytest.approx(expected, abs=1e-3)
+        data = to_arviz(held, guide, x, rows, y, num_samples=2, batch_size=size)
+        likelihood = torch.tensor(data["log_likelihood"]["y"].to_numpy())
+        torch.testing.assert_close(likelihood, torch.full_like(likelihood, expected))
+        again = torch.tensor(data["posterior_predictive"]["y"].to_numpy())[0]
+        torch.testing.assert_close(again, y.expand(2, -1).to(again), rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("which", ["own", "ours"])
+def test_all_rows_in_another_order_are_refused(which: str) -> None:
+    held, rows = poutine.condition(named, data={"offset": OFFSET}), torch.arange(N).flip(0)
+    guide, y = _row_guides(held)[which], OFFSET[rows]
+    for use in (evaluate, log_predictive_density, to_arviz, predict):
+        for options in ({}, {"batch_size": 32}) if use is not log_predictive_density else ({},):
+            with pytest.raises(ShapeError, match=r"\['offset'\] are held .* in another order than"):
+                use(held, guide, torch.zeros(N), rows, y, num_samples=2, **options)
+
+
+def test_data_in_another_order_are_those_of_the_arguments() -> None:
+    """Data that are given by condition are for these rows, in whatever order, as with obs=y."""
+
+    def model(x: Tensor, rows: Tensor) -> None:
+        level = pyro.sample("level", dist.Normal(0.0, 1e-3))
+        with pyro.plate("rows", N, subsample=rows):
+            pyro.sample("y", dist.Normal(level + x, 0.01))
+
+    rows = torch.arange(N).flip(0)
+    held = poutine.condition(model, data={"y": OFFSET[rows]})
+    guide = _guide(held, OFFSET[rows], rows)
+    expected = -math.log(0.01 * math.sqrt(2.0 * math.pi))
+    found = log_predictive_density(held, guide, OFFSET[rows], rows, num_samples=2)
+    torch.testing.assert_close(found, torch.full_like(found, expected), rtol=0, atol=0.1)
+    score = evaluate(held, guide, OFFSET[rows], rows, num_samples=2).log_density
+    assert float(score.value) == pytest.approx(expected, abs=0.1)
+    data = to_arviz(held, guide, OFFSET[rows], rows, num_samples=2)
+    assert float(data["log_likelihood"]["y"].mean()) == pytest.approx(expected, abs=0.1)
+    draws = predict(held, guide, OFFSET[rows], rows, num_samples=2)["y"]
+    torch.testing.assert_close(draws, OFFSET[rows].expand(2, -1), rtol=0, atol=0.1)
+
+
+def test_rows_that_are_not_named_are_cut_with_the_arguments() -> None:
+    def model(x: Tensor, y: Any = None) -> None:
+        slope = pyro.sample("slope", dist.Normal(0.0, 1e-3))
+        with pyro.plate("rows", len(x)):
+            offset = pyro.sample("offset", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(slope * x + offset, 0.01), obs=y)
+
+    held = poutine.condition(model, data={"offset": OFFSET})
+    guide = _guide(held, X, OFFSET)
+    data = to_arviz(held, guide, X, OFFSET, num_samples=2, batch_size=7)
+    assert float(data["log_likelihood"]["y"].mean()) > 2.0
+    assert evaluate(held, guide, X, OFFSET, num_samples=2, batch_size=32).log_density.value > 2.0
