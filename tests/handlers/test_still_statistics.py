@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import cache
 from typing import Any
 
 import pyro
@@ -33,43 +34,50 @@ def test_buffers_come_back_and_modes_stay() -> None:
     assert int(inner[0].num_batches_tracked) == 1
 
 
+STEPS = 130  # of which the first hundred, up to the first score, come before the interruption
+
+
+def interrupted_at(count: int) -> tuple[Any, HyperNetworkGuide, nn.Module, Any]:
+    """A fit whose validation has as many scores: model, guide, network, result."""
+    pyro.clear_param_store()
+    pyro.set_rng_seed(1)
+    norm = nn.BatchNorm1d(2)
+
+    def model(x: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("data", len(x)):
+            mean = (norm(x) * w.unsqueeze(-2)).sum(-1)
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=x.sum(-1))
+
+    guide, scores = HyperNetworkGuide(model, init_from=None), iter([0.0] * count)
+
+    def score() -> float:
+        if (found := next(scores, None)) is None:
+            raise KeyboardInterrupt
+        return found
+
+    options: Any = {"num_steps": STEPS, "seed": 0, "progress": False}
+    return model, guide, norm, fit(model, guide, X, validation=score, **options)
+
+
+@cache
+def whole_fit() -> tuple[nn.Module, Any]:
+    """One that nothing interrupts."""
+    *_, norm, result = interrupted_at(100)
+    return norm, result
+
+
 @pytest.mark.parametrize("what", ["same", "result", "guide", "both"])
 def test_statistics_of_a_fit_that_goes_on_are_those_of_one_fit(what: str) -> None:
     """Objectives that have not met the guide yet look at the model in training mode."""
-
-    def parts() -> tuple[Any, HyperNetworkGuide, nn.Module]:
-        pyro.clear_param_store()
-        pyro.set_rng_seed(1)
-        norm = nn.BatchNorm1d(2)
-
-        def model(x: Tensor) -> None:
-            w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
-            with pyro.plate("data", len(x)):
-                mean = (norm(x) * w.unsqueeze(-2)).sum(-1)
-                pyro.sample("y", dist.Normal(mean, 1.0), obs=x.sum(-1))
-
-        return model, HyperNetworkGuide(model, init_from=None), norm
-
-    def interrupted_at(count: int) -> tuple[Any, HyperNetworkGuide, nn.Module, Any]:
-        model, guide, norm = parts()
-        scores = iter([0.0] * count)
-
-        def score() -> float:
-            if (found := next(scores, None)) is None:
-                raise KeyboardInterrupt
-            return found
-
-        options: Any = {"num_steps": 300, "seed": 0, "progress": False}
-        return model, guide, norm, fit(model, guide, X, validation=score, **options)
-
-    *_, whole_norm, whole = interrupted_at(100)
-    model, guide, norm, first = interrupted_at(1)
+    whole_norm, whole = whole_fit()
+    model, guide, norm, first = interrupted_at(0)
     assert first.num_steps < whole.num_steps
     if what in ("result", "both"):
         first = pickle.loads(pickle.dumps(first))
     if what in ("guide", "both"):
         guide = copy.deepcopy(guide)
-    options: Any = {"num_steps": 300, "progress": False, "validation": lambda: 0.0}
+    options: Any = {"num_steps": STEPS, "progress": False, "validation": lambda: 0.0}
     result = fit(model, guide, X, resume=first, **options)
     assert result.history == whole.history
     for name, value in norm.state_dict().items():

@@ -313,17 +313,17 @@ def test_a_copy_goes_on_to_the_same_bits(what: str) -> None:
                 raise KeyboardInterrupt
             return found
 
-        options: Any = {"num_steps": 400, "seed": 0, "progress": False}
+        options: Any = {"num_steps": 130, "seed": 0, "progress": False}
         return guide, fit(of_two, guide, X, validation=score, **options)
 
     _, whole = interrupted_at(100)
-    guide, first = interrupted_at(2)
+    guide, first = interrupted_at(0)
     assert whole.reason != "interrupted" == first.reason and first.num_steps < whole.num_steps
     if what != "guide":
         first = pickle.loads(pickle.dumps(first))
     if what != "result":
         guide = HyperNetworkGuide.from_state_dict(guide.state_dict())
-    options: Any = {"num_steps": 400, "progress": False, "validation": lambda: 0.0}
+    options: Any = {"num_steps": 130, "progress": False, "validation": lambda: 0.0}
     assert fit(of_two, guide, X, resume=first, **options).history == whole.history
 
 
