@@ -37,6 +37,7 @@ from pyro_implicit.handlers.row_coupling import (
     numbers_of_a_row,
     rows_to_look_at,
 )
+from pyro_implicit.handlers.upstream import upstream_sites
 from pyro_implicit.inference.numbered import numbered_if_drawn
 from pyro_implicit.inference.posterior_draws import draws_of
 
@@ -274,7 +275,10 @@ class Program:
             if site.kind == "observed" or (site.kind == "free" and not site.is_listed)
         ]
         data = held.data(others)
-        self.held, self.told_of_held = held.sites.keys() - data, held.warnings(data)
+        self.held = held.sites.keys() - data
+        self.told_of_held = held.warnings(
+            data, lambda: upstream_sites(model, batch.args, batch.kwargs, draw)
+        )
         sites = {name: site for name, site in sites.items() if name not in self.held}
         if self._cuts and self.batches.batch_size is not None:
             raise is_local(next(iter(self._cuts)), self.batches.num_rows)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.util import site_is_subsample
 
+from pyro_implicit._few import few_of
 from pyro_implicit.handlers.choice_for_all import plates_of
 from pyro_implicit.handlers.held_rows import held_at_rows, in_another_order
 from pyro_implicit.handlers.latent_rows import ShownRows
@@ -88,14 +90,19 @@ class HeldSites(Messenger):
             raise in_another_order(self.unclear - data)
         return data
 
-    def warnings(self, data: Collection[str]) -> list[str]:
+    def warnings(
+        self,
+        data: Collection[str],
+        parents: Callable[[], Mapping[str, Collection[str]] | None],
+    ) -> list[str]:
         """
         What is to be told of what is held.
 
         :param data: names of those that are data.
+        :param parents: see :func:`told_of_data_among_held`.
         :returns: texts of warnings.
         """
-        ambiguous = told_of_data_among_held(self.sites, data, self.several)
+        ambiguous = told_of_data_among_held(self.sites, data, self.several, parents)
         return [text for text in (told_of_overruled(self.overruled), ambiguous) if text]
 
 
@@ -142,24 +149,62 @@ def told_of_overruled(names: Iterable[str]) -> str:
 
 
 def told_of_data_among_held(
-    held: Mapping[str, frozenset[str]], data: Collection[str], several: Collection[str]
+    held: Mapping[str, frozenset[str]],
+    data: Collection[str],
+    several: Collection[str],
+    parents: Callable[[], Mapping[str, Collection[str]] | None],
 ) -> str:
     """
     Says what was taken for data, where others might be.
 
+    Nothing is said where all that is held is alike, as one outcome, several that do not depend on
+    each other, or the steps of one series.
+
     :param held: names of the sites, with their plates.
     :param data: names of those that were taken for data.
     :param several: names of those that have more than one number.
+    :param parents: finds the names of the sites that each site depends on, or None if that cannot
+        be told; asked if need be, since it takes a run of the model.
     :returns: a text for a warning; empty where nothing else was likely.
     """
     rest = sorted(held.keys() - set(data))
     plates = {held[name] for name in data if held[name]}
-    if not data or (len(plates) < 2 and not set(rest) & set(several)):
+    unlike = len(plates) > 1 or bool(set(rest) & set(several)) or _one_is_of_another(data, parents)
+    if not data or not unlike:
         return ""
+    stays = _listed(rest) if rest else "no others"
     return (
-        f"all that the model observes is held by poutine.condition: {sorted(data)} were taken for "
-        f"its data, by their plates, and {rest or 'no others'} for values that stay. Where that is "
-        "wrong pass the data as obs=y, an argument of the model, and hold the others alone."
+        f"all that the model observes is held by poutine.condition: {_listed(data)} were taken for "
+        f"its data, by their plates, and {stays} for values that stay. Where that is wrong pass the "
+        "data as obs=y, an argument of the model, and hold the others alone."
+    )
+
+
+def _series(name: str) -> str:
+    """What is common to the names of the steps of a series."""
+    return re.sub(r"\d+", "", name)
+
+
+def _listed(names: Collection[str]) -> str:
+    """Some names, of each series the first."""
+    first = {_series(name): name for name in sorted(names, reverse=True)}
+    chosen = sorted(first.values())
+    rest = sorted(set(names) - set(chosen))
+    return f"[{few_of([repr(name) for name in [*chosen, *rest]], most=max(6, len(chosen)))}]"
+
+
+def _one_is_of_another(
+    names: Collection[str], parents: Callable[[], Mapping[str, Collection[str]] | None]
+) -> bool:
+    """Whether a site depends on one of another name, numbers apart."""
+    series = {name: _series(name) for name in names}
+    if len(set(series.values())) < 2:
+        return False
+    found = parents()
+    return found is None or any(
+        series[above] != series[name]
+        for name in names
+        for above in series.keys() & set(found.get(name, ()))
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,7 @@ class HeldInRuns:
     :param set overruled: names of those that the guide draws.
     :param set unclear: names of those of which nobody can tell which rows their values belong to.
     :param data: names of those that turned out to be data.
+    :param str ambiguous: what is to be told where others may be data.
     :param bool has_others: whether a run had other data, or other sites to draw.
     """
 
@@ -36,6 +38,7 @@ class HeldInRuns:
     overruled: set[str] = field(default_factory=set)
     unclear: set[str] = field(default_factory=set)
     data: frozenset[str] = frozenset()
+    ambiguous: str = ""
     has_others: bool = False
 
     def note(self, name: str, value: Any, plates: frozenset[str]) -> None:
@@ -78,5 +81,12 @@ class HeldInRuns:
 
     def warnings(self) -> tuple[str, ...]:
         """What is to be told of it; texts may be empty."""
-        ambiguous = told_of_data_among_held(self.sites, self.data, self.several)
-        return told_of_overruled(self.overruled), ambiguous
+        return told_of_overruled(self.overruled), self.ambiguous
+
+    def look(self, parents: Callable[[], Mapping[str, Collection[str]] | None]) -> None:
+        """
+        Sees whether what was taken for data may be something else.
+
+        :param parents: see :func:`~pyro_implicit.handlers.held_sites.told_of_data_among_held`.
+        """
+        self.ambiguous = told_of_data_among_held(self.sites, self.data, self.several, parents)

@@ -45,6 +45,7 @@ from pyro_implicit.handlers.pointwise import (
 )
 from pyro_implicit.handlers.rows import number_of_rows
 from pyro_implicit.handlers.sum_out import inseparable
+from pyro_implicit.handlers.upstream import upstream_sites
 from pyro_implicit.inference.from_prior import came_from_prior
 from pyro_implicit.inference.numbered import numbered_if_called
 from pyro_implicit.inference.outside_support import drawn_outside, is_outside
@@ -134,13 +135,13 @@ class _Noted:
     :param set forgotten: names of latents of the model that the guide does not draw.
     :param dict outside: the supports of those that it draws outside of the prior's.
     :param set factors: names of densities of rows that are no sites of data.
-    :param dict held: what is to be told of what ``poutine.condition`` holds.
+    :param held: what is to be told of what ``poutine.condition`` holds, once a run was made.
     """
 
     forgotten: set[str] = field(default_factory=set)
     outside: dict[str, Any] = field(default_factory=dict)
     factors: set[str] = field(default_factory=set)
-    held: dict[str, None] = field(default_factory=dict)
+    held: list[str] | None = None
 
     def warnings(self) -> list[str]:
         """What is wrong with the densities."""
@@ -148,7 +149,7 @@ class _Noted:
             came_from_prior(self.forgotten),
             drawn_outside(self.outside),
             told_of_factors(self.factors) if self.factors else "",
-            *self.held,
+            *(self.held or ()),
         )
         return [text for text in told if text]
 
@@ -209,13 +210,14 @@ class _Densities:
         """Forgets the densities that were met so far."""
         self.parts.clear()
 
-    def of_data(self, held: HeldSites) -> tuple[list[Tensor], list[Tensor]]:
+    def of_data(self, held: HeldSites, parents: Any) -> tuple[list[Tensor], list[Tensor]]:
         """Densities, and whether they count, of the data of each set of plates."""
         data: dict[Any, Tensor] = {}
         kept: dict[Any, Tensor] = {}
         own = held.data([name for name, *_ in self.parts])
         parameters = held.sites.keys() - own
-        self.noted.held.update(dict.fromkeys(held.warnings(own)))
+        if self.noted.held is None:
+            self.noted.held = held.warnings(own, parents)
         for name, key, value, told in self.parts:
             if name not in parameters:
                 data[key] = data[key] + value if key in data else value
@@ -288,5 +290,5 @@ def _log_densities(
             "the model observes nothing with these arguments, so there is no predictive density: "
             "a validation batch needs the observations too, as a training batch does."
         )
-    data, kept = found.of_data(held)
+    data, kept = found.of_data(held, lambda: upstream_sites(model, args, kwargs, latents))
     return torch.cat([one.reshape(-1) for one in data]), torch.cat([k.reshape(-1) for k in kept])

@@ -23,6 +23,7 @@ from pyro_implicit.handlers.row_coupling import (
     rows_to_look_at,
 )
 from pyro_implicit.handlers.rows import between
+from pyro_implicit.handlers.upstream import upstream_sites
 from pyro_implicit.inference.layout import Layout
 from pyro_implicit.inference.predictive_run import PredictiveRun
 from pyro_implicit.inference.run_plan import UNIT, RunPlan
@@ -259,6 +260,8 @@ class RowsOfAModel:
         held.has_others |= run.has_others
         if not held.finds_data(all_rows=run.here >= self.plan.rows):
             return run
+        one = {name: value[0] for name, value in self.plan.draws.items()}
+        held.look(lambda: upstream_sites(self.model, args, kwargs, one))
         again = make()
         with again:
             self.model(*args, **kwargs)

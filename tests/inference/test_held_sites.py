@@ -444,3 +444,68 @@ def test_rows_that_are_not_named_are_cut_with_the_arguments() -> None:
     data = to_arviz(held, guide, X, OFFSET, num_samples=2, batch_size=7)
     assert float(data["log_likelihood"]["y"].mean()) > 2.0
     assert evaluate(held, guide, X, OFFSET, num_samples=2, batch_size=32).log_density.value > 2.0
+
+
+def _scaled_series(y: Tensor) -> None:
+    phi = pyro.sample("phi", dist.Normal(1.0, 1e-4))
+    scale = pyro.sample("scale", dist.LogNormal(3.0, 1.0))
+    last = torch.tensor(5.0)
+    for t in range(len(y)):
+        last = pyro.sample(f"y{t}", dist.Normal(phi * last, scale))
+
+
+def _local(y: Tensor) -> None:
+    level = pyro.sample("level", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(y)):
+        offset = pyro.sample("offset", dist.Normal(level, 1.0))
+        pyro.sample("y", dist.Normal(offset, 0.1))
+
+
+def _two_outcomes(y: Tensor) -> None:
+    level = pyro.sample("level", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(y)):
+        pyro.sample("height", dist.Normal(level, 1.0))
+        pyro.sample("weight", dist.Normal(level, 0.1))
+
+
+def _steps(y: Tensor) -> None:
+    last = pyro.sample("level", dist.Normal(0.0, 1.0))
+    for t in range(len(y)):
+        last = pyro.sample(f"y{t}", dist.Normal(last, 1.0))
+
+
+UNLIKE = {
+    "a parameter of a series": (
+        _scaled_series,
+        {"scale": HELD},
+        r"\['scale', 'y0', .* and \d+ more\]",
+    ),
+    "a latent of rows": (_local, {"offset": X}, r"\['offset', 'y'\] were taken"),
+}
+ALIKE = {
+    "two outcomes": (_two_outcomes, {"height": X, "weight": X}),
+    "a series": (_steps, {f"y{t}": X[t] for t in range(N)}),
+}
+
+
+@pytest.mark.parametrize("use", [predict, evaluate, log_predictive_density, to_arviz])
+@pytest.mark.parametrize("case", UNLIKE)
+def test_a_parameter_beside_data_by_condition_is_told(case: str, use: Any) -> None:
+    """All of them are taken for data, in one plate or in none, though some are others' parents."""
+    model, data, expected = UNLIKE[case]
+    data = data | ({"y": X} if model is _local else {f"y{t}": X[t] for t in range(N)})
+    held = poutine.condition(model, data={k: torch.as_tensor(v) for k, v in data.items()})
+    guide = _guide(held, X)
+    with pytest.warns(UserWarning, match=expected):
+        use(held, guide, X, num_samples=2)
+
+
+@pytest.mark.parametrize("use", [predict, evaluate, log_predictive_density, to_arviz])
+@pytest.mark.parametrize("case", ALIKE)
+def test_outcomes_and_steps_of_a_series_are_no_parameters(case: str, use: Any) -> None:
+    model, data = ALIKE[case]
+    held = poutine.condition(model, data=data)
+    guide = _guide(held, X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        use(held, guide, X, num_samples=2)
