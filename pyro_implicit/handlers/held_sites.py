@@ -175,8 +175,8 @@ def told_of_data_among_held(
     stays = _listed(rest) if rest else "no others"
     return (
         f"all that the model observes is held by poutine.condition: {_listed(data)} were taken for "
-        f"its data, by their plates, and {stays} for values that stay. Where that is wrong pass the "
-        "data as obs=y, an argument of the model, and hold the others alone."
+        f"its data, by their plates, and {stays} for values that stay. Where that is wrong pass "
+        "the data as obs=y, an argument of the model, and hold the others alone."
     )
 
 

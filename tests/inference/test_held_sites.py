@@ -478,7 +478,7 @@ UNLIKE = {
     "a parameter of a series": (
         _scaled_series,
         {"scale": HELD},
-        r"\['scale', 'y0', .* and \d+ more\]",
+        r"\['scale', 'y0', .* more\]",
     ),
     "a latent of rows": (_local, {"offset": X}, r"\['offset', 'y'\] were taken"),
 }
