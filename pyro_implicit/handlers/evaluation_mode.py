@@ -14,13 +14,13 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from pyro_implicit.handlers.called_networks import note_call
 
-__all__ = ["evaluation_mode"]
+__all__ = ["evaluation_mode", "is_random_function", "was_training"]
 
 _state = threading.local()
 
 
 @contextmanager
-def evaluation_mode() -> Iterator[Mapping[str, None]]:
+def evaluation_mode() -> Iterator[Mapping[str, nn.Module]]:
     """
     Puts every ``torch.nn.Module`` that is called within, with all its parts, in evaluation mode.
 
@@ -41,7 +41,7 @@ def evaluation_mode() -> Iterator[Mapping[str, None]]:
         yield {}
         return
     switched: list[nn.Module] = []
-    silenced: dict[str, None] = {}
+    silenced: dict[str, nn.Module] = {}
     thread = threading.get_ident()
 
     def before(module: nn.Module, _: Any) -> None:
@@ -55,14 +55,14 @@ def evaluation_mode() -> Iterator[Mapping[str, None]]:
                 part.training = False  # not .eval(), which a class may override
                 switched.append(part)
                 if _is_random(part):
-                    silenced[f"{name or 'itself'} of {type(module).__name__}"] = None
+                    silenced[f"{name or 'itself'} of {type(module).__name__}"] = part
 
     hook = register_module_forward_pre_hook(before)
-    _state.entered = True
+    _state.entered, _state.switched = True, switched
     try:
         yield silenced
     finally:
-        _state.entered = False
+        _state.entered, _state.switched = False, ()
         hook.remove()
         for module in switched:
             module.training = True
@@ -73,6 +73,24 @@ def evaluation_mode() -> Iterator[Mapping[str, None]]:
             "that is to stay (Monte Carlo dropout) write F.dropout(x, p, training=True).",
             stacklevel=4,
         )
+
+
+def was_training(module: Any) -> bool:
+    """
+    Tells whether a module was in training mode when the context began that this thread is in.
+
+    :param module: a module, or anything else.
+    """
+    return any(one is module for one in getattr(_state, "switched", ()))
+
+
+def is_random_function(module: Any) -> bool:
+    """
+    Tells layers that call one of torch's random functions and do nothing else.
+
+    :param module: a module, or anything else.
+    """
+    return isinstance(module, (nn.RReLU, _DropoutNd))
 
 
 def _is_random(module: nn.Module) -> bool:

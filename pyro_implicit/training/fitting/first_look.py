@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,13 +12,15 @@ import torch
 from pyro import poutine
 from pyro.distributions.util import scale_and_mask
 from pyro.infer.util import is_validation_enabled, validation_enabled
+from torch import nn
 
 from pyro_implicit._random import RandomStream
 from pyro_implicit.bayesian.vectorization import IN_DATA_PLATE
 from pyro_implicit.exceptions import ImplicitError, NonFiniteError, ShapeError, SiteError
 from pyro_implicit.handlers.data_use import IN_BATCHES, DataUse
-from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.evaluation_mode import evaluation_mode, is_random_function
 from pyro_implicit.handlers.explained_errors import RAW, entries_not_finite, explained
+from pyro_implicit.handlers.left_out_noise import LeftOutNoise
 from pyro_implicit.handlers.missing_data import missing_data
 from pyro_implicit.handlers.observed_shape import is_event, observed_batch_shape
 from pyro_implicit.handlers.pointwise import SiteVisitor, batch_log_prob, is_auxiliary, is_delta
@@ -60,9 +62,9 @@ def first_look(
     known = set(pyro.get_param_store().keys())
     try:
         with poutine.block(), RandomStream(0), torch.no_grad(), look.listening():
-            with evaluation_mode() as silenced, SiteVisitor(look.visit):
+            with evaluation_mode() as silenced, LeftOutNoise() as noise, SiteVisitor(look.visit):
                 model(*args, **kwargs)
-                look.warnings.extend(_random_layers(silenced))
+                look.warnings.extend(_random_layers(silenced, noise))
     except Exception as error:  # whatever a model does at draws of its prior
         if error is look.refused:
             in_plate = next((text for text in look.said if IN_DATA_PLATE in text), None)
@@ -182,16 +184,21 @@ def _masked_latent(site: Any) -> list[str]:
     ]
 
 
-def _random_layers(silenced: Iterable[str]) -> list[str]:
+def _random_layers(silenced: Mapping[str, nn.Module], noise: LeftOutNoise) -> list[str]:
     """Of noise that the steps have, and predictions do not."""
-    listed = ", ".join(silenced)
+    called = [
+        name
+        for name, part in silenced.items()
+        if part in noise.layers or not is_random_function(part)
+    ]
+    listed = ", ".join([*called, *noise.functions])
     if not listed:
         return []
     return [
         f"random layers in training mode ({listed}): the steps draw their randomness, which counts "
         "as noise of the data, and predict leaves it out, so that intervals come out too wide. "
-        "Call .eval() on these layers before fit (the prior of the weights is what regularises "
-        "them), or write F.dropout(x, p, training=True), which predict keeps."
+        "Call .eval() on them, or on their network, before fit (the prior of the weights is what "
+        "regularises it), or write F.dropout(x, p, training=True), which predict keeps."
     ]
 
 

@@ -254,20 +254,26 @@ def test_a_network_inside_of_the_data_plate_is_told_as_such(features: int) -> No
 
 
 class _Dropping(nn.Module):
-    """One line, with dropout or its functional form."""
+    """One line, with a dropout of some kind."""
 
-    def __init__(self, *, functional: bool) -> None:
+    def __init__(self, kind: str) -> None:
         super().__init__()
-        self.line, self.drop = nn.Linear(2, 1), nn.Identity() if functional else nn.Dropout(0.3)
-        self.functional = functional
+        self.line, self.kind = nn.Linear(2, 1), kind
+        self.drop = nn.AlphaDropout(0.3) if kind == "alpha" else nn.Dropout(0.3)
 
     def forward(self, x: Tensor) -> Tensor:
-        f = self.drop(self.line(x)[..., 0])
-        return nn.functional.dropout(f, 0.3, training=True) if self.functional else f
+        f = self.line(x)[..., 0]
+        if self.kind in ("layer", "alpha"):
+            return self.drop(f)
+        if self.kind == "rrelu":
+            return nn.functional.rrelu(f, training=self.training)
+        on = {"own mode": self.training, "no rate": self.training, "always": True}
+        rate = 0.0 if self.kind == "no rate" else 0.3
+        return nn.functional.dropout(f, rate, training=on.get(self.kind, False))
 
 
-def _dropping(functional: bool = False) -> tuple[Any, nn.Module]:
-    network = BayesianModule(_Dropping(functional=functional), dist.Normal(0.0, 1.0))
+def _dropping(kind: str = "layer") -> tuple[Any, nn.Module]:
+    network = BayesianModule(_Dropping(kind), dist.Normal(0.0, 1.0))
 
     def dropping(x: Tensor, y: Any = None) -> None:
         f = network(x)
@@ -277,17 +283,30 @@ def _dropping(functional: bool = False) -> tuple[Any, nn.Module]:
     return dropping, network
 
 
-def test_noise_of_a_dropout_that_predictions_do_not_have() -> None:
-    dropping, network = _dropping()
-    with pytest.warns(UserWarning, match=r"module.drop of BayesianModule\): the steps draw"):
+@pytest.mark.parametrize(
+    ("kind", "match"),
+    [
+        ("layer", r"module.drop of BayesianModule\): the steps draw"),
+        ("alpha", r"module.drop of BayesianModule\): the steps draw"),
+        ("own mode", r"F.dropout\): the steps draw"),
+        ("rrelu", r"F.rrelu\): the steps draw"),
+    ],
+)
+def test_noise_of_a_dropout_that_predictions_do_not_have(kind: str, match: str) -> None:
+    dropping, network = _dropping(kind)
+    with pytest.warns(UserWarning, match=match):
         first_look(dropping, (X, Y), {})
     assert network.training
-    functional, _ = _dropping(functional=True)
-    first_look(functional, (X, Y), {})
     for part in network.modules():
-        if isinstance(part, nn.Dropout):
-            part.eval()
+        if isinstance(part, (_Dropping, nn.modules.dropout._DropoutNd)):
+            part.training = False
     first_look(dropping, (X, Y), {})
+
+
+@pytest.mark.parametrize("kind", ["always", "no rate"])
+def test_noise_that_stays_and_layers_that_are_not_called_are_not_told(kind: str) -> None:
+    """The network has a layer of dropout, which it does not call."""
+    first_look(_dropping(kind)[0], (X, Y), {})
 
 
 def test_noise_of_a_dropout_is_told_by_fit() -> None:
