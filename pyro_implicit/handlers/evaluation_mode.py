@@ -80,6 +80,7 @@ def was_training(module: Any) -> bool:
     Tells whether a module was in training mode when the context began that this thread is in.
 
     :param module: a module, or anything else.
+    :returns: False, too, outside of a context.
     """
     return any(one is module for one in getattr(_state, "switched", ()))
 
@@ -89,6 +90,7 @@ def is_random_function(module: Any) -> bool:
     Tells layers that call one of torch's random functions and do nothing else.
 
     :param module: a module, or anything else.
+    :returns: True for a dropout of any kind, and for a random leaky rectifier.
     """
     return isinstance(module, (nn.RReLU, _DropoutNd))
 

@@ -25,12 +25,14 @@ def held_at_rows(
     row of the arguments as these are. Any other stays as it is.
 
     :param site: the sample site.
-    :param torch.Tensor value: where it is held.
+    :param torch.Tensor value: where it is held, of the shape of the site or one that broadcasts to
+        it, on the rows of its plates, all rows of the arguments or those shown.
     :param ShownRows shown: the rows that plates show.
     :param int start: the first row of the arguments, if they are cut.
     :param int total: how many these are in all; 0 if they are not cut.
-    :returns: the value at these rows, and whether its own order cannot be told: where a plate shows
-        all of its rows in another one, values may be in that of its numbers or of the arguments.
+    :returns: the value at these rows, of the same shape but for them, and whether its own order
+        cannot be told: where a plate shows all of its rows in another one, values may be in that of
+        its numbers or of the arguments.
     """
     unclear = False
     for frame in site["cond_indep_stack"]:

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,7 +50,7 @@ from pyro_implicit.inference.from_prior import came_from_prior
 from pyro_implicit.inference.numbered import numbered_if_called
 from pyro_implicit.inference.outside_support import drawn_outside, is_outside
 
-__all__ = ["log_predictive_density", "mean_densities"]
+__all__ = ["DataOfPlates", "Noted", "log_predictive_density", "mean_densities"]
 
 
 def log_predictive_density(
@@ -119,7 +119,7 @@ def log_predictive_density(
     num_samples = check_count("num_samples", num_samples)
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
     number_of_rows(args, kwargs)  # which are some
-    noted = _Noted()
+    noted = Noted()
     densities = mean_densities(model, guide, args, kwargs, num_samples, seed, noted)
     noted.forgotten -= observed_when_built(guide)
     for text in [*noted.warnings(), *watched.warnings()]:
@@ -127,8 +127,22 @@ def log_predictive_density(
     return densities
 
 
+class DataOfPlates(NamedTuple):
+    """
+    Data that are in the same plates.
+
+    :param key: names of the plates, with a counter of those that are gone through one by one.
+    :param dict dims: the negative dimension of each of the others.
+    :param shape: of the data.
+    """
+
+    key: tuple[tuple[str, int | None], ...]
+    dims: dict[str, int]
+    shape: torch.Size
+
+
 @dataclass
-class _Noted:
+class Noted:
     """
     What runs of the model show, beside densities.
 
@@ -136,12 +150,16 @@ class _Noted:
     :param dict outside: the supports of those that it draws outside of the prior's.
     :param set factors: names of densities of rows that are no sites of data.
     :param held: what is to be told of what ``poutine.condition`` holds, once a run was made.
+    :param data: what the densities are of, in their order, with those that are masked.
+    :param kept: which of these are not masked.
     """
 
     forgotten: set[str] = field(default_factory=set)
     outside: dict[str, Any] = field(default_factory=dict)
     factors: set[str] = field(default_factory=set)
     held: list[str] | None = None
+    data: list[DataOfPlates] = field(default_factory=list)
+    kept: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
 
     def warnings(self) -> list[str]:
         """What is wrong with the densities."""
@@ -161,7 +179,7 @@ def mean_densities(
     kwargs: dict[str, Any],
     num_samples: int,
     seed: int,
-    noted: _Noted | None = None,
+    noted: Noted | None = None,
 ) -> Tensor:
     """
     :func:`log_predictive_density` without its checks and warnings.
@@ -178,7 +196,7 @@ def mean_densities(
     """
     total: Any = None
     kept: Any = None
-    noted = noted or _Noted()
+    noted = noted or Noted()
     with evaluation_mode():  # around all draws: what is told of it is told once
         for index in range(num_samples):
             with RandomStream(mixed_seed(seed, index)), explained_errors(args, kwargs, guide):
@@ -189,6 +207,7 @@ def mean_densities(
                 total, kept = torch.logaddexp(total, one), kept | counted  # masks may follow draws
     if not bool(kept.any()):
         raise SiteError("all observations are masked, so that there is nothing to score.")
+    noted.kept = kept
     densities: Tensor = (total - math.log(num_samples))[kept]
     return densities
 
@@ -201,10 +220,11 @@ class _Densities:
     :param noted: gets what is to be told of the run.
     """
 
-    def __init__(self, latents: dict[str, Tensor], noted: _Noted) -> None:
+    def __init__(self, latents: dict[str, Tensor], noted: Noted) -> None:
         self.latents, self.noted = latents, noted
         #: of each site with data its name, its plates, its densities, and whether each counts
         self.parts: list[tuple[str, Any, Tensor, Tensor]] = []
+        self.dims: dict[str, int] = {}
 
     def clear(self) -> None:
         """Forgets the densities that were met so far."""
@@ -222,6 +242,10 @@ class _Densities:
             if name not in parameters:
                 data[key] = data[key] + value if key in data else value
                 kept[key] = kept[key] | told if key in kept else told
+        self.noted.data = [
+            DataOfPlates(key, {n: self.dims[n] for n, one in key if one is None}, value.shape)
+            for key, value in data.items()
+        ]
         return list(data.values()), list(kept.values())
 
     def visit(self, site: Any) -> None:
@@ -233,6 +257,7 @@ class _Densities:
         frames = sorted(
             (f.name, None if f.vectorized else f.counter) for f in site["cond_indep_stack"]
         )
+        self.dims.update({f.name: f.dim for f in site["cond_indep_stack"] if f.vectorized})
         value = pointwise_log_prob(site)
         refuse_missing_data(site, value)
         value = value.to(torch.promote_types(value.dtype, torch.float32))
@@ -270,7 +295,7 @@ def _log_densities(
     guide: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    noted: _Noted,
+    noted: Noted,
 ) -> tuple[Tensor, Tensor]:
     """The log-densities of all data under one draw, and whether each is not masked."""
     latents = {name: site["value"] for name, site in latent_sites(guide, args, kwargs).items()}

@@ -198,3 +198,107 @@ def test_of_many_sites_a_few_are_printed() -> None:
     assert "y_1 " in text and "y_2 " not in text
     assert "; 10 more sites: report['y_11'] has the scores of one, to_dict() all" in text
     assert "y_3" in str(evaluate(chains, at("loc", 0.3), y[:, :4], num_samples=2, seed=0))
+
+
+def _of_rows_and_groups(x: Tensor, y: Any = None) -> None:
+    """Rows come before groups, whose choices change nothing."""
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("y", dist.Normal(x, 1.0), obs=y)
+    with pyro.plate("groups", 3):
+        z = pyro.sample("z", dist.Bernoulli(0.5))
+        pyro.sample("s", dist.Normal(w + 0 * z, 1.0), obs=torch.tensor([0.0, 10.0, 20.0]))
+
+
+def _of_several_to_a_row(x: Tensor, y: Any = None) -> None:
+    pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("y", dist.Normal(x, 1.0), obs=y)
+        with pyro.plate("times", 5, dim=-2):
+            z = pyro.sample("z", dist.Bernoulli(0.5))
+            pyro.sample("v", dist.Normal(x + 0 * z, 1.0), obs=x.square().expand(5, -1))
+
+
+def _masked(x: Tensor, y: Any = None) -> None:
+    pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("groups", 2):
+        pyro.sample("s", dist.Normal(0.0, 1.0), obs=torch.tensor([0.0, 10.0]))
+    with pyro.plate("rows", len(x)):
+        with pyro.poutine.mask(mask=x > -0.5):
+            z = pyro.sample("z", dist.Bernoulli(0.5))
+            pyro.sample("y", dist.Normal(x + 0 * z, 1.0), obs=y)
+        with pyro.poutine.mask(mask=x < 1.5):
+            pyro.sample("v", dist.Normal(0.0, 1.0), obs=x)
+
+
+@pytest.mark.parametrize("model", [_of_rows_and_groups, _of_several_to_a_row, _masked])
+def test_densities_stay_with_their_rows(model: Any) -> None:
+    """Choices that change nothing, drawn and summed out: the same densities of the same rows."""
+    x = torch.linspace(-1.0, 2.0, 6)
+    y = torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0, 50.0])
+    with pytest.warns(UserWarning, match=r"does not draw \['z'\]"):
+        drawn = evaluate(model, at("w", 0.0), x, y, num_samples=2, seed=0)
+    summed = evaluate(config_enumerate(model), at("w", 0.0), x, y, num_samples=2, seed=0)
+    assert any("summed out" in note for note in summed.notes)
+    assert summed.log_density == pytest.approx(drawn.log_density)
+    for name in ("row", "fingerprint"):
+        assert torch.equal(drawn.rows[name], summed.rows[name]), name
+    found, expected = (one.rows["log_density"].double() for one in (summed, drawn))
+    torch.testing.assert_close(found, expected)
+
+
+def test_sequences_that_a_sum_joins_are_the_rows_that_they_were() -> None:
+    """Each is one datum, of the sites of all its times; what has other plates stays by itself."""
+
+    def model(x: Tensor) -> None:
+        pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("sensors", 2):
+            pyro.sample("s", dist.Normal(0.0, 1.0), obs=torch.tensor([0.0, 3.0]))
+        with pyro.plate("rows", len(x)):
+            z: Any = torch.tensor(0.0)
+            for t in pyro.markov(range(2)):
+                z = pyro.sample(f"z_{t}", dist.Bernoulli(0.2 + 0.6 * z))
+                pyro.sample(f"y_{t}", dist.Normal(3.0 * z, 1.0), obs=x[:, t])
+
+    x = torch.tensor([[0.0, 0.0], [3.0, 3.0], [0.0, 30.0]])
+    found = evaluate(config_enumerate(model), at("w", 0.0), x, num_samples=1)
+    ways = torch.stack(
+        [
+            dist.Bernoulli(0.2).log_prob(a)
+            + dist.Bernoulli(0.2 + 0.6 * a).log_prob(b)
+            + dist.Normal(3.0 * torch.stack([a, b]), 1.0).log_prob(x).sum(-1)
+            for a in torch.tensor([0.0, 1.0])
+            for b in torch.tensor([0.0, 1.0])
+        ]
+    ).logsumexp(0)
+    order = found.rows["row"]
+    assert (order < 0).tolist() == [True, True, False, False, False]
+    assert order[2:].tolist() == [0, 1, 2]
+    torch.testing.assert_close(found.rows["log_density"][2:].float(), ways)
+    expected = dist.Normal(0.0, 1.0).log_prob(torch.tensor([0.0, 3.0]))
+    torch.testing.assert_close(found.rows["log_density"][:2].float(), expected)
+
+
+def test_standard_errors_are_those_of_rows_whether_choices_are_summed_out_or_drawn() -> None:
+    """Of twenty data of a row that are alike, and a guide's advantage in them."""
+    offset = 2.0 * torch.randn(40, generator=torch.Generator().manual_seed(0))
+
+    def model(x: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(0.0, 1.0), obs=x)
+            with pyro.plate("times", 20, dim=-2):
+                z = pyro.sample("z", dist.Bernoulli(0.5))
+                pyro.sample("v", dist.Normal(w + 0 * z, 1.0), obs=x.expand(20, -1))
+
+    def scores(program: Any) -> Any:
+        return [evaluate(program, at("w", w), offset, num_samples=1) for w in (0.0, 0.5)]
+
+    with pytest.warns(UserWarning, match=r"does not draw \['z'\]"):
+        drawn = scores(model)
+    summed = scores(config_enumerate(model))
+    for found, expected in zip(summed, drawn, strict=True):
+        assert found.log_density == pytest.approx(expected.log_density, rel=1e-5)
+    found, expected = summed[0].difference(summed[1]), drawn[0].difference(drawn[1])
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert summed[0].difference(drawn[0])[0] == pytest.approx(0.0, abs=1e-5)

@@ -79,6 +79,8 @@ class EvaluationJob(PredictiveJob):
         self.joint: dict[Any, SiteData] = {}
         self.notes: dict[str, None] = {}
         self.from_prior: set[str] = set()
+        #: names of the plates that have the rows
+        self.row_plates: set[str] = set()
         #: names of latents that are to be summed out; their runs here are at draws of them
         self.summed_out: set[str] = set()
 
@@ -253,6 +255,7 @@ class EvaluationJob(PredictiveJob):
         for name, one in seen.items():
             site, tally = self.sites[name], tallies[name]
             part = {"log_density": alone[name].log_density()} | _places(one)
+            self.row_plates |= {one.row_plate} - {None}  # type: ignore[arg-type]
             if tally is not None:
                 part |= tally.scores(one)
             if isinstance(tally, ClassTally):

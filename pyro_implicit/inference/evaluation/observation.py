@@ -109,6 +109,9 @@ class Observation:
         names = ((f.name, None if f.vectorized else f.counter) for f in frames)
         undeclared = self.row_dim if self.plates and self.has_undeclared_rows else None
         self.key = (*sorted(names), self.has_undeclared_rows, undeclared)
+        #: the plate of the rows, if they are in one
+        found = (f.name for f in frames if f.vectorized and f.dim == self.row_dim)
+        self.row_plate: str | None = next(found, None)
 
     @property
     def has_undeclared_rows(self) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from pyro_implicit._few import few_of
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.inference.evaluation.evaluation_job import EvaluationJob
-from pyro_implicit.inference.log_predictive_density import mean_densities
+from pyro_implicit.inference.log_predictive_density import DataOfPlates, Noted, mean_densities
 
 __all__ = ["with_exact_densities"]
 
@@ -31,8 +31,9 @@ def with_exact_densities(
     :returns: of all data what each has.
     """
     listed = few_of([repr(name) for name in sorted(job.summed_out)])
+    noted = Noted()
     try:
-        exact = mean_densities(job.model, guide, job.args, job.kwargs, job.num_samples, seed)
+        exact = mean_densities(job.model, guide, job.args, job.kwargs, job.num_samples, seed, noted)
     except SiteError as error:
         job.notes[
             f"discrete latents {listed} were drawn given the others, not summed out: log densities "
@@ -49,15 +50,49 @@ def with_exact_densities(
         return [{**rows[0], "log_density": exact}]
     for site in job.sites.values():
         site.has_density = False
-    return [_of_joined(rows, exact)]
+    return _by_plates(job, rows, exact, noted)
 
 
-def _of_joined(rows: list[dict[str, Tensor]], exact: Tensor) -> dict[str, Tensor]:
-    """Each datum is a row, by whose observations it is known."""
-    row, printed = (torch.cat([one[name] for one in rows]) for name in ("row", "fingerprint"))
-    numbers, place = row.unique(return_inverse=True)
-    prints = printed.new_zeros(len(numbers)).index_add_(0, place, printed)
-    if len(numbers) != len(exact):
-        numbers = torch.arange(len(exact), device=exact.device)
-        prints = prints.sum().expand(len(exact))
-    return {"log_density": exact, "row": numbers, "fingerprint": prints}
+def _by_plates(
+    job: EvaluationJob, rows: list[dict[str, Tensor]], exact: Tensor, noted: Noted
+) -> list[dict[str, Tensor]]:
+    """Of the data in the same plates what each has: those that no sum joins are what they were."""
+    known = {key[:-2]: one for key, one in zip(job.joint, rows, strict=True) if not key[-2]}
+    sizes = [data.shape.numel() for data in noted.data]
+    parts = list(zip(noted.data, noted.kept.split(sizes), strict=True))
+    alike = {
+        data.key
+        for data, kept in parts
+        if data.key in known and len(known[data.key]["row"]) == int(kept.sum())
+    }
+    rest = [one for key, one in zip(job.joint, rows, strict=True) if key[:-2] not in alike]
+    found, first = [], -1 - sum(len(one["row"]) for one in rows)
+    densities = exact.split([int(kept.sum()) for _, kept in parts])
+    for (data, kept), density in zip(parts, densities, strict=True):
+        places = known[data.key] if data.key in alike else _joined(job, rest, data, kept, first)
+        first -= len(density)
+        found.append({**places, "log_density": density})
+    return found
+
+
+def _joined(
+    job: EvaluationJob,
+    rest: list[dict[str, Tensor]],
+    data: DataOfPlates,
+    kept: Tensor,
+    first: int,
+) -> dict[str, Tensor]:
+    """The rows of data that a sum joins, known by their observations; each its own without rows."""
+    where = rest or [
+        {"row": kept.nonzero()[:0, 0], "fingerprint": torch.zeros(0, dtype=torch.long)}
+    ]
+    row, printed = (torch.cat([one[name] for one in where]) for name in ("row", "fingerprint"))
+    dim = next((data.dims[name] for name in sorted(job.row_plates & data.dims.keys())), None)
+    if dim is None:
+        numbers = first - torch.arange(int(kept.sum()), device=row.device)
+        return {"row": numbers, "fingerprint": printed.sum().expand(len(numbers))}
+    count = data.shape[dim]
+    prints = printed.new_zeros(count).index_add_(0, row.clamp(min=0), printed * (row >= 0))
+    numbers = torch.arange(count, device=row.device).reshape(-1, *[1] * (-1 - dim))
+    numbers = numbers.expand(data.shape).flatten()[kept]
+    return {"row": numbers, "fingerprint": prints[numbers]}
