@@ -29,6 +29,7 @@ from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.choice_for_all import choices_of_groups
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import explained_errors
+from pyro_implicit.handlers.held_sites import refuse_condition_around
 from pyro_implicit.handlers.pointwise import told_of_factors, told_of_factors_alone
 
 __all__ = ["to_arviz"]
@@ -129,9 +130,10 @@ def to_arviz(
         ``sample_stats``, a guide without a density); for guides
         in a list that draw different sites.
     :raises StateError: for a guide that is not built yet.
-    :raises SiteError: for a log-likelihood that depends on a site outside of the guide, or a prior
-        that was asked for and cannot be drawn (or has a draw that the model refuses); if a plate
-        draws some of its rows at random.
+    :raises SiteError: within ``with poutine.condition(...):``, which would hold the guide's draws
+        too; for a log-likelihood that depends on a site outside of the guide, or a prior that was
+        asked for and cannot be drawn (or has a draw that the model refuses); if a plate draws some
+        of its rows at random.
     :raises ShapeError: if a latent has a value for each row, or is held at one, and nobody has
         said which of them these are; if there are no rows.
     :warns UserWarning: if a draw of the prior is refused by the model, so that the groups of the
@@ -143,6 +145,7 @@ def to_arviz(
     """
     num_samples = check_count("num_samples", num_samples)
     check_model(model)
+    refuse_condition_around("to_arviz")
     check_order(model, "to_arviz(model, guide, ...)", guide)
     check_misspelt(to_arviz, model, kwargs)
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from pyro.poutine import Trace
 from pyro.poutine.condition_messenger import ConditionMessenger
+from pyro.poutine.do_messenger import DoMessenger
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.util import site_is_subsample
 
 from pyro_implicit._few import few_of
+from pyro_implicit.exceptions import SiteError
 from pyro_implicit.handlers.choice_for_all import plates_of
 from pyro_implicit.handlers.held_rows import held_at_rows, in_another_order
 from pyro_implicit.handlers.latent_rows import ShownRows
@@ -22,6 +24,7 @@ __all__ = [
     "HeldSites",
     "data_among_held",
     "is_held",
+    "refuse_condition_around",
     "told_of_data_among_held",
     "told_of_overruled",
 ]
@@ -128,6 +131,29 @@ def _values_held(name: str) -> list[Any]:
 
 def _value_of(data: Any, name: str) -> Any:
     return data.nodes[name].get("value") if isinstance(data, Trace) else data[name]
+
+
+def refuse_condition_around(call: str) -> None:
+    """
+    Refuses a call within ``with poutine.condition(data=...):``, or ``poutine.do``.
+
+    These would hold what the guide draws as well, or set what it has drawn for the model.
+
+    :param str call: the name of the function that was called.
+    :raises SiteError: naming the sites that are held.
+    """
+    around = [one for one in _PYRO_STACK if isinstance(one, (ConditionMessenger, DoMessenger))]
+    if not around:
+        return
+    names = [
+        n for one in around for n in (one.data.nodes if isinstance(one.data, Trace) else one.data)
+    ]
+    how = "do" if isinstance(around[-1], DoMessenger) else "condition"
+    raise SiteError(
+        f"{call} was called within `with poutine.{how}(data=...):`, which holds {names} in the "
+        f"guide too. Hold them in the model alone: {call}(poutine.{how}(model, data=...), "
+        "guide, ...)."
+    )
 
 
 def told_of_overruled(names: Iterable[str]) -> str:

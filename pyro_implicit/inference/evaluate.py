@@ -22,6 +22,7 @@ from pyro_implicit.guides.order import check_order
 from pyro_implicit.guides.seen_observations import warn_of_seen_observations
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import explained_errors
+from pyro_implicit.handlers.held_sites import refuse_condition_around
 from pyro_implicit.handlers.own_subsample import sizes_of_arguments
 from pyro_implicit.handlers.rows import NotSliceable, number_of_rows
 from pyro_implicit.inference.evaluation.draw_chunks import DrawChunks
@@ -100,9 +101,10 @@ def evaluate(
         numbers, so fill masked ones with any.
     :raises ShapeError: if a latent has a value for each row, or is held at one, and nobody has
         said which of them these are; if observations do not fit their distribution.
-    :raises SiteError: if nothing is observed, or only by ``pyro.factor``, or all is masked; if a
-        distribution does not tell its support; if the guide draws none of the model's
-        latents; if a plate draws some of its rows at random.
+    :raises SiteError: within ``with poutine.condition(...):``, which would hold the guide's draws
+        too; if nothing is observed, or only by ``pyro.factor``, or all is masked; if a distribution
+        does not tell its support; if the guide draws none of the model's latents; if a plate draws
+        some of its rows at random.
     :warns UserWarning: if the first argument has lost a dimension since the guide was built;
         if the guide has a latent of each row, and these are other rows; if the model holds
         its observations itself and is given other inputs; if a conditional guide's context
@@ -118,6 +120,7 @@ def evaluate(
         print(evaluate(model, guide, x_test, y_test))
     """
     check_model(model)
+    refuse_condition_around("evaluate")
     check_order(model, "evaluate(model, guide, ...)", guide)
     check_guide(guide)
     check_misspelt(evaluate, model, kwargs)

@@ -27,7 +27,7 @@ from pyro_implicit.handlers.enumeration import (
 )
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import explained_errors
-from pyro_implicit.handlers.held_sites import HeldSites
+from pyro_implicit.handlers.held_sites import HeldSites, refuse_condition_around
 from pyro_implicit.handlers.missing_data import refuse_missing_data
 from pyro_implicit.handlers.observed_in_sum import counted_in_sum, data_in_sum, refuse_undrawn
 from pyro_implicit.handlers.own_subsample import OwnSubsample, sizes_of_arguments
@@ -94,10 +94,11 @@ def log_predictive_density(
         so fill masked ones with any.
     :raises ShapeError: if a latent has a value for each row, or is held at one, and nobody has
         said which of them these are.
-    :raises SiteError: if the model observes nothing with these arguments, or all is masked; if it
-        draws some rows of a plate at random; if the prior of a latent of the guide and data are
-        within one sum over a discrete latent; if such a sum has a latent that the guide does not
-        draw, or depends on values that ``obs_mask`` hides.
+    :raises SiteError: within ``with poutine.condition(...):``, which would hold the guide's draws
+        too; if the model observes nothing with these arguments, or all is masked; if it draws some
+        rows of a plate at random; if the prior of a latent of the guide and data are within one sum
+        over a discrete latent; if such a sum has a latent that the guide does not draw, or depends
+        on values that ``obs_mask`` hides.
     :warns UserWarning: if the first argument has lost a dimension since the guide was built;
         if the guide has a latent of each row, and these are other rows; if the model holds
         its observations itself and is given other inputs; if a conditional guide's context
@@ -108,6 +109,7 @@ def log_predictive_density(
         data.
     """
     check_model(model)
+    refuse_condition_around("log_predictive_density")
     check_order(model, "log_predictive_density(model, guide, ...)", guide)
     check_guide(guide)
     check_misspelt(log_predictive_density, model, kwargs)

@@ -27,6 +27,7 @@ from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import entries_not_finite, explained_errors
+from pyro_implicit.handlers.held_sites import refuse_condition_around
 from pyro_implicit.handlers.own_subsample import sizes_of_arguments
 from pyro_implicit.handlers.pointwise import told_of_factors_alone
 from pyro_implicit.handlers.rows import NotSliceable, number_of_rows
@@ -133,11 +134,11 @@ def predict(
     :raises OutOfMemoryError: if rows that belong together will not fit into memory at once.
     :raises ShapeError: if a latent has a value for each row, or is held at one, and nobody has
         said which of them these are; if there are no rows.
-    :raises SiteError: if a site asked for is not in the model, or none of the guide's latents is;
-        if a plate draws some of its rows at random; if with ``parallel`` what a draw predicts
-        depends on the others, or on their number, as far as a few of them show (those with extremes
-        of the latents among them), or if the model asks for the value of what depends on them, as a
-        branch does.
+    :raises SiteError: within ``with poutine.condition(...):``, which would hold the guide's draws
+        too; if a site asked for is not in the model, or none of the guide's latents is; if a plate
+        draws some of its rows at random; if with ``parallel`` what a draw predicts depends on the
+        others, or on their number, as far as a few of them show (those with extremes of the latents
+        among them), or if the model asks for the value of what depends on them, as a branch does.
     :warns UserWarning: if the first argument has lost a dimension since the guide was built;
         if another fit has moved parameters or running statistics of the model, or Pyro's store has
         given the guide those of another one, since its own ended;
@@ -150,6 +151,7 @@ def predict(
         ``batch_size`` is given and no argument is a tensor.
     """
     check_model(model)
+    refuse_condition_around("predict")
     check_order(model, "predict(model, guide, ...)", guide)
     check_guide(guide)
     check_misspelt(predict, model, kwargs)

@@ -24,7 +24,7 @@ from pyro_implicit import (
     predict,
     to_arviz,
 )
-from pyro_implicit.exceptions import ShapeError
+from pyro_implicit.exceptions import ShapeError, SiteError
 
 N = 40  # more than the rows of a first look
 X = torch.linspace(-1.0, 1.0, N)
@@ -509,3 +509,15 @@ def test_outcomes_and_steps_of_a_series_are_no_parameters(case: str, use: Any) -
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         use(held, guide, X, num_samples=2)
+
+
+@pytest.mark.parametrize("use", [predict, evaluate, log_predictive_density, to_arviz])
+@pytest.mark.parametrize("how", [poutine.condition, poutine.do])
+def test_what_is_held_around_a_call_is_refused(how: Any, use: Any) -> None:
+    """The guide would be held too: w at 5 in the context was at 1 with condition(model)."""
+    guide = _guide(line, X, X)
+    match = (
+        rf"{use.__name__} was called within `with poutine.{how.__name__}\(data=...\):`, .*'slope'"
+    )
+    with how(data={"slope": torch.tensor(5.0)}), pytest.raises(SiteError, match=match):
+        use(line, guide, X, X, num_samples=2)
