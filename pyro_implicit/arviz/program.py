@@ -14,7 +14,7 @@ from pyro_implicit.arviz.row_cuts import is_local, on_all_rows, refuse_coupled, 
 from pyro_implicit.arviz.rows import Batch, RowBatches
 from pyro_implicit.arviz.site import Site, Slot
 from pyro_implicit.exceptions import ArgumentError, SiteError
-from pyro_implicit.handlers.choice_for_all import is_choice_for_all, plates_of
+from pyro_implicit.handlers.choice_for_all import is_choice_for_all, plates_of, plates_of_size
 from pyro_implicit.handlers.enumeration import is_to_be_enumerated
 from pyro_implicit.handlers.held_sites import HeldSites
 from pyro_implicit.handlers.latent_rows import Cuts, at_rows
@@ -37,6 +37,7 @@ from pyro_implicit.handlers.row_coupling import (
     numbers_of_a_row,
     rows_to_look_at,
 )
+from pyro_implicit.handlers.rows import number_of_rows
 from pyro_implicit.handlers.upstream import upstream_sites
 from pyro_implicit.inference.numbered import numbered_if_drawn
 from pyro_implicit.inference.posterior_draws import draws_of
@@ -82,6 +83,8 @@ class Program:
         #: the others, with their plates, and the plates of each site of data
         self.choices: dict[str, frozenset[str]] = {}
         self.predicted: set[frozenset[str]] = set()
+        #: plates of data that may have the rows of the arguments
+        self.row_plates: set[str] = set()
         #: sites that poutine.condition holds, which are no data, and what is to be told of it
         self.held: set[str] = set()
         self.told_of_held: list[str] = []
@@ -259,6 +262,8 @@ class Program:
                     self.choices[described.name] = plates_of(site)
                 elif described.kind in ("observed", "free"):
                     self.predicted.add(plates_of(site))
+                    rows = number_of_rows(batch.args, batch.kwargs)
+                    self.row_plates |= plates_of_size(site, rows) if rows else set()
                 if described.kind == "observed":
                     observed.append(site["value"])
                     functions[f"{described.name}, as observed"] = Observed(site["value"])

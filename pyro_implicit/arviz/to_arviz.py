@@ -176,7 +176,8 @@ def to_arviz(
     if groups is None and programs[0].factors and not programs[0].of_kind("observed"):
         told.append(told_of_factors_alone(programs[0].factors))
     if "posterior_predictive" in arrays:
-        told.append(choices_of_groups(programs[0].choices, programs[0].predicted))
+        first = programs[0]
+        told.append(choices_of_groups(first.choices, first.predicted, first.row_plates))
     told += [text for one in programs for text in one.told_of_held]
     told += [text for one in watched for text in one.warnings()]
     for text in dict.fromkeys(filter(None, told)):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from pyro_implicit.exceptions import SiteError
 
-__all__ = ["choice_for_all", "choices_of_groups", "is_choice_for_all", "plates_of"]
+__all__ = [
+    "choice_for_all",
+    "choices_of_groups",
+    "is_choice_for_all",
+    "plates_of",
+    "plates_of_size",
+]
 
 
 def plates_of(site: Any) -> frozenset[str]:
@@ -20,22 +26,42 @@ def plates_of(site: Any) -> frozenset[str]:
     return frozenset(frame.name for frame in site["cond_indep_stack"])
 
 
-def choices_of_groups(choices: Mapping[str, frozenset[str]], data: Iterable[frozenset[str]]) -> str:
+def plates_of_size(site: Any, size: int) -> frozenset[str]:
     """
-    Says of discrete latents of groups that the data are told by an index that they are drawn anew.
+    The plates of a site that have as many rows as the arguments have, and so may be theirs.
 
-    Those in the plates of the data are latents of rows, and of new rows nothing is known.
+    :param site: a sample site.
+    :param int size: the number of rows.
+    :returns: their names.
+    """
+    frames = (frame for frame in site["cond_indep_stack"] if frame.vectorized)
+    return frozenset(frame.name for frame in frames if frame.size == size)
+
+
+def choices_of_groups(
+    choices: Mapping[str, frozenset[str]],
+    data: Iterable[frozenset[str]],
+    rows: Collection[str] = (),
+) -> str:
+    """
+    Says of discrete latents of groups, not of rows, that they are drawn anew.
+
+    Groups are those that the data are told by an index, and those in a plate around that of the
+    rows. Of latents in the plates of the data nothing is known where the rows are new.
 
     :param choices: names of the latents to be enumerated, with their plates.
     :param data: plates of each site to be predicted.
+    :param rows: plates that may have the rows of the arguments; none if nobody knows.
     :returns: a text for a warning; empty without one.
     """
     seen = list(data)
-    names = sorted(
-        name
-        for name, plates in choices.items()
-        if plates and seen and not any(plates <= one for one in seen)
-    )
+
+    def is_of_groups(plates: frozenset[str]) -> bool:
+        around = [one for one in seen if plates <= one]
+        nested = bool(rows) and not plates & set(rows) and plates not in around
+        return bool(plates and seen) and (not around or nested)
+
+    names = sorted(name for name, plates in choices.items() if is_of_groups(plates))
     if not names:
         return ""
     return (

@@ -162,6 +162,8 @@ def take_rows(
         cut: dist.TorchDistribution = base.to_event(count)
         return cut
     shape = list(fn.batch_shape)
+    if -dim > len(shape):
+        raise NotSliceable(type(fn).__name__)
     shape[dim] = stop - start
     make: Any = type(fn)
     try:

@@ -12,7 +12,12 @@ from pyro.poutine.util import site_is_factor, site_is_subsample
 from torch import Tensor
 
 from pyro_implicit._random import mixed_seed, seed_torch
-from pyro_implicit.handlers.choice_for_all import choice_for_all, is_choice_for_all, plates_of
+from pyro_implicit.handlers.choice_for_all import (
+    choice_for_all,
+    is_choice_for_all,
+    plates_of,
+    plates_of_size,
+)
 from pyro_implicit.handlers.held_rows import held_at_rows
 from pyro_implicit.handlers.held_sites import is_held
 from pyro_implicit.handlers.latent_rows import ShownRows, other_rows
@@ -118,6 +123,7 @@ class PredictiveRun(Messenger):
             self.plan.choices[msg["name"]] = plates
             return
         self.plan.predicted.add(plates)
+        self.plan.row_plates |= plates_of_size(msg, self.here) if self.plan.rows else set()
         if not msg["infer"].get("enumerate"):
             self.plan.free[msg["name"]] = msg["is_observed"]
 

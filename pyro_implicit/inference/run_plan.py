@@ -44,6 +44,7 @@ class RunPlan:
     :param processes: names of the sites that were drawn from a process, and not given its data.
     :param dict choices: discrete latents to be enumerated, with their plates.
     :param set predicted: the plates of each of the other sites that the model draws.
+    :param set row_plates: names of plates of these that may have the rows of the arguments.
     :param set factors: names of ``pyro.factor`` sites.
     :param HeldInRuns held: what ``poutine.condition`` holds.
     :param str uncut: what a model said of some of its rows alone, if it was to be cut.
@@ -65,6 +66,7 @@ class RunPlan:
     outside: dict[str, Any] = field(default_factory=dict)
     choices: dict[str, frozenset[str]] = field(default_factory=dict)
     predicted: set[frozenset[str]] = field(default_factory=set)
+    row_plates: set[str] = field(default_factory=set)
     factors: set[str] = field(default_factory=set)
     held: HeldInRuns = field(default_factory=HeldInRuns)
     uncut: str | None = None
@@ -75,10 +77,13 @@ class RunPlan:
             self.drawn_processes(),
             drawn_outside(self.outside),
             self._told_uncut(),
-            choices_of_groups(self.choices, self.predicted) if self.sites is None else "",
+            "" if self.sites is not None else self._told_of_choices(),
             *self.held.warnings(),
         )
         return [text for text in told if text]
+
+    def _told_of_choices(self) -> str:
+        return choices_of_groups(self.choices, self.predicted, self.row_plates)
 
     def _told_uncut(self) -> str | None:
         if self.uncut is None:

@@ -62,3 +62,35 @@ def test_choices_of_rows_are_not() -> None:
         warnings.simplefilter("error")
         predict(model, guide, X, num_samples=5)
         to_arviz(model, guide, X, X, num_samples=5)
+
+
+@config_enumerate
+def rows_in_groups(x: Tensor, y: Any = None) -> None:
+    means = pyro.sample("means", dist.Normal(torch.tensor([0.0, 9.0]), 1e-3).to_event(1))
+    with pyro.plate("groups", 4, dim=-1):
+        choice = pyro.sample("choice", dist.Bernoulli(0.5))
+        with pyro.plate("rows", len(x), dim=-2):
+            pyro.sample("y", dist.Normal(Vindex(means)[..., choice.long()], 0.1), obs=y)
+
+
+@config_enumerate
+def groups_of_times(x: Tensor, y: Any = None) -> None:
+    means = pyro.sample("means", dist.Normal(torch.tensor([0.0, 9.0]), 1e-3).to_event(1))
+    with pyro.plate("groups", len(x), dim=-2):
+        choice = pyro.sample("choice", dist.Bernoulli(0.5))
+        with pyro.plate("times", 4, dim=-1):
+            pyro.sample("y", dist.Normal(Vindex(means)[..., choice.long()], 0.1), obs=y)
+
+
+def test_choices_of_groups_around_the_rows_are_told() -> None:
+    """Predictions are of new rows of these groups; where the groups are the rows, of new ones."""
+    x = torch.zeros(N, 4)
+    guide = _guide(rows_in_groups, x, x)
+    for use, args in ((predict, (x,)), (to_arviz, (x, x))):
+        with pytest.warns(UserWarning, match=r"latents \['choice'\] are those of groups"):
+            use(rows_in_groups, guide, *args, num_samples=3)
+    guide = _guide(groups_of_times, x, x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        predict(groups_of_times, guide, x, num_samples=3)
+        to_arviz(groups_of_times, guide, x, x, num_samples=3)

@@ -142,3 +142,8 @@ def test_rows_of_a_tensor():
 )
 def test_dimensions_that_follow_the_rows(fewer, more, expected):
     assert changed_dims(torch.Size(fewer), more) == expected
+
+
+def test_a_distribution_without_the_dimension_of_the_rows_has_none() -> None:
+    with pytest.raises(NotSliceable):
+        take_rows(dist.Normal(R, 1.0), -2, 0, 3)
