@@ -62,7 +62,8 @@ def explained_errors(
     :param kwargs: its keyword arguments.
     :param guide: a guide that may know the shapes of arguments that it was built with.
     :raises ArgumentError: if torch refuses to join numbers of different types, for arrays and lists
-        that a model takes for tensors, and for observations that a distribution does not have.
+        that a model takes for tensors, for observations that a distribution does not have, and for
+        a model that writes into tensors whose former values its gradient needs.
     :raises NonFiniteError: if data are not finite, and a distribution's parameters are not valid.
     :raises ShapeError: if a plate has another size than the data, a layer takes another number of
         columns, sizes do not agree and an argument has other ones than the guide was built with, or
@@ -238,6 +239,18 @@ def _truth_values(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError
     )
 
 
+def _written_in_place(error: Exception, _: dict[str, Tensor]) -> ImplicitError | None:
+    """A series that is filled step by step, of which each step needs the one before."""
+    if "gradient computation has been modified by an inplace operation" not in str(error):
+        return None
+    return ArgumentError(
+        "the model writes into a tensor whose former values its gradient needs, as in "
+        "mean[t] = phi * mean[t - 1], and torch says: "
+        f"{_first_line(error)}. Collect the values in a list, values.append(phi * values[-1]), and "
+        "join them: mean = torch.stack(values, -1)."
+    )
+
+
 def _unequal_rows(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
     unequal = len({len(one) for one in tensors.values() if one.dim()}) > 1
     if not (unequal and _ROWS.search(str(error))) or _PLATE.search(str(error)):
@@ -321,6 +334,7 @@ _KINDS: tuple[Callable[[Exception, dict[str, Tensor]], ImplicitError | None], ..
     _types,
     _whole_numbers,
     _truth_values,
+    _written_in_place,
     _unequal_rows,
     _columns,
     _not_finite,

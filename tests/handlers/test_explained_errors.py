@@ -396,3 +396,28 @@ def test_a_model_may_take_a_tuple() -> None:
 
     guide = HyperNetworkGuide(model, init_from=None)
     fit(model, guide, (X, X[:, 0]), num_steps=2, progress=False)
+
+
+@pytest.mark.parametrize("init_from", ["auto", None])
+def test_a_series_that_is_filled_in_place(init_from: Any) -> None:
+    y = torch.linspace(-1.0, 1.0, 6)
+
+    def model(y: Tensor) -> None:
+        phi, mean = pyro.sample("phi", dist.Normal(0.0, 0.5)), torch.zeros(len(y))
+        for t in range(1, len(y)):
+            mean[t] = phi * mean[t - 1] + y[t - 1]
+        with pyro.plate("times", len(y)):
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    with pytest.raises(ArgumentError, match=r"writes into a tensor .* torch.stack\(values, -1\)"):
+        fit(model, HyperNetworkGuide(model, init_from=init_from), y, num_steps=5, progress=False)
+
+    def joined(y: Tensor) -> None:
+        phi, means = pyro.sample("phi", dist.Normal(0.0, 0.5)), [torch.tensor(0.0)]
+        for t in range(1, len(y)):
+            means.append(phi * means[-1] + y[t - 1])
+        mean = torch.stack(means, -1)
+        with pyro.plate("times", len(y)):
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    fit(joined, HyperNetworkGuide(joined, init_from=init_from), y, num_steps=5, progress=False)
