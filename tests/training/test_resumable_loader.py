@@ -102,6 +102,7 @@ def test_the_place_is_that_of_the_batch_last_given():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:os.fork")  # of jax, where another test has imported it
 def test_with_workers():
     """Their seeds come from the same stream."""
     whole = epochs(loader(num_workers=2), 2)
