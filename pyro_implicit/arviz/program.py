@@ -16,7 +16,7 @@ from pyro_implicit.arviz.site import Site, Slot
 from pyro_implicit.exceptions import ArgumentError, SiteError
 from pyro_implicit.handlers.choice_for_all import is_choice_for_all, plates_of, plates_of_size
 from pyro_implicit.handlers.enumeration import is_to_be_enumerated
-from pyro_implicit.handlers.held_sites import HeldSites
+from pyro_implicit.handlers.held_sites import HeldSites, drawn_unheard
 from pyro_implicit.handlers.latent_rows import Cuts, at_rows
 from pyro_implicit.handlers.observed_shape import check_observation
 from pyro_implicit.handlers.own_subsample import OwnSubsample, sizes_of_arguments
@@ -88,6 +88,8 @@ class Program:
         #: sites that poutine.condition holds, which are no data, and what is to be told of it
         self.held: set[str] = set()
         self.told_of_held: list[str] = []
+        #: sites that are drawn before values that are held and depend on them
+        self.unheard: list[str] = []
         self.first_rows = slice(0, batches.batch_size)
         with own_numbers():
             if callable(getattr(guide, "sample", None)) and self._numbered:
@@ -281,14 +283,28 @@ class Program:
         ]
         data = held.data(others)
         self.held = held.sites.keys() - data
-        self.told_of_held = held.warnings(
-            data, lambda: upstream_sites(model, batch.args, batch.kwargs, draw)
-        )
+
+        def parents() -> Any:
+            with self.held_on(batch, draw):
+                return upstream_sites(model, batch.args, batch.kwargs, draw)
+
+        self.told_of_held = held.warnings(data, parents)
+        self.unheard = self._unheard(sites, parents)
         sites = {name: site for name, site in sites.items() if name not in self.held}
         if self._cuts and self.batches.batch_size is not None:
             raise is_local(next(iter(self._cuts)), self.batches.num_rows)
         self.observed = self.observed or observed
         return sites, subsamples, functions
+
+    def _unheard(self, sites: dict[str, Site], parents: Callable[[], Any]) -> list[str]:
+        """Sites that are drawn before values which are held and depend on them."""
+        before: set[str] = set()
+        is_followed = False
+        for name, site in sites.items():
+            is_followed |= bool(before) and name in self.held
+            if site.kind in ("free", "observed") and name not in self.held:
+                before.add(name)
+        return drawn_unheard(before, self.held, parents()) if is_followed else []
 
 
 def _describe(site: Any, draw: dict[str, Tensor]) -> Site:

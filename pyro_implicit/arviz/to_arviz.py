@@ -29,7 +29,7 @@ from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.choice_for_all import choices_of_groups
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import explained_errors
-from pyro_implicit.handlers.held_sites import refuse_condition_around
+from pyro_implicit.handlers.held_sites import refuse_condition_around, told_of_unheard
 from pyro_implicit.handlers.pointwise import told_of_factors, told_of_factors_alone
 
 __all__ = ["to_arviz"]
@@ -141,7 +141,8 @@ def to_arviz(
         observes by ``pyro.factor`` alone; if a guide has a latent of each row, and these are other
         rows; if the model holds its observations itself and is given other inputs than the guide
         was; if the guide draws what ``poutine.condition`` holds, or if all that the model observes
-        is held so and not clearly data.
+        is held so and not clearly data, or if what is held depends on sites that are drawn
+        before it.
     """
     num_samples = check_count("num_samples", num_samples)
     check_model(model)
@@ -177,6 +178,7 @@ def to_arviz(
         told.append(told_of_factors_alone(programs[0].factors))
     if "posterior_predictive" in arrays:
         first = programs[0]
+        told.append(told_of_unheard(first.unheard))
         told.append(choices_of_groups(first.choices, first.predicted, first.row_plates))
     told += [text for one in programs for text in one.told_of_held]
     told += [text for one in watched for text in one.warnings()]

@@ -23,10 +23,12 @@ from pyro_implicit.handlers.latent_rows import ShownRows
 __all__ = [
     "HeldSites",
     "data_among_held",
+    "drawn_unheard",
     "is_held",
     "refuse_condition_around",
     "told_of_data_among_held",
     "told_of_overruled",
+    "told_of_unheard",
 ]
 
 
@@ -171,6 +173,38 @@ def told_of_overruled(names: Iterable[str]) -> str:
         "taken, as by Pyro's Predictive. For what another value would do write "
         f"poutine.do(model, data={{{listed[0]!r}: value}}); to learn the others given this value, "
         "fit a guide to the conditioned model."
+    )
+
+
+def drawn_unheard(
+    free: Collection[str], held: Collection[str], parents: Mapping[str, Collection[str]] | None
+) -> list[str]:
+    """
+    Finds sites that are drawn though what is held would tell of them.
+
+    :param free: names of sites that are drawn.
+    :param held: names of those that stay where they are held.
+    :param parents: names of the sites that each site depends on, or None if that cannot be told.
+    :returns: names of those of the first that one of the others depends on.
+    """
+    above = {name for one in held for name in (parents or {}).get(one, ())}
+    return sorted(set(free) & above)
+
+
+def told_of_unheard(names: Collection[str]) -> str:
+    """
+    Says that draws know nothing of what is held and comes after them.
+
+    :param names: of the sites, see :func:`drawn_unheard`.
+    :returns: a text for a warning; empty without any.
+    """
+    if not names:
+        return ""
+    return (
+        f"{_listed(names)} are drawn before values that poutine.condition holds and that depend on "
+        "them: a model runs forwards, so that these draws know nothing of what is held. To draw "
+        "them given it make them latents of the guide: fit one to the model that observes what is "
+        "held, and does not observe them."
     )
 
 

@@ -27,6 +27,7 @@ class HeldInRuns:
     :param dict sites: those of no draw of the guide, with their plates.
     :param set several: names of those that have more than one number.
     :param set overruled: names of those that the guide draws.
+    :param set before: names of sites that are drawn, and after which one of them came.
     :param set unclear: names of those of which nobody can tell which rows their values belong to.
     :param data: names of those that turned out to be data.
     :param str ambiguous: what is to be told where others may be data.
@@ -36,6 +37,7 @@ class HeldInRuns:
     sites: dict[str, frozenset[str]] = field(default_factory=dict)
     several: set[str] = field(default_factory=set)
     overruled: set[str] = field(default_factory=set)
+    before: set[str] = field(default_factory=set)
     unclear: set[str] = field(default_factory=set)
     data: frozenset[str] = frozenset()
     ambiguous: str = ""

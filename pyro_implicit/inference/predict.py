@@ -27,7 +27,7 @@ from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import entries_not_finite, explained_errors
-from pyro_implicit.handlers.held_sites import refuse_condition_around
+from pyro_implicit.handlers.held_sites import refuse_condition_around, told_of_unheard
 from pyro_implicit.handlers.own_subsample import sizes_of_arguments
 from pyro_implicit.handlers.pointwise import told_of_factors_alone
 from pyro_implicit.handlers.rows import NotSliceable, number_of_rows
@@ -148,6 +148,7 @@ def predict(
         knows nothing of the data then; if a discrete latent of groups is drawn from its prior; if
         the model observes by ``pyro.factor`` alone; if all that it observes is held by
         ``poutine.condition`` and not clearly data; if the guide draws what is held; if
+        what is held depends on sites that are drawn before it; if
         ``batch_size`` is given and no argument is a tensor.
     """
     check_model(model)
@@ -181,7 +182,10 @@ def predict(
                 found = job.run(UNIT, exactly=True)
             job.check_guide_is_for_the_model()
             forgotten = job.forgotten_latents(guide)
+            unheard = set(job.unheard()) - set(forgotten)
     told = plan.warnings()
+    if unheard:
+        told.append(told_of_unheard(unheard))
     if not found and plan.factors:
         told.append(told_of_factors_alone(plan.factors))
     if batch_size is not None and not rows:

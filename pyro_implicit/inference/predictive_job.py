@@ -11,7 +11,9 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.conditional_base import ConditionalGuide
+from pyro_implicit.handlers.held_sites import HeldSites, drawn_unheard
 from pyro_implicit.handlers.row_coupling import draws_of_little
+from pyro_implicit.handlers.upstream import upstream_sites
 from pyro_implicit.inference.draws_apart import DrawsApart
 from pyro_implicit.inference.from_prior import forgotten_latents
 from pyro_implicit.inference.moments import Draws, Moments
@@ -77,6 +79,24 @@ class PredictiveJob(RowsOfAModel):
         if self.guide is not None:
             self._draw_rows(args, kwargs, 0, min(self.plan.rows, UNIT), 0, 1)
         return forgotten_latents(self.model, guide, args, kwargs, self.plan)
+
+    def unheard(self) -> list[str]:
+        """
+        Sites that were drawn before values which are held and depend on them.
+
+        :returns: their names.
+        """
+        held, rows = self.plan.held, min(self.plan.rows, UNIT)
+        stays = {name for name in held.sites if held.stays(name)}
+        if not held.before or not stays:
+            return []
+        args, kwargs = self._cut(0, rows)
+        if self.guide is not None:
+            self._draw_rows(args, kwargs, 0, rows, 0, 1)
+        one = {name: value[0] for name, value in self.plan.draws.items()}
+        with HeldSites(one, 0, self.plan.rows):
+            parents = upstream_sites(self.model, args, kwargs, one)
+        return drawn_unheard(held.before, stays, parents)
 
     def run(self, batch_size: int | None, *, exactly: bool = False) -> dict[str, Tensor]:
         """

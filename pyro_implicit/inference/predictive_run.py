@@ -132,6 +132,7 @@ class PredictiveRun(Messenger):
         if msg["name"] in self.plan.held.data or not is_held(msg):
             return False
         self.plan.held.note(msg["name"], msg["value"], plates_of(msg) - {PREDICTIVE_PLATE})
+        self.plan.held.before |= self.shapes.keys() & self.plan.free.keys()
         return True
 
     def _held(self, msg: Any) -> Any:

@@ -521,3 +521,41 @@ def test_what_is_held_around_a_call_is_refused(how: Any, use: Any) -> None:
     )
     with how(data={"slope": torch.tensor(5.0)}), pytest.raises(SiteError, match=match):
         use(line, guide, X, X, num_samples=2)
+
+
+def _steps_of(y: Tensor) -> None:
+    scale = pyro.sample("scale", dist.LogNormal(0.0, 0.1))
+    last = torch.tensor(0.0)
+    for t in range(len(y)):
+        last = pyro.sample(f"y{t}", dist.Normal(last, scale))
+
+
+@pytest.mark.parametrize(("missing", "is_told"), [("y5", True), ("y39", False)])
+def test_what_comes_before_what_is_held_is_told(missing: str, is_told: bool) -> None:
+    """A step that is missing is drawn from the one before it; the next one tells of it, too."""
+    everything = {f"y{t}": torch.tensor(float(t)) for t in range(N)}
+    guide = _guide(poutine.condition(_steps_of, data=everything), X)
+    held = poutine.condition(_steps_of, data={k: v for k, v in everything.items() if k != missing})
+    for use in (predict, to_arviz):
+        if is_told:
+            with pytest.warns(UserWarning, match=r"\['y5'\] are drawn before values that poutine"):
+                use(held, guide, X, num_samples=2)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                use(held, guide, X, num_samples=2)
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 32}, {"parallel": True}])
+def test_a_latent_that_no_guide_draws_above_values_of_rows_is_told(options: Any) -> None:
+    def model(x: Tensor, y: Any = None) -> None:
+        pyro.sample("shift", dist.Normal(0.0, 1.0))
+        level = pyro.sample("level", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(x)):
+            offset = pyro.sample("offset", dist.Normal(level, 1.0))
+            pyro.sample("y", dist.Normal(offset, 1.0), obs=y)
+
+    held = poutine.condition(model, data={"offset": X})
+    guide = _guide(poutine.block(held, hide=["level"]), X, X)
+    with pytest.warns(UserWarning, match=r"\['level'\] are drawn before .* know nothing of what"):
+        predict(held, guide, X, num_samples=2, **options)
