@@ -16,7 +16,7 @@ from pyro_implicit.arviz.site import Site, Slot
 from pyro_implicit.exceptions import ArgumentError, SiteError
 from pyro_implicit.handlers.choice_for_all import is_choice_for_all, plates_of, plates_of_size
 from pyro_implicit.handlers.enumeration import is_to_be_enumerated
-from pyro_implicit.handlers.held_sites import HeldSites, drawn_unheard
+from pyro_implicit.handlers.held_sites import HeldSites
 from pyro_implicit.handlers.latent_rows import Cuts, at_rows
 from pyro_implicit.handlers.observed_shape import check_observation
 from pyro_implicit.handlers.own_subsample import OwnSubsample, sizes_of_arguments
@@ -38,6 +38,7 @@ from pyro_implicit.handlers.row_coupling import (
     rows_to_look_at,
 )
 from pyro_implicit.handlers.rows import number_of_rows
+from pyro_implicit.handlers.told_of_held import drawn_unheard
 from pyro_implicit.handlers.upstream import upstream_sites
 from pyro_implicit.inference.numbered import numbered_if_drawn
 from pyro_implicit.inference.posterior_draws import draws_of

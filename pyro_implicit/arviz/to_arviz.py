@@ -29,8 +29,9 @@ from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.choice_for_all import choices_of_groups
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import explained_errors
-from pyro_implicit.handlers.held_sites import refuse_condition_around, told_of_unheard
+from pyro_implicit.handlers.held_sites import refuse_condition_around
 from pyro_implicit.handlers.pointwise import told_of_factors, told_of_factors_alone
+from pyro_implicit.handlers.told_of_held import told_of_unheard
 
 __all__ = ["to_arviz"]
 

@@ -9,12 +9,9 @@ from typing import Any
 import torch
 
 from pyro_implicit.handlers.held_rows import in_another_order
-from pyro_implicit.handlers.held_sites import (
-    data_among_held,
-    told_of_data_among_held,
-    told_of_overruled,
-)
+from pyro_implicit.handlers.held_sites import data_among_held
 from pyro_implicit.handlers.row_coupling import RowsTogether
+from pyro_implicit.handlers.told_of_held import told_of_data_among_held, told_of_overruled
 
 __all__ = ["HeldInRuns"]
 
@@ -89,6 +86,6 @@ class HeldInRuns:
         """
         Sees whether what was taken for data may be something else.
 
-        :param parents: see :func:`~pyro_implicit.handlers.held_sites.told_of_data_among_held`.
+        :param parents: see :func:`~pyro_implicit.handlers.told_of_held.told_of_data_among_held`.
         """
         self.ambiguous = told_of_data_among_held(self.sites, self.data, self.several, parents)

@@ -27,10 +27,11 @@ from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import entries_not_finite, explained_errors
-from pyro_implicit.handlers.held_sites import refuse_condition_around, told_of_unheard
+from pyro_implicit.handlers.held_sites import refuse_condition_around
 from pyro_implicit.handlers.own_subsample import sizes_of_arguments
 from pyro_implicit.handlers.pointwise import told_of_factors_alone
 from pyro_implicit.handlers.rows import NotSliceable, number_of_rows
+from pyro_implicit.handlers.told_of_held import told_of_unheard
 from pyro_implicit.inference.from_prior import came_from_prior
 from pyro_implicit.inference.numbered import numbered_if_drawn
 from pyro_implicit.inference.parallel_errors import blames_parallel
