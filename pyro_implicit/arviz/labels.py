@@ -68,6 +68,7 @@ class Labels:
             name: list(check_names(f"dims[{name!r}]", names))
             for name, names in (dims or {}).items()
         }
+        self._check_variables()
         self._check_user_dims()
         self.sizes: dict[str, int] = {}
         self.plate_sizes: dict[str, int] = {}
@@ -90,6 +91,14 @@ class Labels:
         self.sizes[RESTART] = self.plate_sizes[RESTART] = num_restarts
         for group in set(groups) & self.dims.keys():
             self.dims[group] = {n: [RESTART, *names] for n, names in self.dims[group].items()}
+
+    def _check_variables(self) -> None:
+        taken = sorted(self.variables & set(SAMPLE_DIMS))
+        if taken:
+            raise ArgumentError(
+                f"the model has a site {taken[0]!r}, and ArviZ calls a dimension of all draws so; "
+                "rename the site"
+            )
 
     def _check_user_dims(self) -> None:
         """What can be said before a single dimension is known."""

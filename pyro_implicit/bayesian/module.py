@@ -17,6 +17,7 @@ from torch.func import functional_call
 from torch.nn.modules.conv import _ConvNd
 
 from pyro_implicit._checks import check_choice, check_count, check_flag, check_text
+from pyro_implicit._few import few_of
 from pyro_implicit._params import emit_params
 from pyro_implicit.bayesian.joint_prior import JointPrior, part_for
 from pyro_implicit.bayesian.priors import ParameterPriors, Prior
@@ -35,7 +36,7 @@ from pyro_implicit.bayesian.vectorization import (
     over_rows,
     warn_inside_data_plate,
 )
-from pyro_implicit.exceptions import ImplicitError
+from pyro_implicit.exceptions import ArgumentError, ImplicitError
 
 __all__ = ["BayesianModule"]
 
@@ -146,6 +147,13 @@ class BayesianModule(nn.Module):
         """Selects the parameters, and takes all but the deterministic ones out of training."""
         names = aliases(self.module)
         parameters = dict(self.module.named_parameters())
+        complex_ones = [name for name, one in parameters.items() if one.is_complex()]
+        if complex_ones:
+            raise ArgumentError(
+                f"the parameters {few_of(complex_ones)} are complex, and a prior is one of real "
+                "numbers. Let the network have real and imaginary part as parameters of their own, "
+                "and join them by torch.complex."
+            )
         frozen = [name for name, parameter in parameters.items() if not parameter.requires_grad]
         trainable = {name: p.detach() for name, p in parameters.items() if p.requires_grad}
         prefix = f"{self.name}." if self.name else ""

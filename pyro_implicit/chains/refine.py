@@ -19,6 +19,7 @@ from pyro_implicit._checks import (
     check_number,
     check_seed,
 )
+from pyro_implicit._inference_mode import refuse_inference_mode
 from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._progress import progress_bar
 from pyro_implicit._random import RandomStream
@@ -110,6 +111,7 @@ def refine(
     :raises NonFiniteError: if the density is not finite at a start.
     :raises SiteError: for discrete latents, plates that show some of their rows, supports that
         depend on another latent, and models that draw random numbers beside their latents.
+    :raises StateError: within ``torch.inference_mode()``.
     :raises ShapeError: for starts of another shape than the latents', observations of another shape
         than their distributions, and for no rows.
     :warns UserWarning: if nothing is observed, the model does not vectorise, or the step size does
@@ -125,6 +127,7 @@ def refine(
     Source: `Microcanonical Langevin Ensembles: Advancing the Sampling of Bayesian Neural Networks`,
     E. Sommer, J. Robnik, G. Nozadze, U. Seljak, D. Rügamer, ICLR.
     """
+    refuse_inference_mode("refine")
     check_model(model)
     check_order(model, "refine(model, guide, ...)", start)
     check_misspelt(refine, model, kwargs)

@@ -21,6 +21,7 @@ from pyro_implicit._checks import (
     check_model,
     check_tensors,
 )
+from pyro_implicit._inference_mode import refuse_inference_mode
 from pyro_implicit._params import emit_params, take_loaded
 from pyro_implicit.distributions.implicit_sites import draw_site
 from pyro_implicit.exceptions import SiteError, StateError
@@ -274,11 +275,13 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         :raises SiteError: if the model has no latent, a discrete one, or one local to a subsampled
             plate, or to one without a size, without ``create_plates``.
         :raises ShapeError: if a site has batch dimensions that no plate declares.
+        :raises StateError: within ``torch.inference_mode()``.
         """
         self._setup_prototype(*args, **kwargs)
         return self
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        refuse_inference_mode(f"{type(self).__name__}.setup")
         with explained_errors(args, kwargs):
             try:
                 super()._setup_prototype(*args, **kwargs)  # type: ignore[no-untyped-call]

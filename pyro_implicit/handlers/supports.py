@@ -85,8 +85,8 @@ def check_support(name: str, fn: Any) -> None:
 
     :param str name: of a latent site.
     :param fn: its distribution.
-    :raises SiteError: if it is discrete or a distribution of angles, or nothing maps the real line
-        one to one on its support; the message says what to write instead.
+    :raises SiteError: if it is discrete, a point or a distribution of angles, or nothing maps the
+        real line one to one on its support; the message says what to write instead.
     """
     support = plain_support(own_support(fn))
     try:
@@ -108,6 +108,14 @@ def check_support(name: str, fn: Any) -> None:
             "so for all), and objectives sum it out (https://pyro.ai/examples/enumeration.html), "
             "or hide it with poutine.block(model, "
             f"hide=[{name!r}]) and give it another guide in an AutoGuideList."
+        )
+    point = fn
+    while isinstance(point, torch.distributions.Independent):
+        point = point.base_dist
+    if isinstance(point, dist.Delta):
+        raise SiteError(
+            f"latent site {name!r} has a Delta distribution, which has one value and no density to "
+            f"learn of. Write pyro.deterministic({name!r}, value) for what is computed."
         )
     circular = circular_part(fn)
     if circular is not None:

@@ -12,6 +12,7 @@ import torch
 from pyro.contrib.autoname import scope
 from pyro.infer.autoguide import AutoNormal
 
+from pyro_implicit import HyperNetworkGuide
 from pyro_implicit.arviz.compatibility import import_arviz
 from pyro_implicit.arviz.to_arviz import to_arviz
 from pyro_implicit.exceptions import ArgumentError, SiteError
@@ -203,3 +204,18 @@ def test_scalar_data():
     assert data["observed_data"]["y"].dims == ("y_dim_0",)
     np.testing.assert_array_equal(data["constant_data"]["c"].values, [3.0])
     assert data["log_likelihood"]["y"].shape == (1, 2)
+
+
+@pytest.mark.parametrize("name", ["chain", "draw"])
+@pytest.mark.parametrize("is_data", [False, True])
+def test_a_site_that_is_called_as_a_dimension_of_draws_is_refused(name, is_data):
+    """ArviZ makes it a coordinate, whose values are then those of the draws."""
+
+    def model(y=None):
+        mean = pyro.sample("mean" if is_data else name, dist.Normal(0.0, 1.0))
+        with pyro.plate("data", 3):
+            pyro.sample(name if is_data else "y", dist.Normal(mean, 1.0), obs=y)
+
+    guide = HyperNetworkGuide(model, init_from=None).setup(torch.zeros(3))
+    with pytest.raises(ArgumentError, match=f"a site '{name}', and ArviZ calls a dimension"):
+        to_arviz(model, guide, torch.zeros(3), num_samples=2)

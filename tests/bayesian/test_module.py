@@ -18,7 +18,7 @@ from pyro.nn import PyroModule
 from torch import nn
 
 from pyro_implicit.bayesian.module import BayesianModule
-from pyro_implicit.exceptions import ShapeError
+from pyro_implicit.exceptions import ArgumentError, ShapeError
 
 NORMAL = dist.Normal(0.0, 1.0)
 
@@ -368,3 +368,9 @@ def test_a_traced_model_evaluates_the_same_network():
     assert output.shape == (4, 1)
     for name, value in net.module.state_dict().items():
         torch.testing.assert_close(value, kept[name])
+
+
+def test_complex_weights_are_refused() -> None:
+    net = nn.Linear(2, 1, dtype=torch.complex64)
+    with pytest.raises(ArgumentError, match="weight, bias are complex, .*torch.complex"):
+        BayesianModule(net, dist.Normal(0.0, 1.0))

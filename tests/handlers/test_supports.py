@@ -17,9 +17,14 @@ from pyro.infer.autoguide import init_to_value
 from torch.distributions import biject_to
 
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO
-from pyro_implicit.exceptions import StateError
+from pyro_implicit.exceptions import SiteError, StateError
 from pyro_implicit.guides.latent_site import LatentSite
-from pyro_implicit.handlers.supports import decode_support, encode_support, keep_inside
+from pyro_implicit.handlers.supports import (
+    check_support,
+    decode_support,
+    encode_support,
+    keep_inside,
+)
 
 SINGLETONS = [
     "real",
@@ -169,3 +174,10 @@ def test_a_bound_is_moved_by_no_more_than_two_neighbours():
         assert high < at < low
         assert max(low - at, at - high) <= max(2 * torch.finfo().eps * abs(bound), 2e-38)
     assert keep_inside(constraints.real, at) is at
+
+
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_a_point_is_no_latent(shape: tuple[int, ...]) -> None:
+    fn = dist.Delta(torch.zeros(shape)).to_event(len(shape))
+    with pytest.raises(SiteError, match=r"'b' has a Delta .* pyro.deterministic\('b'"):
+        check_support("b", fn)

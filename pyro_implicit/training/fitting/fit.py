@@ -20,6 +20,7 @@ from pyro_implicit._checks import (
     check_seed,
     shown,
 )
+from pyro_implicit._inference_mode import refuse_inference_mode
 from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._progress import hidden_progress, progress_bar
 from pyro_implicit._random import RandomStream
@@ -161,7 +162,8 @@ def fit(
         plate, and for a guide of a model with latents of other shapes, before anything is fitted.
     :raises SiteError: for batches without observations, if a latent is that of some rows; else a
         warning says that the model observes nothing.
-    :raises StateError: if ``resume`` is the result of another guide.
+    :raises StateError: if ``resume`` is the result of a guide with other parameters; within
+        ``torch.inference_mode()``.
 
     Example::
 
@@ -170,6 +172,7 @@ def fit(
         print(result)
         result.plot()
     """
+    refuse_inference_mode("fit")
     check_model(model)
     check_guide(guide)
     check_order(model, "fit(model, guide, ...)", guide)
@@ -249,6 +252,12 @@ def _finished(
             run.validation.restore()
         scores = run.validation.scores
     remember_fit(run.model, run.guide, *run.last_call)
+    try:
+        found = _found(run, reason)
+    except KeyboardInterrupt:
+        found = [
+            "the looks after the last step were interrupted: what the guide lacks is not known"
+        ]
     earlier = 0.0 if resume is None else resume.seconds
     return FitResult(
         history=run.history,
@@ -258,7 +267,7 @@ def _finished(
         rates=run.rates,
         terms=run.terms,
         scores=({} if resume is None else dict(resume.scores)) | scores,
-        warnings=[*run.told(reason), *_found(run, reason), *hints],
+        warnings=[*run.told(reason), *found, *hints],
         state=state,
         promise=_promise(run),
         start=_start_of(run.guide) or ("" if resume is None else resume.start),

@@ -16,7 +16,8 @@ from torch import Tensor
 from pyro_implicit._random import plain_state, read_random_state, state_from_plain
 from pyro_implicit._random import write_random_state as _write
 from pyro_implicit.exceptions import NonFiniteError, StateError
-from pyro_implicit.guides.argument_dims import latents_of_other_rows
+from pyro_implicit.guides.argument_dims import latents_of_other_rows, warn_of_other_shapes
+from pyro_implicit.handlers.called_parameters import CalledParameters
 from pyro_implicit.handlers.data_use import IN_BATCHES, DataUse
 from pyro_implicit.handlers.explained_errors import refuses_nan
 from pyro_implicit.handlers.rows import number_of_rows
@@ -26,6 +27,7 @@ from pyro_implicit.training.fitting.adopted import AdoptedParameters
 from pyro_implicit.training.fitting.all_rows import Call
 from pyro_implicit.training.fitting.arguments import Arguments
 from pyro_implicit.training.fitting.learning_rate import LearningRate
+from pyro_implicit.training.fitting.left_out import told_of_left_out
 from pyro_implicit.training.fitting.norm_clipped_adam import NormClippedAdam
 from pyro_implicit.training.fitting.retreat import Retreat, is_comparable
 from pyro_implicit.training.fitting.seen_parameters import SeenParameters
@@ -42,6 +44,11 @@ _ASK_AGAIN = 1.1  # times as many steps later: who asks at every step is fooled 
 _TERMS_EVERY = 50
 _MOST_SKIPPED = 20  # steps in a row without a finite loss
 _WORTH_RECORDING = 500  # steps that are left: to record one takes as long as some hundred
+#: what torch says of itself, and no user can do anything about
+_OF_TORCH = (
+    "`torch.jit.script` is deprecated",  # when torch.func first loads its forward-mode rules
+    "There is a performance drop because we have not yet implemented the batching rule",
+)
 _ASTRAY = 10  # and so many, if there are parameters to go back to
 
 
@@ -96,6 +103,7 @@ class Run:
         #: at the sites of the first step; other objectives may run the model in ways of their own
         self._look: Any = DataUse() if isinstance(objective, ELBO) else nullcontext()
         self.adopted: AdoptedParameters | None = None  # looked at after the first step
+        self._called: Any = CalledParameters()  # in the first step
         self._is_cut = False  # whether steps see some of the rows
         self._num_earlier = 0  # steps of the run that is resumed
         self._earlier_scores: Any = None  # of the run that is resumed, without validation in this
@@ -155,6 +163,8 @@ class Run:
         """Takes one step, or skips it if the loss or a gradient is not finite."""
         self._last = self.arguments.next()
         args, kwargs = self._last
+        if self.arguments.batches is not None:
+            warn_of_other_shapes(self.guide, args)
         step = len(self.history)
         rate = self.retreat.factor * self.rate.at(step)
         if self._stepper is None:
@@ -162,7 +172,7 @@ class Run:
         self.adam.has_stepped = False
         capture, cause = poutine.trace(param_only=True), None
         try:
-            with self._look, capture:
+            with self._look, self._called, capture:
                 loss = float(self._stepper.loss_and_grads(self.model, self.guide, *args, **kwargs))
             why = f"the loss was {loss:.6g}, or a gradient was not finite"
             self._pending = step, loss, rate
@@ -177,6 +187,7 @@ class Run:
         if is_taken:
             self._commit(step, loss, rate)
             self._warn_once()
+            self._warn_of_untrained(_params(capture))
             self._warn_of_adopted()
             self._warn_of_shared_latents()
         else:
@@ -200,6 +211,25 @@ class Run:
             said = seen.other_rows(*rows, repeated=listed)
         if said is not None:
             warnings.warn(said, UserWarning, stacklevel=2)
+
+    def _warn_of_untrained(self, params: dict[str, Tensor]) -> None:
+        """Of what stays as it is, and of what was not looked at, after the first step."""
+        if not isinstance(self._called, CalledParameters):
+            return
+        called, self._called = self._called, nullcontext()
+        own = [one for net in _networks_of(self.objective) for one in net.parameters()]
+        said = [called.told_of_untrained([*params.values(), *own])]
+        if not any(one.requires_grad for one in params.values()):
+            said.append(
+                "no parameter is trained: neither the guide nor the model has one that requires a "
+                "gradient. guide.requires_grad_(True) frees those of a guide that was frozen"
+            )
+        if self._last is not None:
+            said.append(told_of_left_out(self.model, self.guide, *self._last))
+        for text in filter(None, said):
+            warnings.warn(text, UserWarning, stacklevel=2)
+        if self.validation is not None and not self.history[1:]:
+            self.validation.try_once()
 
     def _warn_of_adopted(self) -> None:
         """Of parameters that are those of another guide, after the first step."""
@@ -421,6 +451,11 @@ def _stepper_for(objective: Any, num_steps: int) -> Any:
     return RecordedObjective(objective, hints=False)
 
 
+def _networks_of(objective: Any) -> list[Any]:
+    """The networks that an objective trains itself."""
+    return list(getattr(objective, "networks", {}).values())
+
+
 def _params(capture: Any) -> dict[str, Tensor]:
     """The unconstrained parameters of a step, by name."""
     nodes = capture.trace.nodes
@@ -434,6 +469,8 @@ def collected_warnings(into: list[str]) -> Iterator[None]:
         show = warnings.showwarning
 
         def keep(message: Warning | str, *rest: Any, **options: Any) -> None:
+            if any(text in str(message) for text in _OF_TORCH):
+                return
             if str(message) not in into:
                 into.append(str(message))
                 show(message, *rest, **options)

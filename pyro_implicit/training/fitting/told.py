@@ -66,6 +66,6 @@ def told_other_run(history: Sequence[float], begun: int) -> list[str]:
         return []
     return [
         f"the run that was resumed ended at a loss of {level:.5g}, and this one began at "
-        f"{now:.5g}: model, data, objective or guide are not those of that run. Fit another model "
-        "with a new guide, without resume"
+        f"{now:.5g}: model, data, objective, guide or learning rate are not those of that run. Fit "
+        "another model with a new guide, without resume"
     ]

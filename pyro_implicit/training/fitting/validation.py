@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -30,12 +32,32 @@ def check_validation(value: Any) -> Any:
     :raises ArgumentError: unless it is a tuple, a function or None.
     """
     function = callable(value) and not isinstance(value, type)
+    if function:
+        _check_takes_nothing(value)
     if value is None or function or (isinstance(value, tuple) and value):
         return value
     raise ArgumentError(
         f"validation={shown(value)}; expected held-out arguments of the model, such as "
         "(x_validation, y_validation), or a function without arguments whose value should rise."
     )
+
+
+def _check_takes_nothing(function: Any) -> None:
+    """
+    Refuses a function that waits for arguments.
+
+    :raises ArgumentError: if it cannot be called without.
+    """
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise ArgumentError(
+            f"validation={shown(function)} is called without arguments, and takes some ({error}). "
+            "Write lambda: score(guide), or held-out arguments of the model, "
+            "validation=(x_validation, y_validation)."
+        ) from error
+    except ValueError:  # nobody knows its signature
+        return
 
 
 class Validation:
@@ -52,8 +74,10 @@ class Validation:
 
     def __init__(self, what: Any, model: Any, guide: Any, kwargs: Mapping[str, Any]) -> None:
         self._score: Callable[[], Any] = what
+        self._held: Callable[[int], float] | None = None
         if isinstance(what, tuple):
-            self._score = lambda: _density(model, guide, what, kwargs)
+            self._held = partial(_density, model, guide, what, kwargs)
+            self._score = partial(self._held, _NUM_SAMPLES)
         self._modules = [m for m in (model, guide) if isinstance(m, nn.Module)]
         self._stopping = EarlyStopping(_PATIENCE, mode="max")
         self.scores: dict[int, float] = {}
@@ -71,6 +95,11 @@ class Validation:
         if math.isfinite(score):
             self._stopping.step(score, *self._modules)
         self.scores[step] = score  # last: what was interrupted is done anew
+
+    def try_once(self) -> None:
+        """Looks whether held-out arguments can be scored, before there is anything to lose."""
+        if self._held is not None:
+            self._held(1)
 
     @property
     def is_over(self) -> bool:
@@ -99,10 +128,12 @@ class Validation:
             self._stopping.restore(*self._modules)
 
 
-def _density(model: Any, guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
+def _density(
+    model: Any, guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_samples: int
+) -> float:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", TOLD_ONCE)
         densities = log_predictive_density(
-            model, guide, *args, num_samples=_NUM_SAMPLES, seed=0, **kwargs
+            model, guide, *args, num_samples=num_samples, seed=0, **kwargs
         )
     return float(densities.mean())

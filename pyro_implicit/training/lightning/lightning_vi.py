@@ -49,7 +49,11 @@ from pyro_implicit.training.lightning.loop_state import (
 )
 from pyro_implicit.training.lightning.optional import pytorch
 from pyro_implicit.training.lightning.processes import gather, share_critics
-from pyro_implicit.training.lightning.warm_up import evaluate_once, first_batch
+from pyro_implicit.training.lightning.warm_up import (
+    evaluate_once,
+    first_batch,
+    has_several_batches,
+)
 
 __all__ = ["LightningVI"]
 
@@ -260,9 +264,16 @@ class LightningVI(pytorch.LightningModule):
 
         :param batch: as the loader gives it.
         :raises SiteError: if model or guide have parameters that are no part of this module.
+        :warns UserWarning: if they call networks whose parameters are none of this module's.
         """
+        self._warm_up(batch)
+
+    def _warm_up(self, batch: Any, *, in_batches: bool = False) -> None:
         args, kwargs = self.batch_to_args(batch)
-        evaluate_once(self, args, kwargs, self.parameters)
+        own = getattr(self.objective, "networks", {}).values()
+        how: Any = {"networks": own, "in_batches": in_batches}
+        for text in evaluate_once(self, args, kwargs, self.parameters, **how):
+            warnings.warn(text, UserWarning, stacklevel=3)
         self._is_warm = True
         if self._header is not None:
             self._load_rest()
@@ -281,7 +292,8 @@ class LightningVI(pytorch.LightningModule):
         batch = self._example[0]
         batch = first_batch(self.trainer) if batch is None else batch
         batch = precision.convert_input(batch)
-        self.warm_up(self.transfer_batch_to_device(batch, strategy.root_device, 0))
+        batch = self.transfer_batch_to_device(batch, strategy.root_device, 0)
+        self._warm_up(batch, in_batches=has_several_batches(self.trainer))
 
     def on_fit_start(self) -> None:
         """Critics are shared between processes, and the noise of each begins."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -11,8 +11,13 @@ from torch import nn
 
 from pyro_implicit._random import read_random_state, write_random_state
 from pyro_implicit.exceptions import ArgumentError, SiteError
+from pyro_implicit.handlers.called_parameters import CalledParameters
+from pyro_implicit.handlers.data_use import DataUse
 
-__all__ = ["evaluate_once", "first_batch"]
+__all__ = ["evaluate_once", "first_batch", "has_several_batches"]
+
+
+_MODULES = "they are no part of LightningVI. Write LightningVI(..., modules=[net])"
 
 
 @torch.no_grad()
@@ -21,15 +26,24 @@ def evaluate_once(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     parameters: Callable[[], Iterable[nn.Parameter]],
-) -> None:
+    *,
+    networks: Collection[nn.Module] = (),
+    in_batches: bool = False,
+) -> list[str]:
     """
     Runs the loss once, without gradients: guides are built, and critics.
 
     :param loss: a function of the batch that makes ``pyro.param`` statements.
     :param parameters: tells, afterwards, what will be trained.
+    :param networks: those that the objective trains itself.
+    :param bool in_batches: whether the batch is one of several.
+    :returns: what a user should know: networks whose parameters will not be trained, and a batch
+        that counts as if it were all data.
     :raises SiteError: if there are parameters beside those; they would silently stay as they are.
     """
-    trace = poutine.trace(loss, param_only=True).get_trace(*args, **kwargs)
+    use, called = DataUse(), CalledParameters(without_gradients=True)
+    with use, called:
+        trace = poutine.trace(loss, param_only=True).get_trace(*args, **kwargs)
     values = {name: node["value"] for name, node in trace.nodes.items() if node["type"] == "param"}
     known = {id(parameter) for parameter in parameters()}
     missing = [name for name, value in values.items() if id(value.unconstrained()) not in known]  # type: ignore[union-attr]
@@ -40,6 +54,12 @@ def evaluate_once(
             "that the model uses, write LightningVI(..., modules=[net]); if they are pyro.param "
             "statements, make the model a PyroModule with PyroParam attributes."
         )
+    own = (one for net in networks for one in net.parameters())
+    told = (
+        called.told_of_untrained([*parameters(), *own], _MODULES),
+        use.unscaled_batches() if in_batches else None,
+    )
+    return [text for text in told if text]
 
 
 def first_batch(trainer: Any) -> Any:
@@ -64,6 +84,20 @@ def first_batch(trainer: Any) -> Any:
         write_random_state(random)
         if place is not None:
             loader.load_state_dict(place)
+
+
+def has_several_batches(trainer: Any) -> bool:
+    """
+    Whether the trainer goes through more than one batch in an epoch.
+
+    :param trainer: of Lightning, before its loops have begun.
+    :returns: False, too, where nobody can tell.
+    """
+    source = trainer.fit_loop._data_source
+    try:
+        return source.is_defined() and len(source.dataloader()) > 1
+    except TypeError:  # a loader without a length
+        return False
 
 
 def _can_be_read_twice(loader: Any) -> bool:

@@ -17,7 +17,7 @@ TOLD = "ConditionalHyperNetworkGuide(model) reads them from the row"
 
 
 def autoencoder(learns: bool = True, own: bool = True, size: int = 20) -> Any:
-    decoder = nn.Linear(1, size)
+    decoder = nn.Linear(1, size).requires_grad_(learns)
 
     def model(x: Tensor) -> None:
         net = pyro.module("decoder", decoder) if learns else decoder

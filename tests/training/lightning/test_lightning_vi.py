@@ -343,6 +343,36 @@ def test_parameters_of_a_module_that_the_model_uses_are_asked_for():
     assert not any(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
+def test_a_plain_network_that_the_model_calls_is_told():
+    net = nn.Linear(2, 1)
+
+    def model(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", ROWS, subsample_size=len(x)):
+            pyro.sample("y", dist.Normal(w + net(x)[:, 0], 0.3), obs=y)
+
+    vi = LightningVI(model, HyperNetworkGuide(model), LinearisedELBO())
+    told = r"weight of Linear, bias of Linear .* not trained: .*LightningVI\(..., modules=\[net\]\)"
+    with pytest.warns(UserWarning, match=told):
+        trainer(max_steps=1).fit(vi, loader())
+    vi = LightningVI(model, HyperNetworkGuide(model), LinearisedELBO(), modules=[net])
+    trainer(max_steps=1).fit(vi, loader())
+
+
+def test_batches_that_count_as_all_data_are_told():
+    def model(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(w * x[:, 0], 0.3), obs=y)
+
+    vi = LightningVI(model, HyperNetworkGuide(model), LinearisedELBO())
+    with pytest.warns(UserWarning, match=r"no observed site \('y'\) is scaled up"):
+        trainer(max_steps=1).fit(vi, loader())
+    whole = DataLoader(data(), batch_size=ROWS)
+    vi = LightningVI(model, HyperNetworkGuide(model), LinearisedELBO())
+    trainer(max_steps=1).fit(vi, whole)  # one batch is all of them
+
+
 def test_a_pyro_param_in_a_function_is_refused():
     def model(x, y=None):
         shift = pyro.param("shift", torch.zeros(()))

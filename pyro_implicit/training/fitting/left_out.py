@@ -1,0 +1,54 @@
+"""Latents of a model that its guide leaves out: each step draws them from their prior."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from pyro import poutine
+
+from pyro_implicit._few import few_of
+from pyro_implicit._random import RandomStream
+from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, latent_sites, run_model
+
+__all__ = ["told_of_left_out"]
+
+
+def told_of_left_out(
+    model: Any, guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> str:
+    """
+    Says which latents of a model nothing is learned of.
+
+    Those that are summed out, and those that ``poutine.do`` sets, are not among them.
+
+    :param model: the model.
+    :param guide: its guide, of any kind.
+    :param args: positional arguments of both.
+    :param kwargs: keyword arguments of both.
+    :returns: a text for a warning; empty if the guide draws all of them, or nobody can tell.
+    """
+    left_out: list[str] = []
+
+    def visit(site: Any) -> None:
+        known = site["name"] in draws or site["is_observed"] or is_auxiliary(site)
+        replaced = site.get("_intervener_id") is not None or site["infer"].get("enumerate")
+        if not (known or replaced or is_delta(site)):
+            left_out.append(site["name"])
+
+    try:
+        with RandomStream(0), poutine.block(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            draws = {n: one["value"] for n, one in latent_sites(guide, args, dict(kwargs)).items()}
+            run_model(model, args, kwargs, visit, values=draws)
+    except Exception:  # what a model does with another draw than those of the steps
+        return ""
+    if not left_out:
+        return ""
+    names = few_of([repr(name) for name in sorted(left_out)])
+    return (
+        f"the guide does not draw {names}, which the model samples: each step draws them from "
+        "their prior, and nothing is learned of them. Let the guide draw every latent of the "
+        "model, under the same name; poutine.block(model, hide=[...]) says that this is meant"
+    )

@@ -1,0 +1,150 @@
+"""What the first step of a fit shows, and what would have been lost or forgotten without a word."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from torch import Tensor, nn
+
+from pyro_implicit import HyperNetworkGuide, fit, refine
+from pyro_implicit.exceptions import ArgumentError, ShapeError, StateError
+from pyro_implicit.training import FitResult
+from pyro_implicit.training.fitting.run import collected_warnings
+
+fit_module = sys.modules["pyro_implicit.training.fitting.fit"]
+X = torch.tensor([0.5, -1.0, 2.0, 1.5])
+SCALE = dist.LogNormal(0.0, 0.5)
+
+
+def of_two(x: Tensor) -> None:
+    """A mean and a deviation of normal data."""
+    mean, scale = pyro.sample("mean", dist.Normal(0.0, 1.0)), pyro.sample("scale", SCALE)
+    with pyro.plate("data", len(X), subsample_size=len(x)):
+        pyro.sample("x", dist.Normal(mean, scale), obs=x)
+
+
+@pytest.mark.parametrize("way", ["plain", "a module that is the model", "known", "frozen"])
+def test_networks_that_nobody_trains_are_told(way: str) -> None:
+    net = nn.Linear(2, 1).requires_grad_(way != "frozen")
+    x = torch.randn(12, 2)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: Tensor) -> None:
+            run = pyro.module("net", net) if way == "known" else self.net
+            shift = pyro.sample("shift", dist.Normal(0.0, 1.0))
+            with pyro.plate("data", len(x)):
+                pyro.sample("y", dist.Normal(run(x)[..., 0] + shift, 1.0), obs=x.sum(-1))
+
+    own = Model()
+    model: Any = own if way.startswith("a module") else own.forward
+    result = quietly(model, x)
+    told = [text for text in result.warnings if "are not trained" in text]
+    assert len(told) == (way in ("plain", "a module that is the model"))
+    if told:
+        assert "weight of Linear, bias of Linear" in told[0] and "pyro.module('net'" in told[0]
+
+
+def quietly(model: Any, *args: Any, **options: Any) -> FitResult:
+    """A short fit of a bare guide, whose warnings are in the result alone."""
+    guide = options.pop("guide", None) or HyperNetworkGuide(model, init_from=None)
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        return fit(model, guide, *args, **{"num_steps": 3, "progress": False, **options})
+
+
+def test_a_guide_without_a_trainable_parameter_is_told() -> None:
+    guide = HyperNetworkGuide(of_two, init_from=None).setup(X)
+    guide.requires_grad_(False)
+    result = quietly(of_two, X, guide=guide)
+    assert any("no parameter is trained" in text for text in result.warnings)
+
+
+@pytest.mark.parametrize("how", ["plates", "vmap"])
+def test_latents_that_the_guide_leaves_out_are_told(how: str) -> None:
+    def model(x: Tensor) -> None:
+        mean, scale = pyro.sample("mean", dist.Normal(0.0, 1.0)), pyro.sample("scale", SCALE)
+        if how == "vmap":
+            mean = mean * torch.ones(len(x))
+        with pyro.plate("data", len(x)):
+            pyro.sample("x", dist.Normal(mean, scale), obs=x)
+
+    def hidden(x: Tensor) -> None:
+        poutine.block(model, hide=["scale"])(x)
+
+    guide = HyperNetworkGuide(poutine.block(model, hide=["scale"]), init_from=None)
+    result = quietly(model, X, guide=guide)
+    (told,) = (text for text in result.warnings if "guide does not draw" in text)
+    assert "'scale'" in told and "nothing is learned of them" in told
+    again = quietly(hidden, X, guide=guide)
+    assert not any("guide does not draw" in text for text in again.warnings)
+
+
+def test_within_inference_mode_nothing_is_trained() -> None:
+    with torch.inference_mode():
+        with pytest.raises(StateError, match=r"fit was called within torch.inference_mode\(\)"):
+            fit(of_two, HyperNetworkGuide(of_two), X, progress=False)
+        with pytest.raises(StateError, match="HyperNetworkGuide.setup was called within"):
+            HyperNetworkGuide(of_two).setup(X)
+        with pytest.raises(StateError, match="refine was called within torch.inference_mode"):
+            refine(of_two, 2, X)
+
+
+def test_ctrl_c_in_the_last_looks_keeps_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> list[str]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fit_module, "_found", interrupted)
+    result = quietly(of_two, X)
+    assert result.num_steps == 3
+    assert any("looks after the last step were interrupted" in one for one in result.warnings)
+
+
+def test_a_validation_that_cannot_be_scored_is_found_at_once() -> None:
+    taken: list[int] = []
+
+    def counted(x: Tensor) -> None:
+        taken.append(1)
+        of_two(x)
+
+    with pytest.raises(ArgumentError, match=r"called without arguments, and takes some .*lambda:"):
+        fit(of_two, HyperNetworkGuide(of_two), X, validation=lambda guide: 0.0, progress=False)
+    guide = HyperNetworkGuide(counted, init_from=None)
+    with pytest.raises(ShapeError, match=r"\(3, 2\)"):
+        fit(counted, guide, X, validation=(torch.zeros(3, 2),), num_steps=1000, progress=False)
+    assert len(taken) < 50
+
+
+def test_a_later_batch_without_its_columns_is_told() -> None:
+    def linear(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("data", 12, subsample_size=len(x)):
+            pyro.sample("y", dist.Normal((x * w[..., None, :]).sum(-1), 1.0), obs=y)
+
+    x, y = torch.randn(6, 2), torch.randn(6)
+    result = quietly(linear, batches=[(x, y), (x[:, :1], y)])
+    assert any("torch takes one column for as many" in text for text in result.warnings)
+
+
+def test_what_torch_says_of_itself_is_no_warning_of_the_fit() -> None:
+    into: list[str] = []
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        with collected_warnings(into):
+            for text in (
+                "`torch.jit.script` is deprecated. Please switch to torch.compile",
+                "There is a performance drop because we have not yet implemented the batching rule",
+                "something of the data",
+            ):
+                warnings.warn(text, stacklevel=1)
+    assert into == ["something of the data"]
