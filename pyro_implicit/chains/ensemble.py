@@ -55,7 +55,8 @@ class EnsembleGuide(DrawQuantiles):
         all the same, or of several observed sites.
     :raises NonFiniteError: if stacking meets densities that are NaN, or all 0. Data with a density
         of 0 under every guide are left out of it, with a warning.
-    :raises SiteError: if the guides do not draw the same sites, when they are drawn from.
+    :raises SiteError: if the guides do not draw the same sites, in the same shapes, when they are
+        drawn from.
 
     Example::
 
@@ -160,6 +161,13 @@ class EnsembleGuide(DrawQuantiles):
                     f"the guides of the ensemble draw different sites: {sorted(parts[0])} and "
                     f"{sorted(part)}; expected guides of one model."
                 )
+            for name, value in part.items():
+                shape, first = tuple(value.shape[1:]), tuple(parts[0][name].shape[1:])
+                if shape != first:
+                    raise SiteError(
+                        f"the guides of the ensemble draw site {name!r} in shapes {first} and "
+                        f"{shape}; expected guides of one model, and of the same rows."
+                    )
         order = torch.randperm(num_samples)
         return {
             name: torch.cat([part[name] for part in parts])[order.to(value.device)]

@@ -55,6 +55,12 @@ def check_implicit_guide(guide: Any, asked: str) -> ImplicitGuide:
             "Their convergence is r-hat's and the effective sample sizes' to tell (print them, or "
             "to_arviz(model, chains, ...) and az.summary)."
         )
+    if hasattr(guide, "guides"):
+        raise GuideError(
+            f"{asked} needs a guide with a density, and {type(guide).__name__} is made of several, "
+            "of which a call draws from one. Ask each of them: "
+            f"[{asked}(one, ...) for one in guide.guides]."
+        )
     raise GuideError(
         f"{asked} needs an implicit guide of this package, such as HyperNetworkGuide(model); found "
         f"{type(guide).__name__}. A guide with a density tells it by itself: "

@@ -207,6 +207,14 @@ def test_two_observed_sites_are_ambiguous():
 def test_other_sites_and_plates_are_refused():
     with pytest.raises(SiteError, match=r"draw different sites: \['sigma', 'w'\] and \['w'\]"):
         EnsembleGuide([at(0.0), only_w]).sample(4)
+
+    def wide():
+        pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+
+    with pytest.raises(
+        SiteError, match=r"draw site 'w' in shapes \(2,\) and \(3,\)"
+    ):
+        EnsembleGuide([only_w, wide]).sample(4)
     with pytest.raises(GuideError, match="picks one guide for each run, and plate 'particles'"):
         with pyro.plate("particles", 3):
             EnsembleGuide([at(0.0)])()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from pyro.infer.autoguide import AutoNormal
 
-from pyro_implicit import refine
+from pyro_implicit import EnsembleGuide, refine
 from pyro_implicit.arviz.compatibility import psis_khat
 from pyro_implicit.diagnostics import khat
 from pyro_implicit.diagnostics._density import GuideDensity
@@ -115,6 +115,10 @@ def test_refused_where_the_density_is_not_known():
 def test_other_guides_and_numbers_are_refused():
     with pytest.raises(GuideError, match="khat needs an implicit guide"):
         khat(normal_model, AutoNormal(normal_model))
+    one = affine_guide(normal_model, [[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0])
+    two = EnsembleGuide([one, one])
+    with pytest.raises(GuideError, match="EnsembleGuide is made of several, .*for one in guide.gu"):
+        khat(normal_model, two)
     with pytest.raises(GuideError, match="khat needs a guide with a density, and these are chains"):
         chains = refine(normal_model, 2, num_steps=20, seed=0, progress=False)
         khat(normal_model, chains)
