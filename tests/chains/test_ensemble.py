@@ -211,9 +211,7 @@ def test_other_sites_and_plates_are_refused():
     def wide():
         pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
 
-    with pytest.raises(
-        SiteError, match=r"draw site 'w' in shapes \(2,\) and \(3,\)"
-    ):
+    with pytest.raises(SiteError, match=r"draw site 'w' in shapes \(2,\) and \(3,\)"):
         EnsembleGuide([only_w, wide]).sample(4)
     with pytest.raises(GuideError, match="picks one guide for each run, and plate 'particles'"):
         with pyro.plate("particles", 3):

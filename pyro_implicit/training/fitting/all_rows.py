@@ -93,6 +93,8 @@ def _entry(column: tuple[Any, ...]) -> Any:
     first = column[0]
     if not isinstance(first, Tensor):
         return first if all(repr(one) == repr(first) for one in column) else _DIFFERENT
+    if not all(isinstance(one, Tensor) for one in column):  # None in some batches
+        return _DIFFERENT
     if any(one.shape[1:] != first.shape[1:] or one.dtype != first.dtype for one in column):
         return _DIFFERENT
     return torch.cat(column)

@@ -103,6 +103,7 @@ class Run:
         #: at the sites of the first step; other objectives may run the model in ways of their own
         self._look: Any = DataUse() if isinstance(objective, ELBO) else nullcontext()
         self.adopted: AdoptedParameters | None = None  # looked at after the first step
+        self._first_args: tuple[bool, ...] | None = None  # which of them were None
         self._called: Any = CalledParameters()  # in the first step
         self._is_cut = False  # whether steps see some of the rows
         self._num_earlier = 0  # steps of the run that is resumed
@@ -165,6 +166,7 @@ class Run:
         args, kwargs = self._last
         if self.arguments.batches is not None:
             warn_of_other_shapes(self.guide, args)
+            self._warn_of_absent(args)
         step = len(self.history)
         rate = self.retreat.factor * self.rate.at(step)
         if self._stepper is None:
@@ -230,6 +232,20 @@ class Run:
             warnings.warn(text, UserWarning, stacklevel=2)
         if self.validation is not None and not self.history[1:]:
             self.validation.try_once()
+
+    def _warn_of_absent(self, args: tuple[Any, ...]) -> None:
+        """Of batches without an argument that the first one had, or with one that it had not."""
+        if self._first_args is None:
+            self._first_args = tuple(one is None for one in args)
+        for index, (first, now) in enumerate(zip(self._first_args, args, strict=False)):
+            if first != (now is None):
+                warnings.warn(
+                    f"argument {index} is None in some of the batches: what the model would "
+                    "observe of it there is drawn instead, and such a batch tells nothing of it. "
+                    "Leave it out, or give all batches their observations",
+                    UserWarning,
+                    stacklevel=2,
+                )
 
     def _warn_of_adopted(self) -> None:
         """Of parameters that are those of another guide, after the first step."""

@@ -92,6 +92,7 @@ def test_a_loader_gives_all_its_rows() -> None:
         (model, [(x, y, float(i)) for i, (x, y) in enumerate(tuples())]),  # arguments differ
         (model, [(x, y, torch.tensor(1.0)) for x, y in tuples()]),  # one has no rows
         (model, [(x, y[:, None].expand(-1, i + 1)) for i, (x, y) in enumerate(tuples())]),
+        (model, [*tuples()[:2], (X[40:], None)]),  # no observations in the last one
         (model, range(3)),  # neither a list nor a loader
         (local, tuples()),
         (fixed, tuples()),  # takes batches of one size

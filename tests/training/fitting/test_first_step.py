@@ -148,3 +148,17 @@ def test_what_torch_says_of_itself_is_no_warning_of_the_fit() -> None:
             ):
                 warnings.warn(text, stacklevel=1)
     assert into == ["something of the data"]
+
+
+def test_a_batch_without_observations_is_told() -> None:
+    """A first one without them is refused before any step."""
+
+    def model(x: Tensor, y: Any = None) -> None:
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", 8, subsample_size=len(x)):
+            pyro.sample("y", dist.Normal(mean * x, 1.0), obs=y)
+
+    batches = [(X, X), (X + 1.0, None)]
+    guide = HyperNetworkGuide(model, init_from=None).setup(X, X)
+    result = quietly(model, batches=batches, guide=guide)
+    assert sum("argument 1 is None in some of the batches" in one for one in result.warnings) == 1
