@@ -106,6 +106,10 @@ def fit(
     * *deviations*: of a bijective guide of at most 100 latents and whole data: where importance
       weights are even enough to tell that deviations are off by more than 15%, the result warns.
 
+    * *what is left out*: where the first step calls networks whose parameters nobody trains (plain
+      ``torch.nn`` modules that no ``pyro.module`` tells of), where the guide leaves out latents of
+      the model, and where batches come without their observations, the result warns.
+
     Steps whose loss or gradient is not finite are skipped and counted. After ten in a row, or where
     the loss has risen far above what it was (of a ``LinearisedELBO``, ``LanczosELBO`` or
     ``Trace_ELBO``), the run goes back to parameters that were good and on at half the rate, at most
