@@ -41,7 +41,7 @@ def interrupted_at(count: int) -> tuple[Any, HyperNetworkGuide, nn.Module, Any]:
     """A fit whose validation has as many scores: model, guide, network, result."""
     pyro.clear_param_store()
     pyro.set_rng_seed(1)
-    norm = nn.BatchNorm1d(2)
+    norm = nn.BatchNorm1d(2, affine=False)
 
     def model(x: Tensor) -> None:
         w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
