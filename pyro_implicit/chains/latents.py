@@ -15,6 +15,7 @@ from pyro.infer.autoguide import init_to_median
 from pyro.infer.autoguide.initialization import InitMessenger, init_to_sample
 from torch import Tensor
 
+from pyro_implicit._few import few_of
 from pyro_implicit._random import RandomStream
 from pyro_implicit.chains.supports import check_supports
 from pyro_implicit.exceptions import SiteError
@@ -44,8 +45,8 @@ def read_latents(
     :param args: its arguments, all data.
     :param kwargs: its keyword arguments.
     :returns: the sites, and the medians of their priors in the unconstrained space, shape ``(m,)``.
-    :raises SiteError: if there is none, a discrete one, a plate that shows some of its rows, or one
-        whose support another latent decides.
+    :raises SiteError: if there is none, or none with a number, a discrete one, a plate that shows
+        some of its rows, or one whose support another latent decides.
     """
     # of so many draws that all chains do not share the luck of a few
     trace = _run(model, partial(init_to_median, num_samples=_MEDIAN_OF), args, kwargs)
@@ -60,6 +61,11 @@ def read_latents(
         )
     if args or kwargs:
         _warn_if_nothing_is_observed(trace)
+    if not sum(node["value"].numel() for node in nodes):
+        names = few_of([repr(node["name"]) for node in nodes])
+        raise SiteError(
+            f"the latents {names} of the model have no numbers: there is nothing to sample."
+        )
     sites = [LatentSite.from_trace(node, False) for node in nodes]
     check_supports(model, sites, args, kwargs)
     return sites, _flat(sites, trace)
@@ -100,6 +106,7 @@ def dispersed_start(
     :param args: arguments of the model.
     :param kwargs: keyword arguments of the model.
     :returns: shape ``(m,)``. Latents that cannot be drawn are normal about their centre.
+    :raises SiteError: if the model does not sample one of them in this run.
     """
     drawn = _flat(sites, _run(model, init_to_sample, args, kwargs)).to(centre)
     noise = torch.randn_like(drawn)
@@ -121,6 +128,13 @@ def _latents(trace: Any) -> list[dict[str, Any]]:
 
 
 def _flat(sites: list[LatentSite], trace: Any) -> Tensor:
+    absent = [site.name for site in sites if site.name not in trace.nodes]
+    if absent:
+        raise SiteError(
+            f"the model samples latent {absent[0]!r} in some of its runs alone, and a chain needs "
+            "one density of the same latents at every step. Let it sample all of them in every "
+            "run, those that are not used too."
+        )
     values = [trace.nodes[site.name]["value"] for site in sites]
     return torch.cat([unconstrained_start(s, v) for s, v in zip(sites, values, strict=True)])
 

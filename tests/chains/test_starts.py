@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pyro
@@ -237,3 +238,25 @@ def test_a_model_without_latents():
 def test_latents_of_every_row_are_fine_in_full_batches():
     chains = begun(torch.zeros(3, 13), local, (Y,), num_steps=60)
     assert chains.draws["mean"].shape == (4, 3, 12) and chains.draws["scale"].shape == (4, 3)
+
+
+def test_latents_without_a_number():
+    def empty():
+        pyro.sample("a", dist.Normal(torch.zeros(0), 1.0).to_event(1))
+        pyro.sample("x", dist.Normal(0.0, 1.0), obs=torch.tensor(0.5))
+
+    with pytest.raises(SiteError, match="latents 'a' of the model have no numbers"):
+        begun(2, empty, ())
+
+
+def test_a_latent_that_some_runs_leave_out():
+    runs = itertools.count()
+
+    def varying():
+        pyro.sample("a", dist.Normal(0.0, 1.0))
+        if next(runs) == 0:
+            pyro.sample("b", dist.Normal(0.0, 1.0))
+        pyro.sample("x", dist.Normal(0.0, 1.0), obs=torch.tensor(0.5))
+
+    with pytest.raises(SiteError, match="latent 'b' in some of its runs alone"):
+        begun(2, varying, ())
