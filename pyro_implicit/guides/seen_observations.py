@@ -76,7 +76,8 @@ def told_of_seen_observations(
         f"{TOLD_ONCE} {names} observes, which is then scored by them: "
         "this tells how well data are reconstructed that were seen, and predicts nothing; it may "
         "be above the evidence. For the evidence of new rows write -IWAE(100).loss(model, guide, "
-        "...), of pyro_implicit.objectives; for predictions a context of the inputs alone."
+        "...), of pyro_implicit.objectives, and divide it by the size of the plate; "
+        "for predictions a context of the inputs alone."
     )
 
 

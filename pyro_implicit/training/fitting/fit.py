@@ -294,7 +294,8 @@ def _found(run: Run, reason: str) -> list[str]:
     bound = -sum(last) / len(last)
     data = run.arguments.args, run.arguments.kwargs
     missed = missed_peaks(run.guide, run.model, *data, bound)
-    return missed or wrong_widths(run.guide, run.model, *data)
+    mode = run.objective.vectorize_particles
+    return missed or wrong_widths(run.guide, run.model, *data, mode)
 
 
 def _thin(guide: Any) -> list[str]:

@@ -45,7 +45,7 @@ _LEVEL = 0.005  # and of which the weights are certain, of all latents together
 
 
 def wrong_widths(
-    guide: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    guide: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: Any = True
 ) -> list[str]:
     """
     Compares the deviations of a guide's draws with those that their importance weights tell.
@@ -60,6 +60,7 @@ def wrong_widths(
     :param model: the model.
     :param args: its arguments, the whole data.
     :param kwargs: its keyword arguments.
+    :param mode: the ``vectorize_particles`` of the fit, which the model allows.
     :returns: what a user should know, in words: at most one text.
     """
     if not isinstance(guide, ImplicitGuide):
@@ -90,7 +91,7 @@ def wrong_widths(
     errors = _errors(sum(value.shape[-1] for value in flat.values()))
     told = {name: _worst(value, weights, errors) for name, value in flat.items()}
     wrong = {name: ratio for name, ratio in told.items() if ratio is not None}
-    return [_told(wrong)] if wrong else []
+    return [_told(wrong, mode)] if wrong else []
 
 
 def _size(joint: LogJoint, guide: ImplicitGuide) -> int:
@@ -173,13 +174,13 @@ def _ratios(draws: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     return ratio, 0.5 * ratio * change.square().sum(0).sqrt()
 
 
-def _told(wrong: dict[str, float]) -> str:
+def _told(wrong: dict[str, float], mode: Any) -> str:
     worst = sorted(wrong, key=lambda name: -abs(math.log(wrong[name])))
     few = ", ".join(f"{name!r} ({wrong[name]:.2f})" for name in worst[:3])
     more = f" and {len(worst) - 3} more" if len(worst) > 3 else ""
     return (
         "by importance weights, deviations of the posterior are these times those of the guide at "
         f"sites {few}{more}. Train on with more draws a step (resume=result, "
-        "objective=LinearisedELBO(64, vectorize_particles=True), a larger num_steps), or run "
+        f"objective=LinearisedELBO(64, vectorize_particles={mode!r}), a larger num_steps), or run "
         "refine(model, guide, ...)"
     )

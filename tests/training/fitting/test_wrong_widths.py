@@ -77,7 +77,9 @@ def test_the_ratio_of_two_normal_distributions(scale: float, ratio: float) -> No
     number = float(told.split("'x' (")[1].split(")")[0])
     assert number == pytest.approx(float((1 / own).mean()), rel=0.05)
     assert number == pytest.approx(ratio, rel=0.1)
-    assert "refine(model, guide" in told
+    assert "refine(model, guide" in told and "vectorize_particles=True" in told
+    (told,) = wrong_widths(guide, normal, (), {}, "vmap")
+    assert "vectorize_particles='vmap'" in told
 
 
 @pytest.mark.parametrize("scale", [0.9, 1.0, 1.1])
