@@ -190,6 +190,7 @@ class Run:
             self._commit(step, loss, rate)
             self._warn_once()
             self._warn_of_untrained(_params(capture))
+            self._try_validation()
             self._warn_of_adopted()
             self._warn_of_shared_latents()
         else:
@@ -215,7 +216,7 @@ class Run:
             warnings.warn(said, UserWarning, stacklevel=2)
 
     def _warn_of_untrained(self, params: dict[str, Tensor]) -> None:
-        """Of what stays as it is, and of what was not looked at, after the first step."""
+        """Of networks, and of latents, that no step will learn of, after the first one."""
         if not isinstance(self._called, CalledParameters):
             return
         called, self._called = self._called, nullcontext()
@@ -230,7 +231,10 @@ class Run:
             said.append(told_of_left_out(self.model, self.guide, *self._last))
         for text in filter(None, said):
             warnings.warn(text, UserWarning, stacklevel=2)
-        if self.validation is not None and not self.history[1:]:
+
+    def _try_validation(self) -> None:
+        """Scores held-out arguments by one draw after the first step, while nothing is lost."""
+        if self.validation is not None and len(self.history) == 1:
             self.validation.try_once()
 
     def _warn_of_absent(self, args: tuple[Any, ...]) -> None:
