@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import types
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from pyro import poutine
+from pyro.infer.autoguide import AutoCallable, AutoGuide
 from torch import Tensor, nn
 from torch.utils import _pytree
 
 from pyro_implicit._random import RandomStream
-from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, run_model
+from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, latent_sites, run_model
 from pyro_implicit.handlers.row_coupling import can_be_looked_at
 
 __all__ = ["TOLD_ONCE", "told_of_seen_observations", "warn_of_seen_observations"]
@@ -33,7 +35,7 @@ def warn_of_seen_observations(
     :param guide: any guide.
     :param tuple args: positional arguments of both.
     :param dict kwargs: keyword arguments of both.
-    :warns UserWarning: if the context of a conditional guide changes with what the model observes.
+    :warns UserWarning: if what the guide draws changes with what the model observes.
     """
     told = told_of_seen_observations(model, guide, args, kwargs)
     if told is not None:
@@ -45,7 +47,10 @@ def told_of_seen_observations(
     model: Any, guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str | None:
     """
-    Tells whether the context of a conditional guide changes with what the model observes.
+    Tells whether what a guide draws changes with what the model observes.
+
+    Of a conditional guide its context is compared, of others the draws of one seed: an encoder
+    written by hand reads the observations wherever it likes.
 
     :param model: a Pyro model.
     :param guide: any guide, or a list of some.
@@ -55,7 +60,8 @@ def told_of_seen_observations(
         many to be looked at.
     """
     readers = _readers(guide)
-    if not readers or not can_be_looked_at([*args, *kwargs.values()]):
+    may_read = bool(readers) or _may_read(guide)
+    if not may_read or not can_be_looked_at([*args, *kwargs.values()]):
         return None
     try:
         with RandomStream(0), poutine.block(), warnings.catch_warnings():
@@ -63,14 +69,11 @@ def told_of_seen_observations(
             names, changed = _changed(model, args, kwargs)
             if not names:
                 return None
-            other_args, other_kwargs = changed
-            pairs = [
-                (one.read_context(*args, **kwargs), one.read_context(*other_args, **other_kwargs))
-                for one in readers
-            ]
+            now = _made(guide, readers, args, kwargs)
+            then = _made(guide, readers, *changed)
     except Exception:  # what is wrong with a call is told by the call itself
         return None
-    if all(torch.equal(now, then) for now, then in pairs):
+    if len(now) != len(then) or all(map(torch.equal, now, then)):
         return None
     return (
         f"{TOLD_ONCE} {names} observes, which is then scored by them: "
@@ -79,6 +82,27 @@ def told_of_seen_observations(
         "...), of pyro_implicit.objectives, and divide it by the size of the plate; "
         "for predictions a context of the inputs alone."
     )
+
+
+def _may_read(guide: Any) -> bool:
+    """Whether draws may be made from the arguments: those of automatic guides never are."""
+    if isinstance(guide, types.FunctionType):  # also one of this package, in its examples
+        return True
+    parts = list(guide.modules()) if isinstance(guide, nn.Module) else [guide]
+    guides = [part for part in parts if part is guide or isinstance(part, AutoGuide)]
+    packages = {type(part).__module__.split(".")[0] for part in guides}
+    by_hand = any(isinstance(part, AutoCallable) for part in guides)
+    return by_hand or not packages <= {"pyro", "pyro_implicit"}
+
+
+def _made(
+    guide: Any, readers: list[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> list[Tensor]:
+    """What is made from the arguments: contexts, or the draws of one seed."""
+    if readers:
+        return [one.read_context(*args, **kwargs) for one in readers]
+    with RandomStream(0):
+        return [site["value"] for site in latent_sites(guide, args, dict(kwargs)).values()]
 
 
 def _readers(guide: Any) -> list[Any]:

@@ -60,10 +60,45 @@ class Encoder(nn.Module):
         return self.layer(both(x, y))
 
 
+class ByHand(nn.Module):
+    """The encoder of many tutorials: a network that reads the data, and a normal distribution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor, y: Tensor) -> None:
+        pyro.module("encoder", self.layer)
+        loc, scale = self.layer(both(x, y)).unbind(-1)
+        with pyro.plate("data", 8, subsample_size=len(x)):
+            pyro.sample("z", dist.Normal(loc, scale.exp()))
+
+
+def by_function(x: Tensor, y: Tensor) -> None:
+    slope = pyro.param("slope", torch.tensor(0.5))
+    with pyro.plate("data", 8, subsample_size=len(x)):
+        pyro.sample("z", dist.Normal(slope * (y - x[:, 0]), 0.7))
+
+
+def of_inputs(x: Tensor, y: Tensor) -> None:
+    with pyro.plate("data", 8, subsample_size=len(x)):
+        pyro.sample("z", dist.Normal(x[:, 0], 0.7))
+
+
+def in_a_list_by_hand() -> Any:
+    guide = AutoGuideList(mixed)
+    guide.append(AutoNormal(poutine.block(mixed, expose=["b"])))
+    guide.append(by_function)
+    return guide
+
+
 CASES: dict[str, Callable[[], tuple[Any, Any]]] = {
     "a function": lambda: (rows, ConditionalHyperNetworkGuide(rows, context=both)),
     "a network": lambda: (rows, ConditionalHyperNetworkGuide(rows, context=Encoder())),
     "in a list": lambda: (mixed, in_a_list()),
+    "a module by hand": lambda: (rows, ByHand()),
+    "a function by hand": lambda: (rows, by_function),
+    "in a list by hand": lambda: (mixed, in_a_list_by_hand()),
 }
 
 
@@ -106,7 +141,10 @@ def test_a_context_of_the_inputs_is_not(joined: bool) -> None:
     for score in (evaluate, log_predictive_density):
         score(rows, guide, x, y, num_samples=2)
     one = HyperNetworkGuide(rows, init_from=None).setup(x, y)
-    evaluate(rows, one, x, y, num_samples=2)
+    automatic = AutoNormal(rows)
+    automatic(x, y)
+    for other in (one, automatic, of_inputs):
+        evaluate(rows, other, x, y, num_samples=2)
 
 
 def test_large_data_and_broken_calls_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
