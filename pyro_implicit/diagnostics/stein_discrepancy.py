@@ -22,6 +22,7 @@ from pyro_implicit._checks import check_count, check_model, check_number
 from pyro_implicit.diagnostics._unconstrained import constrained_draws, unconstrained_draws
 from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.ops.kernels import median_distance
 from pyro_implicit.ops.logdet import upcast
@@ -122,9 +123,10 @@ def stein_discrepancy(
     if not (isinstance(length, str) and length == "median"):
         length = check_number("length", length, above=0, why=", or 'median'")
     watched = WatchedParameters(guide)
-    draws = constrained_draws(guide, num_samples, args, kwargs)
-    sites, u = unconstrained_draws(model, draws, args, kwargs)
-    scores = LogJoint(model, sites, args, kwargs).scores(u)
+    with explained_errors(args, kwargs, guide):
+        draws = constrained_draws(guide, num_samples, args, kwargs)
+        sites, u = unconstrained_draws(model, draws, args, kwargs)
+        scores = LogJoint(model, sites, args, kwargs).scores(u)
     for text in watched.warnings():
         warnings.warn(text, stacklevel=_CALLER)
     return _compare(upcast(u), upcast(scores), num_bootstrap, length, beta)

@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 #: what models raise on data that they do not expect
-RAW = (AttributeError, RuntimeError, TypeError, ValueError)
+RAW = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
 
 _LONGEST = 160  # characters of a raw message
 _TYPES = re.compile(
@@ -40,6 +40,9 @@ _PRODUCT = re.compile(
     r"shapes cannot be multiplied|size mismatch, got input|to have \d+ channels, but got"
     r"|size does not match weight size"
     r"|input\.size\(-1\) must be equal to input_size|inconsistent tensor size, expected tensor"
+)
+_INDICES = re.compile(
+    r"too many indices for tensor|Dimension out of range|out of bounds for dimension"
 )
 _SUPPORT = re.compile(r"to be within the support \((.*?)\) of the distribution (\w+)", re.DOTALL)
 _CLASSES = re.compile(r"IntegerInterval\(lower_bound=0, upper_bound=(\d+)\)")
@@ -271,6 +274,20 @@ def _columns(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | No
     )
 
 
+def _other_order(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
+    """A column comes before a table of as many rows, and sizes or indices do not agree."""
+    if not (_ROWS.search(str(error)) or _INDICES.search(str(error))) or _PLATE.search(str(error)):
+        return None
+    shapes = [tuple(one.shape) for one in tensors.values()]
+    is_column_first = bool(shapes) and len(shapes[0]) == 1
+    if not (is_column_first and any(len(s) > 1 and s[:1] == shapes[0] for s in shapes[1:])):
+        return None
+    return ShapeError(
+        f"{_shapes(tensors)}, and torch says: {_first_line(error)}. Hand the arguments over in the "
+        "order of the model's own: fit(model, guide, x, y) for def model(x, y=None)."
+    )
+
+
 def _not_finite(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
     text = _first_line(error)
     refused = refuses_parameter(error) or _SUPPORT.search(str(error))
@@ -337,6 +354,7 @@ _KINDS: tuple[Callable[[Exception, dict[str, Tensor]], ImplicitError | None], ..
     _written_in_place,
     _unequal_rows,
     _columns,
+    _other_order,
     _not_finite,
     _rows_shown,
     _plate_size,

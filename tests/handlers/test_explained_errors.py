@@ -323,6 +323,31 @@ def test_other_errors_of_sizes_and_other_guides_stay() -> None:
             raise RuntimeError(torn)
 
 
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("by", ["column", "product"])
+@pytest.mark.filterwarnings("ignore:the first argument has shape")
+def test_inputs_and_observations_in_the_wrong_order(
+    name: str, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def by_column(x: Tensor, y: Tensor | None = None) -> Tensor:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        mean = x[:, 0] * w[..., :1] + x[:, 1] * w[..., 1:]
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", dist.Normal(mean.reshape(-1), 1.0), obs=y)
+
+    if by == "column":
+        monkeypatch.setitem(globals(), "line", by_column)
+    guide = HyperNetworkGuide(line).setup(X, X[:, 0])
+    with pytest.raises(ShapeError, match="in the order of the model's own"):
+        CALLS[name](guide, X[:, 0], X)
+
+
+def test_indices_and_sizes_of_another_cause_stay() -> None:
+    for error in (IndexError("too many indices for tensor of dimension 1"), IndexError("pop")):
+        for data in ((X, X[:, 0]), (X[:2, 0], X), ()):
+            assert explained(error, data, {}) is None
+
+
 @pytest.mark.parametrize("name", [name for name in CALLS if name != "validation"])
 def test_other_numbers_of_rows_are_refused_by_all(name: str) -> None:
     guide = HyperNetworkGuide(line).setup(X, X[:, 0])
