@@ -3,6 +3,7 @@
 # Shape legend: C chains, T draws of each.
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 from pyro_implicit.arviz.compatibility import import_arviz
 from pyro_implicit.exceptions import StateError
 
-__all__ = ["LIMIT", "effective_sizes", "r_hats", "warn_of"]
+__all__ = ["LIMIT", "agreement", "effective_sizes", "r_hats", "warn_of"]
 
 #: the r-hat above which chains are said to disagree
 LIMIT = 1.1
@@ -46,6 +47,28 @@ def effective_sizes(draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
     :raises StateError: for fewer than 4 draws.
     """
     return _summary("ess", draws)
+
+
+def agreement(draws: Mapping[str, Tensor]) -> str:
+    """
+    Says in a line how far chains agree.
+
+    :param dict draws: of latents by name, shape ``(C, T, *shape)``.
+    :returns: the largest r-hat and the smallest effective size; nothing of a single chain, or of
+        too few draws.
+    """
+    if any(len(one) < 2 or one.shape[1] < _FEWEST for one in draws.values()):
+        return ""
+    found = {name: one.nan_to_num(0.0) for name, one in r_hats(draws).items() if one.numel()}
+    worst = max(found, key=lambda name: float(found[name].max()))
+    over = torch.cat([one.reshape(-1) for one in found.values()]) > LIMIT
+    sizes = torch.cat([one.reshape(-1) for one in effective_sizes(draws).values()])
+    share = f" and above {LIMIT} for {float(over.double().mean()):.0%} of the entries"
+    return (
+        f"r-hat of latents up to {float(found[worst].max()):.3g} ({worst!r})"
+        f"{share if bool(over.any()) else ''}, effective sample size at least "
+        f"{float(sizes.nan_to_num(math.inf).min()):.0f}"
+    )
 
 
 def _summary(function: str, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -76,7 +76,8 @@ def refine(
 
     *When not*: where the posterior under the model's prior is not the better predictor (large
     classifiers with standard normal priors), and where one gradient on all data is too dear. It is
-    not converged because it has ended: look at ``chains.predictive_r_hat(...)``.
+    not converged because it has ended: ``print(chains)`` has the worst r-hat of latents; of
+    networks look at ``chains.predictive_r_hat(...)``.
 
     :param model: a Pyro model with continuous latents and full batches.
     :param start: where chains begin. A number: so many modes, each sought from its own place
@@ -115,7 +116,9 @@ def refine(
     :raises ShapeError: for starts of another shape than the latents', observations of another shape
         than their distributions, and for no rows.
     :warns UserWarning: if nothing is observed, the model does not vectorise, or the step size does
-        not suit the posterior: the warm-up was too short; if parameters of the model were lost
+        not suit the posterior: the warm-up was too short; if the chains have not mixed by the
+        r-hat of their latents (50 draws of each, up to 1000 latents, weights of layers left out:
+        of these ask ``chains.predictive_r_hat``, as of more); if parameters of the model were lost
         that the guide was fitted with.
 
     Example::

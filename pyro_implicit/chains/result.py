@@ -13,7 +13,7 @@ from torch import Tensor
 from pyro_implicit._checks import check_count, check_flag, check_names, check_state
 from pyro_implicit._plain import as_state_error
 from pyro_implicit._progress import progress_bar
-from pyro_implicit.chains.convergence import effective_sizes, r_hats, warn_of
+from pyro_implicit.chains.convergence import agreement, effective_sizes, r_hats, warn_of
 from pyro_implicit.chains.density import ChainDensity
 from pyro_implicit.chains.draws_guide import DrawsGuide
 from pyro_implicit.chains.kernels import kernel_from
@@ -38,6 +38,12 @@ _OF_PREDICTIONS = (
     "Predictions pool them all the same, as an ensemble does, but their spread is not the "
     "posterior's. Let them go on: chains.run(...)."
 )
+
+#: draws of each chain from which on disagreement is no matter of chance
+_FEWEST_DRAWS = 50
+#: most latents, and numbers in all, whose r-hats are asked for without having been
+_MOST_LATENTS = 1000
+_MOST_NUMBERS = 5_000_000
 
 
 class Chains(DrawsGuide):
@@ -86,7 +92,8 @@ class Chains(DrawsGuide):
         :returns: itself.
         :raises ArgumentError: for bad values, or too few steps for a draw.
         :raises StateError: if the chains were loaded without a model, or are a part of others.
-        :warns UserWarning: if the step size does not suit the posterior; if parameters or running
+        :warns UserWarning: if the step size does not suit the posterior; if the chains have not
+            mixed, see :func:`~pyro_implicit.refine`; if parameters or running
             statistics of the model were moved since then, so that they go on with another density.
         """
         num_steps = check_count("num_steps", num_steps)
@@ -121,7 +128,26 @@ class Chains(DrawsGuide):
         if not self.interrupted and self._program is not None:
             given = self._program
             check_supports_at(given.model, self.sites, self.unconstrained, given.args, given.kwargs)
+        if not self.interrupted and self.num_draws >= _FEWEST_DRAWS:
+            self._warn_of_disagreement()
         return self
+
+    def _warn_of_disagreement(self) -> None:
+        """Of weights nothing is said: those of equivalent networks differ."""
+        if self.num_chains > 1 and self._is_small and not self._has_layers:
+            warn_of("latents", r_hats(self.draws), _OF_LATENTS, _CALLER + 1)
+
+    @property
+    def _is_small(self) -> bool:
+        """Whether r-hats of all latents take a second at most."""
+        chains, draws, latents = self.by_chain.shape
+        return latents <= _MOST_LATENTS and chains * draws * latents <= _MOST_NUMBERS
+
+    @property
+    def _has_layers(self) -> bool:
+        """Whether most latents are in several matrices, as the weights of a network are."""
+        matrices = [site.numel for site in self.sites if site.event_dim >= 2]
+        return len(matrices) > 1 and 2 * sum(matrices) >= sum(site.numel for site in self.sites)
 
     # ---- what they are
 
@@ -327,7 +353,13 @@ class Chains(DrawsGuide):
             lines.append("interrupted: chains.run(...) goes on")
         if self.sample_stats:
             lines.append(self._steps_in_words())
-        return "\n".join(lines)
+        if self._has_layers:
+            lines.append("whether they agree: chains.predictive_r_hat(x_test)")
+        elif self._is_small:
+            lines.append(agreement(self.draws))
+        else:
+            lines.append("whether they agree: chains.r_hat()")
+        return "\n".join(line for line in lines if line)
 
     def _steps_in_words(self) -> str:
         """Step size, how exact the steps are by the kernel's own measure, and how many failed."""

@@ -108,7 +108,8 @@ def evaluate(
     :warns UserWarning: if the first argument has lost a dimension since the guide was built;
         if the guide has a latent of each row, and these are other rows; if the model holds
         its observations itself and is given other inputs; if the guide makes its latents
-        from what is observed; if it does not draw all of the model's latents, or draws one outside its prior's support; if a site is that of
+        from what is observed; if it does not draw all of the model's latents, or draws one
+        outside its prior's support; if a site is that of
         an :class:`~pyro_implicit.ImplicitProcess`, whose draws know nothing of the data; if the
         guide draws what ``poutine.condition`` holds, or if all that the model observes is held so
         and not clearly data; if ``batch_size`` is given and no argument is a tensor, or the model

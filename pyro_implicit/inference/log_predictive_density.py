@@ -102,7 +102,8 @@ def log_predictive_density(
     :warns UserWarning: if the first argument has lost a dimension since the guide was built;
         if the guide has a latent of each row, and these are other rows; if the model holds
         its observations itself and is given other inputs; if the guide makes its latents
-        from what is observed; if it does not draw all of the model's latents, or draws one outside its prior's support; if the model has
+        from what is observed; if it does not draw all of the model's latents, or draws one
+        outside its prior's support; if the model has
         ``pyro.factor`` within a plate, which holds no data and is left out; if the guide draws
         what ``poutine.condition`` holds, or if all that it observes is held so and not clearly
         data.

@@ -25,7 +25,7 @@ from pyro_implicit import (
 from pyro_implicit.chains import HMC, MCLMC, Chains
 from pyro_implicit.exceptions import ArgumentError, DensityError, SiteError, StateError
 from pyro_implicit.saving import load_state, save_state
-from tests.chains.models import X, Y, line, local, two_modes
+from tests.chains.models import ROWS, X, Y, line, local, two_modes
 
 KERNELS = {"mclmc": MCLMC(thin=3), "hmc": HMC()}
 
@@ -74,7 +74,7 @@ def test_a_refused_step_does_not_make_the_energy_error_of_the_others_enormous(ch
     told = {name: value.clone() for name, value in chains.sample_stats.items()}
     told["diverging"][0, 0], told["energy_error"][0, 0] = True, 1e6
     twin.__class__ = type("Told", (Chains,), {"sample_stats": property(lambda self: told)})
-    line = str(twin).splitlines()[-1]
+    line = str(twin).splitlines()[1]
     assert float(line.split("per latent ")[1].split(",")[0]) < 1.0
 
 
@@ -82,6 +82,7 @@ def test_a_refused_step_does_not_make_the_energy_error_of_the_others_enormous(ch
 
 
 @pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.filterwarnings("ignore:the r-hat of latents")  # in so few steps
 def test_a_seed_fixes_every_bit_and_moves_nothing_outside(name):
     before = torch.get_rng_state()
     first = run(name, 300)  # of any seed some gradients are left after the warm-up
@@ -317,6 +318,25 @@ def test_chains_of_one_mode_agree(chains):
     assert sizes["mean"].shape == (12,)
 
 
+def test_the_print_says_where_agreement_is_to_be_looked_for(chains, monkeypatch):
+    assert "r-hat of latents up to 1.0" in str(chains)
+    assert "r-hat" not in str(chains.split()[0])
+    monkeypatch.setattr("pyro_implicit.chains.result._MOST_LATENTS", 2)
+    assert str(chains).endswith("whether they agree: chains.r_hat()")
+
+    def network(x: torch.Tensor, y: torch.Tensor) -> None:
+        first = pyro.sample("first", dist.Normal(torch.zeros(1, 2), 1.0).to_event(2))
+        second = pyro.sample("second", dist.Normal(torch.zeros(2, 1), 1.0).to_event(2))
+        with pyro.plate("data", ROWS):
+            mean = (torch.tanh(x[:, None] @ first) @ second).squeeze(-1)
+            pyro.sample("y", dist.Normal(mean, 0.3), obs=y)
+
+    start = torch.tensor([[9.0, 0.0, 9.0, 0.0], [0.0, 9.0, 0.0, 9.0]])
+    found = run(MCLMC(step_size=0.001, thin=1), 90, start, network, num_chains=2)
+    assert found.num_draws >= 50  # and nothing was said of their weights
+    assert str(found).endswith("whether they agree: chains.predictive_r_hat(x_test)")
+
+
 def test_chains_that_disagree_warn():
     start = torch.tensor([[2.0, 0.0], [2.0, 0.0], [-2.0, 0.0]])
     chains = run(MCLMC(step_size=0.02, thin=3), 60, start, two_modes, ())
@@ -368,6 +388,22 @@ def test_bad_arguments(chains):
 def test_the_bar_shows_the_phase(capsys):
     run(num_steps=120, progress=True)
     assert "sampling, lp" in capsys.readouterr().err
+
+
+def test_chains_that_disagree_are_told_when_they_end() -> None:
+    """Each of two modes has chains that never leave it."""
+
+    def far() -> None:
+        x = pyro.sample("x", dist.Normal(0.0, 20.0))
+        b = pyro.sample("b", dist.Normal(0.0, 1.0))
+        pyro.factor("modes", -((x.abs() - 10.0) ** 2) * 50 - b**2)
+
+    start = torch.tensor([[-10.0, 0.0], [-10.0, 0.1], [10.0, 0.0], [10.0, 0.1]])
+    options = {"num_chains": 4, "num_warmup": 100, "num_steps": 1500, "seed": 0}
+    with pytest.warns(UserWarning, match=r"r-hat of latents is up to .* \(site 'x'") as caught:
+        found = refine(far, start, progress=False, **options)
+    assert [one.filename for one in caught] == [__file__]
+    assert "r-hat of latents up to" in str(found) and "('x')" in str(found)
 
 
 def test_one_chain_has_no_r_hat(chains):

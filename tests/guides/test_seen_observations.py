@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ from pyro_implicit import (
     fit,
     log_predictive_density,
 )
+from pyro_implicit.guides.seen_observations import told_of_seen_observations
 
 X, Y = torch.randn(8, 2), torch.randn(8)
 SEEN = r"made from it|makes its latents from what \['y'\] observes"
@@ -85,6 +87,20 @@ def of_inputs(x: Tensor, y: Tensor) -> None:
         pyro.sample("z", dist.Normal(x[:, 0], 0.7))
 
 
+def without_a_number(x: Tensor, y: Tensor) -> None:
+    with pyro.plate("data", 8, subsample_size=len(x)):
+        pyro.sample("z", dist.Normal(x[:, 0] * math.nan, 0.7, validate_args=False))
+
+
+def of_no_seed(x: Tensor, y: Tensor) -> None:
+    calls.append(1)
+    with pyro.plate("data", 8, subsample_size=len(x)):
+        pyro.sample("z", dist.Normal(float(len(calls)), 0.7))
+
+
+calls: list[int] = []
+
+
 def in_a_list_by_hand() -> Any:
     guide = AutoGuideList(mixed)
     guide.append(AutoNormal(poutine.block(mixed, expose=["b"])))
@@ -143,8 +159,9 @@ def test_a_context_of_the_inputs_is_not(joined: bool) -> None:
     one = HyperNetworkGuide(rows, init_from=None).setup(x, y)
     automatic = AutoNormal(rows)
     automatic(x, y)
-    for other in (one, automatic, of_inputs):
+    for other in (one, automatic, of_inputs, of_no_seed):
         evaluate(rows, other, x, y, num_samples=2)
+    assert told_of_seen_observations(rows, without_a_number, (x, y), {}) is None
 
 
 def test_large_data_and_broken_calls_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
