@@ -67,10 +67,12 @@ def told_of_seen_observations(
     try:
         with RandomStream(0), poutine.block(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            now = _made(guide, readers, args, kwargs)
+            if _same(now, _made(guide, readers, *_all_flipped(args, kwargs))):
+                return None  # and no run of the model
             names, changed = _changed(model, args, kwargs)
             if not names:
                 return None
-            now = _made(guide, readers, args, kwargs)
             if _same(now, _made(guide, readers, *changed)):
                 return None
             if not _same(now, _made(guide, readers, args, kwargs)):  # which no seed fixes
@@ -129,20 +131,37 @@ def _changed(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tu
     run_model(model, args, dict(kwargs), visit)
     leaves, shape = _pytree.tree_flatten((args, dict(kwargs)))
     names: list[str] = []
-    others = []
-    for leaf in leaves:
-        found = [name for name, value in observed.items() if _is_part(value, leaf)]
-        names += found
-        others.append(leaf.flip(0) if found else leaf)
-    return list(dict.fromkeys(names)), _pytree.tree_unflatten(others, shape)
+    read = [False] * len(leaves)
+    for name, value in observed.items():
+        found = [_is_part(value, leaf) for leaf in leaves]
+        found = found if any(found) else [_is_equal(value, leaf) for leaf in leaves]
+        names += [name] if any(found) else []
+        read = [one or other for one, other in zip(read, found, strict=True)]
+    others = [leaf.flip(0) if one else leaf for leaf, one in zip(leaves, read, strict=True)]
+    return names, _pytree.tree_unflatten(others, shape)
+
+
+def _all_flipped(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """All arguments with their rows in the opposite order."""
+
+    def flipped(leaf: Any) -> Any:
+        return leaf.flip(0) if isinstance(leaf, Tensor) and leaf.dim() else leaf
+
+    return _pytree.tree_map(flipped, (args, dict(kwargs)))
+
+
+def _is_equal(value: Tensor, argument: Any) -> bool:
+    """Whether a value is that of an argument, in whatever memory."""
+    if not isinstance(argument, Tensor) or not argument.dim():
+        return False
+    same_size = argument.numel() == value.numel()
+    return same_size and torch.equal(argument.reshape(-1).to(value.dtype), value.reshape(-1))
 
 
 def _is_part(value: Tensor, argument: Any) -> bool:
-    """Whether a value is an argument, or a whole column, row or entry of it."""
+    """Whether a value is in the memory of an argument: a column, row or entry of it, or all."""
     if not isinstance(argument, Tensor) or not argument.dim() or argument.numel() < value.numel():
         return False
-    if argument.numel() == value.numel():
-        return torch.equal(argument.reshape(-1).to(value.dtype), value.reshape(-1))
     begin, own = argument.data_ptr(), value.data_ptr()
     end = begin + argument.numel() * argument.element_size()
     return argument.is_contiguous() and begin <= own < end

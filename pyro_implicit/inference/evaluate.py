@@ -128,7 +128,6 @@ def evaluate(
     warn_of_other_shapes(guide, args)
     warn_of_other_rows(guide, args, kwargs)
     warn_of_held_data(model, guide, args, kwargs)
-    warn_of_seen_observations(model, guide, args, kwargs)
     num_samples = check_count("num_samples", num_samples)
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
@@ -153,6 +152,7 @@ def evaluate(
     job.from_prior -= observed_when_built(guide)
     if job.missing_latents():
         warnings.warn(job.missing_latents(), stacklevel=_CALLER)
+    warn_of_seen_observations(model, guide, args, kwargs)  # last: a function's draws may end
     return _report(job, guide, seed)
 
 

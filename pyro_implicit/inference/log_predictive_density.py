@@ -16,6 +16,7 @@ from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._random import RandomStream, mixed_seed
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.argument_dims import warn_of_other_rows, warn_of_other_shapes
+from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.held_data import observed_when_built, warn_of_held_data
 from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
@@ -46,8 +47,9 @@ from pyro_implicit.handlers.pointwise import (
 from pyro_implicit.handlers.rows import number_of_rows
 from pyro_implicit.handlers.sum_out import inseparable
 from pyro_implicit.handlers.upstream import upstream_sites
+from pyro_implicit.inference.evaluation.draw_chunks import DrawChunks
 from pyro_implicit.inference.from_prior import came_from_prior
-from pyro_implicit.inference.numbered import numbered_if_called
+from pyro_implicit.inference.numbered import numbered_if_called, numbered_if_drawn
 from pyro_implicit.inference.outside_support import drawn_outside, is_outside
 
 __all__ = ["DataOfPlates", "Noted", "log_predictive_density", "mean_densities"]
@@ -69,10 +71,11 @@ def log_predictive_density(
     by :func:`~pyro_implicit.evaluate`; a datum of which a part is masked keeps the rest. What
     ``poutine.condition`` holds is no datum where the model observes others.
 
-    Draws are made one after the other, and of each only its densities are kept. In expectation the
-    value rises with ``num_samples``: compare at the same number. Discrete latents that are marked
-    for enumeration are summed out; what they join is one datum (a sequence of a hidden Markov
-    model), and values that ``obs_mask`` hides of it are integrated out.
+    Draws are gone through one after the other, and of each only its densities are kept. They are
+    those of :func:`~pyro_implicit.evaluate` with the same seed, unless latents are made by row. In
+    expectation the value rises with ``num_samples``: compare at the same number. Discrete latents
+    that are marked for enumeration are summed out; what they join is one datum (a sequence of a
+    hidden Markov model), and values that ``obs_mask`` hides of it are integrated out.
 
     Example::
 
@@ -117,7 +120,6 @@ def log_predictive_density(
     warn_of_other_shapes(guide, args)
     warn_of_other_rows(guide, args, kwargs)
     warn_of_held_data(model, guide, args, kwargs)
-    warn_of_seen_observations(model, guide, args, kwargs)
     num_samples = check_count("num_samples", num_samples)
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
     number_of_rows(args, kwargs)  # which are some
@@ -126,6 +128,7 @@ def log_predictive_density(
     noted.forgotten -= observed_when_built(guide)
     for text in [*noted.warnings(), *watched.warnings()]:
         warnings.warn(text, stacklevel=2)
+    warn_of_seen_observations(model, guide, args, kwargs)  # last: a function's draws may end
     return densities
 
 
@@ -200,9 +203,11 @@ def mean_densities(
     kept: Any = None
     noted = noted or Noted()
     with evaluation_mode():  # around all draws: what is told of it is told once
+        draws = _Draws(guide, args, kwargs, num_samples, seed)
         for index in range(num_samples):
             with RandomStream(mixed_seed(seed, index)), explained_errors(args, kwargs, guide):
-                one, counted = _log_densities(model, guide, args, kwargs, noted)
+                latents = draws.at(index)
+                one, counted = _log_densities(model, latents, draws.numbered, args, kwargs, noted)
             if total is None:
                 total, kept = one, counted
             else:
@@ -292,16 +297,53 @@ class _Densities:
         return not is_auxiliary(site)
 
 
+class _Draws:
+    """
+    The draws of a guide one after the other; of those that make many at once, made many at once.
+
+    :param guide: any guide.
+    :param tuple args: its positional arguments.
+    :param dict kwargs: its keyword arguments.
+    :param int num_samples: how many draws.
+    :param int seed: of them.
+    """
+
+    def __init__(
+        self, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any], num_samples: int, seed: int
+    ) -> None:
+        self.guide, self.args, self.kwargs = guide, args, kwargs
+        at_once = callable(getattr(guide, "sample", None))
+        by_row = isinstance(guide, ConditionalGuide)  # whose draws are of the rows of a call
+        self._chunks: DrawChunks | None = None
+        if at_once and not by_row:
+            with explained_errors(args, kwargs, guide):
+                self._chunks = DrawChunks(guide, args, kwargs, num_samples, seed)
+        #: whether latents of rows are in the order of the rows' numbers
+        self.numbered = numbered_if_drawn(guide) if self._chunks else numbered_if_called(guide)
+
+    def at(self, index: int) -> dict[str, Tensor]:
+        """
+        One draw.
+
+        :param int index: of the draw, each once and in order.
+        :returns: values by name, of the shape of their sites.
+        """
+        if self._chunks is not None:
+            held, offset = self._chunks.holding(index)
+            return {name: values[index - offset] for name, values in held.items()}
+        sites = latent_sites(self.guide, self.args, self.kwargs)
+        return {name: site["value"] for name, site in sites.items()}
+
+
 def _log_densities(
     model: Callable[..., Any],
-    guide: Callable[..., Any],
+    latents: dict[str, Tensor],
+    numbered: bool,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     noted: Noted,
 ) -> tuple[Tensor, Tensor]:
     """The log-densities of all data under one draw, and whether each is not masked."""
-    latents = {name: site["value"] for name, site in latent_sites(guide, args, kwargs).items()}
-    numbered = numbered_if_called(guide)
     found = _Densities(latents, noted)
     with OwnSubsample(sizes_of_arguments(args, kwargs)), HeldSites(latents) as held:
         try:
