@@ -165,7 +165,8 @@ def refine(
             walk = Walk.begin(moves, num_warmup, generator, u, density)
             chains = Chains(sites, own, walk, program, interrupted)
             chains.how = density.how
-            chains.observed = frozenset(HeldData(model, args, kwargs).observed)
+            held = HeldData(model, args, kwargs)
+            chains.observed, chains.sampled = frozenset(held.observed), held.sampled
             if num_steps and not interrupted:
                 chains._run(density, num_steps, progress)
         remember_fit(model, chains, args, kwargs, are_chains=True)

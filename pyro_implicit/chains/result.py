@@ -80,6 +80,8 @@ class Chains(DrawsGuide):
         self.how = ""
         #: sites that the model observed: what may be left out to be predicted
         self.observed: frozenset[str] = frozenset()
+        #: all sites that the model had; None where that is not known
+        self.sampled: frozenset[str] | None = None
 
     # ---- going on
 
@@ -393,6 +395,7 @@ class Chains(DrawsGuide):
             "target": walk.target,
             "interrupted": self.interrupted,
             "observed": sorted(self.observed),
+            "sampled": None if self.sampled is None else sorted(self.sampled),
             "progress": {**vars(now), "state": dict(now.state)},
             "kept": torch.stack(walk.kept, 1) if walk.kept else None,
             "statistics": self.sample_stats,
@@ -436,6 +439,8 @@ class Chains(DrawsGuide):
             dtype = getattr(torch, state["dtype"])
             chains = cls(sites, dtype, walk, program, bool(state["interrupted"]))
             chains.observed = frozenset(map(str, state.get("observed", ())))
+            met = state.get("sampled")  # which older states do not have
+            chains.sampled = None if met is None else frozenset(map(str, met))
         if program is not None:
             program.check_latents(sites)
         return chains

@@ -58,6 +58,7 @@ class FirstCall:
             "rows": _listed(self.rows),
             "arguments": sorted(list(one) for one in self.held.arguments),
             "observed": observed,
+            "sampled": None if self.held.sampled is None else sorted(self.held.sampled),
             "parameters": self.parameters.to_state(),
             "statistics": {n: list(one) for n, one in self.parameters.statistics.now().items()},
         }
@@ -75,6 +76,7 @@ class FirstCall:
         held = HeldData.from_prints(
             {_print(one, "arguments") for one in state["arguments"] if one is not None},
             {name: _print(one, "observed") for name, one in state["observed"].items()},
+            _names(state.get("sampled")),  # which older states do not have
         )
         prints = {n: _print(one, "statistics") for n, one in state["statistics"].items()}
         saved = {name: one for name, one in prints.items() if one is not None}
@@ -84,6 +86,14 @@ class FirstCall:
         return cls(
             tuple(map(_shape, state["shapes"])), _print(state["rows"], "rows"), held, parameters
         )
+
+
+def _names(value: Any) -> frozenset[str] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or any(type(name) is not str for name in value):
+        raise StateError(f"sites in {FIRST_CALL!r} of the state are {shown(value)}.")
+    return frozenset(value)
 
 
 def _listed(value: Any) -> list[Any] | None:

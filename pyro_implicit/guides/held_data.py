@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from pyro import poutine
+from pyro.infer.autoguide import AutoGuideList
+from pyro.infer.autoguide.initialization import InitMessenger
+from pyro.poutine.condition_messenger import ConditionMessenger
 from torch import Tensor
 
 from pyro_implicit._random import RandomStream
+from pyro_implicit.exceptions import StateError
 from pyro_implicit.handlers.held_sites import HeldSites
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, run_model
 from pyro_implicit.handlers.row_coupling import can_be_looked_at
 from pyro_implicit.handlers.same_rows import fingerprint
 
-__all__ = ["HeldData", "observed_when_built", "warn_of_held_data"]
+__all__ = ["HeldData", "observed_when_built", "sampled_when_built", "warn_of_held_data"]
 
 
 class HeldData:
@@ -34,19 +39,30 @@ class HeldData:
         self.arguments = _fingerprints(args, kwargs) if is_small else set()
         #: names of the parameters that the model makes
         self.parameters: list[str] = []
-        self.observed = _observed(model, args, kwargs, is_small, self.parameters)
+        #: names of all sites that the model has; None where that is not known
+        self.sampled: frozenset[str] | None = None
+        met: set[str] = set()
+        self.observed = _observed(model, args, kwargs, is_small, self.parameters, met)
+        self.sampled = frozenset(met) or None
 
     @classmethod
-    def from_prints(cls, arguments: set[Any], observed: dict[str, Any]) -> HeldData:
+    def from_prints(
+        cls,
+        arguments: set[Any],
+        observed: dict[str, Any],
+        sampled: frozenset[str] | None = None,
+    ) -> HeldData:
         """
         What a saved guide knows of the call that built it.
 
         :param arguments: fingerprints of the arguments.
         :param observed: fingerprint of what each site observes, or None.
+        :param sampled: names of all sites, or None.
         :returns: it, without parameters.
         """
         held = cls.__new__(cls)
         held.arguments, held.observed, held.parameters = arguments, observed, []
+        held.sampled = sampled
         return held
 
     def still_there(
@@ -93,6 +109,43 @@ def observed_when_built(guide: Any) -> frozenset[str]:
     return frozenset().union(*map(observed_when_built, parts), getattr(guide, "observed", ()))
 
 
+def sampled_when_built(model: Any, guide: Any) -> frozenset[str] | None:
+    """
+    Sites that a model had when the guide was built: others are new, as those of a forecast.
+
+    :param model: a Pyro model, or it with values held by ``poutine.condition``.
+    :param guide: any guide of it.
+    :returns: their names; None where the guide is of another model (one that hides sites, say), or
+        does not know.
+    """
+    try:
+        own = getattr(guide, "model", None)
+    except StateError:  # of a guide that was loaded
+        return None
+    if own is None or _unconditioned(model) is not _unconditioned(own):
+        return None
+    held: HeldData | None = getattr(guide, "_held_data", None)
+    if held is not None:
+        return held.sampled
+    if hasattr(guide, "sampled"):  # chains
+        found: frozenset[str] | None = guide.sampled
+        return found
+    trace = getattr(guide, "prototype_trace", None)  # of Pyro's
+    if trace is None or isinstance(guide, AutoGuideList):
+        return None
+    return frozenset(name for name, node in trace.nodes.items() if node["type"] == "sample")
+
+
+def _unconditioned(model: Any) -> Any:
+    """What values are held in, by ``poutine.condition`` or where a guide looks for its start."""
+    while isinstance(wrapped := getattr(model, "func", None), partial):
+        handler, *inner = wrapped.args or (None,)
+        if not (isinstance(handler, (ConditionMessenger, InitMessenger)) and len(inner) == 1):
+            break
+        model = inner[0]
+    return model
+
+
 def warn_of_held_data(
     model: Any, guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
@@ -131,11 +184,14 @@ def _observed(
     kwargs: Mapping[str, Any],
     is_small: bool,
     parameters: list[str] | None = None,
+    met: set[str] | None = None,
 ) -> dict[str, Any]:
     """What each site observes; None of what is no tensor with rows, or not to be looked at."""
     found: dict[str, Any] = {}
 
     def visit(site: Any) -> None:
+        if met is not None:
+            met.add(site["name"])
         if _is_data(site):
             looked_at = is_small and not _is_constant(site["value"])
             found[site["name"]] = fingerprint((site["value"],)) if looked_at else None
@@ -147,6 +203,8 @@ def _observed(
                 with HeldSites() as held:
                     run_model(model, args, dict(kwargs), visit)
     except Exception:  # what is wrong with a call is told by the call itself
+        if met is not None:
+            met.clear()
         return {}
     for name in held.sites.keys() - held.data(found):  # which poutine.condition holds: no data
         found.pop(name, None)

@@ -70,7 +70,8 @@ def other_rows(latent: str, plate: str, size: int, shown: int) -> ShapeError:
     return ShapeError(
         f"latent {latent!r} of the guide has {size} rows in plate {plate!r}, which has {shown} in "
         "this call of the model: it was fitted to other rows, one value for each. Pass those "
-        "rows, or make the latent a function of the inputs (ConditionalHyperNetworkGuide). Groups "
+        "rows, or make the latent a function of the inputs (ConditionalHyperNetworkGuide). The "
+        "times of a forecast want a site and a plate of their own behind these. Groups "
         "that are counted in the rows at hand (int(group.max()) + 1) are fewer in some of them, as "
         f"in a batch: write their number, pyro.plate({plate!r}, {size}). One "
         "that is part of an AutoGuideList needs plates that follow the rows: AutoGuideList(model, "

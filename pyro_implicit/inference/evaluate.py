@@ -16,7 +16,7 @@ from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.argument_dims import warn_of_other_rows, warn_of_other_shapes
 from pyro_implicit.guides.conditional_base import ConditionalGuide
-from pyro_implicit.guides.held_data import observed_when_built, warn_of_held_data
+from pyro_implicit.guides.held_data import warn_of_held_data
 from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.guides.seen_observations import warn_of_seen_observations
@@ -29,6 +29,7 @@ from pyro_implicit.inference.evaluation.draw_chunks import DrawChunks
 from pyro_implicit.inference.evaluation.evaluation_job import EvaluationJob, SiteData
 from pyro_implicit.inference.evaluation.report import EvaluationReport, Score, SiteEvaluation
 from pyro_implicit.inference.evaluation.summed_out import with_exact_densities
+from pyro_implicit.inference.from_prior import forgotten_of
 from pyro_implicit.inference.numbered import numbered_if_drawn
 from pyro_implicit.inference.run_plan import NOT_CUT, UNIT, RunPlan
 from pyro_implicit.ops.scoring import mean_and_error
@@ -149,7 +150,7 @@ def evaluate(
     not_cut = [NOT_CUT] if batch_size is not None and not rows else []
     for text in [*plan.warnings(), *not_cut, *watched.warnings()]:
         warnings.warn(text, stacklevel=_CALLER)
-    job.from_prior -= observed_when_built(guide)
+    job.from_prior = forgotten_of(model, guide, job.from_prior)
     if job.missing_latents():
         warnings.warn(job.missing_latents(), stacklevel=_CALLER)
     warn_of_seen_observations(model, guide, args, kwargs)  # last: a function's draws may end

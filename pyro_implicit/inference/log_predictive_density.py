@@ -17,7 +17,7 @@ from pyro_implicit._random import RandomStream, mixed_seed
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.argument_dims import warn_of_other_rows, warn_of_other_shapes
 from pyro_implicit.guides.conditional_base import ConditionalGuide
-from pyro_implicit.guides.held_data import observed_when_built, warn_of_held_data
+from pyro_implicit.guides.held_data import warn_of_held_data
 from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.guides.seen_observations import warn_of_seen_observations
@@ -48,7 +48,7 @@ from pyro_implicit.handlers.rows import number_of_rows
 from pyro_implicit.handlers.sum_out import inseparable
 from pyro_implicit.handlers.upstream import upstream_sites
 from pyro_implicit.inference.evaluation.draw_chunks import DrawChunks
-from pyro_implicit.inference.from_prior import came_from_prior
+from pyro_implicit.inference.from_prior import came_from_prior, forgotten_of
 from pyro_implicit.inference.numbered import numbered_if_called, numbered_if_drawn
 from pyro_implicit.inference.outside_support import drawn_outside, is_outside
 
@@ -125,7 +125,7 @@ def log_predictive_density(
     number_of_rows(args, kwargs)  # which are some
     noted = Noted()
     densities = mean_densities(model, guide, args, kwargs, num_samples, seed, noted)
-    noted.forgotten -= observed_when_built(guide)
+    noted.forgotten = forgotten_of(model, guide, noted.forgotten)
     for text in [*noted.warnings(), *watched.warnings()]:
         warnings.warn(text, stacklevel=2)
     warn_of_seen_observations(model, guide, args, kwargs)  # last: a function's draws may end

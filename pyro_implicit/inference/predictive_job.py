@@ -12,7 +12,7 @@ from torch import Tensor
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.handlers.held_sites import HeldSites
-from pyro_implicit.handlers.row_coupling import draws_of_little
+from pyro_implicit.handlers.row_coupling import can_be_looked_at, draws_of_little
 from pyro_implicit.handlers.told_of_held import drawn_unheard
 from pyro_implicit.handlers.upstream import upstream_sites
 from pyro_implicit.inference.draws_apart import DrawsApart
@@ -76,10 +76,13 @@ class PredictiveJob(RowsOfAModel):
         :param guide: any guide.
         :returns: their names.
         """
-        args, kwargs = self._cut(0, min(self.plan.rows, UNIT))
+        rows = self.plan.rows if self.plan.whole else min(self.plan.rows, UNIT)
+        args, kwargs = self._cut(0, rows)
         if self.guide is not None:
-            self._draw_rows(args, kwargs, 0, min(self.plan.rows, UNIT), 0, 1)
-        return forgotten_latents(self.model, guide, args, kwargs, self.plan)
+            self._draw_rows(args, kwargs, 0, rows, 0, 1)
+        small = can_be_looked_at([*self.args, *self.kwargs.values()])
+        whole = (self.args, self.kwargs) if small else None
+        return forgotten_latents(self.model, guide, args, kwargs, self.plan, whole)
 
     def unheard(self) -> list[str]:
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -12,7 +13,16 @@ from pyro import poutine
 from pyro.infer.autoguide import AutoGuideList, AutoNormal
 from torch import Tensor
 
-from pyro_implicit import HyperNetworkGuide, evaluate, log_predictive_density, predict
+from pyro_implicit import (
+    HyperNetworkGuide,
+    evaluate,
+    log_predictive_density,
+    posterior_draws,
+    predict,
+    refine,
+)
+from pyro_implicit.chains import Chains
+from pyro_implicit.exceptions import StateError
 from pyro_implicit.handlers.upstream import upstream_sites
 
 X, Y = torch.linspace(0.0, 1.0, 5), torch.zeros(5)
@@ -48,9 +58,9 @@ def function(*_, **__):
     pyro.sample("w", dist.Normal(0.0, 1.0))
 
 
-def fitted(kind, model=line):
+def fitted(kind, model=line, *data):
     guide = kind(model, init_from=None) if kind is HyperNetworkGuide else kind(model)
-    guide(X, Y)
+    guide(*data or (X, Y))
     return guide
 
 
@@ -150,3 +160,77 @@ def test_a_latent_that_the_guide_forgets_is_told_beside_it() -> None:
     for call in (predict, evaluate, log_predictive_density):
         with pytest.warns(UserWarning, match=r"does not draw \['b'\]"):
             call(_joint, guide, x, num_samples=3)
+
+
+LEVELS = torch.linspace(0.0, 1.0, 40)
+
+
+def _state_space(y: Tensor, ahead: int = 0, future: Tensor | None = None) -> None:
+    q = pyro.sample("q", dist.LogNormal(0.0, 1.0))
+    with pyro.plate("time", len(y)):
+        e = pyro.sample("e", dist.Normal(0.0, 1.0))
+    level = (q * e).cumsum(-1)
+    with pyro.plate("times", len(y)):
+        pyro.sample("y", dist.Normal(level, 0.1), obs=y)
+    if ahead:
+        with pyro.plate("ahead", ahead):
+            more = pyro.sample("more", dist.Normal(0.0, 1.0))
+        with pyro.plate("times ahead", ahead):
+            mean = level[..., -1:] + (q * more).cumsum(-1)
+            pyro.sample("later", dist.Normal(mean, 0.1), obs=future)
+
+
+def _guide(kind: Any) -> Any:
+    if kind is refine:
+        start = {"q": torch.ones(2), "e": torch.zeros(2, 40)}
+        return refine(_state_space, start, LEVELS, num_chains=2, num_steps=0, progress=False)
+    return fitted(kind, _state_space, LEVELS)
+
+
+@pytest.mark.parametrize("kind", [HyperNetworkGuide, AutoNormal, refine])
+def test_what_is_new_in_a_forecast_is_not_forgotten(kind: Any) -> None:
+    guide, future = _guide(kind), torch.ones(3)
+    draws = predict(_state_space, guide, LEVELS, ahead=3, num_samples=4000, seed=0)
+    at = posterior_draws(guide, 4000)
+    last = (at["q"][:, None] * at["e"]).sum(-1)
+    torch.testing.assert_close(draws["later"][:, 0].mean(), last.mean(), atol=0.2, rtol=0.1)
+    log_predictive_density(_state_space, guide, LEVELS, ahead=3, future=future, num_samples=3)
+    report = evaluate(_state_space, guide, LEVELS, ahead=3, future=future, num_samples=3)
+    assert {"y", "later"} <= report.sites.keys()
+
+
+def test_what_is_new_and_follows_from_data_is_told() -> None:
+    """Series of the data drawn anew, of which the forecast is another one's."""
+
+    def walk(y: Tensor, ahead: int = 0) -> None:
+        drift, last = pyro.sample("drift", dist.Normal(0.0, 1.0)), torch.tensor(0.0)
+        for t in range(len(y) + ahead):
+            here = y[t] if t < len(y) else None
+            last = pyro.sample(f"y_{t}", dist.Normal(last + drift, 1.0), obs=here)
+
+    guide = HyperNetworkGuide(walk, init_from=None).setup(Y)
+    with pytest.warns(
+        UserWarning, match=r"\['y_5', 'y_6'\].*Data that were passed have been drawn"
+    ):
+        predict(walk, guide, Y, ahead=2, num_samples=2)
+    held = poutine.condition(walk, data={f"y_{t}": Y[t] for t in range(5)})
+    assert predict(held, guide, Y, ahead=2, num_samples=2).keys() == {"y_5", "y_6"}
+
+
+def test_a_saved_guide_with_its_model_knows_what_is_new() -> None:
+    guide = HyperNetworkGuide(_state_space, init_from=None).setup(LEVELS)
+    loaded = HyperNetworkGuide(_state_space, init_from=None)
+    loaded.load_state_dict(guide.state_dict())
+    evaluate(_state_space, loaded, LEVELS, ahead=3, future=torch.ones(3), num_samples=3)
+    chains = _guide(refine)
+    chains = Chains.from_state_dict(chains.state_dict(), _state_space, LEVELS)
+    evaluate(_state_space, chains, LEVELS, ahead=3, future=torch.ones(3), num_samples=3)
+    state = guide.state_dict()
+    del state["_extra_state"]["first_call"]["sampled"]  # as of an older version
+    old = HyperNetworkGuide(_state_space, init_from=None)
+    old.load_state_dict(state)
+    with pytest.warns(UserWarning, match=r"does not draw \['more'\]"):
+        evaluate(_state_space, old, LEVELS, ahead=3, future=torch.ones(3), num_samples=3)
+    state["_extra_state"]["first_call"]["sampled"] = [3]
+    with pytest.raises(StateError, match=r"sites in 'first_call' of the state are \[3\]"):
+        HyperNetworkGuide(_state_space, init_from=None).load_state_dict(state)
