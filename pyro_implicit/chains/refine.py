@@ -41,6 +41,7 @@ from pyro_implicit.guides.order import check_order
 from pyro_implicit.guides.since_fit import remember_fit
 from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.handlers.rows import number_of_rows
+from pyro_implicit.handlers.same_rows import fingerprint
 
 __all__ = ["refine"]
 
@@ -167,6 +168,7 @@ def refine(
             chains.how = density.how
             held = HeldData(model, args, kwargs)
             chains.observed, chains.sampled = frozenset(held.observed), held.sampled
+            chains._rows_seen = fingerprint(args)
             if num_steps and not interrupted:
                 chains._run(density, num_steps, progress)
         remember_fit(model, chains, args, kwargs, are_chains=True)

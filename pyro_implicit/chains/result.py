@@ -25,6 +25,7 @@ from pyro_implicit.chains.walk import Progress, Walk
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.since_fit import moved_since_fit, share_fit
+from pyro_implicit.handlers.same_rows import Fingerprint
 
 __all__ = ["Chains"]
 
@@ -82,6 +83,7 @@ class Chains(DrawsGuide):
         self.observed: frozenset[str] = frozenset()
         #: all sites that the model had; None where that is not known
         self.sampled: frozenset[str] | None = None
+        self._rows_seen: Fingerprint | None = None  # of the first argument
 
     # ---- going on
 
@@ -235,7 +237,7 @@ class Chains(DrawsGuide):
                 [{k: v[one] for k, v in told.items()} for told in self._walk.statistics],
             )
             parts.append(Chains(self.sites, self.dtype, walk, None))
-            parts[-1].observed = self.observed
+            parts[-1].observed, parts[-1]._rows_seen = self.observed, self._rows_seen
             share_fit(self, parts[-1])
         return parts
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from pyro_implicit.handlers.same_rows import are_other_rows
+from pyro_implicit.handlers.same_rows import are_alike, are_other_rows, fingerprint
 
 __all__ = [
     "Shape",
+    "are_rows_of_the_fit",
     "latents_of_other_rows",
     "shapes_of_arguments",
     "warn_of_other_rows",
@@ -103,6 +104,18 @@ def warn_of_other_rows(guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
         "others.",
         stacklevel=3,
     )
+
+
+def are_rows_of_the_fit(guide: Any, args: tuple[Any, ...]) -> bool:
+    """
+    Tells whether the first argument is that of the guide's first call.
+
+    :param guide: any guide; one that is not of this package knows nothing, and is believed.
+    :param args: positional arguments of the model.
+    :returns: False for other rows, for another number of them, and for another order.
+    """
+    seen, now = getattr(guide, "_rows_seen", None), fingerprint(args)
+    return seen is None or now is None or are_alike(seen, now)
 
 
 def latents_of_other_rows(

@@ -14,7 +14,11 @@ from pyro_implicit._checks import check_count, check_guide, check_model, check_s
 from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.guides.argument_dims import warn_of_other_rows, warn_of_other_shapes
+from pyro_implicit.guides.argument_dims import (
+    are_rows_of_the_fit,
+    warn_of_other_rows,
+    warn_of_other_shapes,
+)
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.held_data import warn_of_held_data
 from pyro_implicit.guides.model_parameters import WatchedParameters
@@ -23,6 +27,7 @@ from pyro_implicit.guides.seen_observations import warn_of_seen_observations
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.handlers.held_sites import refuse_condition_around
+from pyro_implicit.handlers.joint_rows import told_of_joint_rows
 from pyro_implicit.handlers.own_subsample import sizes_of_arguments
 from pyro_implicit.handlers.rows import NotSliceable, number_of_rows
 from pyro_implicit.inference.evaluation.draw_chunks import DrawChunks
@@ -111,7 +116,8 @@ def evaluate(
         its observations itself and is given other inputs; if the guide makes its latents
         from what is observed; if it does not draw all of the model's latents, or draws one
         outside its prior's support; if a site is that of
-        an :class:`~pyro_implicit.ImplicitProcess`, whose draws know nothing of the data; if the
+        an :class:`~pyro_implicit.ImplicitProcess`, whose draws know nothing of the data; if a site
+        is one datum of all rows, as that of a Gaussian process, and these are others; if the
         guide draws what ``poutine.condition`` holds, or if all that the model observes is held so
         and not clearly data; if ``batch_size`` is given and no argument is a tensor, or the model
         does not run on some of its rows.
@@ -147,8 +153,12 @@ def evaluate(
         except NotSliceable:  # noise that cannot be drawn by row: as many rows as share a state
             job.evaluate(UNIT, exactly=True)
         job.check_guide_is_for_the_model()
-    not_cut = [NOT_CUT] if batch_size is not None and not rows else []
-    for text in [*plan.warnings(), *not_cut, *watched.warnings()]:
+    told = plan.warnings()
+    if batch_size is not None and not rows:
+        told.append(NOT_CUT)
+    if plan.joint_rows and not are_rows_of_the_fit(guide, args):
+        told.append(told_of_joint_rows(plan.joint_rows))
+    for text in [*told, *watched.warnings()]:
         warnings.warn(text, stacklevel=_CALLER)
     job.from_prior = forgotten_of(model, guide, job.from_prior)
     if job.missing_latents():

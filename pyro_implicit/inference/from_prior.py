@@ -108,7 +108,10 @@ def forgotten_latents(
 
 
 def _follow_data(
-    model: Callable[..., Any], calls: Sequence[tuple[Any, Any]], plan: RunPlan, names: Collection[str]
+    model: Callable[..., Any],
+    calls: Sequence[tuple[Any, Any]],
+    plan: RunPlan,
+    names: Collection[str],
 ) -> bool:
     """Whether sites depend, or may, on data that are drawn anew: it is no forecast from them."""
     one = {name: value[0] for name, value in plan.draws.items()}

@@ -15,7 +15,11 @@ from pyro_implicit._checks import check_count, check_guide, check_model, check_s
 from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._random import RandomStream, mixed_seed
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.guides.argument_dims import warn_of_other_rows, warn_of_other_shapes
+from pyro_implicit.guides.argument_dims import (
+    are_rows_of_the_fit,
+    warn_of_other_rows,
+    warn_of_other_shapes,
+)
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.held_data import warn_of_held_data
 from pyro_implicit.guides.model_parameters import WatchedParameters
@@ -29,6 +33,7 @@ from pyro_implicit.handlers.enumeration import (
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.handlers.held_sites import HeldSites, refuse_condition_around
+from pyro_implicit.handlers.joint_rows import is_joint_of_rows, told_of_joint_rows
 from pyro_implicit.handlers.missing_data import refuse_missing_data
 from pyro_implicit.handlers.observed_in_sum import counted_in_sum, data_in_sum, refuse_undrawn
 from pyro_implicit.handlers.own_subsample import OwnSubsample, sizes_of_arguments
@@ -106,8 +111,8 @@ def log_predictive_density(
         if the guide has a latent of each row, and these are other rows; if the model holds
         its observations itself and is given other inputs; if the guide makes its latents
         from what is observed; if it does not draw all of the model's latents, or draws one
-        outside its prior's support; if the model has
-        ``pyro.factor`` within a plate, which holds no data and is left out; if the guide draws
+        outside its prior's support; if a site is one datum of all rows, as that of a Gaussian
+        process, and these are others; if the model has ``pyro.factor`` within a plate, which holds no data and is left out; if the guide draws
         what ``poutine.condition`` holds, or if all that it observes is held so and not clearly
         data.
     """
@@ -122,11 +127,13 @@ def log_predictive_density(
     warn_of_held_data(model, guide, args, kwargs)
     num_samples = check_count("num_samples", num_samples)
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
-    number_of_rows(args, kwargs)  # which are some
-    noted = Noted()
+    noted = Noted(rows=number_of_rows(args, kwargs))
     densities = mean_densities(model, guide, args, kwargs, num_samples, seed, noted)
     noted.forgotten = forgotten_of(model, guide, noted.forgotten)
-    for text in [*noted.warnings(), *watched.warnings()]:
+    told = noted.warnings()
+    if noted.joint_rows and not are_rows_of_the_fit(guide, args):
+        told.append(told_of_joint_rows(noted.joint_rows))
+    for text in [*told, *watched.warnings()]:
         warnings.warn(text, stacklevel=2)
     warn_of_seen_observations(model, guide, args, kwargs)  # last: a function's draws may end
     return densities
@@ -155,6 +162,8 @@ class Noted:
     :param dict outside: the supports of those that it draws outside of the prior's.
     :param set factors: names of densities of rows that are no sites of data.
     :param held: what is to be told of what ``poutine.condition`` holds, once a run was made.
+    :param int rows: of the arguments.
+    :param joint_rows: names of sites that are one datum of all rows.
     :param data: what the densities are of, in their order, with those that are masked.
     :param kept: which of these are not masked.
     """
@@ -163,6 +172,8 @@ class Noted:
     outside: dict[str, Any] = field(default_factory=dict)
     factors: set[str] = field(default_factory=set)
     held: list[str] | None = None
+    rows: int = 0
+    joint_rows: set[str] = field(default_factory=set)
     data: list[DataOfPlates] = field(default_factory=list)
     kept: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
 
@@ -261,6 +272,8 @@ class _Densities:
         self._look(site, marginal)
         if not self._is_of_data(site, marginal):
             return
+        if is_joint_of_rows(site, self.noted.rows):
+            self.noted.joint_rows.add(site["name"])
         frames = sorted(
             (f.name, None if f.vectorized else f.counter) for f in site["cond_indep_stack"]
         )

@@ -21,13 +21,18 @@ from pyro_implicit._checks import (
 from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._random import RandomStream, own_numbers
 from pyro_implicit.exceptions import NonFiniteError
-from pyro_implicit.guides.argument_dims import warn_of_other_rows, warn_of_other_shapes
+from pyro_implicit.guides.argument_dims import (
+    are_rows_of_the_fit,
+    warn_of_other_rows,
+    warn_of_other_shapes,
+)
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import entries_not_finite, explained_errors
 from pyro_implicit.handlers.held_sites import refuse_condition_around
+from pyro_implicit.handlers.joint_rows import told_of_joint_rows
 from pyro_implicit.handlers.own_subsample import sizes_of_arguments
 from pyro_implicit.handlers.pointwise import told_of_factors_alone
 from pyro_implicit.handlers.rows import NotSliceable, number_of_rows
@@ -146,7 +151,8 @@ def predict(
         if the guide has a latent of each row, and these are other rows; if it leaves out a latent
         of the model, as far as that can be told from an observation, or draws one outside its
         prior's support; if a site is drawn from an :class:`~pyro_implicit.ImplicitProcess`, which
-        knows nothing of the data then; if a discrete latent of groups is drawn from its prior; if
+        knows nothing of the data then; if a site is one datum of all rows, as that of a Gaussian
+        process, and these are others; if a discrete latent of groups is drawn from its prior; if
         the model observes by ``pyro.factor`` alone; if all that it observes is held by
         ``poutine.condition`` and not clearly data; if the guide draws what is held; if
         what is held depends on sites that are drawn before it; if
@@ -191,6 +197,8 @@ def predict(
         told.append(told_of_factors_alone(plan.factors))
     if batch_size is not None and not rows:
         told.append(NOT_CUT)
+    if plan.joint_rows and not are_rows_of_the_fit(guide, args):
+        told.append(told_of_joint_rows(plan.joint_rows))
     for text in [*told, *watched.warnings()]:
         warnings.warn(text, stacklevel=_CALLER)
     if forgotten:

@@ -20,6 +20,7 @@ from pyro_implicit.handlers.choice_for_all import (
 )
 from pyro_implicit.handlers.held_rows import held_at_rows
 from pyro_implicit.handlers.held_sites import is_held
+from pyro_implicit.handlers.joint_rows import is_joint_of_rows
 from pyro_implicit.handlers.latent_rows import ShownRows, other_rows
 from pyro_implicit.handlers.observed_shape import check_duration
 from pyro_implicit.handlers.other_shape import check_event
@@ -122,10 +123,15 @@ class PredictiveRun(Messenger):
         if msg["infer"].get("enumerate") and not msg["is_observed"]:
             self.plan.choices[msg["name"]] = plates
             return
+        self._note_joint_rows(msg)
         self.plan.predicted.add(plates)
         self.plan.row_plates |= plates_of_size(msg, self.here) if self.plan.rows else set()
         if not msg["infer"].get("enumerate"):
             self.plan.free[msg["name"]] = msg["is_observed"]
+
+    def _note_joint_rows(self, msg: Any) -> None:
+        if is_joint_of_rows(msg, self.here):
+            self.plan.joint_rows.add(msg["name"])
 
     def _is_held(self, msg: Any) -> bool:
         """Whether the site stays where ``poutine.condition`` has put it."""

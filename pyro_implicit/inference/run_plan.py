@@ -42,6 +42,7 @@ class RunPlan:
         those to be enumerated left out.
     :param sizes: numbers of rows of all arguments.
     :param processes: names of the sites that were drawn from a process, and not given its data.
+    :param joint_rows: names of the sites that are one datum of all rows.
     :param dict choices: discrete latents to be enumerated, with their plates.
     :param set predicted: the plates of each of the other sites that the model draws.
     :param set row_plates: names of plates of these that may have the rows of the arguments.
@@ -63,6 +64,7 @@ class RunPlan:
     free: dict[str, bool] = field(default_factory=dict)
     sizes: frozenset[int] = frozenset()
     processes: set[str] = field(default_factory=set)
+    joint_rows: set[str] = field(default_factory=set)
     outside: dict[str, Any] = field(default_factory=dict)
     choices: dict[str, frozenset[str]] = field(default_factory=dict)
     predicted: set[frozenset[str]] = field(default_factory=set)

@@ -53,6 +53,7 @@ class EvaluationRun(PredictiveRun):
         if not is_data:
             super()._pyro_sample(msg)
             return
+        self._note_joint_rows(msg)
         known = self.plan.layout.row_dims
         row_dim = known.get(name) if known else ...
         self.seen[name] = Observation(msg, self.start, self.stop, row_dim)
