@@ -37,6 +37,7 @@ from pyro_implicit.handlers.row_coupling import (
     numbers_of_a_row,
     rows_to_look_at,
 )
+from pyro_implicit.handlers.row_order import BY_PLACE
 from pyro_implicit.handlers.rows import number_of_rows
 from pyro_implicit.handlers.told_of_held import drawn_unheard
 from pyro_implicit.handlers.upstream import upstream_sites
@@ -70,7 +71,7 @@ class Program:
             refuse_local(guide_sites, batches.num_rows)
         #: one draw of the guide, and the minibatch indices of the model's own choice
         self.draw: dict[str, Tensor] = {n: site["value"] for n, site in guide_sites.items()}
-        self._numbered = numbered_if_drawn(guide)
+        self._order = numbered_if_drawn(guide)
         self._cuts: Cuts = {}
         self.subsamples: dict[str, Tensor] = {}
         #: names of densities of rows that are no sites of data
@@ -93,7 +94,7 @@ class Program:
         self.unheard: list[str] = []
         self.first_rows = slice(0, batches.batch_size)
         with own_numbers():
-            if callable(getattr(guide, "sample", None)) and self._numbered:
+            if callable(getattr(guide, "sample", None)) and self._order != BY_PLACE:
                 one = draws_of(guide, 1, *batches.args, **batches.kwargs)
                 self.draw = {name: value[0] for name, value in one.items()}  # as others will be
             self.sites = self._inspect(self.draw)
@@ -272,11 +273,9 @@ class Program:
                     functions[f"{described.name}, as observed"] = Observed(site["value"])
 
         model = self._own_subsample(batch)(self.model)
-        numbered = self._numbered
+        order = self._order
         with self.held_on(batch, draw) as held:
-            self._cuts = run_model(
-                model, batch.args, batch.kwargs, visit, values=draw, numbered=numbered
-            )
+            self._cuts = run_model(model, batch.args, batch.kwargs, visit, values=draw, order=order)
         others = [
             name
             for name, site in sites.items()

@@ -22,6 +22,7 @@ from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.hidden_observations import HiddenObservations
 from pyro_implicit.handlers.latent_rows import AtDraw
 from pyro_implicit.handlers.pointwise import wide_log_prob
+from pyro_implicit.handlers.row_order import BY_PLACE, RowOrder
 from pyro_implicit.handlers.sum_out import sum_out
 
 __all__ = [
@@ -134,7 +135,7 @@ def run_summed_out(
     visit: Callable[[Any], None],
     *,
     values: Mapping[str, Tensor],
-    numbered: bool = False,
+    order: RowOrder = BY_PLACE,
     nesting: int | None = None,
     wide: bool = False,
 ) -> None:
@@ -148,12 +149,12 @@ def run_summed_out(
         it stands for as ``infer["marginal_of"]``.
     :param values: site name to the value that it takes, of the shape of the site, at the rows that
         its plates show.
-    :param bool numbered: whether values are in the order of the rows' numbers, see
+    :param RowOrder order: which values are in the order of the rows' numbers, see
         :class:`~pyro_implicit.handlers.latent_rows.AtDraw`.
     :param int nesting: plate dimensions of the model; None to count them by one more run.
     :param bool wide: in float64, with every sum taken in it.
     """
-    fixed = AtDraw(values, numbered)(model)
+    fixed = AtDraw(values, order)(model)
     with torch.no_grad(), evaluation_mode():
         if nesting is None:
             nesting = nesting_of(fixed, args, kwargs)

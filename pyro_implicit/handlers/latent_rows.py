@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import ShapeError
 from pyro_implicit.handlers.other_shape import check_event
+from pyro_implicit.handlers.row_order import BY_PLACE, RowOrder
 from pyro_implicit.handlers.rows import rows_of
 
 __all__ = [
@@ -134,13 +135,13 @@ class AtDraw(Messenger):
 
     :param dict values: by site, of the shape of the site; of a latent that each row has, those of
         all rows of its plate, or of the rows shown.
-    :param bool numbered: whether values of as many rows as a plate has are in the order of the
+    :param RowOrder order: which values of as many rows as a plate has are in the order of the
         rows' numbers, even where the plate shows all of them in another order.
     """
 
-    def __init__(self, values: Mapping[str, Tensor], numbered: bool = False) -> None:
+    def __init__(self, values: Mapping[str, Tensor], order: RowOrder = BY_PLACE) -> None:
         super().__init__()
-        self.values, self.numbered = values, numbered
+        self.values, self.order = values, order
         self.shown = ShownRows()
         self.cuts: Cuts = {}
 
@@ -161,7 +162,7 @@ class AtDraw(Messenger):
             if not frame.vectorized or -value.dim() > dim:
                 continue
             full, size = getattr(frame, "full_size", None) or frame.size, value.shape[dim]
-            if size == full and (self.numbered or size != frame.size):
+            if size == full and self._is_by_number(name, frame, full):
                 cut = self.shown.cut(name, value, frame, dim)
                 if cut is not value:
                     self.cuts.setdefault(name, []).append((dim, self.shown.rows[frame.name]))
@@ -169,6 +170,12 @@ class AtDraw(Messenger):
             elif size not in (1, frame.size) and frame.size > 0:
                 raise other_rows(name, frame.name, size, frame.size)
         return value
+
+    def _is_by_number(self, name: str, frame: Any, full: int) -> bool:
+        """Whether a latent of all rows of a plate is to be cut by their numbers."""
+        if frame.size != full:
+            return True
+        return self.order.is_numbered(name, frame.name, self.shown.rows.get(frame.name))
 
     def _pyro_post_sample(self, msg: Any) -> None:
         if site_is_subsample(msg):

@@ -17,6 +17,7 @@ from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.latent_rows import AtDraw, Cuts, RowsNotNamed
 from pyro_implicit.handlers.missing_data import missing_data
 from pyro_implicit.handlers.observed_shape import check_observation
+from pyro_implicit.handlers.row_order import BY_PLACE, RowOrder
 from pyro_implicit.ops.logdet import upcast
 
 __all__ = [
@@ -87,7 +88,7 @@ def run_model(
     *,
     values: Mapping[str, Tensor] | None = None,
     unobserve: Collection[str] = (),
-    numbered: bool = False,
+    order: RowOrder = BY_PLACE,
 ) -> Cuts:
     """
     Runs the model once, without gradients, with the given sites fixed.
@@ -102,13 +103,13 @@ def run_model(
     :param dict values: site name to the value that it takes, of the shape of the site, at the rows
         that its plates show.
     :param unobserve: names of observed sites to draw.
-    :param bool numbered: whether values are in the order of the rows' numbers, see
+    :param RowOrder order: which values are in the order of the rows' numbers, see
         :class:`~pyro_implicit.handlers.latent_rows.AtDraw`.
     :returns: how values were cut to the rows of their plates.
     :raises ShapeError: if nobody has said which rows of a latent these are.
     """
     with torch.no_grad(), evaluation_mode(), SiteVisitor(visit):
-        with AtDraw(values or {}, numbered) as fixed, Unobserve(unobserve):
+        with AtDraw(values or {}, order) as fixed, Unobserve(unobserve):
             model(*args, **kwargs)
     return fixed.cuts
 

@@ -144,7 +144,7 @@ def evaluate(
         chunks = None if by_row else DrawChunks(guide, args, kwargs, num_samples, seed)
         plan = RunPlan({} if chunks is None else chunks.first, rows, seed, None)
         plan.sizes = sizes_of_arguments(args, kwargs)
-        plan.numbered = numbered_if_drawn(guide)
+        plan.order = numbered_if_drawn(guide)
         job = EvaluationJob(model, by_row, args, kwargs, plan, num_samples)
         job.prepare(chunks)
         job.find_layout(batch_size)

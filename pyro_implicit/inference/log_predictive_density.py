@@ -49,6 +49,7 @@ from pyro_implicit.handlers.pointwise import (
     told_of_factors,
     told_of_factors_alone,
 )
+from pyro_implicit.handlers.row_order import RowOrder
 from pyro_implicit.handlers.rows import number_of_rows
 from pyro_implicit.handlers.sum_out import inseparable
 from pyro_implicit.handlers.upstream import upstream_sites
@@ -112,9 +113,9 @@ def log_predictive_density(
         its observations itself and is given other inputs; if the guide makes its latents
         from what is observed; if it does not draw all of the model's latents, or draws one
         outside its prior's support; if a site is one datum of all rows, as that of a Gaussian
-        process, and these are others; if the model has ``pyro.factor`` within a plate, which holds no data and is left out; if the guide draws
-        what ``poutine.condition`` holds, or if all that it observes is held so and not clearly
-        data.
+        process, and these are others; if the model has ``pyro.factor`` within a plate, which holds
+        no data and is left out; if the guide draws what ``poutine.condition`` holds, or if all that
+        it observes is held so and not clearly data.
     """
     check_model(model)
     refuse_condition_around("log_predictive_density")
@@ -218,7 +219,7 @@ def mean_densities(
         for index in range(num_samples):
             with RandomStream(mixed_seed(seed, index)), explained_errors(args, kwargs, guide):
                 latents = draws.at(index)
-                one, counted = _log_densities(model, latents, draws.numbered, args, kwargs, noted)
+                one, counted = _log_densities(model, latents, draws.order, args, kwargs, noted)
             if total is None:
                 total, kept = one, counted
             else:
@@ -331,8 +332,8 @@ class _Draws:
         if at_once and not by_row:
             with explained_errors(args, kwargs, guide):
                 self._chunks = DrawChunks(guide, args, kwargs, num_samples, seed)
-        #: whether latents of rows are in the order of the rows' numbers
-        self.numbered = numbered_if_drawn(guide) if self._chunks else numbered_if_called(guide)
+        #: which latents of rows are in the order of the rows' numbers
+        self.order = numbered_if_drawn(guide) if self._chunks else numbered_if_called(guide)
 
     def at(self, index: int) -> dict[str, Tensor]:
         """
@@ -351,7 +352,7 @@ class _Draws:
 def _log_densities(
     model: Callable[..., Any],
     latents: dict[str, Tensor],
-    numbered: bool,
+    order: RowOrder,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     noted: Noted,
@@ -361,10 +362,10 @@ def _log_densities(
     with OwnSubsample(sizes_of_arguments(args, kwargs)), HeldSites(latents) as held:
         try:
             with NoticeEnumeration():
-                run_model(model, args, kwargs, found.visit, values=latents, numbered=numbered)
+                run_model(model, args, kwargs, found.visit, values=latents, order=order)
         except EnumerationNeeded:
             found.clear()
-            run_summed_out(model, args, kwargs, found.visit, values=latents, numbered=numbered)
+            run_summed_out(model, args, kwargs, found.visit, values=latents, order=order)
     if not found.parts and noted.factors:
         raise SiteError(told_of_factors_alone(noted.factors))
     if not found.parts:

@@ -178,7 +178,7 @@ def predict(
         draws = {} if by_row else draws_of(guide, num_samples, *args, **kwargs)
         with own_numbers() as numbers, explained_errors(args, kwargs, guide):
             plan = RunPlan(draws, rows, numbers, kept, sizes=sizes_of_arguments(args, kwargs))
-            plan.numbered = numbered_if_drawn(guide)
+            plan.order = numbered_if_drawn(guide)
             job = PredictiveJob(model, by_row, args, kwargs, plan, num_samples)
             job.parallel, job.moments = parallel, moments
             job.find_layout(batch_size)

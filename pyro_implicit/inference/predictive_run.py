@@ -207,8 +207,10 @@ class PredictiveRun(Messenger):
         """
         size = value.shape[dim] if -value.dim() <= dim else 1
         of_batch = size == self.plan.rows != frame.size == self.here
-        if size == frame.full_size and (self.plan.numbered or not of_batch):
-            if self.plan.numbered or size != frame.size:
+        rows = self._shown.rows.get(frame.name)
+        by_number = size == frame.full_size and self.plan.order.is_numbered(name, frame.name, rows)
+        if size == frame.full_size and (by_number or not of_batch):
+            if by_number or size != frame.size:
                 return self._shown.cut(name, value, frame, dim)
         elif of_batch:
             return value.narrow(dim, self.start, self.here)

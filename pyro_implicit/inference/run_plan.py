@@ -10,6 +10,7 @@ from torch import Tensor
 from pyro_implicit._random import mixed_seed
 from pyro_implicit.handlers.choice_for_all import choices_of_groups
 from pyro_implicit.handlers.own_support import own_support
+from pyro_implicit.handlers.row_order import BY_PLACE, RowOrder
 from pyro_implicit.inference.held_in_runs import HeldInRuns
 from pyro_implicit.inference.layout import Layout
 from pyro_implicit.inference.outside_support import drawn_outside, is_outside
@@ -35,8 +36,8 @@ class RunPlan:
     :param Layout layout: of the sites.
     :param int offset: number of the first of the draws that are held now.
     :param bool whole: whether rows are coupled, so that all are evaluated, and drawn, at once.
-    :param bool numbered: whether draws of a latent local to a plate are in the order of its rows'
-        numbers, and not in that of the arguments.
+    :param RowOrder order: which draws of latents local to a plate are in the order of its rows'
+        numbers, and which in that of the arguments.
     :param set met: names of the latents of ``draws`` that the model has sampled.
     :param dict free: the other sites that the model has sampled, and whether it observes them;
         those to be enumerated left out.
@@ -59,7 +60,7 @@ class RunPlan:
     layout: Layout = field(default_factory=Layout)
     offset: int = 0
     whole: bool = False
-    numbered: bool = False
+    order: RowOrder = BY_PLACE
     met: set[str] = field(default_factory=set)
     free: dict[str, bool] = field(default_factory=dict)
     sizes: frozenset[int] = frozenset()
