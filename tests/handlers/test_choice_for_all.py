@@ -14,7 +14,7 @@ from pyro.infer import config_enumerate
 from pyro.ops.indexing import Vindex
 from torch import Tensor
 
-from pyro_implicit import HyperNetworkGuide, predict, to_arviz
+from pyro_implicit import HyperNetworkGuide, evaluate, predict, to_arviz
 
 N = 40
 X = torch.linspace(-1.0, 1.0, N)
@@ -94,3 +94,13 @@ def test_choices_of_groups_around_the_rows_are_told() -> None:
         warnings.simplefilter("error")
         predict(groups_of_times, guide, x, num_samples=3)
         to_arviz(groups_of_times, guide, x, x, num_samples=3)
+        evaluate(groups_of_times, guide, x, x, num_samples=3)
+
+
+def test_an_evaluation_tells_them_and_prints_the_density_that_a_sum_joins() -> None:
+    x = torch.zeros(N, 4)
+    guide = _guide(rows_in_groups, x, x)
+    with pytest.warns(UserWarning, match=r"latents \['choice'\] are those of groups"):
+        report = evaluate(rows_in_groups, guide, x, x, num_samples=3)
+    assert "log_density" not in report["y"].scores
+    assert "all sites  log density" in str(report)

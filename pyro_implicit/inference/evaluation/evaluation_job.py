@@ -13,7 +13,7 @@ from pyro_implicit.exceptions import MissingExtraError, SiteError
 from pyro_implicit.handlers.pointwise import told_of_factors_alone
 from pyro_implicit.inference.evaluation.draw_chunks import DrawChunks
 from pyro_implicit.inference.evaluation.evaluation_run import EvaluationRun
-from pyro_implicit.inference.evaluation.observation import Observation
+from pyro_implicit.inference.evaluation.observation import DatumKey, Observation
 from pyro_implicit.inference.evaluation.tally import ClassTally, DensityTally, NumberTally
 from pyro_implicit.inference.from_prior import came_from_prior
 from pyro_implicit.inference.layout import Layout
@@ -76,7 +76,7 @@ class EvaluationJob(PredictiveJob):
         self.kinds: dict[str, str] = {}
         self.run_kind = partial(EvaluationRun, num_outcomes=self.num_outcomes, kinds=self.kinds)
         self.sites: dict[str, SiteData] = {}
-        self.joint: dict[Any, SiteData] = {}
+        self.joint: dict[DatumKey, SiteData] = {}
         self.notes: dict[str, None] = {}
         self.from_prior: set[str] = set()
         #: names of the plates that have the rows

@@ -4,7 +4,7 @@
 # dimensions that are one datum, here "datum shape".
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pyro.distributions import constraints
@@ -82,6 +82,20 @@ def _probabilities(fn: Any) -> Tensor:
     return probs
 
 
+class DatumKey(NamedTuple):
+    """
+    What sites have in common whose data are one datum.
+
+    :param plates: names, with a counter of those that are gone through one by one.
+    :param bool has_undeclared_rows: whether the rows are in none of them.
+    :param undeclared: negative dimension of such rows beside plates, or None.
+    """
+
+    plates: tuple[tuple[str, int | None], ...]
+    has_undeclared_rows: bool
+    undeclared: int | None
+
+
 class Observation:
     """
     What one run of a model has at an observed site.
@@ -108,7 +122,7 @@ class Observation:
         #: sites of the same plates and rows are one datum
         names = ((f.name, None if f.vectorized else f.counter) for f in frames)
         undeclared = self.row_dim if self.plates and self.has_undeclared_rows else None
-        self.key = (*sorted(names), self.has_undeclared_rows, undeclared)
+        self.key = DatumKey(tuple(sorted(names)), self.has_undeclared_rows, undeclared)
         #: the plate of the rows, if they are in one
         found = (f.name for f in frames if f.vectorized and f.dim == self.row_dim)
         self.row_plate: str | None = next(found, None)

@@ -167,7 +167,7 @@ class EvaluationReport:
         names = [len(name) for name in self.sites]
         width = max([len("all sites"), *names])
         lines = [f"{'site':<{width}}  {'score':<16}{'value':>12}{'std. error':>12}"]
-        if len(self.sites) > 1:
+        if len(self.sites) != 1 or "log_density" not in next(iter(self.sites.values())).scores:
             lines.append(_line("all sites", "log_density", self.log_density, width))
         shown = list(self.sites)[: _FEW if len(self.sites) > _MANY else None]
         for name in shown:

@@ -57,7 +57,11 @@ def _by_plates(
     job: EvaluationJob, rows: list[dict[str, Tensor]], exact: Tensor, noted: Noted
 ) -> list[dict[str, Tensor]]:
     """Of the data in the same plates what each has: those that no sum joins are what they were."""
-    known = {key[:-2]: one for key, one in zip(job.joint, rows, strict=True) if not key[-2]}
+    known = {
+        key.plates: one
+        for key, one in zip(job.joint, rows, strict=True)
+        if not key.has_undeclared_rows
+    }
     sizes = [data.shape.numel() for data in noted.data]
     parts = list(zip(noted.data, noted.kept.split(sizes), strict=True))
     alike = {
@@ -65,7 +69,7 @@ def _by_plates(
         for data, kept in parts
         if data.key in known and len(known[data.key]["row"]) == int(kept.sum())
     }
-    rest = [one for key, one in zip(job.joint, rows, strict=True) if key[:-2] not in alike]
+    rest = [one for key, one in zip(job.joint, rows, strict=True) if key.plates not in alike]
     found, first = [], -1 - sum(len(one["row"]) for one in rows)
     densities = exact.split([int(kept.sum()) for _, kept in parts])
     for (data, kept), density in zip(parts, densities, strict=True):
