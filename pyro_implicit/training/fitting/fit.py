@@ -38,13 +38,14 @@ from pyro_implicit.training.fitting.adopted import AdoptedParameters
 from pyro_implicit.training.fitting.all_rows import all_rows
 from pyro_implicit.training.fitting.arguments import Arguments
 from pyro_implicit.training.fitting.better_by_row import told_of_better_by_row
+from pyro_implicit.training.fitting.collected_warnings import collected_warnings
 from pyro_implicit.training.fitting.default_objective import default_objective
 from pyro_implicit.training.fitting.default_rate import default_rate, rate_times
 from pyro_implicit.training.fitting.first_look import explained_steps, first_look
 from pyro_implicit.training.fitting.learning_rate import LearningRate
 from pyro_implicit.training.fitting.missed_peaks import missed_peaks
 from pyro_implicit.training.fitting.result import FitResult
-from pyro_implicit.training.fitting.run import Run, collected_warnings
+from pyro_implicit.training.fitting.run import Run
 from pyro_implicit.training.fitting.validation import Validation, check_validation
 from pyro_implicit.training.fitting.wrong_widths import wrong_widths
 
@@ -215,7 +216,7 @@ def fit(
             )
             if resume is not None:
                 run.resume(resume)
-            run.adopted = adopted
+            run.first_steps.adopted = adopted
             hints += [*told, *told_of_better_by_row(guide)]
             if batches is not None:
                 run.retreat.num_batches = arguments.num_batches

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from pyro import poutine
-from pyro.infer import ELBO
 from torch import Tensor
 
 from pyro_implicit._random import plain_state, read_random_state, state_from_plain
 from pyro_implicit._random import write_random_state as _write
 from pyro_implicit.exceptions import NonFiniteError, StateError
-from pyro_implicit.guides.argument_dims import latents_of_other_rows, warn_of_other_shapes
-from pyro_implicit.handlers.called_parameters import CalledParameters
-from pyro_implicit.handlers.data_use import IN_BATCHES, DataUse
 from pyro_implicit.handlers.explained_errors import refuses_nan
-from pyro_implicit.handlers.rows import number_of_rows
 from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
-from pyro_implicit.training.fitting.adopted import AdoptedParameters
 from pyro_implicit.training.fitting.all_rows import Call
 from pyro_implicit.training.fitting.arguments import Arguments
+from pyro_implicit.training.fitting.first_steps import FirstSteps
 from pyro_implicit.training.fitting.learning_rate import LearningRate
-from pyro_implicit.training.fitting.left_out import told_of_left_out
 from pyro_implicit.training.fitting.norm_clipped_adam import NormClippedAdam
 from pyro_implicit.training.fitting.retreat import Retreat, is_comparable
 from pyro_implicit.training.fitting.seen_parameters import SeenParameters
@@ -37,18 +29,13 @@ from pyro_implicit.training.fitting.validation import EVERY, Validation
 from pyro_implicit.training.fitting.whole_loss import WholeLoss
 from pyro_implicit.training.recorded import RecordedObjective
 
-__all__ = ["Run", "collected_warnings"]
+__all__ = ["Run"]
 
 _FEWEST = 400  # steps before the objective is asked whether it still rises
 _ASK_AGAIN = 1.1  # times as many steps later: who asks at every step is fooled by luck at some
 _TERMS_EVERY = 50
 _MOST_SKIPPED = 20  # steps in a row without a finite loss
 _WORTH_RECORDING = 500  # steps that are left: to record one takes as long as some hundred
-#: what torch says of itself, and no user can do anything about
-_OF_TORCH = (
-    "`torch.jit.script` is deprecated",  # when torch.func first loads its forward-mode rules
-    "There is a performance drop because we have not yet implemented the batching rule",
-)
 _ASTRAY = 10  # and so many, if there are parameters to go back to
 
 
@@ -100,12 +87,8 @@ class Run:
         self._last: tuple[Any, Any] | None = None  # arguments of the last step
         self._pending: tuple[int, float, float] | None = None  # a step under way, loss and rate
         self._random = read_random_state()  # where to go back to if interrupted
-        #: at the sites of the first step; other objectives may run the model in ways of their own
-        self._look: Any = DataUse() if isinstance(objective, ELBO) else nullcontext()
-        self.adopted: AdoptedParameters | None = None  # looked at after the first step
-        self._first_args: tuple[bool, ...] | None = None  # which of them were None
-        self._called: Any = CalledParameters()  # in the first step
-        self._is_cut = False  # whether steps see some of the rows
+        #: what is told once the first steps were taken
+        self.first_steps = FirstSteps(model, guide, objective, arguments, validation)
         self._num_earlier = 0  # steps of the run that is resumed
         self._earlier_scores: Any = None  # of the run that is resumed, without validation in this
 
@@ -164,9 +147,7 @@ class Run:
         """Takes one step, or skips it if the loss or a gradient is not finite."""
         self._last = self.arguments.next()
         args, kwargs = self._last
-        if self.arguments.batches is not None:
-            warn_of_other_shapes(self.guide, args)
-            self._warn_of_absent(args)
+        self.first_steps.before(args)
         step = len(self.history)
         rate = self.retreat.factor * self.rate.at(step)
         if self._stepper is None:
@@ -174,7 +155,7 @@ class Run:
         self.adam.has_stepped = False
         capture, cause = poutine.trace(param_only=True), None
         try:
-            with self._look, self._called, capture:
+            with self.first_steps.watching(), capture:
                 loss = float(self._stepper.loss_and_grads(self.model, self.guide, *args, **kwargs))
             why = f"the loss was {loss:.6g}, or a gradient was not finite"
             self._pending = step, loss, rate
@@ -188,90 +169,9 @@ class Run:
                 param.grad = None
         if is_taken:
             self._commit(step, loss, rate)
-            self._warn_once()
-            self._warn_of_untrained(_params(capture))
-            self._try_validation()
-            self._warn_of_adopted()
-            self._warn_of_shared_latents()
+            self.first_steps.after(len(self.history), self._last, _params(capture))
         else:
             self._skip(why, cause)
-
-    def _warn_once(self) -> None:
-        """Of data that were forgotten or count too little, after the first step."""
-        if not isinstance(self._look, DataUse):
-            return
-        seen, self._look = self._look, nullcontext()
-        self._is_cut = seen.is_cut
-        said = None
-        if self.arguments.is_any:
-            in_batches = self.arguments.batches is not None
-            said = seen.nothing_observed(IN_BATCHES if in_batches else "fit(model, guide, x, y)")
-        if said is None and self.arguments.num_batches > 1:
-            said = seen.unscaled_batches()
-        if said is None and self._last is not None:
-            listed = isinstance(self.arguments.batches, (list, tuple))  # of several epochs, perhaps
-            rows = self.arguments.num_rows, number_of_rows(*self._last)
-            said = seen.other_rows(*rows, repeated=listed)
-        if said is not None:
-            warnings.warn(said, UserWarning, stacklevel=2)
-
-    def _warn_of_untrained(self, params: dict[str, Tensor]) -> None:
-        """Of networks, and of latents, that no step will learn of, after the first one."""
-        if not isinstance(self._called, CalledParameters):
-            return
-        called, self._called = self._called, nullcontext()
-        own = [one for net in _networks_of(self.objective) for one in net.parameters()]
-        said = [called.told_of_untrained([*params.values(), *own])]
-        if not any(one.requires_grad for one in params.values()):
-            said.append(
-                "no parameter is trained: neither the guide nor the model has one that requires a "
-                "gradient. guide.requires_grad_(True) frees those of a guide that was frozen"
-            )
-        if self._last is not None:
-            said.append(told_of_left_out(self.model, self.guide, *self._last))
-        for text in filter(None, said):
-            warnings.warn(text, UserWarning, stacklevel=2)
-
-    def _try_validation(self) -> None:
-        """Scores held-out arguments by one draw after the first step, while nothing is lost."""
-        if self.validation is not None and len(self.history) == 1:
-            self.validation.try_once()
-
-    def _warn_of_absent(self, args: tuple[Any, ...]) -> None:
-        """Of batches without an argument that the first one had, or with one that it had not."""
-        if self._first_args is None:
-            self._first_args = tuple(one is None for one in args)
-        for index, (first, now) in enumerate(zip(self._first_args, args, strict=False)):
-            if first != (now is None):
-                warnings.warn(
-                    f"argument {index} is None in some of the batches: what the model would "
-                    "observe of it there is drawn instead, and such a batch tells nothing of it. "
-                    "Leave it out, or give all batches their observations",
-                    UserWarning,
-                    stacklevel=2,
-                )
-
-    def _warn_of_adopted(self) -> None:
-        """Of parameters that are those of another guide, after the first step."""
-        adopted, self.adopted = self.adopted, None
-        for said in [] if adopted is None else adopted.told():
-            warnings.warn(said, UserWarning, stacklevel=2)
-
-    def _warn_of_shared_latents(self) -> None:
-        """Of latents of the rows of the first batch that the second one takes for its own."""
-        if len(self.history) != 2 or self.arguments.batches is None or self._last is None:
-            return
-        names, count = latents_of_other_rows(self.guide, *self._last)
-        if names:
-            warnings.warn(
-                f"the guide has a value of {names} for each of the {count} rows of a batch, and "
-                "the batches are different rows, which share these values: that is right for new "
-                "data of the same units alone. With N rows in all write pyro.plate('data', N, "
-                "subsample_size=len(x)) and a ConditionalHyperNetworkGuide, or name the rows of "
-                "a batch (create_plates).",
-                UserWarning,
-                stacklevel=2,
-            )
 
     def _descend(self, params: dict[str, Tensor], loss: float, rate: float) -> bool:
         """Whether parameters were moved along their gradients, which are finite then."""
@@ -391,7 +291,7 @@ class Run:
             )
         elif reason in ("converged", "limit") and self.arguments.num_batches <= 1 and not other:
             told += told_rise(self.history) if is_comparable(self.objective) else []
-        if reason == "converged" and self._is_cut and self._whole is None:
+        if reason == "converged" and self.first_steps.is_cut and self._whole is None:
             told += told_resolution(slope)
         elif reason == "limit" and not self.is_flat and not (slope and slope.is_rising):
             told.append(
@@ -471,29 +371,7 @@ def _stepper_for(objective: Any, num_steps: int) -> Any:
     return RecordedObjective(objective, hints=False)
 
 
-def _networks_of(objective: Any) -> list[Any]:
-    """The networks that an objective trains itself."""
-    return list(getattr(objective, "networks", {}).values())
-
-
 def _params(capture: Any) -> dict[str, Tensor]:
     """The unconstrained parameters of a step, by name."""
     nodes = capture.trace.nodes
     return {name: nodes[name]["value"].unconstrained() for name in capture.trace.param_nodes}
-
-
-@contextmanager
-def collected_warnings(into: list[str]) -> Iterator[None]:
-    """Python's warnings, each shown once, and kept in words too."""
-    with warnings.catch_warnings():
-        show = warnings.showwarning
-
-        def keep(message: Warning | str, *rest: Any, **options: Any) -> None:
-            if any(text in str(message) for text in _OF_TORCH):
-                return
-            if str(message) not in into:
-                into.append(str(message))
-                show(message, *rest, **options)
-
-        warnings.showwarning = keep
-        yield

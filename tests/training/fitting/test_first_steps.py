@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pyro_implicit import HyperNetworkGuide, fit, refine
 from pyro_implicit.exceptions import ArgumentError, ShapeError, StateError
 from pyro_implicit.training import FitResult
-from pyro_implicit.training.fitting.run import collected_warnings
+from pyro_implicit.training.fitting.collected_warnings import collected_warnings
 
 fit_module = sys.modules["pyro_implicit.training.fitting.fit"]
 X = torch.tensor([0.5, -1.0, 2.0, 1.5])

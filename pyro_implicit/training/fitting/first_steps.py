@@ -1,0 +1,168 @@
+"""What the first steps of a training show of its data, networks and latents."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pyro.infer import ELBO
+from torch import Tensor
+
+from pyro_implicit.guides.argument_dims import latents_of_other_rows, warn_of_other_shapes
+from pyro_implicit.handlers.called_parameters import CalledParameters
+from pyro_implicit.handlers.data_use import IN_BATCHES, DataUse
+from pyro_implicit.handlers.rows import number_of_rows
+from pyro_implicit.training.fitting.adopted import AdoptedParameters
+from pyro_implicit.training.fitting.arguments import Arguments
+from pyro_implicit.training.fitting.left_out import told_of_left_out
+from pyro_implicit.training.fitting.validation import Validation
+
+__all__ = ["FirstSteps"]
+
+_Call = tuple[Any, Any]
+
+
+class FirstSteps:
+    """
+    Looks at the steps of a run as they are taken, and warns of what no later step would mend.
+
+    :param model: the model.
+    :param guide: the guide.
+    :param objective: what is minimised.
+    :param Arguments arguments: those of each step.
+    :param validation: scores now and then, or None.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        guide: Callable[..., Any],
+        objective: Any,
+        arguments: Arguments,
+        validation: Validation | None,
+    ) -> None:
+        self.model, self.guide, self.objective = model, guide, objective
+        self.arguments, self.validation = arguments, validation
+        #: parameters that may be those of another guide, to be looked at after the first step
+        self.adopted: AdoptedParameters | None = None
+        #: whether steps see some of the rows
+        self.is_cut = False
+        # other objectives than Pyro's may run the model in ways of their own
+        self._use = DataUse() if isinstance(objective, ELBO) else None
+        self._called: CalledParameters | None = CalledParameters()
+        self._absent: tuple[bool, ...] | None = None  # arguments of the first step that were None
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Around a step: looks at sites and networks, until one has been taken."""
+        if self._called is None:
+            yield
+        elif self._use is None:
+            with self._called:
+                yield
+        else:
+            with self._use, self._called:
+                yield
+
+    def before(self, args: tuple[Any, ...]) -> None:
+        """
+        Looks at the arguments of a step.
+
+        :param tuple args: positional arguments.
+        :warns UserWarning: for batches of other shapes than the guide was built with, or without
+            what the first one had.
+        """
+        if self.arguments.batches is None:
+            return
+        warn_of_other_shapes(self.guide, args)
+        self._look_for_absent(args)
+
+    def after(self, num_taken: int, last: _Call | None, params: dict[str, Tensor]) -> None:
+        """
+        Tells what a step that was taken has shown.
+
+        :param int num_taken: steps taken so far.
+        :param last: arguments of the step, positional and by name.
+        :param dict params: the parameters that it had, by name.
+        :warns UserWarning: after the first step in this run for data, networks, latents and
+            parameters of which something looks forgotten; after the second for latents of rows
+            that batches share.
+        """
+        if self._called is not None:
+            called, self._called = self._called, None
+            self._tell([self._of_data(last), *self._of_untrained(called, last, params)])
+        if self.validation is not None and num_taken == 1:
+            self.validation.try_once()  # while nothing is lost
+        adopted, self.adopted = self.adopted, None
+        self._tell([] if adopted is None else adopted.told())
+        if num_taken == 2 and self.arguments.batches is not None and last is not None:
+            self._tell([self._of_shared_latents(last)])
+
+    @staticmethod
+    def _tell(said: Iterable[str | None]) -> None:
+        for text in filter(None, said):
+            warnings.warn(text, UserWarning, stacklevel=2)
+
+    def _of_data(self, last: _Call | None) -> str | None:
+        """Of data that were forgotten or count too little."""
+        seen, self._use = self._use, None
+        if seen is None:
+            return None
+        self.is_cut = seen.is_cut
+        said, arguments = None, self.arguments
+        if arguments.is_any:
+            in_batches = arguments.batches is not None
+            said = seen.nothing_observed(IN_BATCHES if in_batches else "fit(model, guide, x, y)")
+        if said is None and arguments.num_batches > 1:
+            said = seen.unscaled_batches()
+        if said is None and last is not None:
+            listed = isinstance(arguments.batches, (list, tuple))  # of several epochs, perhaps
+            said = seen.other_rows(arguments.num_rows, number_of_rows(*last), repeated=listed)
+        return said
+
+    def _of_untrained(
+        self, called: CalledParameters, last: _Call | None, params: dict[str, Tensor]
+    ) -> list[str | None]:
+        """Of networks, and of latents, that no step will learn of."""
+        networks = getattr(self.objective, "networks", {}).values()  # which it trains itself
+        own = [one for net in networks for one in net.parameters()]
+        said: list[str | None] = [called.told_of_untrained([*params.values(), *own])]
+        if not any(one.requires_grad for one in params.values()):
+            said.append(
+                "no parameter is trained: neither the guide nor the model has one that requires a "
+                "gradient. guide.requires_grad_(True) frees those of a guide that was frozen"
+            )
+        if last is not None:
+            said.append(told_of_left_out(self.model, self.guide, *last))
+        return said
+
+    def _look_for_absent(self, args: tuple[Any, ...]) -> None:
+        """Of batches without an argument that the first one had, or with one that it had not."""
+        absent = tuple(one is None for one in args)
+        if self._absent is None:
+            self._absent = absent
+        pairs = zip(self._absent, absent, strict=False)
+        self._tell(
+            [
+                f"argument {index} is None in some of the batches: what the model would observe of "
+                "it there is drawn instead, and such a batch tells nothing of it. Leave it out, or "
+                "give all batches their observations"
+                for index, (first, now) in enumerate(pairs)
+                if first != now
+            ]
+        )
+
+    def _of_shared_latents(self, last: _Call) -> str | None:
+        """Of latents of the rows of the first batch that the second one takes for its own."""
+        names, count = latents_of_other_rows(self.guide, *last)
+        if not names:
+            return None
+        return (
+            f"the guide has a value of {names} for each of the {count} rows of a batch, and "
+            "the batches are different rows, which share these values: that is right for new "
+            "data of the same units alone. With N rows in all write pyro.plate('data', N, "
+            "subsample_size=len(x)) and a ConditionalHyperNetworkGuide, or name the rows of "
+            "a batch (create_plates)."
+        )
