@@ -15,19 +15,19 @@ from pyro.poutine.util import site_is_subsample
 
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.handlers.choice_for_all import plates_of
-from pyro_implicit.handlers.held_rows import held_at_rows, in_another_order
+from pyro_implicit.handlers.held_rows import held_at_rows
+from pyro_implicit.handlers.held_values import HeldValues
 from pyro_implicit.handlers.latent_rows import ShownRows
-from pyro_implicit.handlers.told_of_held import listed, told_of_data_among_held, told_of_overruled
+from pyro_implicit.handlers.told_of_held import listed
 
 __all__ = [
     "HeldSites",
-    "data_among_held",
     "is_held",
     "refuse_condition_around",
 ]
 
 
-class HeldSites(Messenger):
+class HeldSites(HeldValues, Messenger):
     """
     Notes the sites that are held, of models that are run within.
 
@@ -38,19 +38,12 @@ class HeldSites(Messenger):
     :param drawn: names of the latents that a guide draws, whose values come instead.
     :param int start: the first row of the arguments, if they are cut.
     :param int total: how many these are in all; 0 if they are not cut.
-    :ivar dict sites: names of the others, with their plates.
-    :ivar set several: names of those of them that have more than one number.
-    :ivar set overruled: names of those that the guide draws.
-    :ivar set unclear: names of those of which nobody can tell which rows their values belong to.
     """
 
     def __init__(self, drawn: Collection[str] = (), start: int = 0, total: int = 0) -> None:
-        super().__init__()
+        HeldValues.__init__(self)
+        Messenger.__init__(self)
         self.drawn, self.start, self.total = drawn, start, total
-        self.sites: dict[str, frozenset[str]] = {}
-        self.several: set[str] = set()
-        self.overruled: set[str] = set()
-        self.unclear: set[str] = set()
         self._shown = ShownRows()
 
     def _pyro_sample(self, msg: Any) -> None:
@@ -66,9 +59,7 @@ class HeldSites(Messenger):
     def _hold(self, msg: Any) -> None:
         name, value = msg["name"], torch.as_tensor(msg["value"])
         msg["value"], unclear = held_at_rows(msg, value, self._shown, self.start, self.total)
-        self.sites[name] = plates_of(msg)
-        if value.numel() > 1:
-            self.several.add(name)
+        self.note(name, value, plates_of(msg))
         if unclear:
             self.unclear.add(name)
 
@@ -78,16 +69,14 @@ class HeldSites(Messenger):
 
     def data(self, names: Iterable[str]) -> set[str]:
         """
-        The names of those that are data, see :func:`data_among_held`.
+        The names of those that are data, see :meth:`HeldValues.data_beside`.
 
         :param names: of all sites that may be data or are to be predicted, held ones too.
         :returns: these names.
         :raises ShapeError: if nobody can tell which rows the values of another one belong to.
         """
-        others = bool(set(names) - self.sites.keys())
-        data = data_among_held(self.sites, others)
-        if self.unclear - data:
-            raise in_another_order(self.unclear - data)
+        data = self.data_beside(bool(set(names) - self.sites.keys()))
+        self.refuse_unclear(data)
         return data
 
     def warnings(
@@ -99,11 +88,11 @@ class HeldSites(Messenger):
         What is to be told of what is held.
 
         :param data: names of those that are data.
-        :param parents: see :func:`told_of_data_among_held`.
+        :param parents: see :func:`~pyro_implicit.handlers.told_of_held.told_of_data_among_held`.
         :returns: texts of warnings.
         """
-        ambiguous = told_of_data_among_held(self.sites, data, self.several, parents)
-        return [text for text in (told_of_overruled(self.overruled), ambiguous) if text]
+        told = self.told_of_overruled(), self.ambiguity(data, parents)
+        return [text for text in told if text]
 
 
 def is_held(site: Any) -> bool:
@@ -150,19 +139,3 @@ def refuse_condition_around(call: str) -> None:
         f"guide too. Hold them in the model alone: {call}(poutine.{how}(model, data=...), "
         "guide, ...)."
     )
-
-
-def data_among_held(held: Mapping[str, frozenset[str]], others: bool) -> set[str]:
-    """
-    Tells data from parameters, among what is held.
-
-    Where the model has data of its own, what is held are values of parameters, or what forecasts
-    start from. Where it has none, the data are those in plates; if none is, they are all data.
-
-    :param dict held: names of the sites, with their plates.
-    :param bool others: whether the model has data, or something to predict, beside them.
-    :returns: names of those that are data.
-    """
-    if others:
-        return set()
-    return {name for name, plates in held.items() if plates} or set(held)

@@ -180,6 +180,13 @@ def _report(job: EvaluationJob, guide: Any, seed: int) -> EvaluationReport:
     whole = {name: torch.cat([data[name] for data in joint]) for name in names}
     if not len(whole["row"]):
         raise SiteError("all observations are masked, so that there is nothing to evaluate.")
+    for name, data in job.sites.items():
+        if data.num_masked:
+            job.notes[
+                f"{data.num_masked} data of {name!r} are masked and left out; where their values "
+                "decide which these are (censoring), scores of the others but their densities are "
+                "of rows that were chosen by what is scored"
+            ] = None
     never = int((whole["log_density"] == -math.inf).sum())
     if never:
         job.notes[f"{never} data have density 0 at every draw"] = None

@@ -4,53 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-import torch
-
-from pyro_implicit.handlers.held_rows import in_another_order
-from pyro_implicit.handlers.held_sites import data_among_held
+from pyro_implicit.handlers.held_values import HeldValues
 from pyro_implicit.handlers.row_coupling import RowsTogether
-from pyro_implicit.handlers.told_of_held import told_of_data_among_held, told_of_overruled
 
 __all__ = ["HeldInRuns"]
 
 
-@dataclass
-class HeldInRuns:
+@dataclass(eq=False)
+class HeldInRuns(HeldValues):
     """
     Sites that are held, and which of them are data, and so to be drawn.
 
-    :param dict sites: those of no draw of the guide, with their plates.
-    :param set several: names of those that have more than one number.
-    :param set overruled: names of those that the guide draws.
     :param set before: names of sites that are drawn, and after which one of them came.
-    :param set unclear: names of those of which nobody can tell which rows their values belong to.
     :param data: names of those that turned out to be data.
     :param str ambiguous: what is to be told where others may be data.
     :param bool has_others: whether a run had other data, or other sites to draw.
     """
 
-    sites: dict[str, frozenset[str]] = field(default_factory=dict)
-    several: set[str] = field(default_factory=set)
-    overruled: set[str] = field(default_factory=set)
     before: set[str] = field(default_factory=set)
-    unclear: set[str] = field(default_factory=set)
     data: frozenset[str] = frozenset()
     ambiguous: str = ""
     has_others: bool = False
-
-    def note(self, name: str, value: Any, plates: frozenset[str]) -> None:
-        """
-        Notes a site that stays.
-
-        :param str name: of it.
-        :param value: where it is held.
-        :param plates: names of the plates around it.
-        """
-        self.sites[name] = plates
-        if torch.as_tensor(value).numel() > 1:
-            self.several.add(name)
 
     def stays(self, name: str) -> bool:
         """
@@ -70,17 +45,16 @@ class HeldInRuns:
         :raises ShapeError: if nobody can tell which rows the values of another one belong to.
         """
         if not self.sites or self.data or self.has_others:
-            if self.unclear - self.data:
-                raise in_another_order(self.unclear - self.data)
+            self.refuse_unclear(self.data)
             return False
         if not all_rows:
             raise RowsTogether
-        self.data = frozenset(data_among_held(self.sites, others=False))
+        self.data = frozenset(self.data_beside(others=False))
         return True
 
     def warnings(self) -> tuple[str, ...]:
         """What is to be told of it; texts may be empty."""
-        return told_of_overruled(self.overruled), self.ambiguous
+        return self.told_of_overruled(), self.ambiguous
 
     def look(self, parents: Callable[[], Mapping[str, Collection[str]] | None]) -> None:
         """
@@ -88,4 +62,4 @@ class HeldInRuns:
 
         :param parents: see :func:`~pyro_implicit.handlers.told_of_held.told_of_data_among_held`.
         """
-        self.ambiguous = told_of_data_among_held(self.sites, self.data, self.several, parents)
+        self.ambiguous = self.ambiguity(self.data, parents)

@@ -48,6 +48,11 @@ class SiteData:
     has_density: bool = True
     exact: Tensor | None = None
 
+    @property
+    def num_masked(self) -> int:
+        """Data that are left out."""
+        return sum(int((~part["counted"].bool()).sum()) for part in self.parts)
+
     def joined(self) -> dict[str, Tensor]:
         """The scores of all data that are not masked, flat, in the order of the plates."""
         joined = {}
