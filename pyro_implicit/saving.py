@@ -10,7 +10,7 @@ from typing import IO, Any
 import torch
 
 from pyro_implicit._files import atomic_path
-from pyro_implicit.exceptions import StateError
+from pyro_implicit.exceptions import ArgumentError, StateError
 
 __all__ = ["check_archive", "load_state", "save_state"]
 
@@ -23,9 +23,16 @@ def save_state(state: Any, path: str | Path) -> None:
 
     :param state: tensors and plain values.
     :param path: a local file, which is replaced.
+    :raises ArgumentError: for a guide or chains in place of their state.
     :raises StateError: if it holds anything else; an older file is left as it was.
     :raises OSError: if the file cannot be written; likewise.
     """
+    if callable(getattr(state, "state_dict", None)):
+        kind = type(state).__name__
+        raise ArgumentError(
+            f"the state is a {kind} itself; expected what it holds. Write save_state("
+            f"{kind[:1].lower() + kind[1:]}.state_dict(), path)."
+        )
     with atomic_path(path, check=_check_readable) as partial, partial.open("wb") as file:
         torch.save(state, file)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pyro_implicit import HyperNetworkGuide
-from pyro_implicit.exceptions import StateError
+from pyro_implicit.exceptions import ArgumentError, StateError
 from pyro_implicit.saving import load_state, save_state
 
 
@@ -68,3 +68,9 @@ def test_what_is_no_state(tmp_path):
         load_state(path)
     with pytest.raises(FileNotFoundError):
         load_state(tmp_path / "absent")
+
+
+def test_a_guide_in_place_of_its_state_is_told(tmp_path):
+    with pytest.raises(ArgumentError, match=r"is a Linear itself.*linear.state_dict\(\)"):
+        save_state(torch.nn.Linear(2, 1), tmp_path / "guide.pt")
+    assert not list(tmp_path.iterdir())

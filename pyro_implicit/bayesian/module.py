@@ -30,6 +30,7 @@ from pyro_implicit.bayesian.private_copy import (
     to_buffers,
 )
 from pyro_implicit.bayesian.recurrence import steps_of_recurrence
+from pyro_implicit.bayesian.unusable import refuse_unusable, refuse_unusable_embeddings
 from pyro_implicit.bayesian.vectorization import (
     common_batch_shape,
     over_draws,
@@ -136,6 +137,8 @@ class BayesianModule(nn.Module):
         why = " (how many leading dims of an output are plates of the model: 1 for rows)"
         self.batch_dims = check_count("batch_dims", batch_dims, 0, why=why)
         self.vectorize = check_choice("vectorize", vectorize, ("auto", "vmap", "loop"))
+        if isinstance(module, nn.Module):
+            refuse_unusable(module)
         self.module = private_copy(module)
         self._has_statistics = has_running_statistics(self.module)
         self._adopt(prior)
@@ -163,6 +166,7 @@ class BayesianModule(nn.Module):
             self.joint_prior, prior = part_for(prior, prefix, trainable)
         self._priors = ParameterPriors(prior, trainable, frozen)
         stochastic = self._priors.names
+        refuse_unusable_embeddings(self.module, stochastic)
         self._sites = {name: prefix + name for name in stochastic}
         self._shapes = {self._sites[name]: trainable[name].shape for name in stochastic}
         self._aliases = {self._sites[name]: names[name] for name in stochastic}

@@ -32,14 +32,15 @@ from pyro_implicit.chains.program import Program
 from pyro_implicit.chains.result import Chains
 from pyro_implicit.chains.starts import check_finite, check_start, given_starts
 from pyro_implicit.chains.supports import check_supports_at
+from pyro_implicit.chains.tuning import check_draws
 from pyro_implicit.chains.walk import Walk
-from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.exceptions import ArgumentError, ImplicitError
 from pyro_implicit.guides.held_data import HeldData
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.guides.since_fit import remember_fit
-from pyro_implicit.handlers.explained_errors import explained_errors
+from pyro_implicit.handlers.explained_errors import RAW, explained_errors
 from pyro_implicit.handlers.rows import number_of_rows
 from pyro_implicit.handlers.same_rows import fingerprint
 
@@ -141,6 +142,8 @@ def refine(
     num_steps = check_count("num_steps", num_steps, 0)
     moves = make_kernel(kernel)
     num_warmup = _warmup(num_warmup, num_steps, moves)
+    if num_warmup < num_steps:  # told before the search for modes, as far as it is known
+        check_draws((num_steps - num_warmup) // moves.thin, num_warmup, num_steps, moves.thin)
     mode_steps = check_count("mode_steps", mode_steps)
     dispersion = check_number("dispersion", dispersion, minimum=0)
     check_choice("dtype", dtype, (None, torch.float32, torch.float64))
@@ -149,7 +152,7 @@ def refine(
     number_of_rows(args, kwargs)  # which are some
     program = Program(model, args, kwargs)
     with RandomStream(seed), explained_errors(args, kwargs, given):
-        sites, centre = read_latents(model, args, kwargs)
+        sites, centre = _read(model, given, args, kwargs)
         own = centre.dtype
         centre = centre.to(dtype or own)
         job = _Start(program, sites, centre, start, num_chains, mode_steps, dispersion, progress)
@@ -173,6 +176,21 @@ def refine(
                 chains._run(density, num_steps, progress)
         remember_fit(model, chains, args, kwargs, are_chains=True)
         return chains
+
+
+def _read(model: Any, start: Any, args: Any, kwargs: Any) -> tuple[list[LatentSite], Tensor]:
+    """The latents; a start that looks like data is told where the model does not run without it."""
+    try:
+        return read_latents(model, args, kwargs)
+    except (*RAW, ImplicitError) as error:
+        if not isinstance(start, Tensor):
+            raise
+        raise ArgumentError(
+            f"the model does not run on the arguments that come after start, which is a tensor of "
+            f"shape {tuple(start.shape)}: the second argument is where chains begin, as in "
+            f"refine(model, 16, x, y) or refine(model, guide, x, y). The model says: "
+            f"{str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}"
+        ) from error
 
 
 def _warmup(num_warmup: Any, num_steps: int, kernel: Kernel) -> int:

@@ -10,8 +10,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
+from torch.utils.data import Dataset
 
-from pyro_implicit.exceptions import ArgumentError, ImplicitError, NonFiniteError, ShapeError
+from pyro_implicit.exceptions import (
+    ArgumentError,
+    ImplicitError,
+    NonFiniteError,
+    ShapeError,
+    SiteError,
+)
 from pyro_implicit.handlers.other_shape import sites_of_other_shape
 
 __all__ = [
@@ -21,10 +28,11 @@ __all__ = [
     "explained_errors",
     "refuses_nan",
     "refuses_parameter",
+    "without_shapes",
 ]
 
 #: what models raise on data that they do not expect
-RAW = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
+RAW = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
 _LONGEST = 160  # characters of a raw message
 _TYPES = re.compile(
@@ -46,6 +54,7 @@ _INDICES = re.compile(
 )
 _SUPPORT = re.compile(r"to be within the support \((.*?)\) of the distribution (\w+)", re.DOTALL)
 _CLASSES = re.compile(r"IntegerInterval\(lower_bound=0, upper_bound=(\d+)\)")
+_CLASH = re.compile(r"Multiple (?:sample|param) sites named '(.*?)'")
 _SITE = re.compile(r"log_prob at site '(.*?)'")
 _SUBSAMPLE = re.compile(r"subsample_size does not match len\(subsample\), (\d+) vs (\d+)")
 _ARGUMENT = re.compile(r"missing \d+ required positional arguments?: ")
@@ -77,8 +86,20 @@ def explained_errors(
     except RAW as error:
         clear = explained(error, args, kwargs) or _other_columns(error, args, guide)
         if clear is None:
+            without_shapes(error)
             raise
         raise clear from error
+
+
+def without_shapes(error: Exception) -> None:
+    """
+    Takes the table of shapes that Pyro adds to a message off an error of ours, which needs none.
+
+    :param error: any error; another one is left as it is.
+    """
+    text, table, _ = str(error).partition("\nTrace Shapes:")
+    if table and isinstance(error, ImplicitError):
+        error.args = (text.rstrip(),)
 
 
 def explained(
@@ -94,7 +115,7 @@ def explained(
     """
     if isinstance(error, ImplicitError):
         return None
-    if isinstance(error, (AttributeError, TypeError)):
+    if isinstance(error, (AttributeError, KeyError, TypeError)):
         return _missing(error) or _no_tensors(error, args, kwargs)
     tensors = _tensors(args, kwargs)
     made = (kind(error, tensors) for kind in _KINDS)
@@ -185,17 +206,24 @@ def _no_tensors(
 
 
 def _packed(error: Exception, args: tuple[Any, ...]) -> ArgumentError | None:
-    """All data are one tuple or list, which a model of several arguments takes for the first."""
-    if len(args) != 1 or not isinstance(error, (AttributeError, IndexError, TypeError)):
+    """All data are one object, which a model of several arguments takes for the first."""
+    if len(args) != 1 or not isinstance(error, (AttributeError, IndexError, KeyError, TypeError)):
         return None
-    data = args[0]
-    if not (isinstance(data, (list, tuple)) and len(data) > 1):
-        return None
-    if not all(isinstance(one, Tensor) for one in data):
+    data, kind = args[0], type(args[0]).__name__
+    inner = list(data.values()) if isinstance(data, Mapping) else data
+    how = ""
+    if isinstance(data, Dataset):
+        how = (
+            "Write *dataset.tensors for all of a TensorDataset, or batches=DataLoader(dataset, 64)"
+        )
+    elif isinstance(inner, (list, tuple)) and all(isinstance(one, Tensor) for one in inner):
+        stars = "**data" if isinstance(data, Mapping) else "*data"
+        how = f"Write {stars}, so that each is an argument of its own" if len(inner) > 1 else ""
+        kind += f" of {len(inner)} tensors"
+    if not how:
         return None
     return ArgumentError(
-        f"argument 0 is a {type(data).__name__} of {len(data)} tensors, and the model says: "
-        f"{_first_line(error)}. Write *data, so that each is an argument of its own."
+        f"argument 0 is a {kind}, and the model says: {_first_line(error)}. {how}."
     )
 
 
@@ -288,6 +316,16 @@ def _other_order(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError 
     )
 
 
+def _same_names(error: Exception, _: dict[str, Tensor]) -> ImplicitError | None:
+    found = _CLASH.search(str(error))
+    if found is None:
+        return None
+    return SiteError(
+        f"the model has several sites named {found[1]!r}. Each needs a name of its own: "
+        f'pyro.sample(f"{found[1]}_{{i}}", ...) in a loop, or a plate of them.'
+    )
+
+
 def _not_finite(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
     text = _first_line(error)
     refused = refuses_parameter(error) or _SUPPORT.search(str(error))
@@ -349,6 +387,7 @@ def _outside_support(error: Exception, tensors: dict[str, Tensor]) -> ImplicitEr
 #: in the order in which they are asked
 _KINDS: tuple[Callable[[Exception, dict[str, Tensor]], ImplicitError | None], ...] = (
     _types,
+    _same_names,
     _whole_numbers,
     _truth_values,
     _written_in_place,

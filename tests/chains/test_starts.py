@@ -260,3 +260,18 @@ def test_a_latent_that_some_runs_leave_out():
 
     with pytest.raises(SiteError, match="latent 'b' in some of its runs alone"):
         begun(2, varying, ())
+
+
+def test_data_in_the_place_of_a_start_are_told() -> None:
+    with pytest.raises(
+        ArgumentError, match=r"come after start, which is a tensor of shape \(12, 2"
+    ):
+        refine(line, torch.ones(12, 2), torch.ones(3, 3), num_steps=0, progress=False)
+
+
+def test_too_few_steps_are_told_before_the_model_is_run() -> None:
+    def never(*_):
+        raise AssertionError
+
+    with pytest.raises(ArgumentError, match="15 gradients per chain left no draw"):
+        refine(never, 2, X, Y, num_steps=15, progress=False)

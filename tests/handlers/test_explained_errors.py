@@ -23,7 +23,7 @@ from pyro_implicit import (
     to_arviz,
 )
 from pyro_implicit.diagnostics import khat, stein_discrepancy
-from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError
+from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError, SiteError
 from pyro_implicit.handlers.explained_errors import (
     explained,
     explained_errors,
@@ -446,3 +446,28 @@ def test_a_series_that_is_filled_in_place(init_from: Any) -> None:
             pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
 
     fit(joined, HyperNetworkGuide(joined, init_from=init_from), y, num_steps=5, progress=False)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_all_data_in_one_object(name: str) -> None:
+    guide = HyperNetworkGuide(line).setup(X, X[:, 0])
+    packed = TensorDataset(X, X[:, 0])
+    with pytest.raises(ArgumentError, match=r"argument 0 is a TensorDataset.*\*dataset.tensors"):
+        CALLS[name](guide, packed)
+    with pytest.raises(ArgumentError, match=r"argument 0 is a dict of 2 tensors.*Write \*\*data"):
+        CALLS[name](guide, {"x": X, "y": X[:, 0]})
+
+
+def test_sites_of_the_same_name() -> None:
+    def twice(x: Tensor, y: Tensor | None = None) -> None:
+        w = [pyro.sample("w", dist.Normal(0.0, 1.0)) for _ in range(2)]
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(w[0] + w[1], 1.0), obs=y)
+
+    for call in (
+        lambda: HyperNetworkGuide(twice).setup(X, X[:, 0]),
+        lambda: fit(twice, HyperNetworkGuide(twice), X, X[:, 0], progress=False),
+    ):
+        with pytest.raises(SiteError, match="several sites named 'w'") as caught:
+            call()
+        assert "Trace Shapes" not in str(caught.value)

@@ -19,7 +19,12 @@ from pyro_implicit.bayesian.vectorization import IN_DATA_PLATE
 from pyro_implicit.exceptions import ImplicitError, NonFiniteError, ShapeError, SiteError
 from pyro_implicit.handlers.data_use import IN_BATCHES, DataUse
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode, is_random_function
-from pyro_implicit.handlers.explained_errors import RAW, entries_not_finite, explained
+from pyro_implicit.handlers.explained_errors import (
+    RAW,
+    entries_not_finite,
+    explained,
+    without_shapes,
+)
 from pyro_implicit.handlers.left_out_noise import LeftOutNoise
 from pyro_implicit.handlers.missing_data import missing_data
 from pyro_implicit.handlers.observed_shape import is_event, observed_batch_shape
@@ -139,6 +144,7 @@ def explained_steps(
     except (*RAW, NonFiniteError) as error:
         last = arguments.last
         is_clear = isinstance(error, ImplicitError) and not isinstance(error, NonFiniteError)
+        without_shapes(error)
         if is_clear or last is None:
             raise
         try:
