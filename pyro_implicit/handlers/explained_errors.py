@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 #: what models raise on data that they do not expect
-RAW = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+RAW = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
 
 _LONGEST = 160  # characters of a raw message
 _TYPES = re.compile(
@@ -115,7 +115,7 @@ def explained(
     """
     if isinstance(error, ImplicitError):
         return None
-    if isinstance(error, (AttributeError, KeyError, TypeError)):
+    if isinstance(error, (AttributeError, TypeError)):
         return _missing(error) or _no_tensors(error, args, kwargs)
     tensors = _tensors(args, kwargs)
     made = (kind(error, tensors) for kind in _KINDS)
@@ -207,7 +207,7 @@ def _no_tensors(
 
 def _packed(error: Exception, args: tuple[Any, ...]) -> ArgumentError | None:
     """All data are one object, which a model of several arguments takes for the first."""
-    if len(args) != 1 or not isinstance(error, (AttributeError, IndexError, KeyError, TypeError)):
+    if len(args) != 1 or not isinstance(error, (AttributeError, IndexError, TypeError)):
         return None
     data, kind = args[0], type(args[0]).__name__
     inner = list(data.values()) if isinstance(data, Mapping) else data
