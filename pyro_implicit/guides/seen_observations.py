@@ -54,12 +54,15 @@ def told_of_seen_observations(
     written by hand reads the observations wherever it likes.
 
     :param model: a Pyro model.
-    :param guide: any guide, or a list of some.
+    :param guide: any guide, or a list or an ensemble of some.
     :param tuple args: positional arguments of both.
     :param dict kwargs: keyword arguments of both.
     :returns: what a user should know; None where nothing of the kind was found, or the data are too
         many to be looked at.
     """
+    if isinstance(members := getattr(guide, "guides", None), list):  # of an ensemble
+        said = (told_of_seen_observations(model, one, args, kwargs) for one in members)
+        return next(filter(None, said), None)
     readers = _readers(guide)
     may_read = bool(readers) or _may_read(guide)
     if not may_read or not can_be_looked_at([*args, *kwargs.values()]):

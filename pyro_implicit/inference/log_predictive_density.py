@@ -20,7 +20,6 @@ from pyro_implicit.guides.argument_dims import (
     warn_of_other_rows,
     warn_of_other_shapes,
 )
-from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.held_data import warn_of_held_data
 from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
@@ -43,7 +42,6 @@ from pyro_implicit.handlers.pointwise import (
     is_auxiliary,
     is_delta,
     is_factor_of_rows,
-    latent_sites,
     pointwise_log_prob,
     run_model,
     told_of_factors,
@@ -53,9 +51,8 @@ from pyro_implicit.handlers.row_order import RowOrder
 from pyro_implicit.handlers.rows import number_of_rows
 from pyro_implicit.handlers.sum_out import inseparable
 from pyro_implicit.handlers.upstream import upstream_sites
-from pyro_implicit.inference.evaluation.draw_chunks import DrawChunks
+from pyro_implicit.inference.draws_one_by_one import DrawsOneByOne
 from pyro_implicit.inference.from_prior import came_from_prior, forgotten_of
-from pyro_implicit.inference.numbered import numbered_if_called, numbered_if_drawn
 from pyro_implicit.inference.outside_support import drawn_outside, is_outside
 
 __all__ = ["DataOfPlates", "Noted", "log_predictive_density", "mean_densities"]
@@ -215,7 +212,7 @@ def mean_densities(
     kept: Any = None
     noted = noted or Noted()
     with evaluation_mode():  # around all draws: what is told of it is told once
-        draws = _Draws(guide, args, kwargs, num_samples, seed)
+        draws = DrawsOneByOne(guide, args, kwargs, num_samples, seed)
         for index in range(num_samples):
             with RandomStream(mixed_seed(seed, index)), explained_errors(args, kwargs, guide):
                 latents = draws.at(index)
@@ -309,44 +306,6 @@ class _Densities:
         if marginal:
             return not all(name in self.latents for name in marginal)
         return not is_auxiliary(site)
-
-
-class _Draws:
-    """
-    The draws of a guide one after the other; of those that make many at once, made many at once.
-
-    :param guide: any guide.
-    :param tuple args: its positional arguments.
-    :param dict kwargs: its keyword arguments.
-    :param int num_samples: how many draws.
-    :param int seed: of them.
-    """
-
-    def __init__(
-        self, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any], num_samples: int, seed: int
-    ) -> None:
-        self.guide, self.args, self.kwargs = guide, args, kwargs
-        at_once = callable(getattr(guide, "sample", None))
-        by_row = isinstance(guide, ConditionalGuide)  # whose draws are of the rows of a call
-        self._chunks: DrawChunks | None = None
-        if at_once and not by_row:
-            with explained_errors(args, kwargs, guide):
-                self._chunks = DrawChunks(guide, args, kwargs, num_samples, seed)
-        #: which latents of rows are in the order of the rows' numbers
-        self.order = numbered_if_drawn(guide) if self._chunks else numbered_if_called(guide)
-
-    def at(self, index: int) -> dict[str, Tensor]:
-        """
-        One draw.
-
-        :param int index: of the draw, each once and in order.
-        :returns: values by name, of the shape of their sites.
-        """
-        if self._chunks is not None:
-            held, offset = self._chunks.holding(index)
-            return {name: values[index - offset] for name, values in held.items()}
-        sites = latent_sites(self.guide, self.args, self.kwargs)
-        return {name: site["value"] for name, site in sites.items()}
 
 
 def _log_densities(

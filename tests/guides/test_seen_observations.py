@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pyro_implicit import (
     ConditionalHyperNetworkGuide,
+    EnsembleGuide,
     HyperNetworkGuide,
     evaluate,
     fit,
@@ -114,6 +115,7 @@ CASES: dict[str, Callable[[], tuple[Any, Any]]] = {
     "in a list": lambda: (mixed, in_a_list()),
     "a module by hand": lambda: (rows, ByHand()),
     "a function by hand": lambda: (rows, by_function),
+    "in an ensemble": lambda: (rows, EnsembleGuide([of_inputs, by_function])),
     "in a list by hand": lambda: (mixed, in_a_list_by_hand()),
 }
 
