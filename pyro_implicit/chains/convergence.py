@@ -59,7 +59,7 @@ def agreement(draws: Mapping[str, Tensor]) -> str:
     """
     if any(len(one) < 2 or one.shape[1] < _FEWEST for one in draws.values()):
         return ""
-    found = {name: one.nan_to_num(0.0) for name, one in r_hats(draws).items() if one.numel()}
+    found = {name: _without_nan(one) for name, one in r_hats(draws).items() if one.numel()}
     worst = max(found, key=lambda name: float(found[name].max()))
     over = torch.cat([one.reshape(-1) for one in found.values()]) > LIMIT
     sizes = torch.cat([one.reshape(-1) for one in effective_sizes(draws).values()])
@@ -69,6 +69,11 @@ def agreement(draws: Mapping[str, Tensor]) -> str:
         f"{share if bool(over.any()) else ''}, effective sample size at least "
         f"{float(sizes.nan_to_num(math.inf).min()):.0f}"
     )
+
+
+def _without_nan(values: Tensor) -> Tensor:
+    """Those of entries that are constant count as 0; of chains that never move it is infinite."""
+    return values.nan_to_num(0.0, posinf=math.inf)
 
 
 def _summary(function: str, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -93,7 +98,9 @@ def _summary(function: str, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def warn_of(what: str, found: Mapping[str, Tensor], remark: str, level: int = 3) -> None:
+def warn_of(
+    what: str, found: Mapping[str, Tensor], remark: str, level: int = 3, limit: float = LIMIT
+) -> None:
     """
     Warns where chains disagree.
 
@@ -101,14 +108,15 @@ def warn_of(what: str, found: Mapping[str, Tensor], remark: str, level: int = 3)
     :param dict found: r-hats by name.
     :param str remark: what it means and what to do.
     :param int level: of the warning's place.
+    :param float limit: the r-hat from which on they do.
     """
-    over = {n: v for n, v in found.items() if bool((v[~v.isnan()] > LIMIT).any())}
+    over = {n: v for n, v in found.items() if bool((v[~v.isnan()] > limit).any())}
     if over:
-        worst = max(over, key=lambda name: float(over[name].nan_to_num(0.0).max()))
+        worst = max(over, key=lambda name: float(_without_nan(over[name]).max()))
         values = over[worst]
         share = float((values > LIMIT).double().mean())
         warnings.warn(
-            f"the r-hat of {what} is up to {float(values.nan_to_num(0.0).max()):.3g} (site "
+            f"the r-hat of {what} is up to {float(_without_nan(values).max()):.3g} (site "
             f"{worst!r}; above {LIMIT} for {share:.0%} of its entries): the chains have not "
             f"mixed. {remark}",
             stacklevel=level,

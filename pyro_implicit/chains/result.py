@@ -13,7 +13,7 @@ from torch import Tensor
 from pyro_implicit._checks import check_count, check_flag, check_names, check_state
 from pyro_implicit._plain import as_state_error
 from pyro_implicit._progress import progress_bar
-from pyro_implicit.chains.convergence import agreement, effective_sizes, r_hats, warn_of
+from pyro_implicit.chains.convergence import LIMIT, agreement, effective_sizes, r_hats, warn_of
 from pyro_implicit.chains.density import ChainDensity
 from pyro_implicit.chains.draws_guide import DrawsGuide
 from pyro_implicit.chains.kernels import kernel_from
@@ -40,8 +40,8 @@ _OF_PREDICTIONS = (
     "posterior's. Let them go on: chains.run(...)."
 )
 
-#: draws of each chain from which on disagreement is no matter of chance
-_FEWEST_DRAWS = 50
+#: an r-hat that is no matter of chance, for so many draws of each chain at least
+_LIMITS = ((50, LIMIT), (10, 1.5))
 #: most latents, and numbers in all, whose r-hats are asked for without having been
 _MOST_LATENTS = 1000
 _MOST_NUMBERS = 5_000_000
@@ -132,14 +132,15 @@ class Chains(DrawsGuide):
         if not self.interrupted and self._program is not None:
             given = self._program
             check_supports_at(given.model, self.sites, self.unconstrained, given.args, given.kwargs)
-        if not self.interrupted and self.num_draws >= _FEWEST_DRAWS:
+        if not self.interrupted:
             self._warn_of_disagreement()
         return self
 
     def _warn_of_disagreement(self) -> None:
         """Of weights nothing is said: those of equivalent networks differ."""
-        if self.num_chains > 1 and self._is_small and not self._has_layers:
-            warn_of("latents", r_hats(self.draws), _OF_LATENTS, _CALLER + 1)
+        limit = next((limit for draws, limit in _LIMITS if self.num_draws >= draws), None)
+        if limit and self.num_chains > 1 and self._is_small and not self._has_layers:
+            warn_of("latents", r_hats(self.draws), _OF_LATENTS, _CALLER + 1, limit)
 
     @property
     def _is_small(self) -> bool:
