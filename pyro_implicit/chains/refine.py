@@ -40,6 +40,7 @@ from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.guides.since_fit import remember_fit
+from pyro_implicit.handlers.data_gradient import told_of_no_gradient
 from pyro_implicit.handlers.explained_errors import RAW, explained_errors
 from pyro_implicit.handlers.rows import number_of_rows
 from pyro_implicit.handlers.same_rows import fingerprint
@@ -121,7 +122,7 @@ def refine(
         not suit the posterior: the warm-up was too short; if the chains have not mixed by the
         r-hat of their latents (10 draws of each, up to 1000 latents, weights of layers left out:
         of these ask ``chains.predictive_r_hat``, as of more); if parameters of the model were lost
-        that the guide was fitted with.
+        that the guide was fitted with; if no observation has a gradient for the latents.
 
     Example::
 
@@ -163,7 +164,9 @@ def refine(
             density.fit_to(u)
             check_finite(u, density(u)[0], density.log_joint)
             check_supports_at(model, sites, u, args, kwargs)
-            for text in watched.warnings():
+            values, _ = density.log_joint.values(u[0])
+            no_gradient = told_of_no_gradient(model, values, args, kwargs)
+            for text in filter(None, [*watched.warnings(), no_gradient]):
                 warnings.warn(text, stacklevel=2)
             generator = torch.Generator(u.device).manual_seed(seed)
             walk = Walk.begin(moves, num_warmup, generator, u, density)

@@ -322,7 +322,8 @@ def _same_names(error: Exception, _: dict[str, Tensor]) -> ImplicitError | None:
         return None
     return SiteError(
         f"the model has several sites named {found[1]!r}. Each needs a name of its own: "
-        f'pyro.sample(f"{found[1]}_{{i}}", ...) in a loop, or a plate of them.'
+        f'pyro.sample(f"{found[1]}_{{i}}", ...) in a loop, or a plate of them; BayesianModule(..., '
+        'name="net") puts its name in front, and is called once in a run.'
     )
 
 

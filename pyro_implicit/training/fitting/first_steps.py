@@ -7,12 +7,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from pyro import poutine
 from pyro.infer import ELBO
 from torch import Tensor
 
+from pyro_implicit._random import RandomStream
 from pyro_implicit.guides.argument_dims import latents_of_other_rows, warn_of_other_shapes
 from pyro_implicit.handlers.called_parameters import CalledParameters
+from pyro_implicit.handlers.data_gradient import told_of_no_gradient
 from pyro_implicit.handlers.data_use import IN_BATCHES, DataUse
+from pyro_implicit.handlers.pointwise import latent_sites
 from pyro_implicit.handlers.rows import number_of_rows
 from pyro_implicit.training.fitting.adopted import AdoptedParameters
 from pyro_implicit.training.fitting.arguments import Arguments
@@ -136,7 +140,19 @@ class FirstSteps:
             )
         if last is not None:
             said.append(told_of_left_out(self.model, self.guide, *last))
+            said.append(self._of_no_gradient(last))
         return said
+
+    def _of_no_gradient(self, last: _Call) -> str:
+        """Of a likelihood that tells the guide nothing."""
+        args, kwargs = last
+        try:
+            with RandomStream(0), poutine.block():
+                sites = latent_sites(self.guide, args, dict(kwargs))
+        except Exception:  # what a guide does with another draw than those of the steps
+            return ""
+        values = {name: site["value"] for name, site in sites.items()}
+        return told_of_no_gradient(self.model, values, args, kwargs)
 
     def _look_for_absent(self, args: tuple[Any, ...]) -> None:
         """Of batches without an argument that the first one had, or with one that it had not."""

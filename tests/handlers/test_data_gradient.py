@@ -1,0 +1,105 @@
+"""A likelihood without a gradient for its latents is told; one that has any is not."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import config_enumerate
+from torch import Tensor
+
+from pyro_implicit import AlphaEnergy, HyperNetworkGuide, fit, refine
+from pyro_implicit.handlers.data_gradient import told_of_no_gradient
+
+X = torch.linspace(-1.0, 1.0, 8)
+TOLD = "no observation has a density with a gradient for the latents"
+
+
+def by(mean: Callable[[Tensor, Tensor], Any]) -> Any:
+    def model(x: Tensor, y: Tensor | None = None) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(mean(w, x), 0.3), obs=y)
+
+    return model
+
+
+def without(w: Tensor, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return w[..., 0] * x
+
+
+BAD = {
+    "item": by(lambda w, x: w[0].item() * x),
+    "numpy": by(lambda w, x: torch.as_tensor(np.asarray(w.detach())[0] * np.asarray(x))),
+    "detach": by(lambda w, x: w.detach()[0] * x),
+    "no_grad": by(without),
+    "unused": by(lambda w, x: x),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.filterwarnings("ignore:the chains are evaluated one after the other")
+def test_fit_and_refine_tell(name: str) -> None:
+    guide = HyperNetworkGuide(BAD[name], init_from=None)
+    result = None
+    with pytest.warns(UserWarning, match=TOLD):
+        result = fit(
+            BAD[name], guide, X, X, num_steps=2, progress=False, seed=0, objective=AlphaEnergy(2)
+        )
+    assert sum(text.startswith(TOLD) for text in result.warnings) == 1
+    start = {"w": torch.randn(2, 2)}
+    with pytest.warns(UserWarning, match=TOLD) as caught:
+        refine(BAD[name], start, X, X, num_chains=2, num_steps=0, progress=False)
+    assert {one.filename for one in caught if TOLD in str(one.message)} == {__file__}
+
+
+def in_a_scale(x: Tensor, y: Tensor | None = None) -> None:
+    s = pyro.sample("s", dist.LogNormal(0.0, 1.0))
+    w = pyro.sample("w", dist.Normal(torch.tensor(0.0), s))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("y", dist.Normal(w.detach() * x, s), obs=y)
+
+
+@config_enumerate
+def through_a_choice(x: Tensor, y: Tensor | None = None) -> None:
+    p = pyro.sample("p", dist.Beta(2.0, 2.0))
+    with pyro.plate("rows", len(x)):
+        z = pyro.sample("z", dist.Bernoulli(p))
+        pyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+
+def by_factor(x: Tensor, y: Tensor | None = None) -> None:
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    pyro.factor("f", -(w**2))
+
+
+GOOD: dict[str, Any] = {
+    "a line": by(lambda w, x: w[..., :1] * x),
+    "one of two": in_a_scale,
+    "a choice": through_a_choice,
+    "a factor": by_factor,
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_any_gradient_is_enough(name: str) -> None:
+    model = GOOD[name]
+    guide = HyperNetworkGuide(model, init_from=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(model, guide, X, X, num_steps=2, progress=False, seed=0)
+
+
+def test_models_that_cannot_be_run_are_left_alone() -> None:
+    def broken() -> None:
+        raise KeyError
+
+    assert told_of_no_gradient(broken, {"w": torch.zeros(2)}, (), {}) == ""
+    assert told_of_no_gradient(BAD["item"], {}, (X, X), {}) == ""
