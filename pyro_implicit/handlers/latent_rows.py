@@ -11,7 +11,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pyro_implicit.exceptions import ShapeError
-from pyro_implicit.handlers.other_shape import check_event
+from pyro_implicit.handlers.other_shape import check_batch, check_event
 from pyro_implicit.handlers.row_order import BY_PLACE, RowOrder
 from pyro_implicit.handlers.rows import rows_of
 
@@ -151,6 +151,7 @@ class AtDraw(Messenger):
             if not site_is_subsample(msg):
                 value = self._at_rows(msg, value)
                 check_event(msg, value)
+                check_batch(msg, value)
             msg["value"], msg["is_observed"] = value, True
         if site_is_subsample(msg):
             self.shown.before(msg)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any
 
 from torch import Tensor
 
 from pyro_implicit.exceptions import ShapeError
 
-__all__ = ["OtherShape", "check_event", "of_another_model", "sites_of_other_shape"]
+__all__ = ["OtherShape", "check_batch", "check_event", "of_another_model", "sites_of_other_shape"]
 
 #: name, shape of the distribution, shape of the value
 OtherShape = tuple[str, tuple[int, ...], tuple[int, ...]]
@@ -31,6 +31,23 @@ def check_event(site: Any, value: Tensor) -> None:
     found = tuple(value.shape[max(value.dim() - len(event), 0) :])
     if found != event:
         raise of_another_model(site["name"], event, found)
+
+
+def check_batch(site: Any, value: Tensor) -> None:
+    """
+    Refuses a value that would make a latent of one draw into several, by broadcasting.
+
+    :param site: the message of a latent site of a model, within all of its plates.
+    :param torch.Tensor value: what it is to take, shape ``(*batch, *event)``.
+    :raises ShapeError: if the batch has dimensions that the site has not.
+    """
+    fn = site["fn"]
+    here = tuple(fn.batch_shape)
+    found = tuple(value.shape[: value.dim() - fn.event_dim])
+    pairs = zip_longest(reversed(here), reversed(found), fillvalue=1)
+    if any(now != 1 and own != now for own, now in pairs):
+        event = tuple(fn.event_shape)
+        raise of_another_model(site["name"], here + event, tuple(value.shape))
 
 
 def of_another_model(name: str, expected: tuple[int, ...], found: tuple[int, ...]) -> ShapeError:

@@ -23,7 +23,7 @@ from pyro_implicit.handlers.held_sites import is_held
 from pyro_implicit.handlers.joint_rows import is_joint_of_rows
 from pyro_implicit.handlers.latent_rows import ShownRows, other_rows
 from pyro_implicit.handlers.observed_shape import check_duration
-from pyro_implicit.handlers.other_shape import check_event
+from pyro_implicit.handlers.other_shape import check_batch, check_event
 from pyro_implicit.handlers.own_subsample import refuse_own_subsample
 from pyro_implicit.handlers.pointwise import is_delta
 from pyro_implicit.handlers.row_coupling import Observed, RowsTogether, distribution_of
@@ -183,7 +183,7 @@ class PredictiveRun(Messenger):
     def _latent(self, msg: Any) -> Tensor:
         held, event_dim = self.plan.draws[msg["name"]], msg["fn"].event_dim
         self._refuse_cut_event(msg["fn"], held)
-        check_event(msg, held)
+        check_event(msg, held[0])
         first = self.first - self.plan.offset
         if not self.vectorised:
             value = held[first]
@@ -194,6 +194,7 @@ class PredictiveRun(Messenger):
         for frame in msg["cond_indep_stack"]:
             if frame.vectorized and frame.name != PREDICTIVE_PLATE:
                 value = self._shown_rows(msg["name"], value, frame, frame.dim - event_dim)
+        check_batch(msg, value)
         return value
 
     def _shown_rows(self, name: str, value: Tensor, frame: Any, dim: int) -> Tensor:

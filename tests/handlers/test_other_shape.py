@@ -107,3 +107,42 @@ def test_predictive_of_pyro_keeps_its_own_words() -> None:
     guide = HyperNetworkGuide(_regression(4), init_from=None).setup(X, Y)
     with pytest.raises(RuntimeError, match="must match"):
         Predictive(_regression(3), guide=guide, num_samples=2)(X)
+
+
+COLUMNS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+
+
+def _of_one(x: Tensor, y: Any = None) -> None:
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(x.sum(-1) * w, 1.0), obs=y)
+
+
+def _of_all(x: Tensor, y: Any = None) -> None:
+    w = pyro.sample("w", dist.Normal(torch.zeros(x.shape[-1]), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal((x * w).sum(-1), 1.0), obs=y)
+
+
+def _in_a_plate(x: Tensor, y: Any = None) -> None:
+    with pyro.plate("columns", len(x)):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(x[:, 0] * w, 1.0), obs=y)
+
+
+@pytest.mark.parametrize("own", [_of_all, _in_a_plate])
+@pytest.mark.parametrize("num_samples", [3, 4, 6])
+def test_a_latent_of_several_numbers_is_none_of_one_and_none_the_other(
+    own: Any, num_samples: int
+) -> None:
+    """Also where there are as many draws, or as many rows, as it has."""
+    y = torch.zeros(6)
+    for fitted, model in ((own, _of_one), (_of_one, _of_all)):
+        guide = HyperNetworkGuide(fitted, init_from=None).setup(COLUMNS, y)
+        for call in (evaluate, log_predictive_density, to_arviz):
+            with pytest.raises(ShapeError, match="of another model"):
+                call(model, guide, COLUMNS, y, num_samples=num_samples)
+        for parallel in (False, True):
+            with pytest.raises(ShapeError, match="of another model"):
+                predict(model, guide, COLUMNS, num_samples=num_samples, parallel=parallel)
