@@ -27,7 +27,7 @@ def check_order(model: Any, call: str, guide: Any = None) -> None:
             f"the model is a guide, {type(model).__name__}: model and guide are swapped. Write "
             f"{call}, the model first."
         )
-    members = getattr(guide, "guides", ())
+    members = guide if isinstance(guide, list) else getattr(guide, "guides", ())
     if guide is model or (isinstance(members, list) and any(one is model for one in members)):
         raise ArgumentError(
             "the guide is the model itself, whose draws know nothing of the data. Write "

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 #: what models raise on data that they do not expect
-RAW = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
+RAW = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
 _LONGEST = 160  # characters of a raw message
 _TYPES = re.compile(
@@ -115,7 +115,7 @@ def explained(
     """
     if isinstance(error, ImplicitError):
         return None
-    if isinstance(error, (AttributeError, TypeError)):
+    if isinstance(error, (AttributeError, KeyError, TypeError)):
         return _missing(error) or _no_tensors(error, args, kwargs)
     tensors = _tensors(args, kwargs)
     made = (kind(error, tensors) for kind in _KINDS)

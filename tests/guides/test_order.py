@@ -63,6 +63,7 @@ def test_the_model_in_the_place_of_the_guide():
         lambda: evaluate(model, model),
         lambda: log_predictive_density(model, model, num_samples=2),
         lambda: to_arviz(model, model),
+        lambda: to_arviz(model, [HyperNetworkGuide(model), model]),
         lambda: refine(model, model, num_steps=10),
     ):
         with pytest.raises(ArgumentError, match="the guide is the model itself"):

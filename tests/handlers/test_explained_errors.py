@@ -471,3 +471,24 @@ def test_sites_of_the_same_name() -> None:
         with pytest.raises(SiteError, match="several sites named 'w'") as caught:
             call()
         assert "Trace Shapes" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "validation"])
+def test_a_table_of_pandas(name: str) -> None:
+    pandas = pytest.importorskip("pandas")
+
+    def by_column(x: Any, y: Any = None) -> Any:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", dist.Normal(w[..., 0] * x[0, 1], 1.0), obs=y)
+
+    guide = HyperNetworkGuide(line).setup(X, X[:, 0])
+    table = pandas.DataFrame({"a": [1.0, 2.0, 3.0, 4.0], "b": [0.0, 1.0, 2.0, 3.0]})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "line", by_column)
+        with pytest.raises(ArgumentError, match=r"argument 0 is a DataFrame.*torch.as_tensor"):
+            CALLS[name](guide, table, X[:, 0])
+
+
+def test_a_model_that_takes_a_dictionary_keeps_its_own_errors() -> None:
+    assert explained(KeyError("z"), ({"x": X, "y": X},), {}) is None
