@@ -27,6 +27,7 @@ from pyro_implicit.guides.initialization.prototype import (
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.data_use import DataUse
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.observed_shape import told_of_one_for_all
 from pyro_implicit.handlers.pointwise import is_auxiliary
 
 __all__ = ["dispersed_start", "latent_shapes", "read_latents"]
@@ -166,8 +167,10 @@ def _warn_if_nothing_is_observed(trace: Any) -> None:
         if node["type"] == "sample":
             use.note(node)
     said = use.nothing_observed("refine(model, 16, x, y)")
-    if said is not None:
-        warnings.warn(said, UserWarning, stacklevel=4)
+    observed = [trace.nodes[name] for name in trace.observation_nodes]
+    one_for_all = [told_of_one_for_all(node) for node in observed if not is_auxiliary(node)]
+    for text in filter(None, [said, *one_for_all]):
+        warnings.warn(text, UserWarning, stacklevel=5)  # of refine
 
 
 def _check_all_rows(name: str, node: dict[str, Any]) -> None:

@@ -41,7 +41,13 @@ from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.guides.since_fit import remember_fit
 from pyro_implicit.handlers.data_gradient import told_of_no_gradient
-from pyro_implicit.handlers.explained_errors import RAW, explained_errors
+from pyro_implicit.handlers.explained_errors import (
+    RAW,
+    entries_not_finite,
+    explained_errors,
+    is_outside_support,
+)
+from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.handlers.rows import number_of_rows
 from pyro_implicit.handlers.same_rows import fingerprint
 
@@ -159,6 +165,7 @@ def refine(
         job = _Start(program, sites, centre, start, num_chains, mode_steps, dispersion, progress)
         u = job.first_points()
         density = program.density(sites, u.dtype)
+        _check_data(density.log_joint, u[0])
         with density.ready(u):
             u, interrupted = job.points(density, u)
             density.fit_to(u)
@@ -179,6 +186,18 @@ def refine(
                 chains._run(density, num_steps, progress)
         remember_fit(model, chains, args, kwargs, are_chains=True)
         return chains
+
+
+def _check_data(log_joint: LogJoint, u: Tensor) -> None:
+    """Lets a distribution refuse data outside of its support, while checks are on."""
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            log_joint(u)
+    except RAW as error:  # other errors are those of this point, and told where chains begin
+        finite = entries_not_finite(log_joint.args, log_joint.kwargs) is None
+        if finite and is_outside_support(error):
+            raise
 
 
 def _read(model: Any, start: Any, args: Any, kwargs: Any) -> tuple[list[LatentSite], Tensor]:

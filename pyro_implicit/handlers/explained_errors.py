@@ -26,6 +26,7 @@ __all__ = [
     "entries_not_finite",
     "explained",
     "explained_errors",
+    "is_outside_support",
     "refuses_nan",
     "refuses_parameter",
     "without_shapes",
@@ -89,6 +90,16 @@ def explained_errors(
             without_shapes(error)
             raise
         raise clear from error
+
+
+def is_outside_support(error: Exception) -> bool:
+    """
+    Whether a distribution with checks does not take a value.
+
+    :param error: what torch raised.
+    :returns: whether it is that.
+    """
+    return isinstance(error, ValueError) and _SUPPORT.search(str(error)) is not None
 
 
 def without_shapes(error: Exception) -> None:

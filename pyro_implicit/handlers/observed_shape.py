@@ -7,10 +7,17 @@ from typing import Any
 import torch
 from pyro.distributions import MaskedDistribution
 from pyro.distributions.hmm import HiddenMarkovModel
+from torch import Tensor
 
 from pyro_implicit.exceptions import ShapeError, SiteError
 
-__all__ = ["check_duration", "check_observation", "is_event", "observed_batch_shape"]
+__all__ = [
+    "check_duration",
+    "check_observation",
+    "is_event",
+    "observed_batch_shape",
+    "told_of_one_for_all",
+]
 
 
 def check_observation(site: Any) -> None:
@@ -92,3 +99,26 @@ def _is_endless(fn: Any) -> bool:
     while isinstance(fn, MaskedDistribution):
         fn = fn.base_dist
     return isinstance(fn, HiddenMarkovModel) and fn.duration is None and fn.event_shape[0] == 1
+
+
+def told_of_one_for_all(site: Any) -> str:
+    """
+    Says of a single value that each row of a plate observes.
+
+    :param site: the message of an observed site, or a node of a trace.
+    :returns: a text for a warning; empty for a value of each row, and for a single row.
+    """
+    fn, value = site["fn"], site["value"]
+    rows = torch.Size(fn.batch_shape).numel()
+    if rows < 2 or not isinstance(value, Tensor) or value.dim() > fn.event_dim:
+        return ""
+    if not value.dim():
+        return (
+            f"site {site['name']!r} observes one number for all of its {rows} rows; if the data "
+            "were meant, pass all of them: fit(model, guide, x, y)."
+        )
+    return (
+        f"site {site['name']!r} observes one value of shape {tuple(value.shape)} in each of the "
+        f"{rows} rows of its plates, and counts {rows} times. Independent rows need no .to_event; "
+        "rows that are one event (MultivariateNormal, ImplicitProcess) belong in no plate of rows."
+    )

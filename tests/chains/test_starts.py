@@ -275,3 +275,21 @@ def test_too_few_steps_are_told_before_the_model_is_run() -> None:
 
     with pytest.raises(ArgumentError, match="15 gradients per chain left no draw"):
         refine(never, 2, X, Y, num_steps=15, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("fn", "y"),
+    [
+        (lambda w: dist.Bernoulli(logits=w), torch.tensor([0.0, 2.0, 1.0])),
+        (lambda w: dist.Poisson(w.exp()), torch.tensor([0.5, 1.0, 2.0])),
+    ],
+)
+def test_data_outside_of_their_support_are_refused(fn, y):
+    def model(y):
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", fn(w[..., :1]), obs=y)
+
+    for start in (2, torch.zeros(2, 2)):
+        with pytest.raises(ArgumentError, match="outside of the support of"):
+            refine(model, start, y, num_chains=2, num_steps=0, progress=False)

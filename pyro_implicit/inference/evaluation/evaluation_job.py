@@ -235,6 +235,12 @@ class EvaluationJob(PredictiveJob):
                 f"the model takes only all rows: {seen.row_dim} was taken for theirs; a plate of "
                 "len(x) would tell"
             ] = None
+        if seen.value.dim() and seen.is_one_for_all:
+            self.notes[
+                f"site {name!r} observes one value of shape {tuple(seen.value.shape)} in each of "
+                f"{seen.batch_shape.numel()} rows of its plates, and each counts; rows that are "
+                "one event belong in no plate of rows"
+            ] = None
         if seen.rows_are_one_event:
             self.notes[
                 f"the rows of site {name!r} are one event of its distribution, and so one datum, "

@@ -128,6 +128,11 @@ class Observation:
         self.row_plate: str | None = next(found, None)
 
     @property
+    def is_one_for_all(self) -> bool:
+        """Whether several rows observe a single value."""
+        return self.value.dim() <= self.event_dim and self.batch_shape.numel() > 1
+
+    @property
     def has_undeclared_rows(self) -> bool:
         """Whether the rows are in no plate."""
         return self.row_dim is not None and self.row_dim not in self.plates

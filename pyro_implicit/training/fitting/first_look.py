@@ -27,7 +27,11 @@ from pyro_implicit.handlers.explained_errors import (
 )
 from pyro_implicit.handlers.left_out_noise import LeftOutNoise
 from pyro_implicit.handlers.missing_data import missing_data
-from pyro_implicit.handlers.observed_shape import is_event, observed_batch_shape
+from pyro_implicit.handlers.observed_shape import (
+    is_event,
+    observed_batch_shape,
+    told_of_one_for_all,
+)
 from pyro_implicit.handlers.pointwise import SiteVisitor, batch_log_prob, is_auxiliary, is_delta
 from pyro_implicit.handlers.rows import is_cut, number_of_rows
 from pyro_implicit.training.fitting.arguments import Arguments
@@ -121,7 +125,7 @@ class _Look:
             except ImplicitError as error:
                 self.refused = error
                 raise
-            self.warnings.extend(_one_for_all(site))
+            self.warnings.extend(filter(None, [told_of_one_for_all(site)]))
 
 
 @contextmanager
@@ -205,17 +209,6 @@ def _random_layers(silenced: Mapping[str, nn.Module], noise: LeftOutNoise) -> li
         "as noise of the data, and predict leaves it out, so that intervals come out too wide. "
         "Call .eval() on them, or on their network, before fit (the prior of the weights is what "
         "regularises it), or write F.dropout(x, p, training=True), which predict keeps."
-    ]
-
-
-def _one_for_all(site: Any) -> list[str]:
-    """Of a single number that is observed in each row of a plate."""
-    rows = site["fn"].batch_shape.numel()
-    if site["value"].dim() or rows < 2:
-        return []
-    return [
-        f"site {site['name']!r} observes one number for all of its {rows} rows; if the data were "
-        "meant, pass all of them: fit(model, guide, x, y)."
     ]
 
 

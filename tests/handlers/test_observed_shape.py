@@ -1,0 +1,57 @@
+"""One value that several rows observe is told; each row's own event is not."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+from pyro_implicit import HyperNetworkGuide, evaluate, fit, refine
+
+
+def _rows_as_one(x: torch.Tensor, y: Any = None) -> None:
+    w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w[..., :1] * x, 0.3).to_event(1), obs=y)
+
+
+def _rows_together(x: torch.Tensor, y: Any = None) -> None:
+    w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.MultivariateNormal(w[..., :1] * x, torch.eye(len(x))), obs=y)
+
+
+def _outputs(x: torch.Tensor, y: Any = None) -> None:
+    w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w * x[:, None], 0.3).to_event(1), obs=y)
+
+
+@pytest.mark.parametrize("model", [_rows_as_one, _rows_together])
+def test_one_event_in_each_row_of_a_plate_is_told_to_count_many_times(model: Any) -> None:
+    x = torch.linspace(0.0, 1.0, 5)
+    told = r"'y' observes one value of shape \(5,\) in each of the 5 rows"
+    guide = HyperNetworkGuide(model, init_from=None)
+    with pytest.warns(UserWarning, match=told + r".*counts 5 times"):
+        fit(model, guide, x, x, num_steps=2, progress=False)
+    start = {"w": torch.randn(2, 2)}
+    with pytest.warns(UserWarning, match=told) as caught:
+        refine(model, start, x, x, num_chains=2, num_steps=0, progress=False)
+    assert caught[0].filename == __file__
+    report = evaluate(model, guide, x, x, num_samples=2)
+    assert any("observes one value of shape (5,) in each of 5 rows" in one for one in report.notes)
+
+
+def test_an_event_of_each_row_is_not() -> None:
+    x = torch.linspace(0.0, 1.0, 5)
+    y = torch.stack([x, x], -1)
+    guide = HyperNetworkGuide(_outputs, init_from=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(_outputs, guide, x, y, num_steps=2, progress=False)
+        refine(_outputs, {"w": torch.randn(2, 2)}, x, y, num_steps=0, progress=False)
+        assert "one value" not in str(evaluate(_outputs, guide, x, y, num_samples=2))
