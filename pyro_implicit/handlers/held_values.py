@@ -82,5 +82,9 @@ class HeldValues:
         return told_of_data_among_held(self.sites, data, self.several, parents)
 
     def told_of_overruled(self) -> str:
-        """Says that the guide's draws were taken for what is held; empty where none were."""
+        """
+        Says that the guide's draws were taken for what is held.
+
+        :returns: a text for a warning; empty where none were.
+        """
         return told_of_overruled(self.overruled)
