@@ -41,6 +41,7 @@ from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.guides.since_fit import remember_fit
 from pyro_implicit.handlers.data_gradient import told_of_no_gradient
+from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import (
     RAW,
     entries_not_finite,
@@ -191,7 +192,7 @@ def refine(
 def _check_data(log_joint: LogJoint, u: Tensor) -> None:
     """Lets a distribution refuse data outside of its support, while checks are on."""
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), warnings.catch_warnings(), evaluation_mode():
             warnings.simplefilter("ignore")
             log_joint(u)
     except RAW as error:  # other errors are those of this point, and told where chains begin

@@ -442,7 +442,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
             return dict(self._create_plates(*args, **kwargs))  # type: ignore[no-untyped-call]
 
     def _sample_flat(
-        self, name: str, sampler: Sampler, sites: list[LatentSite], *args: Any, **kwargs: Any
+        self, name: str, sampler: Sampler, sites: list[LatentSite], /, *args: Any, **kwargs: Any
     ) -> Tensor:
         """The flat unconstrained latent of one part, shape ``(*batch, numel)``."""
         latents = tuple(site.name for site in sites)
