@@ -175,6 +175,7 @@ def _data(benchmark: Benchmark, made_up: Path) -> Path:
 @pytest.mark.filterwarnings("ignore:GPU available but not used")
 @pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated")
 @pytest.mark.filterwarnings("ignore:the step size .* does not suit")  # after so few steps
+@pytest.mark.filterwarnings("ignore:the r-hat of latents")  # likewise
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork")
 @pytest.mark.usefixtures("as_before")
 @pytest.mark.program
