@@ -20,7 +20,7 @@ from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, run_model
 from pyro_implicit.handlers.row_coupling import can_be_looked_at
 from pyro_implicit.handlers.same_rows import fingerprint
 
-__all__ = ["HeldData", "observed_when_built", "sampled_when_built", "warn_of_held_data"]
+__all__ = ["HeldData", "model_of", "observed_when_built", "sampled_when_built", "warn_of_held_data"]
 
 
 class HeldData:
@@ -118,10 +118,7 @@ def sampled_when_built(model: Any, guide: Any) -> frozenset[str] | None:
     :returns: their names; None where the guide is of another model (one that hides sites, say), or
         does not know.
     """
-    try:
-        own = getattr(guide, "model", None)
-    except StateError:  # of a guide that was loaded
-        return None
+    own = model_of(guide)
     if own is None or _unconditioned(model) is not _unconditioned(own):
         return None
     held: HeldData | None = getattr(guide, "_held_data", None)
@@ -134,6 +131,19 @@ def sampled_when_built(model: Any, guide: Any) -> frozenset[str] | None:
     if trace is None or isinstance(guide, AutoGuideList):
         return None
     return frozenset(name for name, node in trace.nodes.items() if node["type"] == "sample")
+
+
+def model_of(guide: Any) -> Any:
+    """
+    The model that a guide was made for.
+
+    :param guide: any guide.
+    :returns: it, or None of one that does not tell, or was loaded without.
+    """
+    try:
+        return getattr(guide, "model", None)
+    except StateError:
+        return None
 
 
 def _unconditioned(model: Any) -> Any:

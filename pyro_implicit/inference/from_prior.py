@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from pyro_implicit.exceptions import StateError
-from pyro_implicit.guides.held_data import observed_when_built, sampled_when_built
+from pyro_implicit.guides.held_data import model_of, observed_when_built, sampled_when_built
 from pyro_implicit.handlers.pointwise import run_model
 from pyro_implicit.handlers.upstream import upstream_sites
 from pyro_implicit.inference.run_plan import RunPlan
@@ -96,7 +95,7 @@ def forgotten_latents(
         if len(forgotten) < len(free) and _follow_data(model, calls, plan, free):
             return sorted(free)
         return sorted(forgotten)
-    if not free or len(plan.free) < 2 or _model_of(guide) is model:
+    if not free or len(plan.free) < 2 or model_of(guide) is model:
         return []
     one = {name: value[0] for name, value in plan.draws.items()}
     known = _sites_in_fit(guide, args, kwargs, one)
@@ -126,16 +125,9 @@ def _follow_data(
     return any(plan.free.get(name) for name in above)
 
 
-def _model_of(guide: Any) -> Any:
-    try:
-        return getattr(guide, "model", None)
-    except StateError:  # of a guide that was loaded
-        return None
-
-
 def _sites_in_fit(guide: Any, args: Any, kwargs: Any, values: Any) -> set[str] | None:
     """Names of the sites of the guide's own model; None if it cannot be asked."""
-    own, names = _model_of(guide), set[str]()
+    own, names = model_of(guide), set[str]()
     if not callable(own):
         return None
     try:

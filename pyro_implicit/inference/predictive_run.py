@@ -123,13 +123,14 @@ class PredictiveRun(Messenger):
         if msg["infer"].get("enumerate") and not msg["is_observed"]:
             self.plan.choices[msg["name"]] = plates
             return
-        self._note_joint_rows(msg)
-        self.plan.predicted.add(plates)
-        self.plan.row_plates |= plates_of_size(msg, self.here) if self.plan.rows else set()
+        self._note_plates(msg, plates)
         if not msg["infer"].get("enumerate"):
             self.plan.free[msg["name"]] = msg["is_observed"]
 
-    def _note_joint_rows(self, msg: Any) -> None:
+    def _note_plates(self, msg: Any, plates: frozenset[str]) -> None:
+        """Where a site that is predicted, or scored, has its rows."""
+        self.plan.predicted.add(plates)
+        self.plan.row_plates |= plates_of_size(msg, self.here) if self.plan.rows else set()
         if is_joint_of_rows(msg, self.here):
             self.plan.joint_rows.add(msg["name"])
 

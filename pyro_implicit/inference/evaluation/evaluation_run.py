@@ -7,7 +7,7 @@ from typing import Any
 from pyro.poutine.util import site_is_factor, site_is_subsample
 from torch import Tensor
 
-from pyro_implicit.handlers.choice_for_all import plates_of, plates_of_size
+from pyro_implicit.handlers.choice_for_all import plates_of
 from pyro_implicit.handlers.pointwise import is_delta
 from pyro_implicit.inference.evaluation.observation import Observation, kind_of
 from pyro_implicit.inference.predictive_run import PREDICTIVE_PLATE, PredictiveRun
@@ -54,10 +54,7 @@ class EvaluationRun(PredictiveRun):
         if not is_data:
             super()._pyro_sample(msg)
             return
-        self._note_joint_rows(msg)
-        plates = plates_of(msg) - {PREDICTIVE_PLATE}
-        self.plan.predicted.add(plates)
-        self.plan.row_plates |= plates_of_size(msg, self.here) if self.plan.rows else set()
+        self._note_plates(msg, plates_of(msg) - {PREDICTIVE_PLATE})
         known = self.plan.layout.row_dims
         row_dim = known.get(name) if known else ...
         self.seen[name] = Observation(msg, self.start, self.stop, row_dim)
