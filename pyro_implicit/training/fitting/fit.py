@@ -80,7 +80,13 @@ def fit(
       0.005 without (and for parameters of the model, and for Pyro's guides beside one in an
       ``AutoGuideList``), until the loss is level, then cooled by
       equal ratios to a hundredth of it, in a third as many steps as came before; gradients ten
-      times longer than usual are cut.
+      times longer than usual are cut. With whole data (and up to five million parameters) cooling
+      begins at the mean of the parameters of the steps so far, where that has a lower loss, at a
+      tenth of the rate or more: at the rate at which they wander by half a nat.
+    * *never above the start*: where the mean of a level run is a nat above the start, or the end
+      above it (by losses on the same draws, of whole data), the rate was too high, and the run
+      goes on from the start at a quarter of it, at most three times. What then ends above the
+      start is put back to it; the result tells.
     * *when to stop*: the loss is level when the mean of its last quarter is less than a tenth of
       the noise of one step (or 0.02 nats) below that of the quarter before it, and this by a
       standard error that allows for autocorrelation. The run ends when the rate is cold. With
@@ -104,7 +110,7 @@ def fit(
       evaluation mode. Where dropout is drawn a warning says so before the first step: its noise
       counts as that of the data, and intervals come out too wide.
 
-    * *deviations*: of a bijective guide of at most 100 latents and whole data: where importance
+    * *deviations*: of a bijective guide of at most 256 latents and whole data: where importance
       weights are even enough to tell that deviations are off by more than 15%, the result warns.
 
     * *what is left out*: where the first step calls networks whose parameters nobody trains (plain

@@ -24,32 +24,42 @@ class LearningRate:
     :param int num_steps: limit of all steps; cooling begins early enough to end there.
     :param int begun: the step at which cooling began, None before.
     :param int length: the steps that it takes.
+    :param float share: the part of the rate that cooling begins with.
     """
 
     lr: float
     num_steps: int
     begun: int | None = None
     length: int = 0
+    share: float = 1.0
 
     def at(self, step: int) -> float:
         """The rate of a step, counting from 0; begins to cool where the limit is near."""
-        if self.begun is None and step >= self.num_steps - self.num_steps // _SHARE:
-            self.begun, self.length = step, self.num_steps - step
+        if self.is_due(step):
+            self.cool(step, step)
         if self.begun is None:
             return self.lr
-        schedule = geometric_schedule(self.lr, _COLDEST * self.lr, self.length)
+        schedule = geometric_schedule(self.share * self.lr, _COLDEST * self.lr, self.length)
         return schedule(step - self.begun)
 
-    def cool(self, step: int, num_warm: int) -> None:
+    def is_due(self, step: int) -> bool:
+        """Whether cooling has to begin at a step, to end by the limit."""
+        return self.begun is None and step >= self.num_steps - self.num_steps // _SHARE
+
+    def cool(self, step: int, num_warm: int, share: float = 1.0) -> None:
         """
         Begins to cool, unless it has.
 
         :param int step: the next step.
         :param int num_warm: the number of steps at the full rate.
+        :param float share: the part of the rate to begin with.
         """
-        if self.begun is None:
-            self.begun = step
-            self.length = min(max(num_warm // _SHARE, 100), self.num_steps - step)
+        if self.begun is not None:
+            return
+        is_due = self.is_due(step)
+        self.begun, self.share = step, share
+        left = self.num_steps - step
+        self.length = left if is_due else min(max(num_warm // _SHARE, 100), left)
 
     def is_cold(self, step: int) -> bool:
         """Whether cooling is over before a step."""

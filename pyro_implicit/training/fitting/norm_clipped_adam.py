@@ -56,6 +56,11 @@ class NormClippedAdam:
         if self._adam is not None:
             self._adam.state.clear()
 
+    def stand_still(self) -> None:
+        """Forgets where parameters were going to, but not how large their gradients are."""
+        for moments in [*self._saved.values(), *(self._adam.state.values() if self._adam else ())]:
+            moments["exp_avg"].zero_()
+
     def clear(self) -> None:
         """Forgets all gradients."""
         for param in self._params.values():

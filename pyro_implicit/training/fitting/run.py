@@ -10,7 +10,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_implicit._random import plain_state, read_random_state, state_from_plain
+from pyro_implicit._random import RandomStream, plain_state, read_random_state, state_from_plain
 from pyro_implicit._random import write_random_state as _write
 from pyro_implicit.exceptions import NonFiniteError, StateError
 from pyro_implicit.handlers.explained_errors import refuses_nan
@@ -23,6 +23,7 @@ from pyro_implicit.training.fitting.learning_rate import LearningRate
 from pyro_implicit.training.fitting.norm_clipped_adam import NormClippedAdam
 from pyro_implicit.training.fitting.retreat import Retreat, is_comparable
 from pyro_implicit.training.fitting.seen_parameters import SeenParameters
+from pyro_implicit.training.fitting.settling import Settling
 from pyro_implicit.training.fitting.stall import slope_of
 from pyro_implicit.training.fitting.told import told_other_run, told_resolution, told_rise
 from pyro_implicit.training.fitting.validation import EVERY, Validation
@@ -37,6 +38,7 @@ _TERMS_EVERY = 50
 _MOST_SKIPPED = 20  # steps in a row without a finite loss
 _WORTH_RECORDING = 500  # steps that are left: to record one takes as long as some hundred
 _ASTRAY = 10  # and so many, if there are parameters to go back to
+_MOVES = ("retreat", "mean", "slower", "start")  # what sets all parameters
 
 
 class Run:
@@ -83,6 +85,7 @@ class Run:
         self.num_skipped_now = 0  # in a row
         self.seen = SeenParameters()
         self.retreat = Retreat(is_comparable(objective))
+        self.settling = Settling(self._comparable_loss())
         self.due: list[str] = []  # what the last step brings with it, and was not done yet
         self._last: tuple[Any, Any] | None = None  # arguments of the last step
         self._pending: tuple[int, float, float] | None = None  # a step under way, loss and rate
@@ -108,6 +111,8 @@ class Run:
                 self._follow_up()
                 self._tell(bar)
                 reason = self._reason()
+                if self.due:
+                    continue
                 if reason is not None:
                     self._score_last()
                     return reason
@@ -119,16 +124,15 @@ class Run:
     def _settle(self) -> None:
         """Makes of a step that was broken off one that was taken, or one to be taken anew."""
         self.adam.clear()
-        if "retreat" in self.due:  # half of the parameters may be those of before
-            self._go_back()
-            self.due.remove("retreat")
+        while self.due and self.due[0] in _MOVES:  # half of the parameters may be those of before
+            self._move(self.due.pop(0))
         if self._pending is not None and self.adam.has_stepped:
             self._commit(*self._pending)
         else:
             _write(self._random)
 
     def _reason(self) -> str | None:
-        """Why to stop now, or None."""
+        """Why to stop now, or None; or what is due before it is asked again."""
         if self.validation is not None and self.validation.is_over:
             return "validation"
         step = len(self.history)
@@ -137,11 +141,80 @@ class Run:
             is_level = self._whole is None or self._whole.look(step)
             self.is_flat = slope_of(self.history[self.warm_from :]).is_flat and is_level
             if self.is_flat:
-                self.rate.cool(step, num_warm)
+                self._level(step)
             self.ask_at = int(_ASK_AGAIN * num_warm)  # last: who is interrupted asks anew
+        if self.rate.is_due(step) and step < self.rate.num_steps and not self.due:
+            self._cool(step, is_level=False)
         if self.rate.is_cold(step) and self.is_flat:
-            return "converged"
-        return "limit" if step >= self.rate.num_steps else None
+            return self._last_look(step, "converged")
+        return self._last_look(step, "limit") if step >= self.rate.num_steps else None
+
+    def _level(self, step: int) -> None:
+        """Where the loss is level: cools, or goes on slower from the start if that was better."""
+        if self.settling.is_above_start(self._met()):
+            self.due = ["slower"]
+        else:
+            self._cool(step, is_level=True)
+
+    def _cool(self, step: int, is_level: bool) -> None:
+        """From the mean of the parameters, where that is better."""
+        if self.settling.plan(self._met(), is_level):
+            self.due = ["mean"]
+        else:
+            self.rate.cool(step, step - self.warm_from)
+
+    def _last_look(self, step: int, reason: str) -> str:
+        """Goes on slower where a run has ended above its start, or brings that back."""
+        is_new = not self.settling.is_start and step >= _FEWEST
+        if is_new and self.settling.is_worse_than_start(self._met()):
+            may = reason == "converged" and self.settling.may_slow
+            self.due = ["slower" if may else "start"]
+        return reason
+
+    def _move(self, where: str) -> None:
+        """Sets parameters to others that are known; the same if it is called twice."""
+        step, params = len(self.history), self.adam.params
+        if where == "retreat":
+            self._go_back()
+        elif where == "mean":
+            self.settling.to_mean(params)
+            self.adam.stand_still()
+            self.rate.cool(step, step - self.warm_from, self.settling.planned)
+        elif where == "start":
+            self.settling.to_start(params)
+            self.settling.is_start = True
+        else:
+            self.settling.slow(step, params)
+            self.adam.forget()
+            self.rate.begun = None
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Counts steps at the full rate from here."""
+        self.warm_from, self.is_flat, self.ask_at = len(self.history), False, _FEWEST
+        self.settling.forget()
+        if self._whole is not None:
+            self._whole.values = []
+
+    @torch.no_grad()
+    def _met(self) -> dict[str, Tensor]:
+        """All parameters, also where a run that goes on has taken no step yet."""
+        if self.history and not self.adam.params and self.settling.is_possible:
+            args, kwargs = self.last_call
+            with poutine.trace(param_only=True) as capture, RandomStream(0):
+                self.objective.loss(self.model, self.guide, *args, **kwargs)
+            self.seen.add(_params(capture))
+            self.adam.take(_params(capture))
+        return self.adam.params
+
+    def _comparable_loss(self) -> WholeLoss | None:
+        """The loss by the same draws, where it means the same and all data are known."""
+        if self._whole is not None or not is_comparable(self.objective):
+            return self._whole
+        if self.arguments.batches is not None:
+            return None
+        data = self.arguments.args, self.arguments.kwargs
+        return WholeLoss(self.model, self.guide, self.objective, data)
 
     def _step(self) -> None:
         """Takes one step, or skips it if the loss or a gradient is not finite."""
@@ -149,7 +222,7 @@ class Run:
         args, kwargs = self._last
         self.first_steps.before(args)
         step = len(self.history)
-        rate = self.retreat.factor * self.rate.at(step)
+        rate = self.retreat.factor * self.settling.factor * self.rate.at(step)
         if self._stepper is None:
             self._stepper = _stepper_for(self.objective, self.rate.num_steps - step)
         self.adam.has_stepped = False
@@ -179,6 +252,7 @@ class Run:
         self.adam.take(params)
         if not self.history:
             self.retreat.begin(self.adam.params)
+        self.settling.begin(self.adam.params)
         return math.isfinite(loss) and self.adam.step(params, rate)
 
     def _commit(self, step: int, loss: float, rate: float) -> None:
@@ -187,6 +261,8 @@ class Run:
         self.num_skipped_now = 0
         scored = self.validation is not None and (step + 1) % EVERY == 0
         self.due = ["terms"] * ((step + 1) % _TERMS_EVERY == 0) + ["score"] * scored
+        if self.rate.begun is None and self.settling.wants(step + 1):
+            self.due = ["add", *self.due]
         if self.retreat.look(self.history, self.adam.params):
             self.due = ["retreat", *self.due]
         self._pending = None
@@ -194,8 +270,10 @@ class Run:
     def _follow_up(self) -> None:
         """What the last step brings with it: terms of the objective, and a score."""
         while self.due:
-            if self.due[0] == "retreat":
-                self._go_back()
+            if self.due[0] in _MOVES:
+                self._move(self.due[0])
+            elif self.due[0] == "add":
+                self.settling.add(len(self.history), self.adam.params)
             elif self.due[0] == "terms":
                 self._evaluate_terms()
             elif self.validation is not None:
@@ -221,9 +299,7 @@ class Run:
         self.adam.forget()
         self.num_skipped_now = 0
         if self.rate.begun is None:
-            self.warm_from, self.is_flat, self.ask_at = step, False, _FEWEST
-            if self._whole is not None:
-                self._whole.values = []
+            self._begin_anew()
 
     @torch.no_grad()
     def _evaluate_terms(self) -> None:
@@ -270,7 +346,7 @@ class Run:
                 f"{len(self.skipped)} steps were skipped, as the loss or its gradient was not "
                 f"finite; the last one: {self.skipped[-1]}"
             )
-        told += self.retreat.told()
+        told += self.retreat.told() + self.settling.told()
         if getattr(self._stepper, "has_changed", False):
             told.append(
                 "the model changed between steps from outside, and up to a hundred steps went by "
@@ -289,16 +365,33 @@ class Run:
                 f"it has diverged: the loss of the last quarter of the steps is {-slope.gain:.4g} "
                 "above that of the quarter before; try a lower lr"
             )
-        elif reason in ("converged", "limit") and self.arguments.num_batches <= 1 and not other:
+        elif self._is_one_series(reason) and not other:
             told += told_rise(self.history) if is_comparable(self.objective) else []
         if reason == "converged" and self.first_steps.is_cut and self._whole is None:
             told += told_resolution(slope)
         elif reason == "limit" and not self.is_flat and not (slope and slope.is_rising):
-            told.append(
-                f"the limit of {self.rate.num_steps} steps came before the objective was seen to "
-                "be level: more steps may bring more"
-            )
+            told.append(self._of_limit())
         return told
+
+    def _of_limit(self) -> str:
+        """Says that the steps were too few, and what the last of them at the full rate brought."""
+        warm = self.history[self.warm_from : self.rate.begun]
+        much = ""
+        if len(warm) >= _FEWEST:
+            slope = slope_of(warm)
+            much = (
+                f" (by {max(slope.gain, 0.0):.2g} +- {slope.standard_error:.1g} in the last "
+                f"{len(warm) // 4} at the full rate)"
+            )
+        return (
+            f"the limit of {self.rate.num_steps} steps came before the objective was seen to be "
+            f"level: more steps may bring more{much}"
+        )
+
+    def _is_one_series(self, reason: str) -> bool:
+        """Whether first and last losses are of the same data, and of what the guide is now."""
+        is_whole = self.arguments.num_batches <= 1 and not self.settling.is_start
+        return reason in ("converged", "limit") and is_whole
 
     def state(self, reason: str) -> dict[str, Any]:
         """All that another run needs to go on from here, as tensors and plain values."""
@@ -307,13 +400,14 @@ class Run:
             "adam": self.adam.state(),
             "random": plain_state(read_random_state()),
             "warm_from": self.warm_from,
-            "cooling": (self.rate.begun, self.rate.length),
+            "cooling": (self.rate.begun, self.rate.length, self.rate.share),
             "is_flat": self.is_flat,
             "ask_at": self.ask_at,
             "skipped": list(self.skipped),
             "num_skipped_now": self.num_skipped_now,
             "params": self.seen.state(),
             "retreat": self.retreat.state(),
+            "settling": self.settling.state(),
             "due": list(self.due),
             "whole": [] if self._whole is None else list(self._whole.values),
             "validation": self.validation.state() if self.validation else self._earlier_scores,
@@ -335,7 +429,7 @@ class Run:
             is_over = state["reason"] != "interrupted"
             self.adam = NormClippedAdam(state["adam"], self._times)
             self.warm_from, self.is_flat = state["warm_from"], state["is_flat"]
-            self.rate.begun, self.rate.length = state["cooling"]
+            self.rate.begun, self.rate.length, self.rate.share = state["cooling"]
             self.ask_at = int(state["ask_at"])
             self.skipped = list(state["skipped"])
             self.num_skipped_now = 0 if is_over else int(state["num_skipped_now"])
@@ -345,6 +439,8 @@ class Run:
             if self._whole is not None:
                 self._whole.values = [] if is_over else list(state["whole"])
             self.retreat = Retreat(is_comparable(self.objective), state["retreat"])
+            if not is_over:
+                self.settling = Settling(self._comparable_loss(), state["settling"])
             self._earlier_scores = state["validation"]
             if self.validation is not None and self._earlier_scores is not None:
                 self.validation.load(self._earlier_scores, is_over)
@@ -357,7 +453,7 @@ class Run:
         self.terms = [dict(one) for one in result.terms]
         if is_over:
             self.warm_from, self.is_flat, self.ask_at = len(self.history), False, _FEWEST
-            self.rate.begun, self.rate.length = None, 0
+            self.rate.begun, self.rate.length, self.rate.share = None, 0, 1.0
         _write(random_state)
         self._random = random_state
 

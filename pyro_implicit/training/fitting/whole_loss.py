@@ -1,9 +1,10 @@
-"""Whether the objective of all rows still falls, where each step sees a batch."""
+"""The loss on all rows by the same draws at each look, and whether it still falls."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import NonFiniteError
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.explained_errors import refuses_nan
 from pyro_implicit.training.fitting.all_rows import Call
 
 __all__ = ["WholeLoss"]
@@ -53,22 +55,35 @@ class WholeLoss:
         :returns: whether it is level: the mean of the last three looks is less than 0.05 nats below
             that of the three before them.
         """
-        self.values = [*(one for one in self.values if one[0] != step), (step, self._loss())]
+        self.values = [
+            *(one for one in self.values if one[0] != step),
+            (step, fmean(self.by_seed(_REPEATS))),
+        ]
         losses = [loss for _, loss in self.values[-2 * _WINDOW :]]
         if len(losses) < 2 * _WINDOW:
             return False
         before, after = sum(losses[:_WINDOW]) / _WINDOW, sum(losses[_WINDOW:]) / _WINDOW
         return not before - after > _SMALLEST  # nor where a loss is not finite
 
-    def _loss(self) -> float:
+    def by_seed(self, repeats: int) -> list[float]:
+        """
+        The losses with the parameters as they are now.
+
+        :param int repeats: how many.
+        :returns: one for each seed from 0; NaN where it is not finite.
+        """
         args, kwargs = self.rows
         losses = []
         with torch.no_grad(), evaluation_mode():
-            for seed in range(_REPEATS):
+            for seed in range(repeats):
                 with RandomStream(seed):
                     try:
                         loss = self.objective.loss(self.model, self.guide, *args, **kwargs)
                     except NonFiniteError:
                         loss = math.nan
+                    except ValueError as error:
+                        if not refuses_nan(error):
+                            raise
+                        loss = math.nan
                 losses.append(float(loss))
-        return sum(losses) / _REPEATS
+        return losses

@@ -33,7 +33,7 @@ from pyro_implicit.ops.largest_tensor import LargestTensor
 
 __all__ = ["wrong_widths"]
 
-_MOST_LATENTS = 100
+_MOST_LATENTS = 256  # of the default guide: bijections by structure
 _DRAWS, _FEWEST_DRAWS = 40_000, 5000
 _WORK = 100_000_000  # numbers of the data, or of the largest tensor that the model makes of them,
 # times draws: as long as some ten steps of training
@@ -56,7 +56,7 @@ def wrong_widths(
     weights are cut, which errs to the side of the guide.
 
     :param guide: a fitted guide; others than an :class:`~pyro_implicit.guides.ImplicitGuide` of
-        certified bijections and at most 100 latents are not looked at.
+        certified bijections and at most 256 latents are not looked at.
     :param model: the model.
     :param args: its arguments, the whole data.
     :param kwargs: its keyword arguments.
@@ -179,8 +179,8 @@ def _told(wrong: dict[str, float], mode: Any) -> str:
     few = ", ".join(f"{name!r} ({wrong[name]:.2f})" for name in worst[:3])
     more = f" and {len(worst) - 3} more" if len(worst) > 3 else ""
     return (
-        "by importance weights, deviations of the posterior are these times those of the guide at "
-        f"sites {few}{more}. Train on with more draws a step (resume=result, "
+        "by importance weights, deviations of the posterior are these times those of the guide, or "
+        f"farther from it, at sites {few}{more}. Train on with more draws a step (resume=result, "
         f"objective=LinearisedELBO(64, vectorize_particles={mode!r}), a larger num_steps), or run "
         "refine(model, guide, ...)"
     )
