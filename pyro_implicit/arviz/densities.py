@@ -66,8 +66,10 @@ def densities(
     sampler: Any = guide.samplers[0]
     like = sampler.preconditioner.loc
     values = {site.name: torch.from_numpy(draws[site.name][0]).to(like) for site in guide.sites}
+    log_joint = LogJoint(model, guide.sites, args, kwargs)
+    u, _ = unconstrain(values, guide.sites, like)
+    values = log_joint.by_number(values, u[0])
     u, log_jacobian = unconstrain(values, guide.sites, like)
     log_q = guide.log_density(values) - log_jacobian
-    log_joint = LogJoint(model, guide.sites, args, kwargs)
     lp = torch.stack([log_joint(row) for row in u])
     return {"lp": lp.double().cpu().numpy()[None], "log_q": log_q.double().cpu().numpy()[None]}

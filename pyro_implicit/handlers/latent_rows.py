@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,14 +13,17 @@ from torch import Tensor
 from pyro_implicit.exceptions import ShapeError
 from pyro_implicit.handlers.other_shape import check_batch, check_event
 from pyro_implicit.handlers.row_order import BY_PLACE, RowOrder
-from pyro_implicit.handlers.rows import rows_of
+from pyro_implicit.handlers.rows import rows_of, shows_all
 
 __all__ = [
     "AtDraw",
     "Cuts",
+    "ParametersAtRows",
     "RowsNotNamed",
     "ShownRows",
     "at_rows",
+    "by_number",
+    "check_permuted",
     "other_rows",
     "rows_not_named",
 ]
@@ -145,6 +148,11 @@ class AtDraw(Messenger):
         self.shown = ShownRows()
         self.cuts: Cuts = {}
 
+    def __enter__(self) -> AtDraw:
+        self.cuts = {}  # of this run alone
+        super().__enter__()
+        return self
+
     def _pyro_sample(self, msg: Any) -> None:
         value = self.values.get(msg["name"])
         if value is not None:
@@ -196,6 +204,78 @@ def at_rows(draws: Mapping[str, Tensor], cuts: Cuts) -> dict[str, Tensor]:
         for dim, rows in places:
             found[name] = rows_of(found[name], dim, rows)
     return found
+
+
+def by_number(draws: Mapping[str, Tensor], cuts: Cuts) -> dict[str, Tensor]:
+    """
+    Takes back what :func:`at_rows` did, where all rows are there.
+
+    :param dict draws: by site, at the rows that plates showed.
+    :param cuts: of an :class:`AtDraw`, each of all rows, see :func:`check_permuted`.
+    :returns: draws in the order of the rows' numbers, of the same shapes.
+    """
+    found = dict(draws)
+    for name in found.keys() & cuts.keys():
+        for dim, rows in reversed(cuts[name]):
+            found[name] = rows_of(found[name], dim, torch.as_tensor(rows).argsort())
+    return found
+
+
+def check_permuted(cuts: Cuts, sites: Iterable[Any]) -> None:
+    """
+    Refuses rows that are not all there, each once, where a density is that of all latents.
+
+    :param cuts: of an :class:`AtDraw`.
+    :param sites: the latent sites.
+    :raises ShapeError: where a plate names some rows twice, and so leaves out others.
+    :raises SiteError: where the support of a latent differs by row, and is known in another order.
+    """
+    for site in sites:
+        for _, rows in cuts.get(site.name, ()):
+            numbers = torch.as_tensor(rows)
+            if not shows_all(numbers.sort().values, len(numbers)):
+                missing = len(numbers) - len(numbers.unique())
+                raise ShapeError(
+                    f"latent {site.name!r} has a value for each of the {len(numbers)} rows of its "
+                    f"plate, which names some of them twice and leaves out {missing}. Name each "
+                    "row once, in any order."
+                )
+            if hasattr(site, "check_rows"):
+                site.check_rows()
+
+
+class ParametersAtRows(Messenger):
+    """
+    Gives parameters of each row to the rows that a plate shows, where these are all of them.
+
+    Pyro cuts parameters that are declared by row (``event_dim``), as those of its autoguides, by
+    the numbers of the rows that a plate shows, but where it shows all of them: there they stay as
+    they are, whatever the order. What a guide computes from its arguments follows these.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown = ShownRows()
+        #: names of parameters that were put in another order
+        self.moved: set[str] = set()
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if site_is_subsample(msg):
+            self.shown.after(msg)
+
+    def _pyro_post_param(self, msg: Any) -> None:
+        event_dim = msg["kwargs"].get("event_dim")
+        if event_dim is None:
+            return
+        for frame in msg["cond_indep_stack"]:
+            value, dim = msg["value"], frame.dim - event_dim if frame.vectorized else 0
+            if not frame.vectorized or value.dim() < -dim or value.shape[dim] != frame.size:
+                continue
+            if frame.size != (getattr(frame, "full_size", None) or frame.size):
+                continue  # which Pyro has cut
+            msg["value"] = rows_of(value, dim, self.shown.rows.get(frame.name))
+            if msg["value"] is not value:
+                self.moved.add(msg["name"])
 
 
 class RowsNotNamed(Messenger):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol
 
@@ -24,9 +24,12 @@ from pyro_implicit.handlers.enumeration import (
 )
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.flat_latents import by_site
+from pyro_implicit.handlers.latent_rows import AtDraw, Cuts, at_rows, by_number, check_permuted
 from pyro_implicit.handlers.observed_shape import check_observation
 from pyro_implicit.handlers.other_shape import check_event
 from pyro_implicit.handlers.pointwise import is_auxiliary
+from pyro_implicit.handlers.row_order import BY_NUMBER
+from pyro_implicit.handlers.rows import is_recording
 from pyro_implicit.handlers.sum_out import sum_out
 from pyro_implicit.handlers.unvalidated import Unvalidated
 
@@ -57,7 +60,8 @@ class LogJoint:
     """
     ``log p(data, latents) + log|dlatents/du|`` at unconstrained ``u``.
 
-    Discrete latents that are marked for enumeration are summed out.
+    Discrete latents that are marked for enumeration are summed out. Latents of the rows of a plate
+    are in the order of the rows' numbers, whatever the order in which the arguments name them.
 
     :param model: a Pyro model.
     :param sites: its latent sites, in the order in which ``u`` holds them.
@@ -75,6 +79,19 @@ class LogJoint:
         self.model, self.args, self.kwargs = model, args, kwargs
         self.sites: Sequence[Any] = sites
         self._nesting: int | None = None  # of a model with latents to sum out
+        self._cuts: Cuts | None = None  # rows that are named in another order, once it is known
+
+    def by_number(self, draws: Mapping[str, Tensor], u: Tensor) -> dict[str, Tensor]:
+        """
+        Puts draws of rows that are in the order of the arguments into that of their numbers.
+
+        :param dict draws: by site, of the shape of the site with any dimensions in front.
+        :param torch.Tensor u: any unconstrained point, shape ``(m,)``.
+        :returns: the same draws, of the same shapes.
+        """
+        if self._cuts is None:
+            self.trace(u)
+        return by_number(draws, self._cuts or {})
 
     def values(self, u: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """
@@ -98,21 +115,35 @@ class LogJoint:
 
         :param torch.Tensor u: shape ``(m,)``.
         :returns: the trace, and the sum of the log-Jacobians, shape ``()``.
+        :raises ShapeError: where a plate names some of its rows twice and so leaves out others.
+        :raises SiteError: where rows are named in another order, and a support differs by row.
         """
         values, correction = self.values(u)
+        at: Any = AtDraw(values, BY_NUMBER)
+        if self._cuts is not None:
+            at = poutine.condition(data=at_rows(values, self._cuts))
         # handlers outside of the block do not see the model
         with poutine.block(), nullcontext() if is_validation_enabled() else Unvalidated():
-            conditioned = poutine.condition(self.model, data=values)
+            conditioned = at(self.model)
             if self._nesting is None:
                 try:
                     with NoticeEnumeration():
-                        return self._traced(conditioned), correction
+                        trace = self._traced(conditioned)
+                    self._note(at)
+                    return trace, correction
                 except EnumerationNeeded:
                     self._nesting = nesting_of(conditioned, self.args, self.kwargs)
             trace = self._traced(enumerated(conditioned, self._nesting))
             trace.compute_log_prob()
             sum_out(trace)
+            self._note(at)
         return trace, correction
+
+    def _note(self, at: Any) -> None:
+        """Keeps in which order plates name their rows, which no later run changes."""
+        if self._cuts is None and not is_recording():
+            check_permuted(at.cuts, self.sites)
+            self._cuts = at.cuts
 
     def _traced(self, model: Callable[..., Any]) -> Trace:
         trace = poutine.trace(model).get_trace(*self.args, **self.kwargs)

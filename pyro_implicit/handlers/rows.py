@@ -21,6 +21,7 @@ __all__ = [
     "between",
     "changed_dims",
     "is_cut",
+    "is_recording",
     "number_of_rows",
     "rows_of",
     "shows_all",
@@ -103,7 +104,7 @@ def rows_of(value: Tensor, dim: int, rows: Any) -> Tensor:
     if rows is None or value.shape[dim] == 1:  # the same for all
         return value
     chosen = torch.as_tensor(rows, device=value.device)
-    if not _is_recording() and shows_all(chosen, value.shape[dim]):
+    if not is_recording() and shows_all(chosen, value.shape[dim]):
         return value
     return value.index_select(dim, chosen)
 
@@ -118,7 +119,7 @@ def are_same_numbers(one: Any, other: Any) -> bool:
     """
     if len(one) != len(other):
         return False
-    if _is_recording():
+    if is_recording():
         return True
     numbers = torch.as_tensor(one)
     return torch.equal(numbers, torch.as_tensor(other, device=numbers.device))
@@ -132,13 +133,13 @@ def shows_all(numbers: Any, size: int) -> bool:
     :param int size: of the plate.
     :returns: True, too, for as many of them while operations are recorded.
     """
-    if _is_recording():
+    if is_recording():
         return len(numbers) == size
     chosen = torch.as_tensor(numbers)
     return torch.equal(chosen, torch.arange(size, device=chosen.device))
 
 
-def _is_recording() -> bool:
+def is_recording() -> bool:
     """Whether operations are recorded as a graph, which cannot look at numbers."""
     return is_tracing() or get_innermost_proxy_mode() is not None
 

@@ -8,7 +8,6 @@ from typing import Any
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro import poutine
 from torch import Tensor
 
 from pyro_implicit._checks import check_model
@@ -17,6 +16,8 @@ from pyro_implicit.exceptions import GuideError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.handlers.flat_latents import by_site
+from pyro_implicit.handlers.latent_rows import AtDraw
+from pyro_implicit.handlers.row_order import BY_NUMBER
 from pyro_implicit.inference.noise_map import NoiseMap
 
 __all__ = ["NeuTraReparam"]
@@ -65,7 +66,7 @@ class NeuTraReparam:
 
         :param model: the model that the guide was made for.
         :returns: a model of the one latent ``"neutra_noise"``, shape ``(m,)``; the original ones
-            are fixed to what it leads to.
+            are fixed to what it leads to, those of rows by the numbers that plates show.
         :raises ArgumentError: if the model cannot be called.
         """
         check_model(model)
@@ -76,7 +77,7 @@ class NeuTraReparam:
             noise = pyro.sample(NOISE, base)
             values, log_volume = self._change(noise)
             pyro.factor("neutra_log_volume", log_volume)  # theory/after.md (neutra-density)
-            with poutine.condition(data=values):
+            with AtDraw(values, BY_NUMBER):
                 return model(*args, **kwargs)
 
         return transported

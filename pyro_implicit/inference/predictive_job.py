@@ -118,6 +118,7 @@ class PredictiveJob(RowsOfAModel):
         pieces: dict[str, list[Tensor]] = {}
         for start in range(0, rows, step):
             found = self._batch(start, min(start + step, self.plan.rows))
+            self.plan.held.refuse_unclear(self.plan.held.data)
             for name, value in found.items():
                 pieces.setdefault(name, []).append(value)
         return {name: self._join(name, parts) for name, parts in pieces.items()}

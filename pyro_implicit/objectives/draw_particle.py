@@ -26,6 +26,7 @@ from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.distributions.implicit_sites import KeptLinearisations
 from pyro_implicit.exceptions import DensityError, GuideError, NonFiniteError, SiteError
 from pyro_implicit.handlers.enumeration import NoticeEnumeration, enumerated
+from pyro_implicit.handlers.latent_rows import ParametersAtRows
 from pyro_implicit.handlers.other_shape import check_event
 from pyro_implicit.handlers.rows import are_same_numbers, shows_all
 from pyro_implicit.handlers.still_statistics import still_statistics
@@ -114,7 +115,8 @@ def _traced(guide: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     """
     tracer = poutine.trace(guide)
     try:
-        return _without_data(guide, tracer.get_trace(*args, **kwargs))
+        with ParametersAtRows():
+            return _without_data(guide, tracer.get_trace(*args, **kwargs))
     except Exception as error:
         for name, node in sample_nodes(tracer.trace).items():
             how = (node["infer"] or {}).get("enumerate")

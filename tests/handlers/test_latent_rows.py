@@ -7,19 +7,25 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer.autoguide import AutoDelta, AutoNormal
+from pyro.infer.autoguide import AutoDelta, AutoGuideList, AutoNormal
+from torch.utils.data import DataLoader, TensorDataset
 
 from pyro_implicit import (
     HyperNetworkGuide,
+    LinearisedELBO,
     evaluate,
+    fit,
     log_predictive_density,
     posterior_draws,
     predict,
     refine,
     to_arviz,
 )
+from pyro_implicit.diagnostics import khat, stein_discrepancy
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
 from pyro_implicit.handlers.latent_rows import at_rows
+from pyro_implicit.inference import NeuTraReparam
+from pyro_implicit.inference.neutra import NOISE
 
 SIZE = 6
 LEVELS = torch.arange(float(SIZE))  # of row i: i
@@ -171,3 +177,124 @@ def test_stacked_draws_are_cut_alike():
     found = at_rows(draws, {"a": [(-1, ROWS)]})
     assert torch.equal(found["a"], draws["a"][:, ROWS])
     assert found["b"] is draws["b"]
+
+
+def noisy(x, rows, y=None):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("d", SIZE, subsample=rows):
+        level = pyro.sample("level", dist.Normal(0.0, 3.0))
+        pyro.sample("y", dist.Normal(w * x + level, 0.5), obs=y)
+
+
+def plate_of(x, rows, y=None):
+    return pyro.plate("d", SIZE, subsample=rows)
+
+
+X, Y = torch.tensor([0.5, -1.0, 0.3, 2.0, -0.7, 1.1]), 3 * LEVELS - 8
+IN_ORDER, IN_ANOTHER = (X, torch.arange(SIZE), Y), (X[ALL], ALL, Y[ALL])
+
+
+def exact():
+    """Evidence, and the mean of the latents, of ``noisy``."""
+    rows = torch.cat([X[:, None], 3 * torch.eye(SIZE)], 1)
+    covariance = 0.25 * torch.eye(SIZE) + rows @ rows.mT
+    evidence = dist.MultivariateNormal(torch.zeros(SIZE), covariance).log_prob(Y)
+    mean = rows.mT @ torch.linalg.solve(covariance, Y)
+    return float(evidence), 3 * mean[1:]
+
+
+@pytest.mark.parametrize("options", [{}, {"create_plates": plate_of}])
+def test_densities_of_rows_in_another_order_are_those_of_the_same_rows(options):
+    pyro.set_rng_seed(0)
+    guide = HyperNetworkGuide(noisy, init_from="laplace", **options)
+    guide.setup(*IN_ANOTHER)
+    evidence, _ = exact()
+    for data in (IN_ORDER, IN_ANOTHER):
+        assert khat(noisy, guide, *data).log_evidence == pytest.approx(evidence, abs=0.02)
+        assert stein_discrepancy(noisy, guide, *data).p_value > 0.05
+        groups = ("posterior", "sample_stats")
+        stats = to_arviz(noisy, guide, *data, num_samples=100, groups=groups).sample_stats
+        ratio = (stats["lp"] - stats["log_q"]).values
+        assert ratio.mean() == pytest.approx(evidence, abs=0.05)
+        neutra = poutine.trace(NeuTraReparam(guide).reparam(noisy)).get_trace(*data)
+        noise = float(dist.Normal(0, 1).log_prob(neutra.nodes[NOISE]["value"]).sum())
+        assert float(neutra.log_prob_sum()) == pytest.approx(evidence + noise, abs=0.6)
+
+
+def test_chains_of_rows_in_another_order_have_them_by_number():
+    _, mean = exact()
+    options = {"kernel": "hmc", "num_steps": 600, "seed": 0, "progress": False}
+    chains = refine(noisy, 4, *IN_ANOTHER, **options)
+    torch.testing.assert_close(chains.sample(300)["level"].mean(0), mean, atol=0.2, rtol=0)
+    scores = [evaluate(noisy, chains, *data, seed=0).log_density for data in (IN_ORDER, IN_ANOTHER)]
+    assert scores[0].value == pytest.approx(scores[1].value, abs=0.05)
+
+
+def test_rows_that_are_named_twice_have_no_density_of_all_latents():
+    guide = HyperNetworkGuide(noisy, init_from=None).setup(*IN_ORDER)
+    twice = torch.tensor([4, 1, 3, 0, 4, 2])
+    with pytest.raises(ShapeError, match="names some of them twice and leaves out 1"):
+        khat(noisy, guide, X[twice], twice, Y[twice])
+
+
+def test_a_support_by_row_is_not_read_in_another_order():
+    def bounded(x, rows, y=None):
+        with pyro.plate("d", SIZE, subsample=rows):
+            level = pyro.sample("level", dist.Uniform(x - 1.0, x + 1.0))
+            pyro.sample("y", dist.Normal(level, 0.1), obs=y)
+
+    with pytest.raises(SiteError, match="differs between rows"):
+        refine(bounded, 1, X[ALL], ALL, X[ALL], num_steps=0, progress=False)
+    refine(bounded, 1, *IN_ORDER[:2], X, num_steps=0, progress=False)
+
+
+@pytest.mark.parametrize("kind", [AutoNormal, HyperNetworkGuide])
+def test_objectives_give_parameters_of_rows_to_the_rows_that_are_shown(kind):
+    """Pyro leaves them in the order of their numbers where a plate shows all of its rows."""
+
+    def made():
+        pyro.clear_param_store()
+        both = AutoGuideList(noisy, create_plates=plate_of)
+        both.append(HyperNetworkGuide(poutine.block(noisy, expose=["w"]), init_scale=0.01))
+        levels = 3 * LEVELS - 8
+        options = {"init_loc_fn": lambda site: levels.clone(), "init_scale": 0.01}
+        both.append(kind(poutine.block(noisy, expose=["level"]), **options))
+        both(*IN_ORDER)
+        return both
+
+    guide, loss = made(), LinearisedELBO(200)
+    pyro.set_rng_seed(0)
+    expected = loss.loss(noisy, guide, *IN_ORDER)
+    found = loss.loss(noisy, guide, *IN_ANOTHER)
+    assert found == pytest.approx(expected, rel=0.05)
+    loss.loss_and_grads(noisy, guide, *IN_ANOTHER)
+    assert all(param.grad is not None for param in guide[1].parameters())
+
+
+def test_a_fit_by_an_objective_of_pyros_follows_rows_in_another_order():
+    guide = AutoNormal(noisy, create_plates=plate_of)
+    batches = DataLoader(TensorDataset(*IN_ORDER), batch_size=SIZE, shuffle=True)
+    fit(noisy, guide, batches=batches, num_steps=600, lr=0.05, seed=0, progress=False)
+    torch.testing.assert_close(guide.median(*IN_ORDER)["level"], exact()[1], atol=0.5, rtol=0)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_values_held_for_rows_in_another_order_are_refused(parallel):
+    """Of more rows than one unit of predictions too."""
+    size = 80
+
+    def model(rows, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("d", size, subsample=rows):
+            level = pyro.sample("level", dist.Normal(0.0, 10.0))
+            pyro.sample("y", dist.Normal(w + level, 0.1), obs=y)
+
+    def guide(rows, y=None):
+        pyro.sample("w", dist.Normal(0.0, 1e-3))
+
+    held = poutine.condition(model, data={"level": torch.arange(float(size))})
+    options = {"num_samples": 3, "parallel": parallel}
+    found = predict(held, guide, torch.arange(size), **options)["y"].mean(0)
+    torch.testing.assert_close(found, torch.arange(float(size)), atol=0.5, rtol=0)
+    with pytest.raises(ShapeError, match="may be in either"):
+        predict(held, guide, torch.arange(size).flip(0), **options)

@@ -8,12 +8,15 @@ from typing import Any
 
 import torch
 from pyro import poutine
+from pyro.infer import ELBO
 from torch import Tensor
 
 from pyro_implicit._random import RandomStream, plain_state, read_random_state, state_from_plain
 from pyro_implicit._random import write_random_state as _write
 from pyro_implicit.exceptions import NonFiniteError, StateError
 from pyro_implicit.handlers.explained_errors import refuses_nan
+from pyro_implicit.handlers.latent_rows import ParametersAtRows
+from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
 from pyro_implicit.training.fitting.all_rows import Call
@@ -70,9 +73,10 @@ class Run:
         self._times = times
         self.model, self.guide, self.objective = model, guide, objective
         self.arguments, self.rate, self.validation = arguments, rate, validation
+        self._called = _at_rows(guide, objective)
         self._whole: WholeLoss | None = None
         if rows is not None and is_comparable(objective):
-            self._whole = WholeLoss(model, guide, objective, rows)
+            self._whole = WholeLoss(model, self._called, objective, rows)
         self._stepper: Any = None  # the objective, or what records its steps
         self.adam = NormClippedAdam(times=times)
         self.history: list[float] = []
@@ -202,7 +206,7 @@ class Run:
         if self.history and not self.adam.params and self.settling.is_possible:
             args, kwargs = self.last_call
             with poutine.trace(param_only=True) as capture, RandomStream(0):
-                self.objective.loss(self.model, self.guide, *args, **kwargs)
+                self.objective.loss(self.model, self._called, *args, **kwargs)
             self.seen.add(_params(capture))
             self.adam.take(_params(capture))
         return self.adam.params
@@ -214,7 +218,7 @@ class Run:
         if self.arguments.batches is not None:
             return None
         data = self.arguments.args, self.arguments.kwargs
-        return WholeLoss(self.model, self.guide, self.objective, data)
+        return WholeLoss(self.model, self._called, self.objective, data)
 
     def _step(self) -> None:
         """Takes one step, or skips it if the loss or a gradient is not finite."""
@@ -229,7 +233,9 @@ class Run:
         capture, cause = poutine.trace(param_only=True), None
         try:
             with self.first_steps.watching(), capture:
-                loss = float(self._stepper.loss_and_grads(self.model, self.guide, *args, **kwargs))
+                loss = float(
+                    self._stepper.loss_and_grads(self.model, self._called, *args, **kwargs)
+                )
             why = f"the loss was {loss:.6g}, or a gradient was not finite"
             self._pending = step, loss, rate
             is_taken = self._descend(_params(capture), loss, rate)
@@ -456,6 +462,12 @@ class Run:
             self.rate.begun, self.rate.length, self.rate.share = None, 0, 1.0
         _write(random_state)
         self._random = random_state
+
+
+def _at_rows(guide: Any, objective: Any) -> Any:
+    """The guide, whose parameters of rows are to follow these under an objective of Pyro's too."""
+    is_theirs = isinstance(objective, ELBO) and not isinstance(objective, ImplicitELBO)
+    return ParametersAtRows()(guide) if is_theirs else guide
 
 
 def _stepper_for(objective: Any, num_steps: int) -> Any:
