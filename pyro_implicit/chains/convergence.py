@@ -100,7 +100,7 @@ def _summary(function: str, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def warn_of(
     what: str, found: Mapping[str, Tensor], remark: str, level: int = 3, limit: float = LIMIT
-) -> None:
+) -> bool:
     """
     Warns where chains disagree.
 
@@ -109,6 +109,7 @@ def warn_of(
     :param str remark: what it means and what to do.
     :param int level: of the warning's place.
     :param float limit: the r-hat from which on they do.
+    :returns: whether they do.
     """
     over = {n: v for n, v in found.items() if bool((v[~v.isnan()] > limit).any())}
     if over:
@@ -121,3 +122,4 @@ def warn_of(
             f"mixed. {remark}",
             stacklevel=level,
         )
+    return bool(over)

@@ -138,7 +138,13 @@ class MCLMC:
     def _length(self, num_latents: int) -> float:
         return self.decoherence or 0.5 * math.sqrt(num_latents)
 
-    def _target(self, num_latents: int) -> float:
+    def target(self, num_latents: int) -> float:
+        """
+        The energy error that the step size is tuned to.
+
+        :param int num_latents: ``m``.
+        :returns: the mean squared energy error per latent and step.
+        """
         return self.energy_error or (_OF_FEW if num_latents <= FEW_LATENTS else _OF_MANY)
 
     def _tuned(self, state: State, error: Tensor, usable: Tensor) -> State:
@@ -148,7 +154,7 @@ class MCLMC:
         The constant is a running mean, so that the size follows it at once and without a rate.
         """
         size, num_latents = state["step_size"], state["u"].shape[-1]
-        target = self._target(num_latents)
+        target = self.target(num_latents)
         found = (error.square() / num_latents).clamp(max=_SURPRISE * target)
         found = torch.where(usable, found, torch.full_like(found, _SURPRISE * target))
         # theory/chains.md (mclmc-tuner)

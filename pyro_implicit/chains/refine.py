@@ -128,7 +128,8 @@ def refine(
     :warns UserWarning: if nothing is observed, the model does not vectorise, or the step size does
         not suit the posterior: the warm-up was too short; if the chains have not mixed by the
         r-hat of their latents (10 draws of each, up to 1000 latents, weights of layers left out:
-        of these ask ``chains.predictive_r_hat``, as of more); if parameters of the model were lost
+        of these ask ``chains.predictive_r_hat``, as of more), or if ``"mclmc"`` is biased by its
+        step size, as the gradients at the draws of such latents show; if parameters of the model were lost
         that the guide was fitted with; if no observation has a gradient for the latents.
 
     Example::

@@ -17,10 +17,12 @@ from pyro_implicit.chains.convergence import LIMIT, agreement, effective_sizes, 
 from pyro_implicit.chains.density import ChainDensity
 from pyro_implicit.chains.draws_guide import DrawsGuide
 from pyro_implicit.chains.kernels import kernel_from
+from pyro_implicit.chains.mclmc import MCLMC
 from pyro_implicit.chains.predictions import expectations
 from pyro_implicit.chains.program import Program
 from pyro_implicit.chains.supports import check_supports_at
 from pyro_implicit.chains.tuning import check_draws, warn_of_steps
+from pyro_implicit.chains.virial import virials, warn_of_virials
 from pyro_implicit.chains.walk import Progress, Walk
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.guides.latent_site import LatentSite
@@ -42,6 +44,7 @@ _OF_PREDICTIONS = (
 
 #: an r-hat that is no matter of chance, for so many draws of each chain at least
 _LIMITS = ((50, LIMIT), (10, 1.5))
+_LOOKED_AT = 50  # draws of each chain, for what r-hats cannot see
 #: most latents, and numbers in all, whose r-hats are asked for without having been
 _MOST_LATENTS = 1000
 _MOST_NUMBERS = 5_000_000
@@ -132,15 +135,34 @@ class Chains(DrawsGuide):
         if not self.interrupted and self._program is not None:
             given = self._program
             check_supports_at(given.model, self.sites, self.unconstrained, given.args, given.kwargs)
-        if not self.interrupted:
-            self._warn_of_disagreement()
+        if not self.interrupted and self._is_judged and not self._warn_of_disagreement():
+            self._warn_of_bias(density)
         return self
 
-    def _warn_of_disagreement(self) -> None:
+    @property
+    def _is_judged(self) -> bool:
         """Of weights nothing is said: those of equivalent networks differ."""
+        return self.num_chains > 1 and self._is_small and not self._has_layers
+
+    def _warn_of_disagreement(self) -> bool:
+        """Whether there was reason to."""
         limit = next((limit for draws, limit in _LIMITS if self.num_draws >= draws), None)
-        if limit and self.num_chains > 1 and self._is_small and not self._has_layers:
-            warn_of("latents", r_hats(self.draws), _OF_LATENTS, _CALLER + 1, limit)
+        if limit is None:
+            return False
+        return warn_of("latents", r_hats(self.draws), _OF_LATENTS, _CALLER + 1, limit)
+
+    def _warn_of_bias(self, density: ChainDensity) -> None:
+        """Looks at the gradients at some of the draws, which are not counted."""
+        kernel, draws = self._walk.kernel, self.by_chain
+        if not isinstance(kernel, MCLMC) or self.num_chains < 8 or self.num_draws < _LOOKED_AT:
+            return
+        some = draws[:, :: self.num_draws // _LOOKED_AT]
+        num_gradients = density.num_gradients
+        gradients = torch.stack([density(u)[1] for u in some.unbind(1)], 1)
+        density.num_gradients = num_gradients
+        found = virials(some, gradients, [site.numel for site in self.sites])
+        target = kernel.target(draws.shape[-1])
+        warn_of_virials(found, [site.name for site in self.sites], target, _CALLER + 1)
 
     @property
     def _is_small(self) -> bool:

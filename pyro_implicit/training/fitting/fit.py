@@ -81,8 +81,8 @@ def fit(
       ``AutoGuideList``), until the loss is level, then cooled by
       equal ratios to a hundredth of it, in a third as many steps as came before; gradients ten
       times longer than usual are cut. With whole data (and up to five million parameters) cooling
-      begins at the mean of the parameters of the steps so far, where that has a lower loss, at a
-      tenth of the rate or more: at the rate at which they wander by half a nat.
+      begins at the mean of the parameters of the steps so far, where that has a loss lower by a
+      quarter of a nat, at a tenth of the rate or more: that at which they wander by half a nat.
     * *never above the start*: where the mean of a level run is a nat above the start, or the end
       above it (by losses on the same draws, of whole data), the rate was too high, and the run
       goes on from the start at a quarter of it, at most three times. What then ends above the

@@ -34,6 +34,7 @@ _DRAWS, _FEWEST = 128, 8  # draws, and losses, that are compared
 _CERTAIN = 2.0  # standard errors of their differences
 _CERTAIN_SIGNS = 1.4  # roots of their number, of signs beyond half: 24 of 32, 8 of 8
 _WANDERING = 0.5  # nats that cooling begins with
+_LEAST = 0.25  # nats that the mean has to be better by: a banana is learned by its last steps too
 # Parts of the rate that it may begin with: where the loss is level, and where the limit is near.
 # Chosen on a 2PL model (146 latents), a Poisson one (153), a horseshoe (122), varying slopes (42)
 # and eight schools: at the full rate, the wandering that the mean has left behind comes back.
@@ -137,12 +138,12 @@ class Settling:
 
         :param params: as they are now, by name.
         :param bool is_level: whether the loss is level; else the limit of steps is near.
-        :returns: whether the mean is better than the parameters are.
+        :returns: whether the mean is better than the parameters are by a quarter of a nat.
         """
         if not self._is_known(params):
             return False
         gap, _ = _gap(self._losses(), self._at(params, self._mean.values))
-        if not gap > 0:
+        if not gap > _LEAST:
             return False
         self.planned = min(max(_WANDERING / gap, _LEVEL if is_level else _LIMIT), 1.0)
         return True

@@ -182,5 +182,5 @@ def _told(wrong: dict[str, float], mode: Any) -> str:
         "by importance weights, deviations of the posterior are these times those of the guide, or "
         f"farther from it, at sites {few}{more}. Train on with more draws a step (resume=result, "
         f"objective=LinearisedELBO(64, vectorize_particles={mode!r}), a larger num_steps), or run "
-        "refine(model, guide, ...)"
+        "refine(model, guide, ..., kernel='hmc')"
     )
