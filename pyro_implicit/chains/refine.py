@@ -129,8 +129,8 @@ def refine(
         not suit the posterior: the warm-up was too short; if the chains have not mixed by the
         r-hat of their latents (10 draws of each, up to 1000 latents, weights of layers left out:
         of these ask ``chains.predictive_r_hat``, as of more), or if ``"mclmc"`` is biased by its
-        step size, as the gradients at the draws of such latents show; if parameters of the model were lost
-        that the guide was fitted with; if no observation has a gradient for the latents.
+        step size, as the gradients at the draws of such latents show; if parameters of the model
+        were lost that the guide was fitted with; if no observation has a gradient for the latents.
 
     Example::
 
