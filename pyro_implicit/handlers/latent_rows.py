@@ -210,9 +210,9 @@ def by_number(draws: Mapping[str, Tensor], cuts: Cuts) -> dict[str, Tensor]:
     """
     Takes back what :func:`at_rows` did, where all rows are there.
 
-    :param dict draws: by site, at the rows that plates showed.
+    :param dict draws: by site, at the rows that plates showed, shape ``(..., *site_shape)``.
     :param cuts: of an :class:`AtDraw`, each of all rows, see :func:`check_permuted`.
-    :returns: draws in the order of the rows' numbers, of the same shapes.
+    :returns: draws in the order of the rows' numbers, shape ``(..., *site_shape)``.
     """
     found = dict(draws)
     for name in found.keys() & cuts.keys():

@@ -85,9 +85,9 @@ class LogJoint:
         """
         Puts draws of rows that are in the order of the arguments into that of their numbers.
 
-        :param dict draws: by site, of the shape of the site with any dimensions in front.
+        :param dict draws: by site, shape ``(..., *site_shape)``.
         :param torch.Tensor u: any unconstrained point, shape ``(m,)``.
-        :returns: the same draws, of the same shapes.
+        :returns: the same draws, shape ``(..., *site_shape)``.
         """
         if self._cuts is None:
             self.trace(u)

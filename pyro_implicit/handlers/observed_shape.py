@@ -22,16 +22,19 @@ __all__ = [
 
 def check_observation(site: Any) -> None:
     """
-    Refuses an observation that pairs each of its entries with each of its distribution's.
+    Refuses an observation that is copied along its plates, or pairs its entries with others.
 
     Unlike :func:`observed_batch_shape` it takes distributions with dimensions of their own in
     front, of particles or of values that are summed out.
 
     :param site: the message of an observed site.
-    :raises ShapeError: for such a column beside a row.
+    :raises ShapeError: for such a column beside a row, one row in a plate of several or the
+        reverse, and more dimensions than plates.
     """
     fn, found = site["fn"], site["value"].shape
     own = torch.Size(found[: max(len(found) - fn.event_dim, 0)])
+    if not _fits_plates(site, own):
+        raise _other_shape(site)
     try:
         batch = torch.broadcast_shapes(own, fn.batch_shape)
     except RuntimeError:
@@ -59,13 +62,27 @@ def observed_batch_shape(site: Any, rows: str = "") -> torch.Size:
     # one number for all is one; one row for many, or a column beside a row, is a mistake
     fits = batch is not None and (split == 0 or found[:split].numel() == batch.numel())
     if batch is None or not fits or not is_event(fn, found[split:]):
-        raise ShapeError(
-            f"site {site['name']!r} observes a tensor of shape {tuple(found)}, and its "
-            f"distribution has shape {tuple(fn.shape())}{rows}; expected one observation for each "
-            "row of the inputs. Look for arguments of other lengths, or a last dimension of size 1 "
-            "(f.squeeze(-1))."
-        )
+        raise _other_shape(site, rows)
     return batch
+
+
+def _fits_plates(site: Any, own: torch.Size) -> bool:
+    """Whether an observation has a value for each row of the plates whose dimensions it has."""
+    frames = [frame for frame in site["cond_indep_stack"] if frame.vectorized]
+    sizes = {frame.dim: frame.size for frame in frames if len(own) >= -frame.dim}
+    if any(own[dim] != size for dim, size in sizes.items()):
+        return False
+    is_more = len(own) > len(site["fn"].batch_shape) > 0 and bool(frames)
+    return not is_more or all(own[dim] == 1 for dim in range(-len(own), 0) if dim not in sizes)
+
+
+def _other_shape(site: Any, rows: str = "") -> ShapeError:
+    return ShapeError(
+        f"site {site['name']!r} observes a tensor of shape {tuple(site['value'].shape)}, and its "
+        f"distribution has shape {tuple(site['fn'].shape())}{rows}; expected one observation for "
+        "each row of the inputs. Look for arguments of other lengths, or a last dimension of size "
+        "1 (f.squeeze(-1))."
+    )
 
 
 def is_event(fn: Any, shape: torch.Size) -> bool:
@@ -103,15 +120,17 @@ def _is_endless(fn: Any) -> bool:
 
 def told_of_one_for_all(site: Any) -> str:
     """
-    Says of a single value that each row of a plate observes.
+    Says of a value that several rows of plates observe.
 
     :param site: the message of an observed site, or a node of a trace.
     :returns: a text for a warning; empty for a value of each row, and for a single row.
     """
     fn, value = site["fn"], site["value"]
     rows = torch.Size(fn.batch_shape).numel()
-    if rows < 2 or not isinstance(value, Tensor) or value.dim() > fn.event_dim:
+    if rows < 2 or not isinstance(value, Tensor):
         return ""
+    if value.dim() > fn.event_dim:
+        return _told_of_outer_plates(site)
     if not value.dim():
         return (
             f"site {site['name']!r} observes one number for all of its {rows} rows; if the data "
@@ -121,4 +140,19 @@ def told_of_one_for_all(site: Any) -> str:
         f"site {site['name']!r} observes one value of shape {tuple(value.shape)} in each of the "
         f"{rows} rows of its plates, and counts {rows} times. Independent rows need no .to_event; "
         "rows that are one event (MultivariateNormal, ImplicitProcess) belong in no plate of rows."
+    )
+
+
+def _told_of_outer_plates(site: Any) -> str:
+    """Of values that have the dimensions of some of their plates, and count once for all others."""
+    fn, value = site["fn"], site["value"]
+    missing = len(fn.batch_shape) - (value.dim() - fn.event_dim)
+    times = torch.Size(fn.batch_shape[: max(missing, 0)]).numel()
+    if times < 2 or not any(f.vectorized and f.size > 1 for f in site["cond_indep_stack"]):
+        return ""
+    return (
+        f"site {site['name']!r} observes a tensor of shape {tuple(value.shape)} in plates of shape "
+        f"{tuple(fn.batch_shape)}: each of its values counts {times} times, once for each row of "
+        "the plates that it has no dimension for. Pass data of all plates; what no datum depends "
+        "on belongs in a plate of latents alone."
     )

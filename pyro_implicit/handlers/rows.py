@@ -140,7 +140,11 @@ def shows_all(numbers: Any, size: int) -> bool:
 
 
 def is_recording() -> bool:
-    """Whether operations are recorded as a graph, which cannot look at numbers."""
+    """
+    Whether operations are recorded as a graph, which cannot look at numbers.
+
+    :returns: True within ``make_fx`` and ``torch.jit.trace``.
+    """
     return is_tracing() or get_innermost_proxy_mode() is not None
 
 

@@ -10,7 +10,15 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_implicit import HyperNetworkGuide, evaluate, fit, refine
+from pyro_implicit import (
+    HyperNetworkGuide,
+    evaluate,
+    fit,
+    log_predictive_density,
+    refine,
+    to_arviz,
+)
+from pyro_implicit.exceptions import ShapeError
 
 
 def _rows_as_one(x: torch.Tensor, y: Any = None) -> None:
@@ -55,3 +63,57 @@ def test_an_event_of_each_row_is_not() -> None:
         fit(_outputs, guide, x, y, num_steps=2, progress=False)
         refine(_outputs, {"w": torch.randn(2, 2)}, x, y, num_steps=0, progress=False)
         assert "one value" not in str(evaluate(_outputs, guide, x, y, num_samples=2))
+
+
+def rows(x, y=None):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("y", dist.Normal(w * x, 1.0), obs=y)
+
+
+def groups(x, y=None):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("groups", 3, dim=-2), pyro.plate("rows", len(x), dim=-1):
+        pyro.sample("y", dist.Normal(w * x, 1.0), obs=y)
+
+
+_X, _Y = torch.arange(6.0), torch.ones(6)
+_CALLS = {
+    "fit": lambda model, *data: fit(
+        model, HyperNetworkGuide(model), *data, num_steps=2, progress=False
+    ),
+    "refine": lambda model, *data: refine(
+        model, 2, *data, num_steps=0, progress=False, kernel="hmc"
+    ),
+    "density": lambda model, *data: log_predictive_density(model, _drawn, *data, num_samples=2),
+    "scores": lambda model, *data: evaluate(model, _drawn, *data, num_samples=2),
+    "arviz": lambda model, *data: to_arviz(model, _drawn, *data, num_samples=2),
+}
+
+
+def _drawn(*args, **kwargs):
+    pyro.sample("w", dist.Normal(0.0, 1.0))
+
+
+@pytest.mark.parametrize("call", _CALLS)
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [
+        (rows, (_X, _Y[:1])),
+        (rows, (_X[:1], _Y)),
+        (rows, (_X, _Y[:, None])),
+        (rows, (_X, _Y.expand(6, 6))),
+        (groups, (_X, _Y[:3, None])),
+    ],
+)
+def test_every_call_refuses_observations_that_would_be_copied(call, model, data):
+    with pytest.raises(ShapeError, match="site 'y' observes a tensor of shape|torch says"):
+        _CALLS[call](model, *data)
+
+
+@pytest.mark.parametrize("call", ["fit", "refine"])
+def test_data_that_count_once_for_each_row_of_an_outer_plate_are_told(call):
+    found = r"shape \(6,\) in plates of shape \(3, 6\): each of its values counts 3 times"
+    with pytest.warns(UserWarning, match=found):
+        _CALLS[call](groups, _X, _Y)
+    _CALLS[call](groups, _X, _Y.expand(3, 6))

@@ -28,6 +28,7 @@ from pyro_implicit.handlers.explained_errors import (
 from pyro_implicit.handlers.left_out_noise import LeftOutNoise
 from pyro_implicit.handlers.missing_data import missing_data
 from pyro_implicit.handlers.observed_shape import (
+    check_observation,
     is_event,
     observed_batch_shape,
     told_of_one_for_all,
@@ -214,6 +215,7 @@ def _random_layers(silenced: Mapping[str, nn.Module], noise: LeftOutNoise) -> li
 
 def _check_observed(site: Any, in_plates: bool) -> None:
     fn, value = site["fn"], site["value"]
+    check_observation(site)
     own = value.shape[: value.dim() - fn.event_dim]
     plates = [frame.dim for frame in site["cond_indep_stack"] if frame.vectorized]
     try:

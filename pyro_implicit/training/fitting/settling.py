@@ -3,8 +3,8 @@ The end of a run: from where parameters wander to the middle of it, and never ab
 
 References
 
-- `Acceleration of Stochastic Approximation by Averaging`, B. T. Polyak, A. B. Juditsky, SIAM
-  Journal on Control and Optimization, 1992.
+- `Acceleration of Stochastic Approximation by Averaging`, B. T. Polyak, A. B. Juditsky, SIAM,
+  1992.
 - `Stochastic Gradient Descent for Non-smooth Optimization`, O. Shamir, T. Zhang, ICML, 2013: means
   that forget the first steps, section 4.
 """
