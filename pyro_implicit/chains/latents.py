@@ -29,6 +29,7 @@ from pyro_implicit.handlers.data_use import DataUse
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.observed_shape import told_of_one_for_all
 from pyro_implicit.handlers.pointwise import is_auxiliary
+from pyro_implicit.handlers.supports import cut_off
 
 __all__ = ["dispersed_start", "latent_shapes", "read_latents"]
 
@@ -148,6 +149,11 @@ def _continuous(init: Callable[..., Tensor]) -> Callable[..., Tensor]:
             discrete = site["fn"].support.is_discrete
         except NotImplementedError:  # told with the bijection that is missing
             discrete = False
+        if discrete and not getattr(site["fn"], "has_enumerate_support", False):
+            raise SiteError(
+                f"latent site {site['name']!r} is discrete, and chains move by gradients, which it "
+                f"has none of. {cut_off(site['name'], site['fn'])}"
+            )
         if discrete and not is_summed_out(site):
             raise SiteError(
                 f"latent site {site['name']!r} is discrete ({type(site['fn']).__name__}), and "

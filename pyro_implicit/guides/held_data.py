@@ -11,6 +11,7 @@ from pyro import poutine
 from pyro.infer.autoguide import AutoGuideList
 from pyro.infer.autoguide.initialization import InitMessenger
 from pyro.poutine.condition_messenger import ConditionMessenger
+from pyro.poutine.messenger import unwrap
 from torch import Tensor
 
 from pyro_implicit._random import RandomStream
@@ -116,8 +117,14 @@ def sampled_when_built(model: Any, guide: Any) -> frozenset[str] | None:
     :param model: a Pyro model, or it with values held by ``poutine.condition``.
     :param guide: any guide of it.
     :returns: their names; None where the guide is of another model (one that hides sites, say), or
-        does not know.
+        does not know. Several guides know what all of them know.
     """
+    inner: Any = unwrap(guide)
+    if inner is not guide:
+        return sampled_when_built(model, inner)
+    if isinstance(parts := getattr(guide, "guides", None), list):
+        known = [sampled_when_built(model, part) for part in parts]
+        return frozenset().union(*(one or () for one in known)) if None not in known else None
     own = model_of(guide)
     if own is None or _unconditioned(model) is not _unconditioned(own):
         return None

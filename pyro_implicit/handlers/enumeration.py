@@ -24,6 +24,7 @@ from pyro_implicit.handlers.latent_rows import AtDraw
 from pyro_implicit.handlers.pointwise import wide_log_prob
 from pyro_implicit.handlers.row_order import BY_PLACE, RowOrder
 from pyro_implicit.handlers.sum_out import sum_out
+from pyro_implicit.handlers.supports import cut_off
 
 __all__ = [
     "EnumerationNeeded",
@@ -84,7 +85,7 @@ def is_to_be_enumerated(site: Any) -> bool:
     raise SiteError(
         f"site {site['name']!r} of the model is to be enumerated ({found}), which objectives for "
         "implicit guides do not do: they sum over all values of a latent of the model, in "
-        f"parallel. {_INSTEAD}"
+        f"parallel. {_INSTEAD if finite else cut_off(site['name'], site['fn'])}"
     )
 
 

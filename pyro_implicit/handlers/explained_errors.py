@@ -53,6 +53,7 @@ _PRODUCT = re.compile(
 _INDICES = re.compile(
     r"too many indices for tensor|Dimension out of range|out of bounds for dimension"
 )
+_LONGEST = 200  # characters of a support in a message
 _SUPPORT = re.compile(r"to be within the support \((.*?)\) of the distribution (\w+)", re.DOTALL)
 _CLASSES = re.compile(r"IntegerInterval\(lower_bound=0, upper_bound=(\d+)\)")
 _CLASH = re.compile(r"Multiple (?:sample|param) sites named '(.*?)'")
@@ -390,10 +391,10 @@ def _outside_support(error: Exception, tensors: dict[str, Tensor]) -> ImplicitEr
         else f"The {int(classes[1]) + 1} classes count from 0: write y - 1 for labels from 1, and "
         "give the network an output for each class."
     )
-    return ArgumentError(
-        f"{where} is outside of the support of {kind}, {' '.join(support.split())}; {ranges}. "
-        f"{remedy}"
-    )
+    said = " ".join(support.split())
+    if len(said) > _LONGEST:  # bounds that have a number for each row
+        said = f"{said[:_LONGEST]} ..."
+    return ArgumentError(f"{where} is outside of the support of {kind}, {said}; {ranges}. {remedy}")
 
 
 #: in the order in which they are asked

@@ -18,6 +18,7 @@ from pyro_implicit.handlers.own_support import own_support
 __all__ = [
     "check_support",
     "circular_part",
+    "cut_off",
     "decode_support",
     "encode_support",
     "is_real",
@@ -101,6 +102,11 @@ def check_support(name: str, fn: Any) -> None:
             f"poutine.mask(mask=seen): pyro.sample({name.removesuffix('_unobserved')!r}, ..., "
             "obs=y), where y has any number at the places that are not seen."
         )
+    if discrete and not getattr(fn, "has_enumerate_support", False):
+        raise SiteError(
+            f"latent site {name!r} is discrete, and a {type(fn).__name__} has no finite number of "
+            f"values; an implicit guide is continuous. {cut_off(name, fn)}"
+        )
     if discrete:
         raise SiteError(
             f"latent site {name!r} is discrete ({type(fn).__name__}); an implicit guide is "
@@ -120,6 +126,24 @@ def check_support(name: str, fn: Any) -> None:
     circular = circular_part(fn)
     if circular is not None:
         raise SiteError(_circular_message(name, type(circular).__name__, fn.event_shape))
+
+
+def cut_off(name: str, fn: Any) -> str:
+    """
+    Says how a count without a largest value is summed out.
+
+    :param str name: of a latent site.
+    :param fn: its distribution, which cannot be enumerated.
+    :returns: what to write instead.
+    """
+    kind = type(fn).__name__
+    return (
+        "Where it is hardly ever above some number, say 100, write it as one of finitely many, "
+        f"which objectives and chains sum out: pyro.sample({name!r}, dist.Categorical(logits="
+        f"dist.{kind}(...).log_prob(torch.arange(101.))), infer={{'enumerate': 'parallel'}}), with "
+        "[..., None] at parameters that have an entry for each row. Or sum it out in the model: a "
+        "Poisson count that is thinned by a Binomial is a Poisson itself."
+    )
 
 
 def circular_part(fn: Any) -> Any:

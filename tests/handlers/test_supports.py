@@ -16,7 +16,7 @@ from pyro.distributions import constraints
 from pyro.infer.autoguide import init_to_value
 from torch.distributions import biject_to
 
-from pyro_implicit import HyperNetworkGuide, LinearisedELBO
+from pyro_implicit import HyperNetworkGuide, LinearisedELBO, fit, refine
 from pyro_implicit.exceptions import SiteError, StateError
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.supports import (
@@ -181,3 +181,51 @@ def test_a_point_is_no_latent(shape: tuple[int, ...]) -> None:
     fn = dist.Delta(torch.zeros(shape)).to_event(len(shape))
     with pytest.raises(SiteError, match=r"'b' has a Delta .* pyro.deterministic\('b'"):
         check_support("b", fn)
+
+
+def surveys(y, mark=None):
+    rate = pyro.sample("rate", dist.Gamma(4.0, 1.0))
+    with pyro.plate("sites", len(y)):
+        count = pyro.sample("count", dist.Poisson(rate), infer=mark)
+        with pyro.plate("visits", 3):
+            pyro.sample("y", dist.Binomial(count, 0.4), obs=y.T)
+
+
+def listed(y):
+    """As the message has it."""
+    rate = pyro.sample("rate", dist.Gamma(4.0, 1.0))
+    with pyro.plate("sites", len(y)):
+        logits = dist.Poisson(rate[..., None]).log_prob(torch.arange(101.0))
+        count = pyro.sample(
+            "count", dist.Categorical(logits=logits), infer={"enumerate": "parallel"}
+        )
+        with pyro.plate("visits", 3):
+            at = dist.Binomial(count.float(), 0.4, validate_args=False)  # counts below y have none
+            pyro.sample("y", at, obs=y.T)
+
+
+VISITS = torch.tensor([[1.0, 2.0, 1.0], [0.0, 1.0, 2.0]])
+
+
+@pytest.mark.parametrize("mark", [None, {"enumerate": "parallel"}])
+def test_counts_without_a_largest_value_are_told_what_works(mark):
+    told = r"'count'.*dist\.Categorical\(logits=dist\.Poisson\(\.\.\.\)\.log_prob\(torch\.arange"
+    with pytest.raises(SiteError, match=told):
+        fit(surveys, HyperNetworkGuide(surveys), VISITS, mark, num_steps=1, progress=False)
+    with pytest.raises(SiteError, match=told):
+        refine(surveys, 2, VISITS, mark, num_steps=0, progress=False, kernel="hmc")
+
+
+def test_counts_that_are_cut_off_are_summed_out():
+    rate = torch.linspace(0.01, 25.0, 4000, dtype=torch.float64)
+    counts = torch.arange(101.0, dtype=torch.float64)
+    visits = dist.Binomial(counts, torch.tensor(0.4, dtype=torch.float64), validate_args=False)
+    each = torch.stack([visits.log_prob(y.double()[:, None]).sum(0) for y in VISITS])
+    each = each.masked_fill(counts < VISITS.max(1).values[:, None], -torch.inf)
+    prior = dist.Poisson(rate[:, None]).log_prob(counts)
+    weight = dist.Gamma(4.0, 1.0).log_prob(rate)
+    weight = weight + (prior[:, None] + each).logsumexp(-1).sum(-1)
+    exact = (weight.softmax(0) * rate).sum()
+    options = {"num_steps": 1000, "progress": False, "seed": 0, "kernel": "hmc"}
+    chains = refine(listed, 4, VISITS, **options)
+    assert chains.draws["rate"].mean().item() == pytest.approx(float(exact), rel=0.08)
