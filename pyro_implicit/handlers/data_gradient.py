@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+import pyro
 import torch
 from pyro import poutine
 from pyro.poutine.util import site_is_subsample
@@ -15,15 +16,19 @@ from pyro_implicit._random import RandomStream
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.latent_rows import AtDraw
 from pyro_implicit.handlers.pointwise import SiteVisitor, is_auxiliary, is_delta
+from pyro_implicit.handlers.unvalidated import Unvalidated
 
-__all__ = ["told_of_no_gradient"]
+__all__ = ["told_of_no_gradient", "told_of_own_noise"]
+
+_MOST = 10  # latents that are looked at, by a run of the model each
+_WAYS = ".item(), float(), .numpy(), .detach(), torch.no_grad()"
 
 
 def told_of_no_gradient(
     model: Any, values: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str:
     """
-    Says that no density of the model but the latents' own has a gradient with respect to them.
+    Says of latents that data depend on, and have no gradient with respect to.
 
     Discrete latents that the model draws by itself are among the densities: what they join may
     reach the others through them alone.
@@ -39,35 +44,109 @@ def told_of_no_gradient(
         for name, value in values.items()
         if value.is_floating_point()
     }
-    densities: list[Tensor] = []
-    data: list[str] = []
-
-    def visit(site: Any) -> None:
-        if site["name"] in values or is_delta(site) or site_is_subsample(site):
-            return
-        densities.append(site["fn"].log_prob(site["value"]).sum())
-        if site["is_observed"] and not is_auxiliary(site):
-            data.append(site["name"])
-
     try:
-        with RandomStream(0), poutine.block(), warnings.catch_warnings(), torch.enable_grad():
-            warnings.simplefilter("ignore")
-            with evaluation_mode(), SiteVisitor(visit), AtDraw({**values, **leaves}):
-                model(*args, **kwargs)
-            if not (leaves and data) or _reaches(densities, list(leaves.values())):
-                return ""
+        first = _Densities.of(model, {**values, **leaves}, args, kwargs)
+        if not (leaves and first.data):
+            return ""
+        lost = first.unreached(leaves)
+        if len(lost) < len(leaves):  # those of other latents' priors have none, and need none
+            lost = [
+                name
+                for name in lost[:_MOST]
+                if _Densities.of(
+                    model, {**values, name: 0.99 * values[name]}, args, kwargs
+                ).differ_from(first)
+            ]
     except Exception:  # what a model does with another draw than those of the steps
         return ""
+    if not lost:
+        return ""
+    if len(lost) == len(leaves):
+        return (
+            "no observation has a density with a gradient for the latents: the model leaves torch "
+            f"on the way ({_WAYS}), or does not use them. Nothing of the data reaches the guide or "
+            "the chains; compute with tensors throughout"
+        )
     return (
-        "no observation has a density with a gradient for the latents: the model leaves torch on "
-        "the way (.item(), float(), .numpy(), .detach(), torch.no_grad()), or does not use them. "
-        "Nothing of the data reaches the guide or the chains; compute with tensors throughout"
+        f"densities depend on latents {sorted(lost)} and have no gradient for them: the model "
+        f"leaves torch on the way ({_WAYS}), or compares with them (t < tau), so that the data "
+        "teach nothing of these. Compute with tensors throughout, and smooth steps (torch.sigmoid)"
     )
 
 
-def _reaches(densities: list[Tensor], leaves: list[Tensor]) -> bool:
-    ends = [one for one in densities if one.requires_grad]
-    if not ends:
-        return False
-    found = torch.autograd.grad(ends, leaves, [torch.ones_like(e) for e in ends], allow_unused=True)
-    return any(one is not None for one in found)
+def told_of_own_noise(
+    model: Any, values: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> str:
+    """
+    Says that a model draws random numbers beside its latents.
+
+    :param model: a Pyro model.
+    :param values: of all latents by name, of the shape of their sites.
+    :param args: its positional arguments.
+    :param kwargs: its keyword arguments.
+    :returns: a text for a warning; empty if two runs have the same densities, or nobody can tell
+        (of rows that a plate draws, and of latents that have no value).
+    """
+    try:
+        first, second = (_Densities.of(model, values, args, kwargs, seed) for seed in (0, 1))
+    except Exception:  # what a model does with another draw than those of the steps
+        return ""
+    if not first.data or first.is_random or not second.differ_from(first):
+        return ""
+    return (
+        f"two runs of the model at the same latents have other densities of {sorted(first.data)}: "
+        "it draws random numbers of its own (torch.randn, torch.rand, numpy), which each step has "
+        "anew. They count as noise of the data, and the loss is a bound below that of the model "
+        "with them as latents: write pyro.sample('z', ...) for these, or draw them once outside"
+    )
+
+
+class _Densities:
+    """Those of one run of a model, but its latents' own."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self.all: list[Tensor] = []
+        #: by the name of the observed site
+        self.data: dict[str, Tensor] = {}
+        #: whether rows, or latents without a value, were drawn
+        self.is_random = False
+
+    @classmethod
+    def of(
+        cls, model: Any, values: Mapping[str, Tensor], args: Any, kwargs: Any, seed: int = 0
+    ) -> _Densities:
+        found = cls(values.keys())
+        with RandomStream(seed), poutine.block(), warnings.catch_warnings(), torch.enable_grad():
+            warnings.simplefilter("ignore")
+            with evaluation_mode(), SiteVisitor(found.visit), AtDraw(values):
+                with pyro.validation_enabled(False), Unvalidated():
+                    model(*args, **kwargs)
+        return found
+
+    def visit(self, site: Any) -> None:
+        if site_is_subsample(site):
+            self.is_random |= len(site["value"]) < site["fn"].size
+        if site["name"] in self._names or is_delta(site) or site_is_subsample(site):
+            return
+        with RandomStream(0):  # of densities that are estimated
+            density = site["fn"].log_prob(site["value"]).sum()
+        self.all.append(density)
+        if site["is_observed"] and not is_auxiliary(site):
+            self.data[site["name"]] = density
+        self.is_random |= not site["is_observed"]
+
+    def unreached(self, leaves: Mapping[str, Tensor]) -> list[str]:
+        """Names of values that no density has a gradient for."""
+        ends = [one for one in self.all if one.requires_grad]
+        if not ends:
+            return list(leaves)
+        found = torch.autograd.grad(
+            ends, list(leaves.values()), [torch.ones_like(e) for e in ends], allow_unused=True
+        )
+        return [name for name, one in zip(leaves, found, strict=True) if one is None]
+
+    def differ_from(self, other: _Densities) -> bool:
+        """Whether data have other densities than in another run."""
+        pairs = [(self.data[name], other.data[name]) for name in self.data]
+        return any(not torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)

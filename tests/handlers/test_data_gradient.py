@@ -15,7 +15,7 @@ from pyro.infer import config_enumerate
 from torch import Tensor
 
 from pyro_implicit import AlphaEnergy, HyperNetworkGuide, fit, refine
-from pyro_implicit.handlers.data_gradient import told_of_no_gradient
+from pyro_implicit.handlers.data_gradient import told_of_no_gradient, told_of_own_noise
 
 X = torch.linspace(-1.0, 1.0, 8)
 TOLD = "no observation has a density with a gradient for the latents"
@@ -60,13 +60,6 @@ def test_fit_and_refine_tell(name: str) -> None:
     assert {one.filename for one in caught if TOLD in str(one.message)} == {__file__}
 
 
-def in_a_scale(x: Tensor, y: Tensor | None = None) -> None:
-    s = pyro.sample("s", dist.LogNormal(0.0, 1.0))
-    w = pyro.sample("w", dist.Normal(torch.tensor(0.0), s))
-    with pyro.plate("rows", len(x)):
-        pyro.sample("y", dist.Normal(w.detach() * x, s), obs=y)
-
-
 @config_enumerate
 def through_a_choice(x: Tensor, y: Tensor | None = None) -> None:
     p = pyro.sample("p", dist.Beta(2.0, 2.0))
@@ -82,14 +75,13 @@ def by_factor(x: Tensor, y: Tensor | None = None) -> None:
 
 GOOD: dict[str, Any] = {
     "a line": by(lambda w, x: w[..., :1] * x),
-    "one of two": in_a_scale,
     "a choice": through_a_choice,
     "a factor": by_factor,
 }
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_any_gradient_is_enough(name: str) -> None:
+def test_a_gradient_by_any_way_is_enough(name: str) -> None:
     model = GOOD[name]
     guide = HyperNetworkGuide(model, init_from=None)
     with warnings.catch_warnings():
@@ -103,3 +95,60 @@ def test_models_that_cannot_be_run_are_left_alone() -> None:
 
     assert told_of_no_gradient(broken, {"w": torch.zeros(2)}, (), {}) == ""
     assert told_of_no_gradient(BAD["item"], {}, (X, X), {}) == ""
+
+
+def partly(scale: Callable[[Tensor], Any]) -> Any:
+    def model(x: Tensor, y: Tensor | None = None) -> None:
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        w = pyro.sample("w", dist.Normal(0.0, tau))
+        sigma = pyro.sample("sigma", dist.LogNormal(0.0, 1.0))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(w * x, scale(sigma)), obs=y)
+
+    return model
+
+
+@pytest.mark.parametrize(
+    "scale", [lambda s: s.item(), lambda s: s.detach(), lambda s: float(s.detach())]
+)
+@pytest.mark.filterwarnings("ignore:the chains are evaluated one after the other")
+def test_some_latents_without_a_gradient_are_named(scale: Any) -> None:
+    model = partly(scale)
+    told = r"densities depend on latents \['sigma'\] and have no gradient"
+    guide = HyperNetworkGuide(model, init_from=None)
+    with pytest.warns(UserWarning, match=told):
+        fit(model, guide, X, X, num_steps=2, progress=False, objective=AlphaEnergy(2))
+    start = {name: torch.ones(2) for name in ("tau", "w", "sigma")}
+    with pytest.warns(UserWarning, match=told):
+        refine(model, start, X, X, num_chains=2, num_steps=0, progress=False)
+
+
+def test_scales_of_latents_and_unused_ones_have_no_gradient_and_need_none() -> None:
+    values = {name: torch.tensor(0.7) for name in ("tau", "w", "sigma")}
+    for scale in (lambda s: s, lambda s: 0.3):
+        model = partly(scale)
+        assert not told_of_no_gradient(model, values, (X, X), {})
+        assert not told_of_own_noise(model, values, (X, X), {})
+
+
+@pytest.mark.parametrize("noise", [torch.randn_like, torch.rand_like, torch.bernoulli])
+def test_noise_of_the_models_own_is_told(noise: Any) -> None:
+    model = by(lambda w, x: w[0] * x + noise(x.abs()))
+    guide = HyperNetworkGuide(model, init_from=None)
+    with pytest.warns(UserWarning, match=r"other densities of \['y'\]: it draws random numbers"):
+        fit(model, guide, X, X, num_steps=2, progress=False)
+
+
+def test_rows_and_latents_that_are_drawn_are_no_noise_of_the_models_own() -> None:
+    def rows(x: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(x), subsample_size=3) as some:
+            pyro.sample("y", dist.Normal(w, 1.0), obs=x[some])
+
+    def two(x: Tensor) -> None:
+        w, more = (pyro.sample(name, dist.Normal(0.0, 1.0)) for name in ("w", "more"))
+        pyro.sample("y", dist.Normal(w + more, 1.0), obs=x[0])
+
+    for model in (rows, two):
+        assert not told_of_own_noise(model, {"w": torch.tensor(0.3)}, (X,), {})
+    assert not told_of_own_noise(two, {}, (), {})  # which does not run

@@ -14,7 +14,7 @@ from torch import Tensor
 from pyro_implicit._random import RandomStream
 from pyro_implicit.guides.argument_dims import latents_of_other_rows, warn_of_other_shapes
 from pyro_implicit.handlers.called_parameters import CalledParameters
-from pyro_implicit.handlers.data_gradient import told_of_no_gradient
+from pyro_implicit.handlers.data_gradient import told_of_no_gradient, told_of_own_noise
 from pyro_implicit.handlers.data_use import IN_BATCHES, DataUse
 from pyro_implicit.handlers.pointwise import latent_sites
 from pyro_implicit.handlers.rows import number_of_rows
@@ -26,6 +26,7 @@ from pyro_implicit.training.fitting.validation import Validation
 __all__ = ["FirstSteps"]
 
 _Call = tuple[Any, Any]
+_LOOKS = (told_of_no_gradient, told_of_own_noise)
 
 
 class FirstSteps:
@@ -140,19 +141,19 @@ class FirstSteps:
             )
         if last is not None:
             said.append(told_of_left_out(self.model, self.guide, *last))
-            said.append(self._of_no_gradient(last))
+            said.extend(self._of_densities(last))
         return said
 
-    def _of_no_gradient(self, last: _Call) -> str:
-        """Of a likelihood that tells the guide nothing."""
+    def _of_densities(self, last: _Call) -> list[str]:
+        """Of a likelihood that tells the guide nothing, or tells noise of the model's own."""
         args, kwargs = last
         try:
             with RandomStream(0), poutine.block():
                 sites = latent_sites(self.guide, args, dict(kwargs))
         except Exception:  # what a guide does with another draw than those of the steps
-            return ""
+            return []
         values = {name: site["value"] for name, site in sites.items()}
-        return told_of_no_gradient(self.model, values, args, kwargs)
+        return [look(self.model, values, args, kwargs) for look in _LOOKS]
 
     def _look_for_absent(self, args: tuple[Any, ...]) -> None:
         """Of batches without an argument that the first one had, or with one that it had not."""
