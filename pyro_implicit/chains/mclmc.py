@@ -16,7 +16,7 @@ from pyro_implicit.chains.units import FEW_LATENTS, PRECONDITIONS, log_size, pul
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.ops.microcanonical import turn, unit, wobble
 
-__all__ = ["MCLMC"]
+__all__ = ["MCLMC", "target_of"]
 
 _MEMORY = 200  # steps that the running mean of the energy error's constant looks back
 _MOST = 1.3  # times the step size may grow in one step, and 1 / _MOST**2 shrink
@@ -138,15 +138,6 @@ class MCLMC:
     def _length(self, num_latents: int) -> float:
         return self.decoherence or 0.5 * math.sqrt(num_latents)
 
-    def target(self, num_latents: int) -> float:
-        """
-        The energy error that the step size is tuned to.
-
-        :param int num_latents: ``m``.
-        :returns: the mean squared energy error per latent and step.
-        """
-        return self.energy_error or (_OF_FEW if num_latents <= FEW_LATENTS else _OF_MANY)
-
     def _tuned(self, state: State, error: Tensor, usable: Tensor) -> State:
         """
         The squared energy error grows as the sixth power of the step size.
@@ -154,7 +145,7 @@ class MCLMC:
         The constant is a running mean, so that the size follows it at once and without a rate.
         """
         size, num_latents = state["step_size"], state["u"].shape[-1]
-        target = self.target(num_latents)
+        target = target_of(self, num_latents)
         found = (error.square() / num_latents).clamp(max=_SURPRISE * target)
         found = torch.where(usable, found, torch.full_like(found, _SURPRISE * target))
         # theory/chains.md (mclmc-tuner)
@@ -190,3 +181,14 @@ class MCLMC:
     def describe(self) -> dict[str, Any]:
         """See :class:`~pyro_implicit.chains.kernel.Kernel`."""
         return {"kernel": "mclmc", **asdict(self)}
+
+
+def target_of(kernel: MCLMC, num_latents: int) -> float:
+    """
+    The energy error that a kernel tunes its step size to.
+
+    :param MCLMC kernel: the kernel.
+    :param int num_latents: ``m``.
+    :returns: the mean squared energy error per latent and step.
+    """
+    return kernel.energy_error or (_OF_FEW if num_latents <= FEW_LATENTS else _OF_MANY)

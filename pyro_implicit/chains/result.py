@@ -17,7 +17,7 @@ from pyro_implicit.chains.convergence import LIMIT, agreement, effective_sizes, 
 from pyro_implicit.chains.density import ChainDensity
 from pyro_implicit.chains.draws_guide import DrawsGuide
 from pyro_implicit.chains.kernels import kernel_from
-from pyro_implicit.chains.mclmc import MCLMC
+from pyro_implicit.chains.mclmc import MCLMC, target_of
 from pyro_implicit.chains.predictions import expectations
 from pyro_implicit.chains.program import Program
 from pyro_implicit.chains.supports import check_supports_at
@@ -44,6 +44,7 @@ _OF_PREDICTIONS = (
 
 #: an r-hat that is no matter of chance, for so many draws of each chain at least
 _LIMITS = ((50, LIMIT), (10, 1.5))
+_FEW, _TOGETHER = 25, 400  # draws of each of many chains, which tell as much: 1.04 by chance of 16
 _LOOKED_AT = 50  # draws of each chain, for what r-hats cannot see
 #: most latents, and numbers in all, whose r-hats are asked for without having been
 _MOST_LATENTS = 1000
@@ -147,6 +148,8 @@ class Chains(DrawsGuide):
     def _warn_of_disagreement(self) -> bool:
         """Whether there was reason to."""
         limit = next((limit for draws, limit in _LIMITS if self.num_draws >= draws), None)
+        if self.num_draws >= _FEW and self.num_draws * self.num_chains >= _TOGETHER:
+            limit = LIMIT
         if limit is None:
             return False
         return warn_of("latents", r_hats(self.draws), _OF_LATENTS, _CALLER + 1, limit)
@@ -161,7 +164,7 @@ class Chains(DrawsGuide):
         gradients = torch.stack([density(u)[1] for u in some.unbind(1)], 1)
         density.num_gradients = num_gradients
         found = virials(some, gradients, [site.numel for site in self.sites])
-        target = kernel.target(draws.shape[-1])
+        target = target_of(kernel, draws.shape[-1])
         warn_of_virials(found, [site.name for site in self.sites], target, _CALLER + 1)
 
     @property

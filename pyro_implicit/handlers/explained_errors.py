@@ -53,7 +53,9 @@ _PRODUCT = re.compile(
 _INDICES = re.compile(
     r"too many indices for tensor|Dimension out of range|out of bounds for dimension"
 )
-_LONGEST = 200  # characters of a support in a message
+_LONGEST_SUPPORT = 200  # characters in a message
+_INDEX = re.compile(r"index (-?\d+) is out of bounds for dimension -?\d+ with size (\d+)")
+_NO_INDEX = "tensors used as indices must be"
 _SUPPORT = re.compile(r"to be within the support \((.*?)\) of the distribution (\w+)", re.DOTALL)
 _CLASSES = re.compile(r"IntegerInterval\(lower_bound=0, upper_bound=(\d+)\)")
 _CLASH = re.compile(r"Multiple (?:sample|param) sites named '(.*?)'")
@@ -392,9 +394,43 @@ def _outside_support(error: Exception, tensors: dict[str, Tensor]) -> ImplicitEr
         "give the network an output for each class."
     )
     said = " ".join(support.split())
-    if len(said) > _LONGEST:  # bounds that have a number for each row
-        said = f"{said[:_LONGEST]} ..."
+    if len(said) > _LONGEST_SUPPORT:  # bounds that have a number for each row
+        said = f"{said[:_LONGEST_SUPPORT]} ..."
     return ArgumentError(f"{where} is outside of the support of {kind}, {said}; {ranges}. {remedy}")
+
+
+def _indices(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
+    """Of arguments that a model takes for the numbers of groups, or of other entries."""
+    if not isinstance(error, IndexError):
+        return None
+    if _NO_INDEX in str(error):
+        whole = [
+            f"{name} has the type {tensor.dtype} and whole numbers"
+            for name, tensor in tensors.items()
+            if tensor.is_floating_point() and bool((tensor == tensor.round()).all())
+        ]
+        if not whole:
+            return None
+        return ArgumentError(
+            f"the model takes a tensor for indices that is of no type for them; {', '.join(whole)}."
+            " Write .long() for numbers of groups."
+        )
+    found = _INDEX.search(str(error))
+    if found is None:
+        return None
+    index, size = int(found[1]), int(found[2])
+    ranges = [
+        f"{name} has values from {tensor.min()} to {tensor.max()}"
+        for name, tensor in tensors.items()
+        if not (tensor.is_floating_point() or tensor.is_complex()) and bool((tensor == index).any())
+    ]
+    if not ranges:
+        return None
+    return ArgumentError(
+        f"the model looks for entry {index} of something that has {size}, counted from 0; "
+        f"{', '.join(ranges)}. Make it as long as there are groups, pyro.plate('groups', K), and "
+        "write g - 1 for numbers that begin with 1."
+    )
 
 
 #: in the order in which they are asked
@@ -407,6 +443,7 @@ _KINDS: tuple[Callable[[Exception, dict[str, Tensor]], ImplicitError | None], ..
     _unequal_rows,
     _columns,
     _other_order,
+    _indices,
     _not_finite,
     _rows_shown,
     _plate_size,

@@ -144,12 +144,16 @@ def told_of_one_for_all(site: Any) -> str:
 
 
 def _told_of_outer_plates(site: Any) -> str:
-    """Of values that have the dimensions of some of their plates, and count once for all others."""
+    """Of values that have the dimensions of some plates, and count alike in each row of others."""
     fn, value = site["fn"], site["value"]
     missing = len(fn.batch_shape) - (value.dim() - fn.event_dim)
     times = torch.Size(fn.batch_shape[: max(missing, 0)]).numel()
     if times < 2 or not any(f.vectorized and f.size > 1 for f in site["cond_indep_stack"]):
         return ""
+    with torch.no_grad():
+        each = fn.log_prob(value).reshape(times, -1)
+    if not torch.equal(each, each[:1].expand_as(each)):
+        return ""  # several models of the same data, say
     return (
         f"site {site['name']!r} observes a tensor of shape {tuple(value.shape)} in plates of shape "
         f"{tuple(fn.batch_shape)}: each of its values counts {times} times, once for each row of "

@@ -201,6 +201,7 @@ def test_that_test_would_see_a_missing_accept_step(monkeypatch):
 # ---- tuning, refusals and settings
 
 
+@pytest.mark.filterwarnings("ignore:the step size of mclmc biases these chains")
 def test_step_sizes_are_tuned_to_what_was_asked_for(closed):
     closed(lambda u: -0.5 * u.square().sum(-1), lambda u: -u)
     model = gaussian(torch.eye(20))

@@ -492,3 +492,48 @@ def test_a_table_of_pandas(name: str) -> None:
 
 def test_a_model_that_takes_a_dictionary_keeps_its_own_errors() -> None:
     assert explained(KeyError("z"), ({"x": X, "y": X},), {}) is None
+
+
+def in_groups(group: Any, x: Tensor, y: Any = None) -> None:
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("groups", 3):
+        level = pyro.sample("level", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("y", dist.Normal(w * x + level[..., group], 1.0), obs=y)
+
+
+def of_w(*args: Any) -> None:
+    pyro.sample("w", dist.Normal(0.0, 1.0))
+
+
+GROUPS, ROWS = torch.tensor([0, 1, 2, 1]), torch.ones(4)
+OF_GROUPS = {
+    "fit": lambda *data: fit(in_groups, HyperNetworkGuide(in_groups), *data, num_steps=1),
+    "refine": lambda *data: refine(in_groups, 2, *data, num_steps=0, progress=False),
+    "predict": lambda *data: predict(in_groups, of_w, *data[:2], num_samples=2),
+    "evaluate": lambda *data: evaluate(in_groups, of_w, *data, num_samples=2),
+    "density": lambda *data: log_predictive_density(in_groups, of_w, *data, num_samples=2),
+    "arviz": lambda *data: to_arviz(in_groups, of_w, *data, num_samples=2),
+}
+
+
+@pytest.mark.parametrize("call", OF_GROUPS)
+def test_numbers_of_groups(call: str) -> None:
+    found = r"entry 3 of something that has 3.*argument 0 has values from 1 to 3.*g - 1"
+    with pytest.raises(ArgumentError, match=found):
+        OF_GROUPS[call](GROUPS + 1, ROWS, ROWS)
+    with pytest.raises(ArgumentError, match=r"entry -4 of.*argument 0 has values from -4 to -2"):
+        OF_GROUPS[call](GROUPS - 4, ROWS, ROWS)
+    with pytest.raises(ArgumentError, match=r"argument 0 has the type torch.float32.*\.long\(\)"):
+        OF_GROUPS[call](GROUPS.float(), ROWS + 0.5, ROWS)
+
+
+def test_indices_that_are_of_no_argument_stay_as_they_are() -> None:
+    numbers = {"argument 0": torch.arange(3), "argument 1": torch.rand(3)}
+    for error in (
+        IndexError("index 7 is out of bounds for dimension 0 with size 3"),
+        IndexError("tensors used as indices must be long, int, byte or bool tensors"),
+        IndexError("list index out of range"),
+        RuntimeError("index 2 is out of bounds for dimension 0 with size 2"),
+    ):
+        assert explained(error, tuple(numbers.values()), {}) is None

@@ -117,3 +117,11 @@ def test_data_that_count_once_for_each_row_of_an_outer_plate_are_told(call):
     with pytest.warns(UserWarning, match=found):
         _CALLS[call](groups, _X, _Y)
     _CALLS[call](groups, _X, _Y.expand(3, 6))
+
+    def models(x, y=None):  # of the same data
+        with pyro.plate("models", 3, dim=-2):
+            w = pyro.sample("w", dist.Normal(0.0, 1.0))
+            with pyro.plate("rows", len(x), dim=-1):
+                pyro.sample("y", dist.Normal(w * x, 1.0), obs=y)
+
+    _CALLS[call](models, _X, _Y)
