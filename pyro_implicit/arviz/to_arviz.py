@@ -168,9 +168,10 @@ def to_arviz(
     export = Export(programs[0], groups, chains, num_samples, num_restarts)
     stats = sample_stats(export.chosen, chains, guides, bool(num_restarts), (model, args, kwargs))
     export.lay_out(stats, max_bytes, dims, coords)
-    arrays, refused = collect(
-        programs, guides, export.plan, export.num_samples, bool(num_restarts), export.draws
-    )
+    with explained_errors(args, kwargs, guides[0]):
+        arrays, refused = collect(
+            programs, guides, export.plan, export.num_samples, bool(num_restarts), export.draws
+        )
     if refused:
         _tell_of_the_prior(refused, groups)
     factors = uncounted_factors(programs[0]) if "log_likelihood" in arrays else set()

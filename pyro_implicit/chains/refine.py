@@ -127,11 +127,11 @@ def refine(
         than their distributions, and for no rows.
     :warns UserWarning: if nothing is observed, the model does not vectorise, or the step size does
         not suit the posterior: the warm-up was too short; if the chains have not mixed by the
-        r-hat of their latents (of fewer than 50 draws of each, or 400 in all, from 1.5 on instead of
-        1.1, of fewer than 10 not; up to 1000 latents, weights of layers left out:
-        of these ask ``chains.predictive_r_hat``, as of more), or if ``"mclmc"`` is biased by its
-        step size, as the gradients at the draws of such latents show; if parameters of the model
-        were lost that the guide was fitted with; if no observation has a gradient for the latents.
+        r-hat of their latents (from 1.1 on; from 1.5 of fewer than 50 draws of each or 400 in all,
+        and not of fewer than 10; up to 1000 latents, weights of layers left out: of these ask
+        ``chains.predictive_r_hat``, as of more), or if ``"mclmc"`` is biased by its step size, as
+        the gradients at the draws of such latents show; if parameters of the model were lost that
+        the guide was fitted with; if no observation has a gradient for the latents.
 
     Example::
 

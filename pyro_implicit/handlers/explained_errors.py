@@ -55,6 +55,7 @@ _INDICES = re.compile(
 )
 _LONGEST_SUPPORT = 200  # characters in a message
 _INDEX = re.compile(r"index (-?\d+) is out of bounds for dimension -?\d+ with size (\d+)")
+_COUNTS = "Inhomogeneous total count"
 _NO_INDEX = "tensors used as indices must be"
 _SUPPORT = re.compile(r"to be within the support \((.*?)\) of the distribution (\w+)", re.DOTALL)
 _CLASSES = re.compile(r"IntegerInterval\(lower_bound=0, upper_bound=(\d+)\)")
@@ -399,6 +400,17 @@ def _outside_support(error: Exception, tensors: dict[str, Tensor]) -> ImplicitEr
     return ArgumentError(f"{where} is outside of the support of {kind}, {said}; {ranges}. {remedy}")
 
 
+def _not_drawn(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
+    if _COUNTS not in str(error):
+        return None
+    return SiteError(
+        "a Multinomial or DirichletMultinomial of the model has rows of different counts, which "
+        "cannot be drawn together. Scores need no draws of it: evaluate, log_predictive_density, "
+        "to_arviz(..., groups=('posterior', 'log_likelihood')). To predict, pass one total_count "
+        "for all rows."
+    )
+
+
 def _indices(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
     """Of arguments that a model takes for the numbers of groups, or of other entries."""
     if not isinstance(error, IndexError):
@@ -444,6 +456,7 @@ _KINDS: tuple[Callable[[Exception, dict[str, Tensor]], ImplicitError | None], ..
     _columns,
     _other_order,
     _indices,
+    _not_drawn,
     _not_finite,
     _rows_shown,
     _plate_size,

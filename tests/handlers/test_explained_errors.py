@@ -537,3 +537,27 @@ def test_indices_that_are_of_no_argument_stay_as_they_are() -> None:
         RuntimeError("index 2 is out of bounds for dimension 0 with size 2"),
     ):
         assert explained(error, tuple(numbers.values()), {}) is None
+
+
+def counted(total: Tensor, y: Any = None) -> None:
+    weights = pyro.sample("weights", dist.LogNormal(torch.zeros(3), 1.0).to_event(1))
+    with pyro.plate("rows", len(total)):
+        pyro.sample("y", dist.DirichletMultinomial(weights, total_count=total), obs=y)
+
+
+def test_rows_of_different_counts() -> None:
+    total, y = torch.tensor([3.0, 5.0]), torch.tensor([[1.0, 1.0, 1.0], [2.0, 2.0, 1.0]])
+
+    def guide(*args: Any) -> None:
+        pyro.sample("weights", dist.LogNormal(torch.zeros(3), 1.0).to_event(1))
+
+    for call in (
+        lambda: predict(counted, guide, total, num_samples=2),
+        lambda: to_arviz(counted, guide, total, y, num_samples=2),
+    ):
+        with pytest.raises(SiteError, match=r"rows of different counts.*'log_likelihood'"):
+            call()
+    groups = ("posterior", "log_likelihood")
+    data = to_arviz(counted, guide, total, y, num_samples=2, groups=groups)
+    assert data["log_likelihood"]["y"].shape == (1, 2, 2)
+    assert predict(counted, guide, total * 0 + 3, num_samples=2)["y"].shape == (2, 2, 3)
