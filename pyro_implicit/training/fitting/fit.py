@@ -115,7 +115,8 @@ def fit(
 
     * *what is left out*: where the first step calls networks whose parameters nobody trains (plain
       ``torch.nn`` modules that no ``pyro.module`` tells of), where the guide leaves out latents of
-      the model, and where batches come without their observations, the result warns.
+      the model, where data depend on latents without a gradient for them, where the model draws
+      random numbers of its own, and where batches come without their observations, it warns.
 
     Steps whose loss or gradient is not finite are skipped and counted. After ten in a row, or where
     the loss has risen far above what it was (of a ``LinearisedELBO``, ``LanczosELBO`` or
