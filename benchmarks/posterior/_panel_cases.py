@@ -177,6 +177,59 @@ def _intercepts(root: Path, split: int) -> Case:
     return Case(model, data(60), held_out(model, *data(1000)))
 
 
+def _responses(root: Path, split: int) -> Case:
+    """Answers of 130 persons to 8 items, some of which are kept for the score: 146 latents."""
+    own, persons, items = _seeded(), 130, 8
+    ability = torch.randn(persons, generator=own)
+    slope = (0.4 * torch.randn(items, generator=own)).exp()
+    difficulty = torch.randn(items, generator=own)
+    number = torch.randperm(persons * items, generator=own)
+    person, item = number // items, number % items
+    rate = (slope[item] * (ability[person] - difficulty[item])).sigmoid()
+    answer = torch.bernoulli(rate, generator=own)
+
+    def model(person: Tensor, item: Tensor, y: Tensor) -> None:
+        with pyro.plate("items", items):
+            slope = pyro.sample("slope", dist.LogNormal(0.0, 0.5))
+            difficulty = pyro.sample("difficulty", dist.Normal(0.0, 1.5))
+        with pyro.plate("persons", persons):
+            ability = pyro.sample("ability", dist.Normal(0.0, 1.0))
+        logits = slope[..., item] * (ability[..., person] - difficulty[..., item])
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+
+    first, rest = slice(850), slice(850, None)
+    data = [(person[one], item[one], answer[one]) for one in (first, rest)]
+    return Case(model, data[0], held_out(model, *data[1]))
+
+
+def _counts(root: Path, split: int) -> Case:
+    """Counts with a level for each of 50 groups and a residual for each cell: 153 latents."""
+    own, groups, cells = _seeded(), 50, 100
+    level = 0.5 * torch.randn(groups, generator=own)
+    x, residual = torch.randn(cells, generator=own), 0.4 * torch.randn(cells, generator=own)
+    of = torch.arange(cells) % groups
+    rate = (0.5 + 0.4 * x + level[of] + residual).exp()
+
+    def model(cell: Tensor, y: Tensor) -> None:
+        base = pyro.sample("base", dist.Normal(0.0, 2.0))
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        scale = pyro.sample("scale", dist.HalfNormal(1.0))
+        with pyro.plate("groups", groups):
+            level = pyro.sample("level", dist.Normal(0.0, 1.0))
+        with pyro.plate("cells", cells):
+            residual = pyro.sample("residual", dist.Normal(0.0, 0.4))
+        mean = base[..., None] + slope[..., None] * x + scale[..., None] * level[..., of] + residual
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Poisson(mean[..., cell].exp()), obs=y)
+
+    def drawn(times: int) -> tuple[Tensor, Tensor]:
+        cell = torch.arange(cells).repeat(times)
+        return cell, torch.poisson(rate[cell], generator=own)
+
+    return Case(model, drawn(1), held_out(model, *drawn(20)))
+
+
 def _change_point(root: Path, split: int) -> Case:
     """Counts whose rate changes at an unknown time."""
     own, t = _seeded(), torch.arange(60) / 10.0
@@ -412,6 +465,8 @@ CASES: dict[str, Load] = {
     "eight schools": partial(_schools, False),
     "eight schools, centred": partial(_schools, True),
     "varying intercepts": _intercepts,
+    "item response": _responses,
+    "counts in cells": _counts,
     "change point": _change_point,
     "logistic": _logistic,
     "ill-conditioned": _ill_conditioned,
