@@ -75,7 +75,9 @@ def log_predictive_density(
     ``poutine.condition`` holds is no datum where the model observes others.
 
     Draws are gone through one after the other, and of each only its densities are kept. They are
-    those of :func:`~pyro_implicit.evaluate` with the same seed, unless latents are made by row. In
+    those of :func:`~pyro_implicit.evaluate` with the same seed where a guide draws many at once (of
+    this package, several of them, chains) and latents are not made by row; of Pyro's guides, lists
+    and functions they are others. In
     expectation the value rises with ``num_samples``: compare at the same number. Discrete latents
     that are marked for enumeration are summed out; what they join is one datum (a sequence of a
     hidden Markov model), and values that ``obs_mask`` hides of it are integrated out.
