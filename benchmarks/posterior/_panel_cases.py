@@ -219,7 +219,7 @@ def _counts(root: Path, split: int) -> Case:
             level = pyro.sample("level", dist.Normal(0.0, 1.0))
         with pyro.plate("cells", cells):
             residual = pyro.sample("residual", dist.Normal(0.0, 0.4))
-        mean = base[..., None] + slope[..., None] * x + scale[..., None] * level[..., of] + residual
+        mean = base + slope * x + scale * level[..., of] + residual
         with pyro.plate("data", len(y)):
             pyro.sample("y", dist.Poisson(mean[..., cell].exp()), obs=y)
 
