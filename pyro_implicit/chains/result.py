@@ -161,8 +161,12 @@ class Chains(DrawsGuide):
             return
         some = draws[:, :: self.num_draws // _LOOKED_AT]
         num_gradients = density.num_gradients
-        gradients = torch.stack([density(u)[1] for u in some.unbind(1)], 1)
-        density.num_gradients = num_gradients
+        try:
+            gradients = torch.stack([density(u)[1] for u in some.unbind(1)], 1)
+        except KeyboardInterrupt:
+            return  # the chains are whole
+        finally:
+            density.num_gradients = num_gradients
         found = virials(some, gradients, [site.numel for site in self.sites])
         target = target_of(kernel, draws.shape[-1])
         warn_of_virials(found, [site.name for site in self.sites], target, _CALLER + 1)

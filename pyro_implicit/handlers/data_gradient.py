@@ -148,5 +148,7 @@ class _Densities:
 
     def differ_from(self, other: _Densities) -> bool:
         """Whether data have other densities than in another run."""
+        if self.data.keys() != other.data.keys():
+            return True
         pairs = [(self.data[name], other.data[name]) for name in self.data]
         return any(not torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)

@@ -82,3 +82,17 @@ def test_large_steps_are_told_and_accepted_ones_have_no_bias() -> None:
     before = biased.num_gradients
     assert before == 16 * biased.num_steps + 32  # those at the draws are not counted
     refined("hmc")
+
+
+@pytest.mark.filterwarnings("ignore:the step size of mclmc biases these chains")
+def test_an_interrupted_look_keeps_the_chains_and_their_count() -> None:
+    class Interrupted:
+        num_gradients = 7
+
+        def __call__(self, u: Tensor) -> Any:
+            self.num_gradients += len(u)
+            raise KeyboardInterrupt
+
+    chains, density = refined(MCLMC(energy_error=0.2)), Interrupted()
+    chains._warn_of_bias(density)
+    assert density.num_gradients == 7 and not chains.interrupted

@@ -152,3 +152,13 @@ def test_rows_and_latents_that_are_drawn_are_no_noise_of_the_models_own() -> Non
     for model in (rows, two):
         assert not told_of_own_noise(model, {"w": torch.tensor(0.3)}, (X,), {})
     assert not told_of_own_noise(two, {}, (), {})  # which does not run
+
+
+def test_other_sites_in_another_run_are_noise_too() -> None:
+    def one_of_two(x: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        name = "a" if torch.rand(()) < torch.rand(()) else "b"
+        pyro.sample(name, dist.Normal(w, 1.0), obs=x[0])
+
+    told = told_of_own_noise(one_of_two, {"w": torch.tensor(0.1)}, (X,), {})
+    assert "other densities of ['a']" in told
