@@ -256,8 +256,6 @@ class ParametersAtRows(Messenger):
     def __init__(self) -> None:
         super().__init__()
         self.shown = ShownRows()
-        #: names of parameters that were put in another order
-        self.moved: set[str] = set()
 
     def _pyro_post_sample(self, msg: Any) -> None:
         if site_is_subsample(msg):
@@ -274,8 +272,6 @@ class ParametersAtRows(Messenger):
             if frame.size != (getattr(frame, "full_size", None) or frame.size):
                 continue  # which Pyro has cut
             msg["value"] = rows_of(value, dim, self.shown.rows.get(frame.name))
-            if msg["value"] is not value:
-                self.moved.add(msg["name"])
 
 
 class RowsNotNamed(Messenger):

@@ -34,9 +34,7 @@ class LearningRate:
     share: float = 1.0
 
     def at(self, step: int) -> float:
-        """The rate of a step, counting from 0; begins to cool where the limit is near."""
-        if self.is_due(step):
-            self.cool(step, step)
+        """The rate of a step, counting from 0."""
         if self.begun is None:
             return self.lr
         schedule = geometric_schedule(self.share * self.lr, _COLDEST * self.lr, self.length)

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_number
 from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
+from pyro_implicit.training.fitting.parameter_copies import copied, set_to
 
 __all__ = ["Retreat", "is_comparable"]
 
@@ -82,7 +82,7 @@ class Retreat:
         :param params: by name, before the first step.
         """
         if not self._kept and not self.turns:
-            self._kept = [{"step": 0, "params": _copied(params)}]
+            self._kept = [{"step": 0, "params": copied(params)}]
 
     def look(self, losses: Sequence[float], params: Mapping[str, Tensor]) -> bool:
         """
@@ -102,7 +102,7 @@ class Retreat:
         self._learn(losses, num_new)
         is_near = not judges or level <= self._best + _NEAR * self._noise
         if is_near and not (self._kept and self._kept[-1]["step"] == len(losses)):
-            self._kept = [*self._kept[-1:], {"step": len(losses), "params": _copied(params)}]
+            self._kept = [*self._kept[-1:], {"step": len(losses), "params": copied(params)}]
         return False
 
     def _learn(self, losses: Sequence[float], num_new: int) -> None:
@@ -118,7 +118,6 @@ class Retreat:
         if level < self._best:
             self._best, self._noise = level, _noise_of(window)
 
-    @torch.no_grad()
     def go_back(self, step: int, params: Mapping[str, Tensor]) -> None:
         """
         Sets parameters to their good copy; the same if it is called twice at one step.
@@ -127,9 +126,7 @@ class Retreat:
         :param params: those to be set, by name; what has no copy stays.
         """
         good = self._kept[0]
-        for name, param in params.items():
-            if name in good["params"]:
-                param.copy_(good["params"][name])
+        set_to(params, good["params"])
         self._kept, self._begin = [good], step
         if not self.turns or self.turns[-1][0] != step:
             self.turns.append((step, good["step"]))
@@ -149,10 +146,7 @@ class Retreat:
 
     def state(self) -> dict[str, Any]:
         """Copies, as tensors and plain values."""
-        kept = [
-            {"step": one["step"], "params": {n: p.clone() for n, p in one["params"].items()}}
-            for one in self._kept
-        ]
+        kept = [{"step": one["step"], "params": copied(one["params"])} for one in self._kept]
         return {
             "kept": kept,
             "best": (self._best, self._noise),
@@ -162,8 +156,8 @@ class Retreat:
 
     def _load(self, state: Mapping[str, Any]) -> None:
         for one in state["kept"]:
-            params = {str(name): param.detach().clone() for name, param in one["params"].items()}
-            self._kept.append({"step": check_count("step", one["step"], 0), "params": params})
+            step = check_count("step", one["step"], 0)
+            self._kept.append({"step": step, "params": copied(one["params"])})
         best, noise = state["best"]
         self._best = check_number("best", best, finite=False)
         self._noise = check_number("noise", noise, finite=False)
@@ -171,10 +165,6 @@ class Retreat:
         self.turns = [
             (check_count("a turn", a), check_count("a turn", b, 0)) for a, b in state["turns"]
         ]
-
-
-def _copied(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: param.detach().clone() for name, param in params.items()}
 
 
 def _noise_of(window: np.ndarray) -> float:

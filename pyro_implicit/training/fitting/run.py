@@ -28,7 +28,12 @@ from pyro_implicit.training.fitting.retreat import Retreat, is_comparable
 from pyro_implicit.training.fitting.seen_parameters import SeenParameters
 from pyro_implicit.training.fitting.settling import Settling
 from pyro_implicit.training.fitting.stall import slope_of
-from pyro_implicit.training.fitting.told import told_other_run, told_resolution, told_rise
+from pyro_implicit.training.fitting.told import (
+    told_limit,
+    told_other_run,
+    told_resolution,
+    told_rise,
+)
 from pyro_implicit.training.fitting.validation import EVERY, Validation
 from pyro_implicit.training.fitting.whole_loss import WholeLoss
 from pyro_implicit.training.recorded import RecordedObjective
@@ -376,23 +381,11 @@ class Run:
         if reason == "converged" and self.first_steps.is_cut and self._whole is None:
             told += told_resolution(slope)
         elif reason == "limit" and not self.is_flat and not (slope and slope.is_rising):
-            told.append(self._of_limit())
-        return told
-
-    def _of_limit(self) -> str:
-        """Says that the steps were too few, and what the last of them at the full rate brought."""
-        warm = self.history[self.warm_from : self.rate.begun]
-        much = ""
-        if len(warm) >= _FEWEST:
-            slope = slope_of(warm)
-            much = (
-                f" (by {max(slope.gain, 0.0):.2g} +- {slope.standard_error:.1g} in the last "
-                f"{len(warm) // 4} at the full rate)"
+            warm = self.history[self.warm_from : self.rate.begun]
+            told.append(
+                told_limit(self.rate.num_steps, slope_of(warm) if len(warm) >= _FEWEST else None)
             )
-        return (
-            f"the limit of {self.rate.num_steps} steps came before the objective was seen to be "
-            f"level: more steps may bring more{much}"
-        )
+        return told
 
     def _is_one_series(self, reason: str) -> bool:
         """Whether first and last losses are of the same data, and of what the guide is now."""

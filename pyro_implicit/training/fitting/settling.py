@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._checks import check_count
+from pyro_implicit.training.fitting.parameter_copies import copied, set_to
 from pyro_implicit.training.fitting.whole_loss import WholeLoss
 
 __all__ = ["Settling"]
@@ -81,7 +82,7 @@ class Settling:
         if sum(param.numel() for param in params.values()) > _MOST_NUMBERS:
             self._loss = None
         else:
-            self._start = _copied(params)
+            self._start = copied(params)
 
     @property
     def is_possible(self) -> bool:
@@ -165,23 +166,21 @@ class Settling:
         are_certain = num_worse >= len(now) / 2 + _CERTAIN_SIGNS * math.sqrt(len(now))
         return gap < 0 and (gap + _CERTAIN * error < 0 or are_certain)
 
-    @torch.no_grad()
     def to_mean(self, params: _Params) -> None:
         """
         Sets parameters to their mean.
 
         :param params: by name.
         """
-        _set(params, self._mean.values)
+        set_to(params, self._mean.values)
 
-    @torch.no_grad()
     def to_start(self, params: _Params) -> None:
         """
         Sets parameters to those of the start.
 
         :param params: by name.
         """
-        _set(params, self._start)
+        set_to(params, self._start)
 
     def slow(self, step: int, params: _Params) -> None:
         """
@@ -208,16 +207,16 @@ class Settling:
     def state(self) -> dict[str, Any]:
         """Copies, as tensors and plain values."""
         return {
-            "start": _copied(self._start),
-            "mean": (self._mean.step, self._mean.number, _copied(self._mean.values)),
+            "start": copied(self._start),
+            "mean": (self._mean.step, self._mean.number, copied(self._mean.values)),
             "turns": list(self.turns),
         }
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        self._start = _copied(state["start"])
+        self._start = copied(state["start"])
         step, number, values = state["mean"]
         self._mean = _Mean(
-            check_count("step", step, 0), check_count("number", number, 0), _copied(values)
+            check_count("step", step, 0), check_count("number", number, 0), copied(values)
         )
         self.turns = [check_count("a turn", step) for step in state["turns"]]
 
@@ -231,20 +230,19 @@ class Settling:
         draws = int(self._loss.objective.num_particles)
         return self._loss.by_seed(max(_FEWEST, -(-_DRAWS // draws)))
 
-    @torch.no_grad()
     def _at(self, params: _Params, values: _Params) -> list[float]:
         """The losses at other values, which are taken back whatever happens."""
-        now = _copied(params)
+        now = copied(params)
         try:
-            _set(params, values)
+            set_to(params, values)
             return self._losses()
         finally:
-            _set(params, now)
+            set_to(params, now)
 
 
 @dataclass(frozen=True)
 class _Mean:
-    """A mean that forgets, of every fifth step: the k-th value has weight k**3."""
+    """A mean that forgets, of every fifth step: the k-th value weighs about k**3."""
 
     step: int = 0
     number: int = 0
@@ -267,12 +265,3 @@ def _gap(higher: Sequence[float], lower: Sequence[float]) -> tuple[float, float]
     if not all(map(math.isfinite, gaps)):
         return math.nan, math.nan
     return fmean(gaps), stdev(gaps) / math.sqrt(len(gaps))
-
-
-def _copied(params: _Params) -> dict[str, Tensor]:
-    return {str(name): param.detach().clone() for name, param in params.items()}
-
-
-def _set(params: _Params, values: _Params) -> None:
-    for name, param in params.items():
-        param.copy_(values[name])

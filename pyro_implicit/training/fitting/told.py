@@ -7,12 +7,30 @@ from collections.abc import Sequence
 
 from pyro_implicit.training.fitting.stall import Slope
 
-__all__ = ["told_other_run", "told_resolution", "told_rise"]
+__all__ = ["told_limit", "told_other_run", "told_resolution", "told_rise"]
 
 _COARSE = 1.0  # nats: who cannot see less is told so
 _EARLY, _LATE = 3, 30  # steps that the loss began with, and after which it should be no higher
 _BEFORE = 50  # last steps of a run that is gone on with
 _SPREADS = 10.0  # of these losses, by which the next ones are others
+
+
+def told_limit(num_steps: int, slope: Slope | None) -> str:
+    """
+    Says that the steps were too few, and what the last of them at the full rate brought.
+
+    :param int num_steps: the limit.
+    :param slope: of the loss at the full rate, or None of a run too short for one.
+    :returns: what to say.
+    """
+    much = ""
+    if slope is not None:
+        gain, error = max(slope.gain, 0.0), slope.standard_error
+        much = f" (by {gain:.2g} +- {error:.1g} in the last quarter at the full rate)"
+    return (
+        f"the limit of {num_steps} steps came before the objective was seen to be level: more "
+        f"steps may bring more{much}"
+    )
 
 
 def told_rise(history: Sequence[float]) -> list[str]:

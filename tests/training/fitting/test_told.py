@@ -13,7 +13,12 @@ from torch import Tensor
 
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO, fit
 from pyro_implicit.training.fitting.stall import slope_of
-from pyro_implicit.training.fitting.told import told_other_run, told_resolution, told_rise
+from pyro_implicit.training.fitting.told import (
+    told_limit,
+    told_other_run,
+    told_resolution,
+    told_rise,
+)
 
 
 def test_a_rise_is_told_beyond_the_noise() -> None:
@@ -88,3 +93,11 @@ def test_latents_of_rows_that_batches_share_are_told(is_other: bool) -> None:
     with pytest.warns(UserWarning, match=text) if is_other else nullcontext():
         result = fit(model, guide, batches=batches, num_steps=4, progress=False, seed=0)
     assert any(re.search(text, one) for one in result.warnings) is is_other
+
+
+def test_the_limit_is_told_with_what_the_last_steps_brought() -> None:
+    falling = slope_of([4.0] * 200 + [3.5] * 100 + [3.0] * 100)
+    text = "the limit of 600 steps came before.*more steps may bring more"
+    assert re.search(text + r" \(by 0.5 \+- 0 in the last quarter", told_limit(600, falling))
+    assert re.search(text + "$", told_limit(600, None))
+    assert "(by 0 +-" in told_limit(600, slope_of([3.0] * 300 + [4.0] * 100))  # no gain
