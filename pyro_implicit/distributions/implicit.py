@@ -293,6 +293,21 @@ class ImplicitDistribution(dist.TorchDistribution):
             return value
         return value + self.preconditioner.log_abs_det
 
+    def score_of_mean(self) -> Tensor | None:
+        r"""
+        The derivative of the log-density of ``g(z)`` at the fixed noise, without output noise.
+
+        :returns: shape ``(*batch_shape, m)``; None unless the noise is standard normal and was
+            drawn with a linearisation that carries its score (see
+            :meth:`~pyro_implicit.ops.linearisation.Linearisation.score`).
+        """
+        kept = self._linearisation
+        if kept is None or self.noise is None or not is_zero(self.scale):
+            return None
+        if self._standard_base is not True:
+            return None
+        return kept.score(-self.noise)
+
     @property
     def is_bijective(self) -> bool:
         """

@@ -96,9 +96,7 @@ class AutoregressiveGenerator(AutoregressiveStack):
     def linearise(self, z: Tensor) -> Linearisation:
         """See :meth:`Generator.linearise`; the determinant comes with the value."""
         self.check_noise(z)
-        return KnownDeterminant(
-            partial(FunctionLinearisation, self, z), *self._draw_with_log_det(z)
-        )
+        return KnownDeterminant(partial(FunctionLinearisation, self, z), *self._pass(z))
 
     def inverse(self, x: Tensor) -> Tensor:
         """See :meth:`Generator.inverse`."""

@@ -9,6 +9,8 @@ Shape legend: see :mod:`~pyro_implicit.generators.autoregressive_map`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +19,15 @@ from torch.autograd import forward_ad
 
 from pyro_implicit.generators.autoregressive_map import Kept, Layer, log_det_of, mapped
 
-__all__ = ["Gradients", "WrittenOut", "is_plain_step"]
+__all__ = [
+    "Gradients",
+    "Passed",
+    "WrittenOut",
+    "is_plain_step",
+    "is_step",
+    "through_network",
+    "through_steps",
+]
 
 _aten = torch.ops.aten
 _BETA, _THRESHOLD = 1, 20  # of a softplus
@@ -42,11 +52,34 @@ class Gradients(NamedTuple):
     lower: Tensor | None
 
 
-def is_plain_step() -> bool:
-    """Whether autograd takes gradients in reverse, and no transform of torch is at work."""
+@dataclass
+class Passed:
+    """
+    What a pass through the blocks left behind.
+
+    :param layers: see :func:`~pyro_implicit.generators.autoregressive_map.mapped`.
+    :param slopes: likewise.
+    :param kept: likewise.
+    """
+
+    layers: Sequence[Layer] = ()
+    slopes: Sequence[Tensor] = ()
+    kept: Sequence[Kept] = ()
+
+
+def is_step() -> bool:
+    """Whether autograd takes gradients in reverse, and no transform of torch but ``vmap`` works."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return False
-    return not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
+    if forward_ad._current_level >= 0:
+        return False
+    at_work = torch._C._functorch.get_interpreter_stack() or ()
+    return all(one.key() == torch._C._functorch.TransformType.Vmap for one in at_work)
+
+
+def is_plain_step() -> bool:
+    """Whether it does so, and no transform at all is at work."""
+    return is_step() and not torch._C._are_functorch_transforms_active()
 
 
 class WrittenOut(torch.autograd.Function):
@@ -57,11 +90,14 @@ class WrittenOut(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, stack: Any, weights: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, stack: Any, passed: Passed, weights: Tensor, z: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """
         Map noises.
 
         :param stack: what tells the layers of weights.
+        :param Passed passed: is told of the pass.
         :param torch.Tensor weights: all tensors in one, shape ``(p,)``.
         :param torch.Tensor z: shape ``(n, m)``.
         :returns: draws, shape ``(n, m)``, and log-determinants, shape ``(n,)``.
@@ -72,6 +108,7 @@ class WrittenOut(torch.autograd.Function):
         bent = torch.cat([one.shape.bent for one in kept], -1)
         ctx.save_for_backward(weights, z)
         ctx.stack, ctx.layers, ctx.kept, ctx.slope = stack, layers, kept, slope
+        passed.layers, passed.slopes, passed.kept = layers, slopes, kept
         return x + shift, log_det_of(slope, bent) + log_det
 
     @staticmethod
@@ -81,16 +118,17 @@ class WrittenOut(torch.autograd.Function):
 
         :param torch.Tensor grad: of the draws, shape ``(n, m)``.
         :param torch.Tensor grad_log_det: of the log-determinants, shape ``(n,)``.
-        :returns: nothing for the stack; the gradients of weights and noises where they are needed.
+        :returns: nothing for the stack and what is told; the gradients of weights and noises where
+            they are needed.
         """
         if torch.is_grad_enabled():
-            return None, *_by_autograd(ctx, grad, grad_log_det)
+            return None, None, *_by_autograd(ctx, grad, grad_log_det)
         with torch.autocast(grad.device.type, enabled=False):
-            return None, *_written_out(ctx, grad, grad_log_det)
+            return None, None, *_written_out(ctx, grad, grad_log_det)
 
 
 def _by_autograd(ctx: Any, grad: Tensor, grad_log_det: Tensor) -> list[Tensor | None]:
-    inputs, needed = ctx.saved_tensors, ctx.needs_input_grad[1:]
+    inputs, needed = ctx.saved_tensors, ctx.needs_input_grad[2:]
     asked = [one for one, need in zip(inputs, needed, strict=True) if need]
     drawn = ctx.stack._by_operations(*inputs)
     found = iter(torch.autograd.grad(drawn, asked, (grad, grad_log_det), create_graph=True))
@@ -99,7 +137,7 @@ def _by_autograd(ctx: Any, grad: Tensor, grad_log_det: Tensor) -> list[Tensor | 
 
 def _written_out(ctx: Any, grad: Tensor, grad_log_det: Tensor) -> tuple[Tensor | None, ...]:
     _, z = ctx.saved_tensors  # an error where they were written into
-    _, of_weights, of_noise = ctx.needs_input_grad
+    of_weights, of_noise = ctx.needs_input_grad[2:]
     of_logs = grad_log_det.unsqueeze(-1)
     of_slopes = (of_logs / (1 + ctx.slope)).split(z.shape[-1], -1)
     found, g, total = [], grad, grad_log_det.sum()
@@ -109,9 +147,8 @@ def _written_out(ctx: Any, grad: Tensor, grad_log_det: Tensor) -> tuple[Tensor |
         of_y = of_mixed * layer.diagonal
         if layer.upper is not None:
             of_y = torch.addmm(of_y, of_mixed, layer.upper)
-        of_x, of_out = _through_steps(kept, of_y, of_logs, of_slopes[number])
-        of_hidden = _aten.silu_backward(of_out.mm(layer.weight_out), kept.shape.pre_hidden)
-        of_in = _aten.silu_backward(of_hidden.mm(layer.weight_hidden), kept.shape.pre_in)
+        of_x, of_out = through_steps(kept, of_y, of_logs, of_slopes[number])
+        of_hidden, of_in = through_network(layer, kept, of_out)
         if of_weights:
             deltas = (g, of_mixed, of_out, of_hidden, of_in)
             found.append(_of_weights(layer, kept, total, *deltas))
@@ -122,10 +159,19 @@ def _written_out(ctx: Any, grad: Tensor, grad_log_det: Tensor) -> tuple[Tensor |
     return flat, g if of_noise else None
 
 
-def _through_steps(
+def through_steps(
     kept: Kept, of_y: Tensor, of_logs: Tensor, of_slope: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the entries, but through the network, and of the network's outputs."""
+    """
+    Pull cotangents back through the increasing functions of a block.
+
+    :param Kept kept: of the block.
+    :param torch.Tensor of_y: of what it makes, shape ``(n, m)``.
+    :param torch.Tensor of_logs: of the logarithms of its scales, broadcasts with ``(n, m)``.
+    :param torch.Tensor of_slope: of the slopes, by how much they exceed 1, shape ``(n, m)``.
+    :returns: cotangents of the entries, but for what goes through the network, shape ``(n, m)``,
+        and those of the network's outputs, shape ``(n, P * m)``.
+    """
     shape = kept.shape
     of_value = of_y * kept.scale
     of_raw = _aten.tanh_backward(torch.addcmul(of_logs, of_value, kept.value), shape.bent)
@@ -147,6 +193,20 @@ def _through_steps(
         1,
     )
     return of_value + of_gap.sum(1), of_out.view(len(of_y), -1)
+
+
+def through_network(layer: Layer, kept: Kept, of_out: Tensor) -> tuple[Tensor, Tensor]:
+    """
+    Pull cotangents back through the network of a block.
+
+    :param Layer layer: its tensors.
+    :param Kept kept: what it kept.
+    :param torch.Tensor of_out: of its outputs, shape ``(n, P * m)``.
+    :returns: cotangents of the two hidden layers before their activations, from the second to the
+        first, each of shape ``(n, h)``.
+    """
+    of_hidden = _aten.silu_backward(of_out.mm(layer.weight_out), kept.shape.pre_hidden)
+    return of_hidden, _aten.silu_backward(of_hidden.mm(layer.weight_hidden), kept.shape.pre_in)
 
 
 def _of_weights(

@@ -19,10 +19,13 @@ from pyro_implicit.generators.autoregressive_block import (
 )
 from pyro_implicit.generators.autoregressive_gradient import (
     Gradients,
+    Passed,
     WrittenOut,
     is_plain_step,
+    is_step,
 )
 from pyro_implicit.generators.autoregressive_map import Layer, log_det_of, mapped
+from pyro_implicit.generators.autoregressive_score import score_of_draws
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.linear_maps import INVERTIBLE, default_kind, linear_maps
 from pyro_implicit.generators.packed import PackedModule
@@ -191,11 +194,18 @@ class AutoregressiveStack(PackedModule, Generator):
     # ---- the map
 
     def _by_operations(
-        self, weights: Tensor, z: Tensor, context: Tensor | None = None, batch: Sequence[int] = ()
+        self,
+        weights: Tensor,
+        z: Tensor,
+        context: Tensor | None = None,
+        batch: Sequence[int] = (),
+        passed: Passed | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Draws ``(n, m)`` and log-determinants ``(n,)``, by operations that autograd records."""
         layers, shift, log_det = self._layers(weights, context, batch)
         x, slopes, kept = mapped(layers, z)
+        if passed is not None:
+            passed.layers, passed.slopes, passed.kept = layers, slopes, kept
         bent = torch.cat([one.shape.bent for one in kept], -1)
         return x + shift, log_det_of(torch.cat(slopes, -1), bent) + log_det
 
@@ -205,15 +215,22 @@ class AutoregressiveStack(PackedModule, Generator):
 
     def _draw_with_log_det(self, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Draws, and the log-determinants ``(...)``, in one pass."""
+        return self._pass(z, context)[:2]
+
+    def _pass(
+        self, z: Tensor, context: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Passed | None]:
+        """The same, and what the pass left behind where a step is taken that may ask for it."""
         batch, m = z.shape[:-1], self.output_dim
         with in_full_precision(z):
             wide = z.to(torch.promote_types(z.dtype, torch.float32))
             weights, rows = self.weights.to(wide.dtype), wide.reshape(-1, m)
-            if context is None and is_plain_step():
-                x, log_det = WrittenOut.apply(self, weights, rows)
+            passed = Passed() if is_step() else None
+            if passed is not None and context is None and is_plain_step():
+                x, log_det = WrittenOut.apply(self, passed, weights, rows)
             else:
-                x, log_det = self._by_operations(weights, rows, context, batch)
-            return x.view(*batch, m).to(z.dtype), log_det.view(batch).to(z.dtype)
+                x, log_det = self._by_operations(weights, rows, context, batch, passed)
+            return x.view(*batch, m).to(z.dtype), log_det.view(batch).to(z.dtype), passed
 
     @torch.no_grad()
     def _undo(self, w: Tensor, context: Tensor | None = None) -> tuple[Tensor, int]:
@@ -286,13 +303,30 @@ class KnownDeterminant(Linearisation):
     :param products: makes the linearisation that has them.
     :param torch.Tensor value: the draws, shape ``(..., m)``.
     :param torch.Tensor log_abs_det: shape ``(...)``.
+    :param Passed passed: what the pass left behind, None where that is not known.
     """
 
     def __init__(
-        self, products: Callable[[], Linearisation], value: Tensor, log_abs_det: Tensor
+        self,
+        products: Callable[[], Linearisation],
+        value: Tensor,
+        log_abs_det: Tensor,
+        passed: Passed | None = None,
     ) -> None:
         super().__init__(value, value.shape[-1])
-        self._make, self.log_abs_det = products, log_abs_det
+        self._make, self.log_abs_det, self._passed = products, log_abs_det, passed
+
+    def score(self, of_noise: Tensor) -> Tensor | None:
+        """See :meth:`Linearisation.score`."""
+        if self._passed is None:
+            return None
+        passed, wide = self._passed, self._passed.kept[0].x.dtype
+        rows = of_noise.to(wide).reshape(-1, self.output_dim)
+        found = score_of_draws(passed.layers, passed.slopes, passed.kept, rows)
+        return found.view(of_noise.shape).to(self.dtype)
+
+    def let_go(self) -> None:
+        """The draws stay: the path of the entropy's gradient leads through them."""
 
     @cached_property
     def _products(self) -> Linearisation:

@@ -208,7 +208,7 @@ class _AtContext(Conditioned):
     def linearise(self, z: Tensor) -> Linearisation:
         """See :meth:`Generator.linearise`; the determinant comes with the value."""
         products = partial(super().linearise, z)
-        return KnownDeterminant(products, *self.inner._draw_with_log_det(*self._parts(z)))
+        return KnownDeterminant(products, *self.inner._pass(*self._parts(z)))
 
     def half_log_det(self, z: Tensor, scale: float | Tensor = 0.0) -> Tensor:
         """See :meth:`Generator.half_log_det`; with output noise the whole Jacobian is formed."""

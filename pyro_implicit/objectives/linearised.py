@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pyro_implicit._checks import check_count
+from pyro_implicit._checks import check_count, check_flag
 from pyro_implicit._hints import hint
 from pyro_implicit._misspelt import check_class_options
 from pyro_implicit.exceptions import ArgumentError
@@ -21,6 +21,7 @@ from pyro_implicit.objectives.exact_determinant import exact_is_cheap
 from pyro_implicit.objectives.fold_watch import FoldWatch, can_tell
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.objectives.implicit_site import ImplicitSite
+from pyro_implicit.objectives.path_gradient import along_path
 from pyro_implicit.objectives.scaled_site import entropy_constant
 from pyro_implicit.ops.logdet import is_zero
 
@@ -92,16 +93,27 @@ class LinearisedELBO(ImplicitELBO):
     takes_log_det = True
     can_be_mapped = True
 
-    def __init__(self, num_particles: int = 1, *, watch_folds: int = 100, **options: Any) -> None:
+    def __init__(
+        self,
+        num_particles: int = 1,
+        *,
+        watch_folds: int = 100,
+        path_gradient: bool = True,
+        **options: Any,
+    ) -> None:
         check_class_options(type(self), options)
         super().__init__(num_particles, **options)
+        self.path_gradient = check_flag("path_gradient", path_gradient)
         self.watch_folds = check_count("watch_folds", watch_folds, 0)
         self._watch = FoldWatch()
 
     @property
     def settings(self) -> dict[str, Any]:
         """What defines the objective, as plain values, for records."""
-        return super().settings | {"watch_folds": self.watch_folds}
+        return super().settings | {
+            "watch_folds": self.watch_folds,
+            "path_gradient": self.path_gradient,
+        }
 
     def estimate(self, site: ImplicitSite) -> Tensor:
         r"""
@@ -116,6 +128,8 @@ class LinearisedELBO(ImplicitELBO):
         if self.training_step is not None:
             _hint_at_size(site)
         value = site.distribution.half_log_det() + _entropy_of_noise(site)
+        if self.path_gradient and self.training_step is not None:
+            value = along_path(site, value)
         if not self.is_mapped:
             self._watch(self.training_step, site, self.watch_folds, self.vectorised)
         elif self.watch_folds and not self._mapped.is_mapping and can_tell(site):

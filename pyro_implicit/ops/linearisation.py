@@ -68,6 +68,16 @@ class Linearisation(ABC):
         """Number of outputs ``m``."""
         return self._shape[-1]
 
+    def score(self, of_noise: Tensor) -> Tensor | None:
+        """
+        Carry the derivative of the noise's log-density to that of the draws'.
+
+        :param torch.Tensor of_noise: the former at the noises, shape ``(..., d)``.
+        :returns: the latter at the draws, shape ``(..., m)``; None where no structure makes that
+            cheap, or the draws are no function with an inverse.
+        """
+        return None
+
     @abstractmethod
     def jvp(self, v: Tensor) -> Tensor:
         """
@@ -159,6 +169,11 @@ class _Unsqueezed(Linearisation):
         """See :meth:`Linearisation.let_go`."""
         super().let_go()
         self._one.let_go()
+
+    def score(self, of_noise: Tensor) -> Tensor | None:
+        """See :meth:`Linearisation.score`."""
+        found = self._one.score(of_noise.squeeze(0))
+        return None if found is None else found.unsqueeze(0)
 
     def jvp(self, v: Tensor) -> Tensor:
         """See :meth:`Linearisation.jvp`."""

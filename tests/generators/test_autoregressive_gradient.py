@@ -12,7 +12,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from pyro_implicit.generators import AutoregressiveGenerator
-from pyro_implicit.generators.autoregressive_gradient import WrittenOut, is_plain_step
+from pyro_implicit.generators.autoregressive_gradient import (
+    Passed,
+    WrittenOut,
+    is_plain_step,
+)
 from tests.generators.test_residual import jolted
 
 shapes = st.sampled_from([(), (1,), (4,), (3, 1), (2, 3)])
@@ -69,7 +73,7 @@ def test_finite_differences_find_it_and_its_own_derivative(mixing: str) -> None:
 
     def function(weights: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         found: Any = torch.func.functional_call(generator, {"weights": weights}, (z,))
-        return found, WrittenOut.apply(generator, weights, z)[1]
+        return found, WrittenOut.apply(generator, Passed(), weights, z)[1]
 
     torch.autograd.gradcheck(function, (weights, z))
     torch.autograd.gradgradcheck(function, (weights, z))
