@@ -7,6 +7,8 @@ Shape legend: see :mod:`~pyro_implicit.generators.autoregressive_map`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,81 +37,72 @@ def score_of_draws(
     :param torch.Tensor score: of the noises, shape ``(n, m)``.
     :returns: that of the draws, shape ``(n, m)``.
     """
-    effects = _effects(layers, slopes, kept)
-    for number, (layer, of_log_det, *parts) in enumerate(zip(layers, *effects, strict=True)):
+    of_log_det, *parts = _derivatives(layers, slopes, kept)
+    for number, layer in enumerate(layers):
         score = score.flip(-1) if number else score
         weights = layer.weight_out, layer.weight_hidden, layer.weight_in
-        score = solve_transposed(score - of_log_det, *parts, *weights)
+        diagonal, effect, slope_hidden, slope_in = (part[number] for part in parts)
+        right = score - of_log_det[number]
+        score = solve_transposed(right, diagonal, effect, slope_hidden, slope_in, *weights)
         score = _through_map(layer, score)
     return score
 
 
-def _effects(
+def _derivatives(
     layers: Sequence[Layer], slopes: Sequence[Tensor], kept: Sequence[Kept]
 ) -> tuple[Tensor, ...]:
     """
-    Of all layers at once, what :func:`solve_transposed` needs.
+    Derivatives of all blocks at once: of small maps each operation costs more than its numbers.
 
-    They are the derivatives of the blocks' log-determinants in their entries, ``(L, n, m)``; the
-    diagonals of the blocks' derivatives, ``(L, n, m)``; how each output of a network moves its
-    entry, ``(L, n, P, m)``; and the slopes of the activations, ``(L, n, h)`` each.
+    :returns: those of the blocks' log-determinants in their entries, ``(L, n, m)``; the diagonals
+        of the blocks' own, ``(L, n, m)``; by how much each output of a network moves its entry,
+        ``(L, n, P, m)``; and the slopes of the activations, twice ``(L, n, h)``.
     """
-    shapes = [one.shape for one in kept]
-    slope, value, scale, bent = map(
-        torch.stack,
-        (slopes, *zip(*((k.value, k.scale, k.shape.bent) for k in kept), strict=True)),
-    )
-    gap, step, rest = (
-        torch.stack(one) for one in zip(*((k.gap, k.step, k.rest) for k in kept), strict=True)
-    )
-    low, height, raw_rate, rate = (
-        torch.stack(one)
-        for one in zip(*((s.low, s.height, s.raw_rate, s.rate) for s in shapes), strict=True)
-    )
-    raised = 1 + slope
-    by_height, by_rate = low.sigmoid(), 2 * raw_rate.sigmoid()
-    rise, by_raw = height * rest, 1 - bent.square()
-    of_slope = (1 / raised).unsqueeze(2)
-    pull = -2 * rate.square() * step * rise * of_slope  # of the log-determinant on the argument
-    of_gap = pull
-    of_out = torch.cat(
-        [
-            torch.zeros_like(bent).unsqueeze(2),
-            by_raw.unsqueeze(2),
-            by_height * of_slope * rate * rest,
-            -of_gap,
-            by_rate * (of_slope * rise - 2 * rate * step * rise * gap * of_slope),
-        ],
-        2,
-    )
-    moved = scale.unsqueeze(2)
-    effect = torch.cat(
-        [
-            torch.ones_like(bent).unsqueeze(2),
-            (scale * value * by_raw).unsqueeze(2),
-            by_height * step * moved,
-            -rise * rate * moved,
-            by_rate * rise * gap * moved,
-        ],
-        2,
-    )
-    weight_out, weight_hidden, weight_in = (
-        torch.stack(one)
-        for one in zip(
-            *((la.weight_out, la.weight_hidden, la.weight_in) for la in layers), strict=True
-        )
-    )
+    one = _stacked(kept, "value", "scale", "gap", "step", "rest")
+    shapes = [each.shape for each in kept]
+    shape = _stacked(shapes, "bent", "low", "height", "raw_rate", "rate", "pre_hidden", "pre_in")
+    weight = _stacked(layers, "weight_out", "weight_hidden", "weight_in")
+    raised = 1 + torch.stack(tuple(slopes))
     slope_hidden, slope_in = (
-        _aten.silu_backward(torch.ones_like(one), one)
-        for one in (
-            torch.stack([s.pre_hidden for s in shapes]),
-            torch.stack([s.pre_in for s in shapes]),
-        )
+        _aten.silu_backward(torch.ones_like(pre), pre) for pre in (shape.pre_hidden, shape.pre_in)
     )
-    of_hidden = of_out.flatten(2).bmm(weight_out).mul_(slope_hidden)
-    of_in = of_hidden.bmm(weight_hidden).mul_(slope_in)
-    of_log_det = torch.baddbmm(of_gap.sum(2), of_in, weight_in)
-    return of_log_det, scale * raised, effect, slope_hidden, slope_in
+    # derivatives of an increasing function: its argument's, through each step, and the outputs'
+    by_raw, by_low, by_rate = 1 - shape.bent.square(), shape.low.sigmoid(), shape.raw_rate.sigmoid()
+    scale, rise = one.scale.unsqueeze(2), shape.height * one.rest
+    pushed, share = rise * shape.rate, 1 / raised.unsqueeze(2)  # slope of a step; of log(raised)
+    effect = _outputs(
+        torch.ones_like(by_raw),
+        one.scale * one.value * by_raw,
+        by_low * one.step * scale,
+        -pushed * scale,
+        2 * by_rate * rise * one.gap * scale,
+    )
+    bend = -2 * shape.rate * pushed * one.step * share
+    of_out = _outputs(
+        torch.zeros_like(by_raw),
+        by_raw,
+        by_low * shape.rate * one.rest * share,
+        -bend,
+        2 * by_rate * (rise * share + bend * one.gap / shape.rate),
+    )
+    of_hidden = of_out.flatten(2).bmm(weight.weight_out) * slope_hidden
+    of_in = of_hidden.bmm(weight.weight_hidden) * slope_in
+    of_log_det = torch.baddbmm(bend.sum(2), of_in, weight.weight_in)
+    return of_log_det, one.scale * raised, effect, slope_hidden, slope_in
+
+
+def _stacked(ones: Sequence[Any], *names: str) -> SimpleNamespace:
+    """Some fields of all layers, one above the other."""
+    fields = {name: torch.stack([getattr(one, name) for one in ones]) for name in names}
+    return SimpleNamespace(**fields)
+
+
+def _outputs(
+    shift: Tensor, raw_scale: Tensor, raw_height: Tensor, centre: Tensor, raw_rate: Tensor
+) -> Tensor:
+    """In the order of a network's outputs, ``(L, n, P, m)``."""
+    parts = shift.unsqueeze(2), raw_scale.unsqueeze(2), raw_height, centre, raw_rate
+    return torch.cat(parts, 2)
 
 
 def _through_map(layer: Layer, score: Tensor) -> Tensor:
