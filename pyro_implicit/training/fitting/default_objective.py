@@ -28,7 +28,7 @@ _PARTICLES = ((300, 8), (10_000, 4))  # up to so many latents, so many draws a s
 _FEWEST = 2
 #: A step of few latents and numbers takes as long with four times the draws, and fits end sooner
 #: and nearer to the posterior. Chosen on varying slopes, counts in groups and a growth curve.
-_MANY, _SMALL, _SHORT = 32, 100, 5000
+_MANY, _SMALL, _SHORT = 32, 256, 5000
 #: Observed numbers of all draws of a step with many rows. On 256 digits of MNIST a step with one
 #: draw takes a fifth of that with eight, and 45 seconds of it bring 26 nats a digit more.
 _ROOM = 50_000

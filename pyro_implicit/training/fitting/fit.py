@@ -298,8 +298,10 @@ def _found(run: Run, reason: str) -> list[str]:
         return []
     if _is_weighted(run.objective):
         return []
-    last = run.history[-max(len(run.history) // 10, 1) :]
-    bound = -sum(last) / len(last)
+    losses = run.losses_now()  # the last steps may be of parameters that were replaced
+    if not losses and not run.is_replaced:
+        losses = run.history[-max(len(run.history) // 10, 1) :]
+    bound = -sum(losses) / len(losses) if losses else math.nan
     data = run.arguments.args, run.arguments.kwargs
     missed = missed_peaks(run.guide, run.model, *data, bound)
     mode = run.objective.vectorize_particles

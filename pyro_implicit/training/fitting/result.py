@@ -94,9 +94,12 @@ class FitResult:
         return sum(last) / len(last) if last else float("nan")
 
     def __str__(self) -> str:
+        is_replaced = self.state.get("is_replaced", False)
+        replaced = ", before parameters were brought back" if is_replaced else ""
         lines = [
             f"{self.num_steps} steps in {self.seconds:.1f} s: {REASONS[self.reason]}.",
-            f"loss {self.loss:.6g} (mean of the last tenth), objective {_named(self.objective)}",
+            f"loss {self.loss:.6g} (mean of the last tenth{replaced}), objective "
+            f"{_named(self.objective)}",
         ]
         if self.promise:
             lines[-1] += f": {self.promise}"

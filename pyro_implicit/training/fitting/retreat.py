@@ -75,14 +75,15 @@ class Retreat:
         has_moved = not self.turns or self.turns[-1][0] != step
         return bool(self._kept) and has_moved and len(self.turns) < _MOST
 
-    def begin(self, params: Mapping[str, Tensor]) -> None:
+    def begin(self, step: int, params: Mapping[str, Tensor]) -> None:
         """
         Copies the parameters that a run begins with, unless there is a copy.
 
-        :param params: by name, before the first step.
+        :param int step: the number of steps so far.
+        :param params: by name, before the next one.
         """
-        if not self._kept and not self.turns:
-            self._kept = [{"step": 0, "params": copied(params)}]
+        if not self._kept:
+            self._kept = [{"step": step, "params": copied(params)}]
 
     def look(self, losses: Sequence[float], params: Mapping[str, Tensor]) -> bool:
         """
@@ -130,6 +131,15 @@ class Retreat:
         self._kept, self._begin = [good], step
         if not self.turns or self.turns[-1][0] != step:
             self.turns.append((step, good["step"]))
+
+    def begin_anew(self, step: int) -> None:
+        """
+        Forgets copies and losses, which are of other parameters than the run goes on from.
+
+        :param int step: the number of steps so far.
+        """
+        self._kept, self._begin = [], step
+        self._best = self._noise = math.inf
 
     def told(self) -> list[str]:
         """What a user should know, in words."""

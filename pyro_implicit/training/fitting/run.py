@@ -123,7 +123,7 @@ class Run:
                 if self.due:
                     continue
                 if reason is not None:
-                    self._score_last()
+                    self._score(len(self.history))
                     return reason
                 self._step()
         except KeyboardInterrupt:
@@ -177,7 +177,7 @@ class Run:
         is_new = not self.settling.is_start and step >= _FEWEST
         if is_new and self.settling.is_worse_than_start(self._met()):
             may = reason == "converged" and self.settling.may_slow
-            self.due = ["slower" if may else "start"]
+            self.due = ["slower"] if may else ["start", "score start"]
         return reason
 
     def _move(self, where: str) -> None:
@@ -261,8 +261,7 @@ class Run:
         """Whether parameters were moved along their gradients, which are finite then."""
         self.seen.add(params)
         self.adam.take(params)
-        if not self.history:
-            self.retreat.begin(self.adam.params)
+        self.retreat.begin(len(self.history), self.adam.params)
         self.settling.begin(self.adam.params)
         return math.isfinite(loss) and self.adam.step(params, rate)
 
@@ -287,8 +286,10 @@ class Run:
                 self.settling.add(len(self.history), self.adam.params)
             elif self.due[0] == "terms":
                 self._evaluate_terms()
-            elif self.validation is not None:
-                self.validation(len(self.history))
+            elif self.due[0] == "score start":
+                self._score(0)
+            else:
+                self._score(len(self.history))
             self._random, self.due = read_random_state(), self.due[1:]
 
     def _skip(self, why: str, error: Exception | None = None) -> None:
@@ -326,10 +327,19 @@ class Run:
         known = [one for one in self.terms if one["step"] != step]
         self.terms = [*known, {"step": step} | {name: float(v) for name, v in terms.items()}]
 
-    def _score_last(self) -> None:
-        """Takes the score of the last parameters, unless it is known."""
+    def _score(self, step: int) -> None:
+        """Takes the score of the parameters as they are, of this step, unless it is known."""
         if self.validation is not None:
-            self.validation(len(self.history))
+            self.validation(step)
+
+    def losses_now(self) -> list[float]:
+        """Losses of parameters as they are, where all data are known and losses mean the same."""
+        return self.settling.losses()
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether parameters were brought back at the end, of which the last losses are not."""
+        return self.settling.is_start or self.validation is not None
 
     def _tell(self, bar: Any) -> None:
         step = len(self.history)
@@ -357,7 +367,8 @@ class Run:
                 f"{len(self.skipped)} steps were skipped, as the loss or its gradient was not "
                 f"finite; the last one: {self.skipped[-1]}"
             )
-        told += self.retreat.told() + self.settling.told()
+        kept = self.validation is None or self.validation.is_start_best
+        told += self.retreat.told() + self.settling.told(kept)
         if getattr(self._stepper, "has_changed", False):
             told.append(
                 "the model changed between steps from outside, and up to a hundred steps went by "
@@ -410,6 +421,7 @@ class Run:
             "due": list(self.due),
             "whole": [] if self._whole is None else list(self._whole.values),
             "validation": self.validation.state() if self.validation else self._earlier_scores,
+            "is_replaced": reason != "interrupted" and self.is_replaced,
         }
 
     def resume(self, result: Any) -> None:
@@ -437,6 +449,7 @@ class Run:
             self.due = [] if is_over else list(state["due"])
             if self._whole is not None:
                 self._whole.values = [] if is_over else list(state["whole"])
+            is_replaced = bool(state.get("is_replaced", False))
             self.retreat = Retreat(is_comparable(self.objective), state["retreat"])
             if not is_over:
                 self.settling = Settling(self._comparable_loss(), state["settling"])
@@ -448,7 +461,9 @@ class Run:
                 f"resume has no state to go on from ({error!r}); expected a result of fit."
             ) from error
         self.history, self.rates = list(result.history), list(result.rates)
-        self._num_earlier = len(self.history)
+        if is_replaced:  # what losses and copies are of, the guide is not any more
+            self.retreat.begin_anew(len(self.history))
+        self._num_earlier = 0 if is_replaced else len(self.history)
         self.terms = [dict(one) for one in result.terms]
         if is_over:
             self.warm_from, self.is_flat, self.ask_at = len(self.history), False, _FEWEST

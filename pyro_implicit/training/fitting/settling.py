@@ -143,7 +143,7 @@ class Settling:
         """
         if not self._is_known(params):
             return False
-        gap, _ = _gap(self._losses(), self._at(params, self._mean.values))
+        gap, _ = _gap(self.losses(), self._at(params, self._mean.values))
         if not gap > _LEAST:
             return False
         self.planned = min(max(_WANDERING / gap, _LEVEL if is_level else _LIMIT), 1.0)
@@ -157,7 +157,7 @@ class Settling:
         """
         if not self._start or set(self._start) != set(params):
             return False
-        losses, now = self._at(params, self._start), self._losses()
+        losses, now = self._at(params, self._start), self.losses()
         self._start_loss = fmean(losses)
         if not all(map(math.isfinite, now)):
             return math.isfinite(self._start_loss)
@@ -194,14 +194,22 @@ class Settling:
         if step not in self.turns:
             self.turns.append(step)
 
-    def told(self) -> list[str]:
-        """What a user should know, in words."""
+    def told(self, is_kept: bool = True) -> list[str]:
+        """
+        What a user should know, in words.
+
+        :param bool is_kept: whether the start, once brought back, was not replaced by parameters
+            of a better validation score.
+        """
         if not self.is_start:
             return []
+        told = f"no step brought the loss below that of the start ({self._start_loss:.5g})"
+        more = "A lower lr and more steps may find better ones"
+        if is_kept:
+            what = "whose parameters were brought back: the guide is what it began as"
+            return [f"{told}, {what}. {more}"]
         return [
-            f"no step brought the loss below that of the start ({self._start_loss:.5g}), whose "
-            "parameters were brought back: the guide is what it began as. A lower lr and more "
-            "steps may find better ones"
+            f"{told}; the parameters of the best validation score are back all the same. {more}"
         ]
 
     def state(self) -> dict[str, Any]:
@@ -224,7 +232,8 @@ class Settling:
         """Whether there is a mean, and a start, of all parameters."""
         return bool(params) and set(params) == set(self._start) == set(self._mean.values)
 
-    def _losses(self) -> list[float]:
+    def losses(self) -> list[float]:
+        """Losses of the whole data at parameters as they are; none where they are not known."""
         if self._loss is None:
             return []
         draws = int(self._loss.objective.num_particles)
@@ -235,7 +244,7 @@ class Settling:
         now = copied(params)
         try:
             set_to(params, values)
-            return self._losses()
+            return self.losses()
         finally:
             set_to(params, now)
 

@@ -127,6 +127,12 @@ class Validation:
         if self._stopping.best_step is not None:
             self._stopping.restore(*self._modules)
 
+    @property
+    def is_start_best(self) -> bool:
+        """Whether the start was scored, and no score was better."""
+        finite = {step: score for step, score in self.scores.items() if math.isfinite(score)}
+        return 0 in finite and max(finite, key=lambda step: finite[step]) == 0
+
 
 def _density(
     model: Any, guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_samples: int
