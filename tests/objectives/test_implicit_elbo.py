@@ -180,6 +180,7 @@ def test_settings_are_plain_and_complete() -> None:
         "likelihood": "expected",
         "is_bound": False,
         "watch_folds": 100,
+        "path_gradient": True,
     }
     assert repr(objective).startswith("LinearisedELBO(num_particles=4, vectorize_particles=True")
     assert "kl_weight=2.0" in repr(objective) and "objective" not in repr(objective)

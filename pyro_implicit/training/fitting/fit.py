@@ -88,7 +88,7 @@ def fit(
       goes on from the start at a quarter of it, at most three times. What then ends above the
       start is put back to it; the result tells.
     * *when to stop*: the loss is level when the mean of its last quarter is less than a tenth of
-      the noise of one step (or 0.02 nats) below that of the quarter before it, and this by a
+      the noise of one step (or 0.05 nats) below that of the quarter before it, and this by a
       standard error that allows for autocorrelation. The run ends when the rate is cold. With
       ``batches`` of at most 5000 rows, a million numbers and 256 latents, none of them of a row,
       the loss of all rows by the same draws must be level too; elsewhere the result tells what the
@@ -139,7 +139,8 @@ def fit(
     either, latents marked for enumeration                 ``TraceEnum_ELBO`` in place of it
     =====================================================  ==============================
 
-    Draws a step: 32 up to 100 latents and 5000 observed numbers, else 8 up to 300 latents, 4 up to
+    Draws a step: 32 up to 100 latents (256 of an ``AutoregressiveGenerator``, whose gradients have
+    little noise) and 5000 observed numbers, else 8 up to 300 latents, 4 up to
     10 000, 2 above, and of a conditional guide fewer where these would see more than 50 000
     observed numbers; vectorised if the model allows it, else mapped over one draw by ``torch``'s
     ``vmap`` (with ``LinearisedELBO``) if it allows that, else one after the other (at most 8), with

@@ -122,7 +122,7 @@ def _weighed(peak: _Peak, joint: LogJoint) -> _Peak:
         if float(square) < _radius(len(peak.point))
     ]
     log_ratios = torch.tensor(ratios, dtype=torch.float64).nan_to_num(nan=-math.inf)
-    log_share = float(log_ratios.logsumexp(0)) - math.log(_ABOUT)
+    log_share = float(log_ratios.logsumexp(0)) - math.log(max(len(ratios), 1))
     return replace(peak, log_mass=peak.log_mass + min(log_share, 0.0))
 
 

@@ -40,12 +40,14 @@ def model_of(size: int) -> Any:
     ("size", "options", "kind", "num_particles"),
     [
         (5, {}, LinearisedELBO, 32),
-        (200, {}, LinearisedELBO, 8),
+        (200, {}, LinearisedELBO, 32),
+        (300, {}, LinearisedELBO, 8),
         (400, {}, LinearisedELBO, 4),
         (50_000, {"hidden_dims": (2,)}, LanczosELBO, 2),
         (50_000, {"hidden_dims": (2,), "noise_dim": 80}, LinearisedELBO, 2),
         (11_000, {"generator": lambda m: ResidualGenerator(m, 2)}, LinearisedELBO, 2),
         (256, {"generator": lambda m: MMNN(m), "scale": 0.1}, LanczosELBO, 8),
+        (101, {"generator": lambda m: MMNN(m), "scale": 0.1}, LinearisedELBO, 8),
         (60, {"generator": lambda m: MMNN(m), "scale": 0.1}, LinearisedELBO, 32),
     ],
 )
@@ -235,7 +237,7 @@ def test_many_rows_take_fewer_draws(num_rows: int, num_particles: int) -> None:
     assert objective.num_particles == num_particles
 
 
-@pytest.mark.parametrize(("num_rows", "num_particles"), [(100, 32), (101, 8)])
+@pytest.mark.parametrize(("num_rows", "num_particles"), [(256, 32), (257, 8)])
 def test_latents_of_many_rows_take_fewer_draws(num_rows: int, num_particles: int) -> None:
     def model(x: Tensor) -> None:
         with pyro.plate("data", len(x)):

@@ -132,9 +132,9 @@ def test_one_enormous_loss_does_not_hide_that_all_are_worse() -> None:
     w = torch.zeros(1)
     settling = walked(w, 0.0)
     w.fill_(1.0)
-    settling._losses = lambda: [0.0] * 8 if w.item() == 0.0 else [1e9, *[0.1] * 7]  # type: ignore
+    settling.losses = lambda: [0.0] * 8 if w.item() == 0.0 else [1e9, *[0.1] * 7]  # type: ignore
     assert settling.is_worse_than_start({"w": w})
-    settling._losses = lambda: [0.0] * 8 if w.item() == 0.0 else [1e9, *[-0.1] * 7]  # type: ignore
+    settling.losses = lambda: [0.0] * 8 if w.item() == 0.0 else [1e9, *[-0.1] * 7]  # type: ignore
     assert not settling.is_worse_than_start({"w": w})
 
 

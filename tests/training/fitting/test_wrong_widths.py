@@ -56,9 +56,9 @@ def test_draws_and_densities_are_those_of_the_guide(
     guide = HyperNetworkGuide(model, generator=kind, init_from=None).double().setup()
     fn = guide.samplers[0].distribution()
     fixed = fn.given(fn.base_dist.sample((1000,)))
-    passes, whole = [], AutoregressiveGenerator._draw_with_log_det
+    passes, whole = [], AutoregressiveGenerator._pass
     counted = lambda *args: passes.append(1) or whole(*args)  # noqa: E731
-    monkeypatch.setattr(AutoregressiveGenerator, "_draw_with_log_det", counted)
+    monkeypatch.setattr(AutoregressiveGenerator, "_pass", counted)
     with torch.no_grad():
         expected = fixed.rsample(), fn.base_dist.log_prob(fixed.noise) - fixed.half_log_det()
         passes.clear()
