@@ -25,6 +25,7 @@ from pyro_implicit.arviz.compatibility import psis_khat
 from pyro_implicit.diagnostics._density import GuideDensity, check_implicit_guide
 from pyro_implicit.exceptions import DensityError, NonFiniteError
 from pyro_implicit.guides.model_parameters import WatchedParameters
+from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.ops.inversion import DensityEstimate
@@ -127,15 +128,16 @@ def khat(
     :param float tolerance: in nats, see above.
     :param kwargs: keyword arguments of the model.
     :returns: k-hat, and what it rests on; ``float(khat(...))`` is the number alone.
-    :raises ArgumentError: for numbers outside of these.
+    :raises ArgumentError: for numbers outside of these, and for model and guide in the wrong order.
     :raises DensityError: where the density cannot be estimated well enough.
     :raises GuideError: for any other guide.
     :raises NonFiniteError: if the model's density is NaN or infinite at a draw.
-    :raises SiteError: if the model draws something by itself.
+    :raises SiteError: if the model draws something by itself, or lacks a latent of the guide.
     :warns UserWarning: if parameters of the model were lost that the guide was fitted with.
     """
-    guide = check_implicit_guide(guide, "khat")
     check_model(model)
+    check_order(model, "khat(model, guide, ...)", guide)
+    guide = check_implicit_guide(guide, "khat")
     tolerance = check_number("tolerance", tolerance, above=0)
     check_count("num_samples", num_samples, minimum=100)
     check_count("num_inner", num_inner)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,7 +33,7 @@ def as_generator(generator: Any, output_dim: int, noise_dim: int | None = None) 
     :raises ShapeError: if the number of outputs is another.
     """
     if not isinstance(generator, nn.Module) and callable(generator):
-        generator = generator(output_dim)
+        generator = _made(generator, output_dim)
     if not isinstance(generator, nn.Module):
         raise ArgumentError(
             f"generator is a {type(generator).__name__}; expected a Generator, an nn.Module, or a "
@@ -46,6 +48,25 @@ def as_generator(generator: Any, output_dim: int, noise_dim: int | None = None) 
             f"{output_dim} entries in all; write output_dim={output_dim}."
         )
     return generator
+
+
+def _made(maker: Callable[..., Any], output_dim: int) -> Any:
+    """
+    What a callable makes of the number of outputs.
+
+    :raises ArgumentError: if it wants more than that.
+    """
+    try:
+        inspect.signature(maker).bind(output_dim)
+    except TypeError as error:
+        name = getattr(maker, "__name__", type(maker).__name__)
+        raise ArgumentError(
+            f"generator={name} is called with the number of outputs alone, and wants others "
+            f"({error}). Write generator=lambda m: {name}(...), with m where the outputs go."
+        ) from error
+    except ValueError:  # nobody knows its signature
+        pass
+    return maker(output_dim)
 
 
 def _first_in_features(module: nn.Module) -> int:

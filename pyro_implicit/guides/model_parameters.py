@@ -105,6 +105,14 @@ class WatchedParameters:
         names = sorted({name for known in self._known.values() for name in self._lost(known)})
         return [*found, _LOST_PARAMETERS.format(names)] if names else found
 
+    def remember(self) -> None:
+        """Takes parameters as they are now for those of the fit, where a state told of others."""
+        for known in self._known.values():
+            known.saved = {
+                name: None if saved is None else _like(name) or saved
+                for name, saved in known.saved.items()
+            }
+
     def _lost_statistics(self) -> list[str]:
         if self._called is None:
             return []

@@ -149,8 +149,14 @@ class LogJoint:
         trace = poutine.trace(model).get_trace(*self.args, **self.kwargs)
         for site in self.sites:
             node: Any = trace.nodes.get(site.name)
-            if node is not None:
-                check_event(node, node["value"])
+            if node is None:
+                raise SiteError(
+                    f"the guide draws latent {site.name!r}, and the model samples no site of that "
+                    "name at these arguments: it is another model, or has changed since the guide "
+                    "was made. Hand over the model that the guide was made for, or make a guide of "
+                    "this one."
+                )
+            check_event(node, node["value"])
         return trace
 
     def __call__(self, u: Tensor) -> Tensor:

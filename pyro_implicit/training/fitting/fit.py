@@ -229,7 +229,9 @@ def fit(
             if batches is not None:
                 run.retreat.num_batches = arguments.num_batches
             with explained_steps(model, guide, objective, arguments, **look):
-                return _finished(run, start, hints, progress, resume)
+                result = _finished(run, start, hints, progress, resume)
+    WatchedParameters(guide).remember()
+    return result
 
 
 def _all_rows(model: Any, guide: Any, arguments: Arguments) -> Any:

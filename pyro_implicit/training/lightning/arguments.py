@@ -6,12 +6,13 @@ from typing import Any
 
 from pyro.optim import PyroOptim
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pyro_implicit._checks import check_callable, check_choice, check_instance, check_model
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.order import check_order
 
-__all__ = ["check_arguments", "check_modules"]
+__all__ = ["check_arguments", "check_modules", "check_rises"]
 
 _GUIDE = (
     "a module, such as HyperNetworkGuide(model) or one of pyro.infer.autoguide: the parameters of "
@@ -49,6 +50,20 @@ def check_arguments(
     if lr_scheduler is not None:
         check_callable("lr_scheduler", lr_scheduler, _SCHEDULER)
     check_choice("lr_scheduler_interval", interval, ("step", "epoch"))
+
+
+def check_rises(scheduler: Any) -> None:
+    """
+    Refuses a schedule that takes a better validation score for a worse one.
+
+    :raises ArgumentError: for a ``ReduceLROnPlateau`` that waits for the score to fall.
+    """
+    if isinstance(scheduler, ReduceLROnPlateau) and scheduler.mode != "max":
+        raise ArgumentError(
+            f"lr_scheduler makes a ReduceLROnPlateau with mode={scheduler.mode!r}; it watches "
+            "val_log_predictive, which is better the higher it is, and would lower the rate while "
+            'the fit improves. Write partial(ReduceLROnPlateau, mode="max", ...).'
+        )
 
 
 def check_modules(modules: Any) -> list[nn.Module]:

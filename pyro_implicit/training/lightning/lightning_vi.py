@@ -24,7 +24,11 @@ from pyro_implicit.exceptions import NonFiniteError, StateError
 from pyro_implicit.inference.log_predictive_density import log_predictive_density
 from pyro_implicit.objectives.gradients import all_finite, names_of_non_finite
 from pyro_implicit.training.lightning.anneal import Anneal
-from pyro_implicit.training.lightning.arguments import check_arguments, check_modules
+from pyro_implicit.training.lightning.arguments import (
+    check_arguments,
+    check_modules,
+    check_rises,
+)
 from pyro_implicit.training.lightning.checkpoint_io import AtomicCheckpointIO
 from pyro_implicit.training.lightning.checkpoint_state import (
     KEY,
@@ -114,7 +118,9 @@ class LightningVI(pytorch.LightningModule):
     :param guide: a guide that is a module.
     :param objective: an objective with ``differentiable_loss``, of this package or of Pyro.
     :param optimizer: from parameters to a ``torch.optim.Optimizer``; by default Adam at 1e-3.
-    :param lr_scheduler: from the optimiser to a schedule of ``torch.optim.lr_scheduler``.
+    :param lr_scheduler: from the optimiser to a schedule of ``torch.optim.lr_scheduler``; a
+        ``ReduceLROnPlateau`` watches ``val_log_predictive``, which rises, so that it needs
+        ``mode="max"``.
     :param str lr_scheduler_interval: when it is stepped: after each training ``"step"`` or each
         ``"epoch"``.
     :param modules: further modules that the model uses, such as the
@@ -179,6 +185,7 @@ class LightningVI(pytorch.LightningModule):
         """
         See Lightning.
 
+        :raises ArgumentError: for a schedule that waits for the validation score to fall.
         :raises StateError: if there is nothing to train.
         """
         parameters = self._trained()
@@ -190,8 +197,10 @@ class LightningVI(pytorch.LightningModule):
         optimizer = self._optimizer(parameters)
         if self._lr_scheduler is None:
             return optimizer
+        scheduler = self._lr_scheduler(optimizer)
+        check_rises(scheduler)
         schedule = {
-            "scheduler": self._lr_scheduler(optimizer),
+            "scheduler": scheduler,
             "interval": self._lr_scheduler_interval,
             "monitor": "val_log_predictive",
         }
