@@ -39,6 +39,20 @@ def test_the_tail_of_a_narrow_gaussian():
     assert float(found) == found.value
 
 
+def test_a_latent_that_the_model_lacks_is_named():
+    guide = affine_guide(normal_model, [[0.6, 0.0], [0.2, 0.7]], [0.1, 0.0])
+    with pytest.raises(
+        SiteError, match="the guide draws latent '.*', and the model samples no site"
+    ):
+        khat(lambda: None, guide)
+
+
+def test_the_wrong_order_is_named():
+    guide = affine_guide(one_normal, [[1.0]], [0.0])
+    with pytest.raises(ArgumentError, match="model and guide are swapped"):
+        khat(guide, one_normal)
+
+
 def test_a_wide_gaussian_and_the_right_one():
     for sd in (1.3, 1.0001):
         guide = affine_guide(one_normal, [[sd]], [0.0])

@@ -107,11 +107,11 @@ def default_num_particles(
         noise of a step averages out.
     :param bool quiet: whether the generators tell the score of their draws, so that gradients have
         little noise.
-    :returns: 32 up to 100 latents, quiet ones up to 256 (of all rows), and 5000 observed numbers,
-        else 8 up to 300 latents, 4 up to 10 000 and 2 above; with rows as many of these as see
+    :returns: 32 up to 100 latents (of all rows), quiet ones without rows up to 256, and 5000
+        observed numbers, else 8 up to 300 latents, 4 up to 10 000 and 2 above; with rows as many of these as see
         50 000 observed numbers, or one.
     """
-    small = _QUIET if quiet else _SMALL
+    small = _QUIET if quiet and num_rows == 1 else _SMALL
     if num_latents * num_rows <= small and num_observed <= _SHORT:
         return _MANY
     found = next((n for most, n in _PARTICLES if num_latents <= most), _FEWEST)

@@ -88,8 +88,9 @@ def fit(
       goes on from the start at a quarter of it, at most three times. What then ends above the
       start is put back to it; the result tells.
     * *when to stop*: the loss is level when the mean of its last quarter is less than a tenth of
-      the noise of one step (or 0.05 nats) below that of the quarter before it, and this by a
-      standard error that allows for autocorrelation. The run ends when the rate is cold. With
+      the noise of one step below that of the quarter before it (with little noise 0.02 nats, from
+      20 to 50 latents a thousandth for each, above 0.05), and this by a standard error that allows
+      for autocorrelation. The run ends when the rate is cold. With
       ``batches`` of at most 5000 rows, a million numbers and 256 latents, none of them of a row,
       the loss of all rows by the same draws must be level too; elsewhere the result tells what the
       noise of batches may hide.

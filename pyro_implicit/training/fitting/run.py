@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from pyro_implicit._random import RandomStream, plain_state, read_random_state, state_from_plain
 from pyro_implicit._random import write_random_state as _write
 from pyro_implicit.exceptions import NonFiniteError, StateError
+from pyro_implicit.generators.base import Generator
 from pyro_implicit.handlers.explained_errors import refuses_nan
 from pyro_implicit.handlers.latent_rows import ParametersAtRows
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
@@ -27,7 +28,7 @@ from pyro_implicit.training.fitting.norm_clipped_adam import NormClippedAdam
 from pyro_implicit.training.fitting.retreat import Retreat, is_comparable
 from pyro_implicit.training.fitting.seen_parameters import SeenParameters
 from pyro_implicit.training.fitting.settling import Settling
-from pyro_implicit.training.fitting.stall import slope_of
+from pyro_implicit.training.fitting.stall import Slope, slope_of
 from pyro_implicit.training.fitting.told import (
     told_limit,
     told_other_run,
@@ -148,7 +149,7 @@ class Run:
         num_warm = step - self.warm_from
         if self.rate.begun is None and num_warm >= self.ask_at:
             is_level = self._whole is None or self._whole.look(step)
-            self.is_flat = slope_of(self.history[self.warm_from :]).is_flat and is_level
+            self.is_flat = self._slope(self.history[self.warm_from :]).is_flat and is_level
             if self.is_flat:
                 self._level(step)
             self.ask_at = int(_ASK_AGAIN * num_warm)  # last: who is interrupted asks anew
@@ -157,6 +158,12 @@ class Run:
         if self.rate.is_cold(step) and self.is_flat:
             return self._last_look(step, "converged")
         return self._last_look(step, "limit") if step >= self.rate.num_steps else None
+
+    def _slope(self, losses: Sequence[float]) -> Slope:
+        """How much a series has gained lately, and whether that matters for such a posterior."""
+        parts = self.guide.modules() if isinstance(self.guide, torch.nn.Module) else ()
+        generators = [part for part in parts if isinstance(part, Generator)]
+        return slope_of(losses, sum(part.output_dim for part in generators))
 
     def _level(self, step: int) -> None:
         """Where the loss is level: cools, or goes on slower from the start if that was better."""
@@ -381,7 +388,7 @@ class Run:
                 f"{num_bad} of {len(scores)} validation scores were NaN or infinite, which are "
                 "never the best: look at what validation computes"
             )
-        slope = slope_of(self.history) if len(self.history) >= _FEWEST else None
+        slope = self._slope(self.history) if len(self.history) >= _FEWEST else None
         if slope is not None and slope.is_rising:
             told.append(
                 f"it has diverged: the loss of the last quarter of the steps is {-slope.gain:.4g} "
@@ -394,7 +401,7 @@ class Run:
         elif reason == "limit" and not self.is_flat and not (slope and slope.is_rising):
             warm = self.history[self.warm_from : self.rate.begun]
             told.append(
-                told_limit(self.rate.num_steps, slope_of(warm) if len(warm) >= _FEWEST else None)
+                told_limit(self.rate.num_steps, self._slope(warm) if len(warm) >= _FEWEST else None)
             )
         return told
 

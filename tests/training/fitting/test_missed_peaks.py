@@ -53,6 +53,22 @@ def test_a_mode_left_out_is_told_with_its_mass_and_place(weight: float) -> None:
     assert f"about {weight:.0%} of the mass" in told
 
 
+def test_a_peak_without_mass_about_it_is_not_told() -> None:
+    """In the neck of a funnel Laplace's method is wrong by a factor of hundreds."""
+
+    def funnels() -> None:
+        y = torch.tensor([0.0, 0.1, -0.2, 2.0, 0.3, -0.1, 1.0, 0.0])
+        with pyro.plate("pairs", 8):
+            scale = pyro.sample("scale", dist.HalfCauchy(1.0))
+            b = pyro.sample("b", dist.Normal(0.0, 0.1 * scale))
+            pyro.sample("y", dist.Normal(b, 0.5), obs=y)
+
+    guide = HyperNetworkGuide(funnels, init_from=None, init_scale=0.3)
+    guide()
+    told = missed_peaks(guide, funnels, (), {}, -9.135)  # the evidence, by grids
+    assert told == []
+
+
 @pytest.mark.parametrize("most", [60, 90, 120])
 def test_peaks_that_were_found_count_where_the_search_runs_out(
     most: int, monkeypatch: pytest.MonkeyPatch

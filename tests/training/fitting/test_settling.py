@@ -175,13 +175,57 @@ def test_a_rate_that_is_too_high_does_not_end_above_the_start(lr: float) -> None
     """The start is the posterior: nothing is left to gain, and all to lose."""
     model, data, evidence = linear(15, 0)
     guide = HyperNetworkGuide(model, init_from="laplace")
-    objective = LinearisedELBO(4, vectorize_particles="vmap")
+    objective = LinearisedELBO(4, vectorize_particles="vmap", path_gradient=False)
     options: dict[str, Any] = {"objective": objective, "lr": lr, "seed": 0, "progress": False}
     options["num_steps"] = 800
     fit(model, guide, *data, **options)
     with torch.no_grad():
         loss = LinearisedELBO(500, vectorize_particles="vmap").loss(model, guide, *data)
     assert -loss == pytest.approx(evidence, abs=0.15)
+
+
+def overshot(validation: Any, **options: Any) -> tuple[Any, HyperNetworkGuide, Any, Any]:
+    """A fit at a rate that leaves its start for good."""
+    pyro.set_rng_seed(0)
+    model, data, evidence = linear(15, 0)
+    guide = HyperNetworkGuide(model, init_from="laplace")
+    objective = LinearisedELBO(4, vectorize_particles="vmap", path_gradient=False)
+    kept: dict[str, Any] = {"lr": 0.3, "num_steps": 500, "objective": objective, "progress": False}
+    result = fit(model, guide, *data, validation=validation, seed=0, **kept | options)
+    return result, guide, model, data
+
+
+def test_a_start_that_comes_back_is_scored_before_validation_brings_others_back() -> None:
+    scores = iter([0.0] * 5 + [1.0])  # what the guide began as is the best
+    result, guide, model, data = overshot(lambda: next(scores))
+    assert result.scores[0] == 1.0
+    (told,) = (text for text in result.warnings if "that of the start" in text)
+    assert "the guide is what it began as" in told and "before parameters were" in str(result)
+    with torch.no_grad():
+        loss = LinearisedELBO(500, vectorize_particles="vmap").loss(model, guide, *data)
+    assert -loss == pytest.approx(linear(15, 0)[2], abs=0.15)
+
+
+def test_better_scores_keep_their_parameters_and_nothing_else_is_said() -> None:
+    scores = iter([0.0, 2.0, 0.0, 0.0, 0.0, 1.0])
+    result, guide, _, _ = overshot(lambda: next(scores))
+    (told,) = (text for text in result.warnings if "that of the start" in text)
+    assert "the parameters of the best validation score are back all the same" in told
+
+
+def test_what_goes_on_from_a_validated_fit_is_not_told_to_be_another() -> None:
+    """Losses of the last steps, and copies, are of parameters that were replaced."""
+    scores = iter([2.0] + [0.0] * 40)
+    result, guide, model, data = overshot(lambda: next(scores), lr=0.02)
+    assert result.state["is_replaced"]
+    options: dict[str, Any] = {"resume": result, "num_steps": 1000, "progress": False}
+    before = {
+        name: value.clone() for name, value in guide.state_dict().items() if "weights" in name
+    }
+    again = fit(model, guide, *data, lr=1e-6, validation=lambda: 0.0, **options)
+    assert not any("was resumed" in text or "went astray" in text for text in again.warnings)
+    for name, value in before.items():
+        torch.testing.assert_close(guide.state_dict()[name], value, rtol=1e-2, atol=1e-2)
 
 
 class Broken(LinearisedELBO):
@@ -203,7 +247,7 @@ def broken(at: int) -> tuple[Any, list[Tensor]]:
     pyro.set_rng_seed(0)
     model, data, _ = linear(3, 1)
     guide = HyperNetworkGuide(model)
-    objective = Broken(16, vectorize_particles="vmap")
+    objective = Broken(16, vectorize_particles="vmap", path_gradient=False)
     objective.at = at
     options: dict[str, Any] = {"objective": objective, "lr": 0.05, "progress": False}
     result = fit(model, guide, *data, seed=0, num_steps=100, **options)

@@ -46,8 +46,13 @@ def test_without_noise_a_floor_decides(size: float) -> None:
     assert slope_of([size] * 400).is_flat
     assert slope_of(size - 1e-5 * np.arange(400)).is_flat
     assert not slope_of(size - 0.02 * np.arange(400)).is_flat
-    gain = 0.06 if size == 1.0 else 0.3  # nats of a quarter; the floor is 0.05, or the rounding
+    gain = 0.03 if size == 1.0 else 0.3  # nats of a quarter; the floor is 0.02, or the rounding
     assert not slope_of(size - gain * np.arange(400) / 100).is_flat
+
+
+@pytest.mark.parametrize(("num_latents", "floor"), [(0, 0.02), (20, 0.02), (30, 0.03), (90, 0.05)])
+def test_the_floor_rises_with_the_latents_to_a_twentieth(num_latents: int, floor: float) -> None:
+    assert slope_of([1.0] * 400, num_latents).tolerance == pytest.approx(floor)
 
 
 def test_a_rising_loss_is_told() -> None:

@@ -50,6 +50,17 @@ class Watch(pl.Callback):
         self.seen.append(self.read(trainer, pl_module))
 
 
+def test_a_schedule_that_waits_for_a_fall_is_refused():
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+    vi = fit_module(lr_scheduler=plateau)
+    vi.warm_up(next(iter(loader())))
+    with pytest.raises(ArgumentError, match="mode='min'; it watches val_log_predictive"):
+        vi.configure_optimizers()
+    vi = fit_module(lr_scheduler=partial(plateau, mode="max"))
+    vi.warm_up(next(iter(loader())))
+    assert vi.configure_optimizers()["lr_scheduler"]["monitor"] == "val_log_predictive"
+
+
 # ---- the same as a plain loop
 
 
