@@ -108,8 +108,8 @@ def default_num_particles(
     :param bool quiet: whether the generators tell the score of their draws, so that gradients have
         little noise.
     :returns: 32 up to 100 latents (of all rows), quiet ones without rows up to 256, and 5000
-        observed numbers, else 8 up to 300 latents, 4 up to 10 000 and 2 above; with rows as many of these as see
-        50 000 observed numbers, or one.
+        observed numbers, else 8 up to 300 latents, 4 up to 10 000 and 2 above; with rows as many of
+        these as see 50 000 observed numbers, or one.
     """
     small = _QUIET if quiet and num_rows == 1 else _SMALL
     if num_latents * num_rows <= small and num_observed <= _SHORT:
