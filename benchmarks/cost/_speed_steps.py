@@ -26,6 +26,7 @@ RATE = 1e-3
 FLOOR, NORMAL = "floor, by hand", "AutoNormal"
 EAGER, RECORDED = "implicit, eager", "implicit, recorded"
 RECORDED_SVI = "implicit, recorded, in SVI"
+ALONG_PATH, ALONG_PATH_SVI = "implicit, recorded, along the path", "the same, in SVI"
 BARE = "implicit, bare traces"
 BASES: dict[str, tuple[str, float | None]] = {
     NORMAL: (FLOOR, None),
@@ -34,6 +35,15 @@ BASES: dict[str, tuple[str, float | None]] = {
     EAGER: (NORMAL, 1.15),
     RECORDED: (FLOOR, 1.2),
     RECORDED_SVI: (NORMAL, 1.15),
+    ALONG_PATH: (FLOOR, None),
+    ALONG_PATH_SVI: (NORMAL, 1.15),
+}
+#: what takes the step, and whether the entropy's gradient is along the path, as the floor's is not
+WAYS: dict[str, tuple[Any, bool]] = {
+    RECORDED: (fit_step, False),
+    RECORDED_SVI: (svi_step, False),
+    ALONG_PATH: (fit_step, True),
+    ALONG_PATH_SVI: (svi_step, True),
 }
 
 
@@ -46,7 +56,7 @@ def steps(settings: Settings, rounds: int, seed: int) -> Iterator[Row]:
             guide.setup(*target.args)
             made = {
                 method: recorded_step(
-                    partial(_objective, num_draws),
+                    partial(_objective, num_draws, path_gradient=along),
                     target.model,
                     guide,
                     target.args,
@@ -54,7 +64,7 @@ def steps(settings: Settings, rounds: int, seed: int) -> Iterator[Row]:
                     settings["tries"],
                     step_of=step_of,
                 )
-                for method, step_of in ((RECORDED, fit_step), (RECORDED_SVI, svi_step))
+                for method, (step_of, along) in WAYS.items()
             }
             jobs = {
                 FLOOR: floor_step(target, guide, num_draws),
@@ -100,8 +110,11 @@ def floor_step(target: Target, guide: HyperNetworkGuide, num_draws: int) -> Job:
     return step
 
 
-def _objective(num_draws: int) -> LinearisedELBO:
-    return LinearisedELBO(num_draws, vectorize_particles=True, max_plate_nesting=1)
+def _objective(num_draws: int, *, path_gradient: bool = False) -> LinearisedELBO:
+    """Without the path by default: the mathematics of the floor."""
+    return LinearisedELBO(
+        num_draws, vectorize_particles=True, max_plate_nesting=1, path_gradient=path_gradient
+    )
 
 
 def _pyro_step(target: Target, make_guide: Callable[[Any], Any], num_draws: int) -> Job:

@@ -42,7 +42,7 @@ def score_of_draws(
         score = score.flip(-1) if number else score
         weights = layer.weight_out, layer.weight_hidden, layer.weight_in
         diagonal, effect, slope_hidden, slope_in = (part[number] for part in parts)
-        right = score - of_log_det[number]
+        right = score - of_log_det[number]  # theory/linearised.md (score-of-a-layer)
         score = solve_transposed(right, diagonal, effect, slope_hidden, slope_in, *weights)
         score = _through_map(layer, score)
     return score

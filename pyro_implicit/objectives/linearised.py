@@ -66,6 +66,13 @@ class LinearisedELBO(ImplicitELBO):
     linearised entropy with the true one there, after the fit and up to 100 noises, and
     :class:`~pyro_implicit.SemiImplicitELBO` bounds the true one wherever there is output noise.
 
+    **Gradients along the path.** Of generators that tell the score of their draws
+    (:class:`~pyro_implicit.generators.AutoregressiveGenerator`, the default up to 256 latents) the
+    entropy's gradient is taken through the draws alone (``path_gradient=True``): the same in the
+    mean, and with a small part of the noise near the posterior (Roeder et al. 2017). The value is
+    what it was. Derivatives of higher order of such a loss are not those of the bound: write
+    ``path_gradient=False`` for them.
+
     Example::
 
         guide = HyperNetworkGuide(model)
@@ -79,9 +86,11 @@ class LinearisedELBO(ImplicitELBO):
 
     :param int num_particles: number of draws.
     :param int watch_folds: look in every k-th training step of a site; 0 never looks.
+    :param bool path_gradient: whether training steps leave the part out of the entropy's gradient
+        whose mean is zero, where the generator tells the score of its draws.
     :param options: all others of :class:`~pyro_implicit.ImplicitELBO`.
-    :raises ArgumentError: for a negative number; in a step with ``vectorize_particles="vmap"`` of a
-        generator that may fold, unless ``watch_folds=0``.
+    :raises ArgumentError: for a negative number, or what is no flag; in a step with
+        ``vectorize_particles="vmap"`` of a generator that may fold, unless ``watch_folds=0``.
     :warns UserWarning: if the generator folds, once for each site of a guide.
     :warns PerformanceHint: once, for a Jacobian too large for an exact determinant.
 

@@ -5,6 +5,9 @@ References
 
 - `Sticking the Landing: Simple, Lower-Variance Gradient Estimators for Variational Inference`,
   G. Roeder, Y. Wu, D. Duvenaud, NeurIPS 2017.
+- `Gradients should stay on Path: Better Estimators of the Reverse- and Forward KL Divergence for
+  Normalizing Flows`, L. Vaitl, K. A. Nicoli, S. Nakajima, P. Kessel, Machine Learning: Science and
+  Technology, 2022.
 """
 
 from __future__ import annotations
@@ -35,5 +38,6 @@ def along_path(site: ImplicitSite, entropy: Tensor) -> Tensor:
     score = fn.score_of_mean()
     if score is None or not torch.is_grad_enabled():
         return entropy
+    # theory/linearised.md (path-gradient)
     path = -(score * fn.linearisation().value).sum(-1)
     return path + (entropy - path).detach()

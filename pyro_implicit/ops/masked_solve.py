@@ -97,6 +97,7 @@ def _solve(
     part = effect / diagonal.unsqueeze(1)  # of the unknown times its diagonal
     guess, close = right, None
     for _ in range(min(m, _MOST)):
+        # theory/linearised.md (score-rounds)
         through = (part * guess.unsqueeze(1)).flatten(1).mm(weight_out).mul_(slope_hidden)
         through = through.mm(weight_hidden).mul_(slope_in)
         then = torch.addmm(right, through, weight_in, alpha=-1)
