@@ -90,6 +90,8 @@ class Program:
         #: sites that poutine.condition holds, which are no data, and what is to be told of it
         self.held: set[str] = set()
         self.told_of_held: list[str] = []
+        #: distributions of the latents that the guide draws
+        self.priors: dict[str, Any] = {}
         #: sites that are drawn before values that are held and depend on them
         self.unheard: list[str] = []
         self.first_rows = slice(0, batches.batch_size)
@@ -258,7 +260,9 @@ class Program:
                 self.factors.add(site["name"])
             elif not is_auxiliary(site):
                 sites[site["name"]] = described = _describe(site, draw)
-                if described.kind != "latent":
+                if described.kind == "latent":
+                    self.priors[described.name] = site["fn"]
+                else:
                     functions[described.name] = distribution_of(site)
                 if described.kind == "free" and is_choice_for_all(site):
                     self.choices_for_all[described.name] = None

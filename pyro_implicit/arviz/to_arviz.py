@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from pyro.infer import ELBO
 from torch import nn
 
@@ -30,8 +31,10 @@ from pyro_implicit.handlers.choice_for_all import choices_of_groups
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.handlers.held_sites import refuse_condition_around
+from pyro_implicit.handlers.own_support import own_support
 from pyro_implicit.handlers.pointwise import told_of_factors, told_of_factors_alone
 from pyro_implicit.handlers.told_of_held import told_of_unheard
+from pyro_implicit.inference.outside_support import drawn_outside, is_outside
 
 __all__ = ["to_arviz"]
 
@@ -143,7 +146,7 @@ def to_arviz(
         rows; if the model holds its observations itself and is given other inputs than the guide
         was; if the guide draws what ``poutine.condition`` holds, or if all that the model observes
         is held so and not clearly data, or if what is held depends on sites that are drawn
-        before it.
+        before it; if the guide draws a latent outside its prior's support.
     """
     num_samples = check_count("num_samples", num_samples)
     check_model(model)
@@ -182,6 +185,7 @@ def to_arviz(
         first = programs[0]
         told.append(told_of_unheard(first.unheard))
         told.append(choices_of_groups(first.choices, first.predicted, first.row_plates))
+    told.append(_told_of_supports(programs[0], arrays.get("posterior", {})))
     told += [text for one in programs for text in one.told_of_held]
     told += [text for one in watched for text in one.warnings()]
     for text in dict.fromkeys(filter(None, told)):
@@ -189,6 +193,17 @@ def to_arviz(
     if stats is not None:
         arrays["sample_stats"] = stats.arrays(arrays["posterior"])
     return export.made(arrays, run_attrs(guides[0], objective, export.notes))
+
+
+def _told_of_supports(program: Program, posterior: Mapping[str, Any]) -> str:
+    """Latents whose draws the model's prior would never make."""
+    return drawn_outside(
+        {
+            name: own_support(fn)
+            for name, fn in program.priors.items()
+            if name in posterior and is_outside(fn, torch.as_tensor(posterior[name]))
+        }
+    )
 
 
 def _tell_of_the_prior(refused: str, groups: Sequence[str] | None) -> None:

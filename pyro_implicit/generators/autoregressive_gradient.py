@@ -78,7 +78,7 @@ def is_step() -> bool:
 
 
 def is_plain_step() -> bool:
-    """Whether it does so, and no transform at all is at work."""
+    """Whether autograd takes gradients in reverse, and no transform of torch is at work."""
     return is_step() and not torch._C._are_functorch_transforms_active()
 
 

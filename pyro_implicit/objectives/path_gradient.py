@@ -29,6 +29,9 @@ def along_path(site: ImplicitSite, entropy: Tensor) -> Tensor:
     gradient in the mean (Roeder, Wu and Duvenaud 2017). What is left vanishes together with that of
     the log-joint density, draw by draw, where the guide is the posterior.
 
+    Source: `Sticking the Landing: Simple, Lower-Variance Gradient Estimators for Variational
+    Inference`, Roeder, Wu and Duvenaud, NeurIPS 2017.
+
     :param ImplicitSite site: the site.
     :param torch.Tensor entropy: minus its log-density at each draw, shape ``(*batch)``.
     :returns: the same numbers; with a gradient through the draws alone if the site's distribution

@@ -24,6 +24,8 @@ __all__ = ["solve_transposed"]
 _CLOSE = 1e-4
 #: after so many rounds the matrices are formed
 _MOST = 12
+_NAMES = "abcdefgh"
+_KEPT: list[torch.library.Library] = []
 
 
 def solve_transposed(
@@ -61,11 +63,17 @@ def solve_transposed(
 
 @cache
 def _operation() -> Any:
-    """As one operation of torch: a recorded step has it as one, whatever its number of rounds."""
-    made: Any = torch.library.custom_op("pyro_implicit::solve_transposed", mutates_args=())(_solve)
-    made.register_fake(lambda right, *others: torch.empty_like(right))
-    made.register_vmap(_mapped)
-    return made
+    """
+    As one operation of torch: a recorded step has it as one, whatever its number of rounds.
+
+    ``torch.library.custom_op`` would do it in a line, and load torch's compiler: three seconds.
+    """
+    library = torch.library.Library("pyro_implicit", "FRAGMENT")
+    library.define(f"solve_transposed({', '.join(f'Tensor {name}' for name in _NAMES)}) -> Tensor")
+    library.impl("solve_transposed", _solve, "CompositeExplicitAutograd")
+    torch.library.register_vmap("pyro_implicit::solve_transposed", _mapped, lib=library)
+    _KEPT.append(library)  # with which the operation would go
+    return torch.ops.pyro_implicit.solve_transposed.default
 
 
 def _mapped(info: Any, in_dims: Any, *given: Any) -> tuple[Tensor, int]:

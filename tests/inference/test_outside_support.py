@@ -7,7 +7,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_implicit import HyperNetworkGuide, evaluate, log_predictive_density, predict
+from pyro_implicit import HyperNetworkGuide, evaluate, log_predictive_density, predict, to_arviz
 from pyro_implicit.inference.outside_support import is_outside
 
 X, Y = torch.linspace(0.0, 1.0, 5), torch.zeros(5)
@@ -40,6 +40,8 @@ def test_the_guide_of_a_model_with_another_support_is_told():
         evaluate(rising, guide, X, Y, num_samples=50)
     with pytest.warns(UserWarning, match=OUTSIDE):
         log_predictive_density(rising, guide, X, Y, num_samples=50)
+    with pytest.warns(UserWarning, match=OUTSIDE):
+        to_arviz(rising, guide, X, Y, num_samples=50, groups=["posterior"])
 
 
 def test_draws_within_the_support_are_not():
@@ -48,6 +50,7 @@ def test_draws_within_the_support_are_not():
         predict(model, guide, X, num_samples=50)
         evaluate(model, guide, X, Y, num_samples=50)
         log_predictive_density(model, guide, X, Y, num_samples=50)
+        to_arviz(model, guide, X, Y, num_samples=50)
 
 
 def test_a_draw_at_the_edge_is_rounding():

@@ -208,8 +208,10 @@ def _random_layers(silenced: Mapping[str, nn.Module], noise: LeftOutNoise) -> li
     return [
         f"random layers in training mode ({listed}): the steps draw their randomness, which counts "
         "as noise of the data, and predict leaves it out, so that intervals come out too wide. "
-        "Call .eval() on them, or on their network, before fit (the prior of the weights is what "
-        "regularises it), or write F.dropout(x, p, training=True), which predict keeps."
+        "Before fit call .eval() on what the model calls: net.eval() of a BayesianModule, which "
+        "has a copy of your network, so that network.eval() changes nothing (the prior of the "
+        "weights is what regularises it). Or write F.dropout(x, p, training=True), which predict "
+        "keeps."
     ]
 
 
