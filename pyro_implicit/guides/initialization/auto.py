@@ -331,10 +331,24 @@ def _is_whole(trace: Any) -> bool:
     for node in trace.nodes.values():
         if node["type"] != "sample":
             continue
-        heavy = node["is_observed"] and bool((torch.as_tensor(node["scale"]) > 1).any())
-        if is_cut(node) or heavy:
+        if is_cut(node) or (node["is_observed"] and _stands_for_more(node)):
             return False
     return True
+
+
+def _stands_for_more(node: Any) -> bool:
+    """
+    Whether the weight of a likelihood is that of all rows over those shown.
+
+    Weights that differ from row to row are a survey's, say, and so is one that makes no whole
+    number of any plate's rows.
+    """
+    scale = torch.as_tensor(node["scale"]).detach().double()
+    weight = float(scale.max())
+    if weight <= 1 or float(scale.min()) != weight:
+        return False
+    sizes = [frame.size for frame in node["cond_indep_stack"] if frame.size and frame.size > 0]
+    return not sizes or any(abs(weight * n - round(weight * n)) < 1e-3 for n in sizes)
 
 
 def _is_settled(trace: Any) -> bool:

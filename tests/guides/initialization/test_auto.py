@@ -320,6 +320,18 @@ def test_a_model_that_weights_its_rows_up_shows_some_of_them(quick: None) -> Non
     assert "some rows" in _report(HyperNetworkGuide(model).setup(*DATA)).reason
 
 
+@pytest.mark.parametrize("weight", [1.01, torch.linspace(0.8, 1.4, 20)])
+def test_weights_of_rows_are_no_minibatch(weight: Any) -> None:
+    def weighed(y: Tensor) -> None:
+        loc = pyro.sample("loc", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("rows", len(y)), poutine.scale(scale=weight):
+            pyro.sample("y", dist.Normal(loc, 1.0).to_event(1), obs=y)
+
+    guide = HyperNetworkGuide(weighed)
+    guide(torch.ones(20, 2))
+    assert "some rows" not in _report(guide).reason and len(_report(guide).gaussians) > 1
+
+
 def test_a_model_that_chooses_its_rows_is_judged_on_the_same_ones(quick: None) -> None:
     x, y = DATA
 
