@@ -128,6 +128,17 @@ def test_as_generator_takes_what_a_user_may_pass(option: Callable[[], Any]) -> N
     assert (generator.noise_dim, generator.output_dim) == (2, 3)
 
 
+def test_a_class_that_wants_more_than_the_outputs_is_named() -> None:
+    with pytest.raises(ArgumentError, match=r"generator=MLPGenerator.*lambda m: MLPGenerator"):
+        as_generator(MLPGenerator, 3)
+    with pytest.raises(TypeError, match="own"):  # an error of the callable itself is its own
+
+        def fails(m: int) -> Any:
+            raise TypeError("own")
+
+        as_generator(fails, 3)
+
+
 def test_as_generator_keeps_a_generator_and_takes_a_class() -> None:
     generator = _Cubic()
     assert as_generator(generator, 3) is generator

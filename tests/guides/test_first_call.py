@@ -227,6 +227,23 @@ def test_a_lost_parameter_is_told_where_a_fit_goes_on(
     assert re.search(LOST, "".join(fit(scaled, guide, X, Y, **options).warnings))
 
 
+def test_parameters_of_a_later_fit_are_not_those_of_the_state_before() -> None:
+    """A network keeps its weights when Pyro's store is cleared."""
+    net = nn.Linear(2, 1)
+
+    def model(x: Tensor, y: Tensor | None = None) -> None:
+        pyro.module("net", net)
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(w + net(x)[:, 0], 1.0), obs=y)
+
+    guide = HyperNetworkGuide(model, init_from=None).setup(X, Y)
+    guide.load_state_dict(guide.state_dict())
+    fit(model, guide, X, Y, num_steps=5, progress=False, seed=0)
+    pyro.clear_param_store()
+    _silent(CALLS["predict"], model, guide, X, Y)
+
+
 def test_a_lost_parameter_is_told_where_a_fit_is_resumed(fitted: Any) -> None:
     first = fit(scaled, fitted, X, Y, num_steps=3, progress=False, seed=0)
     pyro.clear_param_store()
