@@ -41,6 +41,6 @@ def along_path(site: ImplicitSite, entropy: Tensor) -> Tensor:
     score = fn.score_of_mean()
     if score is None or not torch.is_grad_enabled():
         return entropy
-    # theory/linearised.md (path-gradient)
+    # theory/linearised.md (entropy-along-path)
     path = -(score * fn.linearisation().value).sum(-1)
     return path + (entropy - path).detach()

@@ -18,6 +18,7 @@ from pyro_implicit._random import RandomStream
 from pyro_implicit.bayesian.vectorization import IN_DATA_PLATE
 from pyro_implicit.exceptions import ImplicitError, NonFiniteError, ShapeError, SiteError
 from pyro_implicit.handlers.data_use import IN_BATCHES, DataUse
+from pyro_implicit.handlers.edge import told_of_edge
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode, is_random_function
 from pyro_implicit.handlers.explained_errors import (
     RAW,
@@ -243,6 +244,9 @@ def _check_observed(site: Any, in_plates: bool) -> None:
                 f"site {site['name']!r} observes infinite values, which have no density. Leave "
                 "these rows out, or mask them."
             )
+    at_edge = told_of_edge(site)
+    if at_edge is not None:
+        raise NonFiniteError(at_edge)
     told = missing_data(site)
     if told is None:
         return
