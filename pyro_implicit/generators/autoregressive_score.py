@@ -16,13 +16,13 @@ from torch import Tensor
 from pyro_implicit.generators.autoregressive_map import Kept, Layer
 from pyro_implicit.ops.masked_solve import solve_transposed
 
-__all__ = ["score_of_draws"]
+__all__ = ["carried_score"]
 
 _aten = torch.ops.aten
 
 
 @torch.no_grad()
-def score_of_draws(
+def carried_score(
     layers: Sequence[Layer], slopes: Sequence[Tensor], kept: Sequence[Kept], score: Tensor
 ) -> Tensor:
     r"""

@@ -25,7 +25,7 @@ from pyro_implicit.generators.autoregressive_gradient import (
     is_step,
 )
 from pyro_implicit.generators.autoregressive_map import Layer, log_det_of, mapped
-from pyro_implicit.generators.autoregressive_score import score_of_draws
+from pyro_implicit.generators.autoregressive_score import carried_score
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.linear_maps import INVERTIBLE, default_kind, linear_maps
 from pyro_implicit.generators.packed import PackedModule
@@ -322,7 +322,7 @@ class KnownDeterminant(Linearisation):
             return None
         passed, wide = self._passed, self._passed.kept[0].x.dtype
         rows = of_noise.to(wide).reshape(-1, self.output_dim)
-        found = score_of_draws(passed.layers, passed.slopes, passed.kept, rows)
+        found = carried_score(passed.layers, passed.slopes, passed.kept, rows)
         return found.view(of_noise.shape).to(self.dtype)
 
     def let_go(self) -> None:

@@ -17,7 +17,20 @@ from torch import Tensor
 
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 
-__all__ = ["along_path"]
+__all__ = ["along_path", "through_draws"]
+
+
+def through_draws(entropy: Tensor, draws: Tensor, score: Tensor) -> Tensor:
+    """
+    Give an entropy's estimate a gradient through its draws alone.
+
+    :param torch.Tensor entropy: at each draw, shape ``batch``.
+    :param torch.Tensor draws: shape ``(*batch, m)``.
+    :param torch.Tensor score: the derivative of their log-density, held fixed, ``(*batch, m)``.
+    :returns: the same numbers, shape ``batch``.
+    """
+    # theory/scores.md (entropy-path-gradient), theory/linearised.md (entropy-along-path)
+    return entropy.detach() - ((draws - draws.detach()) * score).sum(-1)
 
 
 def along_path(site: ImplicitSite, entropy: Tensor) -> Tensor:
@@ -41,6 +54,4 @@ def along_path(site: ImplicitSite, entropy: Tensor) -> Tensor:
     score = fn.score_of_mean()
     if score is None or not torch.is_grad_enabled():
         return entropy
-    # theory/linearised.md (entropy-along-path)
-    path = -(score * fn.linearisation().value).sum(-1)
-    return path + (entropy - path).detach()
+    return through_draws(entropy, fn.linearisation().value, score)

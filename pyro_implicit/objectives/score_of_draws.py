@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.objectives.implicit_site import ImplicitSite
+from pyro_implicit.objectives.path_gradient import through_draws
 
 __all__ = ["entropy_by_score"]
 
@@ -30,6 +31,4 @@ def entropy_by_score(
         leaf = site.value.detach().requires_grad_()
         log_q = log_density(site.with_draws(site.distribution, leaf))
         (score,) = torch.autograd.grad(log_q.sum(), leaf)
-    reported = -log_q.detach() if value is None else value.detach()
-    # theory/scores.md (entropy-path-gradient)
-    return reported - ((site.value - leaf.detach()) * score).sum(-1)
+    return through_draws(-log_q if value is None else value, site.value, score)
