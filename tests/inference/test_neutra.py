@@ -101,9 +101,9 @@ def test_a_chain_through_a_bad_guide_finds_the_posterior(kind: Any) -> None:
 def test_draw_and_change_of_volume_take_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     guide = HyperNetworkGuide(model, generator=KINDS[1]).setup()
     neutra = NeuTraReparam(guide).reparam(model)
-    passes, whole = [], AutoregressiveGenerator._draw_with_log_det
+    passes, whole = [], AutoregressiveGenerator._pass
     counted = lambda *args: passes.append(1) or whole(*args)  # noqa: E731
-    monkeypatch.setattr(AutoregressiveGenerator, "_draw_with_log_det", counted)
+    monkeypatch.setattr(AutoregressiveGenerator, "_pass", counted)
     poutine.condition(neutra, data={"neutra_noise": torch.zeros(guide.latent_dim)})()
     passes.clear()  # a generator is tried at its first use
     poutine.condition(neutra, data={"neutra_noise": torch.zeros(guide.latent_dim)})()

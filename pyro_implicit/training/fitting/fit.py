@@ -112,7 +112,9 @@ def fit(
       counts as that of the data, and intervals come out too wide.
 
     * *deviations*: of a bijective guide of at most 256 latents and whole data: where importance
-      weights are even enough to tell that deviations are off by more than 15%, the result warns.
+      weights are even enough to tell that deviations are off by more than 15%, a run that has ended
+      level goes on at the full rate for as many steps again (without ``validation``), until they
+      are not or the limit comes; then the result warns.
 
     * *what is left out*: where the first step calls networks whose parameters nobody trains (plain
       ``torch.nn`` modules that no ``pyro.module`` tells of), where the guide leaves out latents of
@@ -261,6 +263,9 @@ def _finished(
     limit = run.rate.num_steps
     with progress_bar(shown=progress, total=limit, initial=len(run.history), desc="fit") as bar:
         reason = run.train(bar)
+        while reason == "converged" and run.may_go_on and _are_widths_wrong(run):
+            run.go_on()
+            reason = run.train(bar)
     state = run.state(reason)
     scores = {}
     if run.validation is not None:
@@ -294,22 +299,43 @@ def _found(run: Run, reason: str) -> list[str]:
     """What the guide lacks, where the run was long enough to expect nothing."""
     if reason == "interrupted" or len(run.history) < _LONG:
         return []
-    if not isinstance(run.objective, ImplicitELBO):
-        return []
-    if not run.objective.is_bound_for(run.guide):
+    if isinstance(run.objective, ImplicitELBO) and not run.objective.is_bound_for(run.guide):
         return _thin(run.guide)
+    return (_missed(run) or _widths(run)) if _is_after_posterior(run) else []
+
+
+def _is_after_posterior(run: Run) -> bool:
+    """Whether the guide's draws can be held to the posterior of all data."""
+    if not isinstance(run.objective, ImplicitELBO) or _is_weighted(run.objective):
+        return False
     if run.arguments.batches is not None or isinstance(run.guide, ConditionalGuide):
-        return []
-    if _is_weighted(run.objective):
-        return []
+        return False
+    return run.objective.is_bound_for(run.guide)
+
+
+def _missed(run: Run) -> list[str]:
     losses = run.losses_now()  # the last steps may be of parameters that were replaced
     if not losses and not run.is_replaced:
         losses = run.history[-max(len(run.history) // 10, 1) :]
     bound = -sum(losses) / len(losses) if losses else math.nan
-    data = run.arguments.args, run.arguments.kwargs
-    missed = missed_peaks(run.guide, run.model, *data, bound)
-    mode = run.objective.vectorize_particles
-    return missed or wrong_widths(run.guide, run.model, *data, mode)
+    return missed_peaks(run.guide, run.model, *_data(run), bound)
+
+
+def _widths(run: Run) -> list[str]:
+    return wrong_widths(run.guide, run.model, *_data(run), run.objective.vectorize_particles)
+
+
+def _data(run: Run) -> tuple[Any, Any]:
+    return run.arguments.args, run.arguments.kwargs
+
+
+def _are_widths_wrong(run: Run) -> bool:
+    """Whether a level loss hides deviations that are off, where more steps may mend them."""
+    try:
+        is_long = len(run.history) >= _LONG
+        return is_long and _is_after_posterior(run) and not _missed(run) and bool(_widths(run))
+    except KeyboardInterrupt:
+        return False  # the run has ended: what it has is kept
 
 
 def _thin(guide: Any) -> list[str]:

@@ -205,6 +205,18 @@ class Run:
             self.rate.begun = None
             self._begin_anew()
 
+    @property
+    def may_go_on(self) -> bool:
+        """Whether a run that has ended may take up the full rate again."""
+        is_left = len(self.history) < self.rate.num_steps
+        return is_left and self.validation is None and not self.settling.is_start
+
+    def go_on(self) -> None:
+        """Takes up the full rate again, for as many steps as there were before it is asked."""
+        self.rate.begun, self.rate.length, self.rate.share = None, 0, 1.0
+        self._begin_anew()
+        self.ask_at = max(_FEWEST, len(self.history))
+
     def _begin_anew(self) -> None:
         """Counts steps at the full rate from here."""
         self.warm_from, self.is_flat, self.ask_at = len(self.history), False, _FEWEST
