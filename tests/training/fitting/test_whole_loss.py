@@ -106,7 +106,7 @@ def test_what_the_noise_of_batches_hides_is_told(
 ) -> None:
     monkeypatch.setattr("pyro_implicit.training.fitting.run._FEWEST", 40)
     level = Slope(gain=0.0, standard_error=0.0, tolerance=7.0)
-    monkeypatch.setattr("pyro_implicit.training.fitting.run.slope_of", lambda losses: level)
+    monkeypatch.setattr("pyro_implicit.training.fitting.run.slope_of", lambda *_: level)
     x = torch.linspace(0, 1, 40)
 
     def model(x: Tensor) -> None:
