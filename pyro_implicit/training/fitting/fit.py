@@ -301,7 +301,10 @@ def _found(run: Run, reason: str) -> list[str]:
         return []
     if isinstance(run.objective, ImplicitELBO) and not run.objective.is_bound_for(run.guide):
         return _thin(run.guide)
-    return (_missed(run) or _widths(run)) if _is_after_posterior(run) else []
+    if not _is_after_posterior(run):
+        return []
+    peaks, deviations = _looks(run)
+    return peaks or deviations
 
 
 def _is_after_posterior(run: Run) -> bool:
@@ -311,6 +314,15 @@ def _is_after_posterior(run: Run) -> bool:
     if run.arguments.batches is not None or isinstance(run.guide, ConditionalGuide):
         return False
     return run.objective.is_bound_for(run.guide)
+
+
+def _looks(run: Run) -> tuple[list[str], list[str]]:
+    """Peaks that are missed, and if there are none deviations that are off: once at a step."""
+    step = len(run.history)
+    if run.looks is None or run.looks[0] != step:
+        missed = _missed(run)
+        run.looks = step, missed, [] if missed else _widths(run)
+    return run.looks[1:]
 
 
 def _missed(run: Run) -> list[str]:
@@ -333,7 +345,7 @@ def _are_widths_wrong(run: Run) -> bool:
     """Whether a level loss hides deviations that are off, where more steps may mend them."""
     try:
         is_long = len(run.history) >= _LONG
-        return is_long and _is_after_posterior(run) and not _missed(run) and bool(_widths(run))
+        return is_long and _is_after_posterior(run) and bool(_looks(run)[1])
     except KeyboardInterrupt:
         return False  # the run has ended: what it has is kept
 

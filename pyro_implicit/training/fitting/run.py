@@ -102,6 +102,8 @@ class Run:
         self._random = read_random_state()  # where to go back to if interrupted
         #: what is told once the first steps were taken
         self.first_steps = FirstSteps(model, guide, objective, arguments, validation)
+        #: what was found lacking once it had ended: at which step, peaks and deviations
+        self.looks: tuple[int, list[str], list[str]] | None = None
         self._num_earlier = 0  # steps of the run that is resumed
         self._earlier_scores: Any = None  # of the run that is resumed, without validation in this
 

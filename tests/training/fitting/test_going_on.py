@@ -41,9 +41,9 @@ def fitted(monkeypatch: pytest.MonkeyPatch, answers: list[Any], **options: Any) 
 
 
 def test_it_takes_as_many_steps_again_until_they_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    once, _ = fitted(monkeypatch, [False, False])
-    result, num_asked = fitted(monkeypatch, [True, True, False, False])
-    assert once.reason == result.reason == "converged" and num_asked == 4
+    once, num_once = fitted(monkeypatch, [False])
+    result, num_asked = fitted(monkeypatch, [True, True, False])
+    assert once.reason == result.reason == "converged" and (num_once, num_asked) == (1, 3)
     assert result.num_steps >= 4 * once.num_steps and result.warnings == []
     assert result.history[: once.num_steps] == once.history
     assert result.rates[once.num_steps] == result.rates[0]  # at the full rate again
@@ -55,7 +55,7 @@ def test_the_limit_ends_it_and_then_it_is_told(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_validation_and_an_interruption_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    once, _ = fitted(monkeypatch, [False, False])
+    once, _ = fitted(monkeypatch, [False])
     result, _ = fitted(monkeypatch, [True], validation=lambda: 0.0, num_steps=300)
     assert result.num_steps <= 300 and OFF in result.warnings
     result, _ = fitted(monkeypatch, [KeyboardInterrupt(), True])
