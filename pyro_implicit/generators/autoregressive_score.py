@@ -7,13 +7,13 @@ Shape legend: see :mod:`~pyro_implicit.generators.autoregressive_map`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_implicit.generators.autoregressive_map import Kept, Layer
+from pyro_implicit.generators.autoregressive_gradient import through_network, through_steps
+from pyro_implicit.generators.autoregressive_map import Kept, Layer, Shape
 from pyro_implicit.ops.masked_solve import solve_transposed
 
 __all__ = ["carried_score"]
@@ -37,72 +37,38 @@ def carried_score(
     :param torch.Tensor score: of the noises, shape ``(n, m)``.
     :returns: that of the draws, shape ``(n, m)``.
     """
-    of_log_det, *parts = _derivatives(layers, slopes, kept)
-    for number, layer in enumerate(layers):
+    whole, slope = _side_by_side(kept), torch.cat(tuple(slopes))
+    nothing, ones = torch.zeros_like(slope), torch.ones_like(slope)
+    count = len(layers)
+    own = [part.chunk(count) for part in through_steps(whole, nothing, ones, 1 / (1 + slope))]
+    diagonals, effects = (
+        part.chunk(count) for part in through_steps(whole, ones, nothing, nothing)
+    )
+    for number, (layer, one) in enumerate(zip(layers, kept, strict=True)):
         score = score.flip(-1) if number else score
-        weights = layer.weight_out, layer.weight_hidden, layer.weight_in
-        diagonal, effect, slope_hidden, slope_in = (part[number] for part in parts)
-        right = score - of_log_det[number]  # theory/linearised.md (score-of-a-layer)
-        score = solve_transposed(right, diagonal, effect, slope_hidden, slope_in, *weights)
+        _, of_in = through_network(layer, one, own[1][number])
+        of_log_det = torch.addmm(own[0][number], of_in, layer.weight_in)
+        pre_hidden, pre_in = one.shape.pre_hidden, one.shape.pre_in
+        score = solve_transposed(
+            score - of_log_det,  # theory/linearised.md (score-of-a-layer)
+            diagonals[number],
+            effects[number].view(len(score), -1, score.shape[-1]),
+            _aten.silu_backward(torch.ones_like(pre_hidden), pre_hidden),
+            _aten.silu_backward(torch.ones_like(pre_in), pre_in),
+            layer.weight_out,
+            layer.weight_hidden,
+            layer.weight_in,
+        )
         score = _through_map(layer, score)
     return score
 
 
-def _derivatives(
-    layers: Sequence[Layer], slopes: Sequence[Tensor], kept: Sequence[Kept]
-) -> tuple[Tensor, ...]:
-    """
-    Derivatives of all blocks at once: of small maps each operation costs more than its numbers.
-
-    :returns: those of the blocks' log-determinants in their entries, ``(L, n, m)``; the diagonals
-        of the blocks' own, ``(L, n, m)``; by how much each output of a network moves its entry,
-        ``(L, n, P, m)``; and the slopes of the activations, twice ``(L, n, h)``.
-    """
-    one = _stacked(kept, "value", "scale", "gap", "step", "rest")
-    shapes = [each.shape for each in kept]
-    shape = _stacked(shapes, "bent", "low", "height", "raw_rate", "rate", "pre_hidden", "pre_in")
-    weight = _stacked(layers, "weight_out", "weight_hidden", "weight_in")
-    raised = 1 + torch.stack(tuple(slopes))
-    slope_hidden, slope_in = (
-        _aten.silu_backward(torch.ones_like(pre), pre) for pre in (shape.pre_hidden, shape.pre_in)
-    )
-    # derivatives of an increasing function: its argument's, through each step, and the outputs'
-    by_raw, by_low, by_rate = 1 - shape.bent.square(), shape.low.sigmoid(), shape.raw_rate.sigmoid()
-    scale, rise = one.scale.unsqueeze(2), shape.height * one.rest
-    pushed, share = rise * shape.rate, 1 / raised.unsqueeze(2)  # slope of a step; of log(raised)
-    effect = _outputs(
-        torch.ones_like(by_raw),
-        one.scale * one.value * by_raw,
-        by_low * one.step * scale,
-        -pushed * scale,
-        2 * by_rate * rise * one.gap * scale,
-    )
-    bend = -2 * shape.rate * pushed * one.step * share
-    of_out = _outputs(
-        torch.zeros_like(by_raw),
-        by_raw,
-        by_low * shape.rate * one.rest * share,
-        -bend,
-        2 * by_rate * (rise * share + bend * one.gap / shape.rate),
-    )
-    of_hidden = of_out.flatten(2).bmm(weight.weight_out) * slope_hidden
-    of_in = of_hidden.bmm(weight.weight_hidden) * slope_in
-    of_log_det = torch.baddbmm(bend.sum(2), of_in, weight.weight_in)
-    return of_log_det, one.scale * raised, effect, slope_hidden, slope_in
-
-
-def _stacked(ones: Sequence[Any], *names: str) -> SimpleNamespace:
-    """Some fields of all layers, one above the other."""
-    fields = {name: torch.stack([getattr(one, name) for one in ones]) for name in names}
-    return SimpleNamespace(**fields)
-
-
-def _outputs(
-    shift: Tensor, raw_scale: Tensor, raw_height: Tensor, centre: Tensor, raw_rate: Tensor
-) -> Tensor:
-    """In the order of a network's outputs, ``(L, n, P, m)``."""
-    parts = shift.unsqueeze(2), raw_scale.unsqueeze(2), raw_height, centre, raw_rate
-    return torch.cat(parts, 2)
+def _side_by_side(kept: Sequence[Kept]) -> Kept:
+    """What all layers kept as of one of ``L n`` noises: each operation costs more than numbers."""
+    columns: dict[str, Any] = dict(zip(Kept._fields, zip(*kept, strict=True), strict=True))
+    shapes = zip(*columns.pop("shape"), strict=True)
+    whole: dict[str, Any] = {name: torch.cat(column) for name, column in columns.items()}
+    return Kept(shape=Shape(*map(torch.cat, shapes)), **whole)
 
 
 def _through_map(layer: Layer, score: Tensor) -> Tensor:

@@ -89,16 +89,8 @@ def _mapped(info: Any, in_dims: Any, *given: Any) -> tuple[Tensor, int]:
     return _operation()(*flat, *given[5:]).view(lead[0].shape), 0
 
 
-def _solve(
-    right: Tensor,
-    diagonal: Tensor,
-    effect: Tensor,
-    slope_hidden: Tensor,
-    slope_in: Tensor,
-    weight_out: Tensor,
-    weight_hidden: Tensor,
-    weight_in: Tensor,
-) -> Tensor:
+def _solve(*given: Tensor) -> Tensor:
+    right, diagonal, effect, slope_hidden, slope_in, weight_out, weight_hidden, weight_in = given
     m = right.shape[1]
     if not len(right):
         return right.clone()
