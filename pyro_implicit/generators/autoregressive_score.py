@@ -52,7 +52,7 @@ def carried_score(
         score = solve_transposed(
             score - of_log_det,  # theory/linearised.md (score-of-a-layer)
             diagonals[number],
-            effects[number].view(len(score), -1, score.shape[-1]),
+            effects[number].unflatten(1, (-1, score.shape[-1])),
             _aten.silu_backward(torch.ones_like(pre_hidden), pre_hidden),
             _aten.silu_backward(torch.ones_like(pre_in), pre_in),
             layer.weight_out,

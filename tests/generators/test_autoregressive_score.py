@@ -94,5 +94,10 @@ def test_it_is_not_known_where_no_step_is_taken() -> None:
     assert seen == [None]
 
 
+def test_no_noises_have_none() -> None:
+    z = torch.zeros(0, 3)
+    assert AutoregressiveGenerator(3).linearise(z).score(-z).shape == (0, 3)  # type: ignore[union-attr]
+
+
 def test_no_other_generator_has_one() -> None:
     assert MLPGenerator(2, 2, (3,)).linearise(torch.randn(3, 2)).score(torch.randn(3, 2)) is None
