@@ -230,7 +230,7 @@ def fit(
             run.first_steps.adopted = adopted
             hints += [*told, *told_of_better_by_row(guide)]
             if batches is not None:
-                run.retreat.num_batches = arguments.num_batches
+                run.course.retreat.num_batches = arguments.num_batches
             with explained_steps(model, guide, objective, arguments, **look):
                 result = _finished(run, start, hints, progress, resume)
     WatchedParameters(guide).remember()
@@ -260,7 +260,7 @@ def _finished(
     run: Run, start: float, hints: list[str], progress: bool, resume: FitResult | None
 ) -> FitResult:
     """Trains, and puts together what came of it."""
-    limit = run.rate.num_steps
+    limit = run.course.rate.num_steps
     with progress_bar(shown=progress, total=limit, initial=len(run.history), desc="fit") as bar:
         reason = run.train(bar)
         while reason == "converged" and run.may_go_on and _are_widths_wrong(run):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pyro_implicit import HyperNetworkGuide, fit
-from pyro_implicit.training.fitting import run
+from pyro_implicit.training.fitting import course
 
 OFF = "deviations are off"
 
@@ -33,7 +33,7 @@ def fitted(monkeypatch: pytest.MonkeyPatch, answers: list[Any], **options: Any) 
 
     monkeypatch.setitem(fit.__globals__, "wrong_widths", look)
     monkeypatch.setitem(fit.__globals__, "_LONG", 100)
-    monkeypatch.setattr(run, "_FEWEST", 120)
+    monkeypatch.setattr(course, "FEWEST", 120)
     pyro.set_rng_seed(0)
     guide = HyperNetworkGuide(normal, init_from=None)
     given: dict[str, Any] = {"seed": 0, "progress": False, "num_steps": 3000} | options

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO, fit
-from pyro_implicit.training.fitting import run
+from pyro_implicit.training.fitting import course
 from pyro_implicit.training.fitting import settling as module
 from pyro_implicit.training.fitting.settling import Settling
 from pyro_implicit.training.fitting.whole_loss import WholeLoss
@@ -188,7 +188,7 @@ def test_a_rate_that_is_too_high_does_not_end_above_the_start(lr: float) -> None
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs are looked at from 100 steps."""
-    monkeypatch.setattr(run, "_FEWEST", 100)
+    monkeypatch.setattr(course, "FEWEST", 100)
 
 
 def overshot(validation: Any, **options: Any) -> tuple[Any, HyperNetworkGuide, Any, Any]:
@@ -268,7 +268,7 @@ def broken(at: int) -> tuple[Any, list[Tensor]]:
 
 def test_an_interrupted_look_goes_on_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyro_implicit.training.fitting.run.is_comparable", lambda _: True)
-    monkeypatch.setattr("pyro_implicit.training.fitting.run._FEWEST", 50)
+    monkeypatch.setattr("pyro_implicit.training.fitting.course.FEWEST", 50)
     whole, first = broken(0)
     for at in (1, 10, 16, 18, 30):  # at the parameters, at the mean, at the start, at the end
         gone_on, second = broken(at)
