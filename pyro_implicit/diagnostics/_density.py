@@ -14,6 +14,7 @@ from torch import Tensor
 from pyro_implicit.exceptions import DensityError, GuideError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
+from pyro_implicit.guides.diverged import refuse_diverged
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.sampler import Sampler
 from pyro_implicit.guides.values import check_values, unconstrain
@@ -41,6 +42,7 @@ def check_implicit_guide(guide: Any, asked: str) -> ImplicitGuide:
     :returns: the guide.
     :raises GuideError: if it is none of this package, or has a distribution for each row of the
         data.
+    :raises NonFiniteError: if a parameter of it is not finite.
     """
     if isinstance(guide, ConditionalGuide):
         raise GuideError(
@@ -48,6 +50,7 @@ def check_implicit_guide(guide: Any, asked: str) -> ImplicitGuide:
             "for each row of the data. Check its draws instead: stein_discrepancy, c2st, vsbc."
         )
     if isinstance(guide, ImplicitGuide):
+        refuse_diverged(guide)
         return guide
     if hasattr(guide, "num_chains"):
         raise GuideError(

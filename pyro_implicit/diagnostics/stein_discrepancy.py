@@ -21,6 +21,7 @@ from torch import Tensor
 from pyro_implicit._checks import check_count, check_model, check_number
 from pyro_implicit.diagnostics._unconstrained import constrained_draws, unconstrained_draws
 from pyro_implicit.guides.model_parameters import WatchedParameters
+from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.handlers.log_joint import LogJoint
@@ -111,7 +112,7 @@ def stein_discrepancy(
     :param kwargs: keyword arguments of model and guide.
     :returns: the squared discrepancy, which ``float`` reads, and its p-value.
     :raises ArgumentError: for values outside of these, or a guide that is none.
-    :raises NonFiniteError: if a gradient is not finite.
+    :raises NonFiniteError: if a gradient, or a parameter of the guide, is not finite.
     :raises ShapeError: for fewer draws than ``num_samples``.
     :raises SiteError: if the model has other latents than those drawn, or draws by itself.
     :warns UserWarning: if parameters of the model were lost that the guide was fitted with.
@@ -119,6 +120,7 @@ def stein_discrepancy(
     check_count("num_samples", num_samples, minimum=2)
     check_count("num_bootstrap", num_bootstrap)
     check_model(model)
+    check_order(model, "stein_discrepancy(model, guide, ...)", guide)
     beta = check_number("beta", beta, above=-1, below=0)
     if not (isinstance(length, str) and length == "median"):
         length = check_number("length", length, above=0, why=", or 'median'")

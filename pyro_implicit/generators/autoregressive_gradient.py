@@ -69,7 +69,7 @@ class Passed:
 
 def is_step() -> bool:
     """Whether autograd takes gradients in reverse, and no transform of torch but ``vmap`` works."""
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or not torch.is_grad_enabled():
         return False
     if forward_ad._current_level >= 0:
         return False

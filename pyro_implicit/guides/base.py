@@ -27,6 +27,7 @@ from pyro_implicit.distributions.implicit_sites import draw_site
 from pyro_implicit.exceptions import SiteError, StateError
 from pyro_implicit.generators.preconditioner import Preconditioner
 from pyro_implicit.guides.argument_dims import shapes_of_arguments
+from pyro_implicit.guides.diverged import refuse_spoilt_draws
 from pyro_implicit.guides.draw_quantiles import DrawQuantiles
 from pyro_implicit.guides.first_call import FirstCall
 from pyro_implicit.guides.held_data import HeldData
@@ -458,6 +459,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         :param kwargs: keyword arguments of the model, likewise.
         :returns: constrained draws by site, shape ``(num_samples, *site_shape)``.
         :raises ArgumentError: if ``num_samples`` is no positive number.
+        :raises NonFiniteError: if draws are not finite.
         :raises StateError: before the guide is built.
         """
         num_samples = check_count("num_samples", num_samples)
@@ -465,6 +467,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         draws = {}
         for _, sites, sampler in self._groups():
             flat = sampler.distribution().sample((num_samples,))
+            refuse_spoilt_draws(flat, self)
             for site, part in by_site(flat, sites):
                 value = part.reshape(num_samples, *site.unconstrained_shape)
                 draws[site.name] = site.value(value)

@@ -29,6 +29,7 @@ from pyro_implicit.exceptions import (
 )
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.context import check_context, read_context
+from pyro_implicit.guides.diverged import refuse_spoilt_draws
 from pyro_implicit.guides.initialization.initial import init_to_fan_in
 from pyro_implicit.guides.latent_site import LatentSite, PlateFrame
 from pyro_implicit.guides.row_site import read_row_site
@@ -282,7 +283,7 @@ class ConditionalGuide(ImplicitGuide):
         :returns: constrained draws by site, shape ``(num_samples, rows, *event_shape)``, with the
             dimensions of size 1 that the plate's place needs.
         :raises ArgumentError: without the arguments.
-        :raises NonFiniteError: for a context that is not finite.
+        :raises NonFiniteError: for a context, or draws, that are not finite.
         """
         num_samples = check_count("num_samples", num_samples)
         self.samplers  # noqa: B018 (the error if there are none)
@@ -302,7 +303,7 @@ class ConditionalGuide(ImplicitGuide):
             in pieces.
         :returns: as of :meth:`sample`, shape ``(num_samples, rows, *event_shape)``.
         :raises ArgumentError: for values outside of these.
-        :raises NonFiniteError: for a context that is not finite, whose draws would be NaN.
+        :raises NonFiniteError: for a context, or draws, that are not finite.
         :raises ShapeError: for another context than the guide was built with.
         """
         num_samples = check_count("num_samples", num_samples)
@@ -327,6 +328,7 @@ class ConditionalGuide(ImplicitGuide):
             else:
                 _seed(seeds, 1, part)
                 flat = fn.sample((num_samples,))
+            refuse_spoilt_draws(flat, self)
             for site, piece in by_site(flat, sites):
                 draws[site.name] = site.value(site.unpack(piece))
         return draws

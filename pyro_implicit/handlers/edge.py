@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pyro.distributions as dist
 import torch
+import torch.distributions as torch_dist
 from torch import Tensor
 
 from pyro_implicit.handlers.pointwise import batch_log_prob
@@ -14,45 +16,77 @@ __all__ = ["told_of_edge"]
 
 #: by distribution: its edges, and what to write for data that have many there
 _EDGES: dict[type, tuple[tuple[float, ...], str]] = {
-    dist.Gamma: ((0.0,), "a Bernoulli that tells zeros from the rest, and the Gamma for the rest"),
-    dist.Beta: (
+    torch_dist.Gamma: (  # Chi2 and Exponential-like ones among them
+        (0.0,),
+        "a Bernoulli that tells zeros from the rest, and the {kind} for the rest",
+    ),
+    torch_dist.Beta: (
         (0.0, 1.0),
-        "a Categorical that tells zeros and ones from the rest, and the Beta for the rest",
+        "a Categorical that tells zeros and ones from the rest, and the {kind} for the rest",
+    ),
+    torch_dist.Kumaraswamy: (
+        (0.0, 1.0),
+        "a Categorical that tells zeros and ones from the rest, and the {kind} for the rest",
+    ),
+    torch_dist.Dirichlet: (
+        (0.0,),
+        "a likelihood of counts (Multinomial) where there are any, or move shares off the edge, "
+        "(y * (n - 1) + 1 / k) / n for n rows of k shares",
     ),
 }
 
 
-def told_of_edge(site: Any) -> str | None:
+def told_of_edge(site: Any, is_summed: bool = True) -> str | None:
     """
     Tells of observations that have no likelihood although the support has them.
 
     A ``Gamma`` has 0 in its support, and there a density that is zero or infinite, unless its
-    concentration is 1.
+    concentration is 1. Where discrete latents are enumerated, a density at one of their values is
+    enough.
 
-    :param site: the message of an observed site.
+    :param site: the message of an observed site, or its node in a trace.
+    :param bool is_summed: whether its density is at all values of discrete latents; else they are
+        drawn, and infinite values alone are told of.
     :returns: what is wrong and what to write, for an error; None for all others.
     """
     fn, value = site["fn"], site["value"]
-    while isinstance(fn, (torch.distributions.Independent, dist.MaskedDistribution)):
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return None
+    name, own_dims = site["name"], value.dim() - fn.event_dim
+    while isinstance(fn, (torch_dist.Independent, dist.MaskedDistribution)):
         fn = fn.base_dist
+    if bool(value.isinf().any()) and not _is_finite(site, value.shape[:own_dims]):
+        return (
+            f"site {name!r} observes infinite values, which have no density. Leave these rows out, "
+            "or mask them."
+        )
+    if not is_summed:
+        return None
     for kind, (edges, remedy) in _EDGES.items():
         if not isinstance(fn, kind):
             continue
         num = sum(int((value == edge).sum()) for edge in edges)
-        if not num or _is_finite(site):
+        if not num or _is_finite(site, value.shape[:own_dims]):
             return None
+        called = type(fn).__name__
         return (
-            f"site {site['name']!r} observes {num} values at the edge of the support of "
-            f"{kind.__name__} ({' or '.join(f'{edge:g}' for edge in edges)}), where its density "
-            f"is zero or infinite: no parameters fit them. Write {remedy}; or leave these rows "
-            "out, or mask them, if they are errors."
+            f"site {name!r} observes {num} values at the edge of the support of {called} "
+            f"({' or '.join(f'{edge:g}' for edge in edges)}), where its density is zero or "
+            f"infinite: no parameters fit them. Write {remedy.format(kind=called)}; or leave these "
+            "rows out, or mask them, if they are errors."
         )
     return None
 
 
-def _is_finite(site: Any) -> bool:
+def _is_finite(site: Any, batch: torch.Size) -> bool:
+    """Whether each observation has a density at some of the values that are summed over."""
     mask = site["mask"]
     log_prob: Tensor = batch_log_prob(site)
     if isinstance(mask, Tensor):
         log_prob = log_prob.where(mask, log_prob.new_zeros(()))
+    log_prob = log_prob.nan_to_num(nan=math.inf, neginf=-math.inf, posinf=math.inf)
+    for dim in range(log_prob.dim()):
+        size = batch[dim - log_prob.dim()] if log_prob.dim() - dim <= len(batch) else 1
+        if size == 1 != log_prob.shape[dim]:  # of other latents, draws or what is enumerated
+            log_prob = log_prob.logsumexp(dim, keepdim=True)
     return mask is False or bool(log_prob.isfinite().all())

@@ -16,6 +16,7 @@ from pyro.poutine import Trace
 from torch import Tensor
 
 from pyro_implicit.exceptions import ImplicitError, NonFiniteError, SiteError
+from pyro_implicit.handlers.edge import told_of_edge
 from pyro_implicit.handlers.enumeration import (
     EnumerationNeeded,
     NoticeEnumeration,
@@ -230,7 +231,9 @@ class LogJoint:
         terms["the Jacobian of the supports"] = float(correction)
         bad = [f"of {what} is {term}" for what, term in terms.items() if not math.isfinite(term)]
         if bad:
-            return f" (the log-density {', that '.join(bad)})"
+            observed = [trace.nodes[name] for name in trace.observation_nodes]
+            at_edge = [told for told in map(told_of_edge, observed) if told is not None]
+            return f" (the log-density {', that '.join(bad)}{'; '.join(['', *at_edge])})"
         top = max(terms, key=lambda what: abs(terms[what]))
         return f" (the largest term is that of {top}, {terms[top]:.3g})"
 

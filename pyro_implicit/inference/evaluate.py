@@ -190,6 +190,12 @@ def _report(job: EvaluationJob, guide: Any, seed: int) -> EvaluationReport:
     never = int((whole["log_density"] == -math.inf).sum())
     if never:
         job.notes[f"{never} data have density 0 at every draw"] = None
+    infinite = int((whole["log_density"] == math.inf).sum())
+    if infinite:
+        job.notes[
+            f"{infinite} data have an infinite density: they are at the edge of a support (zeros "
+            "of a Gamma, zeros and ones of a Beta), or a scale is 0, and log densities tell nothing"
+        ] = None
     return EvaluationReport(
         log_density=Score(*mean_and_error(whole["log_density"], whole["row"])),
         sites={name: _site(data) for name, data in job.sites.items()},

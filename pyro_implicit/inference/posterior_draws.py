@@ -12,6 +12,7 @@ from torch import Tensor
 from pyro_implicit._checks import check_count, check_guide
 from pyro_implicit.exceptions import ShapeError, SiteError
 from pyro_implicit.guides.base import ImplicitGuide
+from pyro_implicit.guides.diverged import refuse_diverged
 from pyro_implicit.guides.since_fit import replaced_since_fit
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.pointwise import latent_sites
@@ -43,6 +44,7 @@ def posterior_draws(
     :param kwargs: keyword arguments of the guide.
     :returns: ``{site: tensor}``, each of shape ``(num_samples, *shape of the site)``.
     :raises ArgumentError: if ``num_samples`` is not a positive integer, or ``guide`` no guide.
+    :raises NonFiniteError: for a guide with a parameter that is not finite.
     :raises SiteError: if the guide has no latent site, or not the same ones in each run.
     :raises ShapeError: if a site changes its shape from run to run, or has a value for each row and
         the guide would choose some of them at random.
@@ -69,6 +71,7 @@ def draws_of(
     :raises ArgumentError: see :func:`posterior_draws`, as for the rest.
     """
     check_guide(guide)
+    refuse_diverged(guide)
     num_samples = check_count("num_samples", num_samples)
     sample = getattr(guide, "sample", None)
     with torch.no_grad(), evaluation_mode():

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from pyro_implicit.exceptions import NonFiniteError
+from pyro_implicit.handlers.edge import told_of_edge
 from pyro_implicit.objectives.particle import Particle
 
 __all__ = ["check_finite"]
@@ -16,6 +17,19 @@ __all__ = ["check_finite"]
 
 def _number(value: Any) -> float:
     return float(value.detach() if isinstance(value, Tensor) else value)
+
+
+def _refuse_edge(particles: Sequence[Particle]) -> None:
+    """
+    Tells of data that no parameters give a density.
+
+    :raises NonFiniteError: if there are any.
+    """
+    for node in particles[0].model.nodes.values():
+        if node.get("is_observed") and not math.isfinite(_number(node.get("log_prob_sum", 0.0))):
+            told = told_of_edge(node)
+            if told is not None:
+                raise NonFiniteError(told)
 
 
 def check_finite(terms: dict[str, Any], particles: Sequence[Particle]) -> None:
@@ -27,6 +41,7 @@ def check_finite(terms: dict[str, Any], particles: Sequence[Particle]) -> None:
     bad = [name for name, value in terms.items() if not math.isfinite(_number(value))]
     if not bad:
         return
+    _refuse_edge(particles)
     sites = [
         f"{name!r} of the {side}"
         for particle in particles

@@ -70,8 +70,9 @@ class LinearisedELBO(ImplicitELBO):
     (:class:`~pyro_implicit.generators.AutoregressiveGenerator`, the default up to 256 latents) the
     entropy's gradient is taken through the draws alone (``path_gradient=True``): the same in the
     mean, and with a small part of the noise near the posterior (Roeder et al. 2017). The value is
-    what it was. Derivatives of higher order of such a loss are not those of the bound: write
-    ``path_gradient=False`` for them.
+    what it was. At noise that is held fixed they are not the gradients of that value, nor are its
+    derivatives of higher order those of the bound: write ``path_gradient=False`` for them, for
+    L-BFGS and other line searches on the same draws at each call, and for finite differences.
 
     Example::
 

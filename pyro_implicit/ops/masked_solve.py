@@ -11,6 +11,7 @@ entry.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -68,6 +69,8 @@ def _operation() -> Any:
 
     ``torch.library.custom_op`` would do it in a line, and load torch's compiler: three seconds.
     """
+    with suppress(AttributeError):  # of this package, imported a second time
+        return torch.ops.pyro_implicit.solve_transposed.default
     library = torch.library.Library("pyro_implicit", "FRAGMENT")
     library.define(f"solve_transposed({', '.join(f'Tensor {name}' for name in _NAMES)}) -> Tensor")
     library.impl("solve_transposed", _solve, "CompositeExplicitAutograd")

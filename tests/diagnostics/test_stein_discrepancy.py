@@ -127,3 +127,16 @@ def test_a_latent_that_is_not_drawn():
     with pytest.raises(SiteError, match="a latent site of the model is not among the draws"):
         draws = {"loc": torch.zeros(5, 2)}
         stein_discrepancy(positive_model, draws, torch.randn(5), num_samples=5)
+
+
+def test_the_wrong_order_is_named() -> None:
+    guide = AutoNormal(_normal_model)
+    guide()
+    with pytest.raises(ArgumentError, match="model and guide are swapped"):
+        stein_discrepancy(guide, _normal_model)
+    with pytest.raises(ArgumentError, match="the guide is the model itself"):
+        stein_discrepancy(_normal_model, _normal_model)
+
+
+def _normal_model() -> None:
+    pyro.sample("w", dist.Normal(0.0, 1.0))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyro.infer import JitTrace_ELBO
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from pyro_implicit import HyperNetworkGuide
 from pyro_implicit.generators import AutoregressiveGenerator
 from pyro_implicit.generators.autoregressive_gradient import (
     Passed,
@@ -176,3 +181,19 @@ def test_noise_of_another_precision_than_the_weights() -> None:
         found.append(one.weights.grad)
     assert found[0].dtype == torch.float32  # type: ignore[union-attr]
     torch.testing.assert_close(found[0], found[1].float())  # type: ignore[union-attr]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:FutureWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_pyros_jit_objectives_trace_it() -> None:
+    def model(y: torch.Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(w.sum(), 1.0), obs=y)
+
+    y = torch.randn(5)
+    guide = HyperNetworkGuide(model, init_from=None)
+    guide(y)
+    objective = JitTrace_ELBO(ignore_jit_warnings=True)
+    traced = [objective.loss_and_grads(model, guide, y) for _ in range(2)]
+    assert all(map(math.isfinite, traced))

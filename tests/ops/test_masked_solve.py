@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pyro_implicit.generators.autoregressive_block import masks_of
+from pyro_implicit.ops import masked_solve
 from pyro_implicit.ops.masked_solve import solve_transposed
 
 
@@ -70,3 +71,9 @@ def test_weights_that_are_mapped_over_are_refused() -> None:
     parts = [one.unsqueeze(0) for one in system(2, 3, 4, 0.3, 0)]
     with pytest.raises(RuntimeError, match="weights that are mapped over"):
         torch.vmap(solve_transposed)(*parts)
+
+
+def test_a_second_import_of_the_package_finds_the_operation() -> None:
+    first = masked_solve._operation()
+    masked_solve._operation.cache_clear()  # as a module that is loaded anew has it
+    assert masked_solve._operation() is first

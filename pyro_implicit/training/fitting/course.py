@@ -56,6 +56,8 @@ class Course:
         self.settling = Settling(comparable)
         #: whether the loss at the full rate was found to be level
         self.is_flat = False
+        #: the step at which it last was, where the run went on all the same
+        self.level_at: int | None = None
         self._warm_from = 0  # the step at which the rate was last set to its full height
         self._ask_at = FEWEST  # steps at the full rate
 
@@ -192,7 +194,7 @@ class Course:
         :param int step: the number of steps so far.
         """
         self._warm_up(step)
-        self._ask_at = max(FEWEST, step)
+        self._ask_at, self.level_at = max(FEWEST, step), step
 
     def _warm_up(self, step: int) -> None:
         self.rate.begun, self.rate.length, self.rate.share = None, 0, 1.0
@@ -214,6 +216,7 @@ class Course:
             "warm_from": self._warm_from,
             "cooling": (self.rate.begun, self.rate.length, self.rate.share),
             "is_flat": self.is_flat,
+            "level_at": self.level_at,
             "ask_at": self._ask_at,
             "retreat": self.retreat.state(),
             "settling": self.settling.state(),
@@ -230,13 +233,16 @@ class Course:
         :raises KeyError, TypeError, ValueError: if it is no such state.
         """
         self.adam = NormClippedAdam(state["adam"], self._times)
-        self.retreat = Retreat(self._judges, state["retreat"])
         self._warm_from, self.is_flat = state["warm_from"], bool(state["is_flat"])
         self.rate.begun, self.rate.length, self.rate.share = state["cooling"]
         self._ask_at = int(state["ask_at"])
-        if is_over:
+        self.retreat = Retreat(self._judges, state["retreat"])
+        if is_over:  # its copies and losses may be of other parameters, or of other data
+            self.retreat = Retreat(self._judges)
+            self.retreat.begin_at(step)
             self._warm_up(step)
             return
+        self.level_at = state.get("level_at")
         self.settling = Settling(self._comparable, state["settling"])
         if self.whole is not None:
             self.whole.values = list(state["whole"])

@@ -102,6 +102,7 @@ class _Look:
         self.in_plates = in_plates
         self.use = DataUse()
         self.is_part = False  # whether latents are those of some rows
+        self.is_discrete = False  # whether some are discrete, which steps sum out
         self.warnings: list[str] = []
         self.refused: ImplicitError | None = None
         self.said: list[str] = []  # what the model itself warns of
@@ -119,11 +120,12 @@ class _Look:
     def visit(self, site: Any) -> None:
         self.use.note(site)
         if not site["is_observed"]:
+            self.is_discrete |= bool(getattr(site["fn"], "has_enumerate_support", False))
             self.is_part |= is_cut(site)
             self.warnings.extend(_masked_latent(site))
         elif not (is_auxiliary(site) or is_delta(site)):
             try:
-                _check_observed(site, self.in_plates)
+                _check_observed(site, self.in_plates, self.is_discrete)
             except ImplicitError as error:
                 self.refused = error
                 raise
@@ -216,7 +218,7 @@ def _random_layers(silenced: Mapping[str, nn.Module], noise: LeftOutNoise) -> li
     ]
 
 
-def _check_observed(site: Any, in_plates: bool) -> None:
+def _check_observed(site: Any, in_plates: bool, is_discrete: bool) -> None:
     fn, value = site["fn"], site["value"]
     check_observation(site)
     own = value.shape[: value.dim() - fn.event_dim]
@@ -238,13 +240,7 @@ def _check_observed(site: Any, in_plates: bool) -> None:
                 "the entries of one row as .to_event(1); a last dimension of size 1 goes by "
                 "f.squeeze(-1)."
             )
-    if value.is_floating_point() and bool(value.isinf().any()):
-        if bool(batch_log_prob(site).isinf().any()):
-            raise NonFiniteError(
-                f"site {site['name']!r} observes infinite values, which have no density. Leave "
-                "these rows out, or mask them."
-            )
-    at_edge = told_of_edge(site)
+    at_edge = told_of_edge(site, is_summed=not is_discrete)
     if at_edge is not None:
         raise NonFiniteError(at_edge)
     told = missing_data(site)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from pyro import poutine
+from pyro.infer import SVI
 
 from pyro_implicit._checks import (
     check_count,
@@ -383,6 +384,11 @@ def _start_of(guide: Any) -> str:
 
 
 def _check_objective(objective: Any) -> None:
+    if isinstance(objective, SVI):
+        raise ArgumentError(
+            "objective is an SVI, with a model, a guide and an optimiser of its own. Hand over "
+            "what it minimises alone, such as objective=Trace_ELBO(4); fit optimises by itself."
+        )
     usable = callable(getattr(objective, "loss_and_grads", None))
     if objective is not None and (isinstance(objective, type) or not usable):
         raise ArgumentError(

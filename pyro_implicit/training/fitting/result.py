@@ -114,7 +114,10 @@ class FitResult:
         if not finite:
             return f"no validation score was finite, of {len(self.scores)}"
         best = max(finite, key=lambda step: finite[step])
-        return f"best validation score {finite[best]:.6g}, after {best} steps"
+        told = f"best validation score {finite[best]:.6g}, after {best} steps"
+        if self.state.get("is_scored", True):
+            return told
+        return f"{told}, of a run before this one: the parameters that it ended with have no score"
 
     def plot(self, ax: Any = None) -> Any:
         """

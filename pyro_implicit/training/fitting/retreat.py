@@ -75,6 +75,14 @@ class Retreat:
         has_moved = not self.turns or self.turns[-1][0] != step
         return bool(self._kept) and has_moved and len(self.turns) < _MOST
 
+    def begin_at(self, step: int) -> None:
+        """
+        Counts windows from a step, for a run that goes on where another one has ended.
+
+        :param int step: the number of steps so far.
+        """
+        self._begin = step
+
     def begin(self, step: int, params: Mapping[str, Tensor]) -> None:
         """
         Copies the parameters that a run begins with, unless there is a copy.
@@ -131,15 +139,6 @@ class Retreat:
         self._kept, self._begin = [good], step
         if not self.turns or self.turns[-1][0] != step:
             self.turns.append((step, good["step"]))
-
-    def begin_anew(self, step: int) -> None:
-        """
-        Forgets copies and losses, which are of other parameters than the run goes on from.
-
-        :param int step: the number of steps so far.
-        """
-        self._kept, self._begin = [], step
-        self._best = self._noise = math.inf
 
     def told(self) -> list[str]:
         """What a user should know, in words."""

@@ -334,7 +334,8 @@ class Run:
             told += told_resolution(slope)
         elif reason == "limit" and not self.course.is_flat and not (slope and slope.is_rising):
             warm = self.course.at_full_rate(self.history)
-            told.append(told_limit(self.course.rate.num_steps, self.course.slope(warm)))
+            slope = self.course.slope(warm)
+            told.append(told_limit(self.course.rate.num_steps, slope, self.course.level_at))
         return told
 
     def _is_one_series(self, reason: str) -> bool:
@@ -352,6 +353,7 @@ class Run:
             "params": self.seen.state(),
             "due": list(self.due),
             "validation": self.validation.state() if self.validation else self._earlier_scores,
+            "is_scored": self.validation is not None,
             "is_replaced": reason != "interrupted" and self.is_replaced,
         }
 
@@ -384,8 +386,6 @@ class Run:
                 f"resume has no state to go on from ({error!r}); expected a result of fit."
             ) from error
         self.history, self.rates = list(result.history), list(result.rates)
-        if is_replaced:  # what losses and copies are of, the guide is not any more
-            self.course.retreat.begin_anew(len(self.history))
         self._num_earlier = 0 if is_replaced else len(self.history)
         self.terms = [dict(one) for one in result.terms]
         _write(random_state)

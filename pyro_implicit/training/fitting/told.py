@@ -15,14 +15,22 @@ _BEFORE = 50  # last steps of a run that is gone on with
 _SPREADS = 10.0  # of these losses, by which the next ones are others
 
 
-def told_limit(num_steps: int, slope: Slope | None) -> str:
+def told_limit(num_steps: int, slope: Slope | None, level_at: int | None = None) -> str:
     """
     Says that the steps were too few, and what the last of them at the full rate brought.
 
     :param int num_steps: the limit.
     :param slope: of the loss at the full rate, or None of a run too short for one.
+    :param level_at: the step at which the loss was level and deviations were off, if the run went
+        on for that.
     :returns: what to say.
     """
+    if level_at is not None:
+        return (
+            f"the objective was level after {level_at} steps, with deviations that importance "
+            f"weights told to be off by more than 15%; the run went on, and the limit of "
+            f"{num_steps} steps came before it was level again: more steps may bring more"
+        )
     much = ""
     if slope is not None:
         gain, error = max(slope.gain, 0.0), slope.standard_error
@@ -84,6 +92,7 @@ def told_other_run(history: Sequence[float], begun: int) -> list[str]:
         return []
     return [
         f"the run that was resumed ended at a loss of {level:.5g}, and this one began at "
-        f"{now:.5g}: model, data, objective, guide or learning rate are not those of that run. Fit "
-        "another model with a new guide, without resume"
+        f"{now:.5g}: model, data, objective, guide or learning rate are not those of that run. "
+        "That is right for more data of the same model; fit another model with a new guide, "
+        "without resume"
     ]

@@ -443,6 +443,9 @@ def test_an_objective_without_terms_is_trained_and_its_bad_terms_are_left_out() 
     assert bowl(num_steps=60).terms == bowl(num_steps=60, objective=Odd()).terms == []
 
 
+_svi = SVI(lambda: None, lambda: None, pyro.optim.Adam({}), Trace_ELBO())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -452,6 +455,7 @@ def test_an_objective_without_terms_is_trained_and_its_bad_terms_are_left_out() 
         ({"seed": -1}, "seed=-1"),
         ({"objective": LinearisedELBO}, "objective=<class"),
         ({"objective": 3}, "objective=3; expected an objective, such as LinearisedELBO"),
+        ({"objective": _svi}, "objective is an SVI.*Hand over what it minimises"),
         ({"validation": 3}, "validation=3; expected held-out arguments"),
         ({"validation": ()}, r"validation=\(\)"),
         ({"validation": int}, "validation=<class 'int'>"),

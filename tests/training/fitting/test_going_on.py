@@ -60,3 +60,11 @@ def test_validation_and_an_interruption_end_it(monkeypatch: pytest.MonkeyPatch) 
     assert result.num_steps <= 300 and OFF in result.warnings
     result, _ = fitted(monkeypatch, [KeyboardInterrupt(), True])
     assert result.num_steps == once.num_steps and OFF in result.warnings
+
+
+def test_that_it_was_level_is_told_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    once, _ = fitted(monkeypatch, [False])
+    limit = once.num_steps + 100  # too few to be asked again
+    result, _ = fitted(monkeypatch, [True, False], num_steps=limit)
+    [told] = result.warnings
+    assert result.reason == "limit" and "the objective was level after" in told

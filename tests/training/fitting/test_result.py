@@ -98,3 +98,11 @@ def test_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nonsense_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         _result(**changes)
+
+
+def test_scores_of_an_earlier_run_are_told_to_be_that() -> None:
+    known: dict[str, Any] = {"history": [1.0], "reason": "limit", "objective": Trace_ELBO()}
+    result = FitResult(**known, seconds=1.0, scores={100: -1.0}, state={"is_scored": False})
+    assert "of a run before this one" in str(result)
+    result = FitResult(**known, seconds=1.0, scores={100: -1.0}, state={"is_scored": True})
+    assert "of a run before this one" not in str(result)

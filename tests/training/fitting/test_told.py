@@ -101,3 +101,21 @@ def test_the_limit_is_told_with_what_the_last_steps_brought() -> None:
     assert re.search(text + r" \(by 0.5 \+- 0 in the last quarter", told_limit(600, falling))
     assert re.search(text + "$", told_limit(600, None))
     assert "(by 0 +-" in told_limit(600, slope_of([3.0] * 300 + [4.0] * 100))  # no gain
+
+
+def test_a_loss_that_was_level_is_not_told_never_to_have_been() -> None:
+    told = told_limit(600, None, 300)
+    assert "level after 300 steps" in told and "limit of 600 steps came before it was level" in told
+
+
+def test_more_data_are_gone_on_with_at_the_full_rate() -> None:
+    """Losses of more rows are far above those of before, and nothing has gone astray."""
+    model, y = _model(1.0), 2 + torch.randn(200, generator=torch.Generator().manual_seed(0))
+    guide = HyperNetworkGuide(model)
+    first = fit(model, guide, y[:10], num_steps=450, seed=0, progress=False)
+    both = fit(model, guide, y, num_steps=1000, resume=first, progress=False)
+    assert not any("astray" in text for text in both.warnings)
+    assert both.rates[450] == both.rates[0]
+    exact = float(y.sum() / 201)  # a normal prior of variance 1
+    mean = float(guide.sample(4000)["w"].mean())
+    assert abs(mean - exact) < 0.15 / 201**0.5
