@@ -294,8 +294,10 @@ class _ReplacePriors(Messenger):
         if len(site.shape) != site.event_dim:
             raise SiteError(
                 f"site {site.name!r} is in a plate of the model, whose rows a joint prior "
-                "correlates, and a plate says that they are independent. Take form='diagonal', or "
-                "leave the site out: prior.restricted(names)."
+                "correlates, and a plate says that they are independent. Take the guide itself, "
+                "inference.GuidePrior(guide); or form='diagonal', where the guide's latents "
+                "hardly trade off, which it forgets; or leave the site out: "
+                "prior.restricted(names)."
             )
         expected = self._prior.names[len(self._seen)]
         if site.name != expected:

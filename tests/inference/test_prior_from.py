@@ -211,3 +211,24 @@ def test_latents_of_rows() -> None:
         prior_from(some)
     with pytest.raises(ArgumentError, match="ConditionalHyperNetworkGuide, whose latents are func"):
         prior_from(ConditionalHyperNetworkGuide(local))
+
+
+def test_latents_that_trade_off_are_told() -> None:
+    def traded(y: Tensor) -> None:
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        with pyro.plate("groups", 3):
+            u = pyro.sample("u", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(a + u[:1], 0.1), obs=y)
+
+    guide = AutoMultivariateNormal(traded)
+    guide(torch.zeros(5))
+    with torch.no_grad():
+        root = torch.eye(4)
+        root[1, 0] = -2.0
+        guide.scale_tril = root
+    with pytest.warns(UserWarning, match="'a' and 'u' have latents whose correlation is -0.89"):
+        prior = prior_from(guide)
+    with pytest.raises(SiteError, match=r"GuidePrior\(guide\); or form='diagonal'"):
+        pyro.poutine.trace(prior_from(guide, form="full")(traded)).get_trace(torch.zeros(5))
+    pyro.poutine.trace(prior(traded)).get_trace(torch.zeros(5))
