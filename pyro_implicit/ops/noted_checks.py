@@ -38,10 +38,10 @@ class NotedChecks(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__bool__ and any(args[0] is one for one in self.found[-1:]):
             return True
-        found = func(*args, **(kwargs or {}))
-        if func is torch._is_all_true:
-            self.found.append(found)
-        return found
+        if func is not torch._is_all_true:
+            return func(*args, **(kwargs or {}))
+        self.found.append(args[0].all())  # which torch maps, so that each entry has its own
+        return self.found[-1]
 
     def passed(self) -> Tensor:
         """

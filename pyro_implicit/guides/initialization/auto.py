@@ -52,6 +52,7 @@ from pyro_implicit.guides.initialization.initial import fan_in_scale
 from pyro_implicit.guides.initialization.locations import locations
 from pyro_implicit.guides.initialization.mean_field import fit_mean_field
 from pyro_implicit.guides.initialization.network import SMALL, has_layers
+from pyro_implicit.guides.initialization.search_density import SearchDensity
 from pyro_implicit.guides.initialization.start_report import StartReport
 from pyro_implicit.guides.initialization.trials import FAILURES, Trials
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
@@ -137,14 +138,14 @@ def auto_start(
         shown = not progress_is_hidden()
         with progress_bar(desc="start of the guide", delay=_DELAY, leave=False, shown=shown) as bar:
             num_samples = _JUDGES if task.is_whole else _FEW_JUDGES
-            density = _on_these_rows(log_joint, trace)
-            trials = Trials(density, bar, num_samples, sizes or (loc.numel(),))
+            density = SearchDensity(_on_these_rows(log_joint, trace), bar)
+            trials = Trials(density, num_samples, sizes or (loc.numel(),))
             start, told = _search(trials, found, task)
     return start, StartReport(
         *told,
         tuple(trials.locations),
         tuple(trials.gaussians),
-        trials.num_gradients,
+        density.num_gradients,
         time.perf_counter() - begin,
     )
 
@@ -254,7 +255,12 @@ def _narrow(loc: Tensor) -> GaussianStart:
 
 def _mode(trials: Trials, point: Tensor, task: _Task) -> tuple[GaussianStart, str]:
     mode, curvature = find_mode(
-        trials.density, point, num_rounds=1, num_steps=_MODE_STEPS, num_newton=_NEWTON_STEPS
+        trials.density,
+        point,
+        climb=trials.density.maximise,
+        num_rounds=1,
+        num_steps=_MODE_STEPS,
+        num_newton=_NEWTON_STEPS,
     )
     return GaussianStart(mode, inverse_root(curvature), is_settled=task.is_settled), ""
 

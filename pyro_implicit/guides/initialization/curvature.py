@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ def find_mode(
     start: Tensor,
     explain: Callable[[Tensor], str] = lambda u: "",
     *,
+    climb: Callable[[Tensor, int], tuple[Tensor, float]] | None = None,
     num_rounds: int = 10,
     num_steps: int = 200,
     num_newton: int = 20,
@@ -44,15 +46,17 @@ def find_mode(
     :param log_joint: the log-density, NaN outside of its domain.
     :param torch.Tensor start: shape ``(m,)``.
     :param explain: says of a point what makes the density there what it is, for the message.
+    :param climb: L-BFGS on the same density from a point, with most steps; by default
+        :func:`~pyro_implicit.guides.initialization.lbfgs.maximise`.
     :param int num_rounds: how often L-BFGS begins anew, at most.
     :param int num_steps: steps of each round, at most.
     :param int num_newton: Newton steps, at most.
     :returns: the mode ``(m,)`` and the negative Hessian there ``(m, m)``.
     :raises NonFiniteError: if the search ends at a point without a finite density or curvature.
     """
-    u = start.detach().clone()
+    u, climb = start.detach().clone(), climb or partial(maximise, log_joint)
     for _ in range(num_rounds):
-        u, gain = maximise(log_joint, u, num_steps)
+        u, gain = climb(u, num_steps)
         if not gain > 1e-6:
             break
     curvature = -hessian(log_joint, u)

@@ -17,7 +17,7 @@ def objective(
     """
     Estimates the evidence bound of a Gaussian on fixed draws.
 
-    :param density: log-density of one point.
+    :param density: log-density of one point; one with a method ``at_draws`` is asked by that.
     :param torch.Tensor loc: mean, shape ``(m,)``.
     :param torch.Tensor factor: a root of the covariance, ``(m,)`` or ``(m, m)``.
     :param int num_samples: number of draws, always the same ones.
@@ -33,5 +33,7 @@ def objective(
         draws, volume = loc + noise @ factor.mT, float(torch.linalg.slogdet(wide).logabsdet)
     entropy = volume + 0.5 * loc.numel() * (1 + math.log(2 * math.pi))
     with torch.no_grad():
-        mean = float(torch.stack([density(draw) for draw in draws]).mean())
+        many = getattr(density, "at_draws", None)
+        values = torch.stack([density(u) for u in draws]) if many is None else many(draws)
+        mean = float(values.mean())
     return mean + entropy if math.isfinite(mean) else -math.inf

@@ -24,7 +24,7 @@ from pyro_implicit.guides.initialization.mean_field import (
     fit_mean_field_from,
     fit_mean_field_near,
 )
-from pyro_implicit.guides.initialization.recorded_density import MOST_RECORDED, RecordedDensity
+from pyro_implicit.guides.initialization.search_density import SearchDensity
 from pyro_implicit.handlers.log_joint import LogJoint
 
 __all__ = ["NO_MODE", "fit_inside", "search", "starting_points"]
@@ -81,14 +81,14 @@ def search(
     """
     points = starting_points(log_joint, loc)
     log_joint.check_deterministic(points[0], NO_MODE)
-    narrow = torch.full_like(loc, _NARROW)
-    floors = [objective(log_joint.value, point, narrow, 4) for point in points]
+    density, narrow = SearchDensity(log_joint), torch.full_like(loc, _NARROW)
+    floors = [objective(density, point, narrow, 4) for point in points]
     far = 10.0 + loc.numel()  # nats
     others = sorted(range(1, len(points)), key=lambda index: -floors[index])
     best, failure = None, None
     for index in [0, *others][: _TRIES[kind]]:
         try:
-            found = _fit(kind, log_joint, points[index], is_network)
+            found = _fit(kind, density, points[index], is_network)
         except NonFiniteError as error:
             failure = failure or error
             continue
@@ -103,21 +103,20 @@ def search(
     return best.loc, best.factor
 
 
-def _fit(kind: str, log_joint: LogJoint, point: Tensor, is_network: bool) -> _Found:
-    density = log_joint.value
+def _fit(kind: str, density: SearchDensity, point: Tensor, is_network: bool) -> _Found:
     if kind == "laplace":
-        mean, curvature = find_mode(density, point, log_joint.explain)
+        mean, curvature = _mode(density, point)
         scale = curvature.diagonal().clamp(min=1e-4).rsqrt()
     else:
-        fit = _mean_field(log_joint, point, is_network)
+        fit = _mean_field(density, point, is_network)
         if not (fit.is_level or is_network):
-            fit = _by_the_mode(log_joint, fit)
+            fit = _by_the_mode(density, fit)
         mean, scale = fit.loc, fit.scale
         if kind == "full-rank":
             mean, factor = fit_full_rank(density, fit.loc, fit.scale)
             bound, other = objective(density, mean, factor), objective(density, fit.loc, scale)
             return _Found(mean, factor, bound, other)
-        curvature, _ = blended_curvature(log_joint, mean, scale, gauss_newton=kind == "ggn")
+        curvature, _ = blended_curvature(density.log_joint, mean, scale, gauss_newton=kind == "ggn")
     factor = inverse_root(curvature)
     if kind != "laplace" and not is_network:
         mean = centred(density, mean, factor)
@@ -125,24 +124,25 @@ def _fit(kind: str, log_joint: LogJoint, point: Tensor, is_network: bool) -> _Fo
     return _Found(mean, factor, *bounds)
 
 
-def _mean_field(log_joint: LogJoint, point: Tensor, is_network: bool) -> MeanField:
+def _mode(density: SearchDensity, point: Tensor) -> tuple[Tensor, Tensor]:
+    return find_mode(density, point, density.log_joint.explain, climb=density.maximise)
+
+
+def _mean_field(density: SearchDensity, point: Tensor, is_network: bool) -> MeanField:
     """Fits a diagonal Gaussian, to a recorded density where that pays."""
 
     def near(density: Callable[[Tensor], Tensor]) -> MeanField:
         return fit_mean_field_near(density, [point], is_network=is_network)
 
-    if point.numel() <= MOST_RECORDED:
-        recorded = RecordedDensity(log_joint, point)
-        if recorded.is_recorded:
-            return fit_inside(recorded, log_joint.value, near)
-    return near(log_joint.value)
+    if density.record(point):
+        return fit_inside(density.quick, density, near)
+    return near(density)
 
 
-def _by_the_mode(log_joint: LogJoint, fit: MeanField) -> MeanField:
+def _by_the_mode(density: SearchDensity, fit: MeanField) -> MeanField:
     """A fit that is still on its way, or the better one that begins at a mode."""
-    density = log_joint.value
     try:
-        mode, curvature = find_mode(density, fit.loc, log_joint.explain)
+        mode, curvature = _mode(density, fit.loc)
     except NonFiniteError:
         return fit
     scale = curvature.diagonal().clamp(min=1e-4).rsqrt()

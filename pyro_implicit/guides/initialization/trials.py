@@ -5,20 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from pyro_implicit.exceptions import ImplicitError
-from pyro_implicit.guides.initialization.ascent import ascend
 from pyro_implicit.guides.initialization.gaussian_bound import objective
 from pyro_implicit.guides.initialization.gaussian_start import GaussianStart
 from pyro_implicit.guides.initialization.mean_field import MeanField
-from pyro_implicit.guides.initialization.recorded_density import MOST_RECORDED, RecordedDensity
+from pyro_implicit.guides.initialization.search_density import SearchDensity
 from pyro_implicit.guides.initialization.start_report import Trial
 from pyro_implicit.guides.initialization.start_search import fit_inside
-from pyro_implicit.handlers.log_joint import LogJoint
 
 __all__ = ["FAILURES", "Trials"]
 
@@ -35,32 +31,17 @@ class Trials:
     """
     One density, and what has been tried on it so far.
 
-    :param LogJoint log_joint: the density.
-    :param bar: a progress bar.
+    :param SearchDensity density: the density.
     :param int num_samples: draws that Gaussians are compared on.
     :param sizes: of the parts of the latents that the guide makes independently.
     """
 
-    log_joint: LogJoint
-    bar: Any
+    density: SearchDensity
     num_samples: int
     sizes: Sequence[int]
-    num_gradients: int = 0
     locations: list[Trial] = field(default_factory=list)
     gaussians: list[Trial] = field(default_factory=list)
     starts: dict[str, GaussianStart] = field(default_factory=dict)
-    _recorded: RecordedDensity | None = None
-
-    def density(self, u: Tensor) -> Tensor:
-        """
-        The log-density at one point, NaN outside of its domain.
-
-        :param torch.Tensor u: shape ``(m,)``.
-        :returns: shape ``()``.
-        """
-        self.num_gradients += torch.is_grad_enabled()
-        self.bar.update()
-        return self.log_joint.value(u)
 
     def mean_field(self, example: Tensor, fit: Callable[[_Density], MeanField]) -> MeanField:
         """
@@ -70,17 +51,9 @@ class Trials:
         :param fit: a function of the density.
         :returns: the Gaussian.
         """
-        if self._recorded is None and example.numel() <= MOST_RECORDED:
-            self._recorded = RecordedDensity(self.log_joint, example)
-        if self._recorded is not None and self._recorded.is_recorded:
-            return fit_inside(self._recorded_density, self.density, fit, _FEW)
+        if self.density.record(example):
+            return fit_inside(self.density.quick, self.density, fit, _FEW)
         return fit(self.density)
-
-    def _recorded_density(self, u: Tensor) -> Tensor:
-        assert self._recorded is not None
-        self.num_gradients += 1
-        self.bar.update()
-        return self._recorded(u)
 
     def climb(self, name: str, loc: Tensor, num_steps: int) -> tuple[float, Tensor]:
         """
@@ -92,7 +65,7 @@ class Trials:
         :returns: the score, and the best point that was met.
         """
         try:
-            point, score = ascend(self.density, loc, num_steps)
+            point, score = self.density.ascend(loc, num_steps)
             note = "" if math.isfinite(score) else _NOT_FINITE
         except FAILURES as error:
             point, score, note = loc, -math.inf, _first_line(error)
@@ -110,18 +83,13 @@ class Trials:
             start, note = find()
             start = start.in_blocks(self.sizes)
             assert start.factor is not None
-            score = objective(self._judged, start.loc, start.factor, self.num_samples)
+            score = objective(self.density, start.loc, start.factor, self.num_samples)
         except FAILURES as error:
             self.gaussians.append(Trial(name, -math.inf, _first_line(error)))
             return
         if math.isfinite(score):
             self.starts[name] = start
         self.gaussians.append(Trial(name, score, note if math.isfinite(score) else _NOT_FINITE))
-
-    def _judged(self, u: Tensor) -> Tensor:
-        """The density as exactly as the model can tell: a search may have followed rounding."""
-        self.bar.update()
-        return self.log_joint.in_double(u)
 
     def best(self) -> str | None:
         """The name of the Gaussian with the highest score, None if all have failed."""
