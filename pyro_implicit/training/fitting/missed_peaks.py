@@ -17,6 +17,7 @@ from pyro_implicit.exceptions import ImplicitError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.initialization.curvature import hessian
 from pyro_implicit.guides.initialization.lbfgs import maximise
+from pyro_implicit.guides.initialization.search_density import SearchDensity
 from pyro_implicit.guides.values import unconstrain
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.log_joint import LogJoint
@@ -70,28 +71,30 @@ def missed_peaks(
         with RandomStream(0), evaluation_mode(), pyro.validation_enabled(False), torch.no_grad():
             draws, _ = unconstrain(guide.sample(_DRAWS), sites, next(guide.parameters()))
             joint.check_deterministic(draws[0], "")  # another subsample at each call, for example
-            peaks = list(_peaks(joint, draws))
+            density = SearchDensity(joint)
+            density.record(draws[0])
+            peaks = list(_peaks(density, draws))
             missed = [peak for peak in peaks if _is_missed(peak, draws, bound)]
-            missed = [_weighed(peak, joint) for peak in missed]
+            missed = [_weighed(peak, density) for peak in missed]
             missed = [peak for peak in missed if _is_missed(peak, draws, bound)]
             return [_told(missed, joint, bound)] if missed else []
     except _FAILURES:
         return []  # a model without a density at all points, or with draws of its own
 
 
-def _peaks(joint: LogJoint, draws: Tensor) -> Iterator[_Peak]:
+def _peaks(density: SearchDensity, draws: Tensor) -> Iterator[_Peak]:
     """Distinct peaks with a proper curvature, as many as some evaluations find."""
     found: list[_Peak] = []
-    count = 0
+    joint, count = density.log_joint, 0
 
-    def density(u: Tensor) -> Tensor:
+    def counted(u: Tensor) -> Tensor:
         nonlocal count
         count += 1
-        return joint.value(u) if count <= _EVALUATIONS else math.nan * u.sum()
+        return density.quick(u) if count <= _EVALUATIONS else math.nan * u.sum()
 
     for start in _starts(joint, draws):
         try:
-            point, _ = maximise(density, start, _STEPS)
+            point, _ = maximise(counted, start, _STEPS)
         except _FAILURES:
             continue  # one start that leads nowhere; peaks that others lead to count
         if count > _EVALUATIONS:
@@ -109,20 +112,17 @@ def _peaks(joint: LogJoint, draws: Tensor) -> Iterator[_Peak]:
         yield found[-1]
 
 
-def _weighed(peak: _Peak, joint: LogJoint) -> _Peak:
+def _weighed(peak: _Peak, density: SearchDensity) -> _Peak:
     """The same peak with the mass of the ellipsoid about it, if that is less than Laplace's."""
     root = torch.linalg.cholesky(peak.precision)
     noise = torch.randn(_ABOUT, len(peak.point), 1, dtype=torch.float64).to(root.device)
     steps = torch.linalg.solve_triangular(root.mT, noise, upper=True)[..., 0]
     squares = noise.square().sum((-1, -2))
-    top = float(joint.value(peak.point))
-    ratios = [
-        float(joint.value((peak.point + step).to(peak.point))) - top + 0.5 * float(square)
-        for step, square in zip(steps, squares, strict=True)
-        if float(square) < _radius(len(peak.point))
-    ]
-    log_ratios = torch.tensor(ratios, dtype=torch.float64).nan_to_num(nan=-math.inf)
-    log_share = float(log_ratios.logsumexp(0)) - math.log(max(len(ratios), 1))
+    inside = squares < _radius(len(peak.point))
+    values = density.at_draws((peak.point + steps[inside]).to(peak.point)).double()
+    top = float(density.log_joint.in_double(peak.point))
+    log_ratios = (values - top + 0.5 * squares[inside]).nan_to_num(nan=-math.inf)
+    log_share = float(log_ratios.logsumexp(0)) - math.log(max(len(values), 1))
     return replace(peak, log_mass=peak.log_mass + min(log_share, 0.0))
 
 
