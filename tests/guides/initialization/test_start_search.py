@@ -16,6 +16,7 @@ from pyro_implicit import HyperNetworkGuide, LinearisedELBO
 from pyro_implicit.exceptions import NonFiniteError, SiteError
 from pyro_implicit.guides.initialization import curvature, start_search
 from pyro_implicit.guides.initialization.gaussian_bound import objective
+from pyro_implicit.guides.initialization.search_density import SearchDensity
 from pyro_implicit.guides.initialization.start_search import search, starting_points
 from pyro_implicit.handlers.log_joint import LogJoint
 
@@ -226,9 +227,8 @@ def test_a_recorded_search_that_ends_where_the_model_refuses_is_made_again() -> 
     pyro.set_rng_seed(0)
     with pyro.validation_enabled(True):
         guide = HyperNetworkGuide(model, init_from=None).setup()
-        fit = start_search._mean_field(
-            LogJoint(model, guide.sites, (), {}), torch.tensor([0.5]), False
-        )
+        density = SearchDensity(LogJoint(model, guide.sites, (), {}))
+        fit = start_search._mean_field(density, torch.tensor([0.5]), False)
     assert 0.5 < float(fit.loc) < 1.2
 
 
