@@ -56,7 +56,7 @@ def test_the_filter_agrees_with_a_large_sample_of_the_prior(short: Any) -> None:
     """A filter is right in the mean of likelihoods, and now and then a tenth of a nat low."""
     problem, brute = short
     filtered = torch.stack([problem.evidence(problem.train) for _ in range(16)])
-    assert torch.allclose(filtered.logsumexp(0) - math.log(16), brute, atol=0.03)
+    assert torch.allclose(filtered.logsumexp(0) - math.log(16), brute, atol=0.04)
 
 
 @pytest.mark.parametrize("whose", ["own", "ours"])
