@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -20,6 +21,7 @@ from pyro_implicit.exceptions import (
     SiteError,
 )
 from pyro_implicit.handlers.other_shape import sites_of_other_shape
+from pyro_implicit.handlers.type_errors import LONGEST, TYPE_KINDS, first_line
 
 __all__ = [
     "RAW",
@@ -35,13 +37,6 @@ __all__ = [
 #: what models raise on data that they do not expect
 RAW = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
-_LONGEST = 160  # characters of a raw message
-_TYPES = re.compile(
-    r"must have the same dtype|to have the same dtype|scalar type \w+ but found \w+"
-    r"|Input type \(.*\) and (bias|weight) type"
-)
-_WHOLE = re.compile(r"result type Float can't be cast to the desired output type")
-_TRUTH = re.compile(r"with a bool tensor|Subtraction, the `-` operator")
 _ROWS = re.compile(
     r"size of tensor a \(\d+\) must match|[Bb]roadcast a dimension of length|not broadcastable"
 )
@@ -53,6 +48,7 @@ _PRODUCT = re.compile(
 _INDICES = re.compile(
     r"too many indices for tensor|Dimension out of range|out of bounds for dimension"
 )
+_MOVING = ("Uniform", "Pareto", "TruncatedNormal", "AffineBeta")
 _LONGEST_SUPPORT = 200  # characters in a message
 _INDEX = re.compile(r"index (-?\d+) is out of bounds for dimension -?\d+ with size (\d+)")
 _COUNTS = "Inhomogeneous total count"
@@ -149,7 +145,7 @@ def _other_columns(error: Exception, args: tuple[Any, ...], guide: Any) -> Shape
             return ShapeError(
                 f"argument {index} has shape {new}, and had {old} when the guide was built; hand "
                 "over the columns that the guide was fitted with. PyTorch says: "
-                f"{_first_line(error)}."
+                f"{first_line(error)}."
             )
     return None
 
@@ -214,7 +210,7 @@ def _no_tensors(
         return _packed(error, args)
     kinds = ", ".join(f"{name} is a {type(value).__name__}" for name, value in others.items())
     return ArgumentError(
-        f"{kinds}, and the model says: {str(error).strip()[:_LONGEST]}. Models compute with "
+        f"{kinds}, and the model says: {str(error).strip()[:LONGEST]}. Models compute with "
         "tensors: write torch.as_tensor(x, dtype=torch.float32), and torch.as_tensor(y) for "
         "labels; *data for a tuple of them."
     )
@@ -237,9 +233,7 @@ def _packed(error: Exception, args: tuple[Any, ...]) -> ArgumentError | None:
         kind += f" of {len(inner)} tensors"
     if not how:
         return None
-    return ArgumentError(
-        f"argument 0 is a {kind}, and the model says: {_first_line(error)}. {how}."
-    )
+    return ArgumentError(f"argument 0 is a {kind}, and the model says: {first_line(error)}. {how}.")
 
 
 def _other_shape(error: Exception) -> ShapeError | None:
@@ -250,38 +244,9 @@ def _other_shape(error: Exception) -> ShapeError | None:
     name, expected, shape = found[0]
     return ShapeError(
         f"site {name!r} has shape {expected} in the model and was given a value of shape {shape}, "
-        f"and torch says: {_first_line(error)}. If it is a latent, the guide or the draws are of "
+        f"and torch says: {first_line(error)}. If it is a latent, the guide or the draws are of "
         "another model: make a guide of this one. If it is observed, look for a forgotten "
         ".squeeze(-1) or .to_event(1)."
-    )
-
-
-def _types(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
-    if not (tensors and isinstance(error, RuntimeError) and _TYPES.search(_first_line(error))):
-        return None
-    types = ", ".join(f"{name} is of type {a.dtype}" for name, a in tensors.items())
-    return ArgumentError(
-        f"the model joins numbers of different types: {types}, and torch says: "
-        f"{_first_line(error)}. Give data and network one type: x.float() for a network of "
-        "torch.float32 (the default), network.double() for data of torch.float64."
-    )
-
-
-def _whole_numbers(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
-    if not (tensors and isinstance(error, RuntimeError) and _WHOLE.search(_first_line(error))):
-        return None
-    return ArgumentError(
-        "the likelihood computes with observations that are whole numbers, as dist.Bernoulli "
-        f"does, and torch says: {_first_line(error)}. Write obs=y.float()."
-    )
-
-
-def _truth_values(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
-    if not (tensors and _TRUTH.search(_first_line(error))):
-        return None
-    return ArgumentError(
-        "the likelihood computes with observations that are true or false, and torch says: "
-        f"{_first_line(error)}. Write obs=y.float()."
     )
 
 
@@ -292,7 +257,7 @@ def _written_in_place(error: Exception, _: dict[str, Tensor]) -> ImplicitError |
     return ArgumentError(
         "the model writes into a tensor whose former values its gradient needs, as in "
         "mean[t] = phi * mean[t - 1], and torch says: "
-        f"{_first_line(error)}. Collect the values in a list, values.append(phi * values[-1]), and "
+        f"{first_line(error)}. Collect the values in a list, values.append(phi * values[-1]), and "
         "join them: mean = torch.stack(values, -1)."
     )
 
@@ -303,16 +268,16 @@ def _unequal_rows(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError
         return None
     return ShapeError(
         f"the arguments have other numbers of rows: {_shapes(tensors)}, and torch says: "
-        f"{_first_line(error)}. Give as many observations as rows of the inputs."
+        f"{first_line(error)}. Give as many observations as rows of the inputs."
     )
 
 
 def _columns(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
-    if not (tensors and isinstance(error, RuntimeError) and _PRODUCT.search(_first_line(error))):
+    if not (tensors and isinstance(error, RuntimeError) and _PRODUCT.search(first_line(error))):
         return None
     return ShapeError(
         f"the model's numbers do not fit the data: {_shapes(tensors)}, and torch says: "
-        f"{_first_line(error)}. Give the inputs the columns that the network was made for "
+        f"{first_line(error)}. Give the inputs the columns that the network was made for "
         "(x[:, None] for one column), and the arguments in the order of the model's own."
     )
 
@@ -326,7 +291,7 @@ def _other_order(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError 
     if not (is_column_first and any(len(s) > 1 and s[:1] == shapes[0] for s in shapes[1:])):
         return None
     return ShapeError(
-        f"{_shapes(tensors)}, and torch says: {_first_line(error)}. Hand the arguments over in the "
+        f"{_shapes(tensors)}, and torch says: {first_line(error)}. Hand the arguments over in the "
         "order of the model's own: fit(model, guide, x, y) for def model(x, y=None)."
     )
 
@@ -343,7 +308,7 @@ def _same_names(error: Exception, _: dict[str, Tensor]) -> ImplicitError | None:
 
 
 def _not_finite(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
-    text = _first_line(error)
+    text = first_line(error)
     refused = refuses_parameter(error) or _SUPPORT.search(str(error))
     if not (refused and isinstance(error, ValueError)):
         return None
@@ -352,7 +317,7 @@ def _not_finite(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError |
 
 
 def _rows_shown(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
-    sizes = _SUBSAMPLE.search(_first_line(error))
+    sizes = _SUBSAMPLE.search(first_line(error))
     if sizes is None:
         return None
     here, there = map(int, sizes.groups())
@@ -385,15 +350,22 @@ def _outside_support(error: Exception, tensors: dict[str, Tensor]) -> ImplicitEr
     ranges = ", ".join(
         f"{name} has values from {tensor.min():.4g} to {tensor.max():.4g}"
         for name, tensor in tensors.items()
-        if tensor.numel() and not tensor.is_complex()
+        if tensor.numel() and tensor.layout is torch.strided and not tensor.is_complex()
     )
     classes = _CLASSES.search(support)
-    remedy = (
-        "Look for arguments in another order, and for units or codes of the data."
-        if classes is None
-        else f"The {int(classes[1]) + 1} classes count from 0: write y - 1 for labels from 1, and "
-        "give the network an output for each class."
-    )
+    if classes is not None:
+        remedy = (
+            f"The {int(classes[1]) + 1} classes count from 0: write y - 1 for labels from 1, and "
+            "give the network an output for each class."
+        )
+    elif kind in _MOVING:
+        remedy = (
+            "Where latents are the limits of a support, some of their values have no density at "
+            "all, and nothing leads away from them: write limits that all data keep, as in "
+            "pyro.deterministic('limit', y.max() + pyro.sample('above', dist.Exponential(1.0)))."
+        )
+    else:
+        remedy = "Look for arguments in another order, and for units or codes of the data."
     said = " ".join(support.split())
     if len(said) > _LONGEST_SUPPORT:  # bounds that have a number for each row
         said = f"{said[:_LONGEST_SUPPORT]} ..."
@@ -447,10 +419,8 @@ def _indices(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | No
 
 #: in the order in which they are asked
 _KINDS: tuple[Callable[[Exception, dict[str, Tensor]], ImplicitError | None], ...] = (
-    _types,
+    *TYPE_KINDS,
     _same_names,
-    _whole_numbers,
-    _truth_values,
     _written_in_place,
     _unequal_rows,
     _columns,
@@ -464,11 +434,6 @@ _KINDS: tuple[Callable[[Exception, dict[str, Tensor]], ImplicitError | None], ..
 )
 
 
-def _first_line(error: Exception) -> str:
-    """Of a message, without the full stop."""
-    return next(iter(str(error).splitlines()), "")[:_LONGEST].rstrip(". ")
-
-
 def _shapes(tensors: dict[str, Tensor]) -> str:
     return ", ".join(f"{name} has shape {tuple(a.shape)}" for name, a in tensors.items())
 
@@ -476,7 +441,7 @@ def _shapes(tensors: dict[str, Tensor]) -> str:
 def _is_array(value: Any) -> bool:
     """Numbers in anything but a tensor: a list, an array, a column or a table."""
     if isinstance(value, (list, tuple)):
-        return bool(value) and isinstance(value[0], (int, float, list, tuple))
+        return bool(value) and isinstance(value[0], (int, float, str, list, tuple))
     return hasattr(value, "__array__") and not isinstance(value, Tensor)
 
 

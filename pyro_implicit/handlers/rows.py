@@ -11,8 +11,9 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode
+from torch.utils.data import DataLoader
 
-from pyro_implicit.exceptions import ShapeError
+from pyro_implicit.exceptions import ArgumentError, ShapeError
 from pyro_implicit.ops.operation_tracer import is_tracing
 
 __all__ = [
@@ -46,8 +47,16 @@ def number_of_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
     :param tuple args: positional arguments of a model.
     :param dict kwargs: its keyword arguments.
     :returns: the first size of the first tensor among them; 0 if there is none.
+    :raises ArgumentError: for a ``DataLoader`` among them.
     :raises ShapeError: if that size is 0.
     """
+    for index, value in enumerate(args):
+        if isinstance(value, DataLoader):
+            raise ArgumentError(
+                f"argument {index} of the model is a DataLoader; expected tensors of all rows, "
+                "data = [torch.cat(part) for part in zip(*loader)], which predict and evaluate go "
+                "through by batch_size=."
+            )
     tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.dim()]
     if tensors and not len(tensors[0]):
         raise ShapeError(

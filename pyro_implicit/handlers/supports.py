@@ -102,6 +102,17 @@ def check_support(name: str, fn: Any) -> None:
             f"poutine.mask(mask=seen): pyro.sample({name.removesuffix('_unobserved')!r}, ..., "
             "obs=y), where y has any number at the places that are not seen."
         )
+    own = fn
+    while isinstance(own, (torch.distributions.Independent, dist.MaskedDistribution)):
+        own = own.base_dist
+    if discrete and own is not fn and getattr(own, "has_enumerate_support", False):
+        raise SiteError(
+            f"latent site {name!r} is discrete, a vector of {type(own).__name__} in one event, "
+            "which objectives do not sum out. Write its entries in a plate in place of "
+            f".to_event(...): with pyro.plate('parts', k): pyro.sample({name!r}, ..., "
+            "infer={'enumerate': 'parallel'}); where one datum depends on several of them, give "
+            f"each a site of its own, pyro.sample(f'{name}_{{i}}', ...) for i in range(k)."
+        )
     if discrete and not getattr(fn, "has_enumerate_support", False):
         raise SiteError(
             f"latent site {name!r} is discrete, and a {type(fn).__name__} has no finite number of "
