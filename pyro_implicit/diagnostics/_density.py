@@ -42,7 +42,7 @@ def check_implicit_guide(guide: Any, asked: str) -> ImplicitGuide:
     :returns: the guide.
     :raises GuideError: if it is none of this package, or has a distribution for each row of the
         data.
-    :raises NonFiniteError: if a parameter of it is not finite.
+    :raises NonFiniteError: if a parameter of it is NaN.
     """
     if isinstance(guide, ConditionalGuide):
         raise GuideError(

@@ -112,7 +112,7 @@ def stein_discrepancy(
     :param kwargs: keyword arguments of model and guide.
     :returns: the squared discrepancy, which ``float`` reads, and its p-value.
     :raises ArgumentError: for values outside of these, or a guide that is none.
-    :raises NonFiniteError: if a gradient, or a parameter of the guide, is not finite.
+    :raises NonFiniteError: if a gradient is not finite, or a parameter of the guide NaN.
     :raises ShapeError: for fewer draws than ``num_samples``.
     :raises SiteError: if the model has other latents than those drawn, or draws by itself.
     :warns UserWarning: if parameters of the model were lost that the guide was fitted with.

@@ -1,10 +1,11 @@
-"""Guides that a training has spoilt: parameters, or draws, that are NaN or infinite."""
+"""Guides that a training has spoilt: parameters that are NaN, or draws that are not finite."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from pyro_implicit.exceptions import NonFiniteError
 
@@ -18,7 +19,7 @@ _REMEDY = (
 
 def refuse_diverged(guide: Any) -> None:
     """
-    Refuses a guide with a parameter that is not finite.
+    Refuses a guide with a parameter that is NaN; one may be infinite by design, as a mask is.
 
     :param guide: a guide, a list of them, or anything else, which passes.
     :raises NonFiniteError: naming the parameter.
@@ -28,10 +29,9 @@ def refuse_diverged(guide: Any) -> None:
         if not isinstance(one, nn.Module):
             continue
         for name, parameter in one.named_parameters():
-            if not bool(parameter.isfinite().all()):
+            if not is_lazy(parameter) and bool(parameter.isnan().any()):
                 raise NonFiniteError(
-                    f"parameter {name!r} of the guide ({type(one).__name__}) is not finite: "
-                    f"{_REMEDY}"
+                    f"parameter {name!r} of the guide ({type(one).__name__}) is NaN: {_REMEDY}"
                 )
 
 

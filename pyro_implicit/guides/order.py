@@ -22,7 +22,7 @@ def check_order(model: Any, call: str, guide: Any = None) -> None:
     :param guide: what was given as the guide.
     :raises ArgumentError: if the model is a guide (an autoguide, chains or an ensemble), and if the
         guide, or a member of an ensemble, is the model itself.
-    :raises NonFiniteError: for a guide with a parameter that is not finite.
+    :raises NonFiniteError: for a guide with a parameter that is NaN.
     """
     if isinstance(model, (AutoGuide, DrawQuantiles)):
         raise ArgumentError(

@@ -58,7 +58,8 @@ def told_of_edge(site: Any, is_summed: bool = True) -> str | None:
     if bool(value.isinf().any()) and not _is_finite(site, value.shape[:own_dims]):
         return (
             f"site {name!r} observes infinite values, which have no density. Leave these rows out, "
-            "or mask them."
+            "or put a finite number in their place and mask them: with poutine.mask(mask=known), "
+            "obs=y.where(known, 0.0)."
         )
     if not is_summed:
         return None

@@ -7,10 +7,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import pyro
-import pyro.distributions as dist
 import torch
-from pyro.infer.util import is_validation_enabled
+from pyro.poutine.util import enable_validation, is_validation_enabled
 from torch import Tensor
 
 from pyro_implicit.exceptions import ImplicitError
@@ -64,6 +62,7 @@ class MappedDensity:
         bad = (~values.isfinite()).nonzero().flatten()
         if len(bad):  # which single precision may know
             values[bad] = self._looped(draws[bad]).to(values)
+        self.log_joint.value(draws[0])  # what a model keeps of its last run is to be numbers again
         return values
 
     def _looped(self, draws: Tensor) -> Tensor:
@@ -100,8 +99,12 @@ class MappedDensity:
 
 @contextmanager
 def _checks_alone() -> Iterator[None]:
-    """Without Pyro's validation, which reads numbers, and with that of distributions as it was."""
+    """Without Pyro's looks at each log-density, which read numbers."""
     was = is_validation_enabled()
-    with pyro.validation_enabled(False), dist.validation_enabled(was), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    enable_validation(False)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        enable_validation(was)

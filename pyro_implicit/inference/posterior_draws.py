@@ -44,7 +44,7 @@ def posterior_draws(
     :param kwargs: keyword arguments of the guide.
     :returns: ``{site: tensor}``, each of shape ``(num_samples, *shape of the site)``.
     :raises ArgumentError: if ``num_samples`` is not a positive integer, or ``guide`` no guide.
-    :raises NonFiniteError: for a guide with a parameter that is not finite.
+    :raises NonFiniteError: for a guide with a parameter that is NaN.
     :raises SiteError: if the guide has no latent site, or not the same ones in each run.
     :raises ShapeError: if a site changes its shape from run to run, or has a value for each row and
         the guide would choose some of them at random.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer.autoguide import AutoNormal
+from torch import nn
 
 from pyro_implicit import (
     ConditionalHyperNetworkGuide,
@@ -66,7 +68,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("call", CALLS)
 def test_its_parameter_is_named(call: str) -> None:
     guide = spoilt(HyperNetworkGuide(model, init_from=None))
-    with pytest.raises(NonFiniteError, match=r"parameter '.*' of the guide .* is not finite"):
+    with pytest.raises(NonFiniteError, match=r"parameter '.*' of the guide .* is NaN"):
         CALLS[call](guide)
 
 
@@ -75,7 +77,7 @@ def test_pyros_own_guides_and_members_are_looked_at() -> None:
         predict(model, spoilt(AutoNormal(model)), Y, num_samples=3)
     good, bad = HyperNetworkGuide(model, init_from=None), HyperNetworkGuide(model, init_from=None)
     good(Y), spoilt(bad)
-    with pytest.raises(NonFiniteError, match="is not finite"):
+    with pytest.raises(NonFiniteError, match="is NaN"):
         predict(model, EnsembleGuide([good, bad]), Y, num_samples=4)
 
 
@@ -95,3 +97,17 @@ def test_draws_of_rows_are_looked_at() -> None:
     guide = spoilt(ConditionalHyperNetworkGuide(by_row))
     with pytest.raises(NonFiniteError, match=r"parameter '.*' of the guide"):
         guide.sample(3, Y)
+
+
+def test_infinite_masks_and_layers_that_were_never_run_pass() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mask = nn.Parameter(torch.tensor([-math.inf]), requires_grad=False)
+            self.unused = nn.LazyLinear(3)
+
+        def forward(self, y: torch.Tensor) -> None:
+            pyro.sample("w", dist.Normal(self.mask.exp().sum(), 1.0))
+
+    assert posterior_draws(Masked(), 3, Y)["w"].isfinite().all()
+    assert predict(model, Masked(), Y, num_samples=3)["y"].shape == (3, 3)

@@ -110,3 +110,28 @@ def test_an_infinite_score_is_noted() -> None:
     guide(torch.tensor([0.5, 1.0]))
     report = evaluate(model, guide, torch.tensor([0.0, 1.0]), num_samples=5)
     assert any("1 data have an infinite density" in note for note in report.notes)
+
+
+def test_edges_of_all_components_are_named_once_steps_have_failed() -> None:
+    @config_enumerate
+    def mixture(y: torch.Tensor) -> None:
+        shape = pyro.sample("shape", dist.LogNormal(1.0, 0.1).expand([2]).to_event(1))
+        with pyro.plate("data", len(y)):
+            z = pyro.sample("z", dist.Bernoulli(0.5))
+            pyro.sample("y", dist.Gamma(1 + shape[..., z.long()], 1.0), obs=y)
+
+    guide = HyperNetworkGuide(mixture, init_from=None)
+    y = torch.tensor([0.0, 0.5, 0.0])
+    with pytest.raises(NonFiniteError, match="'y' observes 2 values at the edge of .* Gamma"):
+        fit(mixture, guide, y, num_steps=30, progress=False, seed=0)
+
+
+def test_infinite_values_are_masked_as_told() -> None:
+    def model(y: torch.Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        known = y.isfinite()
+        with pyro.plate("data", len(y)), pyro.poutine.mask(mask=known):
+            pyro.sample("y", dist.Normal(w, 1.0), obs=y.where(known, 0.0))
+
+    guide = HyperNetworkGuide(model, init_from=None)
+    fit(model, guide, torch.tensor([0.5, float("inf")]), num_steps=2, progress=False, seed=0)

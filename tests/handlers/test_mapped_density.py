@@ -107,3 +107,32 @@ def test_large_data_are_gone_through_one_by_one(monkeypatch: pytest.MonkeyPatch)
     mapped = MappedDensity(density(normal))
     mapped(torch.randn(4, 3))
     assert mapped._most == 0
+
+
+@pytest.mark.parametrize("what", ["infer", "poutine"])
+def test_checks_are_those_of_single_runs_whatever_pyro_validates(what: str) -> None:
+    module = {"infer": pyro.infer, "poutine": pyro.poutine}[what]
+    joint, draws = density(refusing), torch.linspace(0.1, 1.9, 7)[:, None]
+    module.enable_validation(False)
+    try:
+        expected = torch.stack([joint.in_double(u) for u in draws])
+        found = MappedDensity(joint)(draws)
+        assert not module.is_validation_enabled()
+    finally:
+        module.enable_validation(True)
+    assert torch.allclose(found, expected, equal_nan=True) and bool(expected.isnan().any())
+    MappedDensity(joint)(draws)
+    assert module.is_validation_enabled()
+
+
+def test_what_a_model_keeps_of_its_last_run_is_a_number() -> None:
+    kept: list[Tensor] = []
+
+    def keeping(y: Tensor) -> None:
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        kept.append(2 * a)
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(a, 1.0), obs=y)
+
+    MappedDensity(density(keeping))(torch.randn(5, 1))
+    assert float(kept[-1]) == float(kept[-1])

@@ -25,6 +25,7 @@ from pyro_implicit.guides.initialization.mean_field import (
     fit_mean_field_near,
 )
 from pyro_implicit.guides.initialization.search_density import SearchDensity
+from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.log_joint import LogJoint
 
 __all__ = ["NO_MODE", "fit_inside", "search", "starting_points"]
@@ -56,6 +57,7 @@ class _Found:
     mean_field: float
 
 
+@evaluation_mode()
 def search(
     kind: str, log_joint: LogJoint, loc: Tensor, *, is_network: bool = False
 ) -> tuple[Tensor, Tensor]:

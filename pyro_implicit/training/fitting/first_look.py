@@ -48,6 +48,7 @@ def first_look(
     *,
     in_batches: bool = False,
     in_plates: bool = True,
+    has_failed: bool = False,
 ) -> None:
     """
     Runs the model once at draws of its prior, and refuses data that no step could use.
@@ -61,6 +62,8 @@ def first_look(
     :param bool in_batches: whether these are a batch of the data.
     :param bool in_plates: whether each dimension of a density must be that of a plate, as is so
         unless an objective is told the number of plates.
+    :param bool has_failed: whether steps had no finite loss, so that an observation without a
+        density at one value of a discrete latent counts as one that has none.
     :raises ArgumentError: for numbers of types that torch does not join.
     :raises NonFiniteError: for observations that are NaN, naming the site.
     :raises ShapeError: for no rows, and for observations that fit no distribution or plate.
@@ -69,7 +72,7 @@ def first_look(
         layers that draw random numbers in training mode.
     """
     number_of_rows(args, dict(kwargs))
-    look = _Look(in_plates)
+    look = _Look(in_plates, has_failed)
     known = set(pyro.get_param_store().keys())
     try:
         with poutine.block(), RandomStream(0), torch.no_grad(), look.listening():
@@ -98,8 +101,8 @@ def first_look(
 class _Look:
     """What one run of the model shows."""
 
-    def __init__(self, in_plates: bool) -> None:
-        self.in_plates = in_plates
+    def __init__(self, in_plates: bool, has_failed: bool) -> None:
+        self.in_plates, self.has_failed = in_plates, has_failed
         self.use = DataUse()
         self.is_part = False  # whether latents are those of some rows
         self.is_discrete = False  # whether some are discrete, which steps sum out
@@ -125,7 +128,7 @@ class _Look:
             self.warnings.extend(_masked_latent(site))
         elif not (is_auxiliary(site) or is_delta(site)):
             try:
-                _check_observed(site, self.in_plates, self.is_discrete)
+                _check_observed(site, self.in_plates, not self.is_discrete or self.has_failed)
             except ImplicitError as error:
                 self.refused = error
                 raise
@@ -156,7 +159,7 @@ def explained_steps(
         if is_clear or last is None:
             raise
         try:
-            first_look(model, *last, **options)
+            first_look(model, *last, has_failed=isinstance(error, NonFiniteError), **options)
         except ImplicitError as clear:
             raise clear from error
         known = explained(error, *last)
@@ -218,7 +221,7 @@ def _random_layers(silenced: Mapping[str, nn.Module], noise: LeftOutNoise) -> li
     ]
 
 
-def _check_observed(site: Any, in_plates: bool, is_discrete: bool) -> None:
+def _check_observed(site: Any, in_plates: bool, is_summed: bool) -> None:
     fn, value = site["fn"], site["value"]
     check_observation(site)
     own = value.shape[: value.dim() - fn.event_dim]
@@ -240,7 +243,7 @@ def _check_observed(site: Any, in_plates: bool, is_discrete: bool) -> None:
                 "the entries of one row as .to_event(1); a last dimension of size 1 goes by "
                 "f.squeeze(-1)."
             )
-    at_edge = told_of_edge(site, is_summed=not is_discrete)
+    at_edge = told_of_edge(site, is_summed)
     if at_edge is not None:
         raise NonFiniteError(at_edge)
     told = missing_data(site)

@@ -252,3 +252,18 @@ def test_a_curvature_that_is_everywhere_the_same_is_taken_twice_over(
 
     HyperNetworkGuide(model, init_from=kind).setup()
     assert len(taken) == most
+
+
+def test_statistics_of_layers_stay_as_they_are() -> None:
+    norm = torch.nn.BatchNorm1d(1)
+
+    def model() -> None:
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", 5):
+            mean = z * norm(torch.arange(5.0)[:, None])[:, 0]
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=torch.arange(5.0))
+
+    guide = HyperNetworkGuide(model, init_from=None).setup()
+    before = norm.running_mean.clone()
+    search("laplace", LogJoint(model, guide.sites, (), {}), torch.zeros(1))
+    assert torch.equal(norm.running_mean, before)
