@@ -3,6 +3,7 @@
 # Shape legend: m unconstrained entries of all sites, S draws, r rank.
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -126,15 +127,17 @@ def prior_from(
         loc, rows = known
     prior = _prior(sites, loc, widen * rows, form, rank)
     sizes = [(site.name, site.shape[: len(site.shape) - site.event_dim]) for site in sites]
-    traded = _told_of_traded(sites, rows) if form == "diagonal" and rows.dim() == 2 else []
+    traded: list[str] = []
+    if form == "diagonal" and rows.dim() == 2:
+        traded = _told_of_traded(sites, rows, None if known is not None else num_samples)
     for text in [*traded, *replaced_since_fit(guide)]:
         warnings.warn(text, stacklevel=3)
     prior._same_rows = SameRows(getattr(guide, "_rows_seen", None), sizes)
     return prior
 
 
-def _told_of_traded(sites: list[JointSite], rows: Tensor) -> list[str]:
-    """Of latents that the data tell together, each by itself: ``rows`` of shape ``(S, m)``."""
+def _told_of_traded(sites: list[JointSite], rows: Tensor, num_draws: int | None) -> list[str]:
+    """Of latents that the data tell together: ``rows`` of shape ``(S, m)``, draws or exact."""
     names = [site.name for site in sites for _ in range(site.numel)]
     if not 2 <= len(names) <= _MOST_PAIRS:
         return []
@@ -143,13 +146,17 @@ def _told_of_traded(sites: list[JointSite], rows: Tensor) -> list[str]:
     most = int(pairs.abs().argmax())
     i, j = divmod(most, len(names))
     correlation = float(pairs[i, j])
-    if not abs(correlation) > _TRADED:
+    error = 0.0  # of Fisher's transform, of the largest of so many pairs
+    if num_draws is not None:
+        error = math.sqrt(2 * math.log(len(names) ** 2) / max(num_draws - 3, 1))
+    if not math.atanh(min(abs(correlation), 1 - 1e-6)) - error > math.atanh(_TRADED):
         return []
+    which = " and ".join(repr(name) for name in dict.fromkeys([names[j], names[i]]))
     return [
-        f"sites {names[j]!r} and {names[i]!r} have latents whose correlation is {correlation:.2f}, "
-        "and form='diagonal' forgets correlations: what the data tell of both together counts for "
-        "each by itself, and the next posterior can be too narrow by a factor of two. Take "
-        "form='full' or 'low-rank', or, with latents in plates, GuidePrior(guide), which keeps all"
+        f"latents of {which} have a correlation of {correlation:.2f}, and form='diagonal' forgets "
+        "correlations: what the data tell of both together counts for each by itself, and the next "
+        "posterior can be too narrow by a factor of two. Take form='full' or 'low-rank', or, with "
+        "latents in plates, GuidePrior(guide), which keeps all"
     ]
 
 

@@ -227,8 +227,22 @@ def test_latents_that_trade_off_are_told() -> None:
         root = torch.eye(4)
         root[1, 0] = -2.0
         guide.scale_tril = root
-    with pytest.warns(UserWarning, match="'a' and 'u' have latents whose correlation is -0.89"):
+    with pytest.warns(UserWarning, match="latents of 'a' and 'u' have a correlation of -0.89"):
         prior = prior_from(guide)
     with pytest.raises(SiteError, match=r"GuidePrior\(guide\); or form='diagonal'"):
         pyro.poutine.trace(prior_from(guide, form="full")(traded)).get_trace(torch.zeros(5))
     pyro.poutine.trace(prior(traded)).get_trace(torch.zeros(5))
+
+
+def test_the_largest_of_many_correlations_of_few_draws_is_luck() -> None:
+    def many() -> None:
+        pyro.sample("b", dist.Normal(torch.zeros(300), 1.0).to_event(1))
+
+    prior_from(many, num_samples=10, seed=0)
+
+    def two() -> None:
+        z = torch.randn(())
+        pyro.sample("b", dist.Normal(z.expand(2), 0.1).to_event(1))
+
+    with pytest.warns(UserWarning, match="latents of 'b' have a correlation of 0.9"):
+        prior_from(two, num_samples=200, seed=0)
