@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import load_npz
-from benchmarks.posterior._panel_cases import Case, Load, classifier, held_out, network
+from benchmarks.posterior._panel_cases import MANY_DRAWS, Case, Load, classifier, held_out, network
 from benchmarks.shared.uci import build_model, load_split
 
 __all__ = ["CHOICE", "EXAMINATION"]
@@ -52,7 +52,7 @@ def _glmm(root: Path, seed: int) -> Case:
             rate = (mu + tau * level[..., group] + slope * x).exp()
             pyro.sample("y", dist.Poisson(rate), obs=y)
 
-    return Case(model, data(80), held_out(model, *data(_HELD)))
+    return Case(model, data(80), held_out(model, *data(_HELD), num_draws=MANY_DRAWS))
 
 
 def _robust(root: Path, seed: int) -> Case:
@@ -73,7 +73,7 @@ def _robust(root: Path, seed: int) -> Case:
         with pyro.plate("data", len(y)):
             pyro.sample("y", dist.StudentT(nu + 1, (x * b).sum(-1), s), obs=y)
 
-    return Case(model, data(50), held_out(model, *data(_HELD)))
+    return Case(model, data(50), held_out(model, *data(_HELD), num_draws=MANY_DRAWS))
 
 
 def _growth(root: Path, seed: int) -> Case:
@@ -92,7 +92,7 @@ def _growth(root: Path, seed: int) -> Case:
         with pyro.plate("data", len(t)):
             pyro.sample("y", dist.Normal(top / (1 + torch.exp(-rate * (t - middle))), s), obs=y)
 
-    return Case(model, data(1), held_out(model, *data(40)))
+    return Case(model, data(1), held_out(model, *data(40), num_draws=MANY_DRAWS))
 
 
 # ---- some hundred latents that are no network

@@ -36,6 +36,8 @@ Draws = dict[str, Tensor]
 Judge = Callable[[Any], Tensor]
 
 NUM_DRAWS = 500  # for predictions
+# and for small models that are close to each other: 500 differ by 0.004 from draw to draw
+MANY_DRAWS = 10_000
 NUM_MOMENTS = 5000  # for moments and divergences
 
 
@@ -62,17 +64,20 @@ class Case:
 # ---- how a posterior is judged
 
 
-def held_out(model: Callable[..., Any], *held: Tensor) -> Judge:
+def held_out(model: Callable[..., Any], *held: Tensor, num_draws: int = NUM_DRAWS) -> Judge:
     """
     :param model: a Pyro model.
     :param held: held-out arguments of the model.
+    :param num_draws: draws of a guide.
     :returns: their log predictive densities under a guide.
     """
-    return partial(_log_densities, model, held)
+    return partial(_log_densities, model, held, num_draws)
 
 
-def _log_densities(model: Callable[..., Any], held: tuple[Tensor, ...], guide: Any) -> Tensor:
-    return log_predictive_density(model, guide, *held, num_samples=NUM_DRAWS, seed=0)
+def _log_densities(
+    model: Callable[..., Any], held: tuple[Tensor, ...], num_draws: int, guide: Any
+) -> Tensor:
+    return log_predictive_density(model, guide, *held, num_samples=num_draws, seed=0)
 
 
 def _by_moments(data: tuple[Tensor, ...], reference: Moments, summary: Any) -> Judge:
