@@ -164,15 +164,16 @@ def fit(
     :param bool progress: whether to show a progress bar with the loss and its terms, and one of a
         guide's start where that takes long.
     :param int seed: of all that is drawn, so that the same call gives the same numbers; random
-        numbers outside go on as if nothing had been drawn. None: one that torch draws.
+        numbers outside go on as if nothing had been drawn. None: one that torch draws. A run that
+        is resumed goes on with its own.
     :param FitResult resume: go on from this result, with the same model, guide and
         validation, whose best parameters and score are carried over. A run that was interrupted
         then gives the numbers of one that was not (with whole data); one that had ended begins anew
         at the full rate, up to ``num_steps``.
     :param kwargs: keyword arguments of model and guide.
     :returns: history, reason of the end, warnings; it can be printed and plotted.
-    :raises ArgumentError: for bad values, for data of another type than the network's, and for
-        options that neither ``fit`` nor the model has.
+    :raises ArgumentError: for bad values, for ``seed`` with ``resume``, for data of another type
+        than the network's, and for options that neither ``fit`` nor the model has.
     :raises NonFiniteError: after 20 steps in a row without a finite loss and no parameters to go
         back to, naming the site; for observations that are NaN.
     :raises ShapeError: for no rows, for observations that do not fit their distribution or
