@@ -286,8 +286,8 @@ def _fitted(
     trials: Trials, begin: tuple[Tensor, Tensor], num_steps: int, task: _Task
 ) -> tuple[GaussianStart, str]:
     unit = (_NARROWER * task.unit).clamp(max=1.0)
-    fit = trials.mean_field(
-        begin[0], lambda density: fit_mean_field(density, *begin, num_steps, unit)
+    fit = trials.density.mean_field(
+        begin[0], lambda density: fit_mean_field(density, *begin, num_steps, unit), _FEW_JUDGES
     )
     settled = task.is_settled and fit.is_level
     note = "" if fit.is_level else f"not level after {num_steps} steps"

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.guides.initialization.ascent import ascend
+from pyro_implicit.guides.initialization.gaussian_bound import objective
 from pyro_implicit.guides.initialization.lbfgs import maximise
+from pyro_implicit.guides.initialization.mean_field import MeanField
 from pyro_implicit.guides.initialization.recorded_density import MOST_RECORDED, RecordedDensity
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.handlers.mapped_density import MappedDensity
@@ -115,6 +117,23 @@ class SearchDensity:
             if self._is(point, float(self._value(start)) + gain):
                 return point, gain
         return maximise(self, start, num_steps)
+
+    def mean_field(
+        self, example: Tensor, fit: Callable[[_Density], MeanField], num_samples: int = 16
+    ) -> MeanField:
+        """
+        Fits a diagonal Gaussian.
+
+        :param torch.Tensor example: a point with a finite density, shape ``(m,)``.
+        :param fit: a function of the density.
+        :param int num_samples: draws by which it is judged where a fit to the graph ended.
+        :returns: the Gaussian.
+        """
+        if self.record(example):
+            found = fit(self.quick)
+            if math.isfinite(objective(self, found.loc, found.scale, num_samples)):
+                return found
+        return fit(self)
 
     def _note(self, num_gradients: int) -> None:
         self.num_gradients += num_gradients

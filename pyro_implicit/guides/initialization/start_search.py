@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from pyro_implicit.guides.initialization.search_density import SearchDensity
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.log_joint import LogJoint
 
-__all__ = ["NO_MODE", "fit_inside", "search", "starting_points"]
+__all__ = ["NO_MODE", "search", "starting_points"]
 
 #: what follows from a random density, for a message
 NO_MODE = (
@@ -136,9 +135,7 @@ def _mean_field(density: SearchDensity, point: Tensor, is_network: bool) -> Mean
     def near(density: Callable[[Tensor], Tensor]) -> MeanField:
         return fit_mean_field_near(density, [point], is_network=is_network)
 
-    if density.record(point):
-        return fit_inside(density.quick, density, near)
-    return near(density)
+    return density.mean_field(point, near)
 
 
 def _by_the_mode(density: SearchDensity, fit: MeanField) -> MeanField:
@@ -151,30 +148,6 @@ def _by_the_mode(density: SearchDensity, fit: MeanField) -> MeanField:
     other = fit_mean_field_from(density, mode, scale)
     fits = [(objective(density, one.loc, one.scale, _JUDGES), one) for one in (fit, other)]
     return max(fits, key=lambda pair: pair[0])[1]
-
-
-def fit_inside(
-    recorded: Callable[[Tensor], Tensor],
-    density: Callable[[Tensor], Tensor],
-    fit: Callable[[Callable[[Tensor], Tensor]], MeanField],
-    num_samples: int = 16,
-) -> MeanField:
-    """
-    Fits a diagonal Gaussian to a recorded density.
-
-    A graph does not know where the model refuses its latents: a fit that ends there is made again
-    by the model itself.
-
-    :param recorded: the log-density as a graph.
-    :param density: that of the model, NaN where it refuses.
-    :param fit: a function of the density.
-    :param int num_samples: draws by which it is judged where the fit ended.
-    :returns: the Gaussian.
-    """
-    found = fit(recorded)
-    if math.isfinite(objective(density, found.loc, found.scale, num_samples)):
-        return found
-    return fit(density)
 
 
 def starting_points(log_joint: LogJoint, loc: Tensor) -> list[Tensor]:

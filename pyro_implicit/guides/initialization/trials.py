@@ -11,18 +11,14 @@ from torch import Tensor
 from pyro_implicit.exceptions import ImplicitError
 from pyro_implicit.guides.initialization.gaussian_bound import objective
 from pyro_implicit.guides.initialization.gaussian_start import GaussianStart
-from pyro_implicit.guides.initialization.mean_field import MeanField
 from pyro_implicit.guides.initialization.search_density import SearchDensity
 from pyro_implicit.guides.initialization.start_report import Trial
-from pyro_implicit.guides.initialization.start_search import fit_inside
 
 __all__ = ["FAILURES", "Trials"]
 
 #: what a candidate may fail with; it is dropped, and the report says so
 FAILURES = (ImplicitError, RuntimeError, ValueError, ArithmeticError)
 
-_Density = Callable[[Tensor], Tensor]
-_FEW = 4  # draws of a fit that tell whether it has left the model's domain
 _NOT_FINITE = "not finite: dropped"
 
 
@@ -42,18 +38,6 @@ class Trials:
     locations: list[Trial] = field(default_factory=list)
     gaussians: list[Trial] = field(default_factory=list)
     starts: dict[str, GaussianStart] = field(default_factory=dict)
-
-    def mean_field(self, example: Tensor, fit: Callable[[_Density], MeanField]) -> MeanField:
-        """
-        Fits a diagonal Gaussian, to a recorded density where that is worth its while.
-
-        :param torch.Tensor example: a point with a finite density, shape ``(m,)``.
-        :param fit: a function of the density.
-        :returns: the Gaussian.
-        """
-        if self.density.record(example):
-            return fit_inside(self.density.quick, self.density, fit, _FEW)
-        return fit(self.density)
 
     def climb(self, name: str, loc: Tensor, num_steps: int) -> tuple[float, Tensor]:
         """
