@@ -10,8 +10,7 @@ import torch
 from pyro.infer import ELBO
 from torch import nn
 
-from pyro_implicit._checks import check_count, check_guide, check_instance, check_model
-from pyro_implicit._misspelt import check_misspelt
+from pyro_implicit._checks import check_count, check_instance
 from pyro_implicit.arviz.attrs import run_attrs
 from pyro_implicit.arviz.chain_draws import chain_draws
 from pyro_implicit.arviz.collect import PRIOR, collect
@@ -22,18 +21,14 @@ from pyro_implicit.arviz.sample_stats import sample_stats
 from pyro_implicit.arviz.site import Site
 from pyro_implicit.arviz.summed_likelihood import uncounted_factors
 from pyro_implicit.exceptions import ArgumentError, SiteError
-from pyro_implicit.guides.argument_dims import warn_of_other_rows, warn_of_other_shapes
 from pyro_implicit.guides.base import ImplicitGuide
-from pyro_implicit.guides.held_data import warn_of_held_data
-from pyro_implicit.guides.model_parameters import WatchedParameters
-from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.choice_for_all import choices_of_groups
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import explained_errors
-from pyro_implicit.handlers.held_sites import refuse_condition_around
 from pyro_implicit.handlers.own_support import own_support
 from pyro_implicit.handlers.pointwise import told_of_factors, told_of_factors_alone
 from pyro_implicit.handlers.told_of_held import told_of_unheard
+from pyro_implicit.inference.fitted_call import FittedCall
 from pyro_implicit.inference.outside_support import drawn_outside, is_outside
 
 __all__ = ["to_arviz"]
@@ -149,20 +144,15 @@ def to_arviz(
         before it; if the guide draws a latent outside its prior's support.
     """
     num_samples = check_count("num_samples", num_samples)
-    check_model(model)
-    refuse_condition_around("to_arviz")
-    check_order(model, "to_arviz(model, guide, ...)", guide)
-    check_misspelt(to_arviz, model, kwargs)
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)
     check_instance("objective", objective, (ELBO, type(None)), "the objective, or None")
     for name, given in (("coords", coords), ("dims", dims)):
         check_instance(name, given, (Mapping, type(None)), "a dictionary by name, or None")
-    guides = _checked_guides(guide)
-    watched = [WatchedParameters(one) for one in guides]
-    for one in guides:
-        warn_of_other_shapes(one, args)
-        warn_of_other_rows(one, args, kwargs)
-        warn_of_held_data(model, one, args, kwargs)
+    guides = _listed(guide)
+    calls = [FittedCall(to_arviz, model, one, args, kwargs, num_decorators=1) for one in guides]
+    _check_built(guides)
+    for call in calls:
+        call.tell(call.told_of_arguments(is_scored=True))
     with explained_errors(args, kwargs, guides[0]):
         programs = [Program(model, one, RowBatches(args, kwargs, batch_size)) for one in guides]
     _check_same_sites(programs)
@@ -187,9 +177,8 @@ def to_arviz(
         told.append(choices_of_groups(first.choices, first.predicted, first.row_plates))
     told.append(_told_of_supports(programs[0], arrays.get("posterior", {})))
     told += [text for one in programs for text in one.told_of_held]
-    told += [text for one in watched for text in one.warnings()]
-    for text in dict.fromkeys(filter(None, told)):
-        warnings.warn(text, stacklevel=3)  # a decorator lies between
+    told += [text for one in calls for text in one.watched.warnings()]
+    calls[0].tell(told)
     if stats is not None:
         arrays["sample_stats"] = stats.arrays(arrays["posterior"])
     return export.made(arrays, run_attrs(guides[0], objective, export.notes))
@@ -224,7 +213,7 @@ def _tell_of_the_prior(refused: str, groups: Sequence[str] | None) -> None:
     )
 
 
-def _checked_guides(guide: Any) -> list[Callable[..., Any]]:
+def _listed(guide: Any) -> list[Callable[..., Any]]:
     """The guides, in a list of their own."""
     guides = list(guide) if isinstance(guide, (list, tuple)) else [guide]
     if not guides:
@@ -232,13 +221,16 @@ def _checked_guides(guide: Any) -> list[Callable[..., Any]]:
             "guide is an empty list; expected a guide, or a list of guides that were trained "
             "independently"
         )
+    return guides
+
+
+def _check_built(guides: list[Callable[..., Any]]) -> None:
+    """Refuses a guide that was never built, as predict does."""
     for one in guides:
-        check_guide(one)
         parts = one.modules() if isinstance(one, nn.Module) else ()
         for part in parts:
             if isinstance(part, ImplicitGuide):
-                part.samplers  # noqa: B018 (raises for one that was never built, as predict does)
-    return guides
+                part.samplers  # noqa: B018 (raises for one that was never built)
 
 
 def _check_same_sites(programs: Sequence[Program]) -> None:

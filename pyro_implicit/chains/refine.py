@@ -35,6 +35,7 @@ from pyro_implicit.chains.supports import check_supports_at
 from pyro_implicit.chains.tuning import check_draws
 from pyro_implicit.chains.walk import Walk
 from pyro_implicit.exceptions import ArgumentError, ImplicitError
+from pyro_implicit.guides.diverged import refuse_diverged
 from pyro_implicit.guides.held_data import HeldData
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.model_parameters import WatchedParameters
@@ -145,6 +146,7 @@ def refine(
     refuse_inference_mode("refine")
     check_model(model)
     check_order(model, "refine(model, guide, ...)", start)
+    refuse_diverged(start)
     check_misspelt(refine, model, kwargs)
     num_chains = check_count("num_chains", num_chains)
     watched = WatchedParameters(start)

@@ -24,6 +24,7 @@ from pyro_implicit._checks import check_count, check_model, check_number
 from pyro_implicit.arviz.compatibility import psis_khat
 from pyro_implicit.diagnostics._density import GuideDensity, check_implicit_guide
 from pyro_implicit.exceptions import DensityError, NonFiniteError
+from pyro_implicit.guides.diverged import refuse_diverged
 from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.explained_errors import explained_errors
@@ -137,6 +138,7 @@ def khat(
     """
     check_model(model)
     check_order(model, "khat(model, guide, ...)", guide)
+    refuse_diverged(guide)
     guide = check_implicit_guide(guide, "khat")
     tolerance = check_number("tolerance", tolerance, above=0)
     check_count("num_samples", num_samples, minimum=100)

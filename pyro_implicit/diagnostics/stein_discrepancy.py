@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_model, check_number
 from pyro_implicit.diagnostics._unconstrained import constrained_draws, unconstrained_draws
+from pyro_implicit.guides.diverged import refuse_diverged
 from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
@@ -121,6 +122,7 @@ def stein_discrepancy(
     check_count("num_bootstrap", num_bootstrap)
     check_model(model)
     check_order(model, "stein_discrepancy(model, guide, ...)", guide)
+    refuse_diverged(guide)
     beta = check_number("beta", beta, above=-1, below=0)
     if not (isinstance(length, str) and length == "median"):
         length = check_number("length", length, above=0, why=", or 'median'")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,8 +14,8 @@ __all__ = [
     "are_rows_of_the_fit",
     "latents_of_other_rows",
     "shapes_of_arguments",
-    "warn_of_other_rows",
-    "warn_of_other_shapes",
+    "told_of_other_rows",
+    "told_of_other_shapes",
 ]
 
 Shape = tuple[int, ...]
@@ -32,9 +31,9 @@ def shapes_of_arguments(args: tuple[Any, ...]) -> tuple[Shape | None, ...]:
     return tuple(tuple(one.shape) if isinstance(one, Tensor) else None for one in args)
 
 
-def warn_of_other_shapes(guide: Any, args: tuple[Any, ...]) -> None:
+def told_of_other_shapes(guide: Any, args: tuple[Any, ...]) -> list[str]:
     """
-    Warns, for the caller's caller, of arguments that a model would take for what they are not.
+    Tells of arguments that a model would take for what they are not.
 
     A model takes one row without its dimension for as many rows as it has columns, and one column
     for all that its latents are multiplied with. Any other number of columns is believed: sequences
@@ -42,13 +41,11 @@ def warn_of_other_shapes(guide: Any, args: tuple[Any, ...]) -> None:
 
     :param guide: any guide; one that is not of this package knows nothing.
     :param args: positional arguments of the model.
-    :warns UserWarning: if the guide was built with one dimension more in the first argument; if one
-        with as many rows has one column, or had one.
+    :returns: a text if the guide was built with one dimension more in the first argument, and one
+        if an argument with as many rows has one column, or had one.
     """
     seen: tuple[Shape | None, ...] = getattr(guide, "_argument_shapes", ())
-    for text in (_lost_dimension(seen, args), _other_columns(seen, args)):
-        if text is not None:
-            warnings.warn(text, stacklevel=3)
+    return [*filter(None, (_lost_dimension(seen, args), _other_columns(seen, args)))]
 
 
 def _lost_dimension(seen: tuple[Shape | None, ...], args: tuple[Any, ...]) -> str | None:
@@ -84,26 +81,25 @@ def _holds(site: Any, frame: Any, count: int) -> bool:
     return bool(frame.size == count and site.shape[place:][:1] == (count,))
 
 
-def warn_of_other_rows(guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def told_of_other_rows(guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
     """
-    Warns, for the caller's caller, where latents of one row would be taken for those of another.
+    Tells where latents of one row would be taken for those of another.
 
     :param guide: any guide; one that is not of this package knows nothing.
     :param args: positional arguments of the model.
     :param kwargs: its keyword arguments.
-    :warns UserWarning: if the guide has a latent for each of as many rows, which are others.
+    :returns: a text if the guide has a latent for each of as many rows, which are others.
     """
     own, count = latents_of_other_rows(guide, args, kwargs)
     if not own:
-        return
-    warnings.warn(
+        return []
+    return [
         f"the guide has a value of {own} for each of the {count} rows that it was built with, and "
         f"these are {count} other ones, or in another order: each gets the value of the row in its "
         "place. That is right where they are the same units again. Latents of new units are "
         "unknown: predict them by a model that draws them from their prior, and a guide of the "
-        "others.",
-        stacklevel=3,
-    )
+        "others."
+    ]
 
 
 def are_rows_of_the_fit(guide: Any, args: tuple[Any, ...]) -> bool:

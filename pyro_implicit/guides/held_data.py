@@ -21,7 +21,7 @@ from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, run_model
 from pyro_implicit.handlers.row_coupling import can_be_looked_at
 from pyro_implicit.handlers.same_rows import fingerprint
 
-__all__ = ["HeldData", "model_of", "observed_when_built", "sampled_when_built", "warn_of_held_data"]
+__all__ = ["HeldData", "model_of", "observed_when_built", "sampled_when_built", "told_of_held_data"]
 
 
 class HeldData:
@@ -163,31 +163,31 @@ def _unconditioned(model: Any) -> Any:
     return model
 
 
-def warn_of_held_data(
+def told_of_held_data(
     model: Any, guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> None:
+) -> list[str]:
     """
-    Warns, for the caller's caller, of a model that scores the fit's observations for other inputs.
+    Tells of a model that scores the fit's observations for other inputs.
 
     :param model: a Pyro model.
     :param guide: any guide; one that is not of this package knows nothing.
     :param tuple args: positional arguments of both.
     :param dict kwargs: keyword arguments of both.
-    :warns UserWarning: if all arguments are others than those the guide was built with, and an
+    :returns: a text if all arguments are others than those the guide was built with, and an
         observed site has the same values.
     """
     held: HeldData | None = getattr(guide, "_held_data", None)
     if held is None or not can_be_looked_at([*args, *kwargs.values()]):
-        return
+        return []
     names = held.still_there(model, args, kwargs)
-    if names:
-        warnings.warn(
-            f"{names} observes the same values as when the guide was built, though all arguments "
-            "are others: the model holds its observations itself, and they are scored for inputs "
-            "that are not theirs. Make them an argument, def model(x, y=None), with obs=y, and "
-            "hand over those of these inputs.",
-            stacklevel=3,
-        )
+    if not names:
+        return []
+    return [
+        f"{names} observes the same values as when the guide was built, though all arguments are "
+        "others: the model holds its observations itself, and they are scored for inputs that are "
+        "not theirs. Make them an argument, def model(x, y=None), with obs=y, and hand over those "
+        "of these inputs."
+    ]
 
 
 def _fingerprints(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[Any]:

@@ -1,4 +1,4 @@
-"""Model and guide that are handed over in the wrong order, or too late."""
+"""Model and guide that are handed over in the wrong order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 from pyro.infer.autoguide import AutoGuide
 
 from pyro_implicit.exceptions import ArgumentError
-from pyro_implicit.guides.diverged import refuse_diverged
 from pyro_implicit.guides.draw_quantiles import DrawQuantiles
 
 __all__ = ["check_order"]
@@ -15,14 +14,13 @@ __all__ = ["check_order"]
 
 def check_order(model: Any, call: str, guide: Any = None) -> None:
     """
-    Refuses a guide in the place of the model, the model in that of the guide, and spoilt guides.
+    Refuses a guide in the place of the model, and the model in that of the guide.
 
     :param model: what was given as the model.
     :param str call: what to write instead.
     :param guide: what was given as the guide.
     :raises ArgumentError: if the model is a guide (an autoguide, chains or an ensemble), and if the
         guide, or a member of an ensemble, is the model itself.
-    :raises NonFiniteError: for a guide with a parameter that is NaN.
     """
     if isinstance(model, (AutoGuide, DrawQuantiles)):
         raise ArgumentError(
@@ -35,4 +33,3 @@ def check_order(model: Any, call: str, guide: Any = None) -> None:
             "the guide is the model itself, whose draws know nothing of the data. Write "
             "guide = HyperNetworkGuide(model), and fit it."
         )
-    refuse_diverged(guide)

@@ -18,29 +18,10 @@ from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, latent_site
 from pyro_implicit.handlers.row_coupling import can_be_looked_at
 from pyro_implicit.ops.same_bits import same_bits
 
-__all__ = ["TOLD_ONCE", "told_of_seen_observations", "warn_of_seen_observations"]
+__all__ = ["TOLD_ONCE", "told_of_seen_observations"]
 
 #: how the warning begins
 TOLD_ONCE = "the guide makes its latents from what"
-
-
-def warn_of_seen_observations(
-    model: Any, guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> None:
-    """
-    Warns where each datum is scored by latents that were made from it.
-
-    The warning points at the caller of a function with two decorators.
-
-    :param model: a Pyro model.
-    :param guide: any guide.
-    :param tuple args: positional arguments of both.
-    :param dict kwargs: keyword arguments of both.
-    :warns UserWarning: if what the guide draws changes with what the model observes.
-    """
-    told = told_of_seen_observations(model, guide, args, kwargs)
-    if told is not None:
-        warnings.warn(told, stacklevel=5)  # two decorators lie between
 
 
 @torch.no_grad()

@@ -36,7 +36,7 @@ _EDGES: dict[type, tuple[tuple[float, ...], str]] = {
 }
 
 
-def told_of_edge(site: Any, is_summed: bool = True) -> str | None:
+def told_of_edge(site: Any, at_edges: bool = True) -> str | None:
     """
     Tells of observations that have no likelihood although the support has them.
 
@@ -45,8 +45,8 @@ def told_of_edge(site: Any, is_summed: bool = True) -> str | None:
     enough.
 
     :param site: the message of an observed site, or its node in a trace.
-    :param bool is_summed: whether its density is at all values of discrete latents; else they are
-        drawn, and infinite values alone are told of.
+    :param bool at_edges: whether finite observations are looked at; not where discrete latents are
+        drawn, at other values of which they may have a density. Infinite ones never have any.
     :returns: what is wrong and what to write, for an error; None for all others.
     """
     fn, value = site["fn"], site["value"]
@@ -61,7 +61,7 @@ def told_of_edge(site: Any, is_summed: bool = True) -> str | None:
             "or put a finite number in their place and mask them: with poutine.mask(mask=known), "
             "obs=y.where(known, 0.0)."
         )
-    if not is_summed:
+    if not at_edges:
         return None
     for kind, (edges, remedy) in _EDGES.items():
         if not isinstance(fn, kind):

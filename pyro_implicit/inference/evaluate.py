@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_implicit._checks import check_count, check_guide, check_model, check_seed
-from pyro_implicit._misspelt import check_misspelt
+from pyro_implicit._checks import check_count, check_seed
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.guides.argument_dims import (
-    are_rows_of_the_fit,
-    warn_of_other_rows,
-    warn_of_other_shapes,
-)
 from pyro_implicit.guides.conditional_base import ConditionalGuide
-from pyro_implicit.guides.held_data import warn_of_held_data
-from pyro_implicit.guides.model_parameters import WatchedParameters
-from pyro_implicit.guides.order import check_order
-from pyro_implicit.guides.seen_observations import warn_of_seen_observations
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import explained_errors
-from pyro_implicit.handlers.held_sites import refuse_condition_around
-from pyro_implicit.handlers.joint_rows import told_of_joint_rows
 from pyro_implicit.handlers.own_subsample import sizes_of_arguments
 from pyro_implicit.handlers.rows import NotSliceable, number_of_rows
 from pyro_implicit.inference.evaluation.draw_chunks import DrawChunks
 from pyro_implicit.inference.evaluation.evaluation_job import EvaluationJob, SiteData
 from pyro_implicit.inference.evaluation.report import EvaluationReport, Score, SiteEvaluation
 from pyro_implicit.inference.evaluation.summed_out import with_exact_densities
+from pyro_implicit.inference.fitted_call import FittedCall
 from pyro_implicit.inference.from_prior import forgotten_of
 from pyro_implicit.inference.numbered import numbered_if_drawn
 from pyro_implicit.inference.run_plan import NOT_CUT, UNIT, RunPlan
@@ -43,7 +31,6 @@ __all__ = ["evaluate"]
 
 _NO_SCORE = ("row", "mean", "lower_", "upper_")
 _BINS = 15
-_CALLER = 4  # frames up: two decorators lie between
 
 
 @torch.no_grad()
@@ -126,15 +113,8 @@ def evaluate(
 
         print(evaluate(model, guide, x_test, y_test))
     """
-    check_model(model)
-    refuse_condition_around("evaluate")
-    check_order(model, "evaluate(model, guide, ...)", guide)
-    check_guide(guide)
-    check_misspelt(evaluate, model, kwargs)
-    watched = WatchedParameters(guide)
-    warn_of_other_shapes(guide, args)
-    warn_of_other_rows(guide, args, kwargs)
-    warn_of_held_data(model, guide, args, kwargs)
+    call = FittedCall(evaluate, model, guide, args, kwargs, num_decorators=2)
+    call.tell(call.told_of_arguments(is_scored=True))
     num_samples = check_count("num_samples", num_samples)
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
@@ -156,14 +136,9 @@ def evaluate(
     told = plan.warnings()
     if batch_size is not None and not rows:
         told.append(NOT_CUT)
-    if plan.joint_rows and not are_rows_of_the_fit(guide, args):
-        told.append(told_of_joint_rows(plan.joint_rows))
-    for text in [*told, *watched.warnings()]:
-        warnings.warn(text, stacklevel=_CALLER)
     job.from_prior = forgotten_of(model, guide, job.from_prior)
-    if job.missing_latents():
-        warnings.warn(job.missing_latents(), stacklevel=_CALLER)
-    warn_of_seen_observations(model, guide, args, kwargs)  # last: a function's draws may end
+    call.tell([*told, *call.told_of_runs(plan.joint_rows), job.missing_latents()])
+    call.tell(call.told_of_seen_observations())  # last: a function's draws may end
     return _report(job, guide, seed)
 
 

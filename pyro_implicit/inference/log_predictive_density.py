@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -11,19 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_implicit._checks import check_count, check_guide, check_model, check_seed
-from pyro_implicit._misspelt import check_misspelt
+from pyro_implicit._checks import check_count, check_seed
 from pyro_implicit._random import RandomStream, mixed_seed
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.guides.argument_dims import (
-    are_rows_of_the_fit,
-    warn_of_other_rows,
-    warn_of_other_shapes,
-)
-from pyro_implicit.guides.held_data import warn_of_held_data
-from pyro_implicit.guides.model_parameters import WatchedParameters
-from pyro_implicit.guides.order import check_order
-from pyro_implicit.guides.seen_observations import warn_of_seen_observations
 from pyro_implicit.handlers.enumeration import (
     EnumerationNeeded,
     NoticeEnumeration,
@@ -31,8 +20,8 @@ from pyro_implicit.handlers.enumeration import (
 )
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import explained_errors
-from pyro_implicit.handlers.held_sites import HeldSites, refuse_condition_around
-from pyro_implicit.handlers.joint_rows import is_joint_of_rows, told_of_joint_rows
+from pyro_implicit.handlers.held_sites import HeldSites
+from pyro_implicit.handlers.joint_rows import is_joint_of_rows
 from pyro_implicit.handlers.missing_data import refuse_missing_data
 from pyro_implicit.handlers.observed_in_sum import counted_in_sum, data_in_sum, refuse_undrawn
 from pyro_implicit.handlers.own_subsample import OwnSubsample, sizes_of_arguments
@@ -52,6 +41,7 @@ from pyro_implicit.handlers.rows import number_of_rows
 from pyro_implicit.handlers.sum_out import inseparable
 from pyro_implicit.handlers.upstream import upstream_sites
 from pyro_implicit.inference.draws_one_by_one import DrawsOneByOne
+from pyro_implicit.inference.fitted_call import FittedCall
 from pyro_implicit.inference.from_prior import came_from_prior, forgotten_of
 from pyro_implicit.inference.outside_support import drawn_outside, is_outside
 
@@ -116,26 +106,15 @@ def log_predictive_density(
         no data and is left out; if the guide draws what ``poutine.condition`` holds, or if all that
         it observes is held so and not clearly data.
     """
-    check_model(model)
-    refuse_condition_around("log_predictive_density")
-    check_order(model, "log_predictive_density(model, guide, ...)", guide)
-    check_guide(guide)
-    check_misspelt(log_predictive_density, model, kwargs)
-    watched = WatchedParameters(guide)
-    warn_of_other_shapes(guide, args)
-    warn_of_other_rows(guide, args, kwargs)
-    warn_of_held_data(model, guide, args, kwargs)
+    call = FittedCall(log_predictive_density, model, guide, args, kwargs)
+    call.tell(call.told_of_arguments(is_scored=True))
     num_samples = check_count("num_samples", num_samples)
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
     noted = Noted(rows=number_of_rows(args, kwargs))
     densities = mean_densities(model, guide, args, kwargs, num_samples, seed, noted)
     noted.forgotten = forgotten_of(model, guide, noted.forgotten)
-    told = noted.warnings()
-    if noted.joint_rows and not are_rows_of_the_fit(guide, args):
-        told.append(told_of_joint_rows(noted.joint_rows))
-    for text in [*told, *watched.warnings()]:
-        warnings.warn(text, stacklevel=2)
-    warn_of_seen_observations(model, guide, args, kwargs)  # last: a function's draws may end
+    call.tell([*noted.warnings(), *call.told_of_runs(noted.joint_rows)])
+    call.tell(call.told_of_seen_observations())  # last: a function's draws may end
     return densities
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
@@ -13,30 +12,19 @@ from torch import Tensor
 from pyro_implicit._checks import (
     check_count,
     check_flag,
-    check_guide,
-    check_model,
     check_names,
     check_seed,
 )
-from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._random import RandomStream, own_numbers
 from pyro_implicit.exceptions import NonFiniteError
-from pyro_implicit.guides.argument_dims import (
-    are_rows_of_the_fit,
-    warn_of_other_rows,
-    warn_of_other_shapes,
-)
 from pyro_implicit.guides.conditional_base import ConditionalGuide
-from pyro_implicit.guides.model_parameters import WatchedParameters
-from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import entries_not_finite, explained_errors
-from pyro_implicit.handlers.held_sites import refuse_condition_around
-from pyro_implicit.handlers.joint_rows import told_of_joint_rows
 from pyro_implicit.handlers.own_subsample import sizes_of_arguments
 from pyro_implicit.handlers.pointwise import told_of_factors_alone
 from pyro_implicit.handlers.rows import NotSliceable, number_of_rows
 from pyro_implicit.handlers.told_of_held import told_of_unheard
+from pyro_implicit.inference.fitted_call import FittedCall
 from pyro_implicit.inference.from_prior import came_from_prior
 from pyro_implicit.inference.numbered import numbered_if_drawn
 from pyro_implicit.inference.parallel_errors import blames_parallel
@@ -45,8 +33,6 @@ from pyro_implicit.inference.predictive_job import PredictiveJob
 from pyro_implicit.inference.run_plan import NOT_CUT, UNIT, RunPlan
 
 __all__ = ["predict"]
-
-_CALLER = 4  # frames up: two decorators lie between
 
 
 @torch.no_grad()
@@ -158,14 +144,8 @@ def predict(
         what is held depends on sites that are drawn before it; if
         ``batch_size`` is given and no argument is a tensor.
     """
-    check_model(model)
-    refuse_condition_around("predict")
-    check_order(model, "predict(model, guide, ...)", guide)
-    check_guide(guide)
-    check_misspelt(predict, model, kwargs)
-    watched = WatchedParameters(guide)
-    warn_of_other_shapes(guide, args)
-    warn_of_other_rows(guide, args, kwargs)
+    call = FittedCall(predict, model, guide, args, kwargs, num_decorators=2)
+    call.tell(call.told_of_arguments(is_scored=False))
     num_samples = check_count("num_samples", num_samples)
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)
     sites = None if sites is None else check_names("sites", sites)
@@ -197,14 +177,11 @@ def predict(
         told.append(told_of_factors_alone(plan.factors))
     if batch_size is not None and not rows:
         told.append(NOT_CUT)
-    if plan.joint_rows and not are_rows_of_the_fit(guide, args):
-        told.append(told_of_joint_rows(plan.joint_rows))
-    for text in [*told, *watched.warnings()]:
-        warnings.warn(text, stacklevel=_CALLER)
+    told += call.told_of_runs(plan.joint_rows)
     if forgotten:
         unknown, anew = set(draws) - plan.met, any(plan.free.values())
-        text = came_from_prior(forgotten, unknown, drawn_anew=anew)
-        warnings.warn(text, stacklevel=_CALLER)
+        told.append(came_from_prior(forgotten, unknown, drawn_anew=anew))
+    call.tell(told)
     _check_finite(found, args, kwargs)
     return found
 

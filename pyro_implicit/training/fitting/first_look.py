@@ -221,7 +221,7 @@ def _random_layers(silenced: Mapping[str, nn.Module], noise: LeftOutNoise) -> li
     ]
 
 
-def _check_observed(site: Any, in_plates: bool, is_summed: bool) -> None:
+def _check_observed(site: Any, in_plates: bool, at_edges: bool) -> None:
     fn, value = site["fn"], site["value"]
     check_observation(site)
     own = value.shape[: value.dim() - fn.event_dim]
@@ -243,7 +243,7 @@ def _check_observed(site: Any, in_plates: bool, is_summed: bool) -> None:
                 "the entries of one row as .to_event(1); a last dimension of size 1 goes by "
                 "f.squeeze(-1)."
             )
-    at_edge = told_of_edge(site, is_summed)
+    at_edge = told_of_edge(site, at_edges)
     if at_edge is not None:
         raise NonFiniteError(at_edge)
     told = missing_data(site)

@@ -12,7 +12,7 @@ from pyro.infer import ELBO
 from torch import Tensor
 
 from pyro_implicit._random import RandomStream
-from pyro_implicit.guides.argument_dims import latents_of_other_rows, warn_of_other_shapes
+from pyro_implicit.guides.argument_dims import latents_of_other_rows, told_of_other_shapes
 from pyro_implicit.handlers.called_parameters import CalledParameters
 from pyro_implicit.handlers.data_gradient import told_of_no_gradient, told_of_own_noise
 from pyro_implicit.handlers.data_use import IN_BATCHES, DataUse
@@ -81,7 +81,7 @@ class FirstSteps:
         """
         if self.arguments.batches is None:
             return
-        warn_of_other_shapes(self.guide, args)
+        self._tell(told_of_other_shapes(self.guide, args))
         self._look_for_absent(args)
 
     def after(self, num_taken: int, last: _Call | None, params: dict[str, Tensor]) -> None:

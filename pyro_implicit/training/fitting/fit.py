@@ -28,6 +28,7 @@ from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
+from pyro_implicit.guides.diverged import refuse_diverged
 from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.guides.seen_observations import told_of_seen_observations
@@ -194,6 +195,7 @@ def fit(
     check_model(model)
     check_guide(guide)
     check_order(model, "fit(model, guide, ...)", guide)
+    refuse_diverged(guide)
     check_misspelt(fit, model, kwargs)
     limit = _NUM_STEPS if num_steps is None else check_count("num_steps", num_steps)
     lr = None if lr is None else check_number("lr", lr, above=0)
