@@ -43,15 +43,11 @@ from pyro_implicit.guides.order import check_order
 from pyro_implicit.guides.since_fit import remember_fit
 from pyro_implicit.handlers.data_gradient import told_of_no_gradient
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
-from pyro_implicit.handlers.explained_errors import (
-    RAW,
-    entries_not_finite,
-    explained_errors,
-    is_outside_support,
-)
+from pyro_implicit.handlers.explained_errors import RAW, explained_errors
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.handlers.rows import number_of_rows
 from pyro_implicit.handlers.same_rows import fingerprint
+from pyro_implicit.handlers.value_errors import entries_not_finite, is_outside_support
 
 __all__ = ["refine"]
 

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import ImplicitError, NonFiniteError, SiteError
-from pyro_implicit.handlers.explained_errors import refuses_nan
 from pyro_implicit.handlers.mapped_writing import WritingMap
 from pyro_implicit.handlers.still_statistics import still_statistics
 from pyro_implicit.handlers.unvalidated import Unvalidated
+from pyro_implicit.handlers.value_errors import refuses_nan
 
 __all__ = ["VMAP", "DrawApart", "MappedDraws", "check_mapped_finite"]
 

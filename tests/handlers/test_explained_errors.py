@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pyro
@@ -19,19 +18,11 @@ from pyro_implicit import (
     fit,
     log_predictive_density,
     predict,
-    refine,
     to_arviz,
 )
-from pyro_implicit.diagnostics import khat, stein_discrepancy
-from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError, SiteError
-from pyro_implicit.handlers.explained_errors import (
-    explained,
-    explained_errors,
-    refuses_nan,
-    refuses_parameter,
-)
-
-X = torch.ones(4, 2)
+from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
+from pyro_implicit.handlers.explained_errors import explained, explained_errors
+from tests.handlers.calls_on_data import CALLS, X, calls_of, line
 
 
 @pytest.mark.parametrize(
@@ -47,25 +38,6 @@ X = torch.ones(4, 2)
 def test_numbers_of_different_types(layer: nn.Module, x: Tensor) -> None:
     inputs = (x, x) if isinstance(layer, nn.Bilinear) else (x,)
     with pytest.raises(ArgumentError, match=f"argument 0 is of type {x.dtype}.*x.float") as caught:
-        with explained_errors(inputs, {}):
-            layer(*inputs)
-    assert isinstance(caught.value.__cause__, RuntimeError)
-
-
-@pytest.mark.parametrize(
-    "layer, x",
-    [
-        (nn.Linear(3, 1), X),
-        (nn.Linear(3, 1), X[:, 0]),
-        (nn.Conv1d(3, 1, 1), X[None]),
-        (nn.Conv2d(3, 1, 1), X[None, None]),
-        (nn.GRU(3, 1), X),
-        (nn.Bilinear(2, 3, 1), X),
-    ],
-)
-def test_other_numbers_of_columns(layer: nn.Module, x: Tensor) -> None:
-    inputs = (x, x) if isinstance(layer, nn.Bilinear) else (x,)
-    with pytest.raises(ShapeError, match=r"do not fit the data: argument 0 has shape \(") as caught:
         with explained_errors(inputs, {}):
             layer(*inputs)
     assert isinstance(caught.value.__cause__, RuntimeError)
@@ -114,22 +86,6 @@ def test_labels_of_whole_numbers() -> None:
     labels = torch.tensor([0, 1, 1, 0])
     with pytest.raises(ArgumentError, match=r"whole numbers, as dist.Bernoulli.*obs=y.float\(\)"):
         fit(model, HyperNetworkGuide(model), labels, progress=False)
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_inputs_that_are_not_finite(bad: float) -> None:
-    net = BayesianModule(nn.Linear(2, 1), prior=dist.Normal(0.0, 1.0))
-
-    def model(x: Tensor, y: Any = None) -> None:
-        f = net(x).squeeze(-1)
-        with pyro.plate("rows", len(x)):
-            pyro.sample("y", dist.Normal(f, 1.0), obs=y)
-
-    x = X.clone()
-    x[2, 1] = bad
-    with pyro.validation_enabled(True):
-        with pytest.raises(NonFiniteError, match=r"argument 0 has 1 entries .* first at \(2, 1\)"):
-            fit(model, HyperNetworkGuide(model), x, torch.zeros(4), progress=False)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -217,151 +173,6 @@ def test_other_errors_of_types_stay() -> None:
             raise TypeError("no")
 
 
-@pytest.mark.parametrize("first", [1, -1])
-def test_labels_that_are_no_classes(first: int) -> None:
-    y = torch.arange(4) + first
-    name = f"argument 1 has values from {first} to {first + 3}"
-    with pytest.raises(ArgumentError, match=f"{name}. The 4 classes count from 0") as caught:
-        with explained_errors((X, y), {}):
-            dist.Categorical(logits=torch.zeros(4)).log_prob(y)
-    assert isinstance(caught.value.__cause__, ValueError)
-
-
-def test_observations_outside_of_a_support_name_their_site() -> None:
-    def model(x: Tensor, y: Tensor) -> None:
-        rate = pyro.sample("rate", dist.Gamma(1.0, 1.0))
-        with pyro.plate("data", len(x)):
-            pyro.sample("counts", dist.Poisson(rate), obs=y)
-
-    guide = HyperNetworkGuide(model)
-    with pytest.raises(ArgumentError, match="site 'counts' is outside of the support of Poisson"):
-        fit(model, guide, X, torch.tensor([1.0, -1.0, 0.0, 2.0]), num_steps=2, progress=False)
-    with pytest.raises(ArgumentError, match="classes count from 0"):
-        trained(Tensor(X), torch.tensor([1, 2, 3, 1]))
-
-
-def trained(x: Tensor, y: Tensor) -> None:
-    def model(x: Tensor, y: Tensor) -> None:
-        w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
-        with pyro.plate("data", len(x)):
-            pyro.sample("y", dist.Categorical(logits=w[..., None, :]), obs=y)
-
-    fit(model, HyperNetworkGuide(model), x, y, num_steps=2, progress=False)
-
-
-def test_predictions_from_infinite_inputs_are_refused() -> None:
-    def model(x: Tensor, y: Tensor | None = None) -> Tensor:
-        w = pyro.sample("w", dist.Normal(0.0, 1.0))
-        with pyro.plate("data", len(x)):
-            return pyro.sample("y", dist.Normal(w * x, 1.0), obs=y)
-
-    guide = HyperNetworkGuide(model)
-    guide.setup(torch.zeros(3), torch.zeros(3))
-    x = torch.tensor([0.0, math.inf, 1.0])
-    with pytest.raises(NonFiniteError, match=r"argument 0 has 1 entries.*predicted of \['y'\]"):
-        predict(model, guide, x, num_samples=3)
-
-    def robust(x: Tensor) -> Tensor:
-        return model(x.clamp(-1, 1))
-
-    assert bool(predict(robust, guide, x, num_samples=3)["y"].isfinite().all())
-
-
-def line(x: Tensor, y: Tensor | None = None) -> Tensor:
-    w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
-    mean = (x * w[..., None, :]).sum(-1)
-    with pyro.plate("data", len(x)):
-        return pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
-
-
-COLUMN = torch.zeros(4, 1)
-CALLS = {
-    "refine": lambda g, *data: refine(line, 1, *data, num_chains=1, num_steps=20, progress=False),
-    "khat": lambda g, *data: khat(line, g, *data, num_samples=100),
-    "stein": lambda g, *data: stein_discrepancy(line, g, *data, num_samples=20),
-    "arviz": lambda g, *data: to_arviz(line, g, *data, num_samples=2),
-    "density": lambda g, *data: log_predictive_density(line, g, *data, num_samples=2),
-    "evaluate": lambda g, *data: evaluate(line, g, *data, num_samples=2),
-    "validation": lambda g, *data: fit(
-        line, g, X, X[:, 0], validation=data, num_steps=2, progress=False
-    ),
-    "fit": lambda g, *data: fit(line, HyperNetworkGuide(line), *data, num_steps=2, progress=False),
-}
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_a_column_of_observations_is_refused_by_all(name: str) -> None:
-    guide = HyperNetworkGuide(line).setup(X, X[:, 0])
-    with pytest.raises(ShapeError, match=r"shape \(4, 1\), and its distribution has shape \(4,\)"):
-        CALLS[name](guide, X, COLUMN)
-
-
-FITTED = {
-    "refine": lambda g, *data: refine(line, g, *data, num_chains=1, num_steps=20, progress=False),
-    "predict": lambda g, *data: predict(line, g, data[0], num_samples=2),
-    "fit": lambda g, *data: fit(line, g, *data, num_steps=2, progress=False),
-}
-
-
-@pytest.mark.parametrize("name", ["khat", "arviz", "density", "evaluate", *FITTED])
-def test_other_columns_than_the_guide_was_built_with(name: str) -> None:
-    """Two latents, and three columns, in a model that multiplies by hand."""
-    guide = HyperNetworkGuide(line).setup(X, X[:, 0])
-    more = torch.cat([X, X[:, :1]], -1)
-    told = (
-        r"argument 0 has shape \(4, 3\), and had \(4, 2\) when the guide was built; hand over the"
-    )
-    with pytest.raises(ShapeError, match=told):
-        (CALLS | FITTED)[name](guide, more, X[:, 0])
-
-
-def test_other_errors_of_sizes_and_other_guides_stay() -> None:
-    guide = HyperNetworkGuide(line).setup(X, X[:, 0])
-    torn = "size of tensor a (3) must match the size of tensor b (2)"
-    for known, args in ((guide, (X[:2], X[:2, 0])), (None, (X,)), (line, (X,))):
-        with pytest.raises(RuntimeError, match="must match"), explained_errors(args, {}, known):
-            raise RuntimeError(torn)
-
-
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("by", ["column", "product"])
-@pytest.mark.filterwarnings("ignore:the first argument has shape")
-def test_inputs_and_observations_in_the_wrong_order(
-    name: str, by: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def by_column(x: Tensor, y: Tensor | None = None) -> Tensor:
-        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
-        mean = x[:, 0] * w[..., :1] + x[:, 1] * w[..., 1:]
-        with pyro.plate("data", len(x)):
-            return pyro.sample("y", dist.Normal(mean.reshape(-1), 1.0), obs=y)
-
-    if by == "column":
-        monkeypatch.setitem(globals(), "line", by_column)
-    guide = HyperNetworkGuide(line).setup(X, X[:, 0])
-    with pytest.raises(ShapeError, match="in the order of the model's own"):
-        CALLS[name](guide, X[:, 0], X)
-
-
-def test_indices_and_sizes_of_another_cause_stay() -> None:
-    for error in (IndexError("too many indices for tensor of dimension 1"), IndexError("pop")):
-        for data in ((X, X[:, 0]), (X[:2, 0], X), ()):
-            assert explained(error, data, {}) is None
-
-
-@pytest.mark.parametrize("name", [name for name in CALLS if name != "validation"])
-def test_other_numbers_of_rows_are_refused_by_all(name: str) -> None:
-    guide = HyperNetworkGuide(line).setup(X, X[:, 0])
-    with pytest.raises(ShapeError, match="rows|each row"):
-        CALLS[name](guide, X, X[:3, 0])
-
-
-@pytest.mark.parametrize("name", ["refine", "arviz", "density", "fit", "evaluate"])
-def test_no_rows_and_other_types_are_refused_by_all(name: str) -> None:
-    guide = HyperNetworkGuide(line).setup(X, X[:, 0])
-    with pytest.raises(ShapeError, match="no rows"):
-        CALLS[name](guide, X[:0], X[:0, 0])
-
-
 def test_observations_that_are_true_or_false() -> None:
     with pytest.raises(ArgumentError, match=r"true or false.*obs=y.float"):
         with explained_errors((X, X > 0), {}):
@@ -369,33 +180,6 @@ def test_observations_that_are_true_or_false() -> None:
     with pytest.raises(ShapeError, match="other numbers of rows: argument 0 has shape"):
         with explained_errors((X, X[:3]), {}):
             X + X[:3]
-
-
-def test_a_plate_of_fewer_rows_than_it_is_to_show() -> None:
-    def model(x: Tensor) -> None:
-        w = pyro.sample("w", dist.Normal(0.0, 1.0))
-        with pyro.plate("data", 3, subsample_size=len(x)):
-            pyro.sample("y", dist.Normal(w, 1.0), obs=x[:, 0])
-
-    with pytest.raises(ShapeError, match="plate of 3 rows is asked to show 4"):
-        fit(model, HyperNetworkGuide(model), X, num_steps=2, progress=False)
-
-
-@pytest.mark.parametrize(
-    "make, of_parameter, of_nan",
-    [
-        (lambda: dist.Normal(0.0, -1.0), True, False),
-        (lambda: dist.Normal(torch.tensor(math.nan), 1.0), True, True),
-        (lambda: dist.Normal(0.0, 1.0).log_prob(torch.tensor(math.nan)), False, False),
-        (lambda: torch.zeros(2) + torch.zeros(3), False, False),
-    ],
-)
-def test_what_a_distribution_refuses(make: Any, of_parameter: bool, of_nan: bool) -> None:
-    with pyro.validation_enabled(), pytest.raises((RuntimeError, ValueError)) as caught:
-        make()
-    assert refuses_parameter(caught.value) is of_parameter
-    assert refuses_nan(caught.value) is of_nan
-    assert not refuses_parameter(ArgumentError(f"Expected parameter {caught.value}"))
 
 
 @pytest.mark.parametrize("pack", [tuple, list])
@@ -484,59 +268,12 @@ def test_a_table_of_pandas(name: str) -> None:
 
     guide = HyperNetworkGuide(line).setup(X, X[:, 0])
     table = pandas.DataFrame({"a": [1.0, 2.0, 3.0, 4.0], "b": [0.0, 1.0, 2.0, 3.0]})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(globals(), "line", by_column)
-        with pytest.raises(ArgumentError, match=r"argument 0 is a DataFrame.*torch.as_tensor"):
-            CALLS[name](guide, table, X[:, 0])
+    with pytest.raises(ArgumentError, match=r"argument 0 is a DataFrame.*torch.as_tensor"):
+        calls_of(by_column)[name](guide, table, X[:, 0])
 
 
 def test_a_model_that_takes_a_dictionary_keeps_its_own_errors() -> None:
     assert explained(KeyError("z"), ({"x": X, "y": X},), {}) is None
-
-
-def in_groups(group: Any, x: Tensor, y: Any = None) -> None:
-    w = pyro.sample("w", dist.Normal(0.0, 1.0))
-    with pyro.plate("groups", 3):
-        level = pyro.sample("level", dist.Normal(0.0, 1.0))
-    with pyro.plate("rows", len(x)):
-        pyro.sample("y", dist.Normal(w * x + level[..., group], 1.0), obs=y)
-
-
-def of_w(*args: Any) -> None:
-    pyro.sample("w", dist.Normal(0.0, 1.0))
-
-
-GROUPS, ROWS = torch.tensor([0, 1, 2, 1]), torch.ones(4)
-OF_GROUPS = {
-    "fit": lambda *data: fit(in_groups, HyperNetworkGuide(in_groups), *data, num_steps=1),
-    "refine": lambda *data: refine(in_groups, 2, *data, num_steps=0, progress=False),
-    "predict": lambda *data: predict(in_groups, of_w, *data[:2], num_samples=2),
-    "evaluate": lambda *data: evaluate(in_groups, of_w, *data, num_samples=2),
-    "density": lambda *data: log_predictive_density(in_groups, of_w, *data, num_samples=2),
-    "arviz": lambda *data: to_arviz(in_groups, of_w, *data, num_samples=2),
-}
-
-
-@pytest.mark.parametrize("call", OF_GROUPS)
-def test_numbers_of_groups(call: str) -> None:
-    found = r"entry 3 of something that has 3.*argument 0 has values from 1 to 3.*g - 1"
-    with pytest.raises(ArgumentError, match=found):
-        OF_GROUPS[call](GROUPS + 1, ROWS, ROWS)
-    with pytest.raises(ArgumentError, match=r"entry -4 of.*argument 0 has values from -4 to -2"):
-        OF_GROUPS[call](GROUPS - 4, ROWS, ROWS)
-    with pytest.raises(ArgumentError, match=r"argument 0 has the type torch.float32.*\.long\(\)"):
-        OF_GROUPS[call](GROUPS.float(), ROWS + 0.5, ROWS)
-
-
-def test_indices_that_are_of_no_argument_stay_as_they_are() -> None:
-    numbers = {"argument 0": torch.arange(3), "argument 1": torch.rand(3)}
-    for error in (
-        IndexError("index 7 is out of bounds for dimension 0 with size 3"),
-        IndexError("tensors used as indices must be long, int, byte or bool tensors"),
-        IndexError("list index out of range"),
-        RuntimeError("index 2 is out of bounds for dimension 0 with size 2"),
-    ):
-        assert explained(error, tuple(numbers.values()), {}) is None
 
 
 def counted(total: Tensor, y: Any = None) -> None:

@@ -20,12 +20,7 @@ from pyro_implicit.exceptions import ImplicitError, NonFiniteError, ShapeError, 
 from pyro_implicit.handlers.data_use import IN_BATCHES, DataUse
 from pyro_implicit.handlers.edge import told_of_edge
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode, is_random_function
-from pyro_implicit.handlers.explained_errors import (
-    RAW,
-    entries_not_finite,
-    explained,
-    without_shapes,
-)
+from pyro_implicit.handlers.explained_errors import RAW, explained, without_shapes
 from pyro_implicit.handlers.left_out_noise import LeftOutNoise
 from pyro_implicit.handlers.missing_data import missing_data
 from pyro_implicit.handlers.observed_shape import (
@@ -36,6 +31,7 @@ from pyro_implicit.handlers.observed_shape import (
 )
 from pyro_implicit.handlers.pointwise import SiteVisitor, batch_log_prob, is_auxiliary, is_delta
 from pyro_implicit.handlers.rows import is_cut, number_of_rows
+from pyro_implicit.handlers.value_errors import entries_not_finite
 from pyro_implicit.training.fitting.arguments import Arguments
 
 __all__ = ["explained_steps", "first_look"]

@@ -15,8 +15,8 @@ from pyro_implicit._random import RandomStream, plain_state, read_random_state, 
 from pyro_implicit._random import write_random_state as _write
 from pyro_implicit.exceptions import NonFiniteError, StateError
 from pyro_implicit.generators.base import Generator
-from pyro_implicit.handlers.explained_errors import refuses_nan
 from pyro_implicit.handlers.latent_rows import ParametersAtRows
+from pyro_implicit.handlers.value_errors import refuses_nan
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO

@@ -12,7 +12,7 @@ import torch
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import NonFiniteError
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
-from pyro_implicit.handlers.explained_errors import refuses_nan
+from pyro_implicit.handlers.value_errors import refuses_nan
 from pyro_implicit.training.fitting.all_rows import Call
 
 __all__ = ["WholeLoss"]
