@@ -854,3 +854,85 @@ def test_observations_that_have_their_rows_last(count):
     assert report.notes == ()
     (note,) = evaluate(model, fixed(0.3), x, y, count, num_samples=1).notes
     assert "in dimensions [-2, -1]" in note and "-2 was taken" in note
+
+
+def test_a_mask_that_follows_latents():
+    """A datum counts that some draw does not mask, as in log_predictive_density."""
+    t, y = torch.arange(40.0), torch.randn(40)
+
+    def model(t, y=None):
+        until = pyro.sample("until", dist.Normal(20.0, 10.0))
+        with pyro.plate("data", len(t)), poutine.mask(mask=t < until):
+            pyro.sample("y", dist.Normal(0.0, 1.0), obs=y)
+
+    def guide(t, y=None):
+        pyro.sample("until", dist.Normal(20.0, 6.0))
+
+    for seed in range(3):
+        report = evaluate(model, guide, t, y, num_samples=50, seed=seed)
+        draws = posterior_draws_of(guide, t, y, 50, seed)
+        counted = t < draws.max()
+        masked = (t >= draws[:, None]).double()
+        log_prob = dist.Normal(0.0, 1.0).log_prob(y).double()
+        density = ((1 - masked) * log_prob).exp().mean(0).log()[counted]
+        assert torch.allclose(report.rows["log_density"], density, atol=1e-6)
+        assert torch.allclose(report.sites["y"].rows["squared_error"], y[counted].double().square())
+        assert any("follows latents" in note for note in report.notes)
+
+
+def posterior_draws_of(guide, t, y, num_samples, seed):
+    """The draws that evaluate makes with this seed, as the model meets them."""
+    met = []
+
+    def model(t, y=None):
+        met.append(float(pyro.sample("until", dist.Normal(20.0, 10.0))))
+        with pyro.plate("data", len(t)):
+            pyro.sample("y", dist.Normal(0.0, 1.0), obs=y)
+
+    evaluate(model, guide, t, y, num_samples=num_samples, seed=seed, batch_size=64)
+    return torch.tensor(met[-num_samples:])
+
+
+def test_a_mixture_of_vectors_of_classes_against_a_sum():
+    y = torch.bernoulli(torch.full((8, 3), 0.4))
+    logits = torch.tensor([[-1.0, 0.0, 2.0], [1.0, 0.3, -0.5]])
+    weights = torch.tensor([0.3, 0.7])
+
+    def model(y=None):
+        shift = pyro.sample("shift", dist.Normal(0.0, 1.0))
+        mixture = dist.MixtureSameFamily(
+            dist.Categorical(weights), dist.Bernoulli(logits=logits + shift).to_event(1)
+        )
+        with pyro.plate("data", 8):
+            pyro.sample("y", mixture, obs=y)
+
+    def guide(y=None):
+        pyro.sample("shift", dist.Delta(torch.tensor(0.5)))
+
+    rows = evaluate(model, guide, y, num_samples=3).sites["y"].rows
+    yes = (weights[:, None] * (logits + 0.5).sigmoid()).sum(0).double()
+    brier = (yes - y).square().mean(-1)
+    assert torch.allclose(rows["brier"], brier, atol=1e-6)
+    right = ((yes > 0.5) == y.bool()).double().mean(-1)
+    assert torch.allclose(rows["accuracy"], right)
+    nll = -dist.Bernoulli(yes).log_prob(y.double()).mean(-1)
+    assert torch.allclose(rows["nll"], nll, atol=1e-6)
+
+
+def test_the_mean_of_directions_is_that_of_draws():
+    """Pyro's mean of a projected normal is a direction; the mean vector is shorter."""
+    centre = torch.tensor([0.7, 0.0])
+    y = dist.ProjectedNormal(centre).sample((300,))
+
+    def model(y=None):
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("data", 300):
+            pyro.sample("y", dist.ProjectedNormal(w), obs=y)
+
+    def guide(y=None):
+        pyro.sample("w", dist.Delta(centre).to_event(1))
+
+    rows = evaluate(model, guide, y, num_samples=100, seed=0).sites["y"].rows
+    mean = dist.ProjectedNormal(centre).sample((50_000,)).mean(0)
+    expected = (y - mean).square().mean()
+    assert float(rows["squared_error"].mean()) == pytest.approx(float(expected), abs=0.02)

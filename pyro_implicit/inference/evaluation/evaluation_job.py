@@ -191,6 +191,8 @@ class EvaluationJob(PredictiveJob):
                 tallies = {name: self._tally(name, one) for name, one in seen.items()}
             together: dict[Any, Any] = {}
             for name, one in run.seen.items():
+                if index and name in seen:
+                    seen[name].add_counted(one)
                 log_prob = one.log_prob()
                 alone.setdefault(name, DensityTally()).add(log_prob)
                 together[one.key] = together.get(one.key, 0.0) + one.joint(log_prob)
@@ -273,6 +275,12 @@ class EvaluationJob(PredictiveJob):
                 site.calibration.append(tally.calibration(one))
             if isinstance(tally, NumberTally) and not tally.draws:
                 self.notes[f"site {name!r} cannot be drawn from: no CRPS and no intervals"] = None
+            if one.has_moving_mask:
+                self.notes[
+                    f"the mask of site {name!r} follows latents: a datum counts that some draw "
+                    "does not mask, with density 1 at each of the others, so that log densities of "
+                    "other models are of other data"
+                ] = None
             site.parts.append(part)
         for key, tally in joint.items():
             together = [one for one in seen.values() if one.key == key]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import pyro.distributions as dist
 import torch
 from pyro.distributions import constraints
 from torch import Tensor
@@ -38,9 +39,7 @@ def kind_of(name: str, fn: Any) -> str:
     """
     kind = type(without_events(fn)).__name__
     try:
-        support = plain_support(fn.support)
-        while isinstance(support, constraints.independent):
-            support = support.base_constraint
+        support = _support_of_entries(fn)
         is_discrete = support.is_discrete
     except (NotImplementedError, AttributeError) as error:
         raise SiteError(
@@ -62,6 +61,13 @@ def kind_of(name: str, fn: Any) -> str:
     )
 
 
+def _support_of_entries(fn: Any) -> Any:
+    support = plain_support(fn.support)
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support
+
+
 def _is_categorical(fn: Any) -> bool:
     if isinstance(fn, torch.distributions.Categorical):
         return True
@@ -70,16 +76,28 @@ def _is_categorical(fn: Any) -> bool:
 
 
 def _probabilities(fn: Any) -> Tensor:
-    """The probability of each class, along a last dimension."""
+    """The probability of each class at each entry by itself, along a last dimension."""
+    if isinstance(fn, (torch.distributions.Independent, dist.MaskedDistribution)):
+        return _probabilities(fn.base_dist)
     if isinstance(fn, torch.distributions.MixtureSameFamily):
         parts = _probabilities(fn.component_distribution)
-        return (fn.mixture_distribution.probs.double()[..., None] * parts).sum(-2)
+        num_inner = parts.dim() - len(fn.component_distribution.batch_shape)  # entries and classes
+        weights = fn.mixture_distribution.probs.double()[(..., *[None] * num_inner)]
+        return (weights * parts).sum(-1 - num_inner)
     if isinstance(fn, torch.distributions.Bernoulli):
         return torch.stack([1.0 - fn.probs, fn.probs], -1).double()
     if isinstance(fn, (torch.distributions.Categorical, torch.distributions.OneHotCategorical)):
         return fn.probs.double()
     probs: Tensor = fn.log_prob(fn.enumerate_support(expand=True)).double().exp().movedim(0, -1)
     return probs
+
+
+def _has_mask(fn: Any) -> bool:
+    while isinstance(fn, (torch.distributions.Independent, dist.MaskedDistribution)):
+        if isinstance(fn, dist.MaskedDistribution):
+            return True
+        fn = fn.base_dist
+    return False
 
 
 class DatumKey(NamedTuple):
@@ -111,6 +129,9 @@ class Observation:
     def __init__(self, site: Any, start: int, stop: int, row_dim: Any) -> None:
         self.name, self.fn, self.value = site["name"], site["fn"], site["value"]
         self.start, self.stop, self._site = start, stop, site
+        self._counted_before: Tensor | None = None  # entries, at other draws
+        #: whether draws differ in what is masked
+        self.has_moving_mask = False
         self.event_dim: int = self.fn.event_dim
         rows = f" (in rows {self.start} to {self.stop - 1})" if self.stop else ""
         self.batch_shape = observed_batch_shape(site, rows)
@@ -185,8 +206,25 @@ class Observation:
         return entries.sum(self._joined, keepdim=True) if self._joined else entries
 
     def _unmasked(self) -> Tensor:
-        """Whether each entry counts, shape of the value."""
-        return unmasked(self._site, self.values().shape)
+        """Whether each entry counts at this draw, or another one, shape of the value."""
+        kept = unmasked(self._site, self.values().shape)
+        return kept if self._counted_before is None else kept | self._counted_before
+
+    @property
+    def _is_masked(self) -> bool:
+        return self._site["mask"] is not None or _has_mask(self.fn)
+
+    def add_counted(self, other: Observation) -> None:
+        """
+        Takes the same site at another draw into account, whose mask may follow its latents.
+
+        :param Observation other: of the same data.
+        """
+        if not (self._is_masked or other._is_masked):
+            return
+        mine, theirs = self._unmasked(), other._unmasked()
+        self.has_moving_mask |= not torch.equal(mine, theirs)
+        self._counted_before = mine | theirs
 
     def counted(self) -> Tensor:
         """Whether each datum has anything that is not masked, datum shape."""
@@ -238,6 +276,8 @@ class Observation:
 
     def mean(self) -> Tensor | None:
         """The mean of the distribution, shape of the value; None if it does not tell it."""
+        if isinstance(without_events(self.fn), dist.ProjectedNormal):  # tells a direction
+            return None
         try:
             mean = self.fn.mean
         except (NotImplementedError, AttributeError):
@@ -252,5 +292,5 @@ class Observation:
     def labels(self) -> Tensor:
         """The observed classes as numbers."""
         value = self.values()
-        one_hot = without_events(self.fn).event_dim == 1
+        one_hot = _support_of_entries(self.fn) is constraints.one_hot
         return value.argmax(-1) if one_hot else value.long()
