@@ -25,6 +25,7 @@ from pyro_implicit.handlers.enumeration import (
 )
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.flat_latents import by_site
+from pyro_implicit.handlers.large_numbers import InDouble
 from pyro_implicit.handlers.latent_rows import AtDraw, Cuts, at_rows, by_number, check_permuted
 from pyro_implicit.handlers.observed_shape import check_observation
 from pyro_implicit.handlers.other_shape import check_event
@@ -38,6 +39,8 @@ __all__ = ["LogJoint"]
 
 #: what models raise at latents outside of where they can be evaluated; others are bugs to be seen
 _REFUSALS = (ValueError, ArithmeticError, torch.linalg.LinAlgError)
+#: nats by which a density of single precision may differ from one of double
+_ROUGH = 0.01
 _ALL_DATA = (
     ": a latent site of the model is not among the draws, or a plate draws a random subsample. "
     "Pass all data, write pyro.plate(name, size, subsample_size=len(x)), and draw every latent."
@@ -126,6 +129,8 @@ class LogJoint:
         # handlers outside of the block do not see the model
         with poutine.block(), nullcontext() if is_validation_enabled() else Unvalidated():
             conditioned = at(self.model)
+            if u.dtype == torch.float64:  # of which single data would leave little
+                conditioned = InDouble()(conditioned)
             if self._nesting is None:
                 try:
                     with NoticeEnumeration():
@@ -203,7 +208,7 @@ class LogJoint:
         if u.dtype == torch.float32 and u.device.type != "mps":
             try:
                 found = self.value(u.double())
-            except (ImplicitError, RuntimeError, TypeError):
+            except (ImplicitError, IndexError, RuntimeError, TypeError):
                 return self.value(u)
             if found.dtype == torch.float64 and bool(found.isfinite()):
                 return found
@@ -269,7 +274,7 @@ class LogJoint:
 
     def at_draws(self, u: Tensor) -> Tensor:
         """
-        The log-densities at many draws.
+        The log-densities at many draws, in double precision where single one does not tell them.
 
         :param torch.Tensor u: shape ``(n, m)``.
         :returns: shape ``(n,)``.
@@ -277,7 +282,8 @@ class LogJoint:
         """
         with torch.no_grad(), evaluation_mode():
             self.check_deterministic(u[0], _ALL_DATA)
-            return torch.stack([self(row) for row in u])
+            is_rough = float((self(u[0]) - self.in_double(u[0])).abs()) > _ROUGH
+            return torch.stack([self.in_double(row) if is_rough else self(row) for row in u])
 
     def scores(self, u: Tensor) -> Tensor:
         """

@@ -21,6 +21,7 @@ from pyro_implicit.handlers.data_use import IN_BATCHES, DataUse
 from pyro_implicit.handlers.edge import told_of_edge
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode, is_random_function
 from pyro_implicit.handlers.explained_errors import RAW, explained, without_shapes
+from pyro_implicit.handlers.large_numbers import told_of_rounding
 from pyro_implicit.handlers.left_out_noise import LeftOutNoise
 from pyro_implicit.handlers.missing_data import missing_data
 from pyro_implicit.handlers.observed_shape import (
@@ -64,8 +65,9 @@ def first_look(
     :raises NonFiniteError: for observations that are NaN, naming the site.
     :raises ShapeError: for no rows, and for observations that fit no distribution or plate.
     :raises SiteError: for batches without observations, whose latents are those of some rows.
-    :warns UserWarning: for one observation in place of many, for latents that are masked, and for
-        layers that draw random numbers in training mode.
+    :warns UserWarning: for one observation in place of many, for latents that are masked, for
+        layers that draw random numbers in training mode, and for numbers that are too large for
+        single precision.
     """
     number_of_rows(args, dict(kwargs))
     look = _Look(in_plates, has_failed)
@@ -128,7 +130,7 @@ class _Look:
             except ImplicitError as error:
                 self.refused = error
                 raise
-            self.warnings.extend(filter(None, [told_of_one_for_all(site)]))
+            self.warnings.extend(filter(None, [told_of_one_for_all(site), told_of_rounding(site)]))
 
 
 @contextmanager

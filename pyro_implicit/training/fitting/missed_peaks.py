@@ -99,7 +99,7 @@ def _peaks(density: SearchDensity, draws: Tensor) -> Iterator[_Peak]:
             continue  # one start that leads nowhere; peaks that others lead to count
         if count > _EVALUATIONS:
             return
-        value = float(joint.value(point))
+        value = float(joint.in_double(point))
         if not math.isfinite(value) or any(_is_near(point, peak) for peak in found):
             continue
         precision = -hessian(joint.value, point).double()

@@ -1,0 +1,108 @@
+"""Densities of large numbers, of which single precision loses digits."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+import torch.distributions as torch_dist
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+
+__all__ = ["InDouble", "in_double_if_large", "told_of_rounding"]
+
+#: of these the density is a small difference of terms as large as y log y
+_FAMILIES = (
+    torch_dist.Beta,
+    torch_dist.Binomial,
+    torch_dist.Dirichlet,
+    torch_dist.Gamma,
+    torch_dist.Multinomial,
+    torch_dist.NegativeBinomial,
+    torch_dist.Poisson,
+    torch_dist.StudentT,
+    dist.BetaBinomial,
+    dist.DirichletMultinomial,
+    dist.GammaPoisson,
+)
+_MUCH = 0.5  # nats, of the loss of a fit
+_LARGE = 1000.0  # at which rounding of such a term is some ten thousandths of a nat
+
+
+def in_double_if_large(fn: Any, value: Any) -> tuple[Any, Any]:
+    """
+    The same distribution and value in double precision, if single one would not tell the density.
+
+    A Poisson of counts of two millions has terms of 3e7 nats, which are known to a nat or two.
+
+    :param fn: a distribution.
+    :param value: its value, of any shape.
+    :returns: both, in double precision if numbers of a distribution with such terms are large.
+    """
+    numbers = _numbers(fn, value)
+    try:
+        is_large = any(one.numel() and float(one.abs().max()) >= _LARGE for one in numbers)
+    except RuntimeError:  # of several draws in one pass, which no number can be read from
+        return fn, value
+    return (_in_double(fn), value.double()) if is_large else (fn, value)
+
+
+def told_of_rounding(site: Any) -> str:
+    """
+    Tells of observations whose density single precision does not tell.
+
+    :param site: the message of an observed site.
+    :returns: what to write, for a warning; empty for all others.
+    """
+    name, value = site["name"], site["value"]
+    fn, wide = in_double_if_large(site["fn"], value)
+    if fn is site["fn"] or value.dtype == torch.float64 or float(value.abs().max()) < _LARGE:
+        return ""
+    gaps = fn.log_prob(wide) - site["fn"].log_prob(value)
+    off = float(gaps.nan_to_num(0.0, 0.0, 0.0).square().sum().sqrt())
+    if off < _MUCH:
+        return ""
+    return (
+        f"site {name!r} observes numbers up to {float(wide.max()):.3g}, of which single precision "
+        f"knows the log density to some {off:.1g} nats in all: losses and bounds are off by as "
+        "much; scores are taken in double precision, and gradients need none. Hand these data over "
+        "in double precision, y.double()."
+    )
+
+
+class InDouble(Messenger):
+    """Observes in double precision where the size of terms asks for it, whatever the numbers."""
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["is_observed"] and _numbers(msg["fn"], msg["value"]):
+            msg["fn"], msg["value"] = _in_double(msg["fn"]), msg["value"].double()
+
+
+def _numbers(fn: Any, value: Any) -> list[Tensor]:
+    """All numbers of a distribution with large terms, and its value; none of any other one."""
+    if not isinstance(value, Tensor):
+        return []
+    if not isinstance(fn, _FAMILIES):
+        return [one for part in _parts(fn) for one in _numbers(part, value)]
+    own = [one for one in vars(fn).values() if isinstance(one, Tensor)]
+    return [value, *own, *(one for part in _parts(fn) for one in _numbers(part, value))]
+
+
+def _parts(fn: Any) -> list[Any]:
+    """The distributions that one is made of."""
+    return [one for one in vars(fn).values() if isinstance(one, torch_dist.Distribution)]
+
+
+def _in_double(fn: Any) -> Any:
+    new = copy.copy(fn)
+    given = vars(fn).get("_param")
+    for name, one in vars(fn).items():
+        if name in ("probs", "logits") and given is not None and one is not given:
+            del vars(new)[name]  # made of the other one, with its rounding, and made anew
+        elif isinstance(one, Tensor) and one.is_floating_point():
+            vars(new)[name] = one.double()
+        elif isinstance(one, torch_dist.Distribution):
+            vars(new)[name] = _in_double(one)
+    return new
