@@ -155,6 +155,7 @@ def collect(
     """
     sampled = {group: slots for group, slots in plan.items() if group != "observed_data"}
     arrays = _Arrays(sampled, num_samples, len(guides) if restarts else None)
+    last: dict[str, Tensor] = {}  # draw of the first guide
     if sampled.keys() & set(GUIDE_GROUPS):
         for r, (program, guide) in enumerate(zip(programs, guides, strict=True)):
             if chains is None:
@@ -163,6 +164,7 @@ def collect(
             else:
                 draws = {name: value.flatten(0, 1) for name, value in chains.items()}
             draws = program.at_rows(draws)
+            last = last or {name: value[-1] for name, value in draws.items()}
             _guide_draws(program, draws, arrays, num_samples, (r,) if restarts else ())
     refused = _prior_draws(programs[0], arrays, num_samples) if sampled.keys() & PRIOR else ""
     by_chain = (1,) if chains is None else (len(next(iter(chains.values()))),)
@@ -171,7 +173,14 @@ def collect(
         for group, variables in arrays.groups.items()
     }
     if "observed_data" in plan:
-        result["observed_data"] = observed_data(programs[0], plan["observed_data"])
+        slots = plan["observed_data"]
+        result["observed_data"] = observed_data(programs[0], slots, programs[0].draw)
+        if last:
+            found = observed_data(programs[0], slots, programs[0].draw | last)
+            data = result["observed_data"]
+            programs[0].moving_data |= {
+                name for name in data if not np.array_equal(data[name], found[name], equal_nan=True)
+            }
     left_out = PRIOR if refused else frozenset()
     return {group: result[group] for group in plan if group not in left_out}, refused
 
@@ -217,12 +226,15 @@ def _guide_draws(
             _predictive_draw(program, arrays, (s, *restart), values, "posterior_predictive", None)
 
 
-def observed_data(program: Program, slots: Mapping[str, Slot]) -> dict[str, np.ndarray]:
+def observed_data(
+    program: Program, slots: Mapping[str, Slot], draw: dict[str, Tensor]
+) -> dict[str, np.ndarray]:
     """
     The data that a model observes.
 
     :param Program program: the model.
     :param dict slots: the observed sites.
+    :param dict draw: of the guide, at which the model is run.
     :returns: what they observe.
     """
     arrays = _Arrays({"observed_data": dict(slots)}, 1)
@@ -231,7 +243,7 @@ def observed_data(program: Program, slots: Mapping[str, Slot]) -> dict[str, np.n
         def visit(site: Any, rows: slice = batch.rows) -> None:
             arrays.put("observed_data", site["name"], (0,), rows, site["value"])
 
-        program.run(batch, program.draw, visit)
+        program.run(batch, draw, visit)
     return {name: array[0] for name, array in arrays.groups["observed_data"].items()}
 
 

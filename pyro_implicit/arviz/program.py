@@ -80,6 +80,8 @@ class Program:
         self.summed: Any = None
         #: what was observed, and on which rows, when the sites were found out
         self.observed: list[Tensor] = []
+        #: observed sites whose values follow the draws
+        self.moving_data: set[str] = set()
         #: discrete latents of all data, which no draw of the guide fixes
         self.choices_for_all: dict[str, None] = {}
         #: the others, with their plates, and the plates of each site of data

@@ -141,7 +141,8 @@ def to_arviz(
         rows; if the model holds its observations itself and is given other inputs than the guide
         was; if the guide draws what ``poutine.condition`` holds, or if all that the model observes
         is held so and not clearly data, or if what is held depends on sites that are drawn
-        before it; if the guide draws a latent outside its prior's support.
+        before it; if the guide draws a latent outside its prior's support; if what is observed
+        follows latents.
     """
     num_samples = check_count("num_samples", num_samples)
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)
@@ -175,6 +176,12 @@ def to_arviz(
         first = programs[0]
         told.append(told_of_unheard(first.unheard))
         told.append(choices_of_groups(first.choices, first.predicted, first.row_plates))
+    if programs[0].moving_data:
+        told.append(
+            f"{sorted(programs[0].moving_data)} observes what follows latents (residuals, say): "
+            "observed_data has its values at one draw. Let the model observe the data themselves, "
+            "and put what follows latents into the distribution."
+        )
     told.append(_told_of_supports(programs[0], arrays.get("posterior", {})))
     told += [text for one in programs for text in one.told_of_held]
     told += [text for one in calls for text in one.watched.warnings()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -239,11 +239,20 @@ class _Densities:
             if name not in parameters:
                 data[key] = data[key] + value if key in data else value
                 kept[key] = kept[key] | told if key in kept else told
+        if self.noted.data:  # the order of the first run, which latents may turn
+            keys = [one.key for one in self.noted.data]
+            if set(keys) != data.keys():
+                raise SiteError(
+                    "the model observes other data at one draw of the latents than at another: "
+                    f"once in plates {_plates(keys)}, and once in {_plates(data)}. Observe the "
+                    "same ones at all, and mask those that do not count."
+                )
+            data = {key: data[key] for key in keys}
         self.noted.data = [
             DataOfPlates(key, {n: self.dims[n] for n, one in key if one is None}, value.shape)
             for key, value in data.items()
         ]
-        return list(data.values()), list(kept.values())
+        return list(data.values()), [kept[key] for key in data]
 
     def visit(self, site: Any) -> None:
         """Looks at a site of the model, and adds its density where it is of data."""
@@ -287,6 +296,10 @@ class _Densities:
         if marginal:
             return not all(name in self.latents for name in marginal)
         return not is_auxiliary(site)
+
+
+def _plates(keys: Iterable[Any]) -> list[list[str]]:
+    return [[name for name, _ in key] for key in keys]
 
 
 def _log_densities(

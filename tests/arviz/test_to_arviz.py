@@ -471,3 +471,16 @@ def test_another_error_of_a_prior_draw_is_its_own() -> None:
     armed.append(1)
     with pytest.raises(ValueError, match="of the model"):
         to_arviz(model, guide, y, num_samples=2, groups=["prior"])
+
+
+def test_observations_that_follow_latents_are_told():
+    def residuals(x, y):
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(0.0, 0.5), obs=y - a * x[:, 0])
+
+    def of_a(x, y):
+        pyro.sample("a", dist.Normal(1.0, 0.5))
+
+    with pytest.warns(UserWarning, match=r"\['y'\] observes what follows latents"):
+        to_arviz(residuals, of_a, X, Y, num_samples=5)

@@ -936,3 +936,27 @@ def test_the_mean_of_directions_is_that_of_draws():
     mean = dist.ProjectedNormal(centre).sample((50_000,)).mean(0)
     expected = (y - mean).square().mean()
     assert float(rows["squared_error"].mean()) == pytest.approx(float(expected), abs=0.02)
+
+
+def test_observations_that_follow_latents_are_scored_by_density_alone():
+    x, y = torch.linspace(-1.0, 1.0, 30), torch.randn(30)
+
+    def residuals(x, y):
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(0.0, 0.5), obs=y - a * x)
+
+    def plain(x, y):
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(a * x, 0.5), obs=y)
+
+    def guide(x, y):
+        pyro.sample("a", dist.Normal(1.0, 0.5))
+
+    of_residuals = evaluate(residuals, guide, x, y, num_samples=50, seed=0)
+    expected = evaluate(plain, guide, x, y, num_samples=50, seed=0)
+    assert of_residuals.log_density.value == pytest.approx(expected.log_density.value, abs=1e-5)
+    assert any("follows latents" in note for note in of_residuals.notes)
+    assert not {"rmse", "crps"} & of_residuals.sites["y"].scores.keys()
+    assert not any("follows latents" in note for note in expected.notes)

@@ -237,3 +237,25 @@ def test_dropout_is_told_once_for_all_draws():
         warnings.simplefilter("always")
         log_predictive_density(noisy, alternating([0.3] * 5), X, Y, num_samples=5)
     assert sum("random layers" in str(one.message) for one in caught) == 1
+
+
+def test_latents_may_turn_the_order_of_data_and_not_what_they_are():
+    y = torch.cat([torch.randn(20), 3.0 + torch.randn(20)])
+
+    def model(y, is_same=True):
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+        parts = {"d": y[:20], "e": y[20:]}
+        for name in ("d", "e") if z > 0.5 else ("e", "d")[: 2 if is_same else 1]:
+            with pyro.plate(name, 20):
+                pyro.sample(f"y_{name}", dist.Normal(z, 1.0), obs=parts[name])
+
+    def guide(y, is_same=True):
+        pyro.sample("z", dist.Normal(0.5, 1.0))
+
+    density = of_seed(model, guide, y, num_samples=2000, seed=0)
+    z = 0.5 + torch.randn(20_000, 1)
+    exact = dist.Normal(z, 1.0).log_prob(y).logsumexp(0) - math.log(20_000)
+    either = torch.cat([exact[20:], exact[:20]])  # by the order of the first draw
+    assert min(float((density - one).abs().mean()) for one in (exact, either)) < 0.1
+    with pytest.raises(SiteError, match=r"other data at one draw.*in plates \[\['"):
+        of_seed(model, guide, y, is_same=False, num_samples=50, seed=0)

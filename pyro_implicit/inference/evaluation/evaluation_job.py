@@ -192,7 +192,7 @@ class EvaluationJob(PredictiveJob):
             together: dict[Any, Any] = {}
             for name, one in run.seen.items():
                 if index and name in seen:
-                    seen[name].add_counted(one)
+                    seen[name].compare(one)
                 log_prob = one.log_prob()
                 alone.setdefault(name, DensityTally()).add(log_prob)
                 together[one.key] = together.get(one.key, 0.0) + one.joint(log_prob)
@@ -267,6 +267,12 @@ class EvaluationJob(PredictiveJob):
         """Adds the scores of a batch to those of the others."""
         for name, one in seen.items():
             site, tally = self.sites[name], tallies[name]
+            if one.has_moving_values:
+                tally = None
+                self.notes[
+                    f"site {name!r} observes what follows latents, other values at each draw, and "
+                    "is scored by density alone; let the model observe the data themselves"
+                ] = None
             part = {"log_density": alone[name].log_density()} | _places(one)
             self.row_plates |= {one.row_plate} - {None}  # type: ignore[arg-type]
             if tally is not None:

@@ -130,8 +130,8 @@ class Observation:
         self.name, self.fn, self.value = site["name"], site["fn"], site["value"]
         self.start, self.stop, self._site = start, stop, site
         self._counted_before: Tensor | None = None  # entries, at other draws
-        #: whether draws differ in what is masked
-        self.has_moving_mask = False
+        #: whether draws differ in what is masked, and in what is observed
+        self.has_moving_mask = self.has_moving_values = False
         self.event_dim: int = self.fn.event_dim
         rows = f" (in rows {self.start} to {self.stop - 1})" if self.stop else ""
         self.batch_shape = observed_batch_shape(site, rows)
@@ -214,12 +214,16 @@ class Observation:
     def _is_masked(self) -> bool:
         return self._site["mask"] is not None or _has_mask(self.fn)
 
-    def add_counted(self, other: Observation) -> None:
+    def compare(self, other: Observation) -> None:
         """
-        Takes the same site at another draw into account, whose mask may follow its latents.
+        Takes the same site at another draw into account, whose mask and data may follow latents.
 
         :param Observation other: of the same data.
         """
+        if self.value.data_ptr() != other.value.data_ptr() and not self.has_moving_values:
+            self.has_moving_values = not torch.equal(
+                self.value.nan_to_num(), other.value.nan_to_num()
+            )
         if not (self._is_masked or other._is_masked):
             return
         mine, theirs = self._unmasked(), other._unmasked()
