@@ -71,6 +71,7 @@ class Labels:
         self._check_variables()
         self._check_user_dims()
         self.sizes: dict[str, int] = {}
+        self._named: dict[str, tuple[str, int]] = {}  # by the user: of which variable and size
         self.plate_sizes: dict[str, int] = {}
         self.dims = {
             group: {name: self._names(name, slot) for name, slot in slots.items()}
@@ -155,11 +156,17 @@ class Labels:
         """One name is one size, for all variables that the user gave it to."""
         for name, size in zip(names, shape, strict=True):
             known = self.sizes.setdefault(name, size)
-            if known != size and variable in self.user_dims:
-                raise ArgumentError(
-                    f"dims[{variable!r}] calls a dimension of size {size} {name!r}, which has size "
-                    f"{known} elsewhere; use another name"
-                )
+            if variable in self.user_dims:
+                self._named.setdefault(name, (variable, known))
+            if known == size or name not in self._named:
+                continue
+            given, theirs = self._named[name]
+            if variable in self.user_dims:
+                given, theirs, size = variable, size, known
+            raise ArgumentError(
+                f"dims[{given!r}] calls a dimension of size {theirs} {name!r}, which has size "
+                f"{size} elsewhere; use another name"
+            )
 
     def _add_user_coords(self, coords: Mapping[str, Sequence[Any]]) -> None:
         """The user's labels, checked."""

@@ -29,6 +29,7 @@ from pyro_implicit.handlers.own_support import own_support
 from pyro_implicit.handlers.pointwise import told_of_factors, told_of_factors_alone
 from pyro_implicit.handlers.told_of_held import told_of_unheard
 from pyro_implicit.inference.fitted_call import FittedCall
+from pyro_implicit.inference.from_prior import of_another_model
 from pyro_implicit.inference.outside_support import drawn_outside, is_outside
 
 __all__ = ["to_arviz"]
@@ -156,6 +157,10 @@ def to_arviz(
         call.tell(call.told_of_arguments(is_scored=True))
     with explained_errors(args, kwargs, guides[0]):
         programs = [Program(model, one, RowBatches(args, kwargs, batch_size)) for one in guides]
+    for program in programs:
+        drawn = program.draw.keys() - program.subsamples.keys()
+        if drawn and not program.of_kind("latent"):
+            raise of_another_model(drawn)
     _check_same_sites(programs)
     num_restarts = len(guides) if isinstance(guide, (list, tuple)) else None
     chains = None if num_restarts else chain_draws(guides[0], num_samples)

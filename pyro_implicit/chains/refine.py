@@ -44,7 +44,9 @@ from pyro_implicit.guides.since_fit import remember_fit
 from pyro_implicit.handlers.data_gradient import told_of_no_gradient
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import RAW, explained_errors
+from pyro_implicit.handlers.held_sites import refuse_condition_around
 from pyro_implicit.handlers.log_joint import LogJoint
+from pyro_implicit.handlers.masked_latents import told_of_masked_latent
 from pyro_implicit.handlers.rows import number_of_rows
 from pyro_implicit.handlers.same_rows import fingerprint
 from pyro_implicit.handlers.value_errors import entries_not_finite, is_outside_support
@@ -140,6 +142,7 @@ def refine(
     E. Sommer, J. Robnik, G. Nozadze, U. Seljak, D. Rügamer, ICLR.
     """
     refuse_inference_mode("refine")
+    refuse_condition_around("refine")
     check_model(model)
     check_order(model, "refine(model, guide, ...)", start)
     refuse_diverged(start)
@@ -174,7 +177,9 @@ def refine(
             check_supports_at(model, sites, u, args, kwargs)
             values, _ = density.log_joint.values(u[0])
             no_gradient = told_of_no_gradient(model, values, args, kwargs)
-            for text in filter(None, [*watched.warnings(), no_gradient]):
+            nodes = density.log_joint.trace(u[0])[0].nodes
+            masked = [told_of_masked_latent(nodes[site.name]) for site in sites]
+            for text in filter(None, [*watched.warnings(), no_gradient, *masked]):
                 warnings.warn(text, stacklevel=2)
             generator = torch.Generator(u.device).manual_seed(seed)
             walk = Walk.begin(moves, num_warmup, generator, u, density)

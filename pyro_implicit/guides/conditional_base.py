@@ -159,9 +159,11 @@ class ConditionalGuide(ImplicitGuide):
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         self._context_dim = None
         self._first_context = self.read_context(*args, **kwargs).detach()
+        _check_finite(self._first_context)
         self._context_dim = self._first_context.shape[-1]
         try:
             super()._setup_prototype(*args, **kwargs)
+            self._check_rows(len(self._first_context))
             self._model_chooses = self.row_frame.size < len(self._first_context)
         finally:
             self._first_context = None
@@ -171,6 +173,17 @@ class ConditionalGuide(ImplicitGuide):
             raise SiteError(
                 f"the latents are local to plates {sorted(names)}; a conditional guide serves one "
                 "plate of rows. Write one guide for each, in an AutoGuideList."
+            )
+
+    def _check_rows(self, count: int) -> None:
+        """The context has a row for each that the model shows, or for each that it has."""
+        frame = self.row_frame
+        if count not in (frame.size, frame.full_size):
+            self._sites = None
+            raise ShapeError(
+                f"the context has {count} rows, and plate {frame.name!r} of the model shows "
+                f"{frame.size} of {frame.full_size}; expected one row for each of these, such as "
+                "context=lambda x, y=None: x."
             )
 
     def _read_site(self, node: dict[str, Any]) -> tuple[LatentSite, Tensor]:

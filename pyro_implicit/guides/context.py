@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 from pyro_implicit.exceptions import ArgumentError, ShapeError
 
 __all__ = ["check_context", "read_context"]
+
+_ARGUMENTS = re.compile(r"takes \d+ positional arguments? but \d+|unexpected keyword argument")
 
 
 def check_context(context: Any) -> None:
@@ -72,6 +75,12 @@ def _called(context: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     try:
         return context(*args, **kwargs)
     except (AttributeError, TypeError) as error:
+        if _ARGUMENTS.search(str(error)) is not None:
+            raise ArgumentError(
+                f"the context function of the guide does not take the model's arguments ({error}). "
+                "Write one that takes them all, context=lambda x, y=None: x for def model(x, "
+                "y=None)."
+            ) from error
         if "None" not in str(error):
             raise
         raise ArgumentError(

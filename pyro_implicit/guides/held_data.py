@@ -21,7 +21,14 @@ from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, run_model
 from pyro_implicit.handlers.row_coupling import can_be_looked_at
 from pyro_implicit.handlers.same_rows import fingerprint
 
-__all__ = ["HeldData", "model_of", "observed_when_built", "sampled_when_built", "told_of_held_data"]
+__all__ = [
+    "HeldData",
+    "model_of",
+    "observed_when_built",
+    "sampled_when_built",
+    "told_of_held_data",
+    "unconditioned",
+]
 
 
 class HeldData:
@@ -126,7 +133,7 @@ def sampled_when_built(model: Any, guide: Any) -> frozenset[str] | None:
         known = [sampled_when_built(model, part) for part in parts]
         return frozenset().union(*(one or () for one in known)) if None not in known else None
     own = model_of(guide)
-    if own is None or _unconditioned(model) is not _unconditioned(own):
+    if own is None or unconditioned(model) is not unconditioned(own):
         return None
     held: HeldData | None = getattr(guide, "_held_data", None)
     if held is not None:
@@ -153,8 +160,13 @@ def model_of(guide: Any) -> Any:
         return None
 
 
-def _unconditioned(model: Any) -> Any:
-    """What values are held in, by ``poutine.condition`` or where a guide looks for its start."""
+def unconditioned(model: Any) -> Any:
+    """
+    What values are held in, by ``poutine.condition`` or where a guide looks for its start.
+
+    :param model: a Pyro model.
+    :returns: the model without these handlers around it.
+    """
     while isinstance(wrapped := getattr(model, "func", None), partial):
         handler, *inner = wrapped.args or (None,)
         if not (isinstance(handler, (ConditionMessenger, InitMessenger)) and len(inner) == 1):

@@ -52,6 +52,8 @@ class CalledParameters:
         if not (self._always or torch.is_grad_enabled()):
             return
         for name, one in module._parameters.items():
+            if _is_of_own_guide(module, name):
+                continue
             if isinstance(one, nn.Parameter) and one.requires_grad:
                 self._found.setdefault(one, f"{name} of {type(module).__name__}")
 
@@ -71,3 +73,11 @@ class CalledParameters:
             f"the parameters {few_of(names)} of networks that are called are not trained: "
             f"{instead}; if they are to stay as they are, net.requires_grad_(False) says so."
         )
+
+
+def _is_of_own_guide(module: nn.Module, name: str) -> bool:
+    """Whether a parameter is of the guide that a kernel of Pyro's brings along for its latents."""
+    guides = getattr(module, "_guides", None)
+    if not isinstance(guides, dict) or getattr(module, "mode", "") != "model":
+        return False
+    return any(name.startswith(f"{latent}_") for latent in guides)

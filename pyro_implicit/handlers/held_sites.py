@@ -119,13 +119,14 @@ def _value_of(data: Any, name: str) -> Any:
     return data.nodes[name].get("value") if isinstance(data, Trace) else data[name]
 
 
-def refuse_condition_around(call: str) -> None:
+def refuse_condition_around(call: str, has_model: bool = True) -> None:
     """
     Refuses a call within ``with poutine.condition(data=...):``, or ``poutine.do``.
 
     These would hold what the guide draws as well, or set what it has drawn for the model.
 
     :param str call: the name of the function that was called.
+    :param bool has_model: whether it takes a model, before the guide.
     :raises SiteError: naming the sites that are held.
     """
     around = [one for one in _PYRO_STACK if isinstance(one, (ConditionMessenger, DoMessenger))]
@@ -134,8 +135,8 @@ def refuse_condition_around(call: str) -> None:
     data = [one.data.nodes if isinstance(one.data, Trace) else one.data for one in around]
     names = listed({name for one in data for name in one})
     how = "do" if isinstance(around[-1], DoMessenger) else "condition"
+    instead = f"Hold them in the model alone: {call}(poutine.{how}(model, data=...), guide, ...)."
     raise SiteError(
         f"{call} was called within `with poutine.{how}(data=...):`, which holds {names} in the "
-        f"guide too. Hold them in the model alone: {call}(poutine.{how}(model, data=...), "
-        "guide, ...)."
+        f"guide too. {instead if has_model else 'Call it outside of that.'}"
     )

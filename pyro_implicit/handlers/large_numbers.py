@@ -33,7 +33,7 @@ _LARGE = 1000.0  # at which rounding of such a term is some ten thousandths of a
 
 def in_double_if_large(fn: Any, value: Any) -> tuple[Any, Any]:
     """
-    The same distribution and value in double precision, if single one would not tell the density.
+    Casts a distribution and a value to double precision, if single one would not tell the density.
 
     A Poisson of counts of two millions has terms of 3e7 nats, which are known to a nat or two.
 

@@ -29,7 +29,7 @@ from pyro_implicit.handlers.large_numbers import InDouble
 from pyro_implicit.handlers.latent_rows import AtDraw, Cuts, at_rows, by_number, check_permuted
 from pyro_implicit.handlers.observed_shape import check_observation
 from pyro_implicit.handlers.other_shape import check_event
-from pyro_implicit.handlers.pointwise import is_auxiliary
+from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta
 from pyro_implicit.handlers.row_order import BY_NUMBER
 from pyro_implicit.handlers.rows import is_recording
 from pyro_implicit.handlers.sum_out import sum_out
@@ -254,10 +254,27 @@ class LogJoint:
             self._check_observed(u)
             first, second = self(u), self(u)
         if not torch.allclose(first, second, equal_nan=True):
+            drawn = self._drawn(u)
+            if drawn:
+                raise SiteError(
+                    f"the model draws {drawn} by itself, which the guide does not: hand over the "
+                    "observations, as in (model, guide, x, y), and draw every latent."
+                )
             raise SiteError(
                 "two evaluations of the model at the same latents differ by "
                 f"{(first - second).abs().item():.3g} nats{remedy}"
             )
+
+    def _drawn(self, u: Tensor) -> list[str]:
+        """Names of sites that the model draws at each run, subsamples left out."""
+        nodes = self.trace(u)[0].nodes.items()
+        known = {site.name for site in self.sites}
+        return [
+            name
+            for name, node in nodes
+            if node["type"] == "sample" and not (node["is_observed"] or is_auxiliary(node))
+            if name not in known and not is_delta(node)
+        ]
 
     def _check_observed(self, u: Tensor) -> None:
         """

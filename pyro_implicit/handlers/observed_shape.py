@@ -132,9 +132,11 @@ def told_of_one_for_all(site: Any) -> str:
     if value.dim() > fn.event_dim:
         return _told_of_outer_plates(site)
     if not value.dim():
+        if isinstance(fn, torch.distributions.Bernoulli):
+            return ""  # "it has happened in all rows", as of censoring
         return (
             f"site {site['name']!r} observes one number for all of its {rows} rows; if the data "
-            "were meant, pass all of them: fit(model, guide, x, y)."
+            "were meant, pass all of them, as in (model, guide, x, y)."
         )
     return (
         f"site {site['name']!r} observes one value of shape {tuple(value.shape)} in each of the "

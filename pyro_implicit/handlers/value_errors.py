@@ -20,6 +20,7 @@ __all__ = [
     "refuses_nan",
     "refuses_parameter",
     "tensors_among",
+    "told_of_scale",
 ]
 
 _MOVING = ("Uniform", "Pareto", "TruncatedNormal", "AffineBeta")
@@ -27,6 +28,11 @@ _LONGEST_SUPPORT = 200  # characters in a message
 _INDEX = re.compile(r"index (-?\d+) is out of bounds for dimension -?\d+ with size (\d+)")
 _NO_INDEX = "tensors used as indices must be"
 _SUPPORT = re.compile(r"to be within the support \((.*?)\) of the distribution (\w+)", re.DOTALL)
+_PARAMETER = re.compile(
+    r"Expected parameter (\w+) .*? of distribution (\w+)\(.*?\) to satisfy the constraint (\w+)"
+)
+_WORDS = {"GreaterThan": "positive", "GreaterThanEq": "positive", "Interval": "within its limits"}
+_HUGE = 1e6
 _CLASSES = re.compile(r"IntegerInterval\(lower_bound=0, upper_bound=(\d+)\)")
 _SITE = re.compile(r"log_prob at site '(.*?)'")
 
@@ -62,6 +68,24 @@ def is_outside_support(error: Exception) -> bool:
     :returns: whether it is that.
     """
     return isinstance(error, ValueError) and _SUPPORT.search(str(error)) is not None
+
+
+def told_of_scale(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    """
+    The first argument with numbers so large that losses and gradients may overflow.
+
+    :param args: positional arguments of the model.
+    :param kwargs: its keyword arguments.
+    :returns: what to say; None if there is none.
+    """
+    for name, tensor in tensors_among(args, kwargs).items():
+        most = float(tensor.abs().max()) if tensor.numel() and tensor.is_floating_point() else 0.0
+        if most > _HUGE:
+            return (
+                f"{name} has numbers up to {most:.3g}: divide it by its standard deviation, and "
+                "multiply predictions by that"
+            )
+    return None
 
 
 def refuses_parameter(error: Exception) -> bool:
@@ -139,6 +163,20 @@ def _not_finite(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError |
     return None if found is None else NonFiniteError(f"{found}; what the model makes of it: {text}")
 
 
+def _outside_domain(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
+    """A latent that may have any value is taken for a scale, say."""
+    found = _PARAMETER.search(" ".join(str(error).split()))
+    if not refuses_parameter(error) or refuses_nan(error) or found is None:
+        return None
+    parameter, kind, wanted = found.groups()
+    return NonFiniteError(
+        f"the model gives {kind} a {parameter} that is not {_WORDS.get(wanted, wanted)}, at some "
+        "draw of its latents. Give the latent that it is made of a prior that keeps to that "
+        "(dist.LogNormal, dist.HalfNormal or dist.Gamma for a scale, dist.Beta for a probability), "
+        "or map it there: s.exp(), torch.nn.functional.softplus(s), p.sigmoid()."
+    )
+
+
 def _outside_support(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
     found = _SUPPORT.search(str(error)) if isinstance(error, ValueError) else None
     if found is None or not tensors:
@@ -175,6 +213,7 @@ def _outside_support(error: Exception, tensors: dict[str, Tensor]) -> ImplicitEr
 VALUE_KINDS: tuple[Callable[[Exception, dict[str, Tensor]], ImplicitError | None], ...] = (
     _indices,
     _not_finite,
+    _outside_domain,
     _outside_support,
 )
 

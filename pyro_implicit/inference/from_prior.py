@@ -5,18 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.held_data import model_of, observed_when_built, sampled_when_built
 from pyro_implicit.handlers.pointwise import run_model
 from pyro_implicit.handlers.upstream import upstream_sites
 from pyro_implicit.inference.run_plan import RunPlan
 
-__all__ = ["came_from_prior", "forgotten_latents", "forgotten_of"]
+__all__ = ["came_from_prior", "forgotten_latents", "forgotten_of", "of_another_model"]
 
 _FORECAST = (
     " Data that were passed have been drawn anew too: to predict what follows from them (a "
     "forecast, a part that is missing), hold them, predict(poutine.condition(model, "
     "data={'y': y}), guide, ...)."
 )
+
+
+def of_another_model(names: Collection[str]) -> SiteError:
+    """
+    The error of a guide that draws nothing of a model.
+
+    :param names: of its latents.
+    :returns: the error to raise.
+    """
+    return SiteError(
+        f"the guide draws {sorted(names)}, none of which the model samples: predictions would come "
+        "from its prior. Pass the model that the guide was fitted to, with the same names "
+        "(BayesianModule(..., name=...) gives them a prefix)."
+    )
 
 
 def came_from_prior(

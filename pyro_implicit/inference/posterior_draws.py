@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_guide
+from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import ShapeError, SiteError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.diverged import refuse_diverged
 from pyro_implicit.guides.since_fit import replaced_since_fit
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
-from pyro_implicit.handlers.pointwise import latent_sites
+from pyro_implicit.handlers.held_sites import refuse_condition_around
+from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, latent_sites, run_model
 
 __all__ = ["draws_of", "posterior_draws"]
 
@@ -45,16 +48,40 @@ def posterior_draws(
     :returns: ``{site: tensor}``, each of shape ``(num_samples, *shape of the site)``.
     :raises ArgumentError: if ``num_samples`` is not a positive integer, or ``guide`` no guide.
     :raises NonFiniteError: for a guide with a parameter that is NaN.
-    :raises SiteError: if the guide has no latent site, or not the same ones in each run.
+    :raises SiteError: if the guide has no latent site, or not the same ones in each run; within
+        ``with poutine.condition(...):``.
     :raises ShapeError: if a site changes its shape from run to run, or has a value for each row and
         the guide would choose some of them at random.
     :warns UserWarning: if Pyro's store has given the guide the parameters of another one since its
-        own fit ended.
+        own fit ended; if it is a function that observes data.
     """
+    refuse_condition_around("posterior_draws", has_model=False)
     draws = draws_of(guide, num_samples, *args, **kwargs)
-    for text in replaced_since_fit(guide):
+    for text in [*replaced_since_fit(guide), *_told_of_observed(guide, args, kwargs)]:
         warnings.warn(text, stacklevel=2)
     return draws
+
+
+def _told_of_observed(
+    guide: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[str]:
+    """Of a function that observes data, which may be the model in the place of the guide."""
+    observed: list[str] = []
+
+    def visit(site: Any) -> None:
+        if site["is_observed"] and not (is_auxiliary(site) or is_delta(site)):
+            observed.append(site["name"])
+
+    if not isinstance(guide, FunctionType):
+        return []
+    with RandomStream(0):
+        run_model(guide, args, kwargs, visit)
+    if not observed:
+        return []
+    return [
+        f"the guide observes {sorted(observed)}, as a model does: draws of a model are those of "
+        "its prior. Hand over the guide that was fitted."
+    ]
 
 
 def draws_of(

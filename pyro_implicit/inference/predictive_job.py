@@ -16,7 +16,7 @@ from pyro_implicit.handlers.row_coupling import can_be_looked_at, draws_of_littl
 from pyro_implicit.handlers.told_of_held import drawn_unheard
 from pyro_implicit.handlers.upstream import upstream_sites
 from pyro_implicit.inference.draws_apart import DrawsApart
-from pyro_implicit.inference.from_prior import forgotten_latents
+from pyro_implicit.inference.from_prior import forgotten_latents, of_another_model
 from pyro_implicit.inference.moments import Draws, Moments
 from pyro_implicit.inference.predictive_run import PREDICTIVE_PLATE, PredictiveRun
 from pyro_implicit.inference.recorded_draws import RecordedDraws, saves_time
@@ -63,11 +63,7 @@ class PredictiveJob(RowsOfAModel):
         """
         latents = set(self.plan.draws)
         if latents and not self.plan.met:
-            raise SiteError(
-                f"the guide draws {sorted(latents)}, none of which the model samples: predictions "
-                "would come from its prior. Pass the model that the guide was fitted to, with the "
-                "same names (BayesianModule(..., name=...) gives them a prefix)."
-            )
+            raise of_another_model(latents)
 
     def forgotten_latents(self, guide: Callable[..., Any]) -> list[str]:
         """

@@ -307,8 +307,9 @@ def _check_draws(implicit: dict[str, ImplicitSite]) -> None:
         if not math.isfinite(value.sum().item()) and not value.isfinite().all():
             raise NonFiniteError(
                 f"the draws of implicit site {name!r} (for {', '.join(site.latents)}) are not "
-                "finite: its generator has diverged. Use a lower learning rate, clip gradients "
-                "(pyro.optim.ClippedAdam), or start with init_from='laplace' or 'ggn'."
+                "finite: its generator has diverged, or a context is not finite. Use a lower "
+                "learning rate, clip gradients (pyro.optim.ClippedAdam), start with "
+                "init_from='laplace' or 'ggn', or fill in what is missing in the context."
             )
 
 

@@ -12,6 +12,7 @@ from pyro.poutine.util import site_is_factor
 from torch import Tensor
 
 from pyro_implicit.exceptions import ImplicitError, SiteError
+from pyro_implicit.handlers.value_errors import refuses_parameter
 from pyro_implicit.objectives.batch_dims import PARTICLE_PLATE
 from pyro_implicit.objectives.particle import Particle
 
@@ -41,6 +42,8 @@ def blames_vectorisation(single: Callable[[], Any]) -> Iterator[None]:
     except (ImplicitError, torch.OutOfMemoryError, torch.linalg.LinAlgError):
         raise  # clear, or no matter of shapes
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        if refuses_parameter(error):  # at some draw
+            raise
         with poutine.block():
             single()  # if it fails as well, with plainer shapes, that is the error to see
         said = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")

@@ -219,3 +219,31 @@ def test_a_site_that_is_called_as_a_dimension_of_draws_is_refused(name, is_data)
     guide = HyperNetworkGuide(model, init_from=None).setup(torch.zeros(3))
     with pytest.raises(ArgumentError, match=f"a site '{name}', and ArviZ calls a dimension"):
         to_arviz(model, guide, torch.zeros(3), num_samples=2)
+
+
+def test_a_name_of_a_plate_for_a_dimension_of_another_size():
+    def model(x, y=None):
+        b = pyro.sample("b", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal((x * b).sum(-1), 1.0), obs=y)
+
+    def guide(x, y=None):
+        pyro.sample("b", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+
+    found = r"dims\['b'\] calls a dimension of size 3 'data', which has size 6 elsewhere"
+    with pytest.raises(ArgumentError, match=found):
+        to_arviz(model, guide, X, Y, num_samples=2, dims={"b": ["data"]})
+
+
+@pytest.mark.parametrize("groups", [None, ("posterior",), ("posterior", "posterior_predictive")])
+def test_a_guide_of_another_model_is_refused(groups):
+    def model(x, y=None):
+        b = pyro.sample("b", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(b, 1.0), obs=y)
+
+    def guide(x, y=None):
+        pyro.sample("w", dist.Normal(0.0, 1.0))
+
+    with pytest.raises(SiteError, match=r"the guide draws \['w'\], none of which"):
+        to_arviz(model, guide, X, Y, num_samples=2, groups=groups)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from pyro.infer.autoguide import AutoNormal
 
-from pyro_implicit import EnsembleGuide, refine
+from pyro_implicit import EnsembleGuide, HyperNetworkGuide, refine
 from pyro_implicit.arviz.compatibility import psis_khat
 from pyro_implicit.diagnostics import khat
 from pyro_implicit.diagnostics._density import GuideDensity
@@ -151,7 +151,7 @@ def test_a_model_that_draws_by_itself():
         pyro.sample("other", dist.Normal(0.0, 1.0))
 
     guide = affine_guide(one_normal, [[1.0]], [0.0])
-    with pytest.raises(SiteError, match="two evaluations of the model at the same latents differ"):
+    with pytest.raises(SiteError, match=r"the model draws \['other'\] by itself"):
         khat(model, guide, num_samples=100)
 
 
@@ -163,3 +163,15 @@ def test_a_density_that_is_not_finite():
     guide = affine_guide(one_normal, [[1.0]], [0.0])
     with pytest.raises(NonFiniteError, match="not finite at .* of 200 draws"):
         khat(model, guide, num_samples=200)
+
+
+def test_a_lack_of_observations_is_named():
+    def model(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(w * x, 1.0), obs=y)
+
+    x = torch.randn(5)
+    guide = HyperNetworkGuide(model, init_from=None).setup(x, x)
+    with pytest.raises(SiteError, match=r"the model draws \['y'\] by itself.*observations"):
+        khat(model, guide, x, num_samples=100)

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyro_implicit import ConditionalHyperNetworkGuide, predict
-from pyro_implicit.exceptions import ArgumentError, ShapeError
+from pyro_implicit import ConditionalHyperNetworkGuide, fit, predict
+from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError
 from pyro_implicit.guides.context import check_context, read_context
 
 
@@ -70,3 +70,24 @@ def test_a_context_of_observations_that_are_left_out_is_told():
 
     with pytest.raises(AttributeError, match="nothing"):
         read_context(broken, (x,), {})
+
+
+def of_rows(x, y=None):
+    with pyro.plate("data", 10):
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(z, 0.1), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("context", "error", "match"),
+    [
+        (lambda x, y=None: x[:5], ShapeError, "context has 5 rows, and plate 'data'.*10 of 10"),
+        (lambda x, y=None: x * torch.nan, NonFiniteError, "context of 10 of 10 rows is not finite"),
+        (lambda x: x, ArgumentError, "does not take the model's arguments"),
+    ],
+)
+def test_contexts_that_do_not_fit_the_model(context, error, match):
+    x = torch.randn(10, 2)
+    guide = ConditionalHyperNetworkGuide(of_rows, context=context)
+    with pytest.raises(error, match=match):
+        fit(of_rows, guide, x, x[:, 0], num_steps=2, progress=False)

@@ -19,6 +19,7 @@ from pyro_implicit import (
     to_arviz,
 )
 from pyro_implicit.exceptions import ShapeError
+from pyro_implicit.handlers.observed_shape import told_of_one_for_all
 
 
 def _rows_as_one(x: torch.Tensor, y: Any = None) -> None:
@@ -125,3 +126,16 @@ def test_data_that_count_once_for_each_row_of_an_outer_plate_are_told(call):
                 pyro.sample("y", dist.Normal(w * x, 1.0), obs=y)
 
     _CALLS[call](models, _X, _Y)
+
+
+def test_yes_of_all_rows_is_not_told() -> None:
+    """As of rows that are known to be censored."""
+
+    def model() -> None:
+        with pyro.plate("data", 3):
+            pyro.sample("y", dist.Bernoulli(0.5), obs=torch.tensor(1.0))
+            pyro.sample("z", dist.Normal(0.0, 1.0), obs=torch.tensor(1.0))
+
+    nodes = pyro.poutine.trace(model).get_trace().nodes
+    assert told_of_one_for_all(nodes["y"]) == ""
+    assert "observes one number for all" in told_of_one_for_all(nodes["z"])

@@ -23,7 +23,7 @@ from pyro_implicit import (
 )
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError
 from pyro_implicit.handlers.explained_errors import explained, explained_errors
-from pyro_implicit.handlers.value_errors import refuses_nan, refuses_parameter
+from pyro_implicit.handlers.value_errors import refuses_nan, refuses_parameter, told_of_scale
 
 X = torch.ones(4, 2)
 
@@ -156,3 +156,47 @@ def test_indices_that_are_of_no_argument_stay_as_they_are() -> None:
         RuntimeError("index 2 is out of bounds for dimension 0 with size 2"),
     ):
         assert explained(error, tuple(numbers.values()), {}) is None
+
+
+def with_any_scale(x: Tensor, y: Tensor | None = None) -> Tensor:
+    scale = pyro.sample("scale", dist.Normal(1.0, 0.5))
+    with pyro.plate("data", len(x)):
+        return pyro.sample("y", dist.Normal(x[:, 0], scale), obs=y)
+
+
+def wide(*args: Any) -> None:
+    pyro.sample("scale", dist.Normal(-1.0, 0.1))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: predict(with_any_scale, wide, X, num_samples=4),
+        lambda: predict(with_any_scale, wide, X, num_samples=4, parallel=True),
+        lambda: evaluate(with_any_scale, wide, X, X[:, 0], num_samples=4),
+        lambda: log_predictive_density(with_any_scale, wide, X, X[:, 0], num_samples=4),
+        lambda: to_arviz(with_any_scale, wide, X, X[:, 0], num_samples=4),
+        lambda: fit(
+            with_any_scale,
+            HyperNetworkGuide(with_any_scale, init_from=None, init_scale=3.0),
+            X,
+            X[:, 0],
+            num_steps=100,
+            seed=0,
+            progress=False,
+        ),
+    ],
+)
+def test_a_scale_that_may_be_negative(call: Any) -> None:
+    with pytest.raises(NonFiniteError, match="gives Normal a scale that is not positive, at some"):
+        call()
+
+
+def test_numbers_that_overflow() -> None:
+    assert told_of_scale((X,), {"y": X}) is None
+    assert told_of_scale((X.long() * 10**7, X[:0]), {}) is None
+    text = told_of_scale((X,), {"y": 1e12 * X})
+    assert text is not None and text.startswith("y has numbers up to 1e+12: divide it by")
+    guide = HyperNetworkGuide(with_any_scale, init_from=None)
+    with pytest.raises(NonFiniteError, match=r"no finite loss.*1 has numbers up to 1e\+30"):
+        fit(with_any_scale, guide, X, 1e30 * X[:, 0], num_steps=100, progress=False)

@@ -155,3 +155,16 @@ def test_changing_shapes_are_an_error():
 
     with pytest.raises(ShapeError, match=r"'a' had shape \(2,\) in the first run .* \(3,\)"):
         posterior_draws(guide, 2)
+
+
+def test_a_model_in_the_place_of_the_guide_is_told():
+    def model(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        pyro.deterministic("twice", 2 * w)
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(w * x, 1.0), obs=y)
+
+    with pytest.warns(UserWarning, match=r"the guide observes \['y'\], as a model does") as told:
+        posterior_draws(model, 3, X, Y)
+    assert told[0].filename == __file__
+    posterior_draws(poutine.block(model, hide=["y"]), 3, X, Y)  # and no function

@@ -11,7 +11,7 @@ from pyro.ops.tensor_utils import periodic_repeat
 from torch import Tensor
 from torch.distributions import transform_to
 
-from pyro_implicit.exceptions import SiteError
+from pyro_implicit.exceptions import ShapeError, SiteError
 from pyro_implicit.guides.initialization.initial import init_to_finite_mean
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.enumeration import is_to_be_enumerated
@@ -53,7 +53,8 @@ def forgiving(init_loc_fn: Callable[[dict[str, Any]], Tensor]) -> Callable[..., 
     Those that objectives sum out are drawn. It then serves sites that cannot be drawn from and
     those whose mean is infinite, where Pyro's ``init_to_mean`` looks for NaN only.
 
-    :raises SiteError: when it is called, if a start is not finite.
+    :raises ShapeError: when it is called, if a start has another shape than its site.
+    :raises SiteError: when it is called, if a start is not finite, or outside of the support.
     """
     if init_loc_fn is init_to_mean:
         init_loc_fn = init_to_finite_mean
@@ -67,7 +68,7 @@ def forgiving(init_loc_fn: Callable[[dict[str, Any]], Tensor]) -> Callable[..., 
             if fn.support.is_discrete:
                 check_support(site["name"], fn)
             # even if unmappable: an enclosed reparam may remove the site
-            return _finite(site["name"], init_loc_fn(site))
+            return _fitting(site, _finite(site["name"], init_loc_fn(site)))
         except NotImplementedError:
             check_support(site["name"], fn)
             transform = transform_to(plain_support(own_support(fn)))
@@ -91,6 +92,29 @@ def is_summed_out(site: Any) -> bool:
     except NotImplementedError:
         return False
     return discrete and is_to_be_enumerated(site)
+
+
+def _fitting(site: dict[str, Any], value: Tensor) -> Tensor:
+    """
+    Checks that the first value of a site is one of its values.
+
+    :raises ShapeError: if it has another shape.
+    :raises SiteError: if it is outside of the support.
+    """
+    fn, value = site["fn"], torch.as_tensor(value)
+    expected = fn.batch_shape + fn.event_shape
+    if value.shape != expected:
+        raise ShapeError(
+            f"init_loc_fn returned a start of shape {tuple(value.shape)} for latent site "
+            f"{site['name']!r}, which has shape {tuple(expected)}."
+        )
+    support = own_support(fn)
+    if not support.is_discrete and not bool(support.check(value).all()):
+        raise SiteError(
+            f"init_loc_fn returned a start for latent site {site['name']!r} outside of its "
+            f"support, {support}; the values are those of the site, not unconstrained ones."
+        )
+    return value
 
 
 def _finite(name: str, value: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from pyro_implicit.handlers.evaluation_mode import evaluation_mode, is_random_fu
 from pyro_implicit.handlers.explained_errors import RAW, explained, without_shapes
 from pyro_implicit.handlers.large_numbers import told_of_rounding
 from pyro_implicit.handlers.left_out_noise import LeftOutNoise
+from pyro_implicit.handlers.masked_latents import told_of_masked_latent
 from pyro_implicit.handlers.missing_data import missing_data
 from pyro_implicit.handlers.observed_shape import (
     check_observation,
@@ -32,7 +33,7 @@ from pyro_implicit.handlers.observed_shape import (
 )
 from pyro_implicit.handlers.pointwise import SiteVisitor, batch_log_prob, is_auxiliary, is_delta
 from pyro_implicit.handlers.rows import is_cut, number_of_rows
-from pyro_implicit.handlers.value_errors import entries_not_finite
+from pyro_implicit.handlers.value_errors import entries_not_finite, told_of_scale
 from pyro_implicit.training.fitting.arguments import Arguments
 
 __all__ = ["explained_steps", "first_look"]
@@ -123,7 +124,7 @@ class _Look:
         if not site["is_observed"]:
             self.is_discrete |= bool(getattr(site["fn"], "has_enumerate_support", False))
             self.is_part |= is_cut(site)
-            self.warnings.extend(_masked_latent(site))
+            self.warnings.extend(filter(None, [told_of_masked_latent(site)]))
         elif not (is_auxiliary(site) or is_delta(site)):
             try:
                 _check_observed(site, self.in_plates, not self.is_discrete or self.has_failed)
@@ -164,7 +165,7 @@ def explained_steps(
         if known is not None:
             raise known from error
         site = "" if is_validation_enabled() else _named(objective, model, guide, last)
-        more = [said for said in (site, entries_not_finite(*last)) if said]
+        more = [said for said in (site, entries_not_finite(*last), told_of_scale(*last)) if said]
         if isinstance(error, NonFiniteError) and more:
             raise NonFiniteError(". ".join([str(error).rstrip("."), *more])) from error
         raise
@@ -180,23 +181,6 @@ def _named(objective: Any, model: Any, guide: Any, last: tuple[Any, Any]) -> str
     except Exception:  # another error than the one that is to be told
         return ""
     return ""
-
-
-def _masked_latent(site: Any) -> list[str]:
-    """Of a latent whose prior a mask takes away: its entropy has nothing to hold it."""
-    if is_auxiliary(site) or is_delta(site) or (site["infer"] or {}).get("enumerate"):
-        return []  # what is summed out has no entropy
-    masks = (site["mask"], getattr(site["fn"], "_mask", None))  # around it, and .mask(...)
-    counts = [int((~one.bool()).sum()) for one in masks if isinstance(one, torch.Tensor)]
-    count = max(counts, default=0)
-    if not count:
-        return []
-    return [
-        f"latent site {site['name']!r} is masked in {count} places, where its entropy counts and "
-        "no prior holds it: the loss is no bound on the evidence and may fall without end, and "
-        "draws mean nothing. Mask the observations alone (poutine.mask around obs=), and write "
-        "missing values as latents of their own in place of obs_mask."
-    ]
 
 
 def _random_layers(silenced: Mapping[str, nn.Module], noise: LeftOutNoise) -> list[str]:

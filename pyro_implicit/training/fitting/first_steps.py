@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,14 +19,17 @@ from pyro_implicit.handlers.data_gradient import told_of_no_gradient, told_of_ow
 from pyro_implicit.handlers.data_use import IN_BATCHES, DataUse
 from pyro_implicit.handlers.pointwise import latent_sites
 from pyro_implicit.handlers.rows import number_of_rows
+from pyro_implicit.handlers.value_errors import named_arguments, tensors_among
 from pyro_implicit.training.fitting.adopted import AdoptedParameters
 from pyro_implicit.training.fitting.arguments import Arguments
+from pyro_implicit.training.fitting.first_look import first_look
 from pyro_implicit.training.fitting.left_out import told_of_left_out
 from pyro_implicit.training.fitting.validation import Validation
 
 __all__ = ["FirstSteps"]
 
 _Call = tuple[Any, Any]
+_MOST_SHAPES = 20  # that are looked at: sequences may have any length
 _LOOKS = (told_of_no_gradient, told_of_own_noise)
 
 
@@ -57,7 +61,8 @@ class FirstSteps:
         # other objectives than Pyro's may run the model in ways of their own
         self._use = DataUse() if isinstance(objective, ELBO) else None
         self._called: CalledParameters | None = CalledParameters()
-        self._absent: tuple[bool, ...] | None = None  # arguments of the first step that were None
+        self._there: set[str] | None = None  # arguments of the first step
+        self._shapes: set[Any] = set()  # of arguments so far
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -71,18 +76,22 @@ class FirstSteps:
             with self._use, self._called:
                 yield
 
-    def before(self, args: tuple[Any, ...]) -> None:
+    def before(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """
         Looks at the arguments of a step.
 
         :param tuple args: positional arguments.
+        :param dict kwargs: keyword arguments.
+        :raises ImplicitError: as :func:`first_look` does, for batches of other shapes than those
+            before.
         :warns UserWarning: for batches of other shapes than the guide was built with, or without
             what the first one had.
         """
         if self.arguments.batches is None:
             return
         self._tell(told_of_other_shapes(self.guide, args))
-        self._look_for_absent(args)
+        self._look_for_absent(args, kwargs)
+        self._look_at_shapes(args, kwargs)
 
     def after(self, num_taken: int, last: _Call | None, params: dict[str, Tensor]) -> None:
         """
@@ -155,21 +164,30 @@ class FirstSteps:
         values = {name: site["value"] for name, site in sites.items()}
         return [look(self.model, values, args, kwargs) for look in _LOOKS]
 
-    def _look_for_absent(self, args: tuple[Any, ...]) -> None:
+    def _look_for_absent(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Of batches without an argument that the first one had, or with one that it had not."""
-        absent = tuple(one is None for one in args)
-        if self._absent is None:
-            self._absent = absent
-        pairs = zip(self._absent, absent, strict=False)
+        there = {name for name, one in named_arguments(args, kwargs).items() if one is not None}
+        if self._there is None:
+            self._there = there
+        if not (there < self._there or there > self._there):  # all, or by name in one of the two
+            return
         self._tell(
-            [
-                f"argument {index} is None in some of the batches: what the model would observe of "
-                "it there is drawn instead, and such a batch tells nothing of it. Leave it out, or "
-                "give all batches their observations"
-                for index, (first, now) in enumerate(pairs)
-                if first != now
-            ]
+            f"{name} is None, or not given, in some of the batches: what the model would observe "
+            "of it there is drawn instead, and such a batch tells nothing of it. Leave it out, or "
+            "give all batches their observations"
+            for name in sorted(self._there ^ there)
         )
+
+    def _look_at_shapes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """The first run of a model was at those of the first batch alone."""
+        key = tuple((name, tuple(one.shape)) for name, one in tensors_among(args, kwargs).items())
+        is_new = bool(self._shapes) and key not in self._shapes
+        if len(self._shapes) < _MOST_SHAPES:
+            self._shapes.add(key)
+            if is_new:
+                nesting = getattr(self.objective, "max_plate_nesting", 0)
+                in_plates = nesting == math.inf
+                first_look(self.model, args, kwargs, in_plates=in_plates)
 
     def _of_shared_latents(self, last: _Call) -> str | None:
         """Of latents of the rows of the first batch that the second one takes for its own."""

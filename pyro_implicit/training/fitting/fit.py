@@ -25,6 +25,7 @@ from pyro_implicit._inference_mode import refuse_inference_mode
 from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._progress import hidden_progress, progress_bar
 from pyro_implicit._random import RandomStream
+from pyro_implicit.chains.ensemble import EnsembleGuide
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
@@ -35,6 +36,8 @@ from pyro_implicit.guides.seen_observations import told_of_seen_observations
 from pyro_implicit.guides.since_fit import forget_fit, remember_fit
 from pyro_implicit.guides.unfilled import unfilled
 from pyro_implicit.handlers.explained_errors import explained_errors
+from pyro_implicit.handlers.held_sites import refuse_condition_around
+from pyro_implicit.handlers.masked_latents import NO_BOUND
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.training.fitting.adopted import AdoptedParameters
 from pyro_implicit.training.fitting.all_rows import all_rows
@@ -46,6 +49,7 @@ from pyro_implicit.training.fitting.default_rate import default_rate, rate_times
 from pyro_implicit.training.fitting.first_look import explained_steps, first_look
 from pyro_implicit.training.fitting.learning_rate import LearningRate
 from pyro_implicit.training.fitting.missed_peaks import missed_peaks
+from pyro_implicit.training.fitting.other_model import blames_other_model
 from pyro_implicit.training.fitting.result import FitResult
 from pyro_implicit.training.fitting.run import Run
 from pyro_implicit.training.fitting.validation import Validation, check_validation
@@ -114,9 +118,10 @@ def fit(
       counts as that of the data, and intervals come out too wide.
 
     * *deviations*: of a bijective guide of at most 256 latents and whole data: where importance
-      weights are even enough to tell that deviations are off by more than 15%, a run that has ended
-      level goes on at the full rate for as many steps again (without ``validation``), until they
-      are not or the limit comes; then the result warns.
+      weights tell that deviations are off by more than 15%, or are too uneven to tell and the guide
+      is at least 0.02 nats for each latent from the posterior, a run that has ended level goes on
+      at the full rate for as many steps again (without ``validation``), until neither is so or the
+      limit comes; then the result warns.
 
     * *what is left out*: where the first step calls networks whose parameters nobody trains (plain
       ``torch.nn`` modules that no ``pyro.module`` tells of), where the guide leaves out latents of
@@ -192,9 +197,11 @@ def fit(
         result.plot()
     """
     refuse_inference_mode("fit")
+    refuse_condition_around("fit")
     check_model(model)
     check_guide(guide)
     check_order(model, "fit(model, guide, ...)", guide)
+    _refuse_ensemble(guide)
     refuse_diverged(guide)
     check_misspelt(fit, model, kwargs)
     limit = _NUM_STEPS if num_steps is None else check_count("num_steps", num_steps)
@@ -209,7 +216,8 @@ def fit(
     hints: list[str] = []
     forget_fit(guide)
     watched, adopted = WatchedParameters(guide), AdoptedParameters(guide)
-    with RandomStream(int(torch.randint(2**31, ())) if seed is None else seed):
+    stream = RandomStream(int(torch.randint(2**31, ())) if seed is None else seed)
+    with stream, torch.enable_grad():
         with collected_warnings(hints), hidden_progress(not progress):
             if objective is None and resume is not None:
                 objective = resume.objective
@@ -220,8 +228,10 @@ def fit(
             told = watched.look(model, some, named)  # before anything moves
             rows = None if batches is None else _all_rows(model, guide, arguments)
             if objective is None:
-                with explained_errors(some, named, guide):
-                    objective, hints[:] = default_objective(model, guide, some, named)
+                made = blames_other_model(model, guide, some, named)
+                with made, explained_errors(some, named, guide):
+                    objective, chosen = default_objective(model, guide, some, named)
+                    hints += chosen
             rate = default_rate(guide, arguments) if lr is None else lr
             times = rate_times(guide, rate) if lr is None else None
             watch = None if validation is None else Validation(validation, model, guide, kwargs)
@@ -235,10 +245,19 @@ def fit(
             hints += [*told, *told_of_better_by_row(guide)]
             if batches is not None:
                 run.course.retreat.num_batches = arguments.num_batches
-            with explained_steps(model, guide, objective, arguments, **look):
+            made = blames_other_model(model, guide, some, named)
+            with made, explained_steps(model, guide, objective, arguments, **look):
                 result = _finished(run, start, hints, progress, resume)
     WatchedParameters(guide).remember()
     return result
+
+
+def _refuse_ensemble(guide: Any) -> None:
+    if isinstance(guide, EnsembleGuide):
+        raise ArgumentError(
+            f"guide is an ensemble of {len(guide.guides)}, whose members are fitted by themselves: "
+            "fit(model, one, ...) for each, and EnsembleGuide(members) of them then."
+        )
 
 
 def _all_rows(model: Any, guide: Any, arguments: Arguments) -> Any:
@@ -294,7 +313,7 @@ def _finished(
         scores=({} if resume is None else dict(resume.scores)) | scores,
         warnings=[*run.told(reason), *found, *hints],
         state=state,
-        promise=_promise(run),
+        promise="" if any(NO_BOUND in text for text in hints) else _promise(run),
         start=_start_of(run.guide) or ("" if resume is None else resume.start),
     )
 

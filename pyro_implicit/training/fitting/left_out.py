@@ -11,6 +11,7 @@ from pyro import poutine
 from pyro_implicit._few import few_of
 from pyro_implicit._random import RandomStream
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, latent_sites, run_model
+from pyro_implicit.inference.from_prior import of_another_model
 
 __all__ = ["told_of_left_out"]
 
@@ -28,10 +29,13 @@ def told_of_left_out(
     :param args: positional arguments of both.
     :param kwargs: keyword arguments of both.
     :returns: a text for a warning; empty if the guide draws all of them, or nobody can tell.
+    :raises SiteError: if the guide draws some, and the model samples none of these.
     """
     left_out: list[str] = []
+    met: set[str] = set()
 
     def visit(site: Any) -> None:
+        met.add(site["name"])
         known = site["name"] in draws or site["is_observed"] or is_auxiliary(site)
         replaced = site.get("_intervener_id") is not None or site["infer"].get("enumerate")
         if not (known or replaced or is_delta(site)):
@@ -44,6 +48,8 @@ def told_of_left_out(
             run_model(model, args, kwargs, visit, values=draws)
     except Exception:  # what a model does with another draw than those of the steps
         return ""
+    if draws and not met & draws.keys():
+        raise of_another_model(draws)
     if not left_out:
         return ""
     names = few_of([repr(name) for name in sorted(left_out)])

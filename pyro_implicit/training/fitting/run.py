@@ -184,7 +184,7 @@ class Run:
         """Takes one step, or skips it if the loss or a gradient is not finite."""
         self._last = self.arguments.next()
         args, kwargs = self._last
-        self.first_steps.before(args)
+        self.first_steps.before(args, kwargs)
         step = len(self.history)
         rate = self.course.rate_at(step)
         if self._stepper is None:
@@ -196,7 +196,8 @@ class Run:
                 loss = float(
                     self._stepper.loss_and_grads(self.model, self._called, *args, **kwargs)
                 )
-            why = f"the loss was {loss:.6g}, or a gradient was not finite"
+            what = "a gradient was not finite" if math.isfinite(loss) else "not finite"
+            why = f"the loss was {loss:.6g}, {what}"
             self._pending = step, loss, rate
             is_taken = self._descend(_params(capture), loss, rate)
         except (NonFiniteError, ValueError) as error:
@@ -250,8 +251,8 @@ class Run:
             self.due = ["retreat"]
         elif self.num_skipped_now >= _MOST_SKIPPED:
             raise NonFiniteError(
-                f"{_MOST_SKIPPED} steps in a row had no finite loss, after {len(self.history)} "
-                f"that had; the last one: {why}"
+                f"{_MOST_SKIPPED} steps in a row had no finite loss and gradient, after "
+                f"{len(self.history)} that had; the last one: {why}"
             ) from error
 
     @torch.no_grad()

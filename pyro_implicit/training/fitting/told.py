@@ -27,8 +27,8 @@ def told_limit(num_steps: int, slope: Slope | None, level_at: int | None = None)
     """
     if level_at is not None:
         return (
-            f"the objective was level after {level_at} steps, with deviations that importance "
-            f"weights told to be off by more than 15%; the run went on, and the limit of "
+            f"the objective was level after {level_at} steps, where importance weights told that "
+            "the guide was not at the posterior; the run went on, and the limit of "
             f"{num_steps} steps came before it was level again: more steps may bring more"
         )
     much = ""

@@ -40,6 +40,8 @@ _WORK = 100_000_000  # numbers of the data, or of the largest tensor that the mo
 _AT_ONCE = 10_000_000  # of these
 _MAPPED = 4000  # noises at once, of which a generator keeps hundreds of numbers each
 _FEWEST = 0.02  # of the draws, that the weights are worth: with fewer they know nothing better
+#: nats for each latent, as of deviations off by a seventh: with weights that are worth so little
+_FAR = 0.02
 _RATIO = 1.15  # of deviations: what a user would want to know
 _LEVEL = 0.005  # and of which the weights are certain, of all latents together
 
@@ -53,7 +55,8 @@ def wrong_widths(
     A loss that is level to a fiftieth of a nat may hide a bound that rises slowly for long, at
     deviations that are far too small. Where the density of the draws is known and the weights
     of posterior over guide are even enough, they repair what is wrong, and so tell it. Large
-    weights are cut, which errs to the side of the guide.
+    weights are cut, which errs to the side of the guide. Where they are not even enough, what the
+    draws see of the evidence tells how far the guide is at least.
 
     :param guide: a fitted guide; others than an :class:`~pyro_implicit.guides.ImplicitGuide` of
         certified bijections and at most 256 latents are not looked at.
@@ -82,11 +85,13 @@ def wrong_widths(
                 draws, log_density = drawn
                 joint.check_deterministic(draws[0], "")  # another subsample at each call
                 values, log_joint = _at(joint, draws, max(1, _AT_ONCE // size))
-                weights = _truncated((log_joint - log_density).double())
+                log_ratios = (log_joint - log_density).double()
+                weights = _truncated(log_ratios)
     except (ImplicitError, RuntimeError, ValueError, ArithmeticError):
         return []  # a model that does not vectorise, or without a density at all points
     if not float(1 / weights.square().sum()) >= _FEWEST * num_draws:  # nor if no draw has a density
-        return []
+        far = _distance(log_ratios)
+        return [_told_of_distance(far)] if far > _FAR * draws.shape[-1] else []
     flat = {name: value.reshape(num_draws, -1).double() for name, value in values.items()}
     errors = _errors(sum(value.shape[-1] for value in flat.values()))
     told = {name: _worst(value, weights, errors) for name, value in flat.items()}
@@ -154,6 +159,14 @@ def _truncated(log_ratios: Tensor) -> Tensor:
     return log_ratios.clamp(max=float(most)).softmax(0)
 
 
+def _distance(log_ratios: Tensor) -> float:
+    """Nats from the guide's bound to the evidence, at least; 0 where draws have no density."""
+    if not bool(log_ratios.isfinite().all()):
+        return 0.0
+    log_evidence = float(log_ratios.logsumexp(0)) - math.log(len(log_ratios))
+    return log_evidence - float(log_ratios.mean())
+
+
 def _worst(draws: Tensor, weights: Tensor, errors: float) -> float | None:
     """The ratio of deviations ``(n, k)`` that is farthest from 1, if one is certainly far."""
     ratio, error = _ratios(draws, weights)
@@ -172,6 +185,14 @@ def _ratios(draws: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     ratio = (variance / own).sqrt()  # NaN, which is never far, of what is always the same
     change = weights[:, None] * (square / variance - 1) - (own_square / own - 1) / len(draws)
     return ratio, 0.5 * ratio * change.square().sum(0).sqrt()
+
+
+def _told_of_distance(far: float) -> str:
+    return (
+        f"by importance weights, the guide is at least {far:.1f} nats from the posterior, so far "
+        "that they do not tell in which latents; deviations may be much too small. Train on "
+        "(resume=result, a larger num_steps), or run refine(model, guide, ..., kernel='hmc')"
+    )
 
 
 def _told(wrong: dict[str, float], mode: Any) -> str:

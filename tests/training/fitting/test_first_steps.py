@@ -7,14 +7,15 @@ import warnings
 from typing import Any
 
 import pyro
+import pyro.contrib.gp as gp
 import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
 from torch import Tensor, nn
 
-from pyro_implicit import HyperNetworkGuide, fit, refine
-from pyro_implicit.exceptions import ArgumentError, ShapeError, StateError
+from pyro_implicit import EnsembleGuide, HyperNetworkGuide, fit, posterior_draws, refine
+from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError, StateError
 from pyro_implicit.training import FitResult
 from pyro_implicit.training.fitting.collected_warnings import collected_warnings
 
@@ -161,4 +162,63 @@ def test_a_batch_without_observations_is_told() -> None:
     batches = [(X, X), (X + 1.0, None)]
     guide = HyperNetworkGuide(model, init_from=None).setup(X, X)
     result = quietly(model, batches=batches, guide=guide)
-    assert sum("argument 1 is None in some of the batches" in one for one in result.warnings) == 1
+    assert sum("argument 1 is None, or not given, in some" in one for one in result.warnings) == 1
+
+
+def of_batches(x: Tensor, y: Any = None) -> None:
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", 8, subsample_size=len(x)):
+        pyro.sample("y", dist.Normal(mean * x, 1.0), obs=y)
+
+
+@pytest.mark.parametrize("later", [X[:, None], X[:1]])
+def test_later_batches_of_other_shapes_are_looked_at(later: Tensor) -> None:
+    guide = HyperNetworkGuide(of_batches, init_from=None).setup(X, X)
+    with pytest.raises(ShapeError, match="site 'y' observes a tensor of shape"):
+        fit(of_batches, guide, batches=[(X, X), (X, later)], num_steps=3, progress=False)
+
+
+def test_a_batch_with_fewer_arguments_is_told() -> None:
+    guide = HyperNetworkGuide(of_batches, init_from=None).setup(X, X)
+    result = quietly(of_batches, batches=[(X, X), (X,)], guide=guide)
+    assert sum("argument 1 is None, or not given" in one for one in result.warnings) == 1
+    result = quietly(of_batches, batches=[(X, X), {"x": X, "y": X}], guide=guide)
+    assert not any("not given" in one for one in result.warnings)
+
+
+def test_what_a_kernel_of_pyro_keeps_for_its_own_guide_is_no_forgotten_network() -> None:
+    kernel = gp.kernels.RBF(1)
+    kernel.variance = pyro.nn.PyroSample(dist.LogNormal(0.0, 1.0))
+    process = gp.models.GPRegression(X[:, None], X, kernel)
+    kernel.lengthscale = pyro.nn.PyroParam(torch.tensor(1.0), dist.constraints.positive)
+    result = quietly(process.model, guide=HyperNetworkGuide(process.model, init_from=None))
+    assert not any("variance_map" in one for one in result.warnings)
+
+
+def test_fit_records_gradients_where_nobody_else_does() -> None:
+    with torch.no_grad():
+        guide = HyperNetworkGuide(of_batches, init_from=None).setup(X, X)
+        before = [one.clone() for one in guide.parameters()]
+        quietly(of_batches, X, X, guide=guide)
+    assert not all(torch.equal(a, b) for a, b in zip(before, guide.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("how", [poutine.condition, poutine.do])
+def test_handlers_around_the_guide_are_refused(how: Any) -> None:
+    guide = HyperNetworkGuide(of_batches, init_from=None).setup(X, X)
+    calls = (
+        lambda: fit(of_batches, guide, X, X, num_steps=2, progress=False),
+        lambda: refine(of_batches, 2, X, X, num_steps=2, progress=False),
+    )
+    with how(data={"mean": torch.tensor(0.0)}):
+        for call in calls:
+            with pytest.raises(SiteError, match="Hold them in the model alone"):
+                call()
+        with pytest.raises(SiteError, match="Call it outside of that"):
+            posterior_draws(guide, 2)
+
+
+def test_an_ensemble_is_fitted_one_by_one() -> None:
+    guide = HyperNetworkGuide(of_batches, init_from=None).setup(X, X)
+    with pytest.raises(ArgumentError, match="ensemble of 1, whose members are fitted by"):
+        fit(of_batches, EnsembleGuide([guide]), X, X, num_steps=2, progress=False)

@@ -89,11 +89,45 @@ def test_right_deviations_are_not_told(scale: float) -> None:
     assert wrong_widths(guide, normal, (), {}) == []
 
 
-def test_weights_that_know_nothing_tell_nothing() -> None:
-    """Of a guide that is nowhere near, which the loss tells."""
+def test_weights_that_know_nothing_tell_that() -> None:
+    """Of a guide that is nowhere near; its distance is 16.4 nats, of which few draws see a part."""
     pyro.set_rng_seed(2)
     normal, guide = exact_ratio(1e-4)
-    assert wrong_widths(guide, normal, (), {}) == []
+    (told,) = wrong_widths(guide, normal, (), {})
+    far = float(told.split("at least ")[1].split()[0])
+    assert 0.5 < far < 2 * (math.log(1e4) - 0.5) and "refine(model, guide" in told
+
+
+@pytest.mark.parametrize("scale, is_told", [(0.9, False), (0.8, True)])
+def test_a_small_distance_of_many_latents_is_not_told(
+    scale: float, is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenth off in each of 200: 2.1 nats, at which weights are worth little."""
+
+    def wide() -> None:
+        pyro.sample("x", dist.Normal(torch.zeros(200), 1.0).to_event(1))
+
+    def drawn(_: Any, num_draws: int) -> tuple[torch.Tensor, torch.Tensor]:
+        draws = scale * torch.randn(num_draws, 200)
+        return draws, dist.Normal(0.0, scale).log_prob(draws).sum(-1)
+
+    guide = HyperNetworkGuide(wide, init_from=None)
+    guide()
+    monkeypatch.setattr(widths, "_draws", drawn)
+    exact = 200 * (0.5 * (scale**2 - 1) - math.log(scale))
+    assert (exact > widths._FAR * 200) is is_told
+    pyro.set_rng_seed(0)
+    told = wrong_widths(guide, wide, (), {})
+    assert any("at least" in text for text in told) is is_told
+    if is_told:
+        assert 0.5 * exact < float(told[0].split("at least ")[1].split()[0]) < exact
+
+
+def test_no_distance_is_told_where_draws_have_no_density() -> None:
+    assert widths._distance(torch.tensor([0.0, -math.inf])) == 0.0
+    few = torch.tensor([0.0, -2.0]).double()
+    exact = math.log((1 + math.exp(-2)) / 2) + 1
+    assert widths._distance(few) == pytest.approx(exact)
 
 
 def test_sites_are_told_apart() -> None:
@@ -114,7 +148,7 @@ def test_other_guides_larger_models_and_random_densities_are_not_looked_at() -> 
     guide = guide_of(1.0)
 
     def wide() -> None:
-        pyro.sample("x", dist.Normal(0.0, 1.0).expand([101]).to_event(1))
+        pyro.sample("x", dist.Normal(0.0, 1.0).expand([257]).to_event(1))
 
     large = HyperNetworkGuide(wide, init_from=None)
     large()
@@ -185,7 +219,7 @@ def test_data_are_counted_wherever_they_are(
         joint(torch.zeros(1))
     assert largest.numel == ROWS
     with LargestTensor() as all_draws:
-        assert wrong_widths(guide, large, args, {}) == []
+        wrong_widths(guide, large, args, {})
     assert all_draws.numel <= widths._AT_ONCE
 
 

@@ -1,0 +1,57 @@
+"""Guides that were made for another model than the one that is fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from pyro import poutine
+
+from pyro_implicit._random import RandomStream
+from pyro_implicit.exceptions import GuideError
+from pyro_implicit.guides.held_data import model_of, unconditioned
+from pyro_implicit.handlers.type_errors import first_line
+
+__all__ = ["blames_other_model"]
+
+
+@contextmanager
+def blames_other_model(
+    model: Any, guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[None]:
+    """
+    Says of an error within that a guide's own model has caused it, if that is another one.
+
+    :param model: the model that is fitted.
+    :param guide: its guide, of any kind.
+    :param args: positional arguments of both.
+    :param kwargs: keyword arguments of both.
+    :raises GuideError: where the model runs, and that of the guide does not.
+    """
+    try:
+        yield
+    except Exception as error:
+        other = unconditioned(model_of(guide))
+        if other is None or other is unconditioned(model):
+            raise
+        if _failure(model, args, kwargs) is not None:
+            raise
+        found = _failure(other, args, kwargs)
+        if found is None:
+            raise
+        raise GuideError(
+            f"the guide was made for another model ({getattr(other, '__name__', other)}), which "
+            f"does not run on these arguments: {first_line(found)}. Make the guide of the model "
+            "that is fitted."
+        ) from error
+
+
+def _failure(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exception | None:
+    try:
+        with poutine.block(), RandomStream(0), torch.no_grad():
+            model(*args, **kwargs)
+    except Exception as error:
+        return error
+    return None
