@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from pyro.distributions import constraints
 from pyro.infer.autoguide import AutoGuide, init_to_mean
 from pyro.ops.tensor_utils import periodic_repeat
 from torch import Tensor
@@ -108,8 +109,11 @@ def _fitting(site: dict[str, Any], value: Tensor) -> Tensor:
             f"init_loc_fn returned a start of shape {tuple(value.shape)} for latent site "
             f"{site['name']!r}, which has shape {tuple(expected)}."
         )
-    support = own_support(fn)
-    if not support.is_discrete and not bool(support.check(value).all()):
+    support = plain_support(own_support(fn))
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    is_by_entry = support.event_dim == 0  # sums of simplices round, and the like
+    if is_by_entry and not support.is_discrete and not bool(support.check(value).all()):
         raise SiteError(
             f"init_loc_fn returned a start for latent site {site['name']!r} outside of its "
             f"support, {support}; the values are those of the site, not unconstrained ones."
