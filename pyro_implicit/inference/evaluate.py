@@ -157,11 +157,12 @@ def _report(job: EvaluationJob, guide: Any, seed: int) -> EvaluationReport:
         raise SiteError("all observations are masked, so that there is nothing to evaluate.")
     for name, data in job.sites.items():
         if data.num_masked:
-            job.notes[
-                f"{data.num_masked} data of {name!r} are masked and left out; where their values "
-                "decide which these are (censoring), scores of the others but their densities are "
-                "of rows that were chosen by what is scored"
-            ] = None
+            job.notes[f"{data.num_masked} data of {name!r} are masked and left out"] = None
+    if any(data.num_masked for data in job.sites.values()):
+        job.notes[
+            "where values decide which of them are masked (censoring), scores of the others but "
+            "their densities are of rows that were chosen by what is scored"
+        ] = None
     never = int((whole["log_density"] == -math.inf).sum())
     if never:
         job.notes[f"{never} data have density 0 at every draw"] = None

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple
 
 import pyro
@@ -49,6 +50,9 @@ __all__ = ["ParticleObjective", "Terms"]
 
 #: terms of an objective by name, each of shape ``()``; they add up to minus the loss
 Terms = dict[str, Tensor]
+
+
+_UNKNOWN = object()  # the default of a setting that no argument is
 
 
 class TrainingStep(NamedTuple):
@@ -493,9 +497,32 @@ class ParticleObjective(ELBO):
         return self.__dict__ | {"last_terms": {}}
 
     def __repr__(self) -> str:
+        return self._told(self._own_settings())
+
+    def __str__(self) -> str:
+        """What differs from the defaults alone."""
+        inits = [vars(kind).get("__init__") for kind in reversed(type(self).__mro__[:-1])]
+        usual = {
+            one.name: one.default
+            for init in inits
+            if init is not None
+            for one in signature(init).parameters.values()
+        }
+        own = self._own_settings().items()
+        return self._told({k: v for k, v in own if not self._is_usual(v, usual.get(k, _UNKNOWN))})
+
+    def _own_settings(self) -> dict[str, Any]:
         told = ("objective", "is_bound")  # the class's name; what follows from the arguments
-        settings = ", ".join(f"{k}={v!r}" for k, v in self.settings.items() if k not in told)
-        return f"{type(self).__name__}({settings})"
+        return {name: value for name, value in self.settings.items() if name not in told}
+
+    def _told(self, settings: dict[str, Any]) -> str:
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in settings.items())})"
+
+    def _is_usual(self, value: Any, usual: Any) -> bool:
+        """Whether a setting goes without saying: its default, or the number of particles for it."""
+        if usual is None:
+            return value is None or value == self.num_particles
+        return type(value) is type(usual) and bool(value == usual)
 
 
 def _minus_sum(terms: Terms) -> Tensor:

@@ -497,7 +497,7 @@ def test_masked_data_are_left_out():
         (0.3 * x - y)[mask].square().mean().sqrt().item(), rel=1e-5
     )
     assert report["y"].crps.value < 10 and report["z"].num_data == 50
-    said = f"{int((~mask).sum())} data of 'y' are masked and left out; where their values decide"
+    said = f"{int((~mask).sum())} data of 'y' are masked and left out"
     assert sum(note.startswith(said) for note in report.notes) == 1
     assert "of 'z' are masked" not in str(report)
     assert len(report.rows["row"]) == 51  # of z everything counts

@@ -186,6 +186,14 @@ def test_settings_are_plain_and_complete() -> None:
     assert "kl_weight=2.0" in repr(objective) and "objective" not in repr(objective)
 
 
+def test_what_goes_without_saying_is_left_out_of_the_short_form() -> None:
+    assert str(LinearisedELBO()) == "LinearisedELBO()"
+    short = "LinearisedELBO(num_particles=4, vectorize_particles='vmap', kl_weight=2.0)"
+    objective = LinearisedELBO(4, vectorize_particles="vmap", kl_weight=2.0)
+    assert str(objective) == short and eval(short).settings == objective.settings
+    assert str(LinearisedELBO(4, num_entropy_particles=2)).endswith("num_entropy_particles=2)")
+
+
 @pytest.mark.parametrize(
     ("options", "is_bound"),
     [

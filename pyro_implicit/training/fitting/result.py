@@ -148,7 +148,7 @@ class FitResult:
 
 def _named(objective: Any) -> str:
     """An objective as it shows itself, by its class if that is an address only."""
-    shown = repr(objective)
+    shown = str(objective)
     return type(objective).__name__ if shown == object.__repr__(objective) else shown
 
 
