@@ -157,10 +157,9 @@ def to_arviz(
         call.tell(call.told_of_arguments(is_scored=True))
     with explained_errors(args, kwargs, guides[0]):
         programs = [Program(model, one, RowBatches(args, kwargs, batch_size)) for one in guides]
-    for program in programs:
-        drawn = program.draw.keys() - program.subsamples.keys()
-        if drawn and not program.of_kind("latent"):
-            raise of_another_model(drawn)
+    drawn = programs[0].draw.keys() - programs[0].subsamples.keys()
+    if drawn and not programs[0].of_kind("latent"):
+        raise of_another_model(drawn)
     _check_same_sites(programs)
     num_restarts = len(guides) if isinstance(guide, (list, tuple)) else None
     chains = None if num_restarts else chain_draws(guides[0], num_samples)

@@ -43,7 +43,7 @@ def in_double_if_large(fn: Any, value: Any) -> tuple[Any, Any]:
     """
     numbers = _numbers(fn, value)
     try:
-        is_large = any(one.numel() and float(one.abs().max()) >= _LARGE for one in numbers)
+        is_large = any(one.numel() and float(one.detach().abs().max()) >= _LARGE for one in numbers)
     except RuntimeError:  # of several draws in one pass, which no number can be read from
         return fn, value
     return (_in_double(fn), value.double()) if is_large else (fn, value)

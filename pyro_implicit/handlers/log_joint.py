@@ -256,9 +256,9 @@ class LogJoint:
         if not torch.allclose(first, second, equal_nan=True):
             drawn = self._drawn(u)
             if drawn:
-                raise SiteError(
-                    f"the model draws {drawn} by itself, which the guide does not: hand over the "
-                    "observations, as in (model, guide, x, y), and draw every latent."
+                remedy += (
+                    f" It draws {drawn} by itself: hand over the observations, as in (model, "
+                    "guide, x, y), and let the guide draw every latent."
                 )
             raise SiteError(
                 "two evaluations of the model at the same latents differ by "

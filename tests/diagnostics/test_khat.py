@@ -151,7 +151,7 @@ def test_a_model_that_draws_by_itself():
         pyro.sample("other", dist.Normal(0.0, 1.0))
 
     guide = affine_guide(one_normal, [[1.0]], [0.0])
-    with pytest.raises(SiteError, match=r"the model draws \['other'\] by itself"):
+    with pytest.raises(SiteError, match=r"two evaluations of .* It draws \['other'\] by itself"):
         khat(model, guide, num_samples=100)
 
 
@@ -173,5 +173,5 @@ def test_a_lack_of_observations_is_named():
 
     x = torch.randn(5)
     guide = HyperNetworkGuide(model, init_from=None).setup(x, x)
-    with pytest.raises(SiteError, match=r"the model draws \['y'\] by itself.*observations"):
+    with pytest.raises(SiteError, match=r"It draws \['y'\] by itself: hand over the observations"):
         khat(model, guide, x, num_samples=100)

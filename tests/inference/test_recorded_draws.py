@@ -19,6 +19,7 @@ from pyro import poutine
 from torch import Tensor, nn
 
 from pyro_implicit import BayesianModule, predict
+from pyro_implicit.exceptions import NonFiniteError
 from pyro_implicit.inference import noise_by_block, predictive_job, recorded_draws
 from pyro_implicit.inference.recorded_draws import RecordedDraws, saves_time
 
@@ -349,7 +350,7 @@ def test_parameters_are_checked_at_each_draw(made: list[bool], validated: bool) 
         else:
             told = []
             for call in (partial(predict, model, guide), partial(by_program, model)):
-                with pytest.raises(ValueError, match="Expected parameter scale") as error:
+                with pytest.raises(NonFiniteError, match="a scale that is not positive") as error:
                     call(X, **options)
                 told.append(str(error.value))
             assert told[0] == told[1]

@@ -112,13 +112,21 @@ def _fitting(site: dict[str, Any], value: Tensor) -> Tensor:
     support = plain_support(own_support(fn))
     while isinstance(support, constraints.independent):
         support = support.base_constraint
-    is_by_entry = support.event_dim == 0  # sums of simplices round, and the like
-    if is_by_entry and not support.is_discrete and not bool(support.check(value).all()):
+    if not _is_inside(support, value):
         raise SiteError(
             f"init_loc_fn returned a start for latent site {site['name']!r} outside of its "
             f"support, {support}; the values are those of the site, not unconstrained ones."
         )
     return value
+
+
+def _is_inside(support: constraints.Constraint, value: Tensor) -> bool:
+    """Whether all entries are in a support of numbers; sums of simplices round, and the like."""
+    try:
+        is_looked_at = support.event_dim == 0 and not support.is_discrete
+        return not is_looked_at or bool(support.check(value).all())
+    except (NotImplementedError, AttributeError):  # of one's own
+        return True
 
 
 def _finite(name: str, value: Tensor) -> Tensor:

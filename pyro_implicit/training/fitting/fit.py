@@ -25,11 +25,11 @@ from pyro_implicit._inference_mode import refuse_inference_mode
 from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._progress import hidden_progress, progress_bar
 from pyro_implicit._random import RandomStream
-from pyro_implicit.chains.ensemble import EnsembleGuide
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.diverged import refuse_diverged
+from pyro_implicit.guides.draw_quantiles import DrawQuantiles
 from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.guides.seen_observations import told_of_seen_observations
@@ -253,9 +253,10 @@ def fit(
 
 
 def _refuse_ensemble(guide: Any) -> None:
-    if isinstance(guide, EnsembleGuide):
+    members = getattr(guide, "guides", None)
+    if isinstance(guide, DrawQuantiles) and isinstance(members, list):
         raise ArgumentError(
-            f"guide is an ensemble of {len(guide.guides)}, whose members are fitted by themselves: "
+            f"guide is an ensemble of {len(members)}, whose members are fitted by themselves: "
             "fit(model, one, ...) for each, and EnsembleGuide(members) of them then."
         )
 
