@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pyro
@@ -40,8 +41,15 @@ def fitted(monkeypatch: pytest.MonkeyPatch, answers: list[Any], **options: Any) 
     return fit(normal, guide, **given), len(asked)
 
 
+@cache
+def fitted_once() -> Any:
+    """The same without a reason to go on, for all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        return fitted(patch, [False])
+
+
 def test_it_takes_as_many_steps_again_until_they_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    once, num_once = fitted(monkeypatch, [False])
+    once, num_once = fitted_once()
     result, num_asked = fitted(monkeypatch, [True, True, False])
     assert once.reason == result.reason == "converged" and (num_once, num_asked) == (1, 3)
     assert result.num_steps >= 4 * once.num_steps and result.warnings == []
@@ -55,7 +63,7 @@ def test_the_limit_ends_it_and_then_it_is_told(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_validation_and_an_interruption_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    once, _ = fitted(monkeypatch, [False])
+    once, _ = fitted_once()
     result, _ = fitted(monkeypatch, [True], validation=lambda: 0.0, num_steps=300)
     assert result.num_steps <= 300 and OFF in result.warnings
     result, _ = fitted(monkeypatch, [KeyboardInterrupt(), True])
@@ -63,7 +71,7 @@ def test_validation_and_an_interruption_end_it(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_that_it_was_level_is_told_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    once, _ = fitted(monkeypatch, [False])
+    once, _ = fitted_once()
     limit = once.num_steps + 100  # too few to be asked again
     result, _ = fitted(monkeypatch, [True, False], num_steps=limit)
     [told] = result.warnings
