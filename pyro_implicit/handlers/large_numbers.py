@@ -9,9 +9,10 @@ import pyro.distributions as dist
 import torch
 import torch.distributions as torch_dist
 from pyro.poutine.messenger import Messenger
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributions.transforms import Transform
 
-__all__ = ["InDouble", "in_double_if_large", "told_of_rounding"]
+__all__ = ["InDouble", "in_double_if_large", "precise_log_prob", "told_of_rounding"]
 
 #: of these the density is a small difference of terms as large as y log y
 _FAMILIES = (
@@ -27,6 +28,7 @@ _FAMILIES = (
     dist.DirichletMultinomial,
     dist.GammaPoisson,
 )
+_OF_TRANSFORMS = ("_inv", "_cached_x_y")  # references and caches
 _MUCH = 0.5  # nats, of the loss of a fit
 _LARGE = 1000.0  # at which rounding of such a term is some ten thousandths of a nat
 
@@ -49,6 +51,28 @@ def in_double_if_large(fn: Any, value: Any) -> tuple[Any, Any]:
     return (_in_double(fn), value.double()) if is_large else (fn, value)
 
 
+def precise_log_prob(fn: Any, value: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """
+    The log-probability, in double precision where :func:`in_double_if_large` says so.
+
+    :param fn: a distribution.
+    :param value: its value, of any shape.
+    :param args: further arguments of ``fn.log_prob``.
+    :param kwargs: keyword arguments of it.
+    :returns: shape ``fn.batch_shape``, with dimensions that the value alone has in front.
+    """
+    wide, there = in_double_if_large(fn, value)
+    if wide is not fn:
+        try:
+            log_prob: Tensor = wide.log_prob(there, *args, **kwargs)
+        except RuntimeError:  # a distribution of one's own that joins it with other numbers
+            pass
+        else:
+            return log_prob
+    log_prob = fn.log_prob(value, *args, **kwargs)
+    return log_prob
+
+
 def told_of_rounding(site: Any) -> str:
     """
     Tells of observations whose density single precision does not tell.
@@ -60,7 +84,7 @@ def told_of_rounding(site: Any) -> str:
     fn, wide = in_double_if_large(site["fn"], value)
     if fn is site["fn"] or value.dtype == torch.float64 or float(value.abs().max()) < _LARGE:
         return ""
-    gaps = fn.log_prob(wide) - site["fn"].log_prob(value)
+    gaps = precise_log_prob(site["fn"], value) - site["fn"].log_prob(value)
     off = float(gaps.nan_to_num(0.0, 0.0, 0.0).square().sum().sqrt())
     if off < _MUCH:
         return ""
@@ -82,12 +106,24 @@ class InDouble(Messenger):
 
 def _numbers(fn: Any, value: Any) -> list[Tensor]:
     """All numbers of a distribution with large terms, and its value; none of any other one."""
-    if not isinstance(value, Tensor):
+    if not isinstance(value, Tensor) or _has_network(fn):
         return []
     if not isinstance(fn, _FAMILIES):
         return [one for part in _parts(fn) for one in _numbers(part, value)]
     own = [one for one in vars(fn).values() if isinstance(one, Tensor)]
     return [value, *own, *(one for part in _parts(fn) for one in _numbers(part, value))]
+
+
+def _has_network(fn: Any) -> bool:
+    """Whether a density runs functions or networks of its own, which take their own precision."""
+    if isinstance(fn, nn.Module):
+        return True
+    parts = [one for name, one in vars(fn).items() if name not in _OF_TRANSFORMS]
+    parts += [one for some in parts if isinstance(some, (list, tuple)) for one in some]
+    kinds = (torch_dist.Distribution, Transform)
+    inner = [one for one in parts if isinstance(one, kinds)]
+    own = any(callable(one) and not isinstance(one, kinds) for one in parts)
+    return own or any(map(_has_network, inner))
 
 
 def _parts(fn: Any) -> list[Any]:

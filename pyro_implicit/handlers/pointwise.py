@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import NonFiniteError
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
-from pyro_implicit.handlers.large_numbers import in_double_if_large
+from pyro_implicit.handlers.large_numbers import precise_log_prob
 from pyro_implicit.handlers.latent_rows import AtDraw, Cuts, RowsNotNamed
 from pyro_implicit.handlers.missing_data import missing_data
 from pyro_implicit.handlers.observed_shape import check_observation
@@ -295,7 +295,7 @@ def batch_log_prob(site: Any, *, wide: bool = False) -> Tensor:
     """
     if site["is_observed"]:
         check_observation(site)
-    evaluate = wide_log_prob if wide else _log_prob
+    evaluate = wide_log_prob if wide else precise_log_prob
     try:
         log_prob = evaluate(site["fn"], site["value"], *site["args"], **site["kwargs"])
     except ValueError as error:  # a distribution with checks, which tells the whole tensor
@@ -307,13 +307,6 @@ def batch_log_prob(site: Any, *, wide: bool = False) -> Tensor:
     shape = torch.broadcast_shapes(log_prob.shape, site["fn"].batch_shape)
     expanded: Tensor = log_prob.expand(shape)
     return expanded
-
-
-def _log_prob(fn: Any, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """The log-probability as the distribution computes it, of large numbers in float64."""
-    fn, value = in_double_if_large(fn, value)
-    log_prob: Tensor = fn.log_prob(value, *args, **kwargs)
-    return log_prob
 
 
 def wide_log_prob(fn: Any, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -330,4 +323,4 @@ def wide_log_prob(fn: Any, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         entries = wide_log_prob(fn.base_dist, value, *args, **kwargs)
         count = fn.reinterpreted_batch_ndims
         return entries.flatten(entries.dim() - count).sum(-1) if count else entries
-    return upcast(_log_prob(fn, value, *args, **kwargs))
+    return upcast(precise_log_prob(fn, value, *args, **kwargs))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.exceptions import ArgumentError, ImplicitError, NonFiniteError
-from pyro_implicit.handlers.type_errors import first_line
+from pyro_implicit.handlers.type_errors import LONGEST, first_line
 
 __all__ = [
     "VALUE_KINDS",
@@ -29,7 +29,8 @@ _INDEX = re.compile(r"index (-?\d+) is out of bounds for dimension -?\d+ with si
 _NO_INDEX = "tensors used as indices must be"
 _SUPPORT = re.compile(r"to be within the support \((.*?)\) of the distribution (\w+)", re.DOTALL)
 _PARAMETER = re.compile(
-    r"Expected parameter (\w+) .*? of distribution (\w+)\(.*?\) to satisfy the constraint (\w+)"
+    r"Expected parameter (\w+) .*? of distribution (\w+)\(.*?\) to satisfy the constraint (\w+).*?"
+    r"but found invalid values: (.*)"
 )
 _WORDS = {"GreaterThan": "positive", "GreaterThanEq": "positive", "Interval": "within its limits"}
 _HUGE = 1e6
@@ -168,12 +169,19 @@ def _outside_domain(error: Exception, tensors: dict[str, Tensor]) -> ImplicitErr
     found = _PARAMETER.search(" ".join(str(error).split()))
     if not refuses_parameter(error) or refuses_nan(error) or found is None:
         return None
-    parameter, kind, wanted = found.groups()
+    parameter, kind, wanted, values = found.groups()
+    remedy = "Look at the latents and data that it is made of."
+    if wanted in _WORDS:
+        remedy = (
+            "If it is made of a latent, give that a prior which keeps to it (dist.LogNormal, "
+            "dist.HalfNormal or dist.Gamma for a scale, dist.Beta for a probability), or map it "
+            "there: s.exp(), torch.nn.functional.softplus(s), p.sigmoid(). If it is made of data, "
+            "look at these."
+        )
+    said = values.strip() if len(values) <= LONGEST else f"{values.strip()[:LONGEST]} ..."
     return NonFiniteError(
-        f"the model gives {kind} a {parameter} that is not {_WORDS.get(wanted, wanted)}, at some "
-        "draw of its latents. Give the latent that it is made of a prior that keeps to that "
-        "(dist.LogNormal, dist.HalfNormal or dist.Gamma for a scale, dist.Beta for a probability), "
-        "or map it there: s.exp(), torch.nn.functional.softplus(s), p.sigmoid()."
+        f"the model gives {kind} a {parameter} that is not {_WORDS.get(wanted, wanted)}, at these "
+        f"latents and data: {said}. {remedy}"
     )
 
 

@@ -13,12 +13,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyro.distributions.transforms import affine_autoregressive
 from scipy import stats
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyro_implicit import HyperNetworkGuide, evaluate, fit, log_predictive_density, to_arviz
 from pyro_implicit.diagnostics import khat
-from pyro_implicit.handlers.large_numbers import InDouble, in_double_if_large, told_of_rounding
+from pyro_implicit.handlers.large_numbers import (
+    InDouble,
+    in_double_if_large,
+    precise_log_prob,
+    told_of_rounding,
+)
 
 MILLIONS = torch.tensor(2e6)
 CASES: list[tuple[Any, Tensor, float]] = [
@@ -163,3 +169,29 @@ def test_nothing_is_told_of_others() -> None:
     assert [told_of_rounding(found.trace.nodes[name]) for name in ("few", "wide", "share")] == [
         ""
     ] * 3
+
+
+class WithNetwork(dist.StudentT):
+    """A distribution of one's own that joins its value with a network."""
+
+    def __init__(self, net: nn.Module | None) -> None:
+        super().__init__(torch.tensor(5.0), torch.zeros(()), torch.ones(()), validate_args=False)
+        self.net = net
+        self.weight = torch.ones(1, 1)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        shift = self.net(value[..., None]) if self.net else nn.Linear(1, 1)(value[..., None])
+        return super().log_prob(value - shift[..., 0])
+
+
+@pytest.mark.parametrize("net", [nn.Linear(1, 1), None])
+def test_densities_with_networks_keep_their_precision(net: Any) -> None:
+    fn, value = WithNetwork(net), torch.full((3,), 2e6)
+    assert precise_log_prob(fn, value).dtype == torch.float32
+    base = dist.StudentT(5.0, torch.zeros(2), 1.0).to_event(1)
+    flow = dist.TransformedDistribution(base, [affine_autoregressive(2)])
+    value = torch.full((3, 2), 2e6)
+    assert in_double_if_large(flow, value) == (flow, value)
+    inverse = dist.InverseGamma(torch.tensor(1e5), torch.tensor(1e5))
+    exact = stats.invgamma.logpdf(1.0, 1e5, scale=1e5)
+    assert float(precise_log_prob(inverse, torch.tensor(1.0))) == pytest.approx(exact, abs=1e-3)

@@ -188,8 +188,17 @@ def wide(*args: Any) -> None:
     ],
 )
 def test_a_scale_that_may_be_negative(call: Any) -> None:
-    with pytest.raises(NonFiniteError, match="gives Normal a scale that is not positive, at some"):
+    with pytest.raises(NonFiniteError, match="gives Normal a scale that is not positive, at these"):
         call()
+
+
+def test_parameters_that_are_made_of_data_are_told_with_their_values() -> None:
+    with pytest.raises(NonFiniteError, match=r"not positive.*tensor\(\[1\., 0\.\]\).*made of data"):
+        with pyro.validation_enabled(), explained_errors((X,), {}):
+            dist.Normal(0.0, torch.tensor([1.0, 0.0]))
+    with pytest.raises(NonFiniteError, match="not PositiveDefinite.*Look at the latents and data"):
+        with pyro.validation_enabled(), explained_errors((X,), {}):
+            dist.MultivariateNormal(torch.zeros(2), covariance_matrix=-torch.eye(2))
 
 
 def test_numbers_that_overflow() -> None:

@@ -47,7 +47,7 @@ def first_look(
     in_batches: bool = False,
     in_plates: bool = True,
     has_failed: bool = False,
-) -> None:
+) -> bool:
     """
     Runs the model once at draws of its prior, and refuses data that no step could use.
 
@@ -62,6 +62,7 @@ def first_look(
         unless an objective is told the number of plates.
     :param bool has_failed: whether steps had no finite loss, so that an observation without a
         density at one value of a discrete latent counts as one that has none.
+    :returns: whether the model observes anything; True of one that was not looked at.
     :raises ArgumentError: for numbers of types that torch does not join.
     :raises NonFiniteError: for observations that are NaN, naming the site.
     :raises ShapeError: for no rows, and for observations that fit no distribution or plate.
@@ -86,7 +87,7 @@ def first_look(
             raise ShapeError(in_plate) from error
         clear = explained(error, args, kwargs)
         if clear is None:
-            return
+            return True
         raise clear from error
     finally:
         _forget_parameters(known)
@@ -95,6 +96,7 @@ def first_look(
     said = look.use.nothing_observed(IN_BATCHES)
     if in_batches and look.is_part and said is not None:
         raise SiteError(said)
+    return said is None
 
 
 class _Look:

@@ -30,6 +30,10 @@ __all__ = ["FirstSteps"]
 
 _Call = tuple[Any, Any]
 _MOST_SHAPES = 20  # that are looked at: sequences may have any length
+_NOTHING = (
+    "the model observes nothing in some of the batches, which tell nothing: each needs its "
+    "observations, as the first one has them, or is left out"
+)
 _LOOKS = (told_of_no_gradient, told_of_own_noise)
 
 
@@ -61,7 +65,7 @@ class FirstSteps:
         # other objectives than Pyro's may run the model in ways of their own
         self._use = DataUse() if isinstance(objective, ELBO) else None
         self._called: CalledParameters | None = CalledParameters()
-        self._there: set[str] | None = None  # arguments of the first step
+        self._given: dict[str, bool] | None = None  # arguments of the first step that were not None
         self._shapes: set[Any] = set()  # of arguments so far
 
     @contextmanager
@@ -166,16 +170,16 @@ class FirstSteps:
 
     def _look_for_absent(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Of batches without an argument that the first one had, or with one that it had not."""
-        there = {name for name, one in named_arguments(args, kwargs).items() if one is not None}
-        if self._there is None:
-            self._there = there
-        if not (there < self._there or there > self._there):  # all, or by name in one of the two
-            return
+        given = named_arguments(args, kwargs)
+        if self._given is None:
+            self._given = {name: one is not None for name, one in given.items()}
+        pairs = {name: self._given.get(name) for name in given}
         self._tell(
-            f"{name} is None, or not given, in some of the batches: what the model would observe "
-            "of it there is drawn instead, and such a batch tells nothing of it. Leave it out, or "
-            "give all batches their observations"
-            for name in sorted(self._there ^ there)
+            f"{name} is None in some of the batches: what the model would observe of it there is "
+            "drawn instead, and such a batch tells nothing of it. Leave it out, or give all "
+            "batches their observations"
+            for name, first in pairs.items()
+            if first is not None and first != (given[name] is not None)
         )
 
     def _look_at_shapes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -187,7 +191,8 @@ class FirstSteps:
             if is_new:
                 nesting = getattr(self.objective, "max_plate_nesting", 0)
                 in_plates = nesting == math.inf
-                first_look(self.model, args, kwargs, in_plates=in_plates)
+                if not first_look(self.model, args, kwargs, in_plates=in_plates):
+                    self._tell([_NOTHING])
 
     def _of_shared_latents(self, last: _Call) -> str | None:
         """Of latents of the rows of the first batch that the second one takes for its own."""
