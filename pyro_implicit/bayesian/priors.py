@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
@@ -161,6 +162,7 @@ def check_rule(where: str, rule: object) -> None:
             "GuidePrior is laid around the model, which calls the network: prior(model)."
         )
     if callable(rule) and not isinstance(rule, type):
+        _check_arguments(where, rule)
         return
     module = "torch.distributions" if isinstance(rule, Distribution) else "no distribution"
     raise ArgumentError(
@@ -168,6 +170,20 @@ def check_rule(where: str, rule: object) -> None:
         "pyro.distributions, a function (name, tensor) -> distribution or None, or a dict from "
         "names or regular expressions to either or None."
     )
+
+
+def _check_arguments(where: str, rule: Callable[..., Any]) -> None:
+    try:
+        arguments = inspect.signature(rule)
+    except ValueError:  # of what is no Python
+        return
+    try:
+        arguments.bind("", None)
+    except TypeError as error:
+        raise ArgumentError(
+            f"{where} is a function with the arguments {arguments}; expected one of a parameter's "
+            "name and its tensor, such as lambda name, tensor: dist.Normal(0.0, 1.0)."
+        ) from error
 
 
 def _checked(prior: object, name: str) -> TorchDistributionMixin:

@@ -32,7 +32,11 @@ _PARAMETER = re.compile(
     r"Expected parameter (\w+) .*? of distribution (\w+)\(.*?\) to satisfy the constraint (\w+).*?"
     r"but found invalid values: (.*)"
 )
-_WORDS = {"GreaterThan": "positive", "GreaterThanEq": "positive", "Interval": "within its limits"}
+_WORDS = {
+    "GreaterThan": "positive",
+    "GreaterThanEq": "at its lower bound or above",
+    "Interval": "within its limits",
+}
 _HUGE = 1e6
 _CLASSES = re.compile(r"IntegerInterval\(lower_bound=0, upper_bound=(\d+)\)")
 _SITE = re.compile(r"log_prob at site '(.*?)'")

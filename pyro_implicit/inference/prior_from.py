@@ -29,6 +29,7 @@ from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.initialization.gaussian_start import gaussian_of
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.since_fit import replaced_since_fit
+from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.handlers.pointwise import latent_sites
 from pyro_implicit.handlers.same_rows import SameRows
 from pyro_implicit.inference.guide_prior import check_all_rows
@@ -107,7 +108,8 @@ def prior_from(
             f"guide is a {type(guide).__name__}, whose latents are functions of each row's inputs: "
             "there is no posterior of theirs to carry on to other rows."
         )
-    sites = _sites(guide, args, kwargs)
+    with explained_errors(args, kwargs):
+        sites = _sites(guide, args, kwargs)
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
     numel = sum(site.numel for site in sites)
     if num_samples is None:

@@ -305,3 +305,18 @@ def test_expanded_priors_are_kept() -> None:
     net = BayesianModule(mlp(), NORMAL)
     first, again = (poutine.trace(net).get_trace(torch.randn(2, 3)) for _ in range(2))
     assert all(first.nodes[n]["fn"] is again.nodes[n]["fn"] for n in net.site_names)
+
+
+@pytest.mark.parametrize(
+    "prior", [lambda name: dist.Normal(0.0, 1.0), {".*": lambda: dist.Normal(0.0, 1.0)}]
+)
+def test_functions_of_other_arguments_are_refused_at_once(prior):
+    with pytest.raises(ArgumentError, match="is a function with the arguments .*lambda name, tens"):
+        BayesianModule(nn.Linear(2, 1), prior=prior)
+
+
+def test_functions_with_more_arguments_that_have_defaults_are_taken():
+    def prior(name, tensor, scale=2.0, *, shift=0.0, **more):
+        return dist.Normal(shift, scale)
+
+    assert len(BayesianModule(nn.Linear(2, 1), prior=prior).site_names) == 2

@@ -246,3 +246,8 @@ def test_the_largest_of_many_correlations_of_few_draws_is_luck() -> None:
 
     with pytest.warns(UserWarning, match="latents of 'b' have a correlation of 0.9"):
         prior_from(two, num_samples=200, seed=0)
+
+
+def test_a_function_without_its_arguments_is_told():
+    with pytest.raises(ArgumentError, match="Hand over all that the model takes"):
+        prior_from(line)
