@@ -18,10 +18,11 @@ from pyro_implicit.exceptions import (
     ShapeError,
     SiteError,
 )
+from pyro_implicit.handlers.named_arguments import named_arguments, tensors_among
 from pyro_implicit.handlers.other_shape import sites_of_other_shape
 from pyro_implicit.handlers.shape_errors import SHAPE_KINDS, other_columns
 from pyro_implicit.handlers.type_errors import LONGEST, TYPE_KINDS, first_line
-from pyro_implicit.handlers.value_errors import VALUE_KINDS, named_arguments, tensors_among
+from pyro_implicit.handlers.value_errors import VALUE_KINDS
 
 __all__ = ["RAW", "explained", "explained_errors", "without_shapes"]
 

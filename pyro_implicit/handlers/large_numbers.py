@@ -80,16 +80,18 @@ def told_of_rounding(site: Any) -> str:
     :param site: the message of an observed site.
     :returns: what to write, for a warning; empty for all others.
     """
-    name, value = site["name"], site["value"]
-    fn, wide = in_double_if_large(site["fn"], value)
-    if fn is site["fn"] or value.dtype == torch.float64 or float(value.abs().max()) < _LARGE:
+    name, fn, value = site["name"], site["fn"], site["value"]
+    if not _numbers(fn, value) or value.dtype == torch.float64 or not value.numel():
         return ""
-    gaps = precise_log_prob(site["fn"], value) - site["fn"].log_prob(value)
+    most = float(value.abs().max())
+    if most < _LARGE:
+        return ""
+    gaps = precise_log_prob(fn, value) - fn.log_prob(value)
     off = float(gaps.nan_to_num(0.0, 0.0, 0.0).square().sum().sqrt())
     if off < _MUCH:
         return ""
     return (
-        f"site {name!r} observes numbers up to {float(wide.max()):.3g}, of which single precision "
+        f"site {name!r} observes numbers up to {most:.3g}, of which single precision "
         f"knows the log density to some {off:.1g} nats in all: losses and bounds are off by as "
         "much; scores are taken in double precision, and gradients need none. Hand these data over "
         "in double precision, y.double()."

@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.exceptions import ArgumentError, ImplicitError, NonFiniteError
+from pyro_implicit.handlers.named_arguments import tensors_among
 from pyro_implicit.handlers.type_errors import LONGEST, first_line
 
 __all__ = [
     "VALUE_KINDS",
     "entries_not_finite",
     "is_outside_support",
-    "named_arguments",
     "refuses_nan",
     "refuses_parameter",
-    "tensors_among",
     "told_of_scale",
 ]
 
@@ -40,29 +39,6 @@ _WORDS = {
 _HUGE = 1e6
 _CLASSES = re.compile(r"IntegerInterval\(lower_bound=0, upper_bound=(\d+)\)")
 _SITE = re.compile(r"log_prob at site '(.*?)'")
-
-
-def named_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """
-    All arguments, by what they are called in messages.
-
-    :param args: positional arguments of the model.
-    :param kwargs: its keyword arguments.
-    :returns: by name; positional ones by their number.
-    """
-    return {f"argument {i}": value for i, value in enumerate(args)} | dict(kwargs)
-
-
-def tensors_among(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
-    """
-    Those arguments that are tensors, by what they are called in messages.
-
-    :param args: positional arguments of the model.
-    :param kwargs: its keyword arguments.
-    :returns: by name, of any shape.
-    """
-    named = named_arguments(args, kwargs)
-    return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
 
 def is_outside_support(error: Exception) -> bool:

@@ -17,9 +17,9 @@ from pyro_implicit.guides.argument_dims import latents_of_other_rows, told_of_ot
 from pyro_implicit.handlers.called_parameters import CalledParameters
 from pyro_implicit.handlers.data_gradient import told_of_no_gradient, told_of_own_noise
 from pyro_implicit.handlers.data_use import IN_BATCHES, DataUse
+from pyro_implicit.handlers.named_arguments import named_arguments, tensors_among
 from pyro_implicit.handlers.pointwise import latent_sites
 from pyro_implicit.handlers.rows import number_of_rows
-from pyro_implicit.handlers.value_errors import named_arguments, tensors_among
 from pyro_implicit.training.fitting.adopted import AdoptedParameters
 from pyro_implicit.training.fitting.arguments import Arguments
 from pyro_implicit.training.fitting.first_look import first_look

@@ -218,7 +218,8 @@ def fit(
     watched, adopted = WatchedParameters(guide), AdoptedParameters(guide)
     stream = RandomStream(int(torch.randint(2**31, ())) if seed is None else seed)
     with stream, torch.enable_grad():
-        with collected_warnings(hints), hidden_progress(not progress):
+        made = blames_other_model(model, guide, arguments)
+        with collected_warnings(hints), hidden_progress(not progress), made:
             if objective is None and resume is not None:
                 objective = resume.objective
             some, named = arguments.peek()
@@ -228,8 +229,7 @@ def fit(
             told = watched.look(model, some, named)  # before anything moves
             rows = None if batches is None else _all_rows(model, guide, arguments)
             if objective is None:
-                made = blames_other_model(model, guide, some, named)
-                with made, explained_errors(some, named, guide):
+                with explained_errors(some, named, guide):
                     objective, chosen = default_objective(model, guide, some, named)
                     hints += chosen
             rate = default_rate(guide, arguments) if lr is None else lr
@@ -245,8 +245,7 @@ def fit(
             hints += [*told, *told_of_better_by_row(guide)]
             if batches is not None:
                 run.course.retreat.num_batches = arguments.num_batches
-            made = blames_other_model(model, guide, some, named)
-            with made, explained_steps(model, guide, objective, arguments, **look):
+            with explained_steps(model, guide, objective, arguments, **look):
                 result = _finished(run, start, hints, progress, resume)
     WatchedParameters(guide).remember()
     return result

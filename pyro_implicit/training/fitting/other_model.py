@@ -13,21 +13,19 @@ from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import GuideError
 from pyro_implicit.guides.held_data import model_of, unconditioned
 from pyro_implicit.handlers.type_errors import first_line
+from pyro_implicit.training.fitting.arguments import Arguments
 
 __all__ = ["blames_other_model"]
 
 
 @contextmanager
-def blames_other_model(
-    model: Any, guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Iterator[None]:
+def blames_other_model(model: Any, guide: Any, arguments: Arguments) -> Iterator[None]:
     """
     Says of an error within that a guide's own model has caused it, if that is another one.
 
     :param model: the model that is fitted.
     :param guide: its guide, of any kind.
-    :param args: positional arguments of both.
-    :param kwargs: keyword arguments of both.
+    :param Arguments arguments: those of the steps.
     :raises GuideError: where the model runs, and that of the guide does not.
     """
     try:
@@ -36,6 +34,7 @@ def blames_other_model(
         other = unconditioned(model_of(guide))
         if other is None or other is unconditioned(model):
             raise
+        args, kwargs = arguments.last or arguments.peek()
         if _failure(model, args, kwargs) is not None:
             raise
         found = _failure(other, args, kwargs)
