@@ -247,6 +247,13 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
             )
         return self._modules["_samplers"]  # type: ignore[return-value]
 
+    def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
+        """Moves the bounds of supports, too: draws are mapped on them."""
+        super()._apply(fn, recurse)
+        for site in self._sites or ():
+            site.move(fn)
+        return self
+
     @property
     def start_report(self) -> StartReport | None:
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -113,6 +113,25 @@ class LatentSite:
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def move(self, put: Callable[[Tensor], Tensor]) -> None:
+        """
+        Moves the bounds of the support to the device where a module's tensors go.
+
+        :param put: moves a tensor, as that of ``nn.Module._apply``. What else it does (to another
+            dtype) bounds do not follow: they are the model's.
+        """
+        met: list[Tensor] = []
+
+        def moved(bound: Any) -> Any:
+            if isinstance(bound, Tensor):
+                met.append(bound)
+            return bound.to(put(bound).device) if isinstance(bound, Tensor) else bound
+
+        support = map_support(self.support, moved)
+        if met:  # a support without bounds is known by its identity
+            self.support = support
+            self.__dict__.pop("_bijection", None)
 
     def check_rows(self) -> None:
         """
@@ -283,15 +302,18 @@ class LatentSite:
         Makes a site from what :meth:`to_state` returned.
 
         :param dict state: plain values.
-        :returns: the site.
+        :returns: the site, with bounds on torch's default device, as modules are made there.
         """
-        return cls(
+        site = cls(
             state["name"],
             torch.Size(state["shape"]),
             state["event_dim"],
             decode_support(state["support"], state["name"]),
             tuple(PlateFrame(*frame) for frame in state["frames"]),
         )
+        here = torch.get_default_device()
+        site.move(lambda bound: bound.to(here))
+        return site
 
 
 def pack(sites: Sequence[LatentSite], values: dict[str, Tensor], num_samples: int) -> Tensor:

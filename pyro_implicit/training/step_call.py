@@ -52,7 +52,7 @@ class StepCall:
             for name, part in program.named_modules()  # more of them once a guide is built
             if not part.training
         )
-        precision = torch.get_default_dtype(), torch.is_autocast_enabled("cpu")
+        precision = torch.get_default_dtype(), _autocast()
         settings = repr(objective), is_validation_enabled(), precision
         programs = _same(self.model), _same(self.guide)
         numbers = [id(one) for one in self.tensors]
@@ -86,6 +86,14 @@ class StepCall:
         if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in self.leaves):
             return "an argument asks for its gradient"
         return ""
+
+
+def _autocast() -> tuple[Any, ...]:
+    """What operations are cast to, of each kind of device that casts them."""
+    kinds = ("cpu", "cuda")
+    return tuple(
+        (kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind)
+    )
 
 
 def _kind(tensor: Tensor) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pyro
@@ -211,3 +212,44 @@ def test_bounds_of_rows_that_were_not_seen_are_refused():
     guide = HyperNetworkGuide(model).setup(torch.ones(5), torch.arange(5))
     assert (guide(torch.ones(5), torch.arange(5))["z"] > lower).all()
     assert (guide.sample(4)["z"] > lower).all()
+
+
+@pytest.fixture
+def bounded():
+    """A guide whose support has bounds for each entry."""
+
+    def model(y=None):
+        high = torch.tensor([1.0, 2.0, 3.0])
+        a = pyro.sample("a", dist.Uniform(torch.zeros(3), high).to_event(1))
+        with pyro.plate("data", 5):
+            pyro.sample("y", dist.Normal(a.sum(-1), 1.0), obs=y)
+
+    return HyperNetworkGuide(model).setup(torch.zeros(5))
+
+
+def bounds_of(guide):
+    support = guide.sites[0].support.base_constraint
+    return support.lower_bound, support.upper_bound
+
+
+def test_bounds_go_where_the_guide_goes(bounded):
+    """The device "meta" stands for any other than that of before."""
+    bounded()  # its bijection is kept
+    assert bounded.to("meta") is bounded
+    assert {bound.device.type for bound in bounds_of(bounded)} == {"meta"}
+    assert bounded.sites[0].value(torch.zeros(4, 3, device="meta")).shape == (4, 3)
+
+
+def test_bounds_keep_the_dtype_of_the_model(bounded):
+    before = bounds_of(bounded)
+    bounded.double()
+    assert all(map(torch.equal, before, bounds_of(bounded)))
+    assert bounds_of(bounded)[0].dtype is torch.float32
+
+
+def test_a_state_of_another_device_is_read_where_modules_are_made(bounded):
+    state = bounded.sites[0].to_state()
+    for device in ("cpu", "meta"):
+        with torch.device(device):
+            site = LatentSite.from_state(copy.deepcopy(state))
+        assert site.support.base_constraint.lower_bound.device.type == device

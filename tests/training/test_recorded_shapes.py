@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pyro
 import pyro.distributions as dist
@@ -16,6 +17,7 @@ from pyro_implicit import HyperNetworkGuide, LinearisedELBO
 from pyro_implicit.exceptions import PerformanceHint
 from pyro_implicit.generators import AutoregressiveGenerator
 from pyro_implicit.training import RecordedObjective, recorded
+from pyro_implicit.training.step_call import StepCall
 
 NAN = float("nan")
 DATA = torch.tensor([0.3, NAN, 1.2, -0.4, NAN, 0.9])
@@ -252,3 +254,16 @@ def test_a_mask_that_changes_at_each_step_is_told(monkeypatch: pytest.MonkeyPatc
             if step % 5 == 4:
                 seen.rows[step % 6] = not bool(seen.rows[step % 6])
             svi.step(torch.zeros(6))
+
+
+def test_another_precision_of_autocast_is_another_graph() -> None:
+    def kind() -> str:
+        return str(StepCall(missing, missing, (), {}).kind(None))
+
+    kinds = [kind()]
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype=dtype):
+            kinds.append(kind())
+    with mock.patch("torch.is_autocast_enabled", lambda device: device == "cuda"):
+        kinds.append(kind())
+    assert len(set(kinds)) == 4

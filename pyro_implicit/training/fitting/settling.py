@@ -155,7 +155,7 @@ class Settling:
 
         :param params: as they are now, by name.
         """
-        if not self._start or set(self._start) != set(params):
+        if self._loss is None or not self._start or set(self._start) != set(params):
             return False
         losses, now = self._at(params, self._start), self.losses()
         self._start_loss = fmean(losses)
@@ -229,8 +229,12 @@ class Settling:
         self.turns = [check_count("a turn", step) for step in state["turns"]]
 
     def _is_known(self, params: _Params) -> bool:
-        """Whether there is a mean, and a start, of all parameters."""
-        return bool(params) and set(params) == set(self._start) == set(self._mean.values)
+        """Whether there is a mean, and a start, of all parameters, and losses to tell them by."""
+        return (
+            self._loss is not None
+            and bool(params)
+            and set(params) == set(self._start) == set(self._mean.values)
+        )
 
     def losses(self) -> list[float]:
         """Losses of the whole data at parameters as they are; none where they are not known."""

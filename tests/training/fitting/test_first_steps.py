@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from pyro_implicit import EnsembleGuide, HyperNetworkGuide, fit, posterior_draws, refine
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError, StateError
 from pyro_implicit.training import FitResult
-from pyro_implicit.training.fitting.collected_warnings import collected_warnings
 
 fit_module = sys.modules["pyro_implicit.training.fitting.fit"]
 X = torch.tensor([0.5, -1.0, 2.0, 1.5])
@@ -135,20 +134,6 @@ def test_a_later_batch_without_its_columns_is_told() -> None:
     x, y = torch.randn(6, 2), torch.randn(6)
     result = quietly(linear, batches=[(x, y), (x[:, :1], y)])
     assert any("torch takes one column for as many" in text for text in result.warnings)
-
-
-def test_what_torch_says_of_itself_is_no_warning_of_the_fit() -> None:
-    into: list[str] = []
-    with warnings.catch_warnings(record=True):
-        warnings.simplefilter("always")
-        with collected_warnings(into):
-            for text in (
-                "`torch.jit.script` is deprecated. Please switch to torch.compile",
-                "There is a performance drop because we have not yet implemented the batching rule",
-                "something of the data",
-            ):
-                warnings.warn(text, stacklevel=1)
-    assert into == ["something of the data"]
 
 
 def test_a_batch_without_observations_is_told() -> None:

@@ -112,6 +112,9 @@ def test_what_is_not_known_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not nothing.wants(5) and not nothing.is_possible
     assert not nothing.plan({"w": w}, True) and not nothing.is_worse_than_start({"w": w})
     settling = walked(w, 1.0, 5.0)
+    batches = Settling(None, settling.state())  # go on where a run of all data was interrupted
+    assert not batches.plan({"w": w}, True) and not batches.is_above_start({"w": w})
+    assert not batches.is_worse_than_start({"w": w})
     both = {"w": w, "new": new}  # met after the first step
     assert not settling.is_above_start(both) and not settling.is_worse_than_start(both)
     assert not settling.plan(both, True)

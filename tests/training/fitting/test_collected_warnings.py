@@ -1,0 +1,97 @@
+"""What a run warns of is kept whatever the caller's filters show."""
+
+from __future__ import annotations
+
+import warnings
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from pyro_implicit import HyperNetworkGuide, fit
+from pyro_implicit.exceptions import PerformanceHint
+from pyro_implicit.training.fitting.collected_warnings import collected_warnings
+
+
+def heard(
+    *said: tuple[str, type[Warning]],
+    ignore: type[Warning] | None = None,
+    error: type[Warning] | None = None,
+) -> tuple[list[str], list[str]]:
+    """What is kept, and what is shown, where a kind of warnings is ignored or made an error."""
+    into: list[str] = []
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        if ignore is not None:
+            warnings.simplefilter("ignore", ignore)
+        if error is not None:
+            warnings.simplefilter("error", error)
+        with collected_warnings(into):
+            for text, kind in said:
+                warnings.warn(text, kind, stacklevel=1)
+    return into, [str(one.message) for one in shown]
+
+
+def test_what_torch_says_of_itself_is_no_warning_of_the_fit() -> None:
+    said = (
+        "`torch.jit.script` is deprecated. Please switch to torch.compile",
+        "There is a performance drop because we have not yet implemented the batching rule",
+        "something of the data",
+    )
+    kept, shown = heard(*((text, UserWarning) for text in said))
+    assert kept == shown == ["something of the data"]
+
+
+def test_each_is_shown_and_kept_once() -> None:
+    kept, shown = heard(*[("a", UserWarning), ("b", UserWarning), ("a", UserWarning)])
+    assert kept == shown == ["a", "b"]
+
+
+def test_what_is_ignored_is_kept() -> None:
+    kept, shown = heard(("a", UserWarning), ignore=UserWarning)
+    assert (kept, shown) == (["a"], [])
+
+
+def test_what_python_hides_is_neither_shown_nor_kept() -> None:
+    kept, shown = heard(("old", DeprecationWarning), ignore=DeprecationWarning)
+    assert kept == shown == []
+
+
+def test_hints_that_are_silenced_stay_away() -> None:
+    said = ("slow", PerformanceHint)
+    assert heard(said) == (["slow"], ["slow"])
+    assert heard(said, ignore=PerformanceHint) == ([], [])
+
+
+def test_a_filter_that_makes_errors_raises_where_the_warning_is() -> None:
+    with pytest.raises(UserWarning, match="bad"):
+        heard(("bad", UserWarning), error=UserWarning)
+
+
+def test_a_filter_for_a_module_knows_it() -> None:
+    into: list[str] = []
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", module=__name__.replace(".", r"\."))
+        with collected_warnings(into):
+            warnings.warn("of this module", UserWarning, stacklevel=1)
+    assert (into, shown) == (["of this module"], [])
+
+
+@pytest.mark.parametrize("action", ["always", "ignore"])
+def test_a_masked_latent_has_no_bound_whatever_is_shown(action: str) -> None:
+    def model(y: Tensor) -> None:
+        with poutine.mask(mask=torch.tensor(False)):
+            a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", 30):
+            pyro.sample("y", dist.Normal(a, 1.0), obs=y)
+
+    guide = HyperNetworkGuide(model)
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter(action)  # type: ignore[arg-type]
+        result = fit(model, guide, torch.randn(30), num_steps=3, seed=0, progress=False)
+    assert result.promise == ""
+    assert any("no prior holds it" in text for text in result.warnings)
