@@ -21,7 +21,8 @@ def free_memory(device: torch.device = _CPU) -> float:
     :returns: bytes of memory that can be had there without swapping, infinity where nobody tells.
     """
     if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return float(torch.cuda.mem_get_info(device)[0] + cached)
     try:
         with open("/proc/meminfo") as file:
             lines = dict(line.split(":", 1) for line in file if ":" in line)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from pyro.util import get_rng_state, set_rng_state
+from torch import Tensor
 
 from pyro_implicit.exceptions import StateError
 
@@ -32,33 +33,44 @@ State = dict[str, Any]
 
 
 def read_random_state() -> State:
-    """The global random state of torch (CPU and the current CUDA device), NumPy and Python."""
+    """The global random state of torch (CPU and all CUDA devices), NumPy and Python."""
     state: State = get_rng_state()
-    if torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
+    return state | _read_cuda()
 
 
 def write_random_state(state: State) -> None:
     """Puts back what :func:`read_random_state` returned."""
     set_rng_state(state)
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+    _write_cuda(state)
 
 
 def read_torch_state() -> State:
     """That of torch alone, which takes a fiftieth of the time."""
-    state: State = {"torch": torch.get_rng_state()}
-    if torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
+    return {"torch": torch.get_rng_state()} | _read_cuda()
 
 
 def write_torch_state(state: State) -> None:
     """Puts back what :func:`read_torch_state` returned."""
     torch.set_rng_state(state["torch"])
-    if "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"])
+    _write_cuda(state)
+
+
+def _read_cuda() -> State:
+    """Of all devices: a seed is set on all of them, too."""
+    return {"cuda": torch.cuda.get_rng_state_all()} if torch.cuda.is_initialized() else {}
+
+
+def _write_cuda(state: State) -> None:
+    """To the devices that there are."""
+    if "cuda" in state and torch.cuda.is_available():
+        for number, one in zip(range(torch.cuda.device_count()), _by_device(state), strict=False):
+            torch.cuda.set_rng_state(one, number)
+
+
+def _by_device(state: State) -> list[Tensor]:
+    """One for each device; it was that of a single one in earlier states."""
+    saved = state.get("cuda", [])
+    return [saved] if isinstance(saved, Tensor) else list(saved)
 
 
 def seed_all(seed: int) -> None:
@@ -155,7 +167,7 @@ def state_from_plain(plain: Any) -> State:
             "torch": plain["torch"].cpu(),
         }
         if "cuda" in plain:
-            state["cuda"] = plain["cuda"].cpu()
+            state["cuda"] = [one.cpu() for one in _by_device(plain)]
         _try_out(state)
         return state
     except Exception as error:  # the generators raise what they like
@@ -167,11 +179,12 @@ def state_from_plain(plain: Any) -> State:
 
 def _try_out(state: State) -> None:
     """On generators of its own, before the global ones are touched."""
-    torch.Generator().set_state(state["torch"])
+    torch.Generator("cpu").set_state(state["torch"])
     np.random.RandomState().set_state(state["numpy"])
     random.Random().setstate(state["random"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.Generator("cuda").set_state(state["cuda"])
+    if torch.cuda.is_available():
+        for one in _by_device(state):
+            torch.Generator("cuda").set_state(one)
 
 
 class RandomStream:

@@ -36,3 +36,10 @@ def test_too_much_is_refused_with_both_numbers_and_the_way_out() -> None:
 @pytest.mark.gpu
 def test_the_free_memory_of_the_gpu() -> None:
     assert free_memory(torch.device("cuda")) > 2**30
+
+
+def test_what_torch_keeps_of_the_gpu_for_itself_is_free(monkeypatch) -> None:
+    numbers = {"mem_get_info": (100, 1000), "memory_reserved": 70, "memory_allocated": 30}
+    for name, number in numbers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, number=number: number)
+    assert free_memory(torch.device("cuda")) == 140

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import random
+from pathlib import Path
 
 import numpy as np
 import pyro
@@ -12,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import pyro_implicit
 from pyro_implicit._random import (
     RandomStream,
     own_numbers,
@@ -142,3 +145,52 @@ def test_quick_seeds_are_those_of_torch_and_pyro(seed: int) -> None:
         set_seed(seed)
         drawn.append(numbers())
     assert drawn[0] == drawn[1] and drawn[2] == drawn[3]
+
+
+def test_a_stream_sets_all_devices_and_puts_all_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seed is set on all of them: what only the current one got back was lost to the others."""
+    devices = [torch.Generator().manual_seed(number) for number in (7, 8)]
+    cuda = torch.cuda
+    monkeypatch.setattr(cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(cuda, "get_rng_state_all", lambda: [one.get_state() for one in devices])
+    monkeypatch.setattr(
+        cuda, "set_rng_state", lambda state, number: devices[number].set_state(state)
+    )
+
+    def seed_everything(seed: int) -> None:
+        for one in (torch.default_generator, *devices):
+            one.manual_seed(seed)
+
+    monkeypatch.setattr(torch, "manual_seed", seed_everything)
+    before = [one.get_state() for one in devices]
+    stream, drawn = RandomStream(3), []
+    for _ in range(2):
+        with stream:
+            drawn.append([torch.rand(2, generator=one) for one in devices])
+        assert all(map(torch.equal, before, cuda.get_rng_state_all()))
+    assert torch.equal(drawn[0][0], drawn[0][1]) and not torch.equal(drawn[0][0], drawn[1][0])
+
+
+def test_saved_states_of_devices_are_read_as_one_or_several() -> None:
+    state = plain_state(read_random_state())
+    one = torch.arange(4)
+    assert state_from_plain(state | {"cuda": one})["cuda"][0] is one
+    assert len(state_from_plain(state | {"cuda": [one, one]})["cuda"]) == 2
+
+
+def test_numbers_of_a_generator_are_made_on_its_device() -> None:
+    """Else on torch's default device, which ``torch.set_default_device("cuda")`` changes."""
+    root, found = Path(pyro_implicit.__file__).parent, 0
+    makers = ("rand", "randn", "randint", "randperm", "normal")
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                continue
+            given = {keyword.arg for keyword in node.keywords}
+            if node.func.attr in makers and "generator" in given:
+                found += 1
+                assert "device" in given, f"{path.relative_to(root)}:{node.lineno}"
+            assert node.func.attr != "Generator" or node.args, f"{path.name}:{node.lineno}"
+    assert found >= 8

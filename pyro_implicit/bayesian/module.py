@@ -275,7 +275,7 @@ class BayesianModule(nn.Module):
             return evaluate(how="loop")
         try:
             return evaluate(how="vmap")
-        except ImplicitError:
+        except (ImplicitError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"

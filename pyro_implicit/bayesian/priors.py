@@ -155,6 +155,7 @@ def check_rule(where: str, rule: object) -> None:
     :raises ArgumentError: for anything else.
     """
     if isinstance(rule, TorchDistributionMixin):
+        _refuse_discrete(where, rule)
         return
     if isinstance(rule, nn.Module):
         raise ArgumentError(
@@ -170,6 +171,18 @@ def check_rule(where: str, rule: object) -> None:
         "pyro.distributions, a function (name, tensor) -> distribution or None, or a dict from "
         "names or regular expressions to either or None."
     )
+
+
+def _refuse_discrete(where: str, prior: TorchDistributionMixin) -> None:
+    try:
+        is_discrete = prior.support.is_discrete
+    except (NotImplementedError, AttributeError):  # of a distribution that does not say
+        return
+    if is_discrete:
+        raise ArgumentError(
+            f"{where} is {prior!r}, which draws whole numbers; expected a continuous distribution: "
+            "a network's parameters are learned by their gradients."
+        )
 
 
 def _check_arguments(where: str, rule: Callable[..., Any]) -> None:
@@ -188,6 +201,7 @@ def _check_arguments(where: str, rule: Callable[..., Any]) -> None:
 
 def _checked(prior: object, name: str) -> TorchDistributionMixin:
     if isinstance(prior, TorchDistributionMixin):
+        _refuse_discrete(f"the prior of parameter '{name}'", prior)
         return prior
     raise ArgumentError(
         f"the prior function returned {prior!r} for parameter '{name}'; expected a distribution of "

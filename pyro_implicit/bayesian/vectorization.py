@@ -56,7 +56,7 @@ def common_batch_shape(
             )
         batches[name] = value.shape[:lead]
     if len(distinct := set(batches.values())) == 1:  # nearly always; the general way is slow
-        return distinct.pop()
+        return torch.Size(distinct.pop())  # shapes of other tensors may be plain tuples
     try:
         shape: torch.Size = torch.broadcast_shapes(*distinct)
         return shape

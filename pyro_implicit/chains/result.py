@@ -13,6 +13,7 @@ from torch import Tensor
 from pyro_implicit._checks import check_count, check_flag, check_names, check_state
 from pyro_implicit._plain import as_state_error
 from pyro_implicit._progress import progress_bar
+from pyro_implicit._random import mixed_seed
 from pyro_implicit.chains.convergence import LIMIT, agreement, effective_sizes, r_hats, warn_of
 from pyro_implicit.chains.density import ChainDensity
 from pyro_implicit.chains.draws_guide import DrawsGuide
@@ -33,6 +34,10 @@ __all__ = ["Chains"]
 
 _CALLER = 4  # frames up: of refine and of Chains.run
 
+_OTHER_DEVICE = (
+    "the chains ran on another kind of device: they go on where they were, with other random "
+    "numbers than they would have had there."
+)
 _OF_LATENTS = (
     "Where hidden units can change places (networks), that of weights means nothing: look at "
     "chains.predictive_r_hat(...). Else let them go on (chains.run), or start elsewhere."
@@ -448,17 +453,16 @@ class Chains(DrawsGuide):
         :param model: the model that they sampled, to go on; None for chains to draw from.
         :param args: its arguments, the same data.
         :param kwargs: its keyword arguments.
-        :returns: chains that go on with the same bits.
+        :returns: chains that go on with the same bits, on the kind of device that they ran on.
         :raises StateError: if it is no such state, or the model has other latents.
+        :warns UserWarning: if they go on on another kind of device, with other random numbers.
         """
         state = check_state(cls, state)
         with as_state_error("the state of chains"):
             if state["chains"] != 1:
                 raise StateError(f"the state has version {state['chains']}; expected 1.")
             progress = Progress(**state["progress"])
-            device = progress.state["u"].device
-            generator = torch.Generator(device)
-            generator.set_state(progress.random.cpu())
+            generator, is_other = _generator_of(progress)
             kept = [] if state["kept"] is None else list(state["kept"].unbind(1))
             columns = {name: value.unbind(1) for name, value in state["statistics"].items()}
             told = [{n: c[i] for n, c in columns.items()} for i in range(len(kept))]
@@ -475,4 +479,17 @@ class Chains(DrawsGuide):
             chains.sampled = None if met is None else frozenset(map(str, met))
         if program is not None:
             program.check_latents(sites)
+            if is_other:
+                warnings.warn(_OTHER_DEVICE, stacklevel=2)
         return chains
+
+
+def _generator_of(progress: Progress) -> tuple[torch.Generator, bool]:
+    """The random numbers that chains go on with, and whether they are those of another device."""
+    generator, saved = torch.Generator(progress.state["u"].device), progress.random.cpu()
+    is_other = saved.shape != generator.get_state().shape
+    if is_other:  # the saved ones say where a new stream begins
+        generator.manual_seed(mixed_seed(*saved.tolist()))
+    else:
+        generator.set_state(saved)
+    return generator, is_other

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_model, check_number
+from pyro_implicit._inference_mode import refuse_inference_mode
 from pyro_implicit.diagnostics._unconstrained import constrained_draws, unconstrained_draws
 from pyro_implicit.guides.diverged import refuse_diverged
 from pyro_implicit.guides.model_parameters import WatchedParameters
@@ -116,8 +117,10 @@ def stein_discrepancy(
     :raises NonFiniteError: if a gradient is not finite, or a parameter of the guide NaN.
     :raises ShapeError: for fewer draws than ``num_samples``.
     :raises SiteError: if the model has other latents than those drawn, or draws by itself.
+    :raises StateError: within ``torch.inference_mode()``, where there are no gradients.
     :warns UserWarning: if parameters of the model were lost that the guide was fitted with.
     """
+    refuse_inference_mode("stein_discrepancy")
     check_count("num_samples", num_samples, minimum=2)
     check_count("num_bootstrap", num_bootstrap)
     check_model(model)

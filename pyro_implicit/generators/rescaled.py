@@ -115,7 +115,8 @@ def rescaled(inner: Generator, target: float) -> Rescaled:
     """
     like = next(inner.parameters(), torch.zeros(()))
     count = max(64, min(4096, 2**22 // inner.output_dim))
-    noise = torch.randn(count, *inner.noise_shape, generator=torch.Generator().manual_seed(0))
+    random = torch.Generator("cpu").manual_seed(0)
+    noise = torch.randn(count, *inner.noise_shape, generator=random, device="cpu")
     modes: dict[nn.Module, bool] = {module: module.training for module in inner.modules()}
     inner.eval()  # measuring is no training: running statistics stay as they are
     out = inner(noise.to(like))

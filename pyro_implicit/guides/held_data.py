@@ -144,7 +144,7 @@ def sampled_when_built(model: Any, guide: Any) -> frozenset[str] | None:
     trace = getattr(guide, "prototype_trace", None)  # of Pyro's
     if trace is None or isinstance(guide, AutoGuideList):
         return None
-    return frozenset(name for name, node in trace.nodes.items() if node["type"] == "sample")
+    return frozenset(name for name, node in trace.nodes.items() if node.get("type") == "sample")
 
 
 def model_of(guide: Any) -> Any:

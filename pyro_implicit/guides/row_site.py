@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.latent_site import LatentSite, PlateFrame
+from pyro_implicit.guides.parts import check_parts
 from pyro_implicit.handlers.own_support import own_support
 from pyro_implicit.handlers.supports import check_support, map_support
 
@@ -41,6 +42,7 @@ def read_row_site(node: dict[str, Any]) -> tuple[LatentSite, Tensor]:
     )
     event_shape = fn.event_shape
     batch = value.shape[: value.dim() - len(event_shape)]
+    check_parts({"": event_shape.numel()})
     if batch.numel() != frame.size:
         raise SiteError(
             f"latent site {name!r} has batch shape {tuple(batch)} in plate {frame.name!r} of "

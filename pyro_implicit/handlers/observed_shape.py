@@ -127,7 +127,7 @@ def told_of_one_for_all(site: Any) -> str:
     """
     fn, value = site["fn"], site["value"]
     rows = torch.Size(fn.batch_shape).numel()
-    if rows < 2 or not isinstance(value, Tensor):
+    if rows < 2 or not isinstance(value, Tensor) or site["infer"].get("_deterministic"):
         return ""
     if value.dim() > fn.event_dim:
         return _told_of_outer_plates(site)

@@ -44,7 +44,7 @@ def _types(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None
     return ArgumentError(
         f"the model joins numbers of different types: {types}, and torch says: "
         f"{first_line(error)}. Give data and network one type: x.float() for a network of "
-        "torch.float32 (the default), network.double() for data of torch.float64."
+        "torch.float32 (the default), x.double() for one of torch.float64 (or network.float())."
     )
 
 

@@ -87,7 +87,21 @@ def refuses_nan(error: Exception) -> bool:
     :param error: what torch raised.
     :returns: whether it is that.
     """
-    return refuses_parameter(error) and "nan" in str(error)
+    if not refuses_parameter(error):
+        return False
+    value = _refused_value(error)
+    try:
+        return bool(value.isnan().any())
+    except (AttributeError, RuntimeError):  # not at hand, or of a map that has ended
+        return "nan" in str(error)  # which shows six numbers of a thousand
+
+
+def _refused_value(error: Exception) -> Any:
+    """The parameter that torch looked at when it raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return None if trace is None else trace.tb_frame.f_locals.get("value")
 
 
 def entries_not_finite(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_implicit.handlers.own_support import own_support
+from pyro_implicit.handlers.supports import map_support, plain_support
 
 __all__ = ["drawn_outside", "is_outside"]
 
@@ -33,7 +34,7 @@ def is_outside(fn: Any, values: Tensor) -> bool:
         support = own_support(fn)
         if _is_all(support):
             return False
-        inside = support.check(values)
+        inside = support.check(_beside(values, support))
     except (AttributeError, NotImplementedError, RuntimeError, ValueError):
         return False
     return 1 - float(torch.as_tensor(inside).float().mean()) > _SOME
@@ -44,6 +45,18 @@ def _is_all(support: Any) -> bool:
     while isinstance(support, constraints.independent):
         support = support.base_constraint
     return support is constraints.real
+
+
+def _beside(values: Tensor, support: Any) -> Tensor:
+    """Values on the device of a support's bounds."""
+    bounds: list[Tensor] = []
+
+    def note(bound: Any) -> Any:
+        bounds.extend([bound] if isinstance(bound, Tensor) else [])
+        return bound
+
+    map_support(plain_support(support), note)
+    return values.to(bounds[0].device) if bounds else values
 
 
 def drawn_outside(supports: Mapping[str, Any]) -> str:

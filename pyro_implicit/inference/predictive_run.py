@@ -80,7 +80,7 @@ class PredictiveRun(Messenger):
         self.is_by_row = True
         self.given, self.given_rows, self.spare = given or {}, given_rows, spare
         #: of the noise at hand: several draws of one site, in front of its shape
-        self.sample_shape: tuple[int, ...] = ()
+        self.sample_shape = torch.Size()
 
     def forget_look(self) -> None:
         """Lets go of distributions and noise, which may take more memory than the values."""

@@ -187,7 +187,7 @@ class RowsOfAModel:
         if self._has_latents_of_rows():
             return False
         own, self.run_kind = self.run_kind, self.kind_to_look_with()
-        self._order = torch.randperm(rows, generator=torch.Generator().manual_seed(0))[:most]
+        self._order = _shuffled(rows)[:most]
         try:
             return self._are_coupled(self._probe(stop=most), [(0, size)])
         except Exception:  # what a model does with rows in another order
@@ -308,3 +308,8 @@ class RowsOfAModel:
             return value.index_select(0, order[start:stop].to(value.device))
 
         return tuple(map(cut, self.args)), {k: cut(v) for k, v in self.kwargs.items()}
+
+
+def _shuffled(rows: int) -> Tensor:
+    """The numbers of rows in an order that is the same at each call."""
+    return torch.randperm(rows, generator=torch.Generator("cpu").manual_seed(0), device="cpu")

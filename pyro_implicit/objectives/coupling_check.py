@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +9,7 @@ from pyro.poutine.block_messenger import BlockMessenger
 from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.trace_messenger import TraceMessenger
 
+from pyro_implicit._program_ref import ProgramRef
 from pyro_implicit.handlers.data_use import DataUse
 from pyro_implicit.objectives.alone import check_same_alone
 from pyro_implicit.objectives.particle import Particle
@@ -26,7 +25,7 @@ class CouplingCheck:
     """Checks a model once for each combination of shapes: shapes alone can mix draws and rows."""
 
     def __init__(self) -> None:
-        self._model: Callable[[], Any] | None = None
+        self._model: ProgramRef | None = None
         self._passed: set[Any] = set()
 
     def __call__(self, model: Any, args: Any, kwargs: Any, particle: Particle, count: int) -> None:
@@ -41,9 +40,8 @@ class CouplingCheck:
         :raises SiteError: see :func:`check_particles_apart` and :func:`check_same_alone`.
         """
         given = (*args, *kwargs.values())
-        anchor = getattr(model, "__func__", model)  # a bound method is a new object at each look
-        if self._model is None or self._model() is not anchor:
-            self._model, self._passed = weakref.ref(anchor), set()
+        if self._model is None or not self._model.is_of(model):
+            self._model, self._passed = ProgramRef(model), set()
         nodes = (particle.observed_nodes | particle.latent_nodes).items()
         looks_at_gradients = torch.is_grad_enabled()
         shapes = (

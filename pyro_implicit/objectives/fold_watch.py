@@ -31,10 +31,12 @@ class _Seen:
 
     :param looks: for each the noises with the rarer sign, and all whose sign was certain.
     :param bool told: whether the warning was given.
+    :param int number: of all looks so far, each of which has noises of its own.
     """
 
     looks: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_LOOKS))
     told: bool = False
+    number: int = 0
 
 
 class FoldWatch:
@@ -80,7 +82,8 @@ class FoldWatch:
         seen = sites.setdefault(site.name, _Seen())
         if seen.told:
             return
-        seen.looks.append(_look(site, turn, pooled))
+        seen.number += 1
+        seen.looks.append(_look(site, seen.number, pooled))
         rare, count = (sum(numbers) for numbers in zip(*seen.looks, strict=True))
         if rare >= max(2, _SHARE * count):
             seen.told = True
@@ -102,7 +105,7 @@ def can_tell(site: ImplicitSite) -> bool:
 
 
 @torch.no_grad()
-def _look(site: ImplicitSite, turn: int, pooled: bool) -> tuple[int, int]:
+def _look(site: ImplicitSite, seed: int, pooled: bool) -> tuple[int, int]:
     """How many noises have the rarer sign, and how many a sign."""
     fn = site.distribution
     generator = fn.generator
@@ -113,8 +116,8 @@ def _look(site: ImplicitSite, turn: int, pooled: bool) -> tuple[int, int]:
         noise = noise[None]
     missing = _NOISES - len(noise)
     if missing > 0:
-        stream = torch.Generator().manual_seed(turn)
-        fresh = torch.randn(missing, *noise.shape[1:], generator=stream, dtype=torch.float64)
+        stream, shape = torch.Generator("cpu").manual_seed(seed), (missing, *noise.shape[1:])
+        fresh = torch.randn(shape, generator=stream, dtype=torch.float64, device="cpu")
         noise = torch.cat([noise, fresh.to(noise)])
     with evaluated(generator), torch.autocast(noise.device.type, enabled=False):
         signs = generator.det_sign(noise, fn.scale)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +14,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
+from pyro_implicit._program_ref import ProgramRef
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import ImplicitError, NonFiniteError, SiteError
 from pyro_implicit.handlers.mapped_writing import WritingMap
@@ -88,10 +88,10 @@ class MappedDraws:
         :returns: their means.
         :raises SiteError: if the model runs for one draw and not under ``vmap``.
         """
-        if self._known is None or not _is(self._known, model, guide):
+        if self._known is None or not all(map(ProgramRef.is_of, self._known, (model, guide))):
             with _tolerated_draws():
                 self._run_plainly(one)
-            self._known, self._vmap = (_anchor(model), _anchor(guide)), WritingMap()
+            self._known, self._vmap = (ProgramRef(model), ProgramRef(guide)), WritingMap()
         try:
             return self._map(one, count)
         except (ImplicitError, torch.OutOfMemoryError):
@@ -166,13 +166,3 @@ def _refused(error: Exception) -> SiteError:
         "tensors alone that it makes (torch.zeros, .clone()). Write vectorize_particles=False for "
         "draws one after the other."
     )
-
-
-def _anchor(program: Any) -> Any:
-    own = getattr(program, "__func__", program)  # a bound method is a new object at each look
-    return weakref.ref(own)
-
-
-def _is(known: tuple[Any, Any], model: Any, guide: Any) -> bool:
-    programs = (getattr(one, "__func__", one) for one in (model, guide))
-    return all(ref() is one for ref, one in zip(known, programs, strict=True))

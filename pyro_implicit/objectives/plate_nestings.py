@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
-import weakref
-from collections.abc import Callable
 from typing import Any
 
+from pyro_implicit._program_ref import ProgramRef
 from pyro_implicit.objectives.draw_particle import plate_nesting
 
 __all__ = ["PlateNestings"]
 
 _MOST = 32  # pairs; the oldest is looked at again where there are more
-_Pair = tuple[Callable[[], Any], Callable[[], Any], int]
+_Pair = tuple[ProgramRef, ProgramRef, int]
 
 
 class PlateNestings:
@@ -37,24 +35,12 @@ class PlateNestings:
         :returns: of model and guide, the greater of the two.
         """
         for known_model, known_guide, nesting in self._pairs:
-            if _is(known_model(), model) and _is(known_guide(), guide):
+            if known_model.is_of(model) and known_guide.is_of(guide):
                 return nesting
         nesting = plate_nesting(model, guide, args, kwargs)
         alive = [pair for pair in self._pairs if pair[0]() is not None and pair[1]() is not None]
-        self._pairs = [*alive[1 - _MOST :], (_weak(model), _weak(guide), nesting)]
+        self._pairs = [*alive[1 - _MOST :], (ProgramRef(model), ProgramRef(guide), nesting)]
         return nesting
 
     def __reduce__(self) -> Any:
         return PlateNestings, ()  # weak references cannot be pickled; to run again is harmless
-
-
-def _weak(program: Any) -> Callable[[], Any]:
-    """A weak reference; of a bound method, which is a new object at each look, to its object."""
-    return weakref.WeakMethod(program) if inspect.ismethod(program) else weakref.ref(program)
-
-
-def _is(known: Any, program: Any) -> bool:
-    """Whether two programs are one, as methods are that have one object and one function."""
-    if inspect.ismethod(known) and inspect.ismethod(program):
-        return known.__self__ is program.__self__ and known.__func__ is program.__func__
-    return known is program

@@ -94,8 +94,8 @@ class PriorDraws:
         for name in site.latents:
             node = particle.model.nodes[name]
             factors = [node["scale"]] + ([] if node["mask"] is None else [node["mask"]])
-            theirs = torch.stack([torch.as_tensor(f).double().mean() for f in factors]).prod()
-            if not torch.allclose(torch.as_tensor(mine).double().cpu(), theirs.cpu()):
+            theirs = torch.stack([torch.as_tensor(f).double().mean().cpu() for f in factors]).prod()
+            if not torch.allclose(torch.as_tensor(mine).double().cpu(), theirs):
                 raise SiteError(
                     f"latent site {name!r} has weight {float(theirs):.4g} in the model (a minibatch"
                     f", poutine.scale or a mask) and {float(mine):.4g} in the guide; an objective "

@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pyro
-import torch
 from pyro import poutine
-from pyro.util import get_rng_state, set_rng_state
 from torch import Tensor
 
-from pyro_implicit._random import seed_all
+from pyro_implicit._random import RandomStream
 from pyro_implicit.bayesian.module import BayesianModule
 from pyro_implicit.exceptions import ShapeError
 from pyro_implicit.processes.random_functions import outputs_in_front
@@ -41,11 +39,5 @@ def frozen(seed: int | None) -> Iterator[None]:
     if seed is None:
         yield
         return
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    state = get_rng_state()
-    with torch.random.fork_rng(devices=devices):
-        seed_all(seed)
-        try:
-            yield
-        finally:
-            set_rng_state(state)
+    with RandomStream(seed):
+        yield

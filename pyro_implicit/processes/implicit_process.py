@@ -30,6 +30,7 @@ from pyro_implicit._checks import (
 )
 from pyro_implicit.bayesian.module import BayesianModule
 from pyro_implicit.exceptions import ArgumentError, DensityError, NonFiniteError, ShapeError
+from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.ops.alpha_energy import normal_alpha_energy
 from pyro_implicit.ops.logdet import is_zero, upcast
 from pyro_implicit.ops.low_rank import (
@@ -188,10 +189,11 @@ class ImplicitProcess(dist.TorchDistribution):
 
     def _draw(self, inputs: Tensor, num_functions: int) -> Tensor:
         """New functions at ``inputs``."""
-        if isinstance(self.prior, BayesianModule):
-            values = network_functions(self.prior, inputs, num_functions)
-        else:
-            values = self.prior(inputs, num_functions)
+        with explained_errors((inputs,), {}):
+            if isinstance(self.prior, BayesianModule):
+                values = network_functions(self.prior, inputs, num_functions)
+            else:
+                values = self.prior(inputs, num_functions)
         expected = (num_functions, len(inputs))
         if not isinstance(values, Tensor) or values.dim() < 2:
             raise ShapeError(

@@ -346,13 +346,22 @@ class RecordedObjective(ELBO):
         params = graph.met.trained
         before = [param.grad for param in params]
         state, start = read_random_state(), time.perf_counter()
-        loss, *gradients = graph.run(*call.tensors)
+        try:
+            loss, *gradients = graph.run(*call.tensors)
+        except Exception:  # of an operation, which the program meets as well
+            write_random_state(state)
+            return self._program(call)
         then, middle = read_random_state(), time.perf_counter()
         write_random_state(state)
         for param in params:
             param.grad = None
-        with poutine.trace(param_only=True) as capture:
-            value = self._program(call)
+        try:
+            with poutine.trace(param_only=True) as capture:
+                value = self._program(call)
+        except BaseException:
+            for param, had in zip(params, before, strict=True):
+                param.grad = had
+            raise
         graph.seconds.append((time.perf_counter() - middle, middle - start))
         graph.state = python_state(call.model, call.guide)
         same = _is_same(torch.as_tensor(value, dtype=loss.dtype), loss)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,10 +14,11 @@ import pyro.poutine as poutine
 import pytest
 import torch
 from pyro.infer import SVI, Predictive, Trace_ELBO
-from pyro.infer.autoguide import AutoNormal
+from pyro.infer.autoguide import AutoNormal, AutoStructured
 from pyro.nn import PyroModule
 from torch import nn
 
+from pyro_implicit import evaluate
 from pyro_implicit.bayesian.module import BayesianModule
 from pyro_implicit.exceptions import ArgumentError, ShapeError
 
@@ -374,3 +376,29 @@ def test_complex_weights_are_refused() -> None:
     net = nn.Linear(2, 1, dtype=torch.complex64)
     with pytest.raises(ArgumentError, match="weight, bias are complex, .*torch.complex"):
         BayesianModule(net, dist.Normal(0.0, 1.0))
+
+
+def test_memory_that_does_not_suffice_once_does_not_turn_vmap_off(monkeypatch):
+    net = BayesianModule(mlp(), prior=NORMAL)
+
+    def full(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pyro.plate("draws", 3, dim=-2):
+        monkeypatch.setattr(net, "_is_faster_in_a_loop", lambda: False)
+        with monkeypatch.context() as patched:
+            patched.setattr("pyro_implicit.bayesian.module.over_draws", full)
+            with pytest.raises(torch.OutOfMemoryError):
+                net(torch.ones(2, 3))
+        assert net(torch.ones(2, 3)).shape == (3, 2, 1) and not net._vmap_fails
+
+
+def test_pyros_structured_guide_trains_a_network():
+    """The shapes of its values may be plain tuples."""
+    net = BayesianModule(mlp(), prior=NORMAL)
+    model = regression(net)
+    guide = AutoStructured(model, conditionals="normal", dependencies="linear")
+    x, y = torch.randn(6, 3), torch.randn(6)
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), Trace_ELBO())
+    assert math.isfinite(svi.step(x, y))
+    assert math.isfinite(evaluate(model, guide, x, y, num_samples=5)["y"].log_density.value)

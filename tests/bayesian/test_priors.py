@@ -320,3 +320,9 @@ def test_functions_with_more_arguments_that_have_defaults_are_taken():
         return dist.Normal(shift, scale)
 
     assert len(BayesianModule(nn.Linear(2, 1), prior=prior).site_names) == 2
+
+
+@pytest.mark.parametrize("prior", [dist.Poisson(1.0), lambda name, value: dist.Bernoulli(0.5)])
+def test_a_discrete_prior_is_refused(prior: Any) -> None:
+    with pytest.raises(ArgumentError, match="draws whole numbers; expected a continuous"):
+        fitted(prior)

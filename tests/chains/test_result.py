@@ -430,3 +430,18 @@ def test_what_the_fit_observed_may_be_left_out_to_be_predicted():
     pair = EnsembleGuide([HyperNetworkGuide(model).setup(x, x, x) for _ in range(2)])
     for guide in (told, told.split()[0], loaded, pair):
         assert predict(model, guide, x, x, num_samples=3)["y"].shape[-1] == 6
+
+
+def test_chains_of_another_kind_of_device_go_on_with_other_numbers(chains):
+    """A generator of CUDA has a state of 16 bytes, which no generator of the CPU can take."""
+    state = copy.deepcopy(chains.state_dict())
+    state["progress"]["random"] = torch.arange(16, dtype=torch.uint8)
+    read = Chains.from_state_dict(copy.deepcopy(state))  # to draw from: nothing to tell
+    same(read, chains)
+    with pytest.warns(UserWarning, match="another kind of device: they go on where they were"):
+        one = Chains.from_state_dict(copy.deepcopy(state), line, X, Y)
+    with pytest.warns(UserWarning, match="another kind of device"):
+        other = Chains.from_state_dict(state, line, X, Y)
+    one.run(30, progress=False)
+    other.run(30, progress=False)
+    same(one, other)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 
 import pyro
 import pyro.distributions as dist
@@ -293,3 +294,18 @@ def test_data_outside_of_their_support_are_refused(fn, y):
     for start in (2, torch.zeros(2, 2)):
         with pytest.raises(ArgumentError, match="outside of the support of"):
             refine(model, start, y, num_chains=2, num_steps=0, progress=False)
+
+
+def test_what_is_deterministic_in_a_plate_observes_nothing():
+    """Its value is an event of all rows, unlike data that count once for each."""
+
+    def model(x, y):
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            mean = pyro.deterministic("mean", slope * x)
+            pyro.sample("y", dist.Normal(mean, 0.5), obs=y)
+
+    x = torch.linspace(-1.0, 1.0, 12)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        refine(model, 2, x, x, kernel="hmc", num_steps=0, progress=False)

@@ -10,7 +10,13 @@ from pyro.infer.autoguide import AutoNormal
 
 from pyro_implicit import posterior_draws
 from pyro_implicit.diagnostics import stein_discrepancy
-from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError, SiteError
+from pyro_implicit.exceptions import (
+    ArgumentError,
+    NonFiniteError,
+    ShapeError,
+    SiteError,
+    StateError,
+)
 from pyro_implicit.ops.stein import stein_matrix, stein_u_statistic
 from tests.diagnostics.known import affine_guide, normal_model
 
@@ -140,3 +146,8 @@ def test_the_wrong_order_is_named() -> None:
 
 def _normal_model() -> None:
     pyro.sample("w", dist.Normal(0.0, 1.0))
+
+
+def test_within_inference_mode_it_is_refused():
+    with torch.inference_mode(), pytest.raises(StateError, match="stein_discrepancy was called"):
+        stein_discrepancy(normal_model, {"w": torch.zeros(2)})

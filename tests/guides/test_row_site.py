@@ -69,3 +69,12 @@ def test_batch_dimensions_that_no_plate_declares() -> None:
 
     with pyro.validation_enabled(False), pytest.raises(SiteError, match=r"forget \.to_event"):
         read_row_site(node(program))
+
+
+def test_a_latent_without_entries() -> None:
+    def program():
+        with pyro.plate("rows", 4):
+            pyro.sample("z", dist.Normal(torch.zeros(0), 1.0).to_event(1))
+
+    with pytest.raises(SiteError, match=r"have no numbers: a shape such as \(0,\)"):
+        read_row_site(node(program))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -156,3 +157,16 @@ def test_an_order_that_is_told_is_no_other_one() -> None:
     assert not are_other_rows(fingerprint((x,)), (x[many], many), {})
     assert are_other_rows(seen, (mixed + 1, order), {})  # rows that it has not seen
     assert not are_other_rows(seen, (X[:3],), {}) and not are_other_rows(None, (mixed,), {})
+
+
+@pytest.mark.parametrize("rows", [1000, 200_000])
+def test_sums_in_another_order_are_the_same_rows_and_swapped_rows_are_not(rows: int) -> None:
+    """Another number of threads, or another device, adds up in another order."""
+    x = torch.randn(rows, 3)
+    count, total, squares, placed = fingerprint((x,))
+    noise = 1e-16 * math.sqrt(rows)
+    other = (count, total + noise, squares * (1 + noise), placed + noise * rows)
+    assert other != fingerprint((x,)) and not are_other_rows(other, (x,), {})
+    swapped = x.clone()
+    swapped[:2] = x[[1, 0]]
+    assert are_other_rows(other, (swapped,), {})

@@ -209,3 +209,13 @@ def test_numbers_that_overflow() -> None:
     guide = HyperNetworkGuide(with_any_scale, init_from=None)
     with pytest.raises(NonFiniteError, match=r"no finite loss.*1 has numbers up to 1e\+30"):
         fit(with_any_scale, guide, X, 1e30 * X[:, 0], num_steps=100, progress=False)
+
+
+@pytest.mark.parametrize("count", [20, 5000])  # torch prints all of them, and six
+@pytest.mark.parametrize(("value", "is_nan"), [(math.nan, True), (-1.0, False)])
+def test_a_parameter_that_is_nan_among_many(count: int, value: float, is_nan: bool) -> None:
+    scale = torch.ones(count)
+    scale[count // 2] = value
+    with pytest.raises(ValueError) as caught:
+        dist.Normal(0.0, scale, validate_args=True)
+    assert refuses_parameter(caught.value) and refuses_nan(caught.value) == is_nan

@@ -6,9 +6,10 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro.distributions import constraints
 
 from pyro_implicit import HyperNetworkGuide, evaluate, log_predictive_density, predict, to_arviz
-from pyro_implicit.inference.outside_support import is_outside
+from pyro_implicit.inference.outside_support import _beside, is_outside
 
 X, Y = torch.linspace(0.0, 1.0, 5), torch.zeros(5)
 OUTSIDE = r"draws 'w' outside GreaterThan\(lower_bound=0\.0\)"
@@ -73,3 +74,10 @@ def test_a_draw_at_the_edge_is_rounding():
 )
 def test_where_it_cannot_be_told_nothing_is(fn, shape):
     assert not is_outside(fn, torch.rand(shape))
+
+
+def test_values_are_compared_on_the_device_of_the_bounds() -> None:
+    bounds = torch.zeros(3, device="meta"), torch.ones(3, device="meta")
+    support = constraints.independent(constraints.interval(*bounds), 1)
+    assert _beside(torch.zeros(3), support).device.type == "meta"
+    assert _beside(torch.zeros(3), constraints.positive).device.type == "cpu"

@@ -545,3 +545,26 @@ def test_tensors_in_a_dictionary_are_not_cut_and_that_is_told(use):
     guide = HyperNetworkGuide(of_dict, init_from=None).setup(data)
     with pytest.warns(UserWarning, match="batch_size does nothing here: no argument is a"):
         use(of_dict, guide, data, num_samples=2, batch_size=32)
+
+
+NO_SAMPLES = torch.Size()
+
+
+class OwnNormal(dist.Normal):
+    """As distributions of GPyTorch draw: they ask for a ``torch.Size``."""
+
+    def rsample(self, sample_shape=NO_SAMPLES):
+        sample_shape.numel()
+        return super().rsample(sample_shape)
+
+
+def test_distributions_are_asked_for_draws_as_torch_asks() -> None:
+    def model(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", OwnNormal(w * x, 1.0), obs=y)
+
+    guide, x = AutoNormal(model), torch.ones(6)
+    guide(x, x)
+    assert predict(model, guide, x, num_samples=3)["y"].shape == (3, 6)
+    assert evaluate(model, guide, x, x, num_samples=3)["y"].num_data == 6

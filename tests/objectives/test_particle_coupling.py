@@ -192,3 +192,23 @@ def test_an_error_of_the_model_itself_is_left_alone() -> None:
     with pytest.raises(ValueError, match="mine") as info:
         objective.loss(model, guide, True)
     assert not isinstance(info.value, SiteError)
+
+
+class OfRows:
+    """A model that mixes draws or does not, as its object says."""
+
+    def __init__(self, mixes: bool) -> None:
+        self.mixes = mixes
+
+    def model(self) -> None:
+        value = vector()
+        observe(value.mean() * X.sum(-1) if self.mixes else (X * value).sum(-1))
+
+
+def test_the_method_of_another_object_is_another_model() -> None:
+    objective = LinearisedELBO(num_particles=4, vectorize_particles=True, max_plate_nesting=1)
+    apart, mixed = OfRows(False), OfRows(True)
+    for _ in range(2):
+        objective.loss(apart.model, HyperNetworkGuide(apart.model))
+    with pytest.raises(SiteError):
+        objective.loss(mixed.model, HyperNetworkGuide(mixed.model))

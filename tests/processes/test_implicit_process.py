@@ -376,3 +376,9 @@ def test_draws_of_the_process_itself_are_told_from_predictions(use):
     with pytest.warns(UserWarning, match=r"\['y'\].* no predictions.*process.condition") as caught:
         use(model, guide, *data, num_samples=3)
     assert caught[0].filename == __file__
+
+
+def test_inputs_of_other_columns_than_the_network_are_named() -> None:
+    net = BayesianModule(nn.Linear(3, 1), prior=dist.Normal(0.0, 1.0))
+    with pytest.raises(ShapeError, match=r"argument 0 has shape \(20, 2\).*columns"):
+        ImplicitProcess(net, torch.randn(20, 2)).mean  # noqa: B018

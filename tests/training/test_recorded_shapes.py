@@ -267,3 +267,27 @@ def test_another_precision_of_autocast_is_another_graph() -> None:
     with mock.patch("torch.is_autocast_enabled", lambda device: device == "cuda"):
         kinds.append(kind())
     assert len(set(kinds)) == 4
+
+
+def test_a_step_that_is_refused_while_it_is_compared_leaves_gradients_alone(
+    objective: RecordedObjective,
+) -> None:
+    is_bad = False
+
+    def model(y: Tensor) -> None:
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        if is_bad:
+            raise ValueError("refused")
+        pyro.factor("y", -(y.sum() - mean).square())
+
+    guide, y = HyperNetworkGuide(model, init_from=None), torch.ones(4)
+    for _ in range(recorded._WARM_UP + 2):  # recorded, and compared once of several times
+        objective.loss_and_grads(model, guide, y)
+    assert objective.is_recorded
+    before = {n: p.grad.clone() for n, p in guide.named_parameters() if p.grad is not None}
+    is_bad = True
+    with pytest.raises(ValueError, match="refused"):
+        objective.loss_and_grads(model, guide, y)
+    after = {n: p.grad for n, p in guide.named_parameters() if p.grad is not None}
+    assert before and before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)

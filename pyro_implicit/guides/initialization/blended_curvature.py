@@ -85,9 +85,10 @@ class Blend:
 
     def __init__(self, density: Callable[[Tensor], Tensor], mean: Tensor, scale: Tensor) -> None:
         self.density, self.mean, self.scale = density, mean, scale
-        generator = torch.Generator().manual_seed(2)
+        generator = torch.Generator("cpu").manual_seed(2)
         count = _NUM_DRAWS if mean.numel() <= ALL_TAKEN else _NUM_DRAWS_LARGE
-        self._noise = torch.randn(mean.numel(), count, generator=generator).to(mean)
+        noise = torch.randn(mean.numel(), count, generator=generator, device="cpu")
+        self._noise = noise.to(mean)
         self._best: Tensor | None = None
         self._last: Tensor | None = None  # of the averages that were told
         self._highest = -math.inf

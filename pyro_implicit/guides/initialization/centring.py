@@ -40,9 +40,9 @@ def centred(density: Callable[[Tensor], Tensor], mean: Tensor, factor: Tensor) -
     :returns: the mean, ``(m,)``: the old one if no step raises the bound.
     """
     bound = objective(density, mean, factor, _JUDGES)
-    generator = torch.Generator().manual_seed(4)
+    generator = torch.Generator("cpu").manual_seed(4)
     for _ in range(_MOST):
-        noise = torch.randn(_PAIRS, mean.numel(), generator=generator).to(mean)
+        noise = torch.randn(_PAIRS, mean.numel(), generator=generator, device="cpu").to(mean)
         slope = _mean_gradient(density, mean, noise @ factor.mT)
         step = factor @ (factor.mT @ slope)
         for length in _LENGTHS:

@@ -65,14 +65,14 @@ def fit_full_rank(density: _Density, loc: Tensor, factor: Tensor) -> tuple[Tenso
     :param torch.Tensor factor: a root of the covariance, shape ``(m,)`` or ``(m, m)``.
     :returns: mean ``(m,)`` and a root of the covariance ``(m, m)``.
     """
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator("cpu").manual_seed(3)
     root = factor if factor.dim() == 2 else torch.diag(factor)
     now = _Gaussian(upcast(loc.detach()), upcast(root))
     best, highest = now, now.bound(density, loc)
     shorter, falls, before, may_be_one = 1.0, 0, None, True
     most = min(_MOST, max(_WINDOW, _PRODUCTS // (2 * loc.numel())))
     for step in range(1, most + 1):
-        noise = torch.randn(loc.numel(), generator=generator).to(now.mean)
+        noise = torch.randn(loc.numel(), generator=generator, device="cpu").to(now.mean)
         slopes = _slopes(density, now.mean, now.root @ noise, loc)
         is_same = may_be_one and now.sees_the_same(slopes, before)
         before = slopes

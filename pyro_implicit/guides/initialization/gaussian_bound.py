@@ -24,8 +24,8 @@ def objective(
     :returns: an estimate of the Gaussian's evidence lower bound; minus infinity where the density
         of a draw is not finite.
     """
-    noise = torch.randn(num_samples, loc.numel(), generator=torch.Generator().manual_seed(1))
-    noise = noise.to(loc)
+    random = torch.Generator("cpu").manual_seed(1)
+    noise = torch.randn(num_samples, loc.numel(), generator=random, device="cpu").to(loc)
     wide = factor.double() if factor.device.type != "mps" else factor
     if factor.dim() == 1:
         draws, volume = loc + factor * noise, float(wide.log().sum())

@@ -159,8 +159,8 @@ def starting_points(log_joint: LogJoint, loc: Tensor) -> list[Tensor]:
     :returns: ``loc`` and points drawn uniformly from (-2, 2), those with a finite density.
     :raises NonFiniteError: if there is none.
     """
-    generator = torch.Generator().manual_seed(0)
-    uniform = 4 * torch.rand(_POINTS, loc.numel(), generator=generator) - 2
+    generator = torch.Generator("cpu").manual_seed(0)
+    uniform = 4 * torch.rand(_POINTS, loc.numel(), generator=generator, device="cpu") - 2
     with torch.no_grad():
         points = [u for u in (loc, *uniform.to(loc)) if torch.isfinite(log_joint.value(u))]
     if not points:

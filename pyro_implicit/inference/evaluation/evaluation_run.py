@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from pyro.poutine.util import site_is_factor, site_is_subsample
 from torch import Tensor
 
@@ -69,10 +70,10 @@ class EvaluationRun(PredictiveRun):
         return bool(self.seen)
 
     def _others_like(self, msg: Any) -> Tensor | None:
-        self.sample_shape = (self.num_outcomes,)
+        self.sample_shape = torch.Size((self.num_outcomes,))
         try:
             return self._noisy(msg)
         except NotImplementedError:
             return None
         finally:
-            self.sample_shape = ()
+            self.sample_shape = torch.Size()

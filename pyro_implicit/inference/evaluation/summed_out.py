@@ -88,7 +88,7 @@ def _joined(
 ) -> dict[str, Tensor]:
     """The rows of data that a sum joins, known by their observations; each its own without rows."""
     where = rest or [
-        {"row": kept.nonzero()[:0, 0], "fingerprint": torch.zeros(0, dtype=torch.long)}
+        {"row": kept.nonzero()[:0, 0], "fingerprint": kept.new_zeros(0, dtype=torch.long)}
     ]
     row, printed = (torch.cat([one[name] for one in where]) for name in ("row", "fingerprint"))
     dim = next((data.dims[name] for name in sorted(job.row_plates & data.dims.keys())), None)

@@ -34,7 +34,6 @@ _NOTHING = (
     "the model observes nothing in some of the batches, which tell nothing: each needs its "
     "observations, as the first one has them, or is left out"
 )
-_LOOKS = (told_of_no_gradient, told_of_own_noise)
 
 
 class FirstSteps:
@@ -60,6 +59,8 @@ class FirstSteps:
         self.arguments, self.validation = arguments, validation
         #: parameters that may be those of another guide, to be looked at after the first step
         self.adopted: AdoptedParameters | None = None
+        #: whether some latents learn nothing from the data at any step, which is told
+        self.lacks_gradient = False
         #: whether steps see some of the rows
         self.is_cut = False
         # other objectives than Pyro's may run the model in ways of their own
@@ -166,7 +167,23 @@ class FirstSteps:
         except Exception:  # what a guide does with another draw than those of the steps
             return []
         values = {name: site["value"] for name, site in sites.items()}
-        return [look(self.model, values, args, kwargs) for look in _LOOKS]
+        no_gradient = told_of_no_gradient(self.model, values, args, kwargs)
+        if no_gradient and self._share_parameters(args, kwargs):
+            no_gradient = ""  # data reach the guide by these
+        self.lacks_gradient = bool(no_gradient)
+        return [no_gradient, told_of_own_noise(self.model, values, args, kwargs)]
+
+    def _share_parameters(self, args: Any, kwargs: Any) -> bool:
+        """Whether the model has parameters of its guide, as those of ``pyro.contrib.gp`` do."""
+        found = []
+        for program in (self.model, self.guide):
+            with RandomStream(0), poutine.block(), poutine.trace(param_only=True) as capture:
+                program(*args, **dict(kwargs))
+            nodes = capture.trace.nodes
+            found.append(
+                {id(nodes[name]["value"].unconstrained()) for name in capture.trace.param_nodes}
+            )
+        return bool(set.intersection(*found))
 
     def _look_for_absent(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Of batches without an argument that the first one had, or with one that it had not."""

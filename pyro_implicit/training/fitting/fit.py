@@ -368,6 +368,8 @@ def _are_widths_wrong(run: Run) -> bool:
     """Whether a level loss hides deviations that are off, where more steps may mend them."""
     try:
         is_long = len(run.history) >= _LONG
+        if run.first_steps.lacks_gradient:  # no step would mend it, and it is told
+            return False
         return is_long and _is_after_posterior(run) and bool(_looks(run)[1])
     except KeyboardInterrupt:
         return False  # the run has ended: what it has is kept

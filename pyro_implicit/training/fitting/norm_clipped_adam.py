@@ -118,7 +118,7 @@ class NormClippedAdam:
         for name, param in new.items():
             self._params[name] = param
             if name in self._saved:
-                moments = _copy(self._saved.pop(name))
+                moments = _copy(self._saved.pop(name), param)
                 _check_fits(name, moments, param)
                 self._adam.state[param] = moments
 
@@ -210,8 +210,19 @@ def _can_fuse(params: list[Tensor]) -> bool:
     return all(p.device.type in ("cpu", "cuda") and not p.is_complex() for p in params)
 
 
-def _copy(moments: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v.clone() if isinstance(v, Tensor) else v for k, v in moments.items()}
+def _copy(moments: Mapping[str, Any], param: Tensor | None = None) -> dict[str, Any]:
+    """A copy of moments, where and as the parameter is: a file has them on its own device."""
+
+    def one(name: str, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if param is None:
+            return value.clone()
+        if name == "step":  # a number, which fused optimisers want beside the parameter
+            return value.to(param.device if _can_fuse([param]) else "cpu", copy=True)
+        return value.to(param.device, param.dtype, copy=True)
+
+    return {name: one(name, value) for name, value in moments.items()}
 
 
 def _check_fits(name: str, moments: Mapping[str, Any], param: Tensor) -> None:

@@ -28,9 +28,11 @@ def is_comparable(objective: Any) -> bool:
     """
     Whether the losses of two steps far apart mean the same.
 
-    Those of an objective whose weights change with the steps, or that learns a critic, may rise
-    and nothing be wrong.
+    Those of an objective whose weights change with the steps, that learns a critic, or that takes
+    the entropy into some of the steps alone, may rise and nothing be wrong.
     """
+    if getattr(objective, "entropy_every", 1) != 1:
+        return False
     return type(objective) in (LinearisedELBO, LanczosELBO, Trace_ELBO, TraceEnum_ELBO)
 
 

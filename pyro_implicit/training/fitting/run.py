@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_implicit._random import RandomStream, plain_state, read_random_state, state_from_plain
 from pyro_implicit._random import write_random_state as _write
-from pyro_implicit.exceptions import NonFiniteError, StateError
+from pyro_implicit.exceptions import ArgumentError, NonFiniteError, StateError
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.handlers.latent_rows import ParametersAtRows
 from pyro_implicit.handlers.value_errors import refuses_nan
@@ -171,7 +171,9 @@ class Run:
     def _num_latents(self) -> int:
         """Of the posterior, in all generators."""
         parts = self.guide.modules() if isinstance(self.guide, torch.nn.Module) else ()
-        return sum(int(part.output_dim) for part in parts if isinstance(part, Generator))
+        generators = [part for part in parts if isinstance(part, Generator)]
+        inner = {id(one) for part in generators for one in part.modules() if one is not part}
+        return sum(int(part.output_dim) for part in generators if id(part) not in inner)
 
     def _comparable_loss(self) -> WholeLoss | None:
         """The loss by the same draws, where it means the same and all data are known."""
@@ -193,7 +195,7 @@ class Run:
         capture, cause = poutine.trace(param_only=True), None
         try:
             with self.first_steps.watching(), capture:
-                loss = float(
+                loss = _one_number(
                     self._stepper.loss_and_grads(self.model, self._called, *args, **kwargs)
                 )
             what = "a gradient was not finite" if math.isfinite(loss) else "not finite"
@@ -412,3 +414,12 @@ def _params(capture: Any) -> dict[str, Tensor]:
     """The unconstrained parameters of a step, by name."""
     nodes = capture.trace.nodes
     return {name: nodes[name]["value"].unconstrained() for name in capture.trace.param_nodes}
+
+
+def _one_number(loss: Any) -> float:
+    if isinstance(loss, (tuple, list)):  # such as ReweightedWakeSleep of Pyro
+        raise ArgumentError(
+            f"the objective returned {len(loss)} losses; expected one number, which fit minimises. "
+            "Train with pyro.infer.SVI(model, guide, optim, loss=objective)."
+        )
+    return float(loss)

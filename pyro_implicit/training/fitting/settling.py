@@ -264,7 +264,7 @@ class _Mean:
     def with_values(self, step: int, params: _Params) -> _Mean:
         weight = (_FORGETTING + 1) / (self.number + 1 + _FORGETTING)
         values = {
-            name: self.values[name].lerp(param, weight)
+            name: self.values[name].to(param).lerp(param, weight)
             if name in self.values
             else param.detach().clone()
             for name, param in params.items()

@@ -12,6 +12,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from pyro.infer import Trace_ELBO
 from torch import Tensor, nn
 
 from pyro_implicit import EnsembleGuide, HyperNetworkGuide, fit, posterior_draws, refine
@@ -222,3 +223,32 @@ def test_an_ensemble_is_fitted_one_by_one() -> None:
     guide = HyperNetworkGuide(of_batches, init_from=None).setup(X, X)
     with pytest.raises(ArgumentError, match="ensemble of 1, whose members are fitted by"):
         fit(of_batches, EnsembleGuide([guide]), X, X, num_steps=2, progress=False)
+
+
+def test_data_that_reach_the_guide_by_parameters_of_the_model_are_not_missed() -> None:
+    """As those of ``pyro.contrib.gp``: inducing values are parameters of model and guide."""
+
+    def loc() -> Tensor:
+        found = pyro.param("loc", torch.zeros(2))
+        assert isinstance(found, Tensor)
+        return found
+
+    def model(y: Tensor) -> None:
+        pyro.sample("u", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(loc().sum(), 1.0), obs=y)
+
+    def guide(y: Tensor) -> None:
+        pyro.sample("u", dist.Normal(loc(), 1.0).to_event(1))
+
+    def alone(y: Tensor) -> None:
+        other = pyro.param("other", torch.zeros(2))
+        pyro.sample("u", dist.Normal(other, 1.0).to_event(1))
+
+    y = torch.ones(5)
+    for one, is_told in ((guide, False), (alone, True)):
+        pyro.clear_param_store()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = fit(model, one, y, objective=Trace_ELBO(), num_steps=2, progress=False)
+        assert any("no observation has a density" in text for text in result.warnings) == is_told

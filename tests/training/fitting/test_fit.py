@@ -14,7 +14,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import SVI, Trace_ELBO
+from pyro.infer import SVI, ReweightedWakeSleep, Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
@@ -22,8 +22,13 @@ from torch.utils.data import DataLoader, TensorDataset
 from pyro_implicit import AlphaEnergy, HyperNetworkGuide, LinearisedELBO, fit
 from pyro_implicit._random import read_random_state
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, StateError
+from pyro_implicit.generators import MLPGenerator
+from pyro_implicit.generators.rescaled import rescaled
 from pyro_implicit.training import FitResult
+from pyro_implicit.training.fitting.arguments import Arguments
+from pyro_implicit.training.fitting.learning_rate import LearningRate
 from pyro_implicit.training.fitting.norm_clipped_adam import NormClippedAdam
+from pyro_implicit.training.fitting.run import Run
 from tests.training.fitting import stubs
 from tests.training.fitting.stubs import Bowl
 
@@ -612,3 +617,34 @@ def test_a_run_that_ends_above_its_start_is_told(lr: float, is_told: bool) -> No
     guide = HyperNetworkGuide(conjugate, init_from="laplace")
     result = fit(conjugate, guide, X, lr=lr, num_steps=40, progress=False, seed=0)
     assert any("above that of the first steps" in text for text in result.warnings) is is_told
+
+
+def test_an_objective_of_two_losses_is_refused() -> None:
+    def model() -> None:
+        pyro.sample("z", dist.Normal(0.0, 1.0))
+
+    with pytest.raises(ArgumentError, match="returned 2 losses; expected one number.*infer.SVI"):
+        fit(model, AutoNormal(model), objective=ReweightedWakeSleep(2), progress=False)
+
+
+def test_latents_of_a_generator_within_another_count_once() -> None:
+    def model() -> None:
+        pyro.sample("z", dist.Normal(torch.zeros(5), 1.0).to_event(1))
+
+    inner = MLPGenerator(2, 5)
+    guide = HyperNetworkGuide(model, generator=rescaled(inner, 1.0)).setup()
+    arguments = Arguments((), None, {})
+    run = Run(model, guide, LinearisedELBO(), arguments, LearningRate(0.1, 10), None)
+    assert run._num_latents() == 5
+
+
+def test_warnings_within_a_run_point_at_the_call(recwarn: pytest.WarningsRecorder) -> None:
+    def model(x: Tensor, y: Tensor | None = None) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(w.detach() * x, 1.0), obs=y)
+
+    warnings.simplefilter("always")
+    fit(model, HyperNetworkGuide(model), torch.ones(4), torch.ones(4), num_steps=3, progress=False)
+    told = [one for one in recwarn if "has a density with a gradient" in str(one.message)]
+    assert told and {one.filename for one in told} == {__file__}

@@ -190,3 +190,16 @@ def test_an_interrupted_step_is_taken_whole_or_not_at_all(
     assert all(whole[name].equal(params[name]) for name in whole)
     moments = adam.state()["moments"]
     assert moments["a"]["step"] == moments["b"]["step"] == last
+
+
+def test_moments_are_taken_to_the_type_of_the_parameters() -> None:
+    """And to their device: a file is read on another one."""
+    params, adam = _params(), NormClippedAdam()
+    _steps(adam, params, range(3))
+    double = {name: param.detach().double().requires_grad_() for name, param in params.items()}
+    taken_up = NormClippedAdam(adam.state())
+    for param in double.values():
+        param.grad = torch.ones_like(param)
+    assert taken_up.step(double, 0.1)
+    moments = taken_up.state()["moments"]
+    assert {one["exp_avg"].dtype for one in moments.values()} == {torch.float64}

@@ -184,3 +184,7 @@ def test_a_rate_far_too_high_is_mended() -> None:
     exact = float(x.mean())
     assert abs(float(guide.median()["mean"]) - exact) < 0.01
     assert math.isfinite(result.loss)
+
+
+def test_losses_without_their_entropy_in_some_steps_are_not_compared() -> None:
+    assert is_comparable(LanczosELBO()) and not is_comparable(LanczosELBO(entropy_every=4))
