@@ -249,7 +249,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
 
     def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
         """Moves the bounds of supports, too: draws are mapped on them."""
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for site in self._sites or ():
             site.move(fn)
         return self

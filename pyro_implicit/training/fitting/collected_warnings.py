@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TextIO
@@ -73,14 +73,14 @@ def _call() -> tuple[str, int]:
 
 
 def _is_shown(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, filters: list[Any]
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, filters: Sequence[Any]
 ) -> bool:
     """Whether filters let a warning through; it is raised where they make errors of them."""
     modules = list(sys.modules.items())
     files = {getattr(one, "__dict__", {}).get("__file__"): name for name, one in modules}
     shown: list[Any] = []
     with warnings.catch_warnings():
-        warnings.filters = filters
+        warnings.filters = list(filters)
         warnings.showwarning = lambda *said, **_: shown.append(said)
         warnings.warn_explicit(message, category, filename, lineno, files.get(filename))
     return bool(shown)

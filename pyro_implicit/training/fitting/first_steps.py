@@ -179,10 +179,7 @@ class FirstSteps:
         for program in (self.model, self.guide):
             with RandomStream(0), poutine.block(), poutine.trace(param_only=True) as capture:
                 program(*args, **dict(kwargs))
-            nodes = capture.trace.nodes
-            found.append(
-                {id(nodes[name]["value"].unconstrained()) for name in capture.trace.param_nodes}
-            )
+            found.append(set(capture.trace.param_nodes))
         return bool(set.intersection(*found))
 
     def _look_for_absent(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
