@@ -48,12 +48,14 @@ def improves(model: Any, guide: Any, objective: Any, steps: int = 60) -> bool:
     return level() < before
 
 
+@pytest.mark.long
 def test_the_objective() -> None:
     model = CASE.make()
     objective = section("Adding an objective")["MaximumAPosteriori"](4, vectorize_particles=True)
     assert improves(model, HyperNetworkGuide(model, hidden_dims=(8,)), objective)
 
 
+@pytest.mark.long
 def test_the_generator_trains_and_is_saved_by_value() -> None:
     model = CASE.make()
     kind = section("Adding a generator")["ScaledNoise"]
@@ -71,16 +73,19 @@ def test_the_generator_trains_and_is_saved_by_value() -> None:
         torch.testing.assert_close(value, draws[name])
 
 
+@pytest.mark.long
 def test_the_guide() -> None:
     model = CASE.make()
     guide = section("Adding a guide")["WideGuide"](model, init_loc_fn=_start)
     assert improves(model, guide, LinearisedELBO(16, vectorize_particles=True))
 
 
+@pytest.mark.long
 def test_the_checks() -> None:
     section("Checking what is written elsewhere")
 
 
+@pytest.mark.long
 def test_what_it_adds_passes_the_checks() -> None:
     check_generator(section("Adding a generator")["ScaledNoise"](3))
     one = {"regression": CASE}

@@ -76,6 +76,7 @@ def impatient(monkeypatch):
     monkeypatch.setattr(looped_watch, "_STEPS", 3)
 
 
+@pytest.mark.long
 def test_draws_that_could_be_made_at_once(heard, impatient):
     objective = LinearisedELBO(num_particles=20)
     train(vectorisable(), objective, 2)
@@ -95,6 +96,7 @@ def trained():
     return model, HyperNetworkGuide(model, init_from=None, hidden_dims=(2,)).setup()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "objective"),
     [
@@ -109,6 +111,7 @@ def test_draws_that_are_left_alone(heard, impatient, model, objective):
     assert not heard
 
 
+@pytest.mark.long
 def test_the_trial_does_not_change_training(impatient):
     found = []
     for patience in (0.0, 1e9):

@@ -22,6 +22,7 @@ def test_hidden_stays_hidden_within_and_is_over_after() -> None:
     assert not progress_is_hidden()
 
 
+@pytest.mark.long
 @pytest.mark.automatic_start
 @pytest.mark.parametrize("progress", [True, False])
 def test_a_fit_without_progress_shows_none_of_the_start(

@@ -333,6 +333,7 @@ def _shown_values() -> set[str]:
     return found
 
 
+@pytest.mark.long
 def test_every_public_value_has_a_word() -> None:
     # the site refuses it too, but sphinx is no package of the tests
     shown, found = _shown_values(), []

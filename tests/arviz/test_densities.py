@@ -33,6 +33,7 @@ def _guide() -> HyperNetworkGuide:
     return HyperNetworkGuide(model, init_scale=0.6).setup(Y)
 
 
+@pytest.mark.long
 def test_the_densities_are_those_of_traces() -> None:
     guide = _guide()
     data = to_arviz(model, guide, Y, num_samples=5, groups=GROUPS)
@@ -58,6 +59,7 @@ def _smoothed_weights(log_ratios: np.ndarray) -> np.ndarray:
     return np.exp(array_stats.psislw(-log_ratios)[0])
 
 
+@pytest.mark.long
 def test_smoothed_weights_repair_an_unfitted_guide() -> None:
     data = to_arviz(model, _guide(), Y, num_samples=2000, groups=("posterior", "sample_stats"))
     ratios = (data["sample_stats"]["lp"] - data["sample_stats"]["log_q"]).values[0]

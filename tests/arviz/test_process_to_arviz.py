@@ -92,6 +92,7 @@ def test_inputs_that_are_no_labels() -> None:
         assert list(data["posterior"]["input"].values) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.long
 def test_it_is_saved_and_summarised(tmp_path: Path) -> None:
     arviz = import_arviz()
     _, data = made(num_samples=50)

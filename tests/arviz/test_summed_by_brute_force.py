@@ -170,6 +170,7 @@ def _cases(last: list[str], others: list[str]) -> st.SearchStrategy[Case]:
     return st.builds(Case, joined, st.integers(2, 3), st.booleans(), st.integers(0, 99))
 
 
+@pytest.mark.long
 @given(case=_cases([*MASKS, "obs_mask"], MASKS))  # what follows hidden data is not exported
 def test_log_likelihoods_are_sums_over_all_assignments(case: Case) -> None:
     data = case.data()
@@ -177,6 +178,7 @@ def test_log_likelihoods_are_sums_over_all_assignments(case: Case) -> None:
     np.testing.assert_allclose(_exported(_model, case, data), expected, rtol=1e-10)
 
 
+@pytest.mark.long
 @given(case=_cases([*MASKS, "obs_mask"], [*MASKS, "obs_mask"]))
 def test_scores_are_sums_over_all_assignments(case: Case) -> None:
     data = case.data()

@@ -95,6 +95,7 @@ def test_of_a_mixture_it_is_the_closed_form(batch_size: int | None) -> None:
     assert found.dims == ("chain", "draw", "data") and found.dtype == np.float64
 
 
+@pytest.mark.long
 def test_leave_one_out_is_that_of_the_sum_by_hand() -> None:
     scores = []
     for model in (mixture, by_hand):

@@ -203,6 +203,7 @@ def test_predictions_that_follow_predictions_are_drawn_without_the_data():
     np.testing.assert_allclose(values(data, "log_likelihood", "second"), density, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_without_observations_new_data_are_predicted():
     data = to_arviz(model, guide, X[:7], num_samples=300)
     predicted = values(data, "posterior_predictive", "y")
@@ -332,6 +333,7 @@ def same_attrs(read, written):
         np.testing.assert_array_equal(read.attrs[name], value, err_msg=name)
 
 
+@pytest.mark.long
 def test_netcdf_round_trip(tmp_path):
     data = to_arviz(
         model, guide, X, Y, num_samples=3, objective=Trace_ELBO(), coords={"data": range(5, 25)}
@@ -347,6 +349,7 @@ def test_netcdf_round_trip(tmp_path):
     assert list(read["log_likelihood"]["y"].coords["data"].values) == list(range(5, 25))
 
 
+@pytest.mark.long
 def test_half_precision_and_booleans_can_be_saved(tmp_path):
     def coins(y):
         p = pyro.sample("p", dist.Beta(1.0, 1.0))
@@ -362,6 +365,7 @@ def test_half_precision_and_booleans_can_be_saved(tmp_path):
     assert read["posterior"]["large"].dtype == bool
 
 
+@pytest.mark.long
 def test_loo_and_summary_work():
     y = X @ torch.tensor([1.0, 2.0]) + torch.randn(20)
     data = to_arviz(model, guide, X, y, num_samples=400, groups=("posterior", "log_likelihood"))
@@ -373,6 +377,7 @@ def test_loo_and_summary_work():
     assert list(arviz.summary(data, var_names=["scale"], kind="stats").index) == ["scale"]
 
 
+@pytest.mark.long
 def test_log_likelihoods_are_computed_in_float64_and_loo_is_finite():
     pyro.set_rng_seed(0)
     y = torch.randn(50)
@@ -402,6 +407,7 @@ def test_log_likelihoods_are_computed_in_float64_and_loo_is_finite():
     assert math.isfinite(elpd)
 
 
+@pytest.mark.long
 @only_0x
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Matplotlib, about ArviZ
 def test_plots_of_the_0x_line_work():

@@ -102,6 +102,7 @@ def test_a_loaded_guide_without_its_model():
     assert to_arviz(model, fresh, X, Y, num_samples=2)["posterior"]["w"].shape == (1, 2, 1, 2)
 
 
+@pytest.mark.long
 def test_a_bayesian_network(tmp_path):
     layers = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
     net = BayesianModule(layers, prior=dist.Normal(0.0, 1.0))

@@ -87,6 +87,7 @@ def test_a_batch_dimension_without_a_plate_is_no_datum():
     assert dims(data, "log_likelihood", "y") == ("data",)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("plate", ["x", "draw", "chain"])
 def test_a_plate_named_like_a_variable_or_a_sample_dimension(plate, tmp_path):
     def program(x, y):
@@ -100,6 +101,7 @@ def test_a_plate_named_like_a_variable_or_a_sample_dimension(plate, tmp_path):
     assert arviz.from_netcdf(tmp_path / "data.nc")["constant_data"]["x"].dims[0] == f"{plate}_dim"
 
 
+@pytest.mark.long
 def test_names_with_slashes_become_dots(tmp_path):
     scoped = scope(model, prefix="net")
     data = export(scoped, X, Y)

@@ -100,6 +100,7 @@ def test_one_guide_in_a_list_is_one_restart():
     assert "restart" not in to_arviz(model, point(1), X, Y, num_samples=2)["posterior"].dims
 
 
+@pytest.mark.long
 def test_loo_of_a_selected_restart_and_netcdf(tmp_path):
     pyro.set_rng_seed(0)  # importance weights of wide draws may have a tail that ArviZ warns of
     guides = [HyperNetworkGuide(model, init_scale=0.02).setup(X, Y) for _ in range(2)]

@@ -125,6 +125,7 @@ def test_guides_and_objectives_take_it(form: str, vectorised: bool) -> None:
         objective.loss_and_grads(replaced, guide)
 
 
+@pytest.mark.long
 def test_without_data_the_posterior_is_the_prior() -> None:
     """A Gaussian of unconstrained values, which a start by curvature finds."""
     replaced: Any = made("full")[0](model)

@@ -35,6 +35,7 @@ def mapped(module: nn.Module, draws: dict[str, Tensor], *inputs: Any) -> Any:
     return vmap(one, randomness="different")(draws)
 
 
+@pytest.mark.long
 @given(
     kind=st.sampled_from(["GRU", "LSTM", "tanh", "relu"]),
     sizes=st.tuples(st.integers(1, 3), st.integers(2, 4), st.integers(1, 4), st.integers(1, 3)),

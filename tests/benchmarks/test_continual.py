@@ -84,6 +84,7 @@ def test_nothing_is_carried_on(method: str) -> None:
     assert learner.prior is None and not learner.priors and not learner.coreset
 
 
+@pytest.mark.long
 def test_the_guides_own_start_is_wider_than_a_narrow_one() -> None:
     spreads = []
     for is_own in (False, True):
@@ -109,6 +110,7 @@ def test_a_guide_is_carried_on_whole() -> None:
     assert set(learner.draws()) == {name for name, _ in learner.network.named_parameters()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", [name for name in METHODS if name.endswith("coreset")])
 def test_rows_of_a_coreset_are_kept(method: str) -> None:
     learner = _learned(method)

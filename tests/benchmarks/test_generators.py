@@ -80,6 +80,7 @@ def _by_quadrature(x: Tensor, y: Tensor) -> dict[str, tuple[float, float]]:
     }
 
 
+@pytest.mark.long
 def test_gibbs_sampler_against_quadrature() -> None:
     x, y = horseshoe_data()
     before = torch.random.get_rng_state()

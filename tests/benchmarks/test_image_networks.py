@@ -35,6 +35,7 @@ def test_step_cost_measures_memory() -> None:
     assert 5 < found[job] < 100  # megabytes: the activations of 64 images, twice
 
 
+@pytest.mark.long
 def test_scaling_measures_every_phase(tmp_path: Path) -> None:
     before = torch.get_num_threads()
     row = scaling.measure("perceptron", batch_size=4, num_steps=1, seed=0, threads=1)

@@ -63,6 +63,7 @@ def test_layers_of_draws() -> None:
     assert after[0].tolist() == [1, 1, 1, 2] and before[0].tolist() == [0, 0, 0, 1, 1, 1]
 
 
+@pytest.mark.long
 def test_tables_and_figure(tmp_path: Path) -> None:
     numbers = {key: 0.5 for key in ("across", "within", "share", "size", "mean", "sd")}
     rows = [

@@ -22,6 +22,7 @@ from benchmarks.shared.judged_images import Images
 from benchmarks.shared.swag import PathMoments
 
 
+@pytest.mark.long
 def test_draws_have_the_moments_of_the_path() -> None:
     torch.manual_seed(0)
     factor = torch.tensor([[1.0, 0.0], [0.9, 0.1]])

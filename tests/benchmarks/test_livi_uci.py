@@ -18,6 +18,7 @@ from benchmarks.shared.replay import _shown, cosine, train
 from tests.turns import in_turns
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("batch_size", "light"), in_turns([None, 8, 30, 100], [False, True]))
 def test_minibatches_find_the_mode_of_all_rows(batch_size: int | None, light: bool) -> None:
     torch.manual_seed(0)

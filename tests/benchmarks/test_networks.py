@@ -58,6 +58,7 @@ def test_wide_resnets_have_the_millions_of_the_papers(
     assert _count(net) == pytest.approx(millions * 1e6, rel=0.02)
 
 
+@pytest.mark.long
 @given(st.integers(1, 3), st.integers(1, 2), st.integers(1, 12), st.sampled_from([4, 5, 16]))
 def test_wide_resnet_gives_logits_at_any_size(
     blocks: int, factor: int, classes: int, side: int

@@ -45,6 +45,7 @@ def test_outlines_hold_the_share_of_exact_draws_that_they_say(target: Banana | T
         assert (density > level).double().mean() == pytest.approx(share, abs=0.02)
 
 
+@pytest.mark.long
 def test_titles_have_room_in_the_figure() -> None:
     sources = non_gaussian.COLUMNS
     draws = {name: {s: torch.randn(20, 2) for s in sources} for name in ("Banana", "TwoModes")}

@@ -55,6 +55,7 @@ def test_output_noise_of_every_target(name: str) -> None:
     assert [fn.scale.item() for fn in made] == [pytest.approx(target.guide_noise["scale"])]
 
 
+@pytest.mark.long
 def test_instability(tmp_path: Path) -> None:
     figure = tmp_path / "curves.png"
     options = ["--instability", "--num-steps", "4", "--seeds", "0", "--quiet"]
@@ -130,6 +131,7 @@ def test_errors_against_known_moments(monkeypatch: pytest.MonkeyPatch) -> None:
         target.exact(3)
 
 
+@pytest.mark.long
 def test_references(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(references.REFERENCE_SETTINGS, "num_draws", 4)
     monkeypatch.setitem(references.REFERENCE_SETTINGS, "warmup_steps", 2)

@@ -52,6 +52,7 @@ def short(brute: tuple[Tensor, Tensor]) -> Iterator[tuple[Problem, Tensor]]:
         yield problem, found
 
 
+@pytest.mark.long
 def test_the_filter_agrees_with_a_large_sample_of_the_prior(short: Any) -> None:
     """A filter is right in the mean of likelihoods, and now and then a tenth of a nat low."""
     problem, brute = short
@@ -59,6 +60,7 @@ def test_the_filter_agrees_with_a_large_sample_of_the_prior(short: Any) -> None:
     assert torch.allclose(filtered.logsumexp(0) - math.log(16), brute, atol=0.04)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("whose", ["own", "ours"])
 def test_the_judge_agrees_with_a_large_sample_of_the_prior(whose: str, short: Any) -> None:
     problem, brute = short
@@ -87,6 +89,7 @@ def test_rows_are_judged_by_their_own_values() -> None:
     assert scores[1] < scores[0] - 30
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", [m for m in METHODS if m != "AutoNormal"])
 def test_fits_learn_encoder_and_decoder(method: str) -> None:
     settings = own_guides.SETTINGS | {"cpu_seconds": 0.5, "rehearsal": 8}

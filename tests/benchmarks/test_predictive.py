@@ -79,6 +79,7 @@ def test_the_scale_of_noise_that_fits_best() -> None:
     assert value == pytest.approx(0.5 * math.log(2 * math.pi * math.e) + math.log(0.1), abs=0.1)
 
 
+@pytest.mark.long
 def test_a_network_of_two_gaussians_finds_two_values() -> None:
     torch.manual_seed(0)
     x, signs = torch.rand(80, 1), 2.0 * (torch.arange(80) % 2) - 1

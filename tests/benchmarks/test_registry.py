@@ -275,6 +275,7 @@ def test_help_of_each_benchmark(name: str, capsys: pytest.CaptureFixture[str]) -
     assert "--seeds" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_run_and_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

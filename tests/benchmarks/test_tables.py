@@ -46,6 +46,7 @@ def test_a_recorded_command_has_no_paths() -> None:
     assert command == 'python -m benchmarks run made_up --seeds 1 "--set=x y"'
 
 
+@pytest.mark.long
 def test_the_pages_are_what_the_records_say() -> None:
     assert tables.stale() == [], "run: python -m benchmarks tables"
 
@@ -102,6 +103,7 @@ def test_two_states_of_a_fit_are_paid_once() -> None:
     assert totals.fits(rows) == [1.25]
 
 
+@pytest.mark.long
 def test_totals_are_of_all_records() -> None:
     header, lines = tables._whole("totals")
     *folders, whole = (dict(zip(header, line, strict=True)) for line in lines)

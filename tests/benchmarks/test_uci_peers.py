@@ -27,6 +27,7 @@ def line() -> Split:
     return Split(x[:50], y[:50], x[50:], y[50:], 2.0)
 
 
+@pytest.mark.long
 def test_scores_are_those_of_many_draws() -> None:
     """By the benchmark's own score of draws, of a model that is Gaussian at each row."""
     split = line()
@@ -65,6 +66,7 @@ def test_more_rows_than_the_process_learns_from() -> None:
     torch.testing.assert_close(gaussian_process(split, 0, learn_from=50)[0], whole)
 
 
+@pytest.mark.long
 def test_the_sparse_process_is_the_exact_one_with_every_row_inducing() -> None:
     split = line()
     mean, scale = sparse_gaussian_process(split, 0, num_inducing=50, steps=range(150), rate=0.1)
@@ -75,6 +77,7 @@ def test_the_sparse_process_is_the_exact_one_with_every_row_inducing() -> None:
     assert torch.isfinite(short).all() and not torch.allclose(short, mean, atol=0.01)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not has_laplace(), reason="laplace-torch is not installed")
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_laplace_keeps_the_mode_and_has_a_spread() -> None:

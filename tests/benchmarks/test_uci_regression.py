@@ -195,6 +195,7 @@ def _eager(
     return step
 
 
+@pytest.mark.long
 def test_a_split_does_not_depend_on_what_was_run_before(
     data_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

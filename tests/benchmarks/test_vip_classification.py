@@ -36,6 +36,7 @@ def task() -> Task:
         return Task(separable(60, 3), separable(30, 3), separable(45, 3))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_learns_what_is_plain(
     task: Task, method: str, monkeypatch: pytest.MonkeyPatch
@@ -162,6 +163,7 @@ def test_images_to_choose_by_are_not_those_of_a_seed(small_data: Path) -> None:
     assert chosen.test is chosen.held
 
 
+@pytest.mark.long
 def test_a_choice_has_all_rates(small_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"hidden units": [3], "num_functions": 3, "num_particles": 2, "num_draws": 3}
     for key, value in {**small, "num_inducing": 5, "prior_factors": [1.0]}.items():

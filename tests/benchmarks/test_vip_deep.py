@@ -58,6 +58,7 @@ def test_a_first_layer_without_spread_hands_its_mean_on() -> None:
     torch.testing.assert_close(mean, mean[:1].expand(4, -1))
 
 
+@pytest.mark.long
 def test_the_loss_is_a_bound_on_the_evidence() -> None:
     torch.manual_seed(0)
     x, y, fit = torch.randn(4, 3), torch.randn(4), two_layers(spread=1.0)
@@ -81,6 +82,7 @@ def test_divergences_add_up() -> None:
     assert fit.layers[0].kl().item() == pytest.approx(6.0)  # half of 2 x 6 ones
 
 
+@pytest.mark.long
 def test_two_layers_learn() -> None:
     torch.manual_seed(0)
     x = torch.randn(80, 3)

@@ -35,6 +35,7 @@ def test_the_simulation_starts_where_it_says_and_follows_its_seed() -> None:
     assert (path == path.round()).all() and (path >= 0).all()
 
 
+@pytest.mark.long
 def test_simulations_have_the_mean_field_at_first() -> None:
     mean = np.mean([simulate(16, seed=seed) for seed in range(150)], axis=0)
     field = exact_field(16).numpy()

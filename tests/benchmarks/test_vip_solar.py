@@ -30,6 +30,7 @@ def test_missing_years_change_no_choice(small_data: Path) -> None:
     torch.testing.assert_close(results[0][0], results[1][0])
 
 
+@pytest.mark.long
 def test_the_gaussian_process_fills_a_smooth_series(small_data: Path) -> None:
     data = vip_solar.Data(small_data)
     (mean, sd), _ = vip_solar.exact_gp(data, lambda count: range(min(count, 100)))

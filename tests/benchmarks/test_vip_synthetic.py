@@ -16,6 +16,7 @@ def test_the_curve() -> None:
     torch.testing.assert_close(vip_synthetic.curve(x), expected)
 
 
+@pytest.mark.long
 def test_the_collapsed_objective_learns_the_curve() -> None:
     arguments = ["--num-steps", "300", "--seeds", "0", "--quiet", "--methods", "collapsed, frozen"]
     (row,) = vip_synthetic.main(arguments)

@@ -39,6 +39,7 @@ def test_a_split_that_is_not_there(data_root: Path) -> None:
         vip_uci.main(["--data-root", str(data_root), "--sets", "toy", "--splits", "2"])
 
 
+@pytest.mark.long
 def test_test_rows_change_no_choice(data_root: Path) -> None:
     held = load_split(data_root, "toy", 0, validation=True)
     whole = load_split(data_root, "toy", 0)
@@ -51,6 +52,7 @@ def test_test_rows_change_no_choice(data_root: Path) -> None:
         assert first[key] == second[key]
 
 
+@pytest.mark.long
 def test_controls_on_fewer_rows_than_the_test_part(
     data_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +93,7 @@ def test_records_without_a_coverage_have_a_table() -> None:
     assert table.splitlines()[-1].replace(" ", "") == "|toy|exactGP|1|0.000030|2.00||||1|"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["collapsed", "weights"])
 def test_training_learns_and_keeps_the_best_state(kind: str) -> None:
     torch.manual_seed(0)

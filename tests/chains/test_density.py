@@ -211,6 +211,7 @@ def test_points_without_a_density_are_told_from_the_others():
     assert bool(values[2].isnan()) and bool(gradients[2].isnan().any())
 
 
+@pytest.mark.long
 def test_a_trajectory_that_leaves_the_density_is_refused():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # short chains

@@ -40,6 +40,7 @@ def slope(values):
     return values["w"][:, 1].round()
 
 
+@pytest.mark.long
 @given(seed=st.integers(0, 40), num_samples=st.integers(1, 30), count=st.integers(1, 4))
 def test_each_guide_has_its_share_of_draws(seed, num_samples, count):
     torch.manual_seed(seed)
@@ -76,6 +77,7 @@ def test_guides_that_need_the_arguments_get_them():
     torch.testing.assert_close(found["sigma"], X.max().expand(3))
 
 
+@pytest.mark.long
 def test_modes_are_a_deep_ensemble():
     modes = refine(line, 3, X, Y, num_chains=3, num_steps=0, seed=0, progress=False).split()
     ensemble = EnsembleGuide(
@@ -85,6 +87,7 @@ def test_modes_are_a_deep_ensemble():
     assert abs(float(ensemble.weights.sum()) - 1) < 1e-9
 
 
+@pytest.mark.long
 def test_stacking_is_that_of_arviz():
     guides = [at(2.0, 0.3), at(1.2, 0.3), at(3.0, 0.3)]
     torch.manual_seed(1)

@@ -59,6 +59,7 @@ def normal_of(precision):
 # ---- the moments of known densities
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", KERNELS)
 def test_an_ill_conditioned_gaussian(name, closed):
     true = covariance(1e4)
@@ -184,6 +185,7 @@ def _after_steps(kernel, num_steps, count=3000):
     return draws, float(chains.sample_stats["acceptance_rate"].mean())
 
 
+@pytest.mark.long
 def test_hmc_leaves_the_density_as_it_is_however_large_its_steps():
     draws, accepted = _after_steps(HMC(step_size=0.9, trajectory=3.0), 30)
     assert 0.3 < accepted < 0.9  # it would be far off without the accept step
@@ -192,6 +194,7 @@ def test_hmc_leaves_the_density_as_it_is_however_large_its_steps():
     assert kstest(scaled.numpy(), "norm").pvalue > 0.001
 
 
+@pytest.mark.long
 def test_that_test_would_see_a_missing_accept_step(monkeypatch):
     monkeypatch.setattr("pyro_implicit.chains.hmc.where", lambda accepted, new, old: new)
     g = _after_steps(HMC(step_size=0.9, trajectory=3.0), 30)[0]["g"]
@@ -201,6 +204,7 @@ def test_that_test_would_see_a_missing_accept_step(monkeypatch):
 # ---- tuning, refusals and settings
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:the step size of mclmc biases these chains")
 def test_step_sizes_are_tuned_to_what_was_asked_for(closed):
     closed(lambda u: -0.5 * u.square().sum(-1), lambda u: -u)
@@ -239,6 +243,7 @@ def test_steps_out_of_the_domain_are_refused_and_told(name, closed):
     assert bool(chains.sample_stats["lp"].isfinite().all())
 
 
+@pytest.mark.long
 def test_one_dimension_is_for_hmc_alone(closed):
     def model():
         pyro.sample("x", dist.Normal(3.0, 2.0))
@@ -279,6 +284,7 @@ def test_kernels_by_name_and_from_their_settings():
             make_kernel(bad)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precondition", ["diagonal", "dense"])
 def test_chains_that_are_refused_at_first_move_later(precondition):
     """The first windows see no move where the first steps are far too long."""

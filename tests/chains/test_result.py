@@ -69,6 +69,7 @@ def test_the_print_tells_how_exact_the_steps_are_by_the_kernels_own_measure(name
     assert how in str(chains)
 
 
+@pytest.mark.long
 def test_a_refused_step_does_not_make_the_energy_error_of_the_others_enormous(chains):
     twin = copy.copy(chains)
     told = {name: value.clone() for name, value in chains.sample_stats.items()}
@@ -81,6 +82,7 @@ def test_a_refused_step_does_not_make_the_energy_error_of_the_others_enormous(ch
 # ---- the same bits
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.filterwarnings("ignore:the r-hat of latents")  # in so few steps
 def test_a_seed_fixes_every_bit_and_moves_nothing_outside(name):
@@ -207,6 +209,7 @@ def test_vectorised_draws_under_a_plate(chains):
     assert {tuple(row) for row in values["w"].reshape(-1, 2).tolist()} <= kept
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:the r-hat of latents")
 def test_latents_of_rows_are_in_their_plates():
     chains = run(model=local, args=(Y,), start=torch.zeros(3, 13))
@@ -260,6 +263,7 @@ def test_another_model_is_told_by_its_latents(chains):
         Chains.from_state_dict(rows.state_dict(), local, Y[:5])
 
 
+@pytest.mark.long
 def test_double_precision_on_request_and_draws_of_the_models_own():
     chains = run(dtype=torch.float64)
     assert chains.by_chain.dtype == torch.float64
@@ -279,6 +283,7 @@ def test_num_steps_of_zero_are_the_modes():
 # ---- ArviZ
 
 
+@pytest.mark.long
 def test_real_chains_for_arviz(chains):
     groups = ["posterior", "log_likelihood", "posterior_predictive", "sample_stats"]
     data = to_arviz(line, chains, X, Y, groups=groups)
@@ -319,6 +324,7 @@ def test_chains_of_one_mode_agree(chains):
     assert sizes["mean"].shape == (12,)
 
 
+@pytest.mark.long
 def test_the_print_says_where_agreement_is_to_be_looked_for(chains, monkeypatch):
     assert "r-hat of latents up to 1.0" in str(chains)
     assert "r-hat" not in str(chains.split()[0])
@@ -367,6 +373,7 @@ def test_too_few_draws_to_compare():
 # ---- bad input
 
 
+@pytest.mark.long
 def test_bad_arguments(chains):
     with pytest.raises(ArgumentError, match="num_warmup=300 of num_steps=60"):
         run(num_warmup=300)
@@ -393,6 +400,7 @@ def test_the_bar_shows_the_phase(capsys):
     assert "sampling, lp" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_chains_that_disagree_are_told_when_they_end() -> None:
     """Each of two modes has chains that never leave it."""
 

@@ -33,6 +33,7 @@ def delta(value: float):
     return guide
 
 
+@pytest.mark.long
 def test_modes_of_few_latents_are_maxima():
     chains = begun(4)
     u = chains.by_chain[:, 0]
@@ -57,6 +58,7 @@ def test_data_that_were_forgotten_are_told():
         begun(2, model, (X,), mode_steps=1)
 
 
+@pytest.mark.long
 @of_no_data
 def test_modes_of_many_latents_by_adam_with_early_stop():
     x = torch.linspace(-1, 1, 40)
@@ -86,6 +88,7 @@ def improper():
     pyro.factor("f", torch.tensor(0.0))
 
 
+@pytest.mark.long
 def test_latents_that_cannot_be_drawn_are_dispersed_all_the_same():
     chains = begun(4, improper, (), mode_steps=1)
     assert bool(chains.by_chain.isfinite().all())
@@ -119,6 +122,7 @@ def test_unconstrained_draws():
     torch.testing.assert_close(begun(u).by_chain[:, 0], u)
 
 
+@pytest.mark.long
 def test_chains_are_a_start_too():
     first = begun(4)
     again = begun(first)
@@ -236,6 +240,7 @@ def test_a_model_without_latents():
         begun(2, observed, ())
 
 
+@pytest.mark.long
 def test_latents_of_every_row_are_fine_in_full_batches():
     chains = begun(torch.zeros(3, 13), local, (Y,), num_steps=60)
     assert chains.draws["mean"].shape == (4, 3, 12) and chains.draws["scale"].shape == (4, 3)

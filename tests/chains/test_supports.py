@@ -48,6 +48,7 @@ def test_what_a_comparison_decides_is_seen_at_draws(seed):
         refined(model, Y, num_steps=0, seed=seed)
 
 
+@pytest.mark.long
 def test_what_a_comparison_decides_is_seen_where_chains_are():
     """The prior is there never, the posterior always."""
 
@@ -62,6 +63,7 @@ def test_what_a_comparison_decides_is_seen_where_chains_are():
         refined(model, Y)
 
 
+@pytest.mark.long
 def test_chains_that_arrive_there_later_are_told():
     def moved(y):
         z = pyro.sample("z", dist.Normal(0.0, 1.0))
@@ -75,6 +77,7 @@ def test_chains_that_arrive_there_later_are_told():
         refine(moved, start, Y + 9, num_steps=400, seed=0, kernel="hmc", progress=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "bound", [lambda z: 3.0, lambda z: Y.max() + 2, lambda z: pyro.param("top", torch.tensor(3.0))]
 )
@@ -83,6 +86,7 @@ def test_bounds_that_are_no_latents_are_taken(bound):
     assert set(chains.draws) == {"z", "u"}
 
 
+@pytest.mark.long
 def test_bounded_latents_under_hyperpriors_are_taken():
     def model(y):
         scale = pyro.sample("scale", dist.HalfNormal(2.0))

@@ -34,6 +34,7 @@ def test_chains_without_a_draw_are_refused(kernel):
     assert run(0, kernel).num_draws == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kernel", "found"),
     [

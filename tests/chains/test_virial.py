@@ -71,6 +71,7 @@ def refined(kernel: Any) -> Any:
     return refine(wide, start, progress=False, **options)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:refine.*observes nothing")
 @pytest.mark.filterwarnings("ignore:the model observes nothing")
 def test_large_steps_are_told_and_accepted_ones_have_no_bias() -> None:
@@ -84,6 +85,7 @@ def test_large_steps_are_told_and_accepted_ones_have_no_bias() -> None:
     refined("hmc")
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:the step size of mclmc biases these chains")
 def test_an_interrupted_look_keeps_the_chains_and_their_count() -> None:
     class Interrupted:

@@ -67,6 +67,7 @@ def changed(guide):
     return guide
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "turn", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 5))]
 )
@@ -203,6 +204,7 @@ def test_a_deepcopy_of_a_guide_that_is_not_built_can_be_built(make_guide):
     assert other(*case.data()).keys() == case.sites.keys()
 
 
+@pytest.mark.long
 @pytest.mark.turn(0, of=5)
 def test_to_float64(request, make_guide, case, float64):
     """By default every other objective meets a guide, each of them four guides."""

@@ -63,6 +63,7 @@ def test_loss_differentiable_loss_and_loss_and_grads_agree(make_guide, make_obje
     check_values(make_objective(max_plate_nesting=1), make_guide, MODELS["regression"])
 
 
+@pytest.mark.long
 @pytest.mark.turn(1, of=8)
 def test_svi_reduces_the_loss(make_guide, make_objective, local_params):
     case = MODELS["regression"]
@@ -78,6 +79,7 @@ def test_svi_reduces_the_loss(make_guide, make_objective, local_params):
     assert (len(pyro.get_param_store()) == 0) == local_params
 
 
+@pytest.mark.long
 @pytest.mark.turn(2, of=8)
 def test_a_plain_torch_loop_reduces_the_loss(make_guide, make_objective):
     case = MODELS["network"]

@@ -39,6 +39,7 @@ def test_p_values_are_those_of_coins():
     assert found.p_value == pytest.approx(1 - normal.cdf(torch.tensor(z)).item(), abs=1e-5)
 
 
+@pytest.mark.long
 def test_the_default_classifier_sees_a_missing_mode():
     signs = 2.0 * torch.randint(2, (300, 1)) - 1
     both, one = torch.randn(300, 1) + 4 * signs, torch.randn(300, 1) + 4

@@ -53,6 +53,7 @@ def test_the_bound_by_the_smallest_singular_value():
     assert report.singular_value_bound == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.long
 def test_a_folded_map_is_counted_twice():
     guide = affine_guide(normal_model, A, B, folded=True)
     with pytest.warns(UserWarning, match="the guide folds: its linearised entropy exceeds"):
@@ -87,6 +88,7 @@ def test_signs_of_maps_that_do_not_fold():
     assert math.isnan(report.minority_share) and "signs" not in str(report)
 
 
+@pytest.mark.long
 def test_a_lost_direction():
     guide = affine_guide(normal_model, [[1.0, 0.0], [0.5, 0.0]], B, scale=0.05)
     with pytest.warns(UserWarning, match="collapses: of 2 directions of its noises, 1.0 "):

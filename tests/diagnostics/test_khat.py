@@ -29,6 +29,7 @@ def one_normal():
     pyro.sample("w", dist.Normal(0.0, 1.0))
 
 
+@pytest.mark.long
 def test_the_tail_of_a_narrow_gaussian():
     """Ratios of N(0, 1) to N(0, sd^2) have a Pareto tail of shape 1 - sd^2."""
     sd = 0.5
@@ -39,6 +40,7 @@ def test_the_tail_of_a_narrow_gaussian():
     assert float(found) == found.value
 
 
+@pytest.mark.long
 def test_a_latent_that_the_model_lacks_is_named():
     guide = affine_guide(normal_model, [[0.6, 0.0], [0.2, 0.7]], [0.1, 0.0])
     with pytest.raises(
@@ -53,6 +55,7 @@ def test_the_wrong_order_is_named():
         khat(guide, one_normal)
 
 
+@pytest.mark.long
 def test_a_wide_gaussian_and_the_right_one():
     for sd in (1.3, 1.0001):
         guide = affine_guide(one_normal, [[sd]], [0.0])
@@ -61,6 +64,7 @@ def test_a_wide_gaussian_and_the_right_one():
         assert found.log_evidence == pytest.approx(0.0, abs=0.05)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sd", [1.0, 1.5])
 def test_what_draws_of_a_gaussian_are_worth(sd: float) -> None:
     """The mean of squared weights of N(0, v) for N(0, 1) is v / sqrt(2 v - 1)."""
@@ -70,6 +74,7 @@ def test_what_draws_of_a_gaussian_are_worth(sd: float) -> None:
     assert found.effective_samples / 4000 == pytest.approx(expected, abs=0.02)
 
 
+@pytest.mark.long
 def test_arviz_on_exact_ratios():
     guide = affine_guide(normal_model, [[0.6, 0.0], [0.2, 0.7]], [0.1, 0.0])
     pyro.set_rng_seed(3)
@@ -83,6 +88,7 @@ def test_arviz_on_exact_ratios():
     assert found.log_evidence == pytest.approx(ratios.exp().mean().log().item(), abs=1e-3)
 
 
+@pytest.mark.long
 def test_with_output_noise_and_a_constrained_site():
     def model(y):
         pyro.sample("w", dist.Normal(0.0, 1.0))
@@ -116,6 +122,7 @@ def test_the_threshold_grows_with_the_draws():
     )
 
 
+@pytest.mark.long
 def test_refused_where_the_density_is_not_known():
     guide = affine_guide(normal_model, [[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0], folded=True)
     with pytest.raises(DensityError, match=r"k-hat is refused: .*Try num_inner=.*stein_discrepanc"):

@@ -31,6 +31,7 @@ def two_sites():
     pyro.sample("scale", dist.LogNormal(0.0, 1.0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sigma", [0.0, 0.1])
 def test_a_gaussian_guide(sigma):
     guide = affine_guide(normal_model, A, B, scale=sigma)
@@ -69,6 +70,7 @@ def test_densities_are_those_of_constrained_values(factorized):
     torch.testing.assert_close(log_density(guide, draws).value.float(), exact, atol=1e-3, rtol=0)
 
 
+@pytest.mark.long
 def test_a_folded_guide_has_the_density_of_its_draws():
     guide = affine_guide(normal_model, A, B, folded=True)
     draws = guide.sample(200)
@@ -79,6 +81,7 @@ def test_a_folded_guide_has_the_density_of_its_draws():
     assert ((found - exact).abs() < 1e-2).float().mean() > 0.9  # near the crease it is not smooth
 
 
+@pytest.mark.long
 def test_more_noise_than_latents():
     matrix = [[0.5, 0.2, 0.1], [0.0, 0.4, 0.3]]
     guide = affine_guide(normal_model, matrix, B, scale=0.2)

@@ -138,6 +138,7 @@ def test_ranks():
         plots.plot_ranks(calibration, "a", 99)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_arviz_draws_the_rest():
     def model(y):

@@ -28,6 +28,7 @@ def positive_model(y):
         pyro.sample("y", dist.Normal(loc.sum(), scale), obs=y)
 
 
+@pytest.mark.long
 def test_the_right_guide_passes_and_wrong_ones_do_not():
     right = affine_guide(normal_model, [[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0])
     found = stein_discrepancy(normal_model, right)
@@ -41,6 +42,7 @@ def test_the_right_guide_passes_and_wrong_ones_do_not():
         assert "of 300 draws, p-value" in str(found) and "not the posterior's" in str(found)
 
 
+@pytest.mark.long
 def test_units_change_nothing():
     def model(unit):
         pyro.sample("w", dist.Normal(0.0, unit))
@@ -77,6 +79,7 @@ def test_scores_are_those_of_the_unconstrained_density():
     assert found.squared == pytest.approx(stein_u_statistic(matrix).item(), rel=1e-6)
 
 
+@pytest.mark.long
 def test_any_guide_and_any_draws():
     y = torch.randn(5)
     guide = AutoNormal(positive_model)

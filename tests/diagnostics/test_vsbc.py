@@ -48,6 +48,7 @@ def calibrate(fit, **options):
     return vsbc(model, fit, **{**defaults, **options})
 
 
+@pytest.mark.long
 def test_the_exact_posterior_is_calibrated():
     found = calibrate(fit_with())
     assert found.ranks["mean"].shape == (200, 2)
@@ -56,6 +57,7 @@ def test_the_exact_posterior_is_calibrated():
     assert found.bins == 20 and found.num_simulations == 200
 
 
+@pytest.mark.long
 def test_wrong_ones_are_told_and_how():
     few = {"num_simulations": 100}
     narrow, wide = calibrate(fit_with(width=0.5), **few), calibrate(fit_with(width=2.0), **few)
@@ -71,6 +73,7 @@ def test_wrong_ones_are_told_and_how():
         assert found.uniformity()["mean"][1] > 1e-3  # the second entry is right in all of them
 
 
+@pytest.mark.long
 def test_a_fit_that_ignores_the_data_needs_a_quantity_that_does_not():
     def prior(data):
         return {"mean": torch.randn(99, 2)}
@@ -152,6 +155,7 @@ def test_values_are_checked(options, message):
         calibrate(fit_with(), **options)
 
 
+@pytest.mark.long
 def test_ties_are_broken_at_random():
     def points(data):
         return {"mean": torch.zeros(99, 2)}
@@ -237,6 +241,7 @@ CALLS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call", CALLS)
 def test_a_guide_sees_the_simulated_data(call):
     args, kwargs = CALLS[call]
@@ -255,6 +260,7 @@ def test_a_guide_sees_the_simulated_data(call):
         assert given is None or len(set(given.tolist())) == 1
 
 
+@pytest.mark.long
 def test_a_conditional_guide_sees_the_simulated_data():
     args = (torch.zeros(3), torch.full((3,), 3.0))
     found = vsbc(rows_model, conditional_guide, *args, num_simulations=100, progress=False)
@@ -276,6 +282,7 @@ def logarithms(y=None):
         pyro.sample("y", dist.Normal(z, 1.0), obs=None if y is None else y.log())
 
 
+@pytest.mark.long
 def test_data_that_a_guide_could_only_see_wrong_are_refused():
     def custom(y=None):
         pyro.sample("z", dist.Normal(y.log().sum() / 4, 0.5))

@@ -262,6 +262,7 @@ class _HandGuide(pyro.nn.PyroModule):
         pyro.sample("c", dist.Normal(self.loc, self.scale))
 
 
+@pytest.mark.long
 def test_hand_written_guide_reaches_the_exact_posterior() -> None:
     guide = _HandGuide()
     optimiser = pyro.optim.ExponentialLR(

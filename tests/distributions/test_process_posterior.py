@@ -57,6 +57,7 @@ def dense(
     return mean[..., size:] + shift[..., 0], rest
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(
     n=st.integers(1, 9),
@@ -88,6 +89,7 @@ def test_any_number_of_functions_and_both_forms(
     torch.testing.assert_close(found.covariance_matrix, covariance, rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(
     n=st.integers(1, 30),

@@ -36,6 +36,7 @@ def short_fits(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(pyro_implicit, name, short)
 
 
+@pytest.mark.long
 @each_page
 def test_code_runs(page: Path, short_fits: None) -> None:
     with warnings.catch_warnings():

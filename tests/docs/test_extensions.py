@@ -52,6 +52,7 @@ def test_links_between_files_become_links_between_pages(
     assert load("repository_links").translate(link, page) == (becomes or expected[name])
 
 
+@pytest.mark.long
 def test_the_reference_has_every_name_of_every_sub_package() -> None:
     pages = load("reference_pages")
     modules = pages.public_modules()

@@ -58,6 +58,7 @@ def test_pages(page: Path) -> None:
     assert not list(misspelt(words_of(page)))
 
 
+@pytest.mark.long
 def test_docstrings() -> None:
     found = {
         module.relative_to(ROOT).as_posix(): words

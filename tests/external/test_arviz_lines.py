@@ -142,6 +142,7 @@ def check_both_lines(python, saved):
     assert there["khat"] == pytest.approx(here["khat"], abs=0.05)
 
 
+@pytest.mark.long
 def test_this_interpreter(saved):
     folder, arrays = saved
     report, found = load_script().run(_arviz.__file__, folder)

@@ -54,6 +54,7 @@ def gradients(
     return torch.autograd.grad(total, [generator.weights, z])
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(st.integers(1, 5), shapes, options, st.integers(0, 2**31))
 def test_it_is_what_autograd_finds(
@@ -70,6 +71,7 @@ def test_it_is_what_autograd_finds(
     torch.testing.assert_close(found, gradients(generator, z, other, u))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mixing", ["diagonal", "triangular"])
 def test_finite_differences_find_it_and_its_own_derivative(mixing: str) -> None:
     generator = made(2, hidden_dim=2, num_blocks=2, num_steps=1, mixing=mixing)
@@ -183,6 +185,7 @@ def test_noise_of_another_precision_than_the_weights() -> None:
     torch.testing.assert_close(found[0], found[1].float())  # type: ignore[union-attr]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace:FutureWarning")
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_pyros_jit_objectives_trace_it() -> None:

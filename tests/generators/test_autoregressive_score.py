@@ -36,6 +36,7 @@ def check(generator: Any, z: Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * (1 + most))
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 6),

@@ -32,6 +32,7 @@ def brute(generator: Any, z: Tensor) -> Tensor:
     )
 
 
+@pytest.mark.long
 @settings(max_examples=30)
 @given(
     st.integers(1, 4),
@@ -60,6 +61,7 @@ def test_each_row_has_a_map_that_never_folds_with_a_known_determinant(
     torch.testing.assert_close(generator.half_log_det(z, 0.3), noisy)
 
 
+@pytest.mark.long
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(0, 2**31))
 def test_it_is_the_map_of_noise_and_context_side_by_side(m: int, k: int, seed: int) -> None:
     torch.manual_seed(seed)
@@ -146,6 +148,7 @@ def test_another_context_is_refused() -> None:
         conditioned(inner, torch.randn(4, 2).double())
 
 
+@pytest.mark.long
 @settings(max_examples=30)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 2**31), st.booleans())
 def test_the_noise_of_a_draw_is_found(m: int, k: int, seed: int, many: bool) -> None:
@@ -158,6 +161,7 @@ def test_the_noise_of_a_draw_is_found(m: int, k: int, seed: int, many: bool) -> 
     torch.testing.assert_close(row(row.inverse(one)), one.expand(5, m))
 
 
+@pytest.mark.long
 def test_the_inverse_has_a_first_derivative() -> None:
     """In values, contexts and parameters; contexts may come from a network of their own."""
     torch.manual_seed(0)

@@ -29,6 +29,7 @@ CASES = st.tuples(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=25)
 @given(case=CASES)
 def test_values_jacobians_and_products_are_those_of_autograd(case) -> None:

@@ -53,6 +53,7 @@ def _check(generator: Generator, batch: tuple[int, ...], scale: float | Tensor) 
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 @given(
     sizes,
     sizes,
@@ -91,6 +92,7 @@ def test_mlp_with_every_activation(activation: str, skip: bool) -> None:
     _check(MLPGenerator(3, 3, (4, 5), activation=activation, skip=skip).double(), (2,), 0.2)
 
 
+@pytest.mark.long
 @given(st.integers(1, 4), st.integers(0, 3), seeds)
 def test_mlp_without_output_noise(m: int, extra: int, seed: int) -> None:
     torch.manual_seed(seed)
@@ -98,6 +100,7 @@ def test_mlp_without_output_noise(m: int, extra: int, seed: int) -> None:
     _check(generator, (2,), 0.0)
 
 
+@pytest.mark.long
 @given(seeds, st.sampled_from([1, 4]), st.sampled_from([0.1, torch.tensor(0.1)]))
 def test_learned_scale_gets_the_brute_force_gradient(seed: int, d: int, start: Any) -> None:
     torch.manual_seed(seed)
@@ -109,6 +112,7 @@ def test_learned_scale_gets_the_brute_force_gradient(seed: int, d: int, start: A
     torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.long
 @given(st.integers(1, 300), seeds)
 def test_a_step_moves_an_output_by_a_third_of_what_its_bias_does(h: int, seed: int) -> None:
     """Whatever the hidden width: of the last layer, by Adam, where features are within (-1, 1)."""

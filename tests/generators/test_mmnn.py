@@ -44,6 +44,7 @@ def _shake(generator: Generator) -> Generator:
 # ---- structure
 
 
+@pytest.mark.long
 @given(
     st.integers(1, 40),
     st.tuples(st.integers(1, 4), st.integers(1, 4)),
@@ -70,6 +71,7 @@ def test_mmnn_is_algorithm_1_cut_to_size(
     torch.testing.assert_close(generator.jacobian(z), _autograd_jacobian(generator, z))
 
 
+@pytest.mark.long
 @given(
     st.lists(st.integers(1, 12), min_size=1, max_size=4),
     st.integers(1, 4),
@@ -331,6 +333,7 @@ def test_up_to_256_latents_draws_fill_the_space(size: int, budget: float) -> Non
     assert _rank(generator) == size
 
 
+@pytest.mark.long
 @settings(max_examples=25)
 @given(
     sizes=st.lists(st.integers(1, 60), min_size=1, max_size=12).filter(lambda s: sum(s) <= 256),

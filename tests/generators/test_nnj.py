@@ -96,6 +96,7 @@ def _model(x: Tensor, y: Tensor | None = None) -> Tensor:
 
 
 # the two agree by what is tested above and by tests/objectives
+@pytest.mark.long
 @pytest.mark.parametrize(
     "objective", [LinearisedELBO, pytest.param(LanczosELBO, marks=pytest.mark.slow)]
 )

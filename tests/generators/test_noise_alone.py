@@ -88,6 +88,7 @@ def test_dropout_is_served_in_evaluation_mode_and_by_draws(kind: Any) -> None:
     assert all(p.grad is None or p.grad.isfinite().all() for p in guide.parameters())
 
 
+@pytest.mark.long
 def test_the_entropy_in_evaluation_mode_is_that_of_the_network_without_it() -> None:
     guide = guide_of(nn.Dropout(0.5)).eval()
     plain = guide_of(nn.Identity())

@@ -35,6 +35,7 @@ makers = st.sampled_from(sorted(MAKERS))
 seeds = st.integers(0, 2**31)
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(makers, st.integers(1, 6), seeds, st.sampled_from([0.2, 1.0]))
 def test_determinant_and_inverse(name: str, m: int, seed: int, size: float) -> None:
@@ -71,6 +72,7 @@ def test_gradients_of_the_inverse_are_those_of_the_implicit_function(name: str) 
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(MAKERS))
 def test_the_density_integrates_to_one(name: str) -> None:
     torch.manual_seed(2)
@@ -82,6 +84,7 @@ def test_the_density_integrates_to_one(name: str) -> None:
     assert float(torch.trapezoid(density, grid)) == pytest.approx(1, abs=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["residual", "autoregressive"])
 def test_the_density_in_two_dimensions_integrates_to_one(name: str) -> None:
     torch.manual_seed(3)

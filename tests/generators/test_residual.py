@@ -37,6 +37,7 @@ def brute_jacobian(generator: Generator, z: Tensor) -> Tensor:
     return torch.func.vmap(torch.func.jacrev(generator.forward))(z)
 
 
+@pytest.mark.long
 @given(
     st.integers(1, 5),
     st.integers(1, 6),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pyro
 import pyro.distributions as dist
+import pytest
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ def model(x: Tensor, y: Any = None, *, name: Any, sampler: Any, sites: Any) -> N
         pyro.sample("y", dist.Normal(w[..., :1] * x + name + sampler + sites, 1.0), obs=y)
 
 
+@pytest.mark.long
 def test_any_name_will_do() -> None:
     x = torch.linspace(0.0, 1.0, 4)
     named: dict[str, Any] = dict.fromkeys(("name", "sampler", "sites"), x)

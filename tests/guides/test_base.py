@@ -303,6 +303,7 @@ def in_turns(turns):
     return model
 
 
+@pytest.mark.long
 def test_latents_in_a_sequential_plate_are_those_of_a_loop():
     """Pyro's own autoguides refuse them."""
     y = torch.linspace(-1.0, 3.0, 20).reshape(5, 4)

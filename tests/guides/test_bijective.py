@@ -57,6 +57,7 @@ def test_the_density_is_that_of_the_trace(kind: Any, factorized: bool) -> None:
     assert found.standard_error.abs().max() == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_pyros_objectives_agree_with_the_linearised_one(kind: Any) -> None:
     guide = _guide(kind, 0.05)
@@ -90,6 +91,7 @@ def test_gradients_of_trace_elbo_are_those_of_the_linearised_one(kind: Any) -> N
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_claim_never_exceeds_the_evidence(kind: Any) -> None:
     """The evidence of a conjugate model, and a guide as it comes and after a short fit."""
@@ -125,6 +127,7 @@ def test_the_record_says_that_it_is_a_bound(kind: Any) -> None:
     assert not LinearisedELBO().is_bound_for(noisy)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_diagnostics_are_exact(kind: Any) -> None:
     guide = _guide(kind)

@@ -124,6 +124,7 @@ def test_sample_and_forward_agree_in_law_and_depend_on_x(shared: bool) -> None:
     assert correlation > 0.9 if shared else abs(correlation) < 0.1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "make",
     [
@@ -151,6 +152,7 @@ def test_with_an_entropy_it_is_an_amortised_posterior(make) -> None:
     )
 
 
+@pytest.mark.long
 def test_by_default_the_map_of_a_row_cannot_fold_and_its_bound_is_exact() -> None:
     """The loss reaches minus the log evidence of local conjugate latents, and stays above."""
     pyro.set_rng_seed(0)
@@ -186,6 +188,7 @@ def test_options_of_a_perceptron_make_one(options) -> None:
     assert type(guide.samplers[0].generator) is MLPGenerator
 
 
+@pytest.mark.long
 def test_counts_of_any_size_can_be_the_context() -> None:
     """Without units of their own the first draws were so far out that no step had a finite loss."""
     pyro.set_rng_seed(0)
@@ -209,6 +212,7 @@ def test_counts_of_any_size_can_be_the_context() -> None:
     torch.testing.assert_close(other.sample(3, y[:7])["z"], drawn)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("vectorised", [False, True])
 @pytest.mark.parametrize("is_loaded", [False, True])
 def test_a_guide_built_on_a_minibatch_serves_all_rows(vectorised: bool, is_loaded: bool) -> None:
@@ -298,6 +302,7 @@ def test_a_model_that_chooses_its_rows_itself() -> None:
     assert math.isfinite(LinearisedELBO(2).loss(model, guide, X))
 
 
+@pytest.mark.long
 def test_a_context_network_is_trained_and_labels_can_be_a_context() -> None:
     def model(x, label, y=None):
         with pyro.plate("data", len(x)):
@@ -330,6 +335,7 @@ def test_a_context_network_is_trained_and_labels_can_be_a_context() -> None:
     torch.testing.assert_close(means, y, rtol=0, atol=0.2)
 
 
+@pytest.mark.long
 def test_predictions_come_from_each_row_whatever_the_batch_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -474,6 +480,7 @@ def test_a_plate_with_other_rows_than_the_context() -> None:
         guide(X[:3])
 
 
+@pytest.mark.long
 def test_more_rows_than_memory_can_hold(monkeypatch) -> None:
     guide = ConditionalHyperNetworkGuide(make_model()).setup(X, Y)
     monkeypatch.setattr(memory, "free_memory", lambda device: 2.0**21)
@@ -582,6 +589,7 @@ def test_the_forward_pass_holds_one_copy_of_rows_times_weights() -> None:
     assert sum(large) < 2 * copy_bytes, [size / copy_bytes for size in held.values()]
 
 
+@pytest.mark.long
 def test_the_density_of_each_row_is_known() -> None:
     """The density that Pyro asks for is that of the draws, and the importance weights are right."""
     pyro.set_rng_seed(0)

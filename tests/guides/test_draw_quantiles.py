@@ -40,12 +40,14 @@ def test_they_are_those_of_numpy_whatever_is_taken_at_once(
     assert median.shape == () and median == values[:, 0, 0].median()
 
 
+@pytest.mark.long
 def test_more_numbers_than_torch_takes_at_once() -> None:
     values = torch.arange(3.0)[:, None].expand(3, 6_000_000)
     assert values.numel() > 2**24
     assert bool((_Fixed(values).median(num_samples=3)["w"] == 1).all())
 
 
+@pytest.mark.long
 def test_chains_and_ensembles_have_them() -> None:
     def model(y: Tensor) -> None:
         scale = pyro.sample("scale", dist.LogNormal(0.0, 0.1))

@@ -180,6 +180,7 @@ def fitted() -> Iterator[Any]:
 LOST = r"parameters \['c'\] have the values that they begin with.*get_param_store\(\)\.save"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call", CALLS)
 def test_a_lost_parameter_is_told_in_every_call(call: str, fitted: Any, tmp_path: Path) -> None:
     _silent(CALLS[call], scaled, fitted, X, Y)
@@ -203,6 +204,7 @@ CHECKS: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_lost_parameter_is_told_by_checks(name: str, fitted: Any, tmp_path: Path) -> None:
     with warnings.catch_warnings():
@@ -215,6 +217,7 @@ def test_a_lost_parameter_is_told_by_checks(name: str, fitted: Any, tmp_path: Pa
     assert [Path(one.filename).name for one in told] == [Path(__file__).name]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("objective", [None, LinearisedELBO()])
 def test_a_lost_parameter_is_told_where_a_fit_goes_on(
     objective: Any, fitted: Any, tmp_path: Path

@@ -182,6 +182,7 @@ def test_start_as_a_gaussian_is_whitened(kind: Guide) -> None:
 # ---- training
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("make", "vectorised"),
     [

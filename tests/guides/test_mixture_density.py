@@ -31,6 +31,7 @@ def conjugate(y):
         pyro.sample("y", dist.Normal(z, 0.5), obs=y)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("num_components", "objective"), [(1, Trace_ELBO), (1, AlphaEnergy)])
 def test_it_is_an_amortised_posterior(num_components, objective) -> None:
     pyro.set_rng_seed(0)
@@ -58,6 +59,7 @@ def two_branches() -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.where((x[:, 0] < 0) ^ rare, -1.0, 1.0)
 
 
+@pytest.mark.long
 def test_two_components_learn_both_branches_and_their_weights() -> None:
     x, y = two_branches()
     pyro.set_rng_seed(0)

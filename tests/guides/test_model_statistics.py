@@ -88,6 +88,7 @@ def test_a_model_without_its_statistics_is_told(name: str, saved: Any) -> None:
     assert not nn.modules.module._global_forward_pre_hooks
 
 
+@pytest.mark.long
 def test_a_fit_that_goes_on_tells_at_its_beginning(saved: Any) -> None:
     guide = HyperNetworkGuide.from_state_dict(saved[0])
     result = fit(Model(), guide, X, Y, num_steps=5, progress=False)
@@ -100,6 +101,7 @@ def test_a_fit_that_goes_on_tells_at_its_beginning(saved: Any) -> None:
     predict(model, guide, X, num_samples=4)  # the fit has moved them: all is right
 
 
+@pytest.mark.long
 def test_a_pickled_guide_knows_them_too() -> None:
     model = Model()
     guide = pickle.loads(pickle.dumps(fitted(model)))
@@ -114,6 +116,7 @@ def test_a_state_of_a_loaded_guide_is_that_of_the_saved_one(saved: Any) -> None:
     assert again == saved[0]["_extra_state"]["first_call"]["statistics"] and len(again) == 2
 
 
+@pytest.mark.long
 def test_a_conditional_guide_knows_them() -> None:
     bn = nn.BatchNorm1d(1, affine=False)
 
@@ -144,6 +147,7 @@ def test_a_damaged_state_is_refused(saved: Any) -> None:
             HyperNetworkGuide.from_state_dict(state)
 
 
+@pytest.mark.long
 def test_a_copy_is_saved_with_the_statistics_of_its_own_fit() -> None:
     """A copy knows the networks of the original no more than a loaded guide does."""
     model, other = Model(), Model()
@@ -162,6 +166,7 @@ def test_a_copy_is_saved_with_the_statistics_of_its_own_fit() -> None:
         predict(model, loaded, X, num_samples=2)
 
 
+@pytest.mark.long
 def test_a_guide_is_saved_with_the_model_that_it_was_fitted_to() -> None:
     model, other = Model(), Model()
     guide = HyperNetworkGuide(model)
@@ -170,6 +175,7 @@ def test_a_guide_is_saved_with_the_model_that_it_was_fitted_to() -> None:
     predict(other, HyperNetworkGuide.from_state_dict(guide.state_dict()), X, num_samples=2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["loaded", "copied", "pickled"])
 def test_a_guide_that_is_trained_on_by_other_means_knows_nothing(how: str) -> None:
     """Statistics move with the guide, as they should."""

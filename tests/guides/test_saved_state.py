@@ -116,6 +116,7 @@ def mutants(state, every):
             yield path, value, changed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [HyperNetworkGuide, MMNNGuide, CMMNNGuide])
 @pytest.mark.parametrize(
     ("built", "every"),

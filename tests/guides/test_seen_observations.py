@@ -140,6 +140,7 @@ def test_an_autoencoder_is_told() -> None:
         evaluate(model, guide, X, num_samples=2)
 
 
+@pytest.mark.long
 def test_validation_tells_once_in_the_result() -> None:
     guide = ConditionalHyperNetworkGuide(rows, context=both)
     with warnings.catch_warnings():

@@ -64,6 +64,7 @@ def fitted(model: Any, kind: type = HyperNetworkGuide, x: Tensor = X) -> Any:
     return guide
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [HyperNetworkGuide, AutoNormal])
 @pytest.mark.parametrize("model", [WithNetwork(), with_parameter], ids=["statistics", "parameter"])
 def test_a_second_fit_of_the_same_model_is_told_by_the_first_guide(model: Any, kind: type) -> None:
@@ -79,6 +80,7 @@ def test_a_second_fit_of_the_same_model_is_told_by_the_first_guide(model: Any, k
     predict(model, second, X, num_samples=4)  # a warning would be an error
 
 
+@pytest.mark.long
 def test_the_statistics_that_moved_are_named() -> None:
     model = WithNetwork()
     first = fitted(model)
@@ -91,6 +93,7 @@ def test_the_statistics_that_moved_are_named() -> None:
     assert len(moved_since_fit(first)) == 1
 
 
+@pytest.mark.long
 def test_many_that_moved_are_counted() -> None:
     model = WithNetwork()
     model.net = BayesianModule(
@@ -108,6 +111,7 @@ def test_a_cleared_store_has_parameters_of_another_fit() -> None:
     assert "scale of the model" in moved_since_fit(first)[0]
 
 
+@pytest.mark.long
 def test_networks_of_their_own_are_left_alone() -> None:
     model = WithNetwork()
     first = fitted(model)
@@ -117,6 +121,7 @@ def test_networks_of_their_own_are_left_alone() -> None:
     predict(model, first, X, num_samples=4)
 
 
+@pytest.mark.long
 def test_predictions_move_nothing() -> None:
     model = WithNetwork()
     guide = fitted(model)
@@ -156,6 +161,7 @@ def test_what_a_run_moves_by_itself_tells_nothing() -> None:
     assert moved_since_fit(guide) == []
 
 
+@pytest.mark.long
 def test_a_new_fit_of_the_same_guide_forgets_the_last_one() -> None:
     model = WithNetwork()
     guide = fitted(model)
@@ -165,6 +171,7 @@ def test_a_new_fit_of_the_same_guide_forgets_the_last_one() -> None:
     assert moved_since_fit(guide) == []
 
 
+@pytest.mark.long
 def test_a_guide_that_has_taken_the_parameters_of_another_one_is_told() -> None:
     """Pyro's do, by their names in its store."""
     first = fitted(with_parameter, AutoNormal)
@@ -175,6 +182,7 @@ def test_a_guide_that_has_taken_the_parameters_of_another_one_is_told() -> None:
             predict(with_parameter, first, X, num_samples=4)
 
 
+@pytest.mark.long
 def test_two_guides_of_a_class_in_turns_on_a_cleared_store_keep_what_they_have() -> None:
     """Of models whose parameters are those of modules, which a cleared store leaves alone."""
     model = WithNetwork()
@@ -190,6 +198,7 @@ def test_two_guides_of_a_class_in_turns_on_a_cleared_store_keep_what_they_have()
         assert torch.equal(value, then)
 
 
+@pytest.mark.long
 def test_an_ensemble_tells_what_its_guides_would() -> None:
     first = fitted(with_parameter, AutoNormal)
     pyro.clear_param_store()

@@ -50,6 +50,7 @@ def line(y):
         pyro.sample("y", dist.Normal(w.sum(-1), 1.0), obs=y)
 
 
+@pytest.mark.long
 def test_fit_and_report_tell(monkeypatch):
     monkeypatch.setattr("pyro_implicit.training.fitting.fit._LONG", 20)
     guide = HyperNetworkGuide(line, noise_dim=2, scale=1e-3, init_from=None)

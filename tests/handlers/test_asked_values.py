@@ -103,6 +103,7 @@ def test_what_libraries_ask_is_passed_over() -> None:
     assert asked.place is None
 
 
+@pytest.mark.long
 def test_nothing_is_kept_alive_and_no_other_tensor_is_taken_for_one() -> None:
     with AskedValues([torch.tensor(0.3)]) as asked:
         gc.collect()

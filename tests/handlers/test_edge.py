@@ -84,6 +84,7 @@ def some(y: torch.Tensor) -> None:
         pyro.sample("y", dist.Gamma(w.exp() + 1.5, 1.0), obs=y)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Encountered ")  # Pyro's
 def test_a_later_batch_a_step_and_chains_tell_it() -> None:
     good, bad = torch.tensor([0.5, 1.0]), torch.tensor([0.0, 1.0])
@@ -112,6 +113,7 @@ def test_an_infinite_score_is_noted() -> None:
     assert any("1 data have an infinite density" in note for note in report.notes)
 
 
+@pytest.mark.long
 def test_edges_of_all_components_are_named_once_steps_have_failed() -> None:
     @config_enumerate
     def mixture(y: torch.Tensor) -> None:

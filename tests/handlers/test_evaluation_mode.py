@@ -103,6 +103,7 @@ def test_predictions_do_not_depend_on_the_mode_or_the_batch(name, wrapped, paral
         torch.testing.assert_close(parts[site], expected[site])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LAYERS)
 def test_exports_and_diagnostics(name):
     model, guide, net = made(name)
@@ -120,6 +121,7 @@ def test_exports_and_diagnostics(name):
             assert (data[group][site] == expected[group][site]).all(), (group, site)
 
 
+@pytest.mark.long
 def test_the_density_of_an_implicit_guide():
     net = network(nn.BatchNorm1d(4), nn.Dropout(0.5))
 

@@ -207,6 +207,7 @@ def test_a_model_may_take_a_tuple() -> None:
     fit(model, guide, (X, X[:, 0]), num_steps=2, progress=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("init_from", ["auto", None])
 def test_a_series_that_is_filled_in_place(init_from: Any) -> None:
     y = torch.linspace(-1.0, 1.0, 6)

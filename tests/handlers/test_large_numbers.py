@@ -132,6 +132,7 @@ def exact_log_evidence(y: Tensor) -> float:
     return float(values.logsumexp(0) + (grid[1] - grid[0]).log())
 
 
+@pytest.mark.long
 def test_scores_are_those_of_double_precision(y: Tensor) -> None:
     def guide(y: Tensor | None = None) -> None:
         pyro.sample("rate", dist.Normal(RATE, 1e-4))
@@ -147,6 +148,7 @@ def test_scores_are_those_of_double_precision(y: Tensor) -> None:
     assert found.mean() == pytest.approx(float(exact.mean()), abs=0.02)
 
 
+@pytest.mark.long
 @pytest.mark.automatic_start
 def test_a_fit_tells_and_data_in_double_mend_it(y: Tensor) -> None:
     evidence = exact_log_evidence(y)

@@ -203,6 +203,7 @@ def exact():
     return float(evidence), 3 * mean[1:]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [{}, {"create_plates": plate_of}])
 def test_densities_of_rows_in_another_order_are_those_of_the_same_rows(options):
     pyro.set_rng_seed(0)
@@ -221,6 +222,7 @@ def test_densities_of_rows_in_another_order_are_those_of_the_same_rows(options):
         assert float(neutra.log_prob_sum()) == pytest.approx(evidence + noise, abs=0.6)
 
 
+@pytest.mark.long
 def test_chains_of_rows_in_another_order_have_them_by_number():
     _, mean = exact()
     options = {"kernel": "hmc", "num_steps": 600, "seed": 0, "progress": False}
@@ -248,6 +250,7 @@ def test_a_support_by_row_is_not_read_in_another_order():
     refine(bounded, 1, *IN_ORDER[:2], X, num_steps=0, progress=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [AutoNormal, HyperNetworkGuide])
 def test_objectives_give_parameters_of_rows_to_the_rows_that_are_shown(kind):
     """Pyro leaves them in the order of their numbers where a plate shows all of its rows."""
@@ -271,6 +274,7 @@ def test_objectives_give_parameters_of_rows_to_the_rows_that_are_shown(kind):
     assert all(param.grad is not None for param in guide[1].parameters())
 
 
+@pytest.mark.long
 def test_a_fit_by_an_objective_of_pyros_follows_rows_in_another_order():
     guide = AutoNormal(noisy, create_plates=plate_of)
     batches = DataLoader(TensorDataset(*IN_ORDER), batch_size=SIZE, shuffle=True)

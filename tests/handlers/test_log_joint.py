@@ -31,6 +31,7 @@ def log_joint(program=model, *args):
     return LogJoint(program, guide.sites, args, {})
 
 
+@pytest.mark.long
 @given(seed=st.integers(0, 99))
 def test_it_is_prior_plus_scaled_likelihood_plus_log_jacobian(seed):
     torch.manual_seed(seed)

@@ -77,6 +77,7 @@ def density(model: Any) -> LogJoint:
     return LogJoint(model, list(guide.sites), (Y,), {})
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=5)
 @given(seed=st.integers(0, 2**31))
 @pytest.mark.parametrize("name", MODELS)

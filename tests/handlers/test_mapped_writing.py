@@ -144,6 +144,7 @@ def imputed(x: Tensor) -> None:
         pyro.sample("y", dist.Normal(filled @ b, 1.0), obs=x.sum(-1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [ordinal, imputed])
 def test_fit_maps_models_that_write(model: Any) -> None:
     x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))

@@ -24,6 +24,7 @@ def with_gaps(y: Tensor) -> None:
         pyro.sample("y", dist.Normal(mean, 1.0), obs=y, obs_mask=KNOWN)
 
 
+@pytest.mark.long
 def test_fit_promises_nothing_and_refine_tells() -> None:
     with pytest.warns(UserWarning, match="'y_unobserved' is masked in 9 places"):
         result = fit(with_gaps, HyperNetworkGuide(with_gaps), Y, num_steps=2, progress=False)

@@ -60,6 +60,7 @@ def test_another_number_of_weights(name: str, size: int) -> None:
         CALLS[name](model, guide)
 
 
+@pytest.mark.long
 def test_the_same_number_is_taken() -> None:
     guide = HyperNetworkGuide(_regression(3), init_from=None).setup(X, Y)
     for call in CALLS.values():

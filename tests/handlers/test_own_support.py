@@ -84,6 +84,7 @@ def shifted(y: Tensor, low: Any = 5.0) -> None:
     pyro.sample("y", dist.Normal(x, 0.5), obs=y)
 
 
+@pytest.mark.long
 def test_chains_and_guides_stay_inside() -> None:
     """A shifted exponential, of which torch says that it is on the whole line."""
     y = torch.tensor(4.8)

@@ -443,6 +443,7 @@ def test_more_than_can_be_looked_at_each_time_counts_as_changed() -> None:
     assert len(one.places) == len(other.places) == 10_000
 
 
+@pytest.mark.long
 def test_a_model_of_a_large_library_is_given_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of a table's methods lead through all of it, which had taken five seconds a look."""
     table, looks = pandas.DataFrame({"a": [1.0, 2.0]}), []

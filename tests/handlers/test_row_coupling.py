@@ -179,6 +179,7 @@ def test_correlations_of_rows_are_those_of_the_model(model, parallel):
     assert found[63, 64] > 0.95
 
 
+@pytest.mark.long
 def test_a_loop_over_rows_keeps_all_of_them():
     draws = seeded(loop_over_time, fitted(loop_over_time, X), X, num_samples=2, batch_size=32)
     assert len(draws) == ROWS
@@ -421,6 +422,7 @@ def test_a_look_takes_no_more_memory_than_it_may(
     assert max(seen) == 4000 if width == 2 else 320 <= max(seen) < 1000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["predict", "evaluate"])
 def test_wide_rows_that_belong_together_are_still_seen(
     monkeypatch: pytest.MonkeyPatch, how: str
@@ -479,6 +481,7 @@ def test_observations_that_a_model_makes_of_all_rows_are_evaluated_at_once(kind:
         to_arviz(model, guide, x, y, num_samples=3, batch_size=32)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "likelihood",
     [

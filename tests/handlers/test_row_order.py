@@ -121,6 +121,7 @@ GUIDES: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", GUIDES)
 @pytest.mark.parametrize("rows", [SHUFFLED, ALL.flip(0), ALL, torch.tensor([7, 30, 2])])
 def test_latents_are_those_of_their_rows(name: str, rows: Tensor) -> None:

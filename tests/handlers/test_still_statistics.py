@@ -67,6 +67,7 @@ def whole_fit() -> tuple[nn.Module, Any]:
     return norm, result
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["same", "result", "guide", "both"])
 def test_statistics_of_a_fit_that_goes_on_are_those_of_one_fit(what: str) -> None:
     """Objectives that have not met the guide yet look at the model in training mode."""

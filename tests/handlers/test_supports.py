@@ -216,6 +216,7 @@ def test_counts_without_a_largest_value_are_told_what_works(mark):
         refine(surveys, 2, VISITS, mark, num_steps=0, progress=False, kernel="hmc")
 
 
+@pytest.mark.long
 def test_counts_that_are_cut_off_are_summed_out():
     rate = torch.linspace(0.01, 25.0, 4000, dtype=torch.float64)
     counts = torch.arange(101.0, dtype=torch.float64)

@@ -201,6 +201,7 @@ def test_parameters_that_are_made_of_data_are_told_with_their_values() -> None:
             dist.MultivariateNormal(torch.zeros(2), covariance_matrix=-torch.eye(2))
 
 
+@pytest.mark.long
 def test_numbers_that_overflow() -> None:
     assert told_of_scale((X,), {"y": X}) is None
     assert told_of_scale((X.long() * 10**7, X[:0]), {}) is None

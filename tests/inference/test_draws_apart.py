@@ -77,6 +77,7 @@ kinds = st.sampled_from(["normal", "count", "by rejection"])
 with_noise = st.sampled_from([["f"], ["y"], ["f", "y"], None])
 
 
+@pytest.mark.long
 @given(name=st.sampled_from(sorted(MIXERS)), kind=kinds, sites=with_noise, seed=st.integers(0, 99))
 def test_a_draw_that_depends_on_others_is_refused(
     name: str, kind: str, sites: list[str] | None, seed: int
@@ -85,6 +86,7 @@ def test_a_draw_that_depends_on_others_is_refused(
         predicted(MIXERS[name], kind, seed, num_samples=5, sites=sites)
 
 
+@pytest.mark.long
 @given(name=st.sampled_from(sorted(QUESTIONS)), kind=kinds, seed=st.integers(0, 99))
 @settings(max_examples=20)
 def test_a_question_about_all_draws_is_refused(name: str, kind: str, seed: int) -> None:
@@ -103,6 +105,7 @@ RARE: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 @given(
     name=st.sampled_from(sorted(RARE)),
     threshold=st.sampled_from([-1.0, 0.0, 1.0, 2.0]),
@@ -139,6 +142,7 @@ def test_a_question_is_seen_in_a_model_that_draws_numbers_of_its_own() -> None:
         predicted(QUESTIONS["any"], "normal", num_samples=5, own=True)
 
 
+@pytest.mark.long
 @given(
     name=st.sampled_from(sorted(APART)),
     kind=kinds,

@@ -64,6 +64,7 @@ def gaussian_crps(y, mean, deviation):
     return deviation * inner
 
 
+@pytest.mark.long
 def test_the_gaussian_predictive_in_closed_form():
     """w ~ N(0.2, 0.3^2): y ~ N(0.2 x, (0.3 x)^2 + 0.5^2)."""
     x, y = torch.linspace(-2.0, 2.0, 40), torch.randn(40)
@@ -113,6 +114,7 @@ def test_its_density_is_the_log_predictive_density():
     assert torch.equal(report.rows["row"], torch.arange(50))
 
 
+@pytest.mark.long
 def test_standard_errors_are_the_spread_over_other_data():
     """By brute force: the scores of 100 data sets of one model, and what each says of itself."""
     guide, names = fixed(0.3), ("log_density", "rmse", "mae", "crps", "coverage_50")
@@ -171,6 +173,7 @@ def _assert_same(one, other):
         torch.testing.assert_close(dict(site.rows), dict(other[name].rows), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @given(rows=st.integers(33, 100), batch_size=st.integers(1, 100), few=st.booleans())
 @settings(max_examples=6)
@@ -856,6 +859,7 @@ def test_observations_that_have_their_rows_last(count):
     assert "in dimensions [-2, -1]" in note and "-2 was taken" in note
 
 
+@pytest.mark.long
 def test_a_mask_that_follows_latents():
     """A datum counts that some draw does not mask, as in log_predictive_density."""
     t, y = torch.arange(40.0), torch.randn(40)

@@ -74,6 +74,7 @@ def test_others_are_not(name: str) -> None:
         SCORES[name](prior_factor, guide, T, CENSORED, num_samples=3)
 
 
+@pytest.mark.long
 def test_a_fit_tells_it_once(capsys: pytest.CaptureFixture[str]) -> None:
     guide = HyperNetworkGuide(by_factor)
     options: dict[str, Any] = {"num_steps": 101, "progress": False, "seed": 0}

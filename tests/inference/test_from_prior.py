@@ -193,6 +193,7 @@ def _guide(kind: Any) -> Any:
     return fitted(kind, _state_space, LEVELS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind", [HyperNetworkGuide, AutoNormal, refine, EnsembleGuide, poutine.block]
 )
@@ -228,6 +229,7 @@ def test_what_is_new_and_follows_from_data_is_told() -> None:
     assert predict(held, guide, Y, ahead=2, num_samples=2).keys() == {"y_5", "y_6"}
 
 
+@pytest.mark.long
 def test_a_saved_guide_with_its_model_knows_what_is_new() -> None:
     guide = HyperNetworkGuide(_state_space, init_from=None).setup(LEVELS)
     loaded = HyperNetworkGuide(_state_space, init_from=None)

@@ -69,6 +69,7 @@ def test_the_density_of_the_new_model_is_the_guides_times_the_likelihood() -> No
         torch.testing.assert_close(joint, expected.reshape(()).float(), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.long
 @settings(max_examples=12, deadline=None)
 @given(
     kind=st.sampled_from(["default", "factorized", "output noise", "learned", "matrix"]),
@@ -107,6 +108,7 @@ def _guide(kind: str) -> HyperNetworkGuide:
     return make(grouped, init_from=None, **options[kind]).setup()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["default", "factorized", "learned", "matrix"])
 def test_draws_are_those_of_the_guide(kind: str) -> None:
     guide = bent(_guide(kind))
@@ -121,6 +123,7 @@ def test_draws_are_those_of_the_guide(kind: str) -> None:
             torch.testing.assert_close(share, torch.full_like(share, level), rtol=0, atol=0.025)
 
 
+@pytest.mark.long
 def test_both_modes_stay_until_data_tell_them_apart() -> None:
     """Yesterday the square was seen, today the sign: moments would leave a wide middle."""
 
@@ -147,6 +150,7 @@ def test_both_modes_stay_until_data_tell_them_apart() -> None:
     assert abs(float(moments.loc)) < 0.3  # between the modes
 
 
+@pytest.mark.long
 def test_a_network_goes_on_and_on() -> None:
     pyro.set_rng_seed(0)
     net = BayesianModule(
@@ -175,6 +179,7 @@ def test_a_network_goes_on_and_on() -> None:
     assert names == ["prior_noise", "prior_noise_2", "prior_noise_3", "prior_noise_4"]
 
 
+@pytest.mark.long
 def test_vectorised_particles_give_the_same_loss_as_a_loop() -> None:
     prior = GuidePrior(bent(_guide("learned")))
     model = prior(grouped)

@@ -34,6 +34,7 @@ def _guide(*_: Any) -> None:
     pyro.sample("w", dist.Delta(torch.tensor(0.5)))
 
 
+@pytest.mark.long
 @settings(max_examples=25)
 @given(
     rows=st.integers(8, 150),

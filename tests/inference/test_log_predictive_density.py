@@ -55,6 +55,7 @@ def test_several_draws_are_the_log_of_their_mean_density():
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.long
 def test_the_gaussian_predictive_in_closed_form():
     """w ~ N(0.2, 0.3^2), by a linear generator: y ~ N(0.2 x, (0.3 x)^2 + 0.5^2)."""
 
@@ -239,6 +240,7 @@ def test_dropout_is_told_once_for_all_draws():
     assert sum("random layers" in str(one.message) for one in caught) == 1
 
 
+@pytest.mark.long
 def test_latents_may_turn_the_order_of_data_and_not_what_they_are():
     y = torch.cat([torch.randn(20), 3.0 + torch.randn(20)])
 

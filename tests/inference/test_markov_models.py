@@ -37,6 +37,7 @@ def by_the_forward_algorithm(mean: Tensor) -> Tensor:
     return alpha.logsumexp(0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [{}, {"duration": 6}, {"masked": True}])
 def test_a_markov_model_is_fitted_and_scored(options: dict[str, Any]) -> None:
     """One of any number of steps is observed with a shape that its event does not have."""

@@ -49,6 +49,7 @@ def of_rows(kind: str, start: int, stop: int, total: int, *shape: int) -> Tensor
     return drawn
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     kind=st.sampled_from(list(KINDS)),

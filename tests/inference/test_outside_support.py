@@ -45,6 +45,7 @@ def test_the_guide_of_a_model_with_another_support_is_told():
         to_arviz(rising, guide, X, Y, num_samples=50, groups=["posterior"])
 
 
+@pytest.mark.long
 def test_draws_within_the_support_are_not():
     guide = guide_of(rising)
     for model in (rising, line):

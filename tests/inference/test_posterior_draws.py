@@ -77,6 +77,7 @@ def test_draws_are_the_ones_of_the_traced_guide():
             assert torch.equal(value[s], trace.nodes[name]["value"])
 
 
+@pytest.mark.long
 def test_moments_of_a_known_guide():
     def guide():
         pyro.sample("a", dist.Normal(torch.tensor([3.0, -1.0]), 0.5).to_event(1))

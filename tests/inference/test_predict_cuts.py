@@ -63,6 +63,7 @@ def seeded(model: Model, *args: Any, **options: Any) -> dict[str, Tensor]:
     return predict(model, guide, *args, seed=3, **options)
 
 
+@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(
     likelihood=st.sampled_from(list(LIKELIHOODS)),

@@ -60,6 +60,7 @@ def test_an_update_with_the_rest_is_the_posterior_of_all() -> None:
     torch.testing.assert_close(found, found[0].expand(6), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.long
 def test_the_same_from_draws() -> None:
     guide = HyperNetworkGuide(line, init_from=fitted(slice(20))).setup(X[:20], Y[:20])
     draws = guide.sample(50_000)
@@ -135,6 +136,7 @@ def test_moments_of_gaussian_guides_need_no_draws(kind: Any) -> None:
     assert [site.name for site in priors[0].sites] == ["a", "b"]
 
 
+@pytest.mark.long
 def test_other_guides_by_draws() -> None:
     def by_hand() -> None:
         pyro.sample("w", dist.Normal(torch.tensor([1.0, 2.0]), 0.5).to_event(1))

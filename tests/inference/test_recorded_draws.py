@@ -146,6 +146,7 @@ def test_the_same_bits(made: list[bool], name: str, rows: int) -> None:
     assert made == [not few]
 
 
+@pytest.mark.long
 @settings(max_examples=20, deadline=None)
 @given(
     name=st.sampled_from(sorted(set(RECORDED) - {"shared noise"})),

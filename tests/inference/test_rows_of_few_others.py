@@ -39,6 +39,7 @@ def _households(wide: bool) -> Callable[..., None]:
     return model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("edge", [1024, 2048, 5120])
 def test_twins_on_any_edge_are_not_parted(edge: int, wide: bool) -> None:
@@ -58,6 +59,7 @@ def test_twins_on_any_edge_are_not_parted(edge: int, wide: bool) -> None:
         to_arviz(model, _guide, x, household, y, num_samples=2, batch_size=1024)
 
 
+@pytest.mark.long
 def test_last_years_value_is_seen_under_a_network() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 256), nn.Tanh(), nn.Linear(256, 1)).requires_grad_(False)
@@ -99,6 +101,7 @@ def test_what_leaks_in_late_rows_is_refused(count: int) -> None:
         predict(model, guide, x, num_samples=20, parallel=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [32, 33, 40])
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_site_for_each_row_in_parallel(count: int, beside: bool) -> None:

@@ -80,6 +80,7 @@ def test_rows_are_told_apart(layout: str, seed: int) -> None:
     assert known is not None and found == pytest.approx(known)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "BSR"])
 def test_the_same_numbers(layout: str, guide: Any) -> None:
     given = sparse(layout, X)
@@ -103,6 +104,7 @@ def test_as_arviz_has_them(batch_size: int | None, guide: Any) -> None:
     assert "x" in other.constant_data and "constant_data" not in one.groups()
 
 
+@pytest.mark.long
 def test_a_fit_and_chains_run() -> None:
     given, fresh = sparse("CSR", X), HyperNetworkGuide(model)
     found = fit(model, fresh, given, Y, num_steps=20, progress=False, seed=0)

@@ -94,6 +94,7 @@ def test_a_prior_within_the_sum_is_refused() -> None:
     torch.testing.assert_close(found, expected.reshape(1))
 
 
+@pytest.mark.long
 def test_predictions_draw_what_each_row_has_of_its_own() -> None:
     pyro.set_rng_seed(0)
     draws = predict(mixture, at("p", 0.25), num_samples=2000)["y"]
@@ -279,6 +280,7 @@ def test_sequences_that_a_sum_joins_are_the_rows_that_they_were() -> None:
     torch.testing.assert_close(found.rows["log_density"][:2].float(), expected)
 
 
+@pytest.mark.long
 def test_standard_errors_are_those_of_rows_whether_choices_are_summed_out_or_drawn() -> None:
     """Of twenty data of a row that are alike, and a guide's advantage in them."""
     offset = 2.0 * torch.randn(40, generator=torch.Generator().manual_seed(0))

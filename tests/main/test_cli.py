@@ -185,6 +185,7 @@ def run(capsys, table, folder, *arguments):
     return {row[0]: [float(cell) for cell in row[1:-1]] for row in rows}
 
 
+@pytest.mark.long
 def test_small_run(capsys, tmp_path, table, monkeypatch):
     folder, threads = tmp_path / "new" / "output", torch.get_num_threads()
     first = run(capsys, table, folder, "--seed", "1")
@@ -231,6 +232,7 @@ def assert_in_units(posterior, table):
     np.testing.assert_allclose(posterior["log_likelihood"]["y"].values, expected, rtol=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("columns", [["--target", "a"], ["--target", "1"]])
 def test_another_target(capsys, tmp_path, table, columns):
     assert quick(table, tmp_path / "output", *columns, "--test-fraction", "0.25") == 0
@@ -239,6 +241,7 @@ def test_another_target(capsys, tmp_path, table, columns):
     assert out[1] == "predicted: a"
 
 
+@pytest.mark.long
 def test_classes(capsys, tmp_path):
     generator = np.random.default_rng(0)
     x = generator.normal(size=60)
@@ -261,6 +264,7 @@ def test_classes(capsys, tmp_path):
     assert float(draws[:, 0].mean()) < float(draws[:, 1].mean())
 
 
+@pytest.mark.long
 def test_methods_alone(capsys, tmp_path, table):
     assert quick(table, tmp_path / "output", "--method", "mean-field", "--save") == 0
     out = capsys.readouterr().out
@@ -272,6 +276,7 @@ def test_methods_alone(capsys, tmp_path, table):
     assert posterior["posterior"]["sigma"].shape == (1, 3)
 
 
+@pytest.mark.long
 def test_chains_from_modes(capsys, tmp_path, table, monkeypatch):
     monkeypatch.setattr(fit, "NUM_CHAINS", 3)
     folder = tmp_path / "output"
@@ -328,6 +333,7 @@ def names_in(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError()])
 @pytest.mark.parametrize("maker", ["draw", "export"])
 def test_a_file_that_fails_takes_no_other_with_it(
@@ -486,6 +492,7 @@ def test_standard_error_that_cannot_be_written_to(tmp_path, table, fits_once, sm
     assert status == 0 and "wrote" in out
 
 
+@pytest.mark.long
 def test_names_in_letters_that_standard_output_lacks(tmp_path, table, made_fits):
     other = table.with_name("gr\u00f6\u00dfe $x$ \n \udcff.csv")
     other.write_bytes(table.read_bytes())
@@ -524,6 +531,7 @@ def test_interrupt(capsys, tmp_path, table, made_fits, monkeypatch, before):
     assert (names_in(folder) if folder.exists() else []) == ["scores.txt"] * (before == "figure")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["mean-field", "refine"])
 def test_interrupt_within_a_fit(capsys, tmp_path, table, monkeypatch, method):
     """Whoever is asked for a fit keeps what was reached; the main job ends."""
@@ -543,6 +551,7 @@ def test_interrupt_within_a_fit(capsys, tmp_path, table, monkeypatch, method):
     assert not (tmp_path / "output").exists()
 
 
+@pytest.mark.long
 def test_what_all_draws_predict_alike_has_agreed(monkeypatch, table):
     """r-hat is NaN there."""
     split = split_table(load_csv(table), seed=0)
@@ -648,6 +657,7 @@ def test_errors_that_are_not_of_the_user_are_raised(tmp_path, table, monkeypatch
 # ---- large tables
 
 
+@pytest.mark.long
 def test_rows_of_the_outputs_are_capped(capsys, tmp_path, table, made_fits, monkeypatch):
     monkeypatch.setattr(report, "EXPORT_ROWS", 7)
     monkeypatch.setattr(report, "FIGURE_ROWS", 2)

@@ -62,6 +62,7 @@ def test_reads(tmp_path, text):
     np.testing.assert_array_equal(table.target, 0.5 * np.arange(12))
 
 
+@pytest.mark.long
 @given(
     hnp.arrays(
         np.float64,

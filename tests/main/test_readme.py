@@ -31,6 +31,7 @@ def _run(code: str) -> dict[str, Any]:
     return namespace
 
 
+@pytest.mark.long
 @pytest.mark.automatic_start
 def test_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_MEAN_FIELD", "_MEAN_FIELD_MIDDLE", "_MODE_STEPS", "_UPHILL"):

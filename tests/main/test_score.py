@@ -55,6 +55,7 @@ def test_one_draw_is_a_normal_density():
         np.testing.assert_allclose(density.cdf(bound), level, atol=0.045)
 
 
+@pytest.mark.long
 @given(scale=st.floats(1e-3, 1e3), shift=st.floats(-1e3, 1e3))
 @settings(max_examples=10)
 def test_units_of_the_target(scale, shift):
@@ -104,6 +105,7 @@ def judged(gap, rows=200, told=(), method="implicit"):
     return line
 
 
+@pytest.mark.long
 def test_verdicts():
     assert judged(1.0).startswith("Verdict: the implicit guide predicts better (implicit less mean")
     assert judged(-1.0).startswith("Verdict: the mean-field fit predicts better (implicit less")

@@ -87,6 +87,7 @@ def test_the_critic_reaches_the_divergence_of_known_gaussians() -> None:
     assert 0.55 < objective.critic_accuracy["w"] < 0.95
 
 
+@pytest.mark.long
 def test_adaptive_contrast_of_a_gaussian_leaves_the_critic_nothing_to_tell() -> None:
     mean, scale = torch.tensor([3.0, -5.0]), torch.tensor([0.1, 0.2])
     exact = (0.5 * (mean**2 + scale**2 - 1) - scale.log()).sum().item()
@@ -276,6 +277,7 @@ def test_other_arguments_are_refused(options: dict[str, Any], message: str) -> N
 # ---- saturation
 
 
+@pytest.mark.long
 def test_a_critic_that_tells_everything_warns_once() -> None:
     guide = guide_of(Affine(torch.full((2,), 50.0), torch.tensor(0.1)))
     options: dict[str, Any] = {

@@ -49,6 +49,7 @@ def energy_in_closed_form(alpha: float, mean: float, scale: float) -> float:
     return (log_mean / alpha).sum().item() - kl
 
 
+@pytest.mark.long
 @settings(max_examples=10, deadline=None)
 @given(alpha=st.sampled_from([0.0, 0.1, 0.5, 1.0]), scale=st.floats(0.1, 0.8))
 def test_it_is_the_closed_form(alpha: float, scale: float) -> None:

@@ -109,6 +109,7 @@ def test_adaptive_contrast_compares_standardised_draws_with_a_standard_normal(
     assert terms["entropy"].item() == pytest.approx(entropy.item(), abs=0.1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("vectorised", [False, True])
 def test_prior_contrast_compares_draws_with_those_of_the_prior(vectorised: bool) -> None:
     guide = HyperNetworkGuide(two_sites).setup()
@@ -293,6 +294,7 @@ def implicit_prior(scale: float = 0.0) -> tuple[Any, Any]:
     return model, guide
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("vectorised", [False, True])
 def test_a_guide_learns_an_implicit_prior_from_its_draws(vectorised: bool) -> None:
     model, guide = implicit_prior()
@@ -320,6 +322,7 @@ def test_a_guide_learns_an_implicit_prior_from_its_draws(vectorised: bool) -> No
         assert after == pytest.approx(0, abs=0.2)
 
 
+@pytest.mark.long
 def test_an_implicit_prior_equal_to_the_guide_is_at_no_divergence() -> None:
     model, guide = implicit_prior()
     prior = poutine.trace(model).get_trace().nodes["w"]["fn"].generator
@@ -379,6 +382,7 @@ class Ratio(Generator):
         return self.scale * above / below.abs().clamp(min=1e-6) ** self.power
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("case", "kind"),
     in_turns(

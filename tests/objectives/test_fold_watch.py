@@ -73,6 +73,7 @@ def steps(objective: Any, guide: Any, count: int, model: Any = model, *args: Any
 # ---- what it tells
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("draws", "kind"), in_turns([(8, True), (8, False), (1, False)], KINDS))
 def test_a_fold_is_told_once_for_each_site_and_guide(kind: Any, draws: tuple[int, bool]) -> None:
     particles, vectorised = draws
@@ -97,6 +98,7 @@ def test_the_share_is_that_of_the_noises() -> None:
     assert share == pytest.approx(rarer, abs=0.03)
 
 
+@pytest.mark.long
 def test_rare_folds_are_not_worth_a_word() -> None:
     """A fold on far less than 1% of the mass adds less than a few hundredths of a nat."""
 
@@ -111,6 +113,7 @@ def test_rare_folds_are_not_worth_a_word() -> None:
         steps(objective, guide_of(Tail()), 30)
 
 
+@pytest.mark.long
 def test_looks_come_every_kth_training_step_and_never_elsewhere() -> None:
     generator = Bent(depth=0.5)
     guide = guide_of(generator)
@@ -270,6 +273,7 @@ def _bijections(seed: int, m: int) -> list[Generator]:
     return [linear, flipped, blocks, unknown, Bent(m, 0.98)]
 
 
+@pytest.mark.long
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 2**20), st.integers(1, 5), st.sampled_from([0.0, 0.01, 0.3]))
 def test_maps_that_do_not_fold_are_never_told_to(seed: int, m: int, scale: float) -> None:

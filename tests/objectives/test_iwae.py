@@ -69,6 +69,7 @@ def test_the_mean_weight_is_the_evidence(proposal: str) -> None:
     close(torch.tensor(weights).exp(), torch.ones(()))
 
 
+@pytest.mark.long
 def test_more_draws_and_a_smaller_alpha_are_tighter_and_all_are_bounds() -> None:
     case = GaussianCase(-0.6, 0.5, 0.4)
     values = [

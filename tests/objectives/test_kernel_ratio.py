@@ -51,6 +51,7 @@ def divergence(objective: Any, generator: Affine, repeats: int) -> tuple[float, 
 SETTINGS = [(1, 1.0, 0.5), (2, 0.5, 0.5), (10, 0.3, 0.7), (50, 0.3, 0.7), (500, 0.3, 0.5)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("m", "mean", "scale", "covariance", "dtype"),
     [
@@ -75,6 +76,7 @@ def test_adaptive_contrast_has_value_and_gradient_of_the_divergence_in_any_dimen
     assert objective.clipped["theta"] < 0.2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("m", "mean", "scale"), SETTINGS[:2])
 def test_contrast_with_the_prior_in_one_and_two_dimensions(
     m: int, mean: float, scale: float
@@ -89,6 +91,7 @@ def test_contrast_with_the_prior_in_one_and_two_dimensions(
     assert found[1] > 0 > found[2]
 
 
+@pytest.mark.long
 def test_the_published_form_reports_its_clip_where_the_guide_is_narrower_than_the_prior() -> None:
     """A true KL of 0.82 (see ``tests/ops/test_density_ratio.py`` for its ratio)."""
     found = {}

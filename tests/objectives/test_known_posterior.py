@@ -81,6 +81,7 @@ STARTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_value_and_gradients_are_those_of_the_divergence(name: str, start: str) -> None:

@@ -30,12 +30,14 @@ def test_the_gradient_is_the_smoothed_one_for_any_number_of_draws(
     assert (found.std(0) / len(found) ** 0.5 < 0.1).all()
 
 
+@pytest.mark.long
 def test_loops_and_vectorised_draws_agree() -> None:
     case = GaussianCase()
     expected = case.path(case.smoothed(KERNELS["gaussian"](0.6)))
     close(case.gradients(KPG(10, width=0.6), 60)[1], expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_importance_weights_give_the_gradient_of_the_divergence(kernel: str) -> None:
     case, width = GaussianCase(), 0.4

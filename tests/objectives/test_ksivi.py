@@ -34,6 +34,7 @@ def exact(case: GaussianCase, kernel: Any) -> tuple[Tensor, Tensor]:
     return value.detach(), torch.stack(grads)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kernel", "estimator"), in_turns(KERNELS, ["u-statistic", "two batches"]))
 def test_value_and_gradients_are_without_bias(kernel: str, estimator: str) -> None:
     case = GaussianCase()
@@ -46,6 +47,7 @@ def test_value_and_gradients_are_without_bias(kernel: str, estimator: str) -> No
         close(found, slope)
 
 
+@pytest.mark.long
 def test_loops_and_vectorised_draws_agree() -> None:
     case = GaussianCase()
     value, slope = exact(case, KERNELS["gaussian"](WIDTH))
@@ -54,6 +56,7 @@ def test_loops_and_vectorised_draws_agree() -> None:
     close(found, slope)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", ["gaussian", "imq", "riesz"])
 def test_it_is_zero_at_the_posterior_alone(kernel: str) -> None:
     objective = KSIVI(80, kernel=kernel, vectorize_particles=True, max_plate_nesting=0)
@@ -129,6 +132,7 @@ def test_scale_0_is_refused() -> None:
         KSIVI(4).loss(model, GaussianCase(scale=0.0).guide)
 
 
+@pytest.mark.long
 def test_distances_are_in_the_units_of_the_guide() -> None:
     """The loss does not depend on the units of the latents where the guide knows them."""
 

@@ -227,6 +227,7 @@ def test_report_of_one_probe_knows_no_error_and_of_no_noise_no_lower_side() -> N
     assert report.radau == -math.inf and math.isnan(report.standard_error)
 
 
+@pytest.mark.long
 def test_report_counts_the_preconditioner_and_averages_over_draws() -> None:
     guide = make_guide("laplace")
     objective = LanczosELBO(5, num_steps=4, num_probes=4, vectorize_particles=True)

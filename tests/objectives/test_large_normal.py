@@ -140,6 +140,7 @@ class Living(TorchDispatchMode):
         self.now -= size
 
 
+@pytest.mark.long
 def test_a_step_of_many_latents_takes_few_times_their_memory() -> None:
     """Weights of the model and the guide among them: 8.7 numbers a latent, 11.7 before."""
     torch.manual_seed(0)

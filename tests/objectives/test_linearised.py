@@ -64,6 +64,7 @@ def _linear(route: str, d: int, m: int) -> tuple[Generator, Callable[[], Tensor]
     return mlp, matrix
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(
     st.sampled_from(["module", "mlp", "skip"]),
@@ -148,6 +149,7 @@ class _Plain(nn.Module):
         return self.linear(z)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_learned_sigma_is_the_harmonic_mean_of_what_is_left_out(d: int) -> None:
     m = 5

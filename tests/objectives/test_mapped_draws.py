@@ -99,6 +99,7 @@ def _evaluated(way: Any, model: Model, guide: Any, count: int) -> tuple[dict[str
     return terms, [None if p.grad is None else p.grad.clone() for p in guide.parameters()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PAIRS)
 @settings(deadline=None, max_examples=4)
 @given(st.integers(2, 9), st.sampled_from([None, "perceptron"]))
@@ -160,6 +161,7 @@ def test_random_numbers_differ_from_draw_to_draw_and_are_those_of_a_seed() -> No
     assert losses[0] == losses[1] != losses[2]
 
 
+@pytest.mark.long
 def test_steps_of_svi_and_a_store_that_is_cleared() -> None:
     model = PAIRS["matrix product"][0]
     guide = HyperNetworkGuide(model, init_from=None).setup(X, Y)
@@ -171,6 +173,7 @@ def test_steps_of_svi_and_a_store_that_is_cleared() -> None:
     assert math.isfinite(svi.step(X, Y))
 
 
+@pytest.mark.long
 def test_steps_are_recorded_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyro_implicit.training.recorded._FASTER", 1e9)  # whatever else runs
     model = PAIRS["matrix product"][0]
@@ -204,6 +207,7 @@ def _branches(x: Tensor, y: Tensor | None = None) -> None:
         pyro.sample("y", dist.Normal(mean + w, 1.0), obs=y)
 
 
+@pytest.mark.long
 def test_a_branch_on_a_value_is_refused_and_fit_loops() -> None:
     guide = HyperNetworkGuide(_branches, init_from=None)
     objective = LinearisedELBO(4, vectorize_particles="vmap")
@@ -347,6 +351,7 @@ def test_explicit_sites_are_drawn_as_ever(fn: Any) -> None:
         torch.testing.assert_close(model(), expected)
 
 
+@pytest.mark.long
 def test_a_loop_is_told_of_the_map(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyro_implicit.objectives.looped_watch._PATIENCE", 0.0)
     monkeypatch.setattr("pyro_implicit.objectives.looped_watch._STEPS", 1)

@@ -193,6 +193,7 @@ def _nested(depth: int) -> Callable[[], None]:
     return model
 
 
+@pytest.mark.long
 def test_an_objective_keeps_nothing_of_the_last_model() -> None:
     reused = LinearisedELBO(3, vectorize_particles=True)
     for depth in (0, 2, 3, 0, 1):

@@ -69,6 +69,7 @@ def brute_force(form: str, loc: Tensor, y: Tensor, size: int) -> Tensor:
     return -weight * density.prod(1).mean().log()
 
 
+@pytest.mark.long
 @settings(max_examples=15)
 @given(
     form=st.sampled_from(FORMS),
@@ -102,6 +103,7 @@ def test_the_forms_are_their_definitions(
     assert loss == pytest.approx(brute_force(form, loc, y, size).item(), rel=1e-10)
 
 
+@pytest.mark.long
 def test_with_many_draws_it_is_the_exact_predictive_density() -> None:
     """The guide is the exact posterior of a conjugate model."""
     precision = 1 + len(DATA) / NOISE**2

@@ -60,12 +60,14 @@ def hierarchical() -> None:
         pyro.sample("y", dist.Normal(low, 1.0), obs=torch.zeros(3))
 
 
+@pytest.mark.long
 @NESTINGS
 def test_hierarchical_priors_have_their_exact_moments(nesting: int | None) -> None:
     covariance = 4 * torch.ones(4, 4) + 0.25 * torch.tensor([0.0, 1, 1, 1]).diag()
     assert_moments(draw(hierarchical, nesting), torch.ones(4), covariance)
 
 
+@pytest.mark.long
 @NESTINGS
 def test_draws_are_in_the_guides_unconstrained_coordinates(nesting: int | None) -> None:
     def model() -> None:
@@ -95,6 +97,7 @@ def test_a_simplex_is_mapped_back_by_stick_breaking(nesting: int | None) -> None
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("nesting", [None, 2])
 def test_looped_and_vectorised_draws_agree_with_plates_of_any_depth(nesting: int | None) -> None:
     def model() -> None:
@@ -115,6 +118,7 @@ def test_looped_and_vectorised_draws_agree_with_plates_of_any_depth(nesting: int
     assert rest.std().item() == pytest.approx(expected, rel=0.05)
 
 
+@pytest.mark.long
 def test_a_hand_written_site_needs_no_pack_if_it_is_the_latent_itself() -> None:
     covariance = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
 

@@ -15,6 +15,7 @@ def exact(case: GaussianCase) -> torch.Tensor:
     return case.path(case.difference(case.grid))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("proposal", ["gauss-newton", "prior"])
 def test_weighed_noises_give_the_gradient_of_the_divergence(proposal: str) -> None:
     case = GaussianCase()
@@ -34,6 +35,7 @@ def test_weighed_noises_give_the_gradient_of_the_divergence(proposal: str) -> No
     close(losses, kl - (case.weights * log_p).sum(), bias=0.01)
 
 
+@pytest.mark.long
 def test_the_bias_falls_with_the_number_of_noises() -> None:
     case, errors = GaussianCase(), []
     for inner in (1, 30):
@@ -43,6 +45,7 @@ def test_the_bias_falls_with_the_number_of_noises() -> None:
     assert errors[0] > 5 * errors[1]  # with one noise the entropy has half of its slope
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scale", [0.1, 0.5])
 def test_the_own_noise_takes_its_weight_whatever_the_output_noise(scale: float) -> None:
     """Of a linear generator: a tenth with 10 noises, of which a tenth are the prior's."""
@@ -56,6 +59,7 @@ def test_the_own_noise_takes_its_weight_whatever_the_output_noise(scale: float) 
     assert missing[1] > 0.08
 
 
+@pytest.mark.long
 def test_the_score_has_less_noise_than_the_bound() -> None:
     """At the posterior the path gradient is without noise; that of the bound is not."""
     case = GaussianCase(0.4, (0.7**2 - 0.3**2) ** 0.5, 0.3)
@@ -79,6 +83,7 @@ def test_whether_it_is_a_bound() -> None:
     assert AISIVI(4, proposal="prior").settings["proposal"] == "prior"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("vectorised", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_chains_give_the_gradient_of_the_divergence(vectorised: bool) -> None:
     case = GaussianCase()
@@ -90,6 +95,7 @@ def test_chains_give_the_gradient_of_the_divergence(vectorised: bool) -> None:
     assert objective.step_sizes["x"] > 0.1
 
 
+@pytest.mark.long
 def test_chains_that_stay_where_they_began_have_no_gradient_of_the_entropy() -> None:
     case = GaussianCase()
     objective = UIVI(400, num_burn_in=0, num_inner=1, vectorize_particles=True)
@@ -110,6 +116,7 @@ def test_the_value_is_the_bound_with_the_entropy_of_the_output_noise() -> None:
     assert objective.is_bound
 
 
+@pytest.mark.long
 def test_step_sizes_are_adapted_in_training_alone_and_saved() -> None:
     case, objective = GaussianCase(), UIVI(4)
     objective.loss(model, case.guide)

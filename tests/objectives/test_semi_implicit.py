@@ -75,6 +75,7 @@ def entropy(
 SIGMAS = (0.3, torch.tensor(0.3).double(), torch.tensor([0.2, 0.5, 0.9]).double())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("sigma", "d", "whitened"),
     [
@@ -117,6 +118,7 @@ def test_gauss_newton_at_each_draw_is_minus_the_exact_log_density() -> None:
     torch.testing.assert_close(found, -exact.log_prob(site.value), rtol=0, atol=0.05)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("proposal", PROPOSALS)
 def test_lower_and_upper_bounds_enclose_the_entropy_and_close(proposal: str) -> None:
     generator, matrix = linear(2, 2)
@@ -147,6 +149,7 @@ def folded_entropy(sigma: float) -> float:
     return float(np.trapezoid(-density * np.log(np.maximum(density, 1e-300)), x))
 
 
+@pytest.mark.long
 def test_the_entropy_of_a_folding_generator_is_between_its_bounds_and_they_close() -> None:
     exact = folded_entropy(0.1)
     assert exact == pytest.approx(0.8024, abs=1e-3)
@@ -168,6 +171,7 @@ def normal(d: int) -> Any:
     return dist.Normal(torch.zeros(d).double(), 1.0).to_event(1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("proposal", PROPOSALS)
 @pytest.mark.parametrize("inner", [1, 30])
 def test_the_lower_objective_bounds_the_evidence_for_a_folding_generator(
@@ -203,6 +207,7 @@ def _entropy_of(objective: Any, model: Any, guide: Any) -> tuple[Tensor, ...]:
     return (objective.terms(model, guide)["entropy"].detach(),)
 
 
+@pytest.mark.long
 def test_num_entropy_particles_and_looped_particles_have_the_same_mean() -> None:
     fn = ImplicitDistribution(Folded(), scale=0.3, base_dist=normal(1))
 
@@ -257,6 +262,7 @@ def test_gradients_tend_to_those_of_the_entropy() -> None:
 # ---- a semi-implicit prior
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("whitened", [False, True])
 def test_prior_bound_is_below_the_log_density_and_closes(whitened: bool) -> None:
     generator, matrix = linear(2, 2)
@@ -395,6 +401,7 @@ def _linear_prior(d: int, m: int, sigma: float) -> tuple[ImplicitDistribution, T
     return ImplicitDistribution(ModuleGenerator(layer, (d,), m), scale=sigma), covariance.detach()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("vectorised", [False, True])
 @pytest.mark.parametrize("factorized", [False, True])
 def test_a_guide_serves_a_model_with_an_implicit_prior(vectorised: bool, factorized: bool) -> None:

@@ -170,6 +170,7 @@ def _normal(covariance: Tensor) -> Callable[[], None]:
     return model
 
 
+@pytest.mark.long
 def test_trained_generators_keep_the_order_of_the_objectives() -> None:
     covariance = torch.diag(torch.tensor([1.0, 0.3, 0.1, 0.03, 0.01]))
     model = _normal(covariance)
@@ -199,6 +200,7 @@ def _exact_value(matrix: Tensor) -> Tensor:
     return prior + SingularValueELBO().estimate(site_of(Linear(matrix), 0.0, ()))
 
 
+@pytest.mark.long
 @settings(max_examples=25)
 @given(seeds, st.floats(0.01, 3.0))
 def test_no_linear_generator_is_better_than_the_isotropic_one(seed: int, size: float) -> None:
@@ -446,6 +448,7 @@ GUIDES: dict[str, Callable[..., HyperNetworkGuide]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:implicit site")
 @pytest.mark.parametrize(
     ("name", "vectorised"),

@@ -26,6 +26,7 @@ cases = {
 }
 
 
+@pytest.mark.long
 @given(**cases, alpha=st.floats(0.01, 1.0))
 def test_it_is_the_integral(
     y: float, mean: float, variance: float, noise: float, alpha: float

@@ -97,6 +97,7 @@ def same_bits(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> bool:
     return all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in pairs)
 
 
+@pytest.mark.long
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**9), draws=st.booleans())
 def test_the_bits_of_random_programs(seed: int, draws: bool) -> None:
@@ -131,6 +132,7 @@ def check_bits(seed: int, draws: bool) -> None:
         assert torch.equal(x, before[0]) and torch.equal(held, before[1])
 
 
+@pytest.mark.long
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**9))
 def test_no_result_is_another(seed: int) -> None:

@@ -90,6 +90,7 @@ def test_what_one_start_misses_shows_in_the_upper_estimate() -> None:
     assert (found.upper.mean() - exact.mean()).abs() < math.log(2)
 
 
+@pytest.mark.long
 def test_the_two_sides_hold_in_expectation() -> None:
     """With very few inner draws, and a fold."""
     generator = by_autograd(square, 1)

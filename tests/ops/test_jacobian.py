@@ -25,6 +25,7 @@ def _one_by_one(function: Callable[[Tensor], Tensor], z: Tensor, noise_ndim: int
     return stacked.reshape(*z.shape[: z.dim() - noise_ndim], *stacked.shape[1:])
 
 
+@pytest.mark.long
 @given(
     st.lists(st.integers(1, 5), min_size=1, max_size=3),
     st.integers(1, 4),

@@ -83,6 +83,7 @@ def test_every_single_probe_is_bracketed(
     assert (found.radau <= exact + 1e-7).all()
 
 
+@pytest.mark.long
 @settings(max_examples=15)
 @given(st.booleans(), scales, seeds)
 def test_more_steps_narrow_the_bracket(wide: bool, scale: float, seed: int) -> None:
@@ -96,6 +97,7 @@ def test_more_steps_narrow_the_bracket(wide: bool, scale: float, seed: int) -> N
         assert (after.radau >= before.radau - 1e-8).all()
 
 
+@pytest.mark.long
 @settings(max_examples=15)
 @given(st.sampled_from([(30, 12), (12, 30), (12, 12)]), st.sampled_from(PROBES), seeds)
 def test_the_rules_enclose_the_determinant_in_expectation(
@@ -117,6 +119,7 @@ def test_the_rules_enclose_the_determinant_in_expectation(
 # ---- where they are exact
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(sizes, sizes, batches, scales, seeds)
 def test_exact_with_as_many_steps_as_dimensions(
@@ -134,6 +137,7 @@ def test_exact_with_as_many_steps_as_dimensions(
     torch.testing.assert_close(found.pairs.right, right, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(st.sampled_from([(12, 7), (7, 12), (7, 7)]), st.integers(1, 4), st.booleans(), seeds)
 def test_exact_with_as_many_steps_as_different_singular_values(
@@ -166,6 +170,7 @@ def test_a_jacobian_of_zeros_has_determinant_one(m: int, d: int, dtype: torch.dt
     torch.testing.assert_close(found.pairs.right[:, 1], probes)
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(sizes, batches, seeds)
 def test_without_output_noise_there_is_no_lower_side(
@@ -260,6 +265,7 @@ def test_unknown_probes_are_refused() -> None:
 # ---- the gradient
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(sizes, sizes, st.sampled_from(["number", "scalar", "diagonal"]), seeds)
 def test_surrogate_with_all_directions_has_the_exact_gradient(
@@ -374,6 +380,7 @@ def test_gradients_of_a_rank_deficient_generator_do_not_depend_on_rounding(
     assert (found - exact).norm() <= 1e-4 * exact.norm()  # was 11 times it at 1e-4 in float32
 
 
+@pytest.mark.long
 def test_the_spread_of_one_probe_does_not_grow_as_the_output_noise_falls() -> None:
     spread = {}
     for sigma in (1e-1, 1e-4):

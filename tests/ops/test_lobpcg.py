@@ -121,6 +121,7 @@ def test_takes_the_steps_of_scipy() -> None:
         assert np.isclose(theirs[0], ours[: count + 2], rtol=1e-6).any()
 
 
+@pytest.mark.long
 @settings(max_examples=30)
 @given(seeds)
 def test_never_gets_worse(seed: int) -> None:
@@ -167,6 +168,7 @@ def test_one_product_per_iteration() -> None:
     assert linearisation.num_jvp == linearisation.num_vjp == 8
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scale", [1e-2, 1e-4])
 def test_float32_stays_at_the_solution(scale: float) -> None:
     jac = with_singular_values(torch.linspace(0.2, 1.0, 30), 60, 30, (3,)).float()

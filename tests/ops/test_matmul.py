@@ -65,6 +65,7 @@ def test_forward_is_algorithm_1(shapes: Shapes, name: str, batch: tuple[int, ...
     torch.testing.assert_close(out, torch.stack(flat).reshape(out.shape))
 
 
+@pytest.mark.long
 @given(shapes, names, batches, st.lists(st.integers(1, 3), max_size=2).map(tuple), st.booleans())
 def test_products_are_those_of_autograd(
     shapes: Shapes, name: str, batch: tuple[int, ...], probes: tuple[int, ...], linear_end: bool
@@ -91,6 +92,7 @@ def test_products_are_those_of_autograd(
     torch.testing.assert_close(cotangent, torch.stack(back).reshape(cotangent.shape))
 
 
+@pytest.mark.long
 @given(shapes, names, batches, st.integers(1, 3), st.booleans())
 def test_pairing_has_the_gradient_of_the_bilinear_form(
     shapes: Shapes, name: str, batch: tuple[int, ...], num: int, linear_end: bool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ def _by_small_steps(u, gradient, duration, num_steps=4000):
     return u, kinetic
 
 
+@pytest.mark.long
 @given(seed=st.integers(0, 50), m=st.integers(2, 5))
 def test_a_turn_solves_its_equation(seed, m):
     torch.manual_seed(seed)

@@ -31,6 +31,7 @@ def test_diagonal_standardised_draws_have_unit_variances_and_keep_their_correlat
     torch.testing.assert_close(u.mT.cov(), draws.mT.corrcoef())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_entropy_is_unbiased_for_gaussian_draws(kind: str) -> None:
     m, n, repeats = 5, 8, 2000  # few draws, so that what is corrected is much

@@ -92,6 +92,7 @@ def test_it_is_that_of_the_other_tracer(kind: str) -> None:
     assert_same_graph(FUNCTIONS[kind], torch.randn(3, 3, requires_grad=True))
 
 
+@pytest.mark.long
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10**9), draws=st.booleans())
 def test_it_is_of_random_programs(seed: int, draws: bool) -> None:

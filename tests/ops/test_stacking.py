@@ -15,6 +15,7 @@ from pyro_implicit.exceptions import NonFiniteError
 from pyro_implicit.ops.stacking import stacking_weights
 
 
+@pytest.mark.long
 @given(seed=st.integers(0, 30), count=st.integers(1, 4))
 def test_no_other_weights_are_better(seed, count):
     torch.manual_seed(seed)

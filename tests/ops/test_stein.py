@@ -25,6 +25,7 @@ def brute_force(x, y, score, length, beta):
     return kernel(x, y) * (s_x @ s_y) + s_x @ over_y + s_y @ over_x + mixed.trace()
 
 
+@pytest.mark.long
 @settings(max_examples=20)
 @given(
     m=st.integers(1, 4), length=st.floats(0.3, 3.0), beta=st.floats(-0.9, -0.1), seed=st.integers(0)
@@ -65,6 +66,7 @@ def test_the_mean_of_the_right_draws_is_zero():
     assert abs(stein_u_statistic(matrix)) < 5 * replicates.std()
 
 
+@pytest.mark.long
 def test_replicates_have_the_spread_of_the_statistic():
     statistics, spreads = [], []
     for _ in range(200):

@@ -243,6 +243,7 @@ def test_expanding_keeps_density_and_draws_anew() -> None:
 # ---- in models
 
 
+@pytest.mark.long
 def test_in_a_model_beside_another_latent() -> None:
     pyro.set_rng_seed(0)
     pyro.clear_param_store()

@@ -193,6 +193,7 @@ def test_the_posterior_of_outputs_that_are_one_event() -> None:
     torch.testing.assert_close(process.marginals(q).mean, draws.mean(0), rtol=0.0, atol=0.05)
 
 
+@pytest.mark.long
 def test_svi_trains_by_the_energy_on_minibatches() -> None:
     pyro.set_rng_seed(0)
     x = inputs(60, 2)
@@ -250,6 +251,7 @@ def test_bad_energies() -> None:
 # ---- other likelihoods
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("classes", [2, 3])
 def test_classification(classes: int) -> None:
     pyro.set_rng_seed(0)

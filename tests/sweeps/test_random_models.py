@@ -46,6 +46,7 @@ def check(seeds: range, nonsense: bool = False) -> None:
     assert nonsense or len(seeds) < 20 or kinds["ok"] > 0.8 * len(seeds), kinds
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(ASKED), reason="other cases were asked for")
 def test_a_few_random_cases_hold() -> None:
     check(range(SHORT))

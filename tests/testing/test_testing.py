@@ -109,6 +109,7 @@ def test_a_bad_generator_is_told_what_is_wrong(fault: str, message: str) -> None
         check_generator(Bent(fault))
 
 
+@pytest.mark.long
 def test_a_good_guide_passes() -> None:
     check_guide(partial(HyperNetworkGuide, hidden_dims=(4,)))
     assert not pyro.get_param_store().keys()
@@ -151,6 +152,7 @@ def test_a_bad_guide_is_told_what_is_wrong(guide: Any, message: str) -> None:
         check_guide(partial(guide, hidden_dims=(4,)), models=SMALL)
 
 
+@pytest.mark.long
 def test_a_good_objective_passes() -> None:
     check_objective(partial(LinearisedELBO, 2), guides=ONE)
 

@@ -65,6 +65,7 @@ def refused(model: Any, guide: Any, *args: Tensor) -> bool:
     return False
 
 
+@pytest.mark.long
 @given(
     name=st.sampled_from(sorted(LIKELIHOODS)),
     derived=st.booleans(),
@@ -113,6 +114,7 @@ def test_numbers_that_the_model_draws_are_left_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["binomial", "concentration", "made of an argument"])
 def test_a_replayed_step_ends_in_the_error_of_the_program(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -97,6 +97,7 @@ WHOLE = [(X, Y)] * 30
 BATCHES = [(X[:5], Y[:5]), (X[5:10], Y[5:10]), (X[10:], Y[10:])] * 12
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "batches",
     [pytest.param(WHOLE, marks=pytest.mark.slow), BATCHES],  # graphs of two shapes; and of one
@@ -149,6 +150,7 @@ def lazy(every: int) -> LanczosELBO:
     return LanczosELBO(2, vectorize_particles=True, entropy_every=every, **options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("every", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_steps_with_and_without_an_entropy_are_recorded_each(
     every: int, slow_program: None
@@ -187,6 +189,7 @@ def test_guides_that_are_recorded_in_turns_keep_their_own_turn(slow_program: Non
     assert sum(graph.run is not None for graph in recorded._graphs.values()) == 4
 
 
+@pytest.mark.long
 def test_networks_with_a_mode_are_recorded_for_each(slow_program: None) -> None:
     network = torch.nn.Sequential(torch.nn.Linear(1, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
     net = BayesianModule(network, prior=dist.Normal(0.0, 1.0))
@@ -202,6 +205,7 @@ def test_networks_with_a_mode_are_recorded_for_each(slow_program: None) -> None:
     assert recorded.is_recorded
 
 
+@pytest.mark.long
 def test_a_setting_that_changes_is_followed(slow_program: None) -> None:
     def losses(objective: Any, inner: Any) -> list[float]:
         pyro.clear_param_store()
@@ -219,6 +223,7 @@ def test_a_setting_that_changes_is_followed(slow_program: None) -> None:
     assert recorded.is_recorded
 
 
+@pytest.mark.long
 def test_parameters_that_were_replaced_are_met_again(slow_program: None) -> None:
     recorded = RecordedObjective(linearised())
     first = trained(recorded, simple, bare(simple), [(DATA,)] * 12)
@@ -229,6 +234,7 @@ def test_parameters_that_were_replaced_are_met_again(slow_program: None) -> None
     assert np.isfinite(recorded.loss_and_grads(simple, guide, DATA))
 
 
+@pytest.mark.long
 def test_each_model_has_its_own_graph_also_where_another_is_gone(slow_program: None) -> None:
     recorded = RecordedObjective(linearised())
     for scale in (1.0, 2.0, 3.0):
@@ -242,6 +248,7 @@ def test_each_model_has_its_own_graph_also_where_another_is_gone(slow_program: N
     assert recorded.is_recorded
 
 
+@pytest.mark.long
 def test_methods_of_an_object_are_recorded_once(slow_program: None) -> None:
     class Holder:
         def model(self, x: Tensor) -> None:
@@ -371,6 +378,7 @@ def test_other_objectives_are_refused(objective: Any) -> None:
         RecordedObjective(objective)
 
 
+@pytest.mark.long
 def test_five_kinds_of_arguments_are_too_many(slow_program: None) -> None:
     recorded = RecordedObjective(linearised())
     batches = [(X[:n], Y[:n]) for n in (2, 3, 4, 5, 6)]
@@ -401,6 +409,7 @@ def test_what_changes_too_often_is_named(kind: str) -> None:
             svi.step(X, Y, change(i, svi))
 
 
+@pytest.mark.long
 def test_a_recording_that_is_no_faster_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyro_implicit.training.recorded._FASTER", 0.0)
     recorded = RecordedObjective(linearised())
@@ -408,6 +417,7 @@ def test_a_recording_that_is_no_faster_is_not_used(monkeypatch: pytest.MonkeyPat
         trained(recorded, simple, bare(simple), [(DATA,)] * 10)
 
 
+@pytest.mark.long
 def test_a_change_from_outside_is_found_at_the_next_comparison(
     slow_program: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -478,6 +488,7 @@ def _in_place(holder: Holder) -> None:
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "change",
     [_batch, _width, _in_place, pytest.param(_entry, marks=SLOW), pytest.param(_level, marks=SLOW)],
@@ -506,6 +517,7 @@ def test_what_the_model_holds_is_looked_at_before_each_step(
     assert found[0] == found[1]
 
 
+@pytest.mark.long
 def test_a_parameter_that_is_thawed_is_trained(slow_program: None) -> None:
     found = []
     for wrap in (RecordedObjective, lambda objective: objective):
@@ -531,6 +543,7 @@ def test_a_parameter_that_is_thawed_is_trained(slow_program: None) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.long
 def test_the_mode_of_a_network_that_the_model_names_is_followed(slow_program: None) -> None:
     found = []
     net = torch.nn.Dropout(0.5)
@@ -552,6 +565,7 @@ def test_the_mode_of_a_network_that_the_model_names_is_followed(slow_program: No
     assert found[0] == found[1]
 
 
+@pytest.mark.long
 def test_a_model_whose_batch_is_put_into_it_at_each_step_is_the_program(
     slow_program: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -574,6 +588,7 @@ def test_a_model_whose_batch_is_put_into_it_at_each_step_is_the_program(
     assert found[0] == found[1]
 
 
+@pytest.mark.long
 def test_arguments_that_cannot_be_looked_into_are_not_recorded(slow_program: None) -> None:
     """The text of a long array does not tell it from another."""
 
@@ -599,6 +614,7 @@ def test_arguments_that_cannot_be_looked_into_are_not_recorded(slow_program: Non
     assert "an argument is a ndarray: give tensors or numbers" in found[0][1][0]
 
 
+@pytest.mark.long
 def test_a_loss_that_is_not_finite_names_its_site(slow_program: None) -> None:
     data = DATA.clone()
     recorded = RecordedObjective(linearised())
@@ -611,6 +627,7 @@ def test_a_loss_that_is_not_finite_names_its_site(slow_program: None) -> None:
         svi.step(data)
 
 
+@pytest.mark.long
 def test_other_handlers_around_a_step_are_obeyed(slow_program: None) -> None:
     recorded, plain = RecordedObjective(linearised()), linearised()
     guide = bare(simple)
@@ -637,6 +654,7 @@ def test_the_rest_is_the_objectives(slow_program: None) -> None:
     assert repr(recorded).startswith("RecordedObjective(LinearisedELBO(")
 
 
+@pytest.mark.long
 def test_fit_records_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for worth in (1, 10**9):
@@ -649,6 +667,7 @@ def test_fit_records_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None
     assert found[0][0] == found[1][0] and torch.equal(found[0][1], found[1][1])
 
 
+@pytest.mark.long
 def test_fit_tells_of_a_change_from_outside(
     slow_program: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -682,6 +701,7 @@ def turned(x: Tensor) -> None:
         pyro.sample("x", dist.Normal(mean + f.sum(), 0.5), obs=x)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("slow_program")
 def test_gradients_lie_as_backward_leaves_them() -> None:
     """A fused step reads them in the order of their parameter, and clipping writes into them."""
@@ -864,6 +884,7 @@ CHANGED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("slow_program")
 @pytest.mark.parametrize("kind", CHANGED)
 def test_what_is_changed_from_outside_is_followed_wherever_it_is(
@@ -889,6 +910,7 @@ def test_what_is_changed_from_outside_is_followed_wherever_it_is(
     assert found[0] == found[1]
 
 
+@pytest.mark.long
 def test_a_hook_on_a_gradient_is_called_in_each_step(slow_program: None) -> None:
     found, called = [], []
     for recorded in (True, False):
@@ -905,6 +927,7 @@ def test_a_hook_on_a_gradient_is_called_in_each_step(slow_program: None) -> None
     assert found[0] == found[1] and len(called) == 10
 
 
+@pytest.mark.long
 def test_two_guides_in_turns_give_the_bits_of_the_program(slow_program: None) -> None:
     def run(objective: Any) -> list[float]:
         pyro.clear_param_store()
@@ -921,6 +944,7 @@ def test_two_guides_in_turns_give_the_bits_of_the_program(slow_program: None) ->
     assert sum(graph.run is not None for graph in recorded._graphs.values()) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("through", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 def test_a_copy_records_for_itself(through: Callable[[Any], Any], slow_program: None) -> None:
     recorded = RecordedObjective(linearised())
@@ -931,6 +955,7 @@ def test_a_copy_records_for_itself(through: Callable[[Any], Any], slow_program: 
     assert other.is_recorded
 
 
+@pytest.mark.long
 def test_an_error_in_a_replayed_step_leaves_the_random_numbers_of_the_program(
     slow_program: None,
 ) -> None:
@@ -989,6 +1014,7 @@ def _recurrent() -> Callable[[Tensor], None]:
     return model
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("slow_program")
 @pytest.mark.parametrize(
     ("make", "args", "reason"),
@@ -1027,6 +1053,7 @@ def test_gradients_have_memory_of_their_own_where_a_model_writes_into_tensors() 
     assert step.is_recorded
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("slow_program")
 def test_arguments_that_lie_otherwise_have_a_graph_of_their_own() -> None:
     def model(x: Tensor) -> None:
@@ -1059,6 +1086,7 @@ def _switches(x: Tensor) -> None:
         pyro.sample("x", dist.Bernoulli(logits=logit), obs=x)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("slow_program")
 @pytest.mark.parametrize(
     ("model", "good", "bad"),
@@ -1094,6 +1122,7 @@ def attributed(x: Tensor, y: Tensor) -> None:
         pyro.sample("x", dist.Normal(mean + y, scale), obs=x)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["attribute", "same tensor"])
 def test_what_arguments_are_beside_numbers_is_seen(kind: str, slow_program: None) -> None:
     other = DATA.clone()
@@ -1106,6 +1135,7 @@ def test_what_arguments_are_beside_numbers_is_seen(kind: str, slow_program: None
     assert_same(found, trained(linearised(), attributed, bare(attributed), batches))
 
 
+@pytest.mark.long
 def test_a_step_without_gradients_adds_none(slow_program: None) -> None:
     guide = bare(simple)
     recorded = RecordedObjective(linearised())

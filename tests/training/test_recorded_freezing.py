@@ -188,6 +188,7 @@ TURNS = [(kind, list(OPTIMISERS)[k % len(OPTIMISERS)]) for k, kind in enumerate(
 PAIRS = [(kind, optimiser) for kind in KINDS for optimiser in OPTIMISERS]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "optimiser"),
     [pytest.param(*p, marks=() if p in TURNS else pytest.mark.slow) for p in PAIRS],
@@ -303,6 +304,7 @@ REPLACED: dict[str, tuple[Callable[[], Any], Callable[[int, Any], None]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", REPLACED)
 def test_what_is_replaced_is_the_programs_at_once(kind: str) -> None:
     make, change = REPLACED[kind]
@@ -319,6 +321,7 @@ def test_what_is_replaced_is_the_programs_at_once(kind: str) -> None:
     assert not objective.has_changed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["closure", "argument"])
 def test_what_asks_for_its_gradient_later_gets_it(kind: str) -> None:
     gradients = []
@@ -346,6 +349,7 @@ def adam() -> Any:
     return OPTIMISERS["Adam"]()
 
 
+@pytest.mark.long
 def test_fit_trains_what_its_validation_frees(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyro_implicit.training.fitting.run.EVERY", 10)
     model, read = by_name()
@@ -375,6 +379,7 @@ class Deep:
         self.inner = inner
 
 
+@pytest.mark.long
 def test_a_parameter_that_is_freed_out_of_sight_is_found_by_the_comparison(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -404,6 +409,7 @@ def test_a_parameter_that_is_freed_out_of_sight_is_found_by_the_comparison(
     assert net.bias.item() != begin
 
 
+@pytest.mark.long
 def test_what_is_frozen_and_freed_all_the_time_stays_the_program() -> None:
     def change(step: int, read: Any) -> None:
         read().requires_grad_(step % 2 == 0)
@@ -414,6 +420,7 @@ def test_what_is_frozen_and_freed_all_the_time_stays_the_program() -> None:
     assert objective.reason == "b.requires_grad changes from step to step"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("apart", [7, 13])
 def test_changes_far_from_each_other_are_recorded_each(
     apart: int, monkeypatch: pytest.MonkeyPatch
@@ -430,6 +437,7 @@ def test_changes_far_from_each_other_are_recorded_each(
     assert objective.reason == ("" if apart == 13 else "b.requires_grad changes from step to step")
 
 
+@pytest.mark.long
 def test_a_change_counts_once_whatever_the_number_of_recordings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -71,6 +71,7 @@ def both(
     return found, objective.objective.loss_and_grads(model, guide, *args)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "other",
     [
@@ -89,6 +90,7 @@ def test_a_shape_that_follows_from_an_argument_is_replayed_for_this_argument_alo
     assert objective.is_recorded
 
 
+@pytest.mark.long
 def test_an_argument_that_was_written_into_is_another(objective: RecordedObjective) -> None:
     y = DATA.clone()
     guide = trained(missing, objective, y)
@@ -97,6 +99,7 @@ def test_an_argument_that_was_written_into_is_another(objective: RecordedObjecti
     assert found == expected
 
 
+@pytest.mark.long
 def test_an_argument_that_was_written_into_past_pytorch_is_another(
     objective: RecordedObjective,
 ) -> None:
@@ -117,6 +120,7 @@ READ: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", READ)
 def test_numbers_that_are_read_out_of_an_argument_are_no_constants(
     objective: RecordedObjective, name: str
@@ -131,6 +135,7 @@ def test_numbers_that_are_read_out_of_an_argument_are_no_constants(
     assert found == expected
 
 
+@pytest.mark.long
 def test_one_tensor_as_two_arguments_is_two_arguments(objective: RecordedObjective) -> None:
     def model(x: Tensor, y: Tensor) -> None:
         mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
@@ -145,6 +150,7 @@ def test_one_tensor_as_two_arguments_is_two_arguments(objective: RecordedObjecti
     assert objective.is_recorded
 
 
+@pytest.mark.long
 def test_an_argument_that_the_model_names_as_well_stays_where_it_is_named(
     objective: RecordedObjective,
 ) -> None:
@@ -161,6 +167,7 @@ def test_an_argument_that_the_model_names_as_well_stays_where_it_is_named(
         assert found == expected
 
 
+@pytest.mark.long
 def test_a_shape_that_follows_from_a_parameter_is_not_recorded(
     objective: RecordedObjective,
 ) -> None:
@@ -203,6 +210,7 @@ def _each(seen: Seen, step: int) -> None:
     seen.scale.mul_(1.1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "is_recorded"), [(_mask, True), (_load, True), (_resize, True), (_each, True)]
 )
@@ -238,6 +246,7 @@ def test_shapes_that_follow_tensors_that_the_model_holds(
     assert losses(True) == losses(False)
 
 
+@pytest.mark.long
 def test_a_mask_that_changes_at_each_step_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "_FASTER", float("inf"))
     seen = Seen()

@@ -73,7 +73,11 @@ def _call() -> tuple[str, int]:
 
 
 def _is_shown(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, filters: Sequence[Any]
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    filters: Sequence[Any],
 ) -> bool:
     """Whether filters let a warning through; it is raised where they make errors of them."""
     modules = list(sys.modules.items())

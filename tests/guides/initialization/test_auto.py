@@ -62,6 +62,7 @@ def _names(trials: Any) -> list[str]:
 # ---- as good as it says
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [HyperNetworkGuide, MMNNGuide])
 def test_it_is_the_posterior_of_an_ill_conditioned_gaussian(
     kind: Any, monkeypatch: pytest.MonkeyPatch
@@ -80,6 +81,7 @@ def test_it_is_the_posterior_of_an_ill_conditioned_gaussian(
     assert white.mean(0).abs().max() < 0.25
 
 
+@pytest.mark.long
 def test_it_is_not_the_peak_of_a_hierarchical_model_that_has_no_mass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -116,6 +118,7 @@ def _many(num: int) -> tuple[Callable[..., Any], Tensor]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [HyperNetworkGuide, CMMNNGuide])
 def test_the_noise_of_many_latents_begins_as_the_mean_field(kind: Any) -> None:
     model, scale = _many(1100)
@@ -136,6 +139,7 @@ def test_what_is_not_settled_has_a_location_that_moves_in_units_of_its_own(quick
     assert torch.equal(unit, torch.ones(1100))  # not level
 
 
+@pytest.mark.long
 def test_a_network_with_dead_units_begins_where_its_module_is(quick: None) -> None:
     layers = nn.Sequential(nn.Linear(2, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU())
     net = BayesianModule(nn.Sequential(layers, nn.Linear(20, 1)), prior=dist.Normal(0.0, 1.0))
@@ -162,6 +166,7 @@ def _in_turns() -> list[Any]:
     return rows
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind, case", _in_turns())
 def test_it_is_no_worse_than_a_bare_one(quick: None, kind: Any, case: Case) -> None:
     model, (x, y) = case.make(torch.float64), case.data(dtype=torch.float64)
@@ -177,6 +182,7 @@ def test_it_is_no_worse_than_a_bare_one(quick: None, kind: Any, case: Case) -> N
     assert dtypes[0] == dtypes[1]
 
 
+@pytest.mark.long
 def test_a_factorised_guide_begins_as_the_best_gaussian_of_its_form(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -197,6 +203,7 @@ def test_a_factorised_guide_begins_as_the_best_gaussian_of_its_form(
         torch.testing.assert_close(factor @ factor.mT, block.inverse(), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind",  # the search is the same; its start in other guides is that of the tests above
     [
@@ -248,6 +255,7 @@ def _at_three(site: Any) -> Tensor:
     return torch.full(site["fn"].shape(), 3.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", GUIDES.values(), ids=GUIDES)
 def test_a_location_that_is_given_stays(quick: None, kind: Any) -> None:
     guide = kind(_regression, init_loc_fn=_at_three).setup(*DATA)
@@ -257,6 +265,7 @@ def test_a_location_that_is_given_stays(quick: None, kind: Any) -> None:
     assert torch.allclose(guide.sample(1000)["w"].std(0), found, rtol=0.2)
 
 
+@pytest.mark.long
 def test_a_location_that_is_given_has_the_widths_that_training_needs() -> None:
     """From deviations of a tenth the first steps at such a rate ended the fit, or lost it."""
 
@@ -320,6 +329,7 @@ def test_a_model_that_weights_its_rows_up_shows_some_of_them(quick: None) -> Non
     assert "some rows" in _report(HyperNetworkGuide(model).setup(*DATA)).reason
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("weight", [1.01, torch.linspace(0.8, 1.4, 20)])
 def test_weights_of_rows_are_no_minibatch(weight: Any) -> None:
     def weighed(y: Tensor) -> None:
@@ -355,6 +365,7 @@ def test_latents_of_another_guide_leave_it_bare(quick: None, beside: Any) -> Non
     assert torch.isfinite(torch.tensor(LinearisedELBO(2).loss(model, guide, *data)))
 
 
+@pytest.mark.long
 def test_rows_of_local_latents(quick: None) -> None:
     case = MODELS["local"]
     model, (x, y) = case.make(), case.data()
@@ -365,6 +376,7 @@ def test_rows_of_local_latents(quick: None) -> None:
     assert "full rank" in _names(_report(every).gaussians)
 
 
+@pytest.mark.long
 def test_candidates_that_fail_are_dropped_by_name(quick: None) -> None:
     def unbounded() -> None:  # where s is small the mode is a spike
         s = pyro.sample("s", dist.ImproperUniform(dist.constraints.positive, (), ()))
@@ -400,6 +412,7 @@ def test_where_no_gaussian_is_finite_it_is_bare(quick: None) -> None:
         assert "no Gaussian has a finite" in _report(MMNNGuide(model).setup()).reason
 
 
+@pytest.mark.long
 def test_errors_that_are_no_number_drop_a_candidate(quick: None) -> None:
     calls: list[Tensor] = []
 
@@ -462,6 +475,7 @@ def test_a_network_begins_narrow_at_its_own_values(quick: None, kind: Any) -> No
     assert sampler.preconditioner.shift is None  # the generator's last bias is the location
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_matrices", [1, 2])
 def test_weights_that_a_model_draws_itself_make_a_network_too(
     quick: None, num_matrices: int
@@ -480,6 +494,7 @@ def test_weights_that_a_model_draws_itself_make_a_network_too(
     assert (report.taken == "narrow") == (num_matrices == 2) and len(report.locations) > 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_inputs", [30, 300])
 def test_a_small_network_is_fitted(quick: None, num_inputs: int) -> None:
     model, data = _fits(_net(nn.Linear(num_inputs, 1), nn.Linear(1, 1)), num_inputs)
@@ -489,6 +504,7 @@ def test_a_small_network_is_fitted(quick: None, num_inputs: int) -> None:
     assert _report(HyperNetworkGuide(model).setup(*data)).taken != "narrow"
 
 
+@pytest.mark.long
 def test_a_small_network_whose_location_is_given_has_one_of_four_deviations(quick: None) -> None:
     """Those of a fit elsewhere are not those of a network."""
     net = BayesianModule(
@@ -506,6 +522,7 @@ def test_a_small_network_whose_location_is_given_has_one_of_four_deviations(quic
     assert _report(guide).reason == "the location of a network is given"
 
 
+@pytest.mark.long
 def test_what_is_given_of_a_network_stays(quick: None) -> None:
     model, data = _fits(_net(nn.Linear(300, 1), nn.Tanh(), nn.Linear(1, 1)), 300)
 
@@ -566,6 +583,7 @@ def test_values_of_no_density_are_no_start(quick: None) -> None:
 # ---- seen by nothing else
 
 
+@pytest.mark.long
 def test_it_is_the_same_from_the_same_seed_and_costs_one_number(quick: None) -> None:
     sites = HyperNetworkGuide(_regression, init_from=None).setup(*DATA).sites
     starts = []
@@ -623,6 +641,7 @@ def test_a_first_call_in_an_objective_builds_it(quick: None) -> None:
     assert len(_report(guide).gaussians) == 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num", [2, 300])
 def test_another_start_loads_into_a_guide_that_is_built(quick: None, num: int) -> None:
     model, _ = _many(num)

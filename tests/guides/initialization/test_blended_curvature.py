@@ -65,6 +65,7 @@ def test_directions_that_an_average_is_too_flat_in_are_filled():
     assert bound > blend.bound(flat) + 100
 
 
+@pytest.mark.long
 @given(seed=st.integers(0, 999))
 def test_a_worse_average_changes_nothing(seed):
     truth = precision_of(seed)
@@ -171,6 +172,7 @@ def test_all_draws_are_taken_where_they_are_cheap_and_else_until_the_bound_is_le
     assert blended_curvature(bent_density(), mean, scale, 12)[1] == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_blend_is_the_best_of_the_averages_along_the_way(seed):
     mean, scale = torch.zeros(3).double(), torch.full((3,), 0.3, dtype=torch.float64)

@@ -15,6 +15,7 @@ from pyro_implicit.guides.initialization.centring import centred
 from pyro_implicit.guides.initialization.gaussian_bound import objective
 
 
+@pytest.mark.long
 @settings(max_examples=15)
 @given(size=st.integers(1, 10), seed=st.integers(0, 1000), away=st.floats(2.0, 20.0))
 def test_a_gaussian_is_centred(size: int, seed: int, away: float) -> None:
@@ -26,6 +27,7 @@ def test_a_gaussian_is_centred(size: int, seed: int, away: float) -> None:
     assert torch.linalg.solve(root, found - truth.mean).abs().max() < 1e-6
 
 
+@pytest.mark.long
 @settings(max_examples=15)
 @given(seed=st.integers(0, 1000), factor=st.floats(0.01, 3.0))
 def test_the_bound_does_not_fall(seed: int, factor: float) -> None:
@@ -48,6 +50,7 @@ def test_without_finite_gradients_it_stays() -> None:
     torch.testing.assert_close(found, begin, rtol=0, atol=0)
 
 
+@pytest.mark.long
 @pytest.mark.automatic_start
 @pytest.mark.parametrize("kind", ["hessian", "ggn"])
 def test_a_start_for_correlated_columns_has_the_mean_of_the_posterior(kind: str) -> None:

@@ -53,6 +53,7 @@ def prior_precision(classes=1):
     return torch.diag(PRIOR.pow(-2).repeat_interleave(classes))
 
 
+@pytest.mark.long
 @given(seed=st.integers(0, 99))
 def test_gauss_newton_of_a_linear_gaussian_model_is_the_exact_precision(seed):
     torch.manual_seed(seed)
@@ -62,6 +63,7 @@ def test_gauss_newton_of_a_linear_gaussian_model_is_the_exact_precision(seed):
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.long
 @given(seed=st.integers(0, 99))
 def test_gauss_newton_of_a_bernoulli(seed):
     torch.manual_seed(seed)
@@ -75,6 +77,7 @@ def test_gauss_newton_of_a_bernoulli(seed):
         torch.testing.assert_close(at(u, make(likelihood, COUNTS.clamp(max=1))), expected)
 
 
+@pytest.mark.long
 @given(seed=st.integers(0, 99))
 def test_gauss_newton_of_a_poisson(seed):
     torch.manual_seed(seed)
@@ -83,6 +86,7 @@ def test_gauss_newton_of_a_poisson(seed):
     torch.testing.assert_close(at(u, make(lambda f: dist.Poisson(f.exp()), COUNTS)), expected)
 
 
+@pytest.mark.long
 @given(seed=st.integers(0, 99))
 def test_gauss_newton_of_a_categorical(seed):
     torch.manual_seed(seed)
@@ -166,6 +170,7 @@ def test_the_hessian_sees_second_derivatives_of_the_mean_that_gauss_newton_does_
     torch.testing.assert_close(full, torch.full((2, 2), 50.5).double())
 
 
+@pytest.mark.long
 def test_curvature_is_averaged_over_draws():
     model = make(lambda f: dist.Poisson(f.exp()), COUNTS)
     mean, scale = torch.zeros(M).double(), torch.full((M,), 0.4, dtype=torch.float64)
@@ -211,6 +216,7 @@ def test_eigenvalues_are_taken_absolute_and_clamped():
     torch.testing.assert_close(root.diagonal(), torch.tensor([0.5, 1.0, 5e3]), rtol=1e-4, atol=0)
 
 
+@pytest.mark.long
 def test_the_mode_of_a_curved_and_badly_scaled_density():
     def model():
         a = pyro.sample("a", dist.Normal(torch.zeros((), dtype=torch.float64), 1.0))
@@ -339,6 +345,7 @@ def test_a_direction_without_curvature_is_clamped() -> None:
     assert bool((root @ root.mT).isfinite().all())
 
 
+@pytest.mark.long
 def test_a_laplace_start_on_scales_far_apart() -> None:
     torch.manual_seed(0)
     unit = torch.logspace(-3, 3, 5)

@@ -19,6 +19,7 @@ from pyro_implicit.guides.initialization.full_rank import fit_full_rank
 from pyro_implicit.guides.initialization.gaussian_bound import objective
 
 
+@pytest.mark.long
 @settings(max_examples=15)
 @given(
     size=st.integers(1, 8),
@@ -56,6 +57,7 @@ def test_of_the_logarithm_of_a_gamma_variable_it_is_the_closed_form(
     assert float(mean) == pytest.approx(expected, abs=0.25 * shape**-0.5)
 
 
+@pytest.mark.long
 @settings(max_examples=10)
 @given(seed=st.integers(0, 1000), power=st.sampled_from([1.0, 1.5, 4.0]))
 def test_the_bound_never_falls(seed: int, power: float) -> None:
@@ -86,6 +88,7 @@ def _hinge(residual: Tensor) -> Tensor:
     return (1 - residual).clamp(min=0.0).sum()
 
 
+@pytest.mark.long
 @settings(max_examples=15)
 @given(
     seed=st.integers(0, 1000),
@@ -109,6 +112,7 @@ def test_the_bound_does_not_fall_where_derivatives_see_the_prior_alone(
     assert objective(density, *found, 64) > before - 0.1
 
 
+@pytest.mark.long
 @pytest.mark.automatic_start
 def test_a_start_for_laplacian_noise_is_near_the_posterior() -> None:
     y = torch.tensor([1.0, 1.3, 2.0, 2.2, 2.6])
@@ -130,6 +134,7 @@ def test_a_start_for_laplacian_noise_is_near_the_posterior() -> None:
     assert float(draws.std()) == pytest.approx(deviation, rel=0.15)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scale", [1.0, 0.01, 0.001])
 def test_a_latent_that_is_known_well_changes_nothing_for_others(scale: float) -> None:
     counts = torch.tensor([0.0, 3.0, 1.0, 7.0]).double()
@@ -183,6 +188,7 @@ def _network() -> Any:
     return lambda: net(torch.ones(3, 4))
 
 
+@pytest.mark.long
 @pytest.mark.automatic_start
 def test_a_walk_of_some_hundred_steps_begins_far_above_the_mean_field() -> None:
     pyro.set_rng_seed(0)
@@ -192,6 +198,7 @@ def test_a_walk_of_some_hundred_steps_begins_far_above_the_mean_field() -> None:
     assert scores["full rank"] > scores["mean field"] + 10
 
 
+@pytest.mark.long
 @pytest.mark.automatic_start
 @pytest.mark.parametrize("make", [_network, lambda: _walk(1001)])
 def test_not_of_networks_nor_of_more_than_a_thousand(make: Any, monkeypatch: Any) -> None:

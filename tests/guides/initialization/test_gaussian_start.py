@@ -68,6 +68,7 @@ def assert_first_draws(guide, mean, covariance):
     torch.testing.assert_close(white.cov(), torch.eye(3).double(), rtol=0, atol=0.2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [{}, {"generator": ResidualGenerator}])
 def test_laplace_is_the_exact_posterior_of_a_linear_gaussian_model(options):
     guide = HyperNetworkGuide(model, init_from="laplace", **options).setup()
@@ -78,6 +79,7 @@ def test_laplace_is_the_exact_posterior_of_a_linear_gaussian_model(options):
     assert_first_draws(guide, mean, covariance)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["hessian", "ggn", "full-rank"])
 def test_averaged_curvature_is_the_exact_posterior_of_a_linear_gaussian_model(kind):
     guide = HyperNetworkGuide(model, init_from=kind).setup()
@@ -88,6 +90,7 @@ def test_averaged_curvature_is_the_exact_posterior_of_a_linear_gaussian_model(ki
     assert_first_draws(guide, loc, covariance)
 
 
+@pytest.mark.long
 def test_factorised_starts_are_the_conditionals():
     """Of all Gaussians in such blocks the nearest to the posterior by the bound's divergence."""
     guide = HyperNetworkGuide(model, init_from="laplace", factorized=True).setup()
@@ -267,6 +270,7 @@ def test_a_density_without_a_mode():
         HyperNetworkGuide(unbounded, init_from="laplace").setup()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["auto", "laplace", "full-rank", "hessian", "mean-field"])
 def test_a_factorised_guide_starts_as_the_best_of_its_form(kind: str) -> None:
     """Deviations given the other latent, 0.436; those of the marginals are 1."""

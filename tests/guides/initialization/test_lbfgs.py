@@ -13,6 +13,7 @@ from torch import Tensor
 from pyro_implicit.guides.initialization.lbfgs import maximise
 
 
+@pytest.mark.long
 @settings(max_examples=20)
 @given(seed=st.integers(0, 999), m=st.integers(1, 6))
 def test_a_quadratic_is_solved(seed: int, m: int) -> None:
@@ -37,6 +38,7 @@ def test_a_curved_valley() -> None:
     torch.testing.assert_close(found, torch.ones(2).double(), rtol=0, atol=1e-4)
 
 
+@pytest.mark.long
 @given(seed=st.integers(0, 999), edge=st.sampled_from([math.nan, math.inf, -math.inf]))
 def test_it_stays_in_the_domain(seed: int, edge: float) -> None:
     """An optimum that presses against the edge of the domain, where values are not finite."""

@@ -27,6 +27,7 @@ def _gaussian(precision: Tensor, loc: Tensor) -> dist.MultivariateNormal:
     return dist.MultivariateNormal(loc, precision_matrix=precision)
 
 
+@pytest.mark.long
 def test_of_a_correlated_gaussian_it_is_the_conditional_deviations() -> None:
     root = torch.randn(4, 4, dtype=torch.float64)
     precision = root @ root.mT + torch.diag(torch.tensor([1.0, 4.0, 9.0, 100.0]).double())
@@ -39,6 +40,7 @@ def test_of_a_correlated_gaussian_it_is_the_conditional_deviations() -> None:
     assert ((fit.loc - truth.loc) / expected).abs().max() < 0.3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [1.0, 1e3, 1e5])
 @pytest.mark.parametrize("count", [2, 100])
 def test_latents_of_any_size_are_found(size: float, count: int) -> None:
@@ -52,6 +54,7 @@ def test_latents_of_any_size_are_found(size: float, count: int) -> None:
     assert (fit.scale / scale).log().abs().max() < 0.5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("start", ["mean-field", "hessian", "ggn"])
 def test_prices_in_dollars(start: str) -> None:
     """The mean and the deviation of data, under wide priors: had begun 30 deviations away."""
@@ -71,6 +74,7 @@ def test_prices_in_dollars(start: str) -> None:
     assert float(draws["scale"].mean()) == pytest.approx(float(prices.std()), rel=0.05)
 
 
+@pytest.mark.long
 def test_a_start_that_is_still_on_its_way_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """A narrow posterior a million deviations from where latents begin."""
     monkeypatch.setattr(mean_field, "_MOST", 300)  # by the own limit it is so too, in ten seconds
@@ -88,6 +92,7 @@ def test_a_start_that_is_still_on_its_way_is_told(monkeypatch: pytest.MonkeyPatc
         guide.setup()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("far", [0.0, 300.0])
 def test_whether_a_fit_at_its_limit_was_level_is_judged_by_what_more_steps_bring(
     far: float, monkeypatch: pytest.MonkeyPatch
@@ -113,6 +118,7 @@ def test_a_fit_that_is_cut_short_says_so() -> None:
     assert not fit.is_level and fit.loc.max() < 9.0
 
 
+@pytest.mark.long
 def test_steps_out_of_the_domain_are_taken_back() -> None:
     def density(u: Tensor) -> Tensor:
         return torch.where((u > 0).all(), (u.log() - u).sum(), torch.nan)
@@ -123,6 +129,7 @@ def test_steps_out_of_the_domain_are_taken_back() -> None:
     assert torch.equal(never.loc, torch.ones(2))
 
 
+@pytest.mark.long
 def test_it_finds_its_way_through_a_domain_with_holes() -> None:
     loc = torch.tensor([1.0, -0.5])
 
@@ -138,6 +145,7 @@ def test_it_finds_its_way_through_a_domain_with_holes() -> None:
     assert torch.equal(never.loc, loc)
 
 
+@pytest.mark.long
 def test_of_several_points_it_begins_at_the_highest() -> None:
     def density(u: Tensor) -> Tensor:  # two peaks that no step joins
         return torch.logaddexp(-50 * (u + 5).square(), -50 * (u - 5).square() + 3).sum()
@@ -157,6 +165,7 @@ def test_uphill_keeps_the_best_point() -> None:
     assert root[1] == 0.0
 
 
+@pytest.mark.long
 def test_by_name_it_preconditions_the_guide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mean_field, "_MOST", 900)
     scale = torch.tensor([0.02, 0.5, 3.0])
@@ -204,6 +213,7 @@ def test_a_network_is_fitted_at_a_tenth_of_the_rates(
     torch.testing.assert_close(now[0], torch.full((4,), expected), rtol=1e-4, atol=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_network", [False, True])
 def test_a_network_is_fitted_by_fewer_steps(
     is_network: bool, monkeypatch: pytest.MonkeyPatch
@@ -218,6 +228,7 @@ def test_a_network_is_fitted_by_fewer_steps(
     assert max(taken) > (1200 if is_network else 3000)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [1e-4, 1e-2])
 def test_latents_much_smaller_than_their_units_are_found(size: float) -> None:
     """The bound of one draw is loud there for long: no gain of a window is seen."""
@@ -232,6 +243,7 @@ def test_latents_much_smaller_than_their_units_are_found(size: float) -> None:
     assert bool(((fit.loc - 0.3).abs() < 0.5 * scale).all())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("start", ["hessian", "full-rank"])
 def test_starts_from_a_fit_that_is_still_on_its_way_begin_at_a_mode(start: str) -> None:
     """Prices by square feet, in dollars: intercept and slope are far away, and dependent."""

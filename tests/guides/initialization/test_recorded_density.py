@@ -73,6 +73,7 @@ def test_where_there_is_no_density_it_is_nan() -> None:
     assert bool(recorded(torch.tensor([-1.0])).isnan())
 
 
+@pytest.mark.long
 @pytest.mark.automatic_start
 def test_a_fit_that_left_the_domain_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bernoulli cuts probabilities above 1 where nobody checks them."""

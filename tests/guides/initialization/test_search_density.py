@@ -67,6 +67,7 @@ def test_it_finds_what_the_model_finds(how: str) -> None:
     assert density.num_gradients >= 10
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["ascend", "maximise"])
 def test_it_never_ends_where_the_model_refuses(how: str) -> None:
     density, start = search(edged), torch.full((1,), 0.9)

@@ -51,6 +51,7 @@ def _vague_mixture() -> tuple[Callable[..., Any], tuple[Tensor]]:
     return model, (torch.cat([0.5 * low - 2, high + 3]),)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 6))]
 )
@@ -115,6 +116,7 @@ def test_an_unbounded_density_names_its_site() -> None:
         HyperNetworkGuide(model, init_from="laplace").setup()
 
 
+@pytest.mark.long
 def test_the_global_generator_is_left_alone() -> None:
     model, args = _badly_scaled()
     guide = HyperNetworkGuide(model).setup(*args)
@@ -130,6 +132,7 @@ def test_the_global_generator_is_left_alone() -> None:
 # ---- the bound
 
 
+@pytest.mark.long
 def test_the_bound_of_the_exact_posterior_is_the_evidence() -> None:
     loc, scale = torch.tensor([1.0, -2.0]).double(), torch.tensor([0.1, 3.0]).double()
 
@@ -170,6 +173,7 @@ def test_a_start_far_worse_than_a_narrow_one_is_told() -> None:
         HyperNetworkGuide(_flat_at_its_mode, init_from="laplace").setup()
 
 
+@pytest.mark.long
 def test_a_start_far_worse_than_mean_field_is_told() -> None:
     with pytest.warns(UserWarning, match="and a mean-field Gaussian in the same place has -?[0-9]"):
         HyperNetworkGuide(_ridge, init_from="laplace").setup()
@@ -216,6 +220,7 @@ def test_a_density_that_draws_something_has_no_one_mode() -> None:
         HyperNetworkGuide(model, init_from="laplace").setup()
 
 
+@pytest.mark.long
 def test_a_recorded_search_that_ends_where_the_model_refuses_is_made_again() -> None:
     """The graph does not check that a probability stays below one; the model does."""
 
@@ -232,6 +237,7 @@ def test_a_recorded_search_that_ends_where_the_model_refuses_is_made_again() -> 
     assert 0.5 < float(fit.loc) < 1.2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind, most", [("hessian", 4), ("ggn", 4)])
 def test_a_curvature_that_is_everywhere_the_same_is_taken_twice_over(
     kind: str, most: int, monkeypatch: pytest.MonkeyPatch

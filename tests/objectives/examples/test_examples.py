@@ -112,6 +112,7 @@ def test_importance_weights_bound_the_evidence_and_reach_it_at_the_posterior() -
     assert sum(bounds[:3]) / 3 < bounds[3] < EVIDENCE + 0.2
 
 
+@pytest.mark.long
 def test_the_stein_discrepancy_is_zero_at_the_posterior_alone() -> None:
     objective = KernelStein(600, vectorize_particles=True)
 
@@ -125,6 +126,7 @@ def test_the_stein_discrepancy_is_zero_at_the_posterior_alone() -> None:
         assert found.mean() > 4 * found.std() / math.sqrt(12)
 
 
+@pytest.mark.long
 def test_draws_follow_the_stein_direction_to_the_posterior() -> None:
     guide = gaussian(-1.0, 1.0)
     objective = AmortisedSVGD(60, vectorize_particles=True)

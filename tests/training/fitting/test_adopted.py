@@ -42,6 +42,7 @@ def test_the_second_guide_of_a_class_takes_the_parameters_of_the_first(
     assert ("and 1 more" in result.warnings[-1]) == (kind is AutoNormal)
 
 
+@pytest.mark.long
 def test_guides_with_names_of_their_own_are_left_alone() -> None:
     fitted(AutoNormal(model))
     fitted(AutoMultivariateNormal(model))

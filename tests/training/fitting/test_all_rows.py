@@ -118,6 +118,7 @@ def test_many_rows_or_numbers_stay_in_batches(monkeypatch: pytest.MonkeyPatch) -
                 assert (all_rows(model, Arguments((), tuples(), {})) is not None) == is_given
 
 
+@pytest.mark.long
 def test_the_start_does_not_depend_on_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyro_implicit.guides.initialization.auto._MEAN_FIELD", 50)
     monkeypatch.setattr("pyro_implicit.guides.initialization.auto._MEAN_FIELD_MIDDLE", 50)

@@ -137,6 +137,7 @@ def test_a_point_takes_one_draw() -> None:
     assert objective.num_particles == 4
 
 
+@pytest.mark.long
 def test_a_model_of_one_draw_is_looped_and_that_is_told() -> None:
     def model() -> None:
         w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
@@ -150,6 +151,7 @@ def test_a_model_of_one_draw_is_looped_and_that_is_told() -> None:
     assert "Nor can it be mapped (torch.func.vmap): " in result.warnings[-1]
 
 
+@pytest.mark.long
 def test_what_keeps_a_model_from_being_mapped_is_told_beside_what_keeps_it_from_a_plate() -> None:
     """It writes into a tensor of its arguments, which has one place for all draws."""
 
@@ -165,6 +167,7 @@ def test_what_keeps_a_model_from_being_mapped_is_told_beside_what_keeps_it_from_
     assert "into tensors alone that it makes" in result.warnings[-1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ask", [torch.any, torch.all])
 def test_a_branch_for_all_draws_is_none_for_one(ask: Any) -> None:
     """One question about 32 draws, which no shape tells from a question about one."""

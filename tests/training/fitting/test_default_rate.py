@@ -36,6 +36,7 @@ def several() -> AutoGuideList:
     return guide
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "objective", [None, pytest.param(LinearisedELBO(), marks=pytest.mark.slow)]
 )
@@ -74,6 +75,7 @@ def test_a_function_has_the_usual_one() -> None:
     assert result.rates[0] == 0.005
 
 
+@pytest.mark.long
 def test_pyros_guides_in_a_list_and_the_model_go_at_their_own_rate() -> None:
     """By Adam's first step, whose length is the rate whatever the gradient."""
 

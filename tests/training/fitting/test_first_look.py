@@ -91,6 +91,7 @@ def test_batches_whose_observations_were_forgotten() -> None:
     first_look(by_factor, (X[:3],), {}, in_batches=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("validates", [True, False])
 def test_observations_that_are_nan(validates: bool) -> None:
     bad = torch.where(Y == 3.0, torch.nan, Y)
@@ -114,6 +115,7 @@ def test_observations_that_are_nan(validates: bool) -> None:
             quick(batches=endless, num_steps=40, objective=objective)
 
 
+@pytest.mark.long
 def test_a_loss_that_is_not_finite_names_its_site_without_validation() -> None:
     calls = 0
 

@@ -70,6 +70,7 @@ def test_the_posterior_is_reached_and_the_run_ends_by_itself() -> None:
     assert value == pytest.approx(log_evidence(), abs=0.06)
 
 
+@pytest.mark.long
 def test_it_does_what_a_loop_of_svi_does() -> None:
     """As long as the rate is level and no gradient is cut: the same bits of the loss."""
     pyro.set_rng_seed(3)
@@ -83,6 +84,7 @@ def test_it_does_what_a_loop_of_svi_does() -> None:
     assert result.history[:20] == pytest.approx(losses, rel=1e-5)
 
 
+@pytest.mark.long
 def test_parameters_of_model_and_guide_are_trained() -> None:
     result = bowl()
     assert result.reason == "converged"
@@ -92,6 +94,7 @@ def test_parameters_of_model_and_guide_are_trained() -> None:
     assert len(result.rates) == result.num_steps
 
 
+@pytest.mark.long
 def test_terms_are_kept_now_and_then_and_add_up() -> None:
     guide = HyperNetworkGuide(conjugate)
     result = fit(conjugate, guide, X, seed=0, num_steps=100, progress=False)
@@ -104,6 +107,7 @@ def test_terms_are_kept_now_and_then_and_add_up() -> None:
 # ---- the same numbers
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_bits_whatever_is_shown(capfd: Any) -> None:
     outside = read_random_state()["torch"]
     histories = []
@@ -128,6 +132,7 @@ def test_without_a_seed_torch_draws_one() -> None:
     assert histories[0][0] != histories[0][1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", [1, 37, 80])
 def test_an_interrupted_run_goes_on_to_the_same_bits(at: int) -> None:
     whole = bowl(num_steps=90)
@@ -194,6 +199,7 @@ def uninterrupted() -> tuple[FitResult, tuple[float, ...]]:
     return whole, stubs.value()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("moment", "num_steps"),
     [
@@ -233,6 +239,7 @@ def test_whatever_moment_is_interrupted_it_goes_on_to_the_same_bits(
     assert result.state["adam"]["norm"] == whole.state["adam"]["norm"]
 
 
+@pytest.mark.long
 def test_the_best_parameters_of_before_an_interruption_come_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -260,6 +267,7 @@ def test_the_best_parameters_of_before_an_interruption_come_back(
     assert kept.state["validation"] == further.state["validation"]
 
 
+@pytest.mark.long
 def test_a_guide_goes_on_from_a_state_on_disk() -> None:
     """With its own state_dict and weights_only: no code is run by reading it."""
 
@@ -303,6 +311,7 @@ def of_two(x: Tensor) -> None:
         pyro.sample("x", dist.Normal(mean, scale), obs=x)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["result", "guide", "both"])
 def test_a_copy_goes_on_to_the_same_bits(what: str) -> None:
     """Its objective has not met the guide yet, and runs both once to count their plates."""
@@ -350,6 +359,7 @@ def test_batches_are_gone_through_again_and_again() -> None:
     assert objective.seen == [(1, 2), {"y": 3}, (1, 2), {"y": 3}, (1, 2)]
 
 
+@pytest.mark.long
 def test_a_loader_trains_the_default_objective() -> None:
     loader = DataLoader(TensorDataset(X), batch_size=2, shuffle=True)
     histories = []
@@ -364,6 +374,7 @@ def test_a_loader_trains_the_default_objective() -> None:
 # ---- validation
 
 
+@pytest.mark.long
 def test_validation_stops_and_brings_the_best_back() -> None:
     """A score that is best at 0.5, on the way to 1."""
     scores = []
@@ -382,6 +393,7 @@ def test_validation_stops_and_brings_the_best_back() -> None:
     assert "best validation score" in str(result)
 
 
+@pytest.mark.long
 def test_validation_by_held_out_data() -> None:
     guide = AutoNormal(conjugate)
     options: dict[str, Any] = {"num_steps": 120, "progress": False, "seed": 0}
@@ -391,6 +403,7 @@ def test_validation_by_held_out_data() -> None:
     assert result.scores[120] == pytest.approx(predictive, abs=0.1)
 
 
+@pytest.mark.long
 def test_a_score_that_is_not_finite_is_never_the_best() -> None:
     scores = iter([math.nan, -1.0, math.inf])
     result = bowl(validation=lambda: next(scores), num_steps=250)
@@ -411,6 +424,7 @@ def test_steps_that_are_not_finite_are_skipped_and_told() -> None:
     assert result.warnings[0].endswith("the last one: site 'w' is to blame")
 
 
+@pytest.mark.long
 def test_too_many_in_a_row_are_an_error_that_names_the_site() -> None:
     def model(x: Tensor) -> None:
         conjugate(x)
@@ -423,6 +437,7 @@ def test_too_many_in_a_row_are_an_error_that_names_the_site() -> None:
         bowl(objective=Bowl(events={i: math.nan for i in range(5, 99)}))
 
 
+@pytest.mark.long
 def test_the_limit_and_a_divergence_are_told() -> None:
     assert "the limit of 30 steps came before" in bowl(num_steps=30).warnings[0]
     rising = Bowl(events={i: float(i) for i in range(1, 900)})
@@ -554,6 +569,7 @@ def test_batches_that_were_forgotten_are_told_how_batches_are_given(count: int) 
         fit(forgetful, guide, batches=[(X,)] * count, num_steps=2, progress=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [AutoNormal, HyperNetworkGuide])
 def test_batches_that_count_as_all_data_are_told(kind: Any) -> None:
     batches = [(X[:2], X[:2]), (X[2:], X[2:])]
@@ -567,6 +583,7 @@ def test_batches_that_count_as_all_data_are_told(kind: Any) -> None:
         assert not any("scaled up" in text for text in result.warnings)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Encountered")
 @pytest.mark.parametrize("lr", [1e3, 1e9])
 def test_a_rate_far_too_high_is_told(lr: float) -> None:
@@ -581,6 +598,7 @@ def test_a_rate_far_too_high_is_told(lr: float) -> None:
         fit(model, guide, torch.zeros(5), lr=lr, num_steps=60, progress=False, seed=0)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Encountered")
 def test_a_rate_too_high_for_the_first_steps_is_halved() -> None:
     def model(x: Tensor, y: Tensor) -> None:
@@ -597,6 +615,7 @@ def test_a_rate_too_high_for_the_first_steps_is_halved() -> None:
     assert any("astray" in text and "to the start" in text for text in result.warnings)
 
 
+@pytest.mark.long
 def test_what_the_loss_is_worth_is_told() -> None:
     def promise(objective: Any, **options: Any) -> str:
         guide = HyperNetworkGuide(conjugate, init_from=None, **options)
@@ -612,6 +631,7 @@ def test_what_the_loss_is_worth_is_told() -> None:
     assert promise(Trace_ELBO()) == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("lr", "is_told"), [(3.0, True), (0.01, False)])
 def test_a_run_that_ends_above_its_start_is_told(lr: float, is_told: bool) -> None:
     guide = HyperNetworkGuide(conjugate, init_from="laplace")

@@ -48,6 +48,7 @@ def fitted_once() -> Any:
         return fitted(patch, [False])
 
 
+@pytest.mark.long
 def test_it_takes_as_many_steps_again_until_they_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     once, num_once = fitted_once()
     result, num_asked = fitted(monkeypatch, [True, True, False])
@@ -57,11 +58,13 @@ def test_it_takes_as_many_steps_again_until_they_are_right(monkeypatch: pytest.M
     assert result.rates[once.num_steps] == result.rates[0]  # at the full rate again
 
 
+@pytest.mark.long
 def test_the_limit_ends_it_and_then_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     result, _ = fitted(monkeypatch, [True] * 9, num_steps=700)
     assert result.num_steps == 700 and OFF in result.warnings
 
 
+@pytest.mark.long
 def test_validation_and_an_interruption_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
     once, _ = fitted_once()
     result, _ = fitted(monkeypatch, [True], validation=lambda: 0.0, num_steps=300)
@@ -70,6 +73,7 @@ def test_validation_and_an_interruption_end_it(monkeypatch: pytest.MonkeyPatch) 
     assert result.num_steps == once.num_steps and OFF in result.warnings
 
 
+@pytest.mark.long
 def test_that_it_was_level_is_told_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     once, _ = fitted_once()
     limit = once.num_steps + 100  # too few to be asked again

@@ -53,6 +53,7 @@ def test_a_mode_left_out_is_told_with_its_mass_and_place(weight: float) -> None:
     assert f"about {weight:.0%} of the mass" in told
 
 
+@pytest.mark.long
 def test_a_peak_without_mass_about_it_is_not_told() -> None:
     """In the neck of a funnel Laplace's method is wrong by a factor of hundreds."""
 
@@ -174,6 +175,7 @@ def test_other_guides_larger_models_and_random_densities_are_not_looked_at() -> 
     assert missed_peaks(guide, refusing, (), {}, 0.0) == []
 
 
+@pytest.mark.long
 def test_fit_tells_after_a_long_run_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LONG", 30)
     model = mixture(0.5, 4.0)

@@ -66,6 +66,7 @@ def test_a_gradient_out_of_proportion_is_cut(size: float) -> None:
     torch.testing.assert_close(last, 0.9 * after + 0.1 * grad)
 
 
+@pytest.mark.long
 @given(sizes=st.lists(st.floats(-3, 3), min_size=10, max_size=30))
 def test_gradients_are_cut_as_torch_cuts_them(sizes: list[float]) -> None:
     """Bit for bit, also those that are about as long as allowed."""

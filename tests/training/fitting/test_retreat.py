@@ -68,6 +68,7 @@ def test_only_losses_that_mean_the_same_are_compared() -> None:
     assert not any(map(is_comparable, (AdversarialELBO(), Bowl())))
 
 
+@pytest.mark.long
 @given(st.integers(1, 230), st.floats(0.1, 1e3), st.booleans(), st.integers(0, 2**31))
 def test_batches_in_any_order_are_no_reason_and_a_leap_is(
     num_batches: int, spread: float, in_order: bool, seed: int
@@ -95,6 +96,7 @@ def test_batches_that_nobody_counted_are_not_compared() -> None:
     assert retreat.is_possible(100)  # after steps without a finite loss
 
 
+@pytest.mark.long
 def test_quiet_rows_before_loud_ones_do_not_halve_the_rate() -> None:
     generator = torch.Generator().manual_seed(0)
     levels = torch.tensor([0.1] * 60 + [30.0] * 60)
@@ -123,6 +125,7 @@ def test_it_does_not_go_back_for_ever() -> None:
     assert "6 times" in retreat.told()[0]
 
 
+@pytest.mark.long
 def test_a_run_that_is_lost_goes_back_and_ends() -> None:
     """Ten steps without a finite loss, and the parameters are those of fifty steps before."""
     objective = Bowl(noise=0.0, events={step: math.nan for step in range(151, 161)})
@@ -133,6 +136,7 @@ def test_a_run_that_is_lost_goes_back_and_ends() -> None:
     assert result.history[150] == pytest.approx(result.history[100])
 
 
+@pytest.mark.long
 def test_what_cannot_be_helped_is_an_error_in_the_end() -> None:
     lost = {step: math.nan for step in range(151, 999)}
     with pytest.raises(NonFiniteError, match="20 steps in a row"):
@@ -150,6 +154,7 @@ def uninterrupted() -> tuple[Any, tuple[float, ...]]:
     return whole, stubs.value()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stop", [120, 152, 157, 161, 170])
 def test_it_resumes_to_the_bit(stop: int, uninterrupted: Any) -> None:
     whole, expected = uninterrupted

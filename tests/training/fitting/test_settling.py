@@ -77,6 +77,7 @@ def test_cooling_begins_where_half_a_nat_is_lost_by_wandering(
     assert not settling.plan({"w": w}, is_level)
 
 
+@pytest.mark.long
 def test_losses_at_the_start_are_compared_by_the_same_draws() -> None:
     w = torch.zeros(1)
     settling = settling_of(w, noise=100.0)
@@ -174,6 +175,7 @@ def linear(num_latents: int, seed: int) -> tuple[Callable[..., None], tuple[Tens
     return model, (x, y), float(evidence)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lr", [0.02, 0.1])
 def test_a_rate_that_is_too_high_does_not_end_above_the_start(lr: float) -> None:
     """The start is the posterior: nothing is left to gain, and all to lose."""
@@ -205,6 +207,7 @@ def overshot(validation: Any, **options: Any) -> tuple[Any, HyperNetworkGuide, A
     return result, guide, model, data
 
 
+@pytest.mark.long
 def test_a_start_that_comes_back_is_scored_before_validation_brings_others_back(
     short: None,
 ) -> None:
@@ -218,6 +221,7 @@ def test_a_start_that_comes_back_is_scored_before_validation_brings_others_back(
     assert -loss == pytest.approx(linear(15, 0)[2], abs=0.15)
 
 
+@pytest.mark.long
 def test_better_scores_keep_their_parameters_and_nothing_else_is_said(short: None) -> None:
     scores = iter([0.0, 2.0, 1.0])
     result, guide, _, _ = overshot(lambda: next(scores))
@@ -225,6 +229,7 @@ def test_better_scores_keep_their_parameters_and_nothing_else_is_said(short: Non
     assert "the parameters of the best validation score are back all the same" in told
 
 
+@pytest.mark.long
 def test_what_goes_on_from_a_validated_fit_is_not_told_to_be_another(short: None) -> None:
     """Losses of the last steps, and copies, are of parameters that were replaced."""
     scores = iter([2.0] + [0.0] * 40)
@@ -269,6 +274,7 @@ def broken(at: int) -> tuple[Any, list[Tensor]]:
     return result, [param.detach().clone() for param in guide.parameters()]
 
 
+@pytest.mark.long
 def test_an_interrupted_look_goes_on_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyro_implicit.training.fitting.run.is_comparable", lambda _: True)
     monkeypatch.setattr("pyro_implicit.training.fitting.course.FEWEST", 50)

@@ -64,6 +64,7 @@ def _model(scale: float) -> object:
     return model
 
 
+@pytest.mark.long
 def test_a_fit_of_another_model_is_told_what_it_is() -> None:
     model, y = _model(1.0), torch.randn(9)
     guide = HyperNetworkGuide(model, init_from=None).setup(y)
@@ -108,6 +109,7 @@ def test_a_loss_that_was_level_is_not_told_never_to_have_been() -> None:
     assert "level after 300 steps" in told and "limit of 600 steps came before it was level" in told
 
 
+@pytest.mark.long
 def test_more_data_are_gone_on_with_at_the_full_rate() -> None:
     """Losses of more rows are far above those of before, and nothing has gone astray."""
     model, y = _model(1.0), 2 + torch.randn(200, generator=torch.Generator().manual_seed(0))

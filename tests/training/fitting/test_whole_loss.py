@@ -77,6 +77,7 @@ def test_a_look_draws_the_same_and_leaves_no_trace() -> None:
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
+@pytest.mark.long
 def test_a_run_in_batches_keeps_what_it_has_seen_of_all_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_run_in_batches_keeps_what_it_has_seen_of_all_rows(
     assert [step for step, _ in result.state["whole"]] == [40, 44, 48, 52, 57]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rows", [40, 5])
 def test_what_the_noise_of_batches_hides_is_told(
     rows: int, monkeypatch: pytest.MonkeyPatch

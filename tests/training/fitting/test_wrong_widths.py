@@ -98,6 +98,7 @@ def test_weights_that_know_nothing_tell_that() -> None:
     assert 0.5 < far < 2 * (math.log(1e4) - 0.5) and "refine(model, guide" in told
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scale, is_told", [(0.9, False), (0.8, True)])
 def test_a_small_distance_of_many_latents_is_not_told(
     scale: float, is_told: bool, monkeypatch: pytest.MonkeyPatch
@@ -168,6 +169,7 @@ def test_other_guides_larger_models_and_random_densities_are_not_looked_at() -> 
         assert wrong_widths(guide, other, (), {}) == []
 
 
+@pytest.mark.long
 def test_a_fit_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LONG", 5)
     normal, guide = exact_ratio(0.7)

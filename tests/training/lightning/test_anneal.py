@@ -24,6 +24,7 @@ class Record(pl.Callback):
         self.seen.append((self.read(), float(trainer.callback_metrics.get("anneal_kl_weight", -1))))
 
 
+@pytest.mark.long
 def test_the_weight_of_every_step_is_that_of_the_schedule_and_is_logged():
     vi = fit_module()
     record = Record(lambda: vi.objective.kl_weight)

@@ -164,6 +164,7 @@ def mutants(content, draw, count):
         yield path, value, changed
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("count", [25, pytest.param(1500, marks=pytest.mark.slow)])
 def test_a_changed_checkpoint_is_refused_by_name_or_trains(saved, tmp_path, count):

@@ -64,6 +64,7 @@ def test_a_schedule_that_waits_for_a_fall_is_refused():
 # ---- the same as a plain loop
 
 
+@pytest.mark.long
 def test_it_is_a_plain_loop_over_the_batches():
     """The same bits as objective(model, guide) with the same noise."""
     vi = fit_module(optimizer=SGD, seed=11)
@@ -81,6 +82,7 @@ def test_it_is_a_plain_loop_over_the_batches():
     assert torch.equal(flat(vi), flat(other))
 
 
+@pytest.mark.long
 def test_validation_and_callbacks_do_not_change_a_fit():
     plain = fit_module(seed=1)
     trainer(max_epochs=2).fit(plain, loader())
@@ -92,6 +94,7 @@ def test_validation_and_callbacks_do_not_change_a_fit():
     assert torch.equal(flat(plain), flat(watched))
 
 
+@pytest.mark.long
 def test_the_seed_decides_the_noise_and_without_one_the_global_seed_does():
     def end(seed, global_seed):
         vi = fit_module(seed=seed)
@@ -158,6 +161,7 @@ class Split(LightningVI):
         return (batch[:, :2],), {"y": batch[:, 2]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("dataset", "cls"), [(Dictionaries(), LightningVI), (OneTensor(), Split)], ids=["dict", "own"]
 )
@@ -193,6 +197,7 @@ def test_schedule_clipping_and_logs():
     assert set(fit.callback_metrics) == expected
 
 
+@pytest.mark.long
 def test_a_schedule_by_epochs():
     schedule = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
     vi = fit_module(optimizer=SGD, lr_scheduler=schedule, lr_scheduler_interval="epoch")
@@ -202,6 +207,7 @@ def test_a_schedule_by_epochs():
     assert rates.seen[-1] == 0.25e-4
 
 
+@pytest.mark.long
 def test_early_stopping_by_the_log_predictive_density():
     vi = fit_module(
         optimizer=partial(torch.optim.SGD, lr=0.0), num_val_samples=2
@@ -212,6 +218,7 @@ def test_early_stopping_by_the_log_predictive_density():
     assert fit.current_epoch == 3
 
 
+@pytest.mark.long
 def test_the_validation_score_is_the_mean_over_all_data():
     vi = fit_module(num_val_samples=3)
     fit = trainer(max_epochs=1)
@@ -304,6 +311,7 @@ def test_large_gradients_are_no_fault():
 # ---- the critic
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_steps", [1, 3])
 def test_the_critic_is_trained_once_per_step_and_never_in_validation(num_steps):
     vi = fit_module("adversarial", num_val_samples=2)

@@ -105,6 +105,7 @@ def whole(tmp_path_factory):
     return get
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*there is no last checkpoint available")
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ def runs(tmp_path_factory):
 
 
 # 5: the end of an epoch; 10: the end of the run
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("objective", "step"),
     [("linearised", 3), ("lazy lanczos", 8), ("adversarial", 5)]
@@ -70,6 +71,7 @@ def test_from_any_step_the_end_is_the_same(runs, tmp_path, objective, step):
     assert_same(run(tmp_path, objective, checkpoint(folder, step)), whole)
 
 
+@pytest.mark.long
 def test_with_validation_within_epochs_and_accumulated_gradients(tmp_path):
     options = {"val_check_interval": 2, "accumulate_grad_batches": 2, "max_epochs": 2}
     whole = run(tmp_path / "whole", **options)
@@ -80,6 +82,7 @@ def test_with_validation_within_epochs_and_accumulated_gradients(tmp_path):
         assert_same(again, whole)
 
 
+@pytest.mark.long
 def test_with_epochs_that_end_early(tmp_path):
     options = {"limit_train_batches": 3, "max_epochs": 2}
     whole = run(tmp_path / "whole", **options)
@@ -90,6 +93,7 @@ def test_with_epochs_that_end_early(tmp_path):
         assert_same(again, whole)
 
 
+@pytest.mark.long
 def test_a_plain_loader_is_exact_from_the_end_of_an_epoch(tmp_path):
     def fit(folder, ckpt_path=None):
         vi = fit_module()
@@ -102,6 +106,7 @@ def test_a_plain_loader_is_exact_from_the_end_of_an_epoch(tmp_path):
     assert torch.equal(again, whole)
 
 
+@pytest.mark.long
 def test_a_plain_loader_in_the_middle_of_an_epoch_is_warned_of(tmp_path):
     trainer(tmp_path / "whole", max_epochs=1).fit(fit_module(), loader(cls=DataLoader))
     middle = checkpoint(tmp_path / "whole", 3)

@@ -14,6 +14,7 @@ from tests.training.lightning.problem import OBJECTIVES
 from tests.training.lightning.test_resume import assert_same, checkpoint, run
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:implicit site")
 @pytest.mark.parametrize("step", [3, 5])
 def test_the_warm_start_is_saved(monkeypatch, tmp_path, step):
