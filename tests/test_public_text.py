@@ -243,6 +243,7 @@ def _shapes(name: str, value: Any) -> Iterator[str]:
                 yield f"{name}{part} does not tell the shape of {argument.name}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "check", [_arguments, _errors, _results, _shapes], ids=lambda check: check.__name__
 )

@@ -180,6 +180,7 @@ def test_saved_states_of_devices_are_read_as_one_or_several() -> None:
     assert len(state_from_plain(state | {"cuda": [one, one]})["cuda"]) == 2
 
 
+@pytest.mark.long
 def test_numbers_of_a_generator_are_made_on_its_device() -> None:
     """Else on torch's default device, which ``torch.set_default_device("cuda")`` changes."""
     root, found = Path(pyro_implicit.__file__).parent, 0

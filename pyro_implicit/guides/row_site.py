@@ -42,7 +42,7 @@ def read_row_site(node: dict[str, Any]) -> tuple[LatentSite, Tensor]:
     )
     event_shape = fn.event_shape
     batch = value.shape[: value.dim() - len(event_shape)]
-    check_parts({"": event_shape.numel()})
+    check_parts({"": torch.Size(event_shape).numel()})
     if batch.numel() != frame.size:
         raise SiteError(
             f"latent site {name!r} has batch shape {tuple(batch)} in plate {frame.name!r} of "

@@ -52,6 +52,7 @@ def test_each_restart_has_its_own_numbers(batch_size):
         assert "restart" not in data[group].dims
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch_size", [None, 3])
 def test_joint_sites_and_masks_of_each_restart_by_hand(batch_size):
     covariance = torch.tensor([[1.0, 0.9], [0.9, 1.0]])

@@ -177,6 +177,7 @@ def test_prior_as_wide_as_a_plate_is_accepted_when_it_says_so() -> None:
 shapes = st.lists(st.integers(1, 3), max_size=3).map(tuple)
 
 
+@pytest.mark.long
 @given(shape=shapes, data=st.data())
 def test_batch_shapes_that_broadcast_become_event_dims(shape: Any, data: st.DataObject) -> None:
     keep = data.draw(st.lists(st.booleans(), min_size=len(shape), max_size=len(shape)))

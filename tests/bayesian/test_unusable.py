@@ -55,6 +55,7 @@ NETWORKS: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NETWORKS)
 def test_it_is_refused_and_what_to_wrap_is_said(name: str) -> None:
     make, told = NETWORKS[name]

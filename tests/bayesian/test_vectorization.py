@@ -140,6 +140,7 @@ def test_gradients_of_all_draws(how: str) -> None:
 batches = st.lists(st.integers(1, 3), max_size=4).map(tuple)
 
 
+@pytest.mark.long
 @given(batch=batches, batch_dims=st.integers(0, 3), how=st.sampled_from(["vmap", "loop"]))
 def test_where_the_batch_dims_go(batch: tuple[int, ...], batch_dims: int, how: Any) -> None:
     net = BayesianModule(nn.Linear(3, 2), NORMAL, batch_dims=batch_dims, vectorize=how)

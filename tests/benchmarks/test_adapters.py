@@ -33,6 +33,7 @@ def test_no_digit_is_both_seen_and_scored(small: Any) -> None:
     assert not both
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "latents", "frozen"),
     [("last layer", 90, 592), ("AutoNormal", 106, 682)],

@@ -47,6 +47,7 @@ def test_windows_follow_one_another_and_show_one_curve() -> None:
     assert jumps.max() < 10 * x[order, 0].diff().max()  # smooth, over the borders too
 
 
+@pytest.mark.long
 def test_curves_are_drawn_by_the_seed_and_have_deviation_one() -> None:
     pooled = torch.cat([task.test[1] for s in range(100) for task in _problem(s)[0].tasks])
     assert float(pooled.square().mean()) == pytest.approx(1.01, abs=0.15)
@@ -78,6 +79,7 @@ def _learned(method: str) -> Learner:
     return learner
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["no update", "all data"])
 def test_nothing_is_carried_on(method: str) -> None:
     learner = _learned(method)
@@ -97,6 +99,7 @@ def test_the_guides_own_start_is_wider_than_a_narrow_one() -> None:
     assert 0 < 3 * spreads[0] < spreads[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["mean field", "implicit, diagonal", "implicit, low rank"])
 def test_moments_are_carried_on(method: str) -> None:
     learner = _learned(method)
@@ -104,6 +107,7 @@ def test_moments_are_carried_on(method: str) -> None:
     assert (learner.prior.factor is not None) == (method == "implicit, low rank")
 
 
+@pytest.mark.long
 def test_a_guide_is_carried_on_whole() -> None:
     learner = _learned("implicit, itself")
     assert len(learner.priors) == 1 and learner.prior is None

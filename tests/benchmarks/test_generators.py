@@ -26,6 +26,7 @@ def test_every_target_has_a_time() -> None:
     assert set(generators.KINDS.values()) == set(generators.SECONDS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PLANE)
 def test_densities_integrate_to_one_and_have_their_moments(name: str) -> None:
     with fixed_seed(0, torch.float64):

@@ -72,6 +72,7 @@ def test_protein_has_the_wider_network_of_the_paper() -> None:
     }
 
 
+@pytest.mark.long
 def test_score_by_parts_is_that_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     split = _split(60, held=50)
     model = build_model(3, 60, hidden=5)

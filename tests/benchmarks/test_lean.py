@@ -14,6 +14,7 @@ from benchmarks.shared.images import NETWORKS, classifier
 from pyro_implicit import CMMNNGuide, LanczosELBO
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", lean.OPTIMISERS)
 def test_inside_the_backward_pass_parameters_move_as_outside(name: str) -> None:
     make, shape = NETWORKS["perceptron"]

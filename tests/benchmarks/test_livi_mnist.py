@@ -134,6 +134,7 @@ def test_tables() -> None:
     assert len(apart) == 1 and "-0.250 ± 0.000" in apart[0]  # of seeds in pairs
 
 
+@pytest.mark.long
 def test_figure(tmp_path: Path) -> None:
     draw_angles(tmp_path / "figure.png", _rows(), mnist.NAMES)
     assert (tmp_path / "figure.png").stat().st_size > 1000

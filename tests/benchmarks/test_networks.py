@@ -146,6 +146,7 @@ def test_loop_and_vmap_agree(name: str) -> None:
     torch.testing.assert_close(outputs[0], outputs[1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("vectorised", [False, True])
 def test_trains_and_predicts_in_training_mode(name: str, vectorised: bool) -> None:

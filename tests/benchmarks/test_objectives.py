@@ -33,6 +33,7 @@ def test_gaussian_kl_of_a_shift() -> None:
     assert gaussian_kl(draws + torch.tensor([2.0, 0.0]), draws) == pytest.approx(2.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TARGETS)
 def test_exact_draws_have_no_error(name: str) -> None:
     torch.manual_seed(0)

@@ -76,6 +76,7 @@ def test_the_judge_agrees_with_a_large_sample_of_the_prior(whose: str, short: An
     assert bound == pytest.approx(told, abs=0.5)
 
 
+@pytest.mark.long
 def test_rows_are_judged_by_their_own_values() -> None:
     with fixed_seed(0):
         problem = digits()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ def _rows(places: list[tuple[str, int, str]]) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.long
 @given(st.lists(PLACES, unique=True))
 def test_each_row_is_beside_the_base_of_its_own_data(places: list[tuple[str, int, str]]) -> None:
     rows = _rows(places)
@@ -37,6 +39,7 @@ def test_each_row_is_beside_the_base_of_its_own_data(places: list[tuple[str, int
     assert sorted(found) == sorted(expected)
 
 
+@pytest.mark.long
 @given(st.lists(PLACES, unique=True))
 def test_groups_and_methods_come_in_the_order_of_the_rows(
     places: list[tuple[str, int, str]],

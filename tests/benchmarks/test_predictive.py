@@ -186,6 +186,7 @@ def test_windows_are_split_by_time_and_standardised_by_the_training_part() -> No
     )
 
 
+@pytest.mark.long
 def test_the_score_of_gaussian_draws_is_that_of_the_gaussian() -> None:
     """CRPS of N(0, 1) at 0 is (sqrt 2 - 1) / sqrt pi, and 90% of intervals cover."""
     torch.manual_seed(0)

@@ -20,6 +20,7 @@ def test_truth_is_that_of_torch(dim: int) -> None:
     assert truth(dim, *TARGETS[dim]) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.long
 def test_the_adaptive_contrast_in_500_dimensions_and_the_published_form() -> None:
     names = ["adaptive diagonal", "published"]
     options = ["--dims", "500", "--repeats", "2", "--quiet", "--estimators", *names]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -52,6 +53,7 @@ def test_tables() -> None:
     assert refine.table([{"set": "toy", "way": "by hand", "microseconds": 3.0, "ratio": 1.0}])
 
 
+@pytest.mark.long
 def test_bananas_have_the_moments_that_are_claimed() -> None:
     torch.manual_seed(0)
     for _, exact, moments in mclmc_bias.TARGETS.values():

@@ -241,6 +241,7 @@ def test_figures_belong_to_records() -> None:
     assert figures <= {name for one in BENCHMARKS.values() if one.figure for name in one.records}
 
 
+@pytest.mark.long
 def test_settings_are_put_back_after_a_short_run() -> None:
     benchmark = BENCHMARKS["non_gaussian"]
     before = dict(benchmark.load().SETTINGS)

@@ -49,6 +49,7 @@ def test_a_graph_convolution_is_a_weighted_mean_of_neighbours() -> None:
         torch.testing.assert_close(network(asked), expected)
 
 
+@pytest.mark.long
 def test_what_is_seen_is_the_integral() -> None:
     with fixed_seed(0, torch.float64):
         scene = made_up_discs(8, 6.0)

@@ -24,6 +24,7 @@ pytestmark = [
 SMALL = ["--network", "perceptron", "--guide", "mmnn", "--batch-size", "8", "--quiet"]
 
 
+@pytest.mark.long
 def test_the_example_in_one_process():
     command = [*SMALL, "--accelerator", "cpu", "--devices", "1", "--num-train", "64"]
     one = train_distributed.main([*command, "--steps", "2"])

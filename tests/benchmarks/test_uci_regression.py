@@ -110,6 +110,7 @@ def test_some_of_the_training_rows(data_root: Path) -> None:
     torch.testing.assert_close(more.x, whole.x)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["implicit", "mean-field"])
 def test_a_recorded_step_is_the_step(data_root: Path, kind: str) -> None:
     split = load_split(data_root, "toy", 0)

@@ -90,6 +90,7 @@ def test_starts_are_told_beside_the_data() -> None:
     assert "| stochastic, simulator | far " in line and "-1.00 ± 0.00" in line
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", STARTS)
 def test_both_kinds_of_data_begin_at_a_start(name: str) -> None:
     case = vip_lotka_volterra._case("stochastic", name, times(600), 0)

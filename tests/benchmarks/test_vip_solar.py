@@ -19,6 +19,7 @@ def test_validation_years_are_blocks_of_training_years(small_data: Path) -> None
     assert data.years[data.kept].mean().item() == pytest.approx(0.0, abs=1e-3)
 
 
+@pytest.mark.long
 def test_missing_years_change_no_choice(small_data: Path) -> None:
     data = vip_solar.Data(small_data)
     results = []

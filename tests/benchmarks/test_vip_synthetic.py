@@ -26,6 +26,7 @@ def test_the_collapsed_objective_learns_the_curve() -> None:
     assert row["rmse"] < 0.7 * untrained["rmse"]
 
 
+@pytest.mark.long
 def test_an_independent_gaussian_process() -> None:
     pytest.importorskip("sklearn")
     torch.manual_seed(0)

@@ -219,6 +219,7 @@ def test_step_sizes_are_tuned_to_what_was_asked_for(closed):
     assert 0.8 < float(chains.sample_stats["acceptance_rate"].mean()) < 0.97
 
 
+@pytest.mark.long
 def test_a_step_size_of_ones_own_is_kept(closed):
     closed(lambda u: -0.5 * u.square().sum(-1), lambda u: -u)
     model = gaussian(torch.eye(3))
@@ -233,6 +234,7 @@ def wall():
     pyro.factor("wall", torch.where(x[0] > 0, 0.0, -math.inf))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", KERNELS)
 def test_steps_out_of_the_domain_are_refused_and_told(name, closed):
     closed(lambda u: torch.where(u[:, 0] > 0, -0.5 * u.square().sum(-1), -math.inf), lambda u: -u)

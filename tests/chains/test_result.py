@@ -56,6 +56,7 @@ def same(one, other):
 # ---- what they say of themselves
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", KERNELS)
 def test_the_print_tells_how_exact_the_steps_are_by_the_kernels_own_measure(name):
     chains = run(name)
@@ -94,6 +95,7 @@ def test_a_seed_fixes_every_bit_and_moves_nothing_outside(name):
     assert count and not torch.equal(first.by_chain[:, :count], other.by_chain[:, :count])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", KERNELS)
 def test_going_on_is_one_long_run_through_a_file_too(name, tmp_path):
     whole, parts = run(name), run(name, 42)
@@ -105,6 +107,7 @@ def test_going_on_is_one_long_run_through_a_file_too(name, tmp_path):
         same(one, whole)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("at", [20, 48])
 def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(name, at, monkeypatch):
@@ -273,6 +276,7 @@ def test_double_precision_on_request_and_draws_of_the_models_own():
     assert again.draws["w"].dtype == torch.float32
 
 
+@pytest.mark.long
 def test_num_steps_of_zero_are_the_modes():
     chains = run(num_steps=0, num_warmup=None, start=2)
     assert chains.num_draws == 0 and chains.draws["w"].shape == (3, 1, 2)
@@ -314,6 +318,7 @@ def test_fewer_draws_for_arviz_are_evenly_spaced(chains):
 # ---- agreement
 
 
+@pytest.mark.long
 def test_chains_of_one_mode_agree(chains):
     r_hat, size = chains.r_hat(), chains.effective_size()
     assert r_hat["w"].shape == (2,) and float(r_hat["w"].max()) < 1.1
@@ -344,6 +349,7 @@ def test_the_print_says_where_agreement_is_to_be_looked_for(chains, monkeypatch)
     assert str(found).endswith("whether they agree: chains.predictive_r_hat(x_test)")
 
 
+@pytest.mark.long
 def test_chains_that_disagree_warn():
     start = torch.tensor([[2.0, 0.0], [2.0, 0.0], [-2.0, 0.0]])
     with pytest.warns(UserWarning, match="r-hat of latents is up to"):  # ten draws of each
@@ -353,6 +359,7 @@ def test_chains_that_disagree_warn():
     assert float(found["x"][0]) > 1.5
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:the r-hat of latents")
 def test_predictions_that_disagree_warn():
     start = {"w": torch.tensor([[5.0, 0.0], [-5.0, 0.0], [0.0, 9.0]]), "sigma": torch.ones(3)}
@@ -395,6 +402,7 @@ def test_bad_arguments(chains):
         chains.predictive_r_hat(X, sites=["z"])
 
 
+@pytest.mark.long
 def test_the_bar_shows_the_phase(capsys):
     run(num_steps=120, progress=True)
     assert "sampling, lp" in capsys.readouterr().err
@@ -423,6 +431,7 @@ def test_one_chain_has_no_r_hat(chains):
             one.r_hat()
 
 
+@pytest.mark.long
 def test_what_the_fit_observed_may_be_left_out_to_be_predicted():
     """One of two observations is given, the other predicted: it is no latent that was forgotten."""
 
@@ -440,6 +449,7 @@ def test_what_the_fit_observed_may_be_left_out_to_be_predicted():
         assert predict(model, guide, x, x, num_samples=3)["y"].shape[-1] == 6
 
 
+@pytest.mark.long
 def test_chains_of_another_kind_of_device_go_on_with_other_numbers(chains):
     """A generator of CUDA has a state of 16 bytes, which no generator of the CPU can take."""
     state = copy.deepcopy(chains.state_dict())

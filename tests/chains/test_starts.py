@@ -158,6 +158,7 @@ def test_what_is_no_start(start, error, text):
         begun(start)
 
 
+@pytest.mark.long
 def test_a_start_without_a_density():
     with pytest.raises(NonFiniteError, match="not finite at the start of 2 of 2 chains.*'y'"):
         begun(2, args=(X, Y * math.nan))

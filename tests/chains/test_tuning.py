@@ -21,6 +21,7 @@ def run(num_steps, kernel, **options):
     return refine(line, START, X, Y, num_steps=num_steps, kernel=kernel, **options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", ["mclmc", HMC(thin=50)])
 def test_chains_without_a_draw_are_refused(kernel):
     with pytest.raises(

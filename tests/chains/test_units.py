@@ -27,6 +27,7 @@ def window(positions, kind):
     return state
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["diagonal", "dense"])
 def test_moments_are_within_chains_and_exact_far_from_zero(kind):
     torch.manual_seed(0)

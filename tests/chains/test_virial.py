@@ -33,6 +33,7 @@ def test_it_is_the_ratio_of_variances_for_normal_densities(scale: float, seed: i
     assert bool(((mean / scale**2 - 1).abs() < 8 * error / scale**2 + 0.05).all())
 
 
+@pytest.mark.long
 @given(st.floats(1.0, 9.0), st.integers(0, 2**31))
 def test_exact_draws_of_any_density_have_one(shape: float, seed: int) -> None:
     pyro.set_rng_seed(seed)

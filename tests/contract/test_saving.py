@@ -235,6 +235,7 @@ def test_to_float64(request, make_guide, case, float64):
     assert_same_draws(guide, restored, *data)
 
 
+@pytest.mark.long
 @pytest.mark.turn(2, of=8)
 def test_copies_of_an_objective_go_on_where_it_was_and_do_not_share(
     make_guide, make_objective, copied

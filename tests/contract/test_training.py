@@ -58,6 +58,7 @@ def test_the_loss_and_all_gradients_are_finite_and_none_is_zero(make_guide, make
         check_gradients(make_objective(), make_guide, case)
 
 
+@pytest.mark.long
 @pytest.mark.turn(0, of=8)
 def test_loss_differentiable_loss_and_loss_and_grads_agree(make_guide, make_objective):
     check_values(make_objective(max_plate_nesting=1), make_guide, MODELS["regression"])
@@ -112,6 +113,7 @@ def test_one_call_of_the_loss_builds_the_guide(make_guide, make_objective):
     assert set(guide.parameters()) <= set(loss_of.parameters())
 
 
+@pytest.mark.long
 def test_two_guides_of_one_class_in_one_store_train_and_do_not_share(make_guide, local_params):
     case = MODELS["regression"]
     model, data = case.make(), case.data()

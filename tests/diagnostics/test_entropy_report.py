@@ -65,6 +65,7 @@ def test_a_folded_map_is_counted_twice():
     assert f"signs {report.minority_share:.1%}" in str(report)
 
 
+@pytest.mark.long
 def test_signs_tell_of_a_fold_where_the_excess_cannot():
     """With a hundred latents and more nobody knows the true entropy."""
     m = 101
@@ -97,6 +98,7 @@ def test_a_lost_direction():
     assert report.effective_rank == pytest.approx(1.0, abs=1e-3)
 
 
+@pytest.mark.long
 def test_ranks_do_not_depend_on_units():
     for scale in (1.0, 1e4):
         matrix = [[scale, 0.0], [0.0, 0.01]]

@@ -162,6 +162,7 @@ def test_a_model_that_draws_by_itself():
         khat(model, guide, num_samples=100)
 
 
+@pytest.mark.long
 def test_a_density_that_is_not_finite():
     def model():
         w = pyro.sample("w", dist.Normal(0.0, 1.0))

@@ -145,6 +145,7 @@ def test_numbers_are_checked(options):
         log_density(guide, guide.sample(2), **options)
 
 
+@pytest.mark.long
 def test_no_noise_leads_there():
     class Positive(torch.nn.Module):
         def forward(self, z):

@@ -57,6 +57,7 @@ def test_units_change_nothing():
     assert other.p_value == one.p_value
 
 
+@pytest.mark.long
 def test_scores_are_those_of_the_unconstrained_density():
     y = torch.tensor([1.0, 2.0, 0.5]).double()
     torch.set_default_dtype(torch.float64)

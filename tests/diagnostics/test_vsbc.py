@@ -89,6 +89,7 @@ def test_a_fit_that_ignores_the_data_needs_a_quantity_that_does_not():
     assert calibrate(fit_with(), num_simulations=100, **options).p_value > 0.01
 
 
+@pytest.mark.long
 def test_processes_change_nothing():
     alone = calibrate(fit_with(), num_simulations=10)
     together = calibrate(fit_with(), num_simulations=10, num_processes=2)
@@ -97,6 +98,7 @@ def test_processes_change_nothing():
     assert not torch.equal(alone.ranks["mean"], other.ranks["mean"])
 
 
+@pytest.mark.long
 def test_a_guide_that_is_trained_and_the_callers_state():
     def fit(data):
         guide = AutoNormal(model)

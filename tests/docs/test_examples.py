@@ -115,6 +115,7 @@ def test_examples_are_found() -> None:
     assert SLOW < {name for name, _ in EXAMPLES}
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # three steps are not enough, and things say so
 @pytest.mark.parametrize("code", CASES)
 def test_example_runs(

@@ -324,6 +324,7 @@ def _rank(generator: Generator) -> int:
     return int((values > 1e-9 * values[0]).sum())
 
 
+@pytest.mark.long
 @settings(max_examples=25)
 @given(size=st.integers(1, 256), budget=st.sampled_from([1.1, 2.0, 5.0]))
 def test_up_to_256_latents_draws_fill_the_space(size: int, budget: float) -> None:

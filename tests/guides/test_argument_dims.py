@@ -68,6 +68,7 @@ def _levels(x: Tensor, y: Tensor | None = None) -> None:
         pyro.sample("y", dist.Normal(level, 0.1), obs=y)
 
 
+@pytest.mark.long
 def test_latents_of_other_rows_are_told() -> None:
     x, y = torch.zeros(6, 1), torch.randn(6)
     guide = HyperNetworkGuide(_levels, init_from=None).setup(x, y)
@@ -101,6 +102,7 @@ def test_latents_of_all_rows_are_not() -> None:
     assert fingerprint((torch.tensor([True, False]), 1)) == (2, 1.0, 1.0, 1.0)
 
 
+@pytest.mark.long
 def test_rows_that_are_named_may_come_in_any_order() -> None:
     def named(x: Tensor, y: Tensor | None = None, rows: Tensor | None = None) -> None:
         with pyro.plate("data", 6, subsample=torch.arange(6) if rows is None else rows):

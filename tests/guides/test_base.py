@@ -114,6 +114,7 @@ def test_pyros_call_returns_a_tuple():
     assert (a.shape, b.shape) == ((), (3, 4))
 
 
+@pytest.mark.long
 def test_quantiles_are_those_of_a_known_distribution():
     guide = HyperNetworkGuide(model).setup()
     low, high = guide.quantiles([0.1, 0.9], num_samples=20_000)["a"].log()

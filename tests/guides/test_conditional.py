@@ -101,6 +101,7 @@ def test_shared_noise_makes_one_function_of_the_context(particles: int) -> None:
     assert not torch.isclose(own[:3], own[3:]).any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shared", [False, True])
 def test_sample_and_forward_agree_in_law_and_depend_on_x(shared: bool) -> None:
     pyro.set_rng_seed(0)
@@ -237,6 +238,7 @@ def test_a_guide_built_on_a_minibatch_serves_all_rows(vectorised: bool, is_loade
     assert drawn["z"].reshape(3, -1).shape == (3, ROWS)
 
 
+@pytest.mark.long
 def test_a_context_of_its_own_is_not_forgotten_without_a_word() -> None:
     guide = ConditionalHyperNetworkGuide(make_model(), context=lambda x, y=None: x.flip(0))
     guide.setup(X, Y)
@@ -532,6 +534,7 @@ def same_draws(a, b) -> bool:
     return all(torch.equal(drawn[0][name], drawn[1][name]) for name in drawn[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [{}, {"shared_noise": True}, {"factorized": True}])
 def test_it_is_saved_and_drawn_from_without_the_model(options) -> None:
     guide = ConditionalHyperNetworkGuide(make_model(), **options).setup(X, Y)

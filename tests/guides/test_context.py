@@ -14,6 +14,7 @@ from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError
 from pyro_implicit.guides.context import check_context, read_context
 
 
+@pytest.mark.long
 @given(shape=st.lists(st.integers(1, 3), min_size=1, max_size=4), by_name=st.booleans())
 def test_the_first_argument_by_rows(shape, by_name) -> None:
     x = torch.randn(shape)

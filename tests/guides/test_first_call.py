@@ -230,6 +230,7 @@ def test_a_lost_parameter_is_told_where_a_fit_goes_on(
     assert re.search(LOST, "".join(fit(scaled, guide, X, Y, **options).warnings))
 
 
+@pytest.mark.long
 def test_parameters_of_a_later_fit_are_not_those_of_the_state_before() -> None:
     """A network keeps its weights when Pyro's store is cleared."""
     net = nn.Linear(2, 1)
@@ -247,6 +248,7 @@ def test_parameters_of_a_later_fit_are_not_those_of_the_state_before() -> None:
     _silent(CALLS["predict"], model, guide, X, Y)
 
 
+@pytest.mark.long
 def test_a_lost_parameter_is_told_where_a_fit_is_resumed(fitted: Any) -> None:
     first = fit(scaled, fitted, X, Y, num_steps=3, progress=False, seed=0)
     pyro.clear_param_store()

@@ -44,6 +44,7 @@ def _calls(model: Any, guide: Any) -> list[Any]:
     ]
 
 
+@pytest.mark.long
 def test_they_are_told_by_all_that_score() -> None:
     guide = HyperNetworkGuide(_holds, init_from=None).setup(X)
     for call in _calls(_holds, guide):

@@ -39,6 +39,7 @@ def generator_of(guide):
     return guide.samplers[0].generator
 
 
+@pytest.mark.long
 def test_small_models_get_a_generator_that_cannot_fold():
     guide = HyperNetworkGuide(make(255)).setup()
     assert isinstance(generator_of(guide), AutoregressiveGenerator)

@@ -139,6 +139,7 @@ def test_draws_alone_need_no_network(saved: Any) -> None:
     posterior_draws(guide, 3)
 
 
+@pytest.mark.long
 def test_a_damaged_state_is_refused(saved: Any) -> None:
     for damage in (3, {"a": [1, 2]}, None):
         state = copy.deepcopy(saved[0])
@@ -207,6 +208,7 @@ def two_layers() -> tuple[Any, nn.BatchNorm1d, nn.BatchNorm1d]:
     return model, first, second
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", [0, 1])
 def test_two_networks_of_one_class_are_told_apart(which: int) -> None:
     model, *layers = two_layers()
@@ -225,6 +227,7 @@ def test_two_networks_of_one_class_are_told_apart(which: int) -> None:
         log_predictive_density(model, guide, X, Y, num_samples=2)
 
 
+@pytest.mark.long
 def test_a_call_that_meets_fewer_networks_than_the_fit_is_told_what_it_can_be() -> None:
     """Predictions call the second layer alone, which is one of those that were saved, or none."""
     model, first, second = two_layers()
@@ -259,6 +262,7 @@ def test_an_exception_that_is_kept_leaves_no_hook(saved: Any) -> None:
     assert not nn.modules.module._global_forward_pre_hooks
 
 
+@pytest.mark.long
 def test_networks_that_other_threads_call_are_not_the_models(saved: Any) -> None:
     state, net_state = saved
     model, other = Model(), nn.Sequential(nn.BatchNorm1d(1, affine=False))
@@ -281,6 +285,7 @@ def test_networks_that_other_threads_call_are_not_the_models(saved: Any) -> None
     assert known.keys() == state["_extra_state"]["first_call"]["statistics"].keys()
 
 
+@pytest.mark.long
 def test_a_guide_that_was_loaded_within_a_larger_module_and_trained_is_not_told(saved: Any) -> None:
     """As a checkpoint of Lightning is, from which training goes on."""
     state, net_state = saved

@@ -75,6 +75,7 @@ def test_parts_are_independent_and_within_them_all_depends() -> None:
         assert torch.equal(other[f"{part}.a"], nodes[f"{part}.a"]["value"])
 
 
+@pytest.mark.long
 def test_a_saved_division_comes_back() -> None:
     net = BayesianModule(
         nn.Sequential(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 1)), dist.Normal(0, 1)

@@ -149,6 +149,7 @@ def test_validation_tells_once_in_the_result() -> None:
     assert sum("validation: the guide makes its latents" in text for text in result.warnings) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("joined", [False, True])
 def test_a_context_of_the_inputs_is_not(joined: bool) -> None:
     """Also where inputs and observations are parts of one block of memory."""

@@ -104,6 +104,7 @@ def test_many_that_moved_are_counted() -> None:
     assert " and 2 more of the model" in moved_since_fit(first)[0]
 
 
+@pytest.mark.long
 def test_a_cleared_store_has_parameters_of_another_fit() -> None:
     first = fitted(with_parameter)
     pyro.clear_param_store()
@@ -215,6 +216,7 @@ def test_an_ensemble_tells_what_its_guides_would() -> None:
     assert moved_since_fit(EnsembleGuide(guides[1:])) == []
 
 
+@pytest.mark.long
 def test_a_list_of_guides_that_was_fitted_as_one_is_looked_at_as_one() -> None:
     parts = AutoGuideList(with_parameter)
     parts.append(AutoNormal(with_parameter))
@@ -225,6 +227,7 @@ def test_a_list_of_guides_that_was_fitted_as_one_is_looked_at_as_one() -> None:
     assert len(moved_since_fit(parts)) == 1
 
 
+@pytest.mark.long
 def test_draws_of_the_parameters_of_another_guide_are_told() -> None:
     first = fitted(with_parameter, AutoNormal)
     posterior_draws(first, 4, X, Y)  # a warning would be an error
@@ -239,6 +242,7 @@ def test_draws_of_the_parameters_of_another_guide_are_told() -> None:
         assert len(one) == 1 and one[0].filename == __file__
 
 
+@pytest.mark.long
 def test_chains_tell_what_moved_since_they_were_run() -> None:
     chains = refine(with_parameter, 2, X, Y, kernel="hmc", **CHAINS)
     predict(with_parameter, chains, X, num_samples=4)
@@ -252,6 +256,7 @@ def test_chains_tell_what_moved_since_they_were_run() -> None:
     assert told[0].filename == __file__
 
 
+@pytest.mark.long
 def test_functions_as_guides_and_networks_that_are_gone_are_not_remembered() -> None:
     assert moved_since_fit(lambda: None) == []
     model = WithNetwork()
@@ -279,6 +284,7 @@ def test_two_networks_of_one_class_are_told_apart() -> None:
         predict(model, guide, X, num_samples=2)
 
 
+@pytest.mark.long
 def test_parameters_that_are_its_own_are_no_other_guides() -> None:
     """Other objects with its own values: assigned from a state, or read into Pyro's store."""
     model = WithNetwork()

@@ -82,6 +82,7 @@ def groups_of_times(x: Tensor, y: Any = None) -> None:
             pyro.sample("y", dist.Normal(Vindex(means)[..., choice.long()], 0.1), obs=y)
 
 
+@pytest.mark.long
 def test_choices_of_groups_around_the_rows_are_told() -> None:
     """Predictions are of new rows of these groups; where the groups are the rows, of new ones."""
     x = torch.zeros(N, 4)

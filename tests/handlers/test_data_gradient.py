@@ -108,6 +108,7 @@ def partly(scale: Callable[[Tensor], Any]) -> Any:
     return model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "scale", [lambda s: s.item(), lambda s: s.detach(), lambda s: float(s.detach())]
 )

@@ -138,6 +138,7 @@ def test_the_density_of_an_implicit_guide():
     assert seeded(khat, model, guide, num_samples=100) == found
 
 
+@pytest.mark.long
 def test_networks_are_trained_in_their_own_mode_by_vsbc():
     model, guide, net = made("BatchNorm")
     modes = []

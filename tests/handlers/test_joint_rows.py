@@ -45,6 +45,7 @@ def guides() -> dict[str, Any]:
     return {"guide": guide, "chains": chains}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["guide", "chains"])
 @pytest.mark.parametrize("new", [NEW, 1.0 + X])
 def test_new_rows_by_themselves_are_told(kind: str, new: Tensor) -> None:
@@ -60,6 +61,7 @@ def test_new_rows_by_themselves_are_told(kind: str, new: Tensor) -> None:
         assert [one.filename for one in caught] == [__file__]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["guide", "chains"])
 def test_the_same_rows_and_new_ones_given_them_are_not(kind: str) -> None:
     guide = guides()[kind]

@@ -232,6 +232,7 @@ def test_chains_of_rows_in_another_order_have_them_by_number():
     assert scores[0].value == pytest.approx(scores[1].value, abs=0.05)
 
 
+@pytest.mark.long
 def test_rows_that_are_named_twice_have_no_density_of_all_latents():
     guide = HyperNetworkGuide(noisy, init_from=None).setup(*IN_ORDER)
     twice = torch.tensor([4, 1, 3, 0, 4, 2])
@@ -239,6 +240,7 @@ def test_rows_that_are_named_twice_have_no_density_of_all_latents():
         khat(noisy, guide, X[twice], twice, Y[twice])
 
 
+@pytest.mark.long
 def test_a_support_by_row_is_not_read_in_another_order():
     def bounded(x, rows, y=None):
         with pyro.plate("d", SIZE, subsample=rows):

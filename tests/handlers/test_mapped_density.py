@@ -94,6 +94,7 @@ def test_it_is_that_of_single_runs(name: str, seed: int) -> None:
         assert torch.equal(expected.isnan(), (draws[:, 0] < 0) | (1.2 * draws[:, 0] > 1))
 
 
+@pytest.mark.long
 def test_which_models_are_mapped() -> None:
     known = {"normal": True, "writing": True, "mixture": True, "branching": False}
     for name, is_mapped in known.items():

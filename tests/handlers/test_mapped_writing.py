@@ -161,6 +161,7 @@ def test_fit_maps_models_that_write(model: Any) -> None:
     assert losses[0] == pytest.approx(losses[1], abs=0.6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [ordinal, imputed])
 def test_chains_of_models_that_write_are_mapped(model: Any) -> None:
     x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))

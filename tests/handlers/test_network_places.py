@@ -63,6 +63,7 @@ def entries_of(model: nn.Module) -> dict[tuple[str, str], object]:
     return {(kind, name): one for kind, table in tables.items() for name, one in table.items()}
 
 
+@pytest.mark.long
 @given(name=st.sampled_from(NAMES), kind=st.sampled_from(sorted(OTHERS)))
 def test_whatever_is_assigned_is_seen(name: str, kind: str) -> None:
     model = Held()

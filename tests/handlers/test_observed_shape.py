@@ -40,6 +40,7 @@ def _outputs(x: torch.Tensor, y: Any = None) -> None:
         pyro.sample("y", dist.Normal(w * x[:, None], 0.3).to_event(1), obs=y)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [_rows_as_one, _rows_together])
 def test_one_event_in_each_row_of_a_plate_is_told_to_count_many_times(model: Any) -> None:
     x = torch.linspace(0.0, 1.0, 5)
@@ -55,6 +56,7 @@ def test_one_event_in_each_row_of_a_plate_is_told_to_count_many_times(model: Any
     assert any("observes one value of shape (5,) in each of 5 rows" in one for one in report.notes)
 
 
+@pytest.mark.long
 def test_an_event_of_each_row_is_not() -> None:
     x = torch.linspace(0.0, 1.0, 5)
     y = torch.stack([x, x], -1)
@@ -112,6 +114,7 @@ def test_every_call_refuses_observations_that_would_be_copied(call, model, data)
         _CALLS[call](model, *data)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call", ["fit", "refine"])
 def test_data_that_count_once_for_each_row_of_an_outer_plate_are_told(call):
     found = r"shape \(6,\) in plates of shape \(3, 6\): each of its values counts 3 times"

@@ -33,6 +33,7 @@ def log_prob_of(model, name="y"):
     return found[name]
 
 
+@pytest.mark.long
 @given(
     rows=st.integers(1, 4), groups=st.integers(2, 3), events=st.integers(1, 3), seed=st.integers(0)
 )

@@ -436,6 +436,7 @@ def test_what_cannot_be_looked_at_counts_as_changed() -> None:
     assert one.changes(other) == "what cannot be looked at"
 
 
+@pytest.mark.long
 def test_more_than_can_be_looked_at_each_time_counts_as_changed() -> None:
     table = [[[float(k) for k in range(50)] for _ in range(50)] for _ in range(50)]
     one, other = (python_state(lambda: table[0][0][0]) for _ in range(2))

@@ -272,6 +272,7 @@ def lagged(x: Tensor) -> Tensor:
     return torch.cat([x.new_zeros(40), x])[: len(x)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("feature", [centred, of_groups, lagged])
 @pytest.mark.parametrize("kind", ["normal", "mixture"])
 @pytest.mark.parametrize("batch_size", [None, 32])
@@ -302,6 +303,7 @@ def test_rows_far_apart_that_belong_together(feature, kind, batch_size):
             to_arviz(model, guide, x, y, num_samples=2, batch_size=batch_size)
 
 
+@pytest.mark.long
 @given(
     values=st.lists(st.sampled_from([0.0, 1.0, -3.0, 1e6, 1e30, math.nan, math.inf]), min_size=1),
     other=st.sampled_from([0.0, 1e-8, 1e-4, 0.1, math.nan, math.inf]),
@@ -393,6 +395,7 @@ def test_rows_of_which_there_is_nothing_to_save(
     assert row_coupling.rows_of_little(by_row, 32) == rows
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["predict", "evaluate", "to_arviz"])
 @pytest.mark.parametrize("width", [2, 400])
 def test_a_look_takes_no_more_memory_than_it_may(

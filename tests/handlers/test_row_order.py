@@ -135,6 +135,7 @@ def test_latents_are_those_of_their_rows(name: str, rows: Tensor) -> None:
     assert abs(float(exported["log_likelihood"]["y"].mean()) - BEST) < 0.01
 
 
+@pytest.mark.long
 def test_guides_of_other_orders_are_refused_where_it_matters() -> None:
     guide = EnsembleGuide([whole(HyperNetworkGuide), by_place])
     for rows in (SHUFFLED, ALL.flip(0)):

@@ -96,6 +96,7 @@ def test_what_all_rows_share_is_carried_on_without_a_word(kind: str) -> None:
         today(X[:3], X[:3])
 
 
+@pytest.mark.long
 def test_a_fit_tells() -> None:
     today = GuidePrior(_built(model, X))(model)
     with pytest.warns(UserWarning, match="these are 6 other ones"):

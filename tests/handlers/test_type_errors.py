@@ -38,6 +38,7 @@ def test_complex_sparse_and_words(x: Any, y: Any, text: str) -> None:
         fit(line, HyperNetworkGuide(line, init_from=None), x, y, **SHORT)
 
 
+@pytest.mark.long
 def test_a_product_of_sparse_matrices_is_fitted() -> None:
     matrix = torch.eye(8).to_sparse()
 
@@ -62,6 +63,7 @@ def test_a_loader_is_no_argument_of_predictions() -> None:
     assert evaluate(line, guide, *data, num_samples=3, batch_size=4).num_samples == 3
 
 
+@pytest.mark.long
 def test_limits_that_move_and_what_to_write() -> None:
     def moving(y: Tensor) -> None:
         limit = pyro.sample("limit", dist.Pareto(0.1, 2.0))
@@ -80,6 +82,7 @@ def test_limits_that_move_and_what_to_write() -> None:
     fit(above, HyperNetworkGuide(above, init_from=None), y, **SHORT)
 
 
+@pytest.mark.long
 def test_a_vector_of_discrete_latents_and_what_to_write() -> None:
     def in_one(y: Tensor) -> None:
         k = pyro.sample("k", dist.Bernoulli(torch.full((3,), 0.5)).to_event(1))

@@ -28,6 +28,7 @@ from pyro_implicit.handlers.value_errors import refuses_nan, refuses_parameter, 
 X = torch.ones(4, 2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_inputs_that_are_not_finite(bad: float) -> None:
     net = BayesianModule(nn.Linear(2, 1), prior=dist.Normal(0.0, 1.0))

@@ -155,6 +155,7 @@ def test_other_models_are_not(name: str, kind: str, seed: int, own: bool, count:
     assert draws["y"].shape == (count, len(X))
 
 
+@pytest.mark.long
 @given(name=st.sampled_from(sorted(MIXERS)), kind=kinds, seed=st.integers(0, 99))
 @settings(max_examples=10)
 def test_one_draw_is_evaluated_by_itself(name: str, kind: str, seed: int) -> None:

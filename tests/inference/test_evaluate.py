@@ -93,6 +93,7 @@ def test_the_gaussian_predictive_in_closed_form():
         )
 
 
+@pytest.mark.long
 def test_coverage_of_data_from_the_predictive_distribution():
     x = torch.full((1500,), 1.5)
     w = 0.2 + 0.3 * torch.randn(1500)
@@ -427,6 +428,7 @@ def test_a_constrained_observation_keeps_to_its_support():
     )
 
 
+@pytest.mark.long
 def test_a_mean_that_is_not_told_is_that_of_draws():
     class Untold(dist.Normal):
         @property
@@ -438,6 +440,7 @@ def test_a_mean_that_is_not_told_is_that_of_draws():
     assert 0 < float(report["y"].rows["mean"].abs().max()) < 0.2
 
 
+@pytest.mark.long
 def test_what_cannot_be_drawn_has_no_intervals():
     class Undrawn(dist.Normal):
         def rsample(self, sample_shape=()):
@@ -452,6 +455,7 @@ def test_what_cannot_be_drawn_has_no_intervals():
     assert report.notes == ("site 'y' cannot be drawn from: no CRPS and no intervals",)
 
 
+@pytest.mark.long
 def test_angles_are_scored_by_density_alone():
     x = torch.zeros(4)
     report = evaluate(_observing(lambda w, x: dist.VonMises(x, 1.0)), gaussian_guide, x, x)
@@ -840,6 +844,7 @@ def test_a_guide_leaves_out_what_is_enumerated_or_computed():
     evaluate(model, gaussian_guide, x, x, num_samples=2)  # a warning would be an error
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [10, 40])
 def test_observations_that_have_their_rows_last(count):
     """A plate in front has as many entries, so that observations are cut along that."""
@@ -923,6 +928,7 @@ def test_a_mixture_of_vectors_of_classes_against_a_sum():
     assert torch.allclose(rows["nll"], nll, atol=1e-6)
 
 
+@pytest.mark.long
 def test_the_mean_of_directions_is_that_of_draws():
     """Pyro's mean of a projected normal is a direction; the mean vector is shorter."""
     centre = torch.tensor([0.7, 0.0])
@@ -942,6 +948,7 @@ def test_the_mean_of_directions_is_that_of_draws():
     assert float(rows["squared_error"].mean()) == pytest.approx(float(expected), abs=0.02)
 
 
+@pytest.mark.long
 def test_observations_that_follow_latents_are_scored_by_density_alone():
     x, y = torch.linspace(-1.0, 1.0, 30), torch.randn(30)
 

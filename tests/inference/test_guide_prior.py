@@ -49,6 +49,7 @@ def bent(guide: HyperNetworkGuide) -> HyperNetworkGuide:
     return guide
 
 
+@pytest.mark.long
 def test_the_density_of_the_new_model_is_the_guides_times_the_likelihood() -> None:
     """By the guide's density and a Jacobian of automatic differentiation."""
     guide = bent(HyperNetworkGuide(line, init_from=None).setup(X[:20], Y[:20]))

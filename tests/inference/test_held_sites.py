@@ -87,6 +87,7 @@ def test_its_value_can_be_asked_for() -> None:
     assert draws["scale"].tolist() == pytest.approx([HELD] * 3)
 
 
+@pytest.mark.long
 def test_a_parameter_is_no_datum() -> None:
     model = HOLDERS["around"](torch.tensor(HELD))
     guide = _guide(model, X, X)
@@ -119,6 +120,7 @@ def test_values_of_rows_are_cut_with_them() -> None:
         torch.testing.assert_close(draws, offset.expand(3, N), rtol=0, atol=0.1)
 
 
+@pytest.mark.long
 def test_data_that_are_held_are_drawn_anew() -> None:
     """A model conditioned on its data, and on a parameter, has nothing else to predict."""
     data = {"scale": torch.tensor(HELD), "y": X + 100.0}
@@ -143,6 +145,7 @@ def series(y: Tensor, ahead: int = 0) -> None:
         last = pyro.sample(f"y{t}", dist.Normal(phi * last, 0.01), obs=here)
 
 
+@pytest.mark.long
 def test_a_forecast_starts_from_what_is_held() -> None:
     y = torch.linspace(5.0, 9.0, 5)
     guide = _guide(series, y)
@@ -202,6 +205,7 @@ def test_a_tensor_that_is_held_may_be_observed_elsewhere() -> None:
     assert log_predictive_density(held, guide, value, num_samples=2).shape == (1,)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ahead", [1, 3])
 @pytest.mark.parametrize("options", [{}, {"batch_size": 32}, {"parallel": True}])
 def test_a_forecast_from_more_rows_than_a_first_look_has(
@@ -289,6 +293,7 @@ def test_data_by_condition_of_a_mixture_are_exported() -> None:
     assert set(data["observed_data"].data_vars) == {"y"}
 
 
+@pytest.mark.long
 def test_what_was_taken_for_data_is_told_where_others_might_be() -> None:
     def model(x: Tensor) -> None:
         pyro.sample("slope", dist.Normal(0.0, 1.0))
@@ -378,6 +383,7 @@ def _row_guides(held: Any) -> dict[str, Any]:
     return {"own": own, "ours": _guide(held, OFFSET, torch.arange(N), OFFSET)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("which", ["own", "ours"])
 def test_values_of_rows_are_found_by_number(which: str, order: str) -> None:
@@ -530,6 +536,7 @@ def _steps_of(y: Tensor) -> None:
         last = pyro.sample(f"y{t}", dist.Normal(last, scale))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("missing", "is_told"), [("y5", True), ("y39", False)])
 def test_what_comes_before_what_is_held_is_told(missing: str, is_told: bool) -> None:
     """A step that is missing is drawn from the one before it; the next one tells of it, too."""

@@ -33,6 +33,7 @@ def guide_of(model):
     return guide
 
 
+@pytest.mark.long
 def test_the_guide_of_a_model_with_another_support_is_told():
     guide = guide_of(line)
     with pytest.warns(UserWarning, match=OUTSIDE):

@@ -78,6 +78,7 @@ def fitted(model, *args):
     return HyperNetworkGuide(latent, hidden_dims=(4,), init_scale=0.5).setup(*args)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LIKELIHOODS)
 @settings(max_examples=3)
 @given(batch_size=st.integers(1, 90), parallel=st.booleans())
@@ -174,6 +175,7 @@ def test_no_trace_is_made_or_kept(monkeypatch, parallel):
     assert not draws["y"].requires_grad
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("parallel", [False, True])
 def test_local_latents_stay_with_their_rows(parallel):
     def model(x, y=None, idx=None, size=ROWS):
@@ -479,6 +481,7 @@ _LIKELIHOODS: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", _LIKELIHOODS)
 @pytest.mark.parametrize("parallel", [False, True])
 def test_noise_does_not_depend_on_batches(kind: str, parallel: bool) -> None:

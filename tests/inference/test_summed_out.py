@@ -121,6 +121,7 @@ def chains(y: Tensor) -> None:
             pyro.sample(f"y_{time}", dist.Normal(loc + 2 * state, 1.0), obs=y[:, time])
 
 
+@pytest.mark.long
 def test_a_sequence_is_one_datum_whose_states_are_summed_out() -> None:
     y = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
     report = evaluate(chains, at("loc", 0.3), y, num_samples=2, seed=0)
@@ -193,6 +194,7 @@ def test_groups_without_the_choice_are_exported() -> None:
         predict(choice_for_all, everything, X, num_samples=3, sites=["loc"])
 
 
+@pytest.mark.long
 def test_of_many_sites_a_few_are_printed() -> None:
     y = torch.zeros(3, 12)
     text = str(evaluate(chains, at("loc", 0.3), y, num_samples=2, seed=0))

@@ -296,6 +296,7 @@ def test_chains_have_no_guide_to_save(capsys, tmp_path, table):
     assert not (tmp_path / "output").exists()
 
 
+@pytest.mark.long
 def test_large_tables_are_trained_by_minibatches(table, monkeypatch):
     monkeypatch.setattr(fit, "BATCH_SIZE", 16)
     split = split_table(load_csv(table), seed=0)

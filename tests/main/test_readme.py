@@ -44,6 +44,7 @@ def test_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _run(short)["draws"].shape == (20, 200)
 
 
+@pytest.mark.long
 def test_loop_of_pyro_runs() -> None:
     (loop,) = re.findall(
         r"    from pyro_implicit import LinearisedELBO\n.*?step\(\*train\)", README, re.S

@@ -88,6 +88,7 @@ def test_looped_and_vectorised_particles_agree(mixed: Any) -> None:
     assert values[0] == pytest.approx(values[1], rel=1e-10)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("alpha", [0.1, 0.5, 1.0])
 def test_its_gradient_is_that_of_the_closed_form(alpha: float) -> None:
     pyro.set_rng_seed(0)

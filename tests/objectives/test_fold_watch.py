@@ -129,6 +129,7 @@ def test_looks_come_every_kth_training_step_and_never_elsewhere() -> None:
     assert generator.looks == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("depth", [3.0, 0.5])
 def test_rows_of_the_data_are_compared_with_themselves(depth: float) -> None:
     """Orientations that differ between rows are no fold; a row that has both is one."""
@@ -226,6 +227,7 @@ def test_modes_and_buffers_stay() -> None:
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_kept_alive_or_saved(kind: Any) -> None:
     objective = kind(4, vectorize_particles=True, watch_folds=1)

@@ -105,6 +105,7 @@ def test_the_published_form_reports_its_clip_where_the_guide_is_narrower_than_th
     assert found[1e-8] > 3 and found[1e-32] > 2 * found[1e-8]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("orientation", ["q/p", "p/q"])
 @pytest.mark.parametrize("bases", ["q", "p"])
 @pytest.mark.parametrize("contrast", ["adaptive", "prior"])

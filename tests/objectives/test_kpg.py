@@ -16,6 +16,7 @@ from tests.turns import in_turns
 MAKES: dict[str, Any] = {"kpg": KPG, "svgd": AmortisedSVGD}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "kernel", "num_particles"), in_turns(MAKES, KERNELS, [2, 60]))
 def test_the_gradient_is_the_smoothed_one_for_any_number_of_draws(
     name: str, kernel: str, num_particles: int
@@ -62,6 +63,7 @@ def _error(found: torch.Tensor) -> float:
     return float((found.std(0) / len(found) ** 0.5).norm())
 
 
+@pytest.mark.long
 def test_a_wide_kernel_moves_the_mean_alone() -> None:
     case = GaussianCase()
     for make in MAKES.values():
@@ -80,6 +82,7 @@ def test_nothing_moves_at_the_posterior_and_the_loss_is_zero_there(name: str) ->
     close(found, torch.zeros(3).double(), bias=0.02)  # the median width depends on the draws
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("name", MAKES)
 def test_the_loss_is_the_discrepancy(name: str, kernel: str) -> None:
@@ -92,6 +95,7 @@ def test_the_loss_is_the_discrepancy(name: str, kernel: str) -> None:
     close(losses, (case.weights * smooth * case.difference(case.grid)).sum())
 
 
+@pytest.mark.long
 def test_scale_0_is_for_stein_alone() -> None:
     case = GaussianCase(scale=0.0)
     objective = AmortisedSVGD(60, width=0.6, vectorize_particles=True, max_plate_nesting=0)

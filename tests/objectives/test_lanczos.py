@@ -198,6 +198,7 @@ def test_rules_differ_in_the_value_and_share_the_gradient() -> None:
             assert torch.equal(mine, gauss)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [(12, 8), (8, 12)])
 def test_report_encloses_the_exact_value(shape: tuple[int, int]) -> None:
     matrix = torch.randn(*shape).double() * torch.logspace(0, -1, shape[1]).double()
@@ -471,6 +472,7 @@ def _is_turn(objective: LanczosELBO, guide: Any, model: Any, count: int, *args: 
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("factorized", [False, True])
 @pytest.mark.parametrize("vectorised", [False, True])
 def test_a_conditional_guide_is_counted_although_it_wraps_its_generator(

@@ -62,6 +62,7 @@ def test_vectorised_and_looped_particles_agree_on_the_same_draws(
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.long
 def test_entropy_particles_are_the_first_of_all(mixed: SimpleNamespace, parts: Parts) -> None:
     """The mean over some of the independent draws is unbiased for the mean over all."""
     guide, draws = mixed.guide, mixed.draws(6)
@@ -136,6 +137,7 @@ def test_looped_particles_release_their_graphs_one_by_one(mixed: SimpleNamespace
 # ---- minibatches
 
 
+@pytest.mark.long
 def test_minibatches_are_unbiased_for_the_whole(mixed: SimpleNamespace, parts: Parts) -> None:
     guide, draws = mixed.guide, mixed.draws(1)
 
@@ -158,6 +160,7 @@ def test_minibatches_are_unbiased_for_the_whole(mixed: SimpleNamespace, parts: P
         assert mean == pytest.approx(expected, rel=1e-10), name
 
 
+@pytest.mark.long
 def test_global_guide_beside_subsampled_data(mixed: SimpleNamespace) -> None:
     def model(rows: Tensor | None = None) -> None:
         w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))

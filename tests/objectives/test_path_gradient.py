@@ -61,6 +61,7 @@ def test_it_is_that_of_a_density_that_stands_still(factorized: bool, weight: flo
     torch.testing.assert_close(found, flat, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", [True, False, "vmap"])
 def test_there_is_none_where_the_guide_is_the_posterior(way: Any) -> None:
     """Of a Gaussian posterior, at each draw; without the path each draw has one."""

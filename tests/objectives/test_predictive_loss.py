@@ -207,6 +207,7 @@ def clusters() -> None:
         pyro.sample("y", dist.Normal(loc, 0.3), obs=CLUSTERS)
 
 
+@pytest.mark.long
 def test_expected_collapses_and_per_datum_keeps_the_spread() -> None:
     """Two clusters of data and one location: appendix C, and what Eq. 3 does instead."""
     spreads = torch.tensor([0.05, 0.1, 0.3, 0.5, 0.7, 0.9, 1.1, 1.3, 2.0])

@@ -106,6 +106,7 @@ def test_chains_that_stay_where_they_began_have_no_gradient_of_the_entropy() -> 
     close(found, cross, bias=0.02)
 
 
+@pytest.mark.long
 def test_the_value_is_the_bound_with_the_entropy_of_the_output_noise() -> None:
     case = GaussianCase()
     objective = UIVI(200, num_burn_in=0, num_inner=1, vectorize_particles=True)

@@ -244,6 +244,7 @@ def test_sites_in_a_plate_are_estimated_row_by_row() -> None:
 # ---- gradients
 
 
+@pytest.mark.long
 def test_gradients_tend_to_those_of_the_entropy() -> None:
     generator, matrix = linear(1, 1)
     log_sigma = torch.tensor(-1.0).double().requires_grad_()
@@ -285,6 +286,7 @@ def test_prior_bound_is_below_the_log_density_and_closes(whitened: bool) -> None
     assert abs(gaps[2]) < 0.02
 
 
+@pytest.mark.long
 def test_a_model_with_a_semi_implicit_prior_has_a_lower_bound() -> None:
     prior_generator, matrix = linear(1, 1)
     guide_generator, _ = linear(1, 1)
@@ -447,6 +449,7 @@ def test_the_log_jacobian_of_a_guide_counts_under_an_implicit_prior() -> None:
     assert entropy_with(2.5) == pytest.approx(entropy_with(0.0) - 2.5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("vectorised", [False, True])
 def test_an_implicit_prior_in_a_plate_is_bounded_row_by_row(vectorised: bool) -> None:
     fn, covariance = _linear_prior(2, 2, 0.8)

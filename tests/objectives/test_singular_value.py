@@ -69,6 +69,7 @@ def formula(jacobian: Tensor, scale: float | Tensor) -> Tensor:
 # ---- a bound
 
 
+@pytest.mark.long
 @settings(max_examples=30)
 @given(
     st.integers(1, 6),

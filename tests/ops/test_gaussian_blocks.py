@@ -19,6 +19,7 @@ def dense(covariance: Tensor, u: Tensor, known: int, rows: slice) -> tuple[Tenso
     return u[..., :known] @ gain.mT, covariance[rows, rows] - gain @ covariance[:known, rows]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("full", [True, False])
 @given(seed=st.integers(0, 1000), batch=st.sampled_from([(), (3,), (2, 1)]))
 def test_conditionals_are_those_of_the_dense_gaussian(

@@ -30,6 +30,7 @@ def test_draws_stay_draws(step_size: float) -> None:
             torch.testing.assert_close(z[:, row].T.cov(), FACTOR @ FACTOR.mT, rtol=0, atol=0.06)
 
 
+@pytest.mark.long
 def test_it_finds_the_density_from_afar() -> None:
     states, _ = hamiltonian_chain(log_density, MEAN + 4 + torch.zeros(2000, 2, 2), 0.3, 25, 5)
     torch.testing.assert_close(states[-1].mean(0), MEAN, rtol=0, atol=0.08)

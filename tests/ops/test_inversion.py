@@ -32,6 +32,7 @@ def square(z: Tensor) -> Tensor:
     return z.square()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("d", "m"), [(1, 1), (2, 3), (3, 2)])
 def test_sampling_agrees_with_a_gaussian(d: int, m: int) -> None:
     generator, matrix = linear(d, m)

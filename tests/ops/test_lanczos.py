@@ -66,6 +66,7 @@ def pairs_of(jac: Tensor, scale: float | Tensor, probes: Tensor) -> tuple[Tensor
 # ---- both sides
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(sizes, sizes, batches, scales, st.integers(1, 9), st.sampled_from(PROBES), seeds)
 def test_every_single_probe_is_bracketed(

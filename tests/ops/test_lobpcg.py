@@ -48,6 +48,7 @@ def smallest(jac: Tensor, scale: float | Tensor) -> Tensor:
     return torch.linalg.svdvals(whitened(jac, scale))[..., -1].square()
 
 
+@pytest.mark.long
 @settings(max_examples=30)
 @given(sizes, sizes, batches, scales, st.integers(0, 6), seeds)
 def test_value_is_the_quotient_of_the_vector_and_never_below_the_smallest(
@@ -68,6 +69,7 @@ def test_value_is_the_quotient_of_the_vector_and_never_below_the_smallest(
     assert ((pair.residual - expected).abs() <= 1e-8 * top).all()
 
 
+@pytest.mark.long
 @settings(max_examples=30)
 @given(sizes, sizes, batches, scales, seeds)
 def test_an_eigenvalue_lies_within_the_residual(

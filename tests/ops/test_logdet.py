@@ -59,6 +59,7 @@ def test_half_log_det_is_the_brute_force_one(
     torch.testing.assert_close(value, _brute(jac, scale), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long
 @given(sizes, sizes, kinds, st.floats(-2, 1), seeds)
 def test_half_log_det_has_the_brute_force_gradient(
     d: int, m: int, kind: str, log_scale: float, seed: int

@@ -79,6 +79,7 @@ def test_enormous_and_vanishing_gradients():
     assert torch.equal(unit(torch.zeros(2, 3)), torch.zeros(2, 3))
 
 
+@pytest.mark.long
 def test_the_direction_is_forgotten_over_the_length():
     torch.manual_seed(0)
     u = unit(torch.randn(20_000, 50))

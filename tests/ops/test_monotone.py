@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from pyro_implicit.ops.monotone import Steps
 
 
+@pytest.mark.long
 @given(st.integers(0, 2**31), st.integers(0, 4), st.sampled_from([1.0, 5.0, 30.0]))
 def test_the_inverse_leads_back_and_the_slope_is_the_derivative(
     seed: int, num_steps: int, steepest: float

@@ -25,6 +25,7 @@ def expected(value: Tensor, loc: Tensor, scale: Tensor, event_dim: int) -> Tenso
     return torch.distributions.Independent(normal, event_dim).log_prob(value)
 
 
+@pytest.mark.long
 @given(st.sampled_from(SHAPES), st.sampled_from(SHAPES), st.integers(0, 3), st.integers(0, 1000))
 def test_densities_and_derivatives_are_those_of_torch(
     loc_shape: Any, scale_shape: Any, event_dim: int, seed: int

@@ -48,6 +48,7 @@ def test_whole_intervals_end_at_draws_and_are_no_smaller():
     assert bool((draws == outer_low).any(0).all())
 
 
+@pytest.mark.long
 @given(counts=st.lists(st.integers(1, 4), min_size=2, max_size=6))
 def test_the_error_of_a_mean_over_rows(counts):
     """For rows of one datum that of scipy; else the ratio estimator, term by term."""

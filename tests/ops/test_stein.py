@@ -47,6 +47,7 @@ def test_the_matrix_is_that_of_a_double_loop(m, length, beta, seed):
             torch.testing.assert_close(found[i, j], expected, atol=1e-9, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_the_mean_for_a_shifted_gaussian_in_closed_form():
     """For q = N(mu, 1), p = N(0, 1): mu^2 E k(x, y) with x - y from N(0, 2), a Bessel function."""
     mu, n = 0.7, 1500

@@ -113,6 +113,7 @@ def test_gradients_reach_the_prior_and_the_noise() -> None:
 # ---- the posterior
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(n=st.integers(1, 12), num_functions=st.integers(2, 20), psi=st.none() | st.floats(0.01, 2.0))
 def test_both_forms_of_the_posterior_agree(n: int, num_functions: int, psi: float | None) -> None:

@@ -175,6 +175,7 @@ class Bad(LinearisedELBO):
         return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "message"),
     [

@@ -779,6 +779,7 @@ KEPT: dict[str, Callable[[], Keeper]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("slow_program")
 @pytest.mark.parametrize("kind", KEPT)
 def test_a_program_that_is_refused_is_run_as_often_as_ever(kind: str) -> None:
@@ -1039,6 +1040,7 @@ def test_what_a_graph_would_not_do_is_left_to_the_program(
     assert_same(*found)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("slow_program")
 def test_gradients_have_memory_of_their_own_where_a_model_writes_into_tensors() -> None:
     pyro.clear_param_store()

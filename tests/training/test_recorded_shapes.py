@@ -278,6 +278,7 @@ def test_another_precision_of_autocast_is_another_graph() -> None:
     assert len(set(kinds)) == 4
 
 
+@pytest.mark.long
 def test_a_step_that_is_refused_while_it_is_compared_leaves_gradients_alone(
     objective: RecordedObjective,
 ) -> None:

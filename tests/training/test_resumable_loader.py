@@ -73,6 +73,7 @@ def test_nobody_elses_random_numbers_change():
     assert torch.equal(torch.stack(found), expected)
 
 
+@pytest.mark.long
 @settings(max_examples=25)
 @given(st.integers(1, 11), st.integers(0, 30))
 def test_it_goes_on_from_any_place(rows, batches):

@@ -303,6 +303,7 @@ def test_units_of_matrix_guides_stay(quick: None) -> None:
     assert _report(guide).taken == "the location alone"
 
 
+@pytest.mark.long
 def test_noise_that_is_not_to_be_learned_is_not(quick: None) -> None:
     guide = MMNNGuide(_regression, learn_scale=False).setup(*DATA)
     assert guide.samplers[0].raw_scale is None and guide.samplers[0].scale == 0.01
@@ -403,6 +404,7 @@ def test_where_nothing_is_finite_it_is_bare(quick: None) -> None:
     assert torch.equal(guide.samplers[0].preconditioner.factor, torch.eye(1))
 
 
+@pytest.mark.long
 def test_where_no_gaussian_is_finite_it_is_bare(quick: None) -> None:
     def model() -> None:
         w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
@@ -455,6 +457,7 @@ def _fits(net: Callable[..., Any], num_inputs: int) -> tuple[Callable[..., Any],
     return model, (x,)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", GUIDES.values(), ids=GUIDES)
 def test_a_network_begins_narrow_at_its_own_values(quick: None, kind: Any) -> None:
     net = _net(nn.Linear(40, 10), nn.Tanh(), nn.Linear(10, 1))
@@ -546,6 +549,7 @@ def test_parts_of_a_network_begin_narrow(quick: None, factorized: Any) -> None:
     assert _report(guide).taken == "narrow" and gap < 0.1
 
 
+@pytest.mark.long
 def test_a_generator_of_full_rank_begins_narrow(quick: None) -> None:
     model, data = _fits(_net(nn.Linear(300, 1), nn.Tanh(), nn.Linear(1, 1)), 300)
     guide = HyperNetworkGuide(model, generator=ResidualGenerator).setup(*data)
@@ -608,6 +612,7 @@ class _Watched(nn.Module):
         return self.layers(x)
 
 
+@pytest.mark.long
 def test_nothing_but_the_guide_changes(quick: None) -> None:
     net = _Watched()
     x, y = DATA
@@ -633,6 +638,7 @@ def test_nothing_but_the_guide_changes(quick: None) -> None:
     assert torch.equal(store["params"]["bias"], now["params"]["bias"])
 
 
+@pytest.mark.long
 def test_a_first_call_in_an_objective_builds_it(quick: None) -> None:
     objective = LinearisedELBO(4, vectorize_particles=True)
     guide = HyperNetworkGuide(_regression)

@@ -164,6 +164,7 @@ def bent_density():
     return LogJoint(bent, HyperNetworkGuide(bent, init_from=None).setup().sites, (), {})
 
 
+@pytest.mark.long
 def test_all_draws_are_taken_where_they_are_cheap_and_else_until_the_bound_is_level(monkeypatch):
     mean, scale = torch.zeros(3).double(), torch.full((3,), 0.3, dtype=torch.float64)
     monkeypatch.setattr(Blend, "is_enough", lambda self, average: True)

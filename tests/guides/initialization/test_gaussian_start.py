@@ -260,6 +260,7 @@ def test_a_minibatch_of_local_latents_has_no_mode(kind):
         HyperNetworkGuide(local, init_from=kind, create_plates=plates).setup()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Encountered")
 def test_a_density_without_a_mode():
     def unbounded():

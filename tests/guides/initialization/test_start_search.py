@@ -167,6 +167,7 @@ def _ridge() -> None:
     pyro.factor("f", -5e3 * (z[0] - z[1]) ** 2 - 1e5 * (z[0] + z[1] - 8) ** 4)
 
 
+@pytest.mark.long
 def test_a_start_far_worse_than_a_narrow_one_is_told() -> None:
     told = r"init_from='laplace' starts with .*e\+\d+, and a narrow .*init_from='hessian', a fitted"
     with pytest.warns(UserWarning, match=told):

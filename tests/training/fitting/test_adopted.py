@@ -54,6 +54,7 @@ def test_guides_with_names_of_their_own_are_left_alone() -> None:
     fitted(guide)  # the same once more
 
 
+@pytest.mark.long
 def test_a_store_of_a_file_is_meant_to_be_taken(tmp_path: Path) -> None:
     guide = AutoNormal(model)
     fitted(guide)

@@ -71,6 +71,7 @@ def test_a_guide_without_a_trainable_parameter_is_told() -> None:
     assert any("no parameter is trained" in text for text in result.warnings)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["plates", "vmap"])
 def test_latents_that_the_guide_leaves_out_are_told(how: str) -> None:
     def model(x: Tensor) -> None:
@@ -164,6 +165,7 @@ def test_later_batches_of_other_shapes_are_looked_at(later: Tensor) -> None:
         fit(of_batches, guide, batches=[(X, X), (X, later)], num_steps=3, progress=False)
 
 
+@pytest.mark.long
 def test_a_batch_with_fewer_arguments_is_told() -> None:
     guide = HyperNetworkGuide(of_batches, init_from=None).setup(X, X)
     result = quietly(of_batches, batches=[(X, X), (X,)], guide=guide)
@@ -173,6 +175,7 @@ def test_a_batch_with_fewer_arguments_is_told() -> None:
     assert not any(told in one for one in result.warnings)
 
 
+@pytest.mark.long
 def test_batches_without_labels_that_observe_their_inputs_are_not_told() -> None:
     def half_labelled(x: Tensor, y: Any = None) -> None:
         mean = pyro.sample("mean", dist.Normal(0.0, 1.0))

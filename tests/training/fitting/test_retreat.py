@@ -48,6 +48,7 @@ def test_it_goes_back_to_the_copy_before_the_last_good_window() -> None:
     assert "astray once" in told and "after 200 steps, to those after 100" in told
 
 
+@pytest.mark.long
 @given(st.floats(-1e6, 1e6), st.floats(0.01, 1e3), st.integers(0, 2**31))
 def test_noise_and_any_fall_are_no_reason(level: float, noise: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -33,6 +33,7 @@ def test_a_falling_loss_is_not(seed: int, length: int) -> None:
     assert not slope_of(_noise(seed, length) + falling).is_flat
 
 
+@pytest.mark.long
 @given(seed=seeds)
 def test_the_error_allows_for_autocorrelation(seed: int) -> None:
     memory = 0.9

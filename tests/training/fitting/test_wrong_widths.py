@@ -68,6 +68,7 @@ def test_draws_and_densities_are_those_of_the_guide(
     assert len(passes) == (4 if kind is AutoregressiveGenerator else 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("scale", "ratio"), [(0.8, 1.25), (1.4, 0.714)])
 def test_the_ratio_of_two_normal_distributions(scale: float, ratio: float) -> None:
     pyro.set_rng_seed(0)
@@ -140,6 +141,7 @@ def test_sites_are_told_apart() -> None:
     assert f"'tau' ({exact:.1f}" in told and "'x'" not in told
 
 
+@pytest.mark.long
 def test_other_guides_larger_models_and_random_densities_are_not_looked_at() -> None:
     assert wrong_widths(AutoNormal(model), model, (), {}) == []
     assert wrong_widths(HyperNetworkGuide(model), model, (), {}) == []  # not built
@@ -225,6 +227,7 @@ def test_data_are_counted_wherever_they_are(
     assert all_draws.numel <= widths._AT_ONCE
 
 
+@pytest.mark.long
 def test_many_small_sites_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(widths, "_WORK", widths._WORK // 10)
     monkeypatch.setattr(widths, "_FEWEST_DRAWS", 1)

@@ -231,6 +231,7 @@ def test_the_validation_score_is_the_mean_over_all_data():
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.long
 def test_bfloat16_autocast_leaves_entropy_prior_and_draws_in_float32():
     seen = []
 

@@ -115,6 +115,7 @@ def test_a_plain_loader_in_the_middle_of_an_epoch_is_warned_of(tmp_path):
         again.fit(fit_module(), loader(cls=DataLoader), ckpt_path=middle)
 
 
+@pytest.mark.long
 def test_another_number_of_processes_is_warned_of(runs, tmp_path):
     folder, whole = runs("linearised")
 
@@ -130,6 +131,7 @@ def test_another_number_of_processes_is_warned_of(runs, tmp_path):
 # ---- loading without a trainer
 
 
+@pytest.mark.long
 def test_a_guide_is_read_from_a_checkpoint_without_data(runs):
     folder, whole = runs("adversarial")
     path = checkpoint(folder, 10)
