@@ -15,6 +15,7 @@ from pyro_implicit.testing.objective import BATCHES, check_minibatches
 from tests.contract.registry import MODELS, ROWS
 
 
+@pytest.mark.long
 @pytest.mark.turn(1, of=4)
 def test_minibatch_loss_and_gradient_are_unbiased(make_guide, make_objective, case):
     with make_objective.allowed(make_guide, case, minibatch=True):
@@ -37,6 +38,7 @@ def test_each_row_of_a_minibatch_is_seen_by_its_own_latent(make_guide):
         assert torch.equal(replayed.nodes["rate"]["value"], everything[idx])
 
 
+@pytest.mark.long
 @pytest.mark.turn(6, of=8)
 def test_all_rows_of_a_local_latent_train(make_guide, make_objective):
     case = MODELS["local"]
@@ -54,6 +56,7 @@ def test_all_rows_of_a_local_latent_train(make_guide, make_objective):
         assert (before != after).all()
 
 
+@pytest.mark.long
 @pytest.mark.turn(7, of=8)
 @pytest.mark.parametrize("rows", [4, 1])
 def test_a_plate_that_draws_its_own_rows(make_guide, make_objective, rows):
@@ -96,6 +99,7 @@ def test_a_guide_built_on_all_rows_refuses_a_minibatch_of_local_latents(make_gui
         make_objective().loss(model, guide, x[idx], y[idx], idx)
 
 
+@pytest.mark.long
 @pytest.mark.turn(0, of=8)
 def test_global_latents_take_batches_of_any_size(make_guide, make_objective, global_case):
     model, (x, y) = global_case.make(), global_case.data()

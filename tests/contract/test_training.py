@@ -130,6 +130,7 @@ def test_two_guides_of_one_class_in_one_store_train_and_do_not_share(make_guide,
     assert not mine & theirs
 
 
+@pytest.mark.long
 @pytest.mark.turn(4, of=8)
 def test_in_a_list_beside_autonormal(make_guide, make_objective, local_params):
     case = MODELS["regression"]

@@ -61,6 +61,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SLICEABLE)
 @given(cut=st.tuples(st.integers(0, 4), st.integers(1, 5)).filter(lambda c: c[0] < c[1]))
 def test_rows_have_the_density_and_the_settings_of_the_whole(name, cut):

@@ -66,6 +66,7 @@ HOLDERS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", HOLDERS)
 @pytest.mark.parametrize("number", [False, True])
 @pytest.mark.parametrize(

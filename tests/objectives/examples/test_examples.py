@@ -86,6 +86,7 @@ def _square() -> Iterator[Any]:
                 yield pytest.param(*values, id=f"{name}-{kind}-{how}", marks=marks)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("example", "kind", "vectorised"), list(_square()))
 def test_every_guide_is_served(example: Any, kind: str, vectorised: bool) -> None:
     case = MODELS["regression"]

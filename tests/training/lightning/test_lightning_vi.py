@@ -110,6 +110,7 @@ def test_the_seed_decides_the_noise_and_without_one_the_global_seed_does():
     assert not torch.equal(end(5, 1), end(6, 1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make_objective", OBJECTIVES.values(), ids=OBJECTIVES)
 def test_every_objective_trains(make_objective):
     case = MODELS["regression"]

@@ -264,6 +264,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_checkpoint_that_does_not_fit_changes_nothing(runs, tmp_path, name):
     change, message = CHANGES[name]
