@@ -12,7 +12,9 @@ __all__ = ["ProgramRef"]
 
 class ProgramRef:
     """
-    A weak reference to a model or a guide, which knows the program when it comes again.
+    A reference to a model or a guide, which knows the program when it comes again.
+
+    It is a weak one where that is possible.
 
     A bound method is a new object at each look: it is the same where object and function are.
 
@@ -20,10 +22,11 @@ class ProgramRef:
     """
 
     def __init__(self, program: Any) -> None:
-        is_method = inspect.ismethod(program)
-        self._ref: Callable[[], Any] = (
-            weakref.WeakMethod(program) if is_method else weakref.ref(program)
-        )
+        weak = weakref.WeakMethod if inspect.ismethod(program) else weakref.ref
+        try:
+            self._ref: Callable[[], Any] = weak(program)
+        except TypeError:  # of an object with slots, which is kept then
+            self._ref = lambda: program
 
     def __call__(self) -> Any:
         """The program, or None if it is gone."""

@@ -33,3 +33,15 @@ def test_a_program_is_not_kept_alive() -> None:
     gc.collect()
     assert all(ref() is None for ref in refs)
     assert not any(ref.is_of(None) for ref in refs)
+
+
+class Slotted:
+    __slots__ = ()
+
+    def run(self) -> None: ...
+
+
+def test_what_cannot_be_referred_to_weakly_is_known_again_too() -> None:
+    one, two = Slotted(), Slotted()
+    ref = ProgramRef(one.run)
+    assert ref.is_of(one.run) and not ref.is_of(two.run) and ref() == one.run

@@ -176,7 +176,7 @@ def check_rule(where: str, rule: object) -> None:
 def _refuse_discrete(where: str, prior: TorchDistributionMixin) -> None:
     try:
         is_discrete = prior.support.is_discrete
-    except (NotImplementedError, AttributeError):  # of a distribution that does not say
+    except Exception:  # of a distribution that does not say, each in its own way
         return
     if is_discrete:
         raise ArgumentError(

@@ -119,14 +119,17 @@ class LatentSite:
         Moves the bounds of the support to the device where a module's tensors go.
 
         :param put: moves a tensor, as that of ``nn.Module._apply``. What else it does (to another
-            dtype) bounds do not follow: they are the model's.
+            dtype) bounds do not follow: they are the model's. Nor do they go where tensors have no
+            numbers (``"meta"``), from where nothing would bring them back.
         """
         met: list[Tensor] = []
 
         def moved(bound: Any) -> Any:
-            if isinstance(bound, Tensor):
-                met.append(bound)
-            return bound.to(put(bound).device) if isinstance(bound, Tensor) else bound
+            if not isinstance(bound, Tensor):
+                return bound
+            met.append(bound)
+            there = put(bound)
+            return bound if there.is_meta else bound.to(there.device)
 
         support = map_support(self.support, moved)
         if met:  # a support without bounds is known by its identity

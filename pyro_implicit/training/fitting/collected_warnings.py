@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -24,19 +25,24 @@ _OF_TORCH = (
 )
 
 
+_MOST_SILENCED = 3  # texts of one line, which may be others at each step
+
+
 @contextmanager
 def collected_warnings(into: list[str]) -> Iterator[None]:
     """
     Python's warnings, each shown once, and kept in words too.
 
     What is shown is for the caller's filters to say. What is kept is not: a result tells what is
-    wrong with it wherever it was made. (Hints at slow settings that are silenced stay away.) A
-    warning that would point into this package, at a line of some step, points at the call.
+    wrong with it wherever it was made. (Hints at slow settings that are silenced stay away, and so
+    do more than a few texts of one line that are.) A warning that would point into this package, at
+    a line of some step, points at the call.
 
     :param list into: gets their texts.
     """
     with warnings.catch_warnings():
         show, filters, call = warnings.showwarning, warnings.filters[:], _call()
+        silenced: Counter[tuple[str, int]] = Counter()
 
         def keep(
             message: Warning | str,
@@ -46,16 +52,21 @@ def collected_warnings(into: list[str]) -> Iterator[None]:
             file: TextIO | None = None,
             line: str | None = None,
         ) -> None:
-            text = str(message)
-            if text in into or any(known in text for known in _OF_TORCH):
+            text, place = str(message), (filename, lineno)
+            known = text in into or any(words in text for words in _OF_TORCH)
+            if known or silenced[place] >= _MOST_SILENCED:
                 return
-            if filename.startswith(_PACKAGE):
-                filename, lineno = call
-            is_shown = _is_shown(message, category, filename, lineno, filters)
+            # others have passed the filters of the caller already
+            is_shown = not issubclass(category, UserWarning) or _is_shown(
+                message, category, place, filters
+            )
             if is_shown or not issubclass(category, PerformanceHint):
                 into.append(text)
             if is_shown:
-                show(message, category, filename, lineno, file, line)
+                place = call if filename.startswith(_PACKAGE) else place
+                show(message, category, *place, file, line)
+            else:
+                silenced[place] += 1
 
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = keep
@@ -73,18 +84,20 @@ def _call() -> tuple[str, int]:
 
 
 def _is_shown(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    filters: Sequence[Any],
+    message: Warning | str, category: type[Warning], place: tuple[str, int], filters: Sequence[Any]
 ) -> bool:
     """Whether filters let a warning through; it is raised where they make errors of them."""
-    modules = list(sys.modules.items())
-    files = {getattr(one, "__dict__", {}).get("__file__"): name for name, one in modules}
     shown: list[Any] = []
     with warnings.catch_warnings():
         warnings.filters = list(filters)
         warnings.showwarning = lambda *said, **_: shown.append(said)
-        warnings.warn_explicit(message, category, filename, lineno, files.get(filename))
+        warnings.warn_explicit(message, category, *place, _module_of(place[0]))
     return bool(shown)
+
+
+def _module_of(filename: str) -> str | None:
+    """The name of the module, at work now, that a file is of, as ``warnings.warn`` has it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != filename:
+        frame = frame.f_back
+    return None if frame is None else frame.f_globals.get("__name__")

@@ -95,3 +95,35 @@ def test_a_masked_latent_has_no_bound_whatever_is_shown(action: str) -> None:
         result = fit(model, guide, torch.randn(30), num_steps=3, seed=0, progress=False)
     assert result.promise == ""
     assert any("no prior holds it" in text for text in result.warnings)
+
+
+@pytest.mark.parametrize("place", ["script.py", "<stdin>"])
+@pytest.mark.parametrize("category", [UserWarning, DeprecationWarning])
+def test_the_module_of_a_warning_is_that_of_its_line(place: str, category: type[Warning]) -> None:
+    """Scripts and notebooks are no files of a module; ``__main__`` has two names in a process."""
+    code = compile("import warnings; warnings.warn('said', category, stacklevel=1)", place, "exec")
+    for action in ("ignore", "default", "error"):
+        into: list[str] = []
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter("ignore" if action == "default" else "default")
+            warnings.filterwarnings(action, module="own")  # type: ignore[arg-type]
+            with collected_warnings(into):
+                names = {"__name__": "own", "category": category}
+                if action == "error":
+                    with pytest.raises(category, match="said"):
+                        exec(code, names)
+                else:
+                    exec(code, names)
+        assert [str(one.message) for one in shown] == (["said"] if action == "default" else [])
+        is_kept = action == "default" or (action == "ignore" and category is UserWarning)
+        assert into == (["said"] if is_kept else [])
+
+
+def test_a_line_that_says_something_else_each_time_is_kept_a_few_times_where_it_is_silenced() -> (
+    None
+):
+    said = [(f"step {number}", UserWarning) for number in range(100)]
+    kept, shown = heard(*said, ignore=UserWarning)
+    assert kept == ["step 0", "step 1", "step 2"] and not shown
+    kept, shown = heard(*said)
+    assert len(kept) == len(shown) == 100
