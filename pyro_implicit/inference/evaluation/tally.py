@@ -92,8 +92,9 @@ class NumberTally:
             return {}
         draws, flat = torch.cat(self.draws), observed.flatten()
         parts = []
-        for columns in torch.arange(draws.shape[-1]).split(max(_COLUMNS // len(draws), 1)):
-            few = slice(int(columns[0]), int(columns[-1]) + 1)
+        step = max(_COLUMNS // len(draws), 1)
+        for start in range(0, draws.shape[-1], step):
+            few = slice(start, start + step)
             parts.append(self._of_columns(draws[:, few].double(), flat[few]))
         scores = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         return {name: value.reshape(observed.shape) for name, value in scores.items()}

@@ -205,7 +205,8 @@ class Run:
         except (NonFiniteError, ValueError) as error:
             if not isinstance(error, NonFiniteError) and not refuses_nan(error):
                 raise
-            is_taken, why, cause = False, str(error), error
+            why = str(error).partition("\n")[0]  # Pyro adds a table of all shapes
+            is_taken, cause = False, error
         finally:  # whatever came: no gradient is added to those of the next step
             for param in _params(capture).values():
                 param.grad = None

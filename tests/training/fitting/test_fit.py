@@ -668,3 +668,24 @@ def test_warnings_within_a_run_point_at_the_call(recwarn: pytest.WarningsRecorde
     fit(model, HyperNetworkGuide(model), torch.ones(4), torch.ones(4), num_steps=3, progress=False)
     told = [one for one in recwarn if "has a density with a gradient" in str(one.message)]
     assert told and {one.filename for one in told} == {__file__}
+
+
+def test_a_step_that_is_skipped_is_told_in_one_line() -> None:
+    """Pyro adds the shapes of all sites to what torch says of a parameter."""
+    calls = 0
+
+    def model(y: Tensor) -> None:
+        nonlocal calls
+        calls += 1
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        loc = mean + math.nan if calls in (30, 31) else mean
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(loc, 1.0), obs=y)
+
+    guide = HyperNetworkGuide(model).setup(X)
+    with warnings.catch_warnings(), pyro.validation_enabled(True):
+        warnings.simplefilter("ignore")
+        options = {"objective": LinearisedELBO(2), "num_steps": 60, "seed": 0, "progress": False}
+        result = fit(model, guide, X, **options)
+    (told,) = (text for text in result.warnings if "skipped" in text)
+    assert "Trace Shapes" not in told and "\n" not in told
