@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-
+from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import PerformanceHint
 
 __all__ = ["hint"]
@@ -22,9 +21,8 @@ def hint(topic: str, message: str) -> None:
     if topic in _told:
         return
     _told.add(topic)
-    warnings.warn(
+    warn(
         f"Performance hint: {message} (Said once; warnings.simplefilter('ignore', "
         "pyro_implicit.exceptions.PerformanceHint) silences all hints.)",
         PerformanceHint,
-        stacklevel=3,
     )

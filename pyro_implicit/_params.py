@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Iterable
 
@@ -10,6 +9,8 @@ import pyro
 import torch
 from pyro.distributions import constraints
 from pyro.poutine.runtime import effectful
+
+from pyro_implicit._warn import warn
 
 __all__ = ["emit_params", "take_loaded"]
 
@@ -80,7 +81,7 @@ def _take(prefix: str, named: Iterable[tuple[str, torch.nn.Parameter]], is_whole
             lost.append(f"{prefix}.{name}")
         _mirror(f"{prefix}.{name}", parameter)
     if lost:
-        warnings.warn(_not_taken(lost, is_whole), stacklevel=3)
+        warn(_not_taken(lost, is_whole))
 
 
 def _not_taken(names: list[str], is_whole: bool) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from pyro.infer import ELBO
 from torch import nn
 
 from pyro_implicit._checks import check_count, check_instance
+from pyro_implicit._warn import warn
 from pyro_implicit.arviz.attrs import run_attrs
 from pyro_implicit.arviz.chain_draws import chain_draws
 from pyro_implicit.arviz.collect import PRIOR, collect
@@ -151,7 +151,7 @@ def to_arviz(
     for name, given in (("coords", coords), ("dims", dims)):
         check_instance(name, given, (Mapping, type(None)), "a dictionary by name, or None")
     guides = _listed(guide)
-    calls = [FittedCall(to_arviz, model, one, args, kwargs, num_decorators=1) for one in guides]
+    calls = [FittedCall(to_arviz, model, one, args, kwargs) for one in guides]
     _check_built(guides)
     for call in calls:
         call.tell(call.told_of_arguments(is_scored=True))
@@ -217,10 +217,9 @@ def _tell_of_the_prior(refused: str, groups: Sequence[str] | None) -> None:
             f"{' and '.join(sorted(PRIOR.intersection(groups)))} asked for, and {refused}. Leave "
             "it out of groups, or give the prior a lighter tail."
         )
-    warnings.warn(
+    warn(
         f"the groups prior and prior_predictive are left out: {refused}. The other groups do not "
-        "need them; groups=(...) without them says that they are not wanted.",
-        stacklevel=3,
+        "need them; groups=(...) without them says that they are not wanted."
     )
 
 

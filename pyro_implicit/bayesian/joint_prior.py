@@ -221,9 +221,6 @@ class _Mapped(dist.TransformedDistribution):  # type: ignore[misc]
         return super().expand(batch_shape, _instance=new)
 
 
-_CALLER = 4  # frames up from a check: the exit of the handler, and Pyro's wrapper of a function
-
-
 class _ReplacePriors(Messenger):
     """Gives sites their joint prior, each given those that were drawn before it in the run."""
 
@@ -247,7 +244,7 @@ class _ReplacePriors(Messenger):
 
     def _check_met(self) -> None:
         remedy = f"If that is meant, leave them out: prior.restricted({self._seen})."
-        check_met(self._prior.names, self._seen, remedy, _CALLER)
+        check_met(self._prior.names, self._seen, remedy)
 
     def _pyro_sample(self, msg: Any) -> None:
         site = self._by_name.get(msg["name"])

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
+from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import SiteError
 
 __all__ = ["check_met"]
 
 
-def check_met(names: Sequence[str], seen: Sequence[str], remedy: str, stacklevel: int) -> None:
+def check_met(names: Sequence[str], seen: Sequence[str], remedy: str) -> None:
     """
     Refuses a model that samples none of a prior's sites, and tells of those that it leaves out.
 
     :param names: of the prior's sites.
     :param seen: of those that a run of the model sampled.
     :param str remedy: what to write if some are left out on purpose.
-    :param int stacklevel: frames up from the caller to where the model is run.
     :raises SiteError: if none was sampled.
     """
     missing = [name for name in names if name not in seen]
@@ -28,8 +27,7 @@ def check_met(names: Sequence[str], seen: Sequence[str], remedy: str, stacklevel
             "same names (BayesianModule(..., name=...) gives them a prefix)."
         )
     if missing:
-        warnings.warn(
+        warn(
             f"the prior has the sites {missing}, which the model does not sample: what was learned "
-            f"of them is of no use to it. {remedy}",
-            stacklevel=stacklevel + 1,
+            f"of them is of no use to it. {remedy}"
         )

@@ -3,7 +3,6 @@
 # Shape legend: P parameter shape, B batch shape of its draw, S particles, N rows, K outputs.
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -19,6 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 from pyro_implicit._checks import check_choice, check_count, check_flag, check_text
 from pyro_implicit._few import few_of
 from pyro_implicit._params import emit_params
+from pyro_implicit._warn import warn
 from pyro_implicit.bayesian.joint_prior import JointPrior, part_for
 from pyro_implicit.bayesian.priors import ParameterPriors, Prior
 from pyro_implicit.bayesian.private_copy import (
@@ -281,11 +281,10 @@ class BayesianModule(nn.Module):
             reason = f"{type(error).__name__}: {error}"
         output = evaluate(how="loop")  # when this fails too, its error is the user's own
         self._vmap_fails = True
-        warnings.warn(
+        warn(
             f"torch.func.vmap cannot evaluate {type(self.module).__name__} with batched "
             f"parameters, so from now on a loop over the draws does it (vectorize='loop' says so "
-            f"without a warning). The reason was {reason}",
-            stacklevel=5,
+            f"without a warning). The reason was {reason}"
         )
         return output
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -13,6 +12,7 @@ from pyro.poutine.runtime import get_plates
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import LayerError, ShapeError
 
 __all__ = [
@@ -85,12 +85,11 @@ def warn_inside_data_plate(
         return
     names = [plate.name for plate in get_plates() if plate.vectorized and plate.dim == -1]
     if names:
-        warnings.warn(
+        warn(
             f"inside of plate '{names[0]}' {IN_DATA_PLATE} {batch[-1]} times all of its "
             "parameters, and applies each of them to all rows of the inputs, which are as many. "
             "Call it outside of the data plate if the rows share one network, or build it with "
-            "local=True if each row has a network of its own.",
-            stacklevel=5,
+            "local=True if each row has a network of its own."
         )
 
 

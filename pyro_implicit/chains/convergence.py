@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_implicit._warn import warn
 from pyro_implicit.arviz.compatibility import import_arviz
 from pyro_implicit.exceptions import StateError
 
@@ -98,16 +99,13 @@ def _summary(function: str, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def warn_of(
-    what: str, found: Mapping[str, Tensor], remark: str, level: int = 3, limit: float = LIMIT
-) -> bool:
+def warn_of(what: str, found: Mapping[str, Tensor], remark: str, limit: float = LIMIT) -> bool:
     """
     Warns where chains disagree.
 
     :param str what: what was compared.
     :param dict found: r-hats by name.
     :param str remark: what it means and what to do.
-    :param int level: of the warning's place.
     :param float limit: the r-hat from which on they do.
     :returns: whether they do.
     """
@@ -116,10 +114,9 @@ def warn_of(
         worst = max(over, key=lambda name: float(_without_nan(over[name]).max()))
         values = over[worst]
         share = float((values > LIMIT).double().mean())
-        warnings.warn(
+        warn(
             f"the r-hat of {what} is up to {float(_without_nan(values).max()):.3g} (site "
             f"{worst!r}; above {LIMIT} for {share:.0%} of its entries): the chains have not "
-            f"mixed. {remark}",
-            stacklevel=level,
+            f"mixed. {remark}"
         )
     return bool(over)

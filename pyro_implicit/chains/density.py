@@ -3,7 +3,6 @@
 # Shape legend: C chains, m unconstrained latents.
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +11,7 @@ import pyro
 import torch
 from torch import Tensor
 
+from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import ImplicitError
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.log_joint import LogJoint
@@ -103,10 +103,9 @@ class ChainDensity:
         before, self.reason = self.reason, self._refusal(u)
         if self.reason:
             if self.reason != before:
-                warnings.warn(
+                warn(
                     "the chains are evaluated one after the other, because the model does not "
-                    f"vectorise over them: {self.reason}",
-                    stacklevel=2,
+                    f"vectorise over them: {self.reason}"
                 )
             return
         self._evaluate, self.how = self._vectorised, "vmap"

@@ -3,7 +3,6 @@
 # Shape legend: m unconstrained latents.
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from pyro_implicit._few import few_of
 from pyro_implicit._random import RandomStream
+from pyro_implicit._warn import warn
 from pyro_implicit.chains.supports import check_supports
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.initialization.prototype import (
@@ -176,7 +176,7 @@ def _warn_if_nothing_is_observed(trace: Any) -> None:
     observed = [trace.nodes[name] for name in trace.observation_nodes]
     one_for_all = [told_of_one_for_all(node) for node in observed if not is_auxiliary(node)]
     for text in filter(None, [said, *one_for_all]):
-        warnings.warn(text, UserWarning, stacklevel=5)  # of refine
+        warn(text)  # of refine
 
 
 def _check_all_rows(name: str, node: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from pyro_implicit._inference_mode import refuse_inference_mode
 from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._progress import progress_bar
 from pyro_implicit._random import RandomStream
+from pyro_implicit._warn import warn
 from pyro_implicit.chains.density import ChainDensity
 from pyro_implicit.chains.kernel import Kernel
 from pyro_implicit.chains.kernels import make_kernel
@@ -180,7 +181,7 @@ def refine(
             nodes = density.log_joint.trace(u[0])[0].nodes
             masked = [told_of_masked_latent(nodes[site.name]) for site in sites]
             for text in filter(None, [*watched.warnings(), no_gradient, *masked]):
-                warnings.warn(text, stacklevel=2)
+                warn(text)
             generator = torch.Generator(u.device).manual_seed(seed)
             walk = Walk.begin(moves, num_warmup, generator, u, density)
             chains = Chains(sites, own, walk, program, interrupted)

@@ -3,7 +3,6 @@
 # Shape legend: C chains, T kept draws of each, m unconstrained latents.
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from pyro_implicit._checks import check_count, check_flag, check_names, check_st
 from pyro_implicit._plain import as_state_error
 from pyro_implicit._progress import progress_bar
 from pyro_implicit._random import mixed_seed
+from pyro_implicit._warn import warn
 from pyro_implicit.chains.convergence import LIMIT, agreement, effective_sizes, r_hats, warn_of
 from pyro_implicit.chains.density import ChainDensity
 from pyro_implicit.chains.draws_guide import DrawsGuide
@@ -31,8 +31,6 @@ from pyro_implicit.guides.since_fit import moved_since_fit, share_fit
 from pyro_implicit.handlers.same_rows import Fingerprint
 
 __all__ = ["Chains"]
-
-_CALLER = 4  # frames up: of refine and of Chains.run
 
 _OTHER_DEVICE = (
     "the chains ran on another kind of device: they go on where they were, with other random "
@@ -122,7 +120,7 @@ class Chains(DrawsGuide):
                 "Chains.from_state_dict(state, model, *args) with the arguments that they had."
             )
         for text in moved_since_fit(self):
-            warnings.warn(text, stacklevel=2)
+            warn(text)
         position = self._walk.progress.state["u"]
         density = self._program.density(self.sites, position.dtype)
         with density.ready(position):
@@ -137,7 +135,7 @@ class Chains(DrawsGuide):
         self.how = density.how
         if not self.interrupted and walk.target > walk.num_warmup:
             check_draws(self.num_draws, walk.num_warmup, self.num_steps, walk.kernel.thin)
-            warn_of_steps(self.sample_stats, self.settings, self.by_chain.shape[-1], _CALLER)
+            warn_of_steps(self.sample_stats, self.settings, self.by_chain.shape[-1])
         if not self.interrupted and self._program is not None:
             given = self._program
             check_supports_at(given.model, self.sites, self.unconstrained, given.args, given.kwargs)
@@ -157,7 +155,7 @@ class Chains(DrawsGuide):
             limit = LIMIT
         if limit is None:
             return False
-        return warn_of("latents", r_hats(self.draws), _OF_LATENTS, _CALLER + 1, limit)
+        return warn_of("latents", r_hats(self.draws), _OF_LATENTS, limit)
 
     def _warn_of_bias(self, density: ChainDensity) -> None:
         """Looks at the gradients at some of the draws, which are not counted."""
@@ -174,7 +172,7 @@ class Chains(DrawsGuide):
             density.num_gradients = num_gradients
         found = virials(some, gradients, [site.numel for site in self.sites])
         target = target_of(kernel, draws.shape[-1])
-        warn_of_virials(found, [site.name for site in self.sites], target, _CALLER + 1)
+        warn_of_virials(found, [site.name for site in self.sites], target)
 
     @property
     def _is_small(self) -> bool:
@@ -480,7 +478,7 @@ class Chains(DrawsGuide):
         if program is not None:
             program.check_latents(sites)
             if is_other:
-                warnings.warn(_OTHER_DEVICE, stacklevel=2)
+                warn(_OTHER_DEVICE)
         return chains
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from torch import Tensor
 
+from pyro_implicit._warn import warn
 from pyro_implicit.chains.kernel import Statistics
 from pyro_implicit.exceptions import ArgumentError
 
@@ -37,14 +37,13 @@ def check_draws(kept: int, num_warmup: int, num_steps: int, thin: int) -> None:
         )
 
 
-def warn_of_steps(told: Statistics, settings: dict[str, Any], num_latents: int, level: int) -> None:
+def warn_of_steps(told: Statistics, settings: dict[str, Any], num_latents: int) -> None:
     """
     Warns of a step size that does not suit the posterior.
 
     :param dict told: statistics by name, shape ``(C, T)``.
     :param dict settings: of the kernel, with the length of the warm-up.
     :param int num_latents: number of unconstrained latents.
-    :param int level: of the warning's place.
     """
     asked = settings.get("energy_error") or 0.0
     found = _signs(told, num_latents, max(_ENERGY, _ENERGY_SHARE * asked))
@@ -59,10 +58,9 @@ def warn_of_steps(told: Statistics, settings: dict[str, Any], num_latents: int, 
             "or the posterior is too narrow in places. Give more num_steps (half of them are for "
             "the warm-up), begin at a fitted guide, or write scales non-centred."
         )
-    warnings.warn(
+    warn(
         f"the step size {size} of the chains does not suit the posterior: {found}. Their draws are "
-        f"not to be relied on. {advice}",
-        stacklevel=level,
+        f"not to be relied on. {advice}"
     )
 
 

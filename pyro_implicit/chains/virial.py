@@ -11,11 +11,12 @@ References
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from pyro_implicit._warn import warn
 
 __all__ = ["virials", "warn_of_virials"]
 
@@ -44,7 +45,7 @@ def virials(draws: Tensor, gradients: Tensor, sizes: Sequence[int]) -> tuple[Ten
 
 
 def warn_of_virials(
-    found: tuple[Tensor, Tensor], names: Sequence[str], energy_error: float, level: int
+    found: tuple[Tensor, Tensor], names: Sequence[str], energy_error: float
 ) -> None:
     """
     Warns where chains without an accept step do not sample their density.
@@ -52,7 +53,6 @@ def warn_of_virials(
     :param tuple found: what :func:`virials` returned.
     :param names: of the sites.
     :param float energy_error: that the step size was tuned to.
-    :param int level: of the warning's place.
     """
     mean, error = found
     is_off = ((mean - 1).abs() > _FAR) & ((mean - 1).abs() > _CERTAIN * error)
@@ -62,10 +62,9 @@ def warn_of_virials(
     off.sort(key=lambda pair: -abs(pair[1] - 1))
     few = ", ".join(f"{name!r} ({value:.2f})" for name, value in off[:3])
     more = f" and {len(off) - 3} more" if len(off) > 3 else ""
-    warnings.warn(
+    warn(
         "the step size of mclmc biases these chains, which r-hat does not see: by the gradients at "
         f"the draws, variances of sites {few}{more} are off by about these factors or by more, "
         "and means may be. kernel='hmc' has no such bias; "
-        f"kernel=MCLMC(energy_error={energy_error / 16:.1g}) has two fifths of it",
-        stacklevel=level,
+        f"kernel=MCLMC(energy_error={energy_error / 16:.1g}) has two fifths of it"
     )

@@ -10,7 +10,6 @@ References
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._checks import check_count
+from pyro_implicit._warn import warn
 from pyro_implicit.diagnostics._density import Part, check_implicit_guide
 from pyro_implicit.diagnostics._entropy_part import PartEntropy, effective_rank, part_entropy
 from pyro_implicit.guides.unfilled import Unfilled, unfilled
@@ -232,23 +232,21 @@ def _minority_share(parts: list[Part], found: list[PartEntropy]) -> float:
 def _warn(report: EntropyReport) -> None:
     if report.folds:
         fewer = ", use no more noises than latents" * (report.noise_dim > report.latent_dim)
-        warnings.warn(
+        warn(
             f"the guide folds: {_evidence(report)}. The objective counts that mass "
             "twice. Use a generator that cannot fold (AutoregressiveGenerator, the default up to "
             f"256 latents){fewer}, train on with SemiImplicitELBO(proposal='gauss-newton'), or "
-            "begin wider; where draws have output noise, a smaller scale bends less within it.",
-            stacklevel=4,
+            "begin wider; where draws have output noise, a smaller scale bends less within it."
         )
     if report.collapses:
-        warnings.warn(
+        warn(
             f"the guide collapses: of {report.singular_values.shape[-1]} directions of its noises, "
             f"{report.dead_directions:.1f} (mean over draws) have no spread but the output noise. "
             "Learn that noise (learn_scale='scalar') or make it smaller, use a generator with "
-            "skip=True, begin wider, and look at plots.plot_singular_values(report).",
-            stacklevel=4,
+            "skip=True, begin wider, and look at plots.plot_singular_values(report)."
         )
     if report.unfilled is not None:
-        warnings.warn(f"{report.unfilled}.", stacklevel=4)
+        warn(f"{report.unfilled}.")
 
 
 def _evidence(report: EntropyReport) -> str:

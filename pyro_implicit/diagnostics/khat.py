@@ -12,7 +12,6 @@ References
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_model, check_number
+from pyro_implicit._warn import warn
 from pyro_implicit.arviz.compatibility import psis_khat
 from pyro_implicit.diagnostics._density import GuideDensity, check_implicit_guide
 from pyro_implicit.exceptions import DensityError, NonFiniteError
@@ -152,7 +152,7 @@ def khat(
         example = guide.samplers[0].preconditioner.loc
         log_joint = LogJoint(model, guide.sites, args, kwargs).at_draws(u.to(example)).to(u)
     for text in watched.warnings():
-        warnings.warn(text, stacklevel=2)
+        warn(text)
     _check_finite(log_joint)
     ratios = log_joint - density.upper
     log_evidence = float(ratios.logsumexp(0)) - math.log(num_samples)

@@ -10,7 +10,6 @@ References
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_model, check_number
 from pyro_implicit._inference_mode import refuse_inference_mode
+from pyro_implicit._warn import warn
 from pyro_implicit.diagnostics._unconstrained import constrained_draws, unconstrained_draws
 from pyro_implicit.guides.diverged import refuse_diverged
 from pyro_implicit.guides.model_parameters import WatchedParameters
@@ -33,7 +33,6 @@ from pyro_implicit.ops.stein import bootstrap_null, stein_matrix, stein_u_statis
 
 __all__ = ["SteinDiscrepancy", "stein_discrepancy"]
 
-_CALLER = 3  # frames up: a decorator lies between
 _SMALL = 0.05  # p-values that speak against a guide
 
 
@@ -135,7 +134,7 @@ def stein_discrepancy(
         sites, u = unconstrained_draws(model, draws, args, kwargs)
         scores = LogJoint(model, sites, args, kwargs).scores(u)
     for text in watched.warnings():
-        warnings.warn(text, stacklevel=_CALLER)
+        warn(text)
     return _compare(upcast(u), upcast(scores), num_bootstrap, length, beta)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +11,7 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from pyro_implicit._warn import warn
 from pyro_implicit.handlers.called_networks import note_call
 
 __all__ = ["evaluation_mode", "is_random_function", "was_training"]
@@ -67,11 +67,10 @@ def evaluation_mode() -> Iterator[Mapping[str, nn.Module]]:
         for module in switched:
             module.training = True
     if silenced:
-        warnings.warn(
+        warn(
             f"random layers in training mode were evaluated without their randomness: "
             f"{', '.join(silenced)}. Call .eval() on the network beforehand to say so; for noise "
-            "that is to stay (Monte Carlo dropout) write F.dropout(x, p, training=True).",
-            stacklevel=4,
+            "that is to stay (Monte Carlo dropout) write F.dropout(x, p, training=True)."
         )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from pyro_implicit._warn import warn
 
 __all__ = ["Fingerprint", "SameRows", "are_alike", "are_other_rows", "fingerprint"]
 
@@ -134,11 +135,10 @@ class SameRows:
 
     def _warn(self) -> None:
         assert self.seen is not None
-        warnings.warn(
+        warn(
             f"the prior has a value of {self.names} for each of the {self.seen[0]} rows that its "
             f"guide was built with, and these are {self.seen[0]} other ones, or in another order: "
             "each gets what was learned of the row in its place. That is right where they are the "
             "same units again. For new units give these latents another name in the model, so that "
-            "they keep their own prior, and carry on what all data share.",
-            stacklevel=3,
+            "they keep their own prior, and carry on what all data share."
         )

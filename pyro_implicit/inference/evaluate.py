@@ -113,7 +113,7 @@ def evaluate(
 
         print(evaluate(model, guide, x_test, y_test))
     """
-    call = FittedCall(evaluate, model, guide, args, kwargs, num_decorators=2)
+    call = FittedCall(evaluate, model, guide, args, kwargs)
     call.tell(call.told_of_arguments(is_scored=True))
     num_samples = check_count("num_samples", num_samples)
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from pyro_implicit._checks import check_guide, check_model
 from pyro_implicit._misspelt import check_misspelt
+from pyro_implicit._warn import warn
 from pyro_implicit.guides.argument_dims import (
     are_rows_of_the_fit,
     told_of_other_rows,
@@ -33,7 +33,6 @@ class FittedCall:
     :param guide: its guide.
     :param tuple args: positional arguments of both.
     :param dict kwargs: keyword arguments of both.
-    :param int num_decorators: of the function, which lie between it and its caller.
     :raises ArgumentError: for a model or a guide that cannot be run, or in the wrong order, and for
         options that neither the function nor the model has.
     :raises NonFiniteError: for a guide with a parameter that is NaN.
@@ -47,11 +46,9 @@ class FittedCall:
         guide: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        num_decorators: int = 0,
     ) -> None:
         name = function.__name__
         self.model, self.guide, self.args, self.kwargs = model, guide, args, kwargs
-        self._level = 3 + num_decorators  # a method, and the function itself
         check_model(model)
         refuse_condition_around(name)
         check_order(model, f"{name}(model, guide, ...)", guide)
@@ -68,7 +65,7 @@ class FittedCall:
         :warns UserWarning: each of them, once.
         """
         for text in dict.fromkeys(filter(None, texts)):
-            warnings.warn(text, stacklevel=self._level)
+            warn(text)
 
     def told_of_arguments(self, *, is_scored: bool) -> list[str]:
         """

@@ -155,9 +155,6 @@ class GuidePrior(nn.Module):
         return f"{len(self.names)} sites of {self.noise_dim} entries of noise"
 
 
-_CALLER = 4  # frames up from a check: the exit of the handler, and Pyro's wrapper of a function
-
-
 class _Outer(Messenger):
     """Notes the plates that are around a site."""
 
@@ -193,7 +190,7 @@ class _FromNoise(Messenger):
         self._values, self._given = {}, {}
         if kind is None and not self._is_checked:
             remedy = "If that is meant, fit a guide of the sites that both models have."
-            check_met(self._prior.names, self._seen, remedy, _CALLER)
+            check_met(self._prior.names, self._seen, remedy)
             self._is_checked = True  # a branch may leave some out in another run
 
     def _pyro_sample(self, msg: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_guide
 from pyro_implicit._random import RandomStream
+from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import ShapeError, SiteError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.diverged import refuse_diverged
@@ -58,7 +58,7 @@ def posterior_draws(
     refuse_condition_around("posterior_draws", has_model=False)
     draws = draws_of(guide, num_samples, *args, **kwargs)
     for text in [*replaced_since_fit(guide), *_told_of_observed(guide, args, kwargs)]:
-        warnings.warn(text, stacklevel=2)
+        warn(text)
     return draws
 
 

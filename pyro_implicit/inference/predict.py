@@ -145,7 +145,7 @@ def predict(
         what is held depends on sites that are drawn before it; if
         ``batch_size`` is given and no argument is a tensor.
     """
-    call = FittedCall(predict, model, guide, args, kwargs, num_decorators=2)
+    call = FittedCall(predict, model, guide, args, kwargs)
     call.tell(call.told_of_arguments(is_scored=False))
     num_samples = check_count("num_samples", num_samples)
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +20,7 @@ from pyro_implicit._checks import (
     check_seed,
 )
 from pyro_implicit._random import RandomStream
+from pyro_implicit._warn import warn
 from pyro_implicit.bayesian.joint_prior import JointPrior
 from pyro_implicit.bayesian.joint_site import JointSite
 from pyro_implicit.exceptions import ArgumentError, SiteError
@@ -133,7 +133,7 @@ def prior_from(
     if form == "diagonal" and rows.dim() == 2:
         traded = _told_of_traded(sites, rows, None if known is not None else num_samples)
     for text in [*traded, *replaced_since_fit(guide)]:
-        warnings.warn(text, stacklevel=3)
+        warn(text)
     prior._same_rows = SameRows(getattr(guide, "_rows_seen", None), sizes)
     return prior
 

@@ -8,7 +8,6 @@ References
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from pyro_implicit._checks import check_choice, check_count
 from pyro_implicit._misspelt import check_class_options
+from pyro_implicit._warn import warn
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
@@ -230,7 +230,7 @@ class ContrastiveELBO(ImplicitELBO):
         """Warns once per ``key`` and objective."""
         if key not in self._warned:
             self._warned.add(key)
-            warnings.warn(f"{message} (Shown once per objective.)", stacklevel=2)
+            warn(f"{message} (Shown once per objective.)")
 
 
 def _farthest(u: Tensor, covariance: str) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from pyro_implicit._warn import warn
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.modes import evaluated
 from pyro_implicit.objectives.implicit_site import ImplicitSite
@@ -127,7 +127,7 @@ def _look(site: ImplicitSite, seed: int, pooled: bool) -> tuple[int, int]:
 
 
 def _warn(name: str, rare: int, count: int) -> None:
-    warnings.warn(
+    warn(
         f"implicit site {name!r}: the generator folds. The determinant of its Jacobian has one "
         f"sign at {rare} and the other at {count - rare} of {count} noises "
         f"({rare / count:.1%} on the rarer side), so that several noises lead to one draw. The "
@@ -135,6 +135,5 @@ def _warn(name: str, rare: int, count: int) -> None:
         "training is drawn to it. Use a generator that cannot fold (leave generator out, or write "
         "generator=AutoregressiveGenerator), or SemiImplicitELBO with output noise; look at "
         "entropy_report(guide). (Shown once for each site of a guide; watch_folds=0 switches it "
-        "off.)",
-        stacklevel=2,
+        "off.)"
     )

@@ -9,7 +9,6 @@ References
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_flag, check_number, check_state, shown
 from pyro_implicit._misspelt import check_class_options
+from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
@@ -248,13 +248,12 @@ class SingularValueELBO(ImplicitELBO):
         if report.is_certified:
             return
         self._has_warned = True
-        warnings.warn(
+        warn(
             f"implicit site {site.name!r}: LOBPCG stopped after {report.num_iterations} iterations "
             f"with a relative residual of {report.residual:.2g} (tolerance {self.tolerance:.2g}). "
             "The smallest singular value is over-estimated: the value is not certified as a bound "
             "and may exceed what it should bound. Raise num_iterations, see objective.last_report, "
-            "or use LanczosELBO. (Shown once per objective.)",
-            stacklevel=2,
+            "or use LanczosELBO. (Shown once per objective.)"
         )
 
     def _report(self, value: Tensor, residual: Tensor, num_iterations: int) -> SingularValueReport:

@@ -9,10 +9,9 @@ References
 
 from __future__ import annotations
 
-import warnings
-
 from torch import Tensor
 
+from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import NonFiniteError
 
 __all__ = ["stacking_weights"]
@@ -65,9 +64,8 @@ def _of_data_that_rank(log_densities: Tensor) -> Tensor:
             "another. Judge by data that they allow for, or give the weights as numbers."
         )
     if left:
-        warnings.warn(
+        warn(
             f"{left} of {len(possible)} data have a density of 0 under every component. They rank "
-            "none, and are left out of the stacking: the mixture does not allow for them.",
-            stacklevel=5,
+            "none, and are left out of the stacking: the mixture does not allow for them."
         )
     return log_densities[possible]

@@ -30,6 +30,7 @@ from pyro_implicit._random import (
     write_random_state,
     write_torch_state,
 )
+from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import ArgumentError, PerformanceHint
 from pyro_implicit.handlers.python_state import python_state
 from pyro_implicit.handlers.unvalidated import Unvalidated
@@ -250,7 +251,7 @@ class RecordedObjective(ELBO):
         self.reason, self._graphs = reason, {}
         if self.hints:
             told = f"steps are not recorded, and may take twice as long: {reason}"
-            warnings.warn(told, PerformanceHint, stacklevel=4)
+            warn(told, PerformanceHint)
 
     def _turn(self, guide: Any) -> tuple[bool, ...]:
         """What the next step of a guide is to estimate, empty where only the program knows."""

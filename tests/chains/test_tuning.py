@@ -67,10 +67,10 @@ def test_a_warm_up_that_was_too_short_is_told():
     with pytest.warns(
         UserWarning, match=r"step size 2e\+04 .*10 of 10.*of 30 gradients .*too short"
     ):
-        warn_of_steps(told, settings, 2, 2)
+        warn_of_steps(told, settings, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_steps(told | {"diverging": told["diverging"] & False}, settings, 2, 2)
+        warn_of_steps(told | {"diverging": told["diverging"] & False}, settings, 2)
 
 
 def test_an_energy_error_that_was_asked_for_is_no_sign():
@@ -81,6 +81,6 @@ def test_an_energy_error_that_was_asked_for_is_no_sign():
     }
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_steps(told, {"num_warmup": 30, "energy_error": 0.1}, 2, 2)
+        warn_of_steps(told, {"num_warmup": 30, "energy_error": 0.1}, 2)
     with pytest.warns(UserWarning, match="squared energy error per latent is 0.5"):
-        warn_of_steps(told, {"num_warmup": 30, "energy_error": 0.01}, 2, 2)
+        warn_of_steps(told, {"num_warmup": 30, "energy_error": 0.01}, 2)

@@ -45,7 +45,7 @@ def test_exact_draws_of_any_density_have_one(shape: float, seed: int) -> None:
 
 def test_what_is_certainly_off_is_told_and_nothing_else() -> None:
     with pytest.warns(UserWarning, match="r-hat does not see") as caught:
-        warn_of_virials(of_normal(1.2), ("a", "b", "c"), 5e-3, 2)
+        warn_of_virials(of_normal(1.2), ("a", "b", "c"), 5e-3)
     text = str(caught[0].message)
     assert "'b' (1." in text and "kernel='hmc'" in text and "energy_error=0.0003)" in text
     mean, error = (
@@ -53,12 +53,12 @@ def test_what_is_certainly_off_is_told_and_nothing_else() -> None:
         torch.tensor([0.001, 0.2, 0.01, 0.01, 0.01]),
     )
     with pytest.warns(UserWarning, match=r"'c' \(1.20\), 'e' \(1.20\), 'd' \(0.80\) are off"):
-        warn_of_virials((mean, error), "abcde", 5e-3, 2)
+        warn_of_virials((mean, error), "abcde", 5e-3)
     with pytest.warns(UserWarning, match="and 1 more are off"):
-        warn_of_virials((mean, torch.full((5,), 0.01)), "abcde", 5e-3, 2)
+        warn_of_virials((mean, torch.full((5,), 0.01)), "abcde", 5e-3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_virials(of_normal(1.0), "abc", 5e-3, 2)
+        warn_of_virials(of_normal(1.0), "abc", 5e-3)
 
 
 def wide(num_latents: int = 30) -> None:

@@ -10,7 +10,6 @@ from 67% to a few percent.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -21,6 +20,7 @@ import torch
 from pyro.infer.autoguide import AutoContinuous, AutoGuide, AutoNormal
 from torch import Tensor
 
+from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.initialization.curvature import inverse_root
 from pyro_implicit.guides.initialization.mean_field import fit_mean_field_near
@@ -171,12 +171,11 @@ def _mean_field(log_joint: LogJoint, loc: Tensor, is_network: bool) -> GaussianS
     log_joint.check_deterministic(points[0], NO_MODE)
     fit = fit_mean_field_near(log_joint.value, points, is_network=is_network)
     if not (fit.is_level or is_network):  # those are not waited for
-        warnings.warn(
+        warn(
             "init_from='mean-field' came to the limit of its steps while its bound still rose: the "
             "guide begins somewhere on the way, and needs more steps of training. Latents may be "
             "very far, in their deviations, from where they begin: standardise the data, or take "
-            "init_from='auto' (or 'laplace').",
-            stacklevel=2,
+            "init_from='auto' (or 'laplace')."
         )
     return GaussianStart(fit.loc, fit.scale, is_settled=fit.is_level)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import NonFiniteError
 from pyro_implicit.guides.initialization.blended_curvature import blended_curvature
 from pyro_implicit.guides.initialization.centring import centred
@@ -181,10 +181,9 @@ def _warn_if_far(kind: str, found: _Found, floor: float, far: float) -> None:
     else:
         rival, bound = "a narrow Gaussian around a place where the search began", floor
     other = "" if kind == "hessian" else "init_from='hessian', "
-    warnings.warn(
+    warn(
         f"init_from={kind!r} starts with a loss of about {-found.bound:.3g}, and {rival} has "
         f"{-bound:.3g}: the posterior is far from the Gaussian of its curvature there, and training"
         f" may never come back. Try {other}a fitted AutoNormal (init_from=autonormal), or leave "
-        "init_from out.",
-        stacklevel=2,
+        "init_from out."
     )

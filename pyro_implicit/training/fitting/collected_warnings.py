@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 import warnings
 from collections import Counter
@@ -12,12 +10,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TextIO
 
-import pyro_implicit
 from pyro_implicit.exceptions import PerformanceHint
 
 __all__ = ["collected_warnings"]
 
-_PACKAGE = os.path.dirname(pyro_implicit.__file__) + os.sep
 #: what torch says of itself, and no user can do anything about
 _OF_TORCH = (
     "`torch.jit.script` is deprecated",  # when torch.func first loads its forward-mode rules
@@ -35,13 +31,12 @@ def collected_warnings(into: list[str]) -> Iterator[None]:
 
     What is shown is for the caller's filters to say. What is kept is not: a result tells what is
     wrong with it wherever it was made. (Hints at slow settings that are silenced stay away, and so
-    do more than a few texts of one line that are.) A warning that would point into this package, at
-    a line of some step, points at the call.
+    do more than a few texts of one line that are.)
 
     :param list into: gets their texts.
     """
     with warnings.catch_warnings():
-        show, filters, call = warnings.showwarning, warnings.filters[:], _call()
+        show, filters = warnings.showwarning, warnings.filters[:]
         silenced: Counter[tuple[str, int]] = Counter()
 
         def keep(
@@ -63,7 +58,6 @@ def collected_warnings(into: list[str]) -> Iterator[None]:
             if is_shown or not issubclass(category, PerformanceHint):
                 into.append(text)
             if is_shown:
-                place = call if filename.startswith(_PACKAGE) else place
                 show(message, category, *place, file, line)
             else:
                 silenced[place] += 1
@@ -71,16 +65,6 @@ def collected_warnings(into: list[str]) -> Iterator[None]:
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = keep
         yield
-
-
-def _call() -> tuple[str, int]:
-    """File and line of the call from outside of this package that led here."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(
-        (_PACKAGE, contextlib.__file__)
-    ):
-        frame = frame.f_back
-    return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 def _is_shown(

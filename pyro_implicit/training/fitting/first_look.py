@@ -15,6 +15,7 @@ from pyro.infer.util import is_validation_enabled, validation_enabled
 from torch import nn
 
 from pyro_implicit._random import RandomStream
+from pyro_implicit._warn import warn
 from pyro_implicit.bayesian.vectorization import IN_DATA_PLATE
 from pyro_implicit.exceptions import ImplicitError, NonFiniteError, ShapeError, SiteError
 from pyro_implicit.handlers.data_use import IN_BATCHES, DataUse
@@ -92,7 +93,7 @@ def first_look(
     finally:
         _forget_parameters(known)
     for text in dict.fromkeys(look.warnings):
-        warnings.warn(text, UserWarning, stacklevel=3)
+        warn(text)
     said = look.use.nothing_observed(IN_BATCHES)
     if in_batches and look.is_part and said is not None:
         raise SiteError(said)

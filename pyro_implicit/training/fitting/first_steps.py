@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +12,7 @@ from pyro.infer import ELBO
 from torch import Tensor
 
 from pyro_implicit._random import RandomStream
+from pyro_implicit._warn import warn
 from pyro_implicit.guides.argument_dims import latents_of_other_rows, told_of_other_shapes
 from pyro_implicit.handlers.called_parameters import CalledParameters
 from pyro_implicit.handlers.data_gradient import told_of_no_gradient, told_of_own_noise
@@ -122,7 +122,7 @@ class FirstSteps:
     @staticmethod
     def _tell(said: Iterable[str | None]) -> None:
         for text in filter(None, said):
-            warnings.warn(text, UserWarning, stacklevel=2)
+            warn(text)
 
     def _of_data(self, last: _Call | None) -> str | None:
         """Of data that were forgotten or count too little."""

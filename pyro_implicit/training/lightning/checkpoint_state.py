@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
 
 from pyro_implicit._plain import check_like, first_difference, non_finite
+from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import NonFiniteError, StateError
 from pyro_implicit.guides.first_call import FIRST_CALL
 
@@ -75,10 +75,9 @@ def check_settings(found: dict[str, Any], objective: Any, changing: Iterable[str
         if first_difference(found.get(name), ours.get(name))
     ]
     if other:
-        warnings.warn(
+        warn(
             f"the checkpoint was written while training with {type(objective).__name__} and "
-            f"{', '.join(other)}: training goes on with the values here, to another end.",
-            stacklevel=2,
+            f"{', '.join(other)}: training goes on with the values here, to another end."
         )
 
 

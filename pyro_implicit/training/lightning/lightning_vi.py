@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ from pyro_implicit._random import (
     state_from_plain,
     write_random_state,
 )
+from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import NonFiniteError, StateError
 from pyro_implicit.inference.log_predictive_density import log_predictive_density
 from pyro_implicit.objectives.gradients import all_finite, names_of_non_finite
@@ -282,7 +282,7 @@ class LightningVI(pytorch.LightningModule):
         own = getattr(self.objective, "networks", {}).values()
         how: Any = {"networks": own, "in_batches": in_batches}
         for text in evaluate_once(self, args, kwargs, self.parameters, **how):
-            warnings.warn(text, UserWarning, stacklevel=3)
+            warn(text)
         self._is_warm = True
         if self._header is not None:
             self._load_rest()
@@ -397,11 +397,10 @@ class LightningVI(pytorch.LightningModule):
         :returns: gradients that were accumulated already, if any.
         """
         if len(random) != self.trainer.world_size:
-            warnings.warn(
+            warn(
                 f"the checkpoint was written by {len(random)} processes and is taken up by "
                 f"{self.trainer.world_size}: training goes on with new noise, not exactly as it "
-                "would have.",
-                stacklevel=2,
+                "would have."
             )
             return None
         mine = random[self.global_rank]

@@ -1,0 +1,43 @@
+"""Warnings that point at a line of the user's program, whatever led from there to here."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import warnings
+from types import FrameType
+
+__all__ = ["warn"]
+
+#: through which calls pass on their way from a user's line
+_LIBRARIES = ("pyro_implicit", "pyro", "torch", "lightning", "pytorch_lightning")
+_HELPERS = (contextlib.__file__, functools.__file__)
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """
+    Warns at the innermost line that is of no library: a call of ours, or a line of a model.
+
+    :param str message: what to say.
+    :param category: the kind of warning.
+    :warns Warning: of that kind.
+    """
+    warnings.warn(message, category, stacklevel=_level())
+
+
+def _level() -> int:
+    """How many frames up, from :func:`warn`, the user's line is; the outermost if there is none."""
+    folders = tuple(
+        os.path.dirname(file) + os.sep
+        for name in _LIBRARIES
+        if (file := getattr(sys.modules.get(name), "__file__", None))
+    )
+    level, frame = 1, sys._getframe(1)
+    while frame.f_code.co_filename.startswith(folders + _HELPERS):
+        outer: FrameType | None = frame.f_back
+        if outer is None:
+            break
+        level, frame = level + 1, outer
+    return level
