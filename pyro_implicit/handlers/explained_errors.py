@@ -32,6 +32,7 @@ RAW = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError
 _COUNTS = "Inhomogeneous total count"
 _CLASH = re.compile(r"Multiple (?:sample|param) sites named '(.*?)'")
 _ARGUMENT = re.compile(r"missing \d+ required positional arguments?: ")
+_TOO_MANY = re.compile(r"takes .*\d+ positional arguments? but \d+ (?:was|were) given")
 
 
 @contextmanager
@@ -45,8 +46,9 @@ def explained_errors(
     :param kwargs: its keyword arguments.
     :param guide: a guide that may know the shapes of arguments that it was built with.
     :raises ArgumentError: if torch refuses to join numbers of different types, for arrays and lists
-        that a model takes for tensors, for observations that a distribution does not have, and for
-        a model that writes into tensors whose former values its gradient needs.
+        that a model takes for tensors, for more or fewer arguments than it takes, for observations
+        that a distribution does not have, and for a model that writes into tensors whose former
+        values its gradient needs.
     :raises NonFiniteError: if data are not finite, and a distribution's parameters are not valid.
     :raises ShapeError: if a plate has another size than the data, a layer takes another number of
         columns, sizes do not agree and an argument has other ones than the guide was built with, or
@@ -87,23 +89,28 @@ def explained(
     if isinstance(error, ImplicitError):
         return None
     if isinstance(error, (AttributeError, KeyError, TypeError)):
-        return _missing(error) or _no_tensors(error, args, kwargs)
+        return _other_arguments(error) or _no_tensors(error, args, kwargs)
     tensors = tensors_among(args, kwargs)
     made = (kind(error, tensors) for kind in _KINDS)
     known = next((clear for clear in made if clear is not None), None)
     return known or _no_tensors(error, args, kwargs) or _other_shape(error)
 
 
-def _missing(error: Exception) -> ArgumentError | None:
-    """The model was called with fewer arguments than it needs; by Pyro or us, not within it."""
+def _other_arguments(error: Exception) -> ArgumentError | None:
+    """The model was called with other arguments than it takes; by Pyro or us, not within it."""
     last = deque(traceback.walk_tb(error.__traceback__), maxlen=1)
     by_us = bool(last) and str(last[0][0].f_globals.get("__name__")).startswith("pyro")
-    if not by_us or _ARGUMENT.search(str(error)) is None:
-        return None
-    return ArgumentError(
-        f"{error}. Hand over all that the model takes; observations that it is to predict need a "
-        "default, as in def model(x, y=None)."
-    )
+    if by_us and _ARGUMENT.search(str(error)):
+        return ArgumentError(
+            f"{error}. Hand over all that the model takes; observations that it is to predict need "
+            "a default, as in def model(x, y=None)."
+        )
+    if by_us and _TOO_MANY.search(str(error)):
+        return ArgumentError(
+            f"{error}. Hand over what the model takes, in its order; options of this call are "
+            "given by name."
+        )
+    return None
 
 
 def _no_tensors(

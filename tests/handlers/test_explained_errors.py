@@ -147,6 +147,8 @@ def test_missing_arguments_and_other_containers() -> None:
     fit(model, guide, x, x, num_steps=1, progress=False)
     with pytest.raises(ArgumentError, match=r"missing 1 .* 'y'. .* need a default, as in def mod"):
         predict(model, guide, x, num_samples=2)
+    with pytest.raises(ArgumentError, match="2 positional arguments but 3 were .* given by name"):
+        fit(model, guide, x, x, 100, progress=False)
     loader = DataLoader(TensorDataset(x, x))
     with pytest.raises(ArgumentError, match="argument 0 .* is a DataLoader; write batches=loader"):
         fit(model, guide, loader, num_steps=1)
@@ -163,8 +165,14 @@ def test_a_call_within_a_model_that_lacks_an_argument_stays() -> None:
         pyro.sample("w", dist.Normal(0.0, 1.0))
         link(x)  # type: ignore[call-arg]
 
+    def other(x: Tensor) -> None:
+        pyro.sample("w", dist.Normal(0.0, 1.0))
+        link(x, x, x)  # type: ignore[call-arg]
+
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'slope'$"):
         HyperNetworkGuide(model, init_from=None).setup(X)
+    with pytest.raises(TypeError, match="takes 2 positional arguments but 3 were given$"):
+        HyperNetworkGuide(other, init_from=None).setup(X)
 
 
 def test_other_errors_of_types_stay() -> None:
