@@ -102,6 +102,7 @@ def test_couplings_reach_every_entry() -> None:
     assert bool((jacobian - torch.diag(jacobian.diagonal())).abs().amax(-1).gt(1e-6).all())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_measured(method: str) -> None:
     with fixed_seed(0, torch.float64), pytest.MonkeyPatch.context() as patch:

@@ -159,6 +159,7 @@ def test_an_interrupted_search_for_modes_keeps_what_was_reached(kind, monkeypatc
     assert posterior_draws(chains, 5)["w"].shape == (5, 2)
 
 
+@pytest.mark.long
 def test_what_is_no_state_of_chains(chains):
     state = chains.state_dict()
     for bad, text in (

@@ -151,6 +151,7 @@ def test_this_interpreter(saved):
     assert report["restarts"]["plots"] == ["predictive check", "LOO-PIT"]
 
 
+@pytest.mark.long
 def test_the_other_line_named_by_the_environment(saved):
     python = os.environ.get(VARIABLE)
     if not python:

@@ -74,6 +74,7 @@ def at_draw(batch: ParticleBatch, index: int) -> Callable[[], None]:
     return guide
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("vectorised", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_density_at_each_draw_is_that_of_pyro(name: str, vectorised: bool) -> None:

@@ -82,6 +82,7 @@ def random_layers(name):
     return pytest.warns(UserWarning, match="evaluated without their randomness: .* of ")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("wrapped", [True, False])
 @pytest.mark.parametrize("name", LAYERS)

@@ -71,6 +71,7 @@ def plate_of_rows(x: Tensor, rows: Tensor, y: Tensor | None = None) -> Any:
     return pyro.plate("data", 6, subsample=rows)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rows", [range(6), [5, 4, 3, 2, 1, 0], [3, 0, 4, 1, 5, 2], [5, 2]])
 @pytest.mark.parametrize("kind", ["itself", "diagonal", "Pyro's"])
 def test_rows_that_are_named_get_what_was_learned_of_them(rows: Any, kind: str) -> None:

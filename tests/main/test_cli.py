@@ -419,6 +419,7 @@ def forked(action, tmp_path, **streams):
     return os.waitstatus_to_exitcode(wait_status), out, err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("limit", "kept"),
     [(0, []), (2**10, ["scores.txt"]), (2**17, ["predictive.png", "scores.txt"])],

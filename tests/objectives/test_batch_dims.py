@@ -217,6 +217,7 @@ RIGHT: dict[Model, int] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", RIGHT, ids=lambda f: f.__name__)
 def test_a_right_model_has_the_value_of_looped_particles(
     model: Model, mixed: SimpleNamespace

@@ -136,6 +136,7 @@ def below_the_data(y: torch.Tensor = Y) -> None:
         pyro.sample("y", dist.Normal(z.sum(-1), 1.0), obs=y)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [*OBJECTIVES, PosteriorPredictiveLoss])
 @pytest.mark.parametrize("vectorised", [False, True])
 def test_a_support_that_moves_is_refused(make: Make, vectorised: bool) -> None:
