@@ -19,7 +19,7 @@ from pyro_implicit.guides.initialization.prototype import forgiving
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.own_support import own_support
-from pyro_implicit.handlers.supports import map_support
+from pyro_implicit.handlers.supports import bounds_of
 
 __all__ = ["check_supports", "check_supports_at"]
 
@@ -41,7 +41,7 @@ def check_supports(model: Model, sites: Sequence[LatentSite], args: Any, kwargs:
     :param kwargs: its keyword arguments.
     :raises SiteError: for such a support.
     """
-    bounded = any(_bounds(site.support) for site in sites)
+    bounded = any(bounds_of(site.support) for site in sites)
     with RandomStream(0):
         for draw in range(_DRAWS if bounded else 1):
             trace = _run(model, forgiving(init_to_sample), args, kwargs)
@@ -65,7 +65,7 @@ def check_supports_at(
     :param kwargs: its keyword arguments.
     :raises SiteError: for such a support.
     """
-    if not any(_bounds(site.support) for site in sites):
+    if not any(bounds_of(site.support) for site in sites):
         return
     count = min(_DRAWS, len(points))
     for point in points[[(i + 1) * len(points) // count - 1 for i in range(count)]]:
@@ -91,7 +91,7 @@ def _check_followed(
     followed = _run(model, partial(_given, leaves), args, kwargs, follow=True)
     for site in sites if followed is not None else ():
         bounds = (
-            _bounds(own_support(followed.nodes[site.name]["fn"])) if site.name in followed else []
+            bounds_of(own_support(followed.nodes[site.name]["fn"])) if site.name in followed else []
         )
         bounds = [one for one in bounds if isinstance(one, Tensor) and one.requires_grad]
         for bound in bounds:
@@ -124,15 +124,3 @@ def _run(
 def _given(values: dict[str, Tensor], site: dict[str, Any]) -> Tensor:
     """The value of a site; a draw of those that chains do not move."""
     return values[site["name"]] if site["name"] in values else forgiving(init_to_sample)(site)
-
-
-def _bounds(support: Any) -> list[Any]:
-    """The bounds that a support has."""
-    found: list[Any] = []
-
-    def noted(bound: Any) -> Any:
-        found.append(bound)
-        return bound
-
-    map_support(support, noted)
-    return found

@@ -21,6 +21,7 @@ from pyro_implicit.handlers.latent_rows import rows_not_named
 from pyro_implicit.handlers.own_support import own_support
 from pyro_implicit.handlers.rows import rows_of
 from pyro_implicit.handlers.supports import (
+    bounds_of,
     check_support,
     decode_support,
     encode_support,
@@ -122,18 +123,14 @@ class LatentSite:
             dtype) bounds do not follow: they are the model's. Nor do they go where tensors have no
             numbers (``"meta"``), from where nothing would bring them back.
         """
-        met: list[Tensor] = []
 
         def moved(bound: Any) -> Any:
-            if not isinstance(bound, Tensor):
-                return bound
-            met.append(bound)
-            there = put(bound)
-            return bound if there.is_meta else bound.to(there.device)
+            there = put(bound) if isinstance(bound, Tensor) else None
+            return bound if there is None or there.is_meta else bound.to(there.device)
 
-        support = map_support(self.support, moved)
-        if met:  # a support without bounds is known by its identity
-            self.support = support
+        # one without tensors is known by its identity
+        if any(isinstance(bound, Tensor) for bound in bounds_of(self.support)):
+            self.support = map_support(self.support, moved)
             self.__dict__.pop("_bijection", None)
 
     def check_rows(self) -> None:

@@ -16,6 +16,7 @@ from pyro_implicit.exceptions import SiteError, StateError
 from pyro_implicit.handlers.own_support import own_support
 
 __all__ = [
+    "bounds_of",
     "check_support",
     "circular_part",
     "cut_off",
@@ -377,6 +378,23 @@ def map_support(
         return constraints.independent(map_support(values[0], change), values[1])
     constraint: constraints.Constraint = getattr(constraints, kind)(*map(change, values))
     return constraint
+
+
+def bounds_of(support: constraints.Constraint) -> list[Any]:
+    """
+    The bounds that a support has.
+
+    :param support: any support.
+    :returns: numbers and tensors.
+    """
+    found: list[Any] = []
+
+    def noted(bound: Any) -> Any:
+        found.append(bound)
+        return bound
+
+    map_support(support, noted)
+    return found
 
 
 def _singletons() -> list[str]:

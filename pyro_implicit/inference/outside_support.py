@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_implicit.handlers.own_support import own_support
-from pyro_implicit.handlers.supports import map_support, plain_support
+from pyro_implicit.handlers.supports import bounds_of, plain_support
 
 __all__ = ["drawn_outside", "is_outside"]
 
@@ -49,13 +49,7 @@ def _is_all(support: Any) -> bool:
 
 def _beside(values: Tensor, support: Any) -> Tensor:
     """Values on the device of a support's bounds."""
-    bounds: list[Tensor] = []
-
-    def note(bound: Any) -> Any:
-        bounds.extend([bound] if isinstance(bound, Tensor) else [])
-        return bound
-
-    map_support(plain_support(support), note)
+    bounds = [one for one in bounds_of(plain_support(support)) if isinstance(one, Tensor)]
     return values.to(bounds[0].device) if bounds else values
 
 
