@@ -25,9 +25,13 @@ def _shared(function: Any, u: Tensor) -> Callable[..., Any] | None:
     return _GRAPHS[u.dtype]
 
 
-@pytest.fixture(autouse=True, scope="package")
+@pytest.fixture(autouse=True, scope="module")
 def recorded_once() -> Iterator[None]:
-    """Only where it is looked at, and in long runs, are all densities recorded."""
+    """
+    Only where it is looked at, and in long runs, are all densities recorded.
+
+    By module: without ``__init__.py`` pytest knows no packages, and what is set for one stays.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pyro_implicit.chains.density.record", _shared)
         yield
