@@ -9,7 +9,7 @@ import sys
 import warnings
 from types import FrameType
 
-__all__ = ["warn"]
+__all__ = ["user_line", "warn"]
 
 #: through which calls pass on their way from a user's line
 _LIBRARIES = ("pyro_implicit", "pyro", "torch", "lightning", "pytorch_lightning")
@@ -24,20 +24,30 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     :param category: the kind of warning.
     :warns Warning: of that kind.
     """
-    warnings.warn(message, category, stacklevel=_level())
+    warnings.warn(message, category, stacklevel=_found()[0] - 1)
 
 
-def _level() -> int:
-    """How many frames up, from :func:`warn`, the user's line is; the outermost if there is none."""
+def user_line() -> tuple[str, int]:
+    """
+    The innermost line that is of no library.
+
+    :returns: its file and its number.
+    """
+    frame = _found()[1]
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def _found() -> tuple[int, FrameType]:
+    """How many frames up from here the user's line is, and its frame; or the outermost one."""
     folders = tuple(
         os.path.dirname(file) + os.sep
         for name in _LIBRARIES
         if (file := getattr(sys.modules.get(name), "__file__", None))
     )
-    level, frame = 1, sys._getframe(1)
+    level, frame = 1, sys._getframe()
     while frame.f_code.co_filename.startswith(folders + _HELPERS):
         outer: FrameType | None = frame.f_back
         if outer is None:
             break
         level, frame = level + 1, outer
-    return level
+    return level, frame

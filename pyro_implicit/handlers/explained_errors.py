@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -32,6 +31,8 @@ RAW = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError
 _COUNTS = "Inhomogeneous total count"
 _CLASH = re.compile(r"Multiple (?:sample|param) sites named '(.*?)'")
 _ARGUMENT = re.compile(r"missing \d+ required positional arguments?: ")
+#: a call passes through these, and through no line of the user's, on its way to the model
+_PASSED = {"pyro", "pyro_implicit", "torch", "contextlib", "functools"}
 _TOO_MANY = re.compile(r"takes .*\d+ positional arguments? but \d+ (?:was|were) given")
 
 
@@ -98,8 +99,9 @@ def explained(
 
 def _other_arguments(error: Exception) -> ArgumentError | None:
     """The model was called with other arguments than it takes; by Pyro or us, not within it."""
-    last = deque(traceback.walk_tb(error.__traceback__), maxlen=1)
-    by_us = bool(last) and str(last[0][0].f_globals.get("__name__")).startswith("pyro")
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    roots = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame in frames]
+    by_us = roots[-1:] in (["pyro"], ["pyro_implicit"]) and _PASSED >= set(roots)
     if by_us and _ARGUMENT.search(str(error)):
         return ArgumentError(
             f"{error}. Hand over all that the model takes; observations that it is to predict need "

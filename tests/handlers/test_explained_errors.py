@@ -169,6 +169,11 @@ def test_a_call_within_a_model_that_lacks_an_argument_stays() -> None:
         pyro.sample("w", dist.Normal(0.0, 1.0))
         link(x, x, x)  # type: ignore[call-arg]
 
+    def of_pyro(x: Tensor) -> None:
+        pyro.sample("w", dist.Normal(0.0))
+
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'scale'$"):
+        HyperNetworkGuide(of_pyro, init_from=None).setup(X)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'slope'$"):
         HyperNetworkGuide(model, init_from=None).setup(X)
     with pytest.raises(TypeError, match="takes 2 positional arguments but 3 were given$"):

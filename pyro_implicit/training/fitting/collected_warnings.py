@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections import Counter
@@ -10,10 +11,13 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TextIO
 
+import pyro_implicit
+from pyro_implicit._warn import user_line
 from pyro_implicit.exceptions import PerformanceHint
 
 __all__ = ["collected_warnings"]
 
+_PACKAGE = os.path.dirname(pyro_implicit.__file__) + os.sep
 #: what torch says of itself, and no user can do anything about
 _OF_TORCH = (
     "`torch.jit.script` is deprecated",  # when torch.func first loads its forward-mode rules
@@ -31,12 +35,13 @@ def collected_warnings(into: list[str]) -> Iterator[None]:
 
     What is shown is for the caller's filters to say. What is kept is not: a result tells what is
     wrong with it wherever it was made. (Hints at slow settings that are silenced stay away, and so
-    do more than a few texts of one line that are.)
+    do more than a few texts of one line that are.) A warning of others that would point into this
+    package, at a line of some step, points at the call.
 
     :param list into: gets their texts.
     """
     with warnings.catch_warnings():
-        show, filters = warnings.showwarning, warnings.filters[:]
+        show, filters, call = warnings.showwarning, warnings.filters[:], user_line()
         silenced: Counter[tuple[str, int]] = Counter()
 
         def keep(
@@ -58,6 +63,7 @@ def collected_warnings(into: list[str]) -> Iterator[None]:
             if is_shown or not issubclass(category, PerformanceHint):
                 into.append(text)
             if is_shown:
+                place = call if filename.startswith(_PACKAGE) else place
                 show(message, category, *place, file, line)
             else:
                 silenced[place] += 1

@@ -127,3 +127,14 @@ def test_a_line_that_says_something_else_each_time_is_kept_a_few_times_where_it_
     assert kept == ["step 0", "step 1", "step 2"] and not shown
     kept, shown = heard(*said)
     assert len(kept) == len(shown) == 100
+
+
+def test_what_others_say_at_a_line_of_the_package_points_at_the_call() -> None:
+    import pyro_implicit
+
+    code = compile("import warnings; warnings.warn('said')", pyro_implicit.__file__, "exec")
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        with collected_warnings([]):
+            exec(code, {"__name__": "pyro_implicit"})
+    assert [one.filename for one in shown] == [__file__]
