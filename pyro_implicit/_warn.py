@@ -9,8 +9,10 @@ import sys
 import warnings
 from types import FrameType
 
-__all__ = ["user_line", "warn"]
+__all__ = ["PACKAGE", "user_line", "warn"]
 
+#: where the files of this package are
+PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 #: through which calls pass on their way from a user's line
 _LIBRARIES = ("pyro_implicit", "pyro", "torch", "lightning", "pytorch_lightning")
 _HELPERS = (contextlib.__file__, functools.__file__)

@@ -133,7 +133,6 @@ def _imports(module: str, nested: bool) -> set[str]:
     return found
 
 
-@pytest.mark.long
 def test_no_module_imports_itself_in_a_circle() -> None:
     graph = {name: _imports(name, nested=False) & set(MODULES) for name in MODULES}
     try:

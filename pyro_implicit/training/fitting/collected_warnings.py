@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections import Counter
@@ -11,13 +10,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TextIO
 
-import pyro_implicit
-from pyro_implicit._warn import user_line
+from pyro_implicit._warn import PACKAGE, user_line
 from pyro_implicit.exceptions import PerformanceHint
 
 __all__ = ["collected_warnings"]
 
-_PACKAGE = os.path.dirname(pyro_implicit.__file__) + os.sep
 #: what torch says of itself, and no user can do anything about
 _OF_TORCH = (
     "`torch.jit.script` is deprecated",  # when torch.func first loads its forward-mode rules
@@ -63,7 +60,7 @@ def collected_warnings(into: list[str]) -> Iterator[None]:
             if is_shown or not issubclass(category, PerformanceHint):
                 into.append(text)
             if is_shown:
-                place = call if filename.startswith(_PACKAGE) else place
+                place = call if filename.startswith(PACKAGE) else place
                 show(message, category, *place, file, line)
             else:
                 silenced[place] += 1
