@@ -22,6 +22,7 @@ from pyro_implicit._checks import (
     check_tensors,
 )
 from pyro_implicit._inference_mode import refuse_inference_mode
+from pyro_implicit._misspelt import check_class_options
 from pyro_implicit._params import emit_params, take_loaded
 from pyro_implicit.distributions.implicit_sites import draw_site
 from pyro_implicit.exceptions import SiteError, StateError
@@ -55,6 +56,7 @@ from pyro_implicit.handlers.flat_latents import by_site
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.handlers.own_subsample import RowsOfABatch, sizes_of_arguments
 from pyro_implicit.handlers.same_rows import fingerprint
+from pyro_implicit.handlers.still_statistics import still_statistics
 
 __all__ = ["ImplicitGuide"]
 
@@ -152,7 +154,9 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         learn_scale: bool | str | None = None,
         factorized: Factorized = False,
         create_plates: Callable[..., Any] | None = None,
+        **unknown: Any,
     ) -> None:
+        check_class_options(type(self), unknown)
         check_model(model)
         if init_loc_fn is not None:
             check_callable("init_loc_fn", init_loc_fn, "a function such as init_to_median")
@@ -290,7 +294,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         refuse_inference_mode(f"{type(self).__name__}.setup")
-        with explained_errors(args, kwargs):
+        with explained_errors(args, kwargs), still_statistics():
             try:
                 super()._setup_prototype(*args, **kwargs)  # type: ignore[no-untyped-call]
             except NotImplementedError as error:

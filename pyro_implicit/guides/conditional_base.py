@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from pyro_implicit._checks import check_count, check_counts, check_flag, check_instance, shown
 from pyro_implicit._memory import check_fits
-from pyro_implicit._misspelt import check_class_options
 from pyro_implicit._params import emit_params, take_loaded
 from pyro_implicit._random import seed_torch
 from pyro_implicit.distributions.implicit import ImplicitDistribution
@@ -87,7 +86,6 @@ class ConditionalGuide(ImplicitGuide):
                 "Give init_loc_fn (e.g. the init_to_module of a BayesianModule) instead."
             )
         check_context(context)
-        check_class_options(type(self), options)
         super().__init__(model, **options)
         self._context: list[Any] = [None if isinstance(context, nn.Module) else context]
         self.context_network = context if isinstance(context, nn.Module) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -14,12 +13,12 @@ from pyro.poutine.condition_messenger import ConditionMessenger
 from pyro.poutine.messenger import unwrap
 from torch import Tensor
 
-from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.handlers.held_sites import HeldSites
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, run_model
 from pyro_implicit.handlers.row_coupling import can_be_looked_at
 from pyro_implicit.handlers.same_rows import fingerprint
+from pyro_implicit.handlers.unseen_run import unseen_run
 
 __all__ = [
     "HeldData",
@@ -226,8 +225,7 @@ def _observed(
             found[site["name"]] = fingerprint((site["value"],)) if looked_at else None
 
     try:
-        with RandomStream(0), poutine.block(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with unseen_run():
             with poutine.trace(param_only=True) as tracer:
                 with HeldSites() as held:
                     run_model(model, args, dict(kwargs), visit)

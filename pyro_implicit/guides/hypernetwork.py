@@ -10,7 +10,6 @@ from torch import nn
 
 from pyro_implicit._checks import check_callable, check_count, check_counts, check_number
 from pyro_implicit._hints import hint
-from pyro_implicit._misspelt import check_class_options
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.generators.as_generator import as_generator
 from pyro_implicit.generators.autoregressive import AutoregressiveGenerator
@@ -135,7 +134,6 @@ class HyperNetworkGuide(ImplicitGuide):
             init_scale = check_number("init_scale", init_scale, above=0)
         if activation is not None:
             get_activation(activation)
-        check_class_options(type(self), options)
         super().__init__(model, **options)
         self._noise_dim = noise_dim
         self._hidden_dims = hidden_dims

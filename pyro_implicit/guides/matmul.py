@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from pyro_implicit._checks import check_count, check_number
-from pyro_implicit._misspelt import check_class_options
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.cmmnn import CMMNN
@@ -52,7 +51,6 @@ class _MatMulGuide(ImplicitGuide):
             init_scale = check_number("init_scale", init_scale, above=0)
         budget = check_budget(budget)
         get_activation(activation)
-        check_class_options(type(self), options)
         super().__init__(model, **options)
         self._noise_shape = None if noise_shape is None else check_pair("noise_shape", noise_shape)
         self._budget = budget
@@ -145,7 +143,6 @@ class MMNNGuide(_MatMulGuide):
             raise ArgumentError(
                 "output_shape fits one generator; with factorized=True leave it out."
             )
-        check_class_options(type(self), options)
         super().__init__(model, **options)
         self._hidden_shapes = hidden_shapes
         self._output_shape = output_shape
@@ -207,7 +204,6 @@ class CMMNNGuide(_MatMulGuide):
                 "CMMNNGuide shares a trunk among all sites; for independent generators write "
                 "MMNNGuide(model, factorized=True)."
             )
-        check_class_options(type(self), options)
         super().__init__(model, **options)
         self._trunk_shapes = trunk_shapes
         self._branch_size = branch_size

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from pyro_implicit._misspelt import check_class_options
 from pyro_implicit.distributions.mixture_density import MixtureDensityNetwork
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.conditional_base import ConditionalGuide
@@ -93,7 +92,6 @@ class MixtureDensityGuide(ConditionalGuide):
             activation=activation,
             init_scale=init_scale,
         )
-        check_class_options(type(self), options)
         super().__init__(model, context=context, **options)
         self._network_options: dict[str, Any] = {
             "num_components": probe.num_components,

@@ -7,16 +7,14 @@ from typing import Any
 
 import pyro
 import torch
-from pyro import poutine
 from torch import Tensor, nn
 
 from pyro_implicit._few import few_of
-from pyro_implicit._random import RandomStream
 from pyro_implicit.guides.model_statistics import ModelStatistics
 from pyro_implicit.guides.since_fit import moved_since_fit
 from pyro_implicit.handlers.called_networks import CalledNetworks
-from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.same_rows import Fingerprint, are_alike, fingerprint
+from pyro_implicit.handlers.unseen_run import unseen_run
 
 __all__ = ["ModelParameters", "WatchedParameters"]
 
@@ -88,7 +86,7 @@ class WatchedParameters:
         :returns: what :meth:`warnings` then has.
         """
         if self._called or any(name not in pyro.get_param_store() for name in self._absent):
-            with RandomStream(0), poutine.block(), torch.no_grad(), evaluation_mode():
+            with unseen_run(evaluates=True), torch.no_grad():
                 model(*args, **kwargs)
         return self.warnings()
 

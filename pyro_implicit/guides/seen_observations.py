@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import types
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from pyro import poutine
 from pyro.infer.autoguide import AutoCallable, AutoGuide
 from torch import Tensor, nn
 from torch.utils import _pytree
@@ -16,6 +14,7 @@ from torch.utils import _pytree
 from pyro_implicit._random import RandomStream
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, latent_sites, run_model
 from pyro_implicit.handlers.row_coupling import can_be_looked_at
+from pyro_implicit.handlers.unseen_run import unseen_run
 from pyro_implicit.ops.same_bits import same_bits
 
 __all__ = ["TOLD_ONCE", "told_of_seen_observations"]
@@ -49,8 +48,7 @@ def told_of_seen_observations(
     if not may_read or not can_be_looked_at([*args, *kwargs.values()]):
         return None
     try:
-        with RandomStream(0), poutine.block(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with unseen_run():
             now = _made(guide, readers, args, kwargs)
             if _same(now, _made(guide, readers, *_all_flipped(args, kwargs))):
                 return None  # and no run of the model

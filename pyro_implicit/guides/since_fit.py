@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -13,10 +12,9 @@ from pyro import poutine
 from torch import Tensor, nn
 
 from pyro_implicit._few import few_of
-from pyro_implicit._random import RandomStream
 from pyro_implicit.handlers.called_networks import CalledNetworks, names_of
-from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.same_rows import Fingerprint, are_alike, fingerprint
+from pyro_implicit.handlers.unseen_run import unseen_run
 
 __all__ = [
     "forget_fit",
@@ -219,8 +217,7 @@ def _know_networks(guide: Any, networks: list[nn.Module]) -> None:
 
 @torch.no_grad()
 def _met_by(model: Any, args: Any, kwargs: Any) -> _Met:
-    with warnings.catch_warnings(), RandomStream(0), poutine.block(), evaluation_mode():
-        warnings.simplefilter("ignore")
+    with unseen_run(evaluates=True):
         called = CalledNetworks()
         with poutine.trace(param_only=True) as tracer:
             model(*args, **kwargs)

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pyro_implicit._checks import check_count, check_instance, check_state
-from pyro_implicit._misspelt import check_class_options
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError, StateError
 from pyro_implicit.objectives.contrastive import ContrastiveELBO
 from pyro_implicit.objectives.critic import Critic
@@ -96,7 +95,6 @@ class AdversarialELBO(ContrastiveELBO):
                     "critic=lambda m: torch.nn.Linear(m, 1) or "
                     "critic_optim=lambda parameters: torch.optim.Adam(parameters, lr=1e-3)."
                 )
-        check_class_options(type(self), options)
         super().__init__(num_particles, **options)
         self.num_critic_steps = check_count("num_critic_steps", num_critic_steps)
         self._critic = critic or Critic

@@ -14,7 +14,6 @@ from typing import Any
 from torch import Tensor
 
 from pyro_implicit._checks import check_choice, check_count, check_flag
-from pyro_implicit._misspelt import check_class_options
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.objectives.implicit_site import ImplicitSite
@@ -86,7 +85,6 @@ class AISIVI(ImplicitELBO):
         include_own: bool = True,
         **options: Any,
     ) -> None:
-        check_class_options(type(self), options)
         super().__init__(num_particles, **options)
         self.num_inner = check_count("num_inner", num_inner)
         self.proposal = check_choice("proposal", proposal, ("gauss-newton", "prior"))

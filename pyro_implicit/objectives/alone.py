@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pyro
@@ -10,10 +9,9 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.handlers.asked_values import AskedValues
-from pyro_implicit.handlers.still_statistics import still_statistics
+from pyro_implicit.handlers.unseen_run import unseen_run
 from pyro_implicit.handlers.unvalidated import Unvalidated
 from pyro_implicit.objectives.batch_dims import PARTICLE_PLATE
 from pyro_implicit.objectives.particle import Particle, sample_nodes
@@ -46,9 +44,8 @@ def check_same_alone(model: Any, args: Any, kwargs: Any, particle: Particle, cou
     nodes = {**particle.observed_nodes, **particle.latent_nodes}
     together = {name: _by_draw(node, count) for name, node in nodes.items()}
     try:
-        with RandomStream(0), still_statistics(), torch.no_grad(), poutine.block(), Unvalidated():
-            with pyro.validation_enabled(False), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+        with unseen_run(), torch.no_grad(), Unvalidated():
+            with pyro.validation_enabled(False):
                 place, alone = _run_alone(model, args, kwargs, particle, count)
     except Exception:  # whatever a model does with draws that were made for many
         return

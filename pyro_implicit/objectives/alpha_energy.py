@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import Any
 
 from pyro_implicit._checks import check_number
-from pyro_implicit._misspelt import check_class_options
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.objectives.linearised import LinearisedELBO
 from pyro_implicit.objectives.particle import Reads
@@ -65,7 +64,6 @@ class AlphaEnergy(LinearisedELBO):
                 f"likelihood={options['likelihood']!r}: alpha takes its place. Write alpha=0 for "
                 "'expected' and alpha=1 for 'per_datum'."
             )
-        check_class_options(type(self), options)
         super().__init__(num_particles, **options)
         self.alpha = float(alpha)
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from pyro_implicit._misspelt import check_class_options
 from pyro_implicit.objectives.kernel_objective import KernelObjective
 from pyro_implicit.objectives.particle_batch import ParticleBatch
 from pyro_implicit.objectives.particle_objective import Terms
@@ -72,7 +71,6 @@ class AmortisedSVGD(KernelObjective):
         width: float | None = None,
         **options: Any,
     ) -> None:
-        check_class_options(type(self), options)
         super().__init__(num_particles, kernel=kernel, bandwidth=bandwidth, width=width, **options)
 
     def terms_of(self, batch: ParticleBatch) -> Terms:

@@ -16,7 +16,6 @@ from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
 from pyro_implicit._checks import check_choice, check_count
-from pyro_implicit._misspelt import check_class_options
 from pyro_implicit._warn import warn
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError
@@ -103,7 +102,6 @@ class ContrastiveELBO(ImplicitELBO):
                 f"{type(self).__name__} takes its draws by num_samples={num_samples}; leave "
                 "num_entropy_particles out."
             )
-        check_class_options(type(self), options)
         super().__init__(num_particles, **options)
         if contrast == "prior" and self.prior_weight != 1:
             raise ArgumentError(

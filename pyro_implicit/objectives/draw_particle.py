@@ -19,7 +19,6 @@ from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from pyro.util import check_model_guide_match, check_site_shape
 from torch import Tensor
 
-from pyro_implicit._random import RandomStream
 from pyro_implicit.distributions._base_dist import loses_gradients
 from pyro_implicit.distributions.diagonal_mixture import WeightedDraws
 from pyro_implicit.distributions.implicit import ImplicitDistribution
@@ -29,7 +28,7 @@ from pyro_implicit.handlers.enumeration import NoticeEnumeration, enumerated
 from pyro_implicit.handlers.latent_rows import ParametersAtRows
 from pyro_implicit.handlers.other_shape import check_event
 from pyro_implicit.handlers.rows import are_same_numbers, shows_all
-from pyro_implicit.handlers.still_statistics import still_statistics
+from pyro_implicit.handlers.unseen_run import unseen_run
 from pyro_implicit.objectives.batch_dims import check_batch_dims, is_vectorised
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.large_normal import is_large_normal, log_density_of_large
@@ -178,7 +177,7 @@ def plate_nesting(
     yet, as where a run is resumed in another process, goes on with those that one which has would
     draw.
     """
-    with RandomStream(0), still_statistics(), poutine.block(), pyro.validation_enabled(False):
+    with unseen_run(warns=True), pyro.validation_enabled(False):
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
         model_trace = _replayed(model, guide_trace, args, kwargs)
     dims = [

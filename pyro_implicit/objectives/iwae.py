@@ -18,7 +18,6 @@ from pyro.distributions.util import scale_and_mask
 from torch import Tensor
 
 from pyro_implicit._checks import check_choice, check_count, check_number
-from pyro_implicit._misspelt import check_class_options
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.objectives.batch_dims import PARTICLE_PLATE
 from pyro_implicit.objectives.implicit_site import ImplicitSite
@@ -92,7 +91,6 @@ class IWAE(ParticleObjective):
         proposal: str = "gauss-newton",
         **options: Any,
     ) -> None:
-        check_class_options(type(self), options)
         super().__init__(num_particles, **options)
         self.alpha = check_number("alpha", alpha, minimum=0, maximum=1, why=" (1 is the ELBO)")
         self.num_inner = check_count("num_inner", num_inner)

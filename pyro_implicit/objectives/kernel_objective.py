@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from pyro_implicit._checks import check_choice, check_count, check_number
-from pyro_implicit._misspelt import check_class_options
 from pyro_implicit.objectives.joint_draws import JointDraws
 from pyro_implicit.objectives.particle_batch import ParticleBatch
 from pyro_implicit.objectives.particle_objective import ParticleObjective
@@ -44,7 +43,6 @@ class KernelObjective(ParticleObjective):
         **options: Any,
     ) -> None:
         check_count("num_particles", num_particles, 2)
-        check_class_options(type(self), options)
         super().__init__(num_particles, **options)
         self.kernel = check_choice("kernel", kernel, self.kernels)
         self.bandwidth = check_number("bandwidth", bandwidth, above=0)

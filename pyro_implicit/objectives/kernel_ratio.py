@@ -14,7 +14,6 @@ from typing import Any
 from torch import Tensor
 
 from pyro_implicit._checks import check_choice, check_count, check_flag, check_number
-from pyro_implicit._misspelt import check_class_options
 from pyro_implicit.objectives.contrastive import ContrastiveELBO
 from pyro_implicit.ops.density_ratio import bandwidths, kl_divergence
 
@@ -110,7 +109,6 @@ class KernelDensityRatioELBO(ContrastiveELBO):
     ) -> None:
         if check_flag("published", published):
             options.setdefault("contrast", "prior")
-        check_class_options(type(self), options)
         super().__init__(num_particles, **options)
         given = {
             "orientation": orientation,

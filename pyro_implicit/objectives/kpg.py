@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._checks import check_flag
-from pyro_implicit._misspelt import check_class_options
 from pyro_implicit.objectives.kernel_objective import KernelObjective
 from pyro_implicit.objectives.particle_batch import ParticleBatch
 from pyro_implicit.objectives.particle_objective import Terms
@@ -86,7 +85,6 @@ class KPG(KernelObjective):
         width: float | None = None,
         **options: Any,
     ) -> None:
-        check_class_options(type(self), options)
         super().__init__(num_particles, kernel=kernel, bandwidth=bandwidth, width=width, **options)
         self.importance = check_flag("importance", importance)
 

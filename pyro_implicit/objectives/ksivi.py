@@ -16,7 +16,6 @@ from typing import Any
 from torch import Tensor
 
 from pyro_implicit._checks import check_choice
-from pyro_implicit._misspelt import check_class_options
 from pyro_implicit.exceptions import ArgumentError, GuideError, SiteError
 from pyro_implicit.objectives.kernel_objective import KernelObjective
 from pyro_implicit.objectives.particle_batch import ParticleBatch
@@ -85,7 +84,6 @@ class KSIVI(KernelObjective):
         width: float | None = None,
         **options: Any,
     ) -> None:
-        check_class_options(type(self), options)
         super().__init__(num_particles, kernel=kernel, bandwidth=bandwidth, width=width, **options)
         self.estimator = check_choice("estimator", estimator, ("u-statistic", "two batches"))
         if estimator == "two batches" and self.num_particles % 2:

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._checks import check_choice, check_count, check_state, shown
-from pyro_implicit._misspelt import check_class_options
 from pyro_implicit.exceptions import ArgumentError, StateError
 from pyro_implicit.objectives.fold_watch import FoldWatch
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
@@ -159,7 +158,6 @@ class LanczosELBO(ImplicitELBO):
         watch_folds: int = 100,
         **options: Any,
     ) -> None:
-        check_class_options(type(self), options)
         super().__init__(num_particles, **options)
         self.num_steps = check_count("num_steps", num_steps)
         self.num_probes = check_count("num_probes", num_probes)

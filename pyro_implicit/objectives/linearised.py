@@ -15,7 +15,6 @@ from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_flag
 from pyro_implicit._hints import hint
-from pyro_implicit._misspelt import check_class_options
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.objectives.exact_determinant import exact_is_cheap
 from pyro_implicit.objectives.fold_watch import FoldWatch, can_tell
@@ -111,7 +110,6 @@ class LinearisedELBO(ImplicitELBO):
         path_gradient: bool = True,
         **options: Any,
     ) -> None:
-        check_class_options(type(self), options)
         super().__init__(num_particles, **options)
         self.path_gradient = check_flag("path_gradient", path_gradient)
         self.watch_folds = check_count("watch_folds", watch_folds, 0)

@@ -9,16 +9,14 @@ from typing import Any
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pyro_implicit._program_ref import ProgramRef
-from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import ImplicitError, NonFiniteError, SiteError
 from pyro_implicit.handlers.mapped_writing import WritingMap
-from pyro_implicit.handlers.still_statistics import still_statistics
+from pyro_implicit.handlers.unseen_run import unseen_run
 from pyro_implicit.handlers.unvalidated import Unvalidated
 from pyro_implicit.handlers.value_errors import refuses_nan
 
@@ -121,7 +119,7 @@ class MappedDraws:
 
     @staticmethod
     def _run_plainly(one: One) -> None:
-        with RandomStream(0), still_statistics(), poutine.block(), torch.no_grad():
+        with unseen_run(warns=True), torch.no_grad():
             one()
 
 

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from pyro import poutine
 from pyro.poutine.util import site_is_factor
 from torch import Tensor
 
 from pyro_implicit.exceptions import ImplicitError, SiteError
+from pyro_implicit.handlers.unseen_run import unseen_run
 from pyro_implicit.handlers.value_errors import refuses_parameter
 from pyro_implicit.objectives.batch_dims import PARTICLE_PLATE
 from pyro_implicit.objectives.particle import Particle
@@ -44,7 +44,7 @@ def blames_vectorisation(single: Callable[[], Any]) -> Iterator[None]:
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
         if refuses_parameter(error):  # at some draw
             raise
-        with poutine.block():
+        with unseen_run():
             single()  # if it fails as well, with plainer shapes, that is the error to see
         said = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
         raise SiteError(

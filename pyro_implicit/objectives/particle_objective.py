@@ -27,6 +27,7 @@ from pyro_implicit._checks import (
     check_model,
     check_state,
 )
+from pyro_implicit._misspelt import check_class_options
 from pyro_implicit._random import RandomStream, read_random_state, write_random_state
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import StateError
@@ -148,7 +149,9 @@ class ParticleObjective(ELBO):
         ignore_jit_warnings: bool = False,
         jit_options: dict[str, Any] | None = None,
         tail_adaptive_beta: float = -1.0,
+        **unknown: Any,
     ) -> None:
+        check_class_options(type(self), unknown)
         check_pyro_arguments(
             type(self).__name__,
             strict_enumeration_warning,

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._checks import check_choice, check_count
-from pyro_implicit._misspelt import check_class_options
 from pyro_implicit.distributions._base_dist import draw, is_one_law, loses_gradients
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import DensityError, GuideError, SiteError
@@ -99,7 +98,6 @@ class SemiImplicitELBO(ImplicitELBO):
         proposal: str = "prior",
         **options: Any,
     ) -> None:
-        check_class_options(type(self), options)
         super().__init__(num_particles, **options)
         self.num_inner = check_count("num_inner", num_inner)
         self.bound = check_choice("bound", bound, ("lower", "upper"))

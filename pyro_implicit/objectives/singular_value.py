@@ -18,7 +18,6 @@ from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_flag, check_number, check_state, shown
-from pyro_implicit._misspelt import check_class_options
 from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.generators.base import Generator
@@ -127,7 +126,6 @@ class SingularValueELBO(ImplicitELBO):
         warm_start: bool = True,
         **options: Any,
     ) -> None:
-        check_class_options(type(self), options)
         super().__init__(num_particles, **options)
         self.num_iterations = check_count("num_iterations", num_iterations, 0)
         self.tolerance = check_number("tolerance", tolerance, minimum=0, below=1)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_state, shown
-from pyro_implicit._misspelt import check_class_options
 from pyro_implicit.exceptions import GuideError, StateError
 from pyro_implicit.generators.noise_alone import check_function_of_noise
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
@@ -76,7 +75,6 @@ class UIVI(ImplicitELBO):
         num_leapfrog: int = 5,
         **options: Any,
     ) -> None:
-        check_class_options(type(self), options)
         super().__init__(num_particles, **options)
         self.num_burn_in = check_count("num_burn_in", num_burn_in, 0)
         self.num_inner = check_count("num_inner", num_inner)

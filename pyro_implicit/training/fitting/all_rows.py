@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.utils import _pytree
 from torch.utils.data import DataLoader
 
-from pyro_implicit._random import RandomStream
-from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.rows import is_cut
+from pyro_implicit.handlers.unseen_run import unseen_run
 from pyro_implicit.training.fitting.arguments import Arguments
 
 __all__ = ["Call", "all_rows"]
@@ -111,7 +110,7 @@ def _is_whole(model: Callable[..., Any], call: Call) -> bool:
 def _nodes(model: Callable[..., Any], args: Any, kwargs: Any) -> list[Any]:
     """The sites of a run of the model; none if it fails, as one does that wants some size."""
     try:
-        with poutine.block(), RandomStream(0), evaluation_mode():
+        with unseen_run(evaluates=True):
             return list(poutine.trace(model).get_trace(*args, **kwargs).nodes.values())
     except Exception:  # whatever a model raises: the first step will tell
         return []

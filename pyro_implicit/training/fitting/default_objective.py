@@ -12,10 +12,10 @@ from pyro import poutine
 from pyro.infer import ELBO, Trace_ELBO, TraceEnum_ELBO
 from pyro.poutine.util import site_is_subsample
 
-from pyro_implicit._random import RandomStream
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import LayerError, NonFiniteError
 from pyro_implicit.handlers.enumeration import nesting_of
+from pyro_implicit.handlers.unseen_run import unseen_run
 from pyro_implicit.objectives.exact_determinant import exact_is_cheap
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.objectives.lanczos import LanczosELBO
@@ -121,7 +121,7 @@ def default_num_particles(
 @torch.no_grad()
 def _num_observed(model: Any, guide: Any, args: Any, kwargs: Any) -> int:
     """Numbers that the model observes at a draw of the guide; none where it has no densities."""
-    with RandomStream(0), poutine.block(), pyro.validation_enabled(False):
+    with unseen_run(), pyro.validation_enabled(False):
         drawn = poutine.trace(guide).get_trace(*args, **kwargs)
         trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*args, **kwargs)
     nodes = [trace.nodes[name] for name in trace.observation_nodes]
@@ -132,7 +132,7 @@ def _num_observed(model: Any, guide: Any, args: Any, kwargs: Any) -> int:
 @torch.no_grad()
 def _lists_values(model: Any, guide: Any, args: Any, kwargs: Any) -> bool:
     """Whether a latent of either is marked for enumeration, and not drawn by the guide as it is."""
-    with RandomStream(0), poutine.block(), pyro.validation_enabled(False):
+    with unseen_run(), pyro.validation_enabled(False):
         drawn = poutine.trace(guide).get_trace(*args, **kwargs)
         trace = poutine.trace(poutine.block(model, hide=list(drawn.nodes))).get_trace(
             *args, **kwargs
@@ -162,7 +162,7 @@ def _why_looped(
 ) -> str | None:
     """Why the model cannot be run for all draws at once; None if it can."""
     try:
-        with RandomStream(0), torch.enable_grad():
+        with unseen_run(warns=True), torch.enable_grad():
             loss = objective.differentiable_loss(model, guide, *args, **kwargs)
             if objective.is_mapped and loss.requires_grad and isinstance(guide, torch.nn.Module):
                 params = [p for p in guide.parameters() if p.requires_grad]

@@ -9,12 +9,10 @@ from typing import Any
 
 import pyro
 import torch
-from pyro import poutine
 from pyro.distributions.util import scale_and_mask
 from pyro.infer.util import is_validation_enabled, validation_enabled
 from torch import nn
 
-from pyro_implicit._random import RandomStream
 from pyro_implicit._warn import warn
 from pyro_implicit.bayesian.vectorization import IN_DATA_PLATE
 from pyro_implicit.exceptions import ImplicitError, NonFiniteError, ShapeError, SiteError
@@ -34,6 +32,7 @@ from pyro_implicit.handlers.observed_shape import (
 )
 from pyro_implicit.handlers.pointwise import SiteVisitor, batch_log_prob, is_auxiliary, is_delta
 from pyro_implicit.handlers.rows import is_cut, number_of_rows
+from pyro_implicit.handlers.unseen_run import unseen_run
 from pyro_implicit.handlers.value_errors import entries_not_finite, told_of_scale
 from pyro_implicit.training.fitting.arguments import Arguments
 
@@ -76,7 +75,7 @@ def first_look(
     look = _Look(in_plates, has_failed)
     known = set(pyro.get_param_store().keys())
     try:
-        with poutine.block(), RandomStream(0), torch.no_grad(), look.listening():
+        with unseen_run(warns=True), torch.no_grad(), look.listening():
             with evaluation_mode() as silenced, LeftOutNoise() as noise, SiteVisitor(look.visit):
                 model(*args, **kwargs)
                 look.warnings.extend(_random_layers(silenced, noise))

@@ -11,7 +11,6 @@ from pyro import poutine
 from pyro.infer import ELBO
 from torch import Tensor
 
-from pyro_implicit._random import RandomStream
 from pyro_implicit._warn import warn
 from pyro_implicit.guides.argument_dims import latents_of_other_rows, told_of_other_shapes
 from pyro_implicit.handlers.called_parameters import CalledParameters
@@ -20,6 +19,7 @@ from pyro_implicit.handlers.data_use import IN_BATCHES, DataUse
 from pyro_implicit.handlers.named_arguments import named_arguments, tensors_among
 from pyro_implicit.handlers.pointwise import latent_sites
 from pyro_implicit.handlers.rows import number_of_rows
+from pyro_implicit.handlers.unseen_run import unseen_run
 from pyro_implicit.training.fitting.adopted import AdoptedParameters
 from pyro_implicit.training.fitting.arguments import Arguments
 from pyro_implicit.training.fitting.first_look import first_look
@@ -162,7 +162,7 @@ class FirstSteps:
         """Of a likelihood that tells the guide nothing, or tells noise of the model's own."""
         args, kwargs = last
         try:
-            with RandomStream(0), poutine.block():
+            with unseen_run():
                 sites = latent_sites(self.guide, args, dict(kwargs))
         except Exception:  # what a guide does with another draw than those of the steps
             return []
@@ -177,7 +177,7 @@ class FirstSteps:
         """Whether the model has parameters of its guide, as those of ``pyro.contrib.gp`` do."""
         found = []
         for program in (self.model, self.guide):
-            with RandomStream(0), poutine.block(), poutine.trace(param_only=True) as capture:
+            with unseen_run(), poutine.trace(param_only=True) as capture:
                 program(*args, **dict(kwargs))
             found.append(set(capture.trace.param_nodes))
         return bool(set.intersection(*found))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from pyro import poutine
-
 from pyro_implicit._few import few_of
-from pyro_implicit._random import RandomStream
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, latent_sites, run_model
+from pyro_implicit.handlers.unseen_run import unseen_run
 from pyro_implicit.inference.from_prior import of_another_model
 
 __all__ = ["told_of_left_out"]
@@ -42,8 +39,7 @@ def told_of_left_out(
             left_out.append(site["name"])
 
     try:
-        with RandomStream(0), poutine.block(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with unseen_run():
             draws = {n: one["value"] for n, one in latent_sites(guide, args, dict(kwargs)).items()}
             run_model(model, args, kwargs, visit, values=draws)
     except Exception:  # what a model does with another draw than those of the steps

@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from pyro import poutine
 
-from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import GuideError
 from pyro_implicit.guides.held_data import model_of, unconditioned
 from pyro_implicit.handlers.type_errors import first_line
+from pyro_implicit.handlers.unseen_run import unseen_run
 from pyro_implicit.training.fitting.arguments import Arguments
 
 __all__ = ["blames_other_model"]
@@ -49,7 +48,7 @@ def blames_other_model(model: Any, guide: Any, arguments: Arguments) -> Iterator
 
 def _failure(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exception | None:
     try:
-        with poutine.block(), RandomStream(0), torch.no_grad():
+        with unseen_run(), torch.no_grad():
             model(*args, **kwargs)
     except Exception as error:
         return error
