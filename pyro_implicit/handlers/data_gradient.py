@@ -21,6 +21,8 @@ from pyro_implicit.handlers.unvalidated import Unvalidated
 __all__ = ["told_of_no_gradient", "told_of_own_noise"]
 
 _MOST = 10  # latents that are looked at, by a run of the model each
+#: of a latent, by which some row of the data comes to the other side of it
+_FACTORS = (0.99, 0.9, 1.2, 0.5, 2.0)
 _WAYS = ".item(), float(), .numpy(), .detach(), torch.no_grad()"
 
 
@@ -51,11 +53,7 @@ def told_of_no_gradient(
         lost = first.unreached(leaves)
         if len(lost) < len(leaves):  # those of other latents' priors have none, and need none
             lost = [
-                name
-                for name in lost[:_MOST]
-                if _Densities.of(
-                    model, {**values, name: 0.99 * values[name]}, args, kwargs
-                ).differ_from(first)
+                one for one in lost[:_MOST] if first.depend_on(one, model, values, args, kwargs)
             ]
     except Exception:  # what a model does with another draw than those of the steps
         return ""
@@ -70,7 +68,9 @@ def told_of_no_gradient(
     return (
         f"densities depend on latents {sorted(lost)} and have no gradient for them: the model "
         f"leaves torch on the way ({_WAYS}), or compares with them (t < tau), so that the data "
-        "teach nothing of these. Compute with tensors throughout, and smooth steps (torch.sigmoid)"
+        "teach nothing of these, and no step mends it. Compute with tensors throughout, smooth "
+        "steps (torch.sigmoid), or make a latent of few values discrete and sum it out "
+        "(infer={'enumerate': 'parallel'})"
     )
 
 
@@ -145,6 +145,19 @@ class _Densities:
             ends, list(leaves.values()), [torch.ones_like(e) for e in ends], allow_unused=True
         )
         return [name for name, one in zip(leaves, found, strict=True) if one is None]
+
+    def depend_on(
+        self, name: str, model: Any, values: Mapping[str, Tensor], args: Any, kwargs: Any
+    ) -> bool:
+        """Whether data have other densities at some other value of a latent."""
+        for factor in _FACTORS:
+            try:
+                other = {**values, name: factor * values[name]}
+                if self.of(model, other, args, kwargs).differ_from(self):
+                    return True
+            except Exception:  # what a model does outside of its domain
+                continue
+        return False
 
     def differ_from(self, other: _Densities) -> bool:
         """Whether data have other densities than in another run."""

@@ -11,6 +11,8 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyro.infer import config_enumerate
 from torch import Tensor
 
@@ -122,6 +124,33 @@ def test_some_latents_without_a_gradient_are_named(scale: Any) -> None:
     start = {name: torch.ones(2) for name in ("tau", "w", "sigma")}
     with pytest.warns(UserWarning, match=told):
         refine(model, start, X, X, num_chains=2, num_steps=0, progress=False)
+
+
+def change_point(t: Tensor, y: Tensor | None = None) -> None:
+    tau = pyro.sample("tau", dist.Uniform(0.0, 60.0))
+    low, high = (pyro.sample(name, dist.Exponential(0.2)) for name in ("low", "high"))
+    with pyro.plate("times", len(t)):
+        pyro.sample("y", dist.Poisson(torch.where(t < tau, low, high)), obs=y)
+
+
+@given(st.floats(1.0, 59.0))
+@settings(max_examples=30, deadline=None)
+def test_a_latent_that_data_are_compared_with_is_named_wherever_it_is(tau: float) -> None:
+    """A hundredth of it may lie between two rows."""
+    values = {"tau": torch.tensor(tau), "low": torch.tensor(3.0), "high": torch.tensor(8.0)}
+    times = torch.arange(60.0)
+    told = told_of_no_gradient(change_point, values, (times, times), {})
+    assert told.startswith("densities depend on latents ['tau'] and have no gradient")
+
+
+@pytest.mark.long
+def test_no_advice_at_the_end_contradicts_it() -> None:
+    """Neither more steps nor chains by gradients mend what has none."""
+    times = torch.arange(60.0)
+    guide = HyperNetworkGuide(change_point, init_from=None)
+    with pytest.warns(UserWarning, match="no step mends it"):
+        result = fit(change_point, guide, times, times // 25, num_steps=600, progress=False, seed=0)
+    assert result.reason == "limit" and len(result.warnings) == 1
 
 
 def test_scales_of_latents_and_unused_ones_have_no_gradient_and_need_none() -> None:

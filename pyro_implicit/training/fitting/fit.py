@@ -324,7 +324,7 @@ def _found(run: Run, reason: str) -> list[str]:
         return []
     if isinstance(run.objective, ImplicitELBO) and not run.objective.is_bound_for(run.guide):
         return _thin(run.guide)
-    if not _is_after_posterior(run):
+    if not _is_after_posterior(run) or run.first_steps.lacks_gradient:
         return []
     peaks, deviations = _looks(run)
     return peaks or deviations

@@ -336,6 +336,8 @@ class Run:
             told += told_rise(self.history) if is_comparable(self.objective) else []
         if reason == "converged" and self.first_steps.is_cut and self.course.whole is None:
             told += told_resolution(slope)
+        elif self.first_steps.lacks_gradient:
+            pass  # no step would mend it, and it is told
         elif reason == "limit" and not self.course.is_flat and not (slope and slope.is_rising):
             warm = self.course.at_full_rate(self.history)
             slope = self.course.slope(warm)
