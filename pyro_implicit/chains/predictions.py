@@ -4,17 +4,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.handlers.pointwise import (
     base_distribution,
     is_auxiliary,
     run_model,
 )
+from pyro_implicit.handlers.row_order import BY_NUMBER
 
 __all__ = ["expectations"]
 
@@ -36,7 +39,8 @@ def expectations(
     :param sites: names of the sites to keep, deterministic ones included; None for all that are
         neither latent nor deterministic.
     :returns: by site, shape ``(C, T, *shape)``.
-    :raises SiteError: if there is no such site, or a distribution knows no expectation.
+    :raises SiteError: if there is no such site, a distribution knows no expectation, or has another
+        one at each run, as where latents are summed out or rows are drawn.
     """
     num_chains, num_draws = next(iter(draws.values())).shape[:2]
     rows: dict[str, list[Tensor]] = {}
@@ -51,10 +55,19 @@ def expectations(
         else:
             rows.setdefault(name, []).append(_expectation(name, site["fn"]))
 
-    for chain in range(num_chains):
-        for draw in range(num_draws):
-            values = {name: value[chain, draw] for name, value in draws.items()}
-            run_model(model, args, kwargs, visit, values=values)
+    def run_at(chain: int, draw: int) -> None:
+        values = {name: value[chain, draw] for name, value in draws.items()}
+        run_model(model, args, kwargs, visit, values=values, order=BY_NUMBER)
+
+    with RandomStream(1):
+        run_at(0, 0)
+    with RandomStream(0):
+        first, rows = rows, {}
+        run_at(0, 0)
+        _refuse_random(first, rows)
+        rows.clear()
+        for chain, draw in product(range(num_chains), range(num_draws)):
+            run_at(chain, draw)
     missing = sorted(set(sites or ()) - rows.keys())
     if missing or not rows:
         raise SiteError(
@@ -65,6 +78,19 @@ def expectations(
         name: torch.stack(values).reshape(num_chains, num_draws, *values[0].shape)
         for name, values in rows.items()
     }
+
+
+def _refuse_random(first: dict[str, list[Tensor]], second: dict[str, list[Tensor]]) -> None:
+    """Two runs at the same draw: what differs would hide that chains do."""
+    for name in first.keys() & second.keys():
+        one, other = first[name][0], second[name][0]
+        if one.shape != other.shape or not torch.equal(one.nan_to_num(), other.nan_to_num()):
+            raise SiteError(
+                f"site {name!r} has another expectation at each run of the model at a draw: "
+                "it depends on latents that are summed out, on rows that a plate draws, or on its "
+                "own noise. Hand over the rows; write a mixture as MixtureSameFamily, or its "
+                "expectation as pyro.deterministic('mean', ...) and sites=['mean']."
+            )
 
 
 def _expectation(name: str, fn: Any) -> Tensor:

@@ -31,7 +31,7 @@ from pyro_implicit.chains.latents import dispersed_start, read_latents
 from pyro_implicit.chains.modes import find_modes
 from pyro_implicit.chains.program import Program
 from pyro_implicit.chains.result import Chains
-from pyro_implicit.chains.starts import check_finite, check_start, given_starts
+from pyro_implicit.chains.starts import check_finite, check_start, given_starts, is_bad
 from pyro_implicit.chains.supports import check_supports_at
 from pyro_implicit.chains.tuning import check_draws
 from pyro_implicit.chains.walk import Walk
@@ -174,7 +174,7 @@ def refine(
         with density.ready(u):
             u, interrupted = job.points(density, u)
             density.fit_to(u)
-            check_finite(u, density(u)[0], density.log_joint)
+            check_finite(u, density(u), density.log_joint)
             check_supports_at(model, sites, u, args, kwargs)
             values, _ = density.log_joint.values(u[0])
             no_gradient = told_of_no_gradient(model, values, args, kwargs)
@@ -274,14 +274,14 @@ class _Start:
         """
         if not isinstance(self.start, int):
             return u, False
-        values = density(u)[0]
+        found = density(u)
         for _ in range(_TRIES):
-            bad = ~values.isfinite()
+            bad = is_bad(found)
             if not bool(bad.any()):
                 break
             u = torch.where(bad[:, None], torch.stack([self._drawn() for _ in u]), u)
-            values = density(u)[0]
-        check_finite(u, values, density.log_joint)
+            found = density(u)
+        check_finite(u, found, density.log_joint)
         with progress_bar(shown=self.progress, desc="modes", leave=False) as bar:
             modes, interrupted = find_modes(density, u, self.mode_steps, bar)
         return modes[[i % len(modes) for i in range(self.num_chains)]], interrupted

@@ -17,7 +17,7 @@ from pyro_implicit.guides.values import check_values
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.inference.posterior_draws import draws_of
 
-__all__ = ["check_finite", "check_start", "given_starts"]
+__all__ = ["check_finite", "check_start", "given_starts", "is_bad"]
 
 _START = (
     "a number of modes to search for, a fitted guide, a list of guides, draws by site (n, *shape), "
@@ -95,15 +95,16 @@ def given_starts(
     return torch.stack([parts[i % len(parts)][i // len(parts)] for i in range(num_chains)])
 
 
-def check_finite(u: Tensor, values: Tensor, log_joint: LogJoint) -> None:
+def check_finite(u: Tensor, found: tuple[Tensor, Tensor], log_joint: LogJoint) -> None:
     """
-    Refuses to begin where the density is not finite.
+    Refuses to begin where the density or its gradient is not finite.
 
     :param torch.Tensor u: shape ``(C, m)``.
-    :param torch.Tensor values: log-densities there, shape ``(C,)``.
+    :param found: log-densities there, shape ``(C,)``, and their gradients, ``(C, m)``.
     :param LogJoint log_joint: to tell which site is to blame.
     :raises NonFiniteError: if one is not finite.
     """
+    values, gradients = found
     bad = (~values.isfinite()).nonzero().flatten().tolist()
     if bad:
         raise NonFiniteError(
@@ -111,6 +112,27 @@ def check_finite(u: Tensor, values: Tensor, log_joint: LogJoint) -> None:
             f"{log_joint.explain(u[bad[0]])}. Look for NaN in the data, and for latents that lead "
             "out of a site's domain; or give other starts, such as a fitted guide."
         )
+    bad = is_bad(found).nonzero().flatten().tolist()
+    if bad:
+        parts = (~gradients[bad[0]].isfinite()).split([site.numel for site in log_joint.sites])
+        names = [s.name for s, part in zip(log_joint.sites, parts, strict=True) if part.any()]
+        raise NonFiniteError(
+            f"the model's log-density is finite at the start of {len(bad)} of {len(u)} chains, and "
+            f"its gradient with respect to {names} is not. Common causes: NaN in data under a mask "
+            "(fill them with any number of the support), a square root, norm or logarithm at 0, "
+            "also on the side that torch.where leaves out."
+        )
+
+
+def is_bad(found: tuple[Tensor, Tensor]) -> Tensor:
+    """
+    Whether chains cannot begin at points.
+
+    :param found: log-densities, shape ``(C,)``, and their gradients, ``(C, m)``.
+    :returns: shape ``(C,)``.
+    """
+    values, gradients = found
+    return ~(values.isfinite() & gradients.isfinite().all(-1))
 
 
 def _spread(u: Tensor, num_chains: int) -> Tensor:

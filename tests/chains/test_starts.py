@@ -10,6 +10,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro import poutine
 from pyro.infer.autoguide import AutoNormal
 
 from pyro_implicit import HyperNetworkGuide, refine
@@ -315,3 +316,20 @@ def test_what_is_deterministic_in_a_plate_observes_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         refine(model, 2, x, x, kernel="hmc", num_steps=0, progress=False)
+
+
+@pytest.mark.parametrize("num_steps", [0, 20])
+def test_a_density_without_a_gradient_is_no_start(num_steps: int) -> None:
+    """Masked NaN leave the density finite: modes would be starts, and no chain would move."""
+    y = torch.tensor([1.0, torch.nan, 2.0])
+
+    def model(y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", 3), poutine.mask(mask=~y.isnan()):
+            pyro.sample("y", dist.Normal(w, 1.0), obs=y)
+
+    for start in (2, {"w": torch.zeros(2)}):
+        with pytest.raises(
+            NonFiniteError, match=r"gradient with respect to \['w'\] is not.*NaN in"
+        ):
+            refine(model, start, y, num_chains=2, num_steps=num_steps, progress=False)

@@ -24,6 +24,7 @@ from pyro_implicit.training.fitting.adopted import AdoptedParameters
 from pyro_implicit.training.fitting.arguments import Arguments
 from pyro_implicit.training.fitting.first_look import first_look
 from pyro_implicit.training.fitting.left_out import told_of_left_out
+from pyro_implicit.training.fitting.other_order import told_of_other_order
 from pyro_implicit.training.fitting.validation import Validation
 
 __all__ = ["FirstSteps"]
@@ -155,6 +156,7 @@ class FirstSteps:
             )
         if last is not None:
             said.append(told_of_left_out(self.model, self.guide, *last))
+            said.append(told_of_other_order(self.model, self.guide, *last))
             said.extend(self._of_densities(last))
         return said
 

@@ -17,9 +17,9 @@ from pyro_implicit.exceptions import ArgumentError, NonFiniteError, StateError
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.handlers.latent_rows import ParametersAtRows
 from pyro_implicit.handlers.value_errors import refuses_nan
-from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
+from pyro_implicit.objectives.particle_objective import ParticleObjective
 from pyro_implicit.training.fitting.all_rows import Call
 from pyro_implicit.training.fitting.arguments import Arguments
 from pyro_implicit.training.fitting.course import MOVES, Course
@@ -400,7 +400,7 @@ class Run:
 
 def _at_rows(guide: Any, objective: Any) -> Any:
     """The guide, whose parameters of rows are to follow these under an objective of Pyro's too."""
-    is_theirs = isinstance(objective, ELBO) and not isinstance(objective, ImplicitELBO)
+    is_theirs = isinstance(objective, ELBO) and not isinstance(objective, ParticleObjective)
     return ParametersAtRows()(guide) if is_theirs else guide
 
 
