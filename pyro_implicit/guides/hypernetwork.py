@@ -19,6 +19,7 @@ from pyro_implicit.generators.mlp import MLPGenerator
 from pyro_implicit.generators.rescaled import rescaled
 from pyro_implicit.generators.residual import ResidualGenerator
 from pyro_implicit.guides.base import ImplicitGuide
+from pyro_implicit.guides.initialization.network import is_network
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.parts import check_factorized
 from pyro_implicit.ops.activations import get_activation
@@ -27,6 +28,9 @@ __all__ = ["HyperNetworkGuide"]
 
 #: up to here as many noise dimensions as latents, and a linear map beside the network
 _SMALL = 256
+#: latents up to which other models than networks have a bijection: a perceptron's draws leave
+#: scales that many latents share far too narrow (docs/results/panel.md)
+_FLOWING = 512
 #: above, a dense last layer is what a step costs
 _LARGE = 10_000
 #: standard deviation that an autoregressive generator begins with: narrower it takes one side of a
@@ -50,9 +54,9 @@ class HyperNetworkGuide(ImplicitGuide):
     ============  ============================  =====================  ============================
     latents       generator                     start                  objective of ``fit``
     ============  ============================  =====================  ============================
-    up to 256     autoregressive: three         the best of several    linearised: a true bound
-                  blocks, as many noises as     Gaussians
-                  latents, no output noise
+    up to 512     autoregressive: three         the best of several    linearised: a true bound
+    (256 of a     blocks, as many noises as     Gaussians
+    network)      latents, no output noise
     up to 20 000  perceptron of 100 noises and  a mean field, up to    linearised
                   learned noise of each latent  1000 latents perhaps
                                                 the mode; networks:
@@ -63,11 +67,13 @@ class HyperNetworkGuide(ImplicitGuide):
                                                 as above
     ============  ============================  =====================  ============================
 
-    **Up to 256 latents** the :class:`~pyro_implicit.generators.AutoregressiveGenerator` cannot
-    fold: :class:`~pyro_implicit.LinearisedELBO` is a true lower bound, the guide has a density
+    **Up to 512 latents** (256 where half of them or more are weights of several layers) the
+    :class:`~pyro_implicit.generators.AutoregressiveGenerator` cannot fold: :class:`~pyro_implicit.LinearisedELBO` is a true lower bound, the guide has a density
     (:meth:`log_density`) and Pyro's own objectives can train it. A step takes about twice the time
     of one of a perceptron, which may fold; :doc:`/results/generators` compares them at equal
-    time. **Above**, with ``init_from=None``, the output noise stays at 0.01.
+    time. Above 256, steps take two to four times as long as a perceptron's, and scales that many
+    latents share are right where that one's are far too narrow (:doc:`/results/panel`); for more
+    latents ask for it by name. **Above**, with ``init_from=None``, the output noise stays at 0.01.
 
     With ``noise_dim``, ``hidden_dims``, ``activation`` or output noise it is a perceptron at every
     size: up to 256 latents with as many noise dimensions as latents (each direction left out costs
@@ -169,11 +175,17 @@ class HyperNetworkGuide(ImplicitGuide):
         """The number of inputs of the perceptron."""
         return self._noise_dim or (output_dim if output_dim <= _SMALL else 100)
 
+    def _flows(self, output_dim: int, sites: list[LatentSite]) -> bool:
+        """Whether latents get a bijection where nobody has named a generator."""
+        if not self._is_free() or output_dim > _FLOWING:
+            return False
+        return output_dim <= _SMALL or not is_network(sites, self.prototype_trace)
+
     def _make_generator(
         self, output_dim: int, sites: list[LatentSite], preconditioned: bool
     ) -> Generator:
         kind, small = self._generator[0], output_dim <= _SMALL
-        flows = kind is AutoregressiveGenerator or (kind is None and self._is_free() and small)
+        flows = kind is AutoregressiveGenerator or (kind is None and self._flows(output_dim, sites))
         own_scale = self._guessed or (_FLOW_SCALE if flows else 0.1)
         init_scale = 1.0 if preconditioned else self._init_scale or own_scale
         if kind in (AutoregressiveGenerator, BijectiveGenerator, ResidualGenerator):

@@ -33,7 +33,7 @@ from pyro_implicit.ops.largest_tensor import LargestTensor
 
 __all__ = ["wrong_widths"]
 
-_MOST_LATENTS = 256  # of the default guide: bijections by structure
+_MOST_LATENTS = 512  # of the default guide: bijections by structure
 _DRAWS, _FEWEST_DRAWS = 40_000, 5000
 _WORK = 100_000_000  # numbers of the data, or of the largest tensor that the model makes of them,
 # times draws: as long as some ten steps of training
@@ -59,7 +59,7 @@ def wrong_widths(
     draws see of the evidence tells how far the guide is at least.
 
     :param guide: a fitted guide; others than an :class:`~pyro_implicit.guides.ImplicitGuide` of
-        certified bijections and at most 256 latents are not looked at.
+        certified bijections and at most 512 latents are not looked at.
     :param model: the model.
     :param args: its arguments, the whole data.
     :param kwargs: its keyword arguments.
