@@ -79,8 +79,11 @@ class KHat:
             place, verdict = "above", "the guide is too narrow somewhere, or misses what is near it"
             if self.effective_samples > _NEARLY_EQUAL * self.num_samples:
                 verdict = "a long tail of weights that are nearly equal, of a guide that is close"
+        shown = [f"{one:.2f}" for one in (self.value, self.threshold)]
+        if shown[0] == shown[1]:
+            shown = [f"{one:.4f}" for one in (self.value, self.threshold)]
         return (
-            f"k-hat {self.value:.2f}, {place} the threshold {self.threshold:.2f} of "
+            f"k-hat {shown[0]}, {place} the threshold {shown[1]} of "
             f"{self.num_samples} draws, which are worth {self.effective_samples:.0f}: {verdict}"
         )
 

@@ -68,12 +68,13 @@ class HyperNetworkGuide(ImplicitGuide):
     ============  ============================  =====================  ============================
 
     **Up to 512 latents** (256 where half of them or more are weights of several layers) the
-    :class:`~pyro_implicit.generators.AutoregressiveGenerator` cannot fold: :class:`~pyro_implicit.LinearisedELBO` is a true lower bound, the guide has a density
-    (:meth:`log_density`) and Pyro's own objectives can train it. A step takes about twice the time
-    of one of a perceptron, which may fold; :doc:`/results/generators` compares them at equal
-    time. Above 256, steps take two to four times as long as a perceptron's, and scales that many
-    latents share are right where that one's are far too narrow (:doc:`/results/panel`); for more
-    latents ask for it by name. **Above**, with ``init_from=None``, the output noise stays at 0.01.
+    :class:`~pyro_implicit.generators.AutoregressiveGenerator` cannot fold:
+    :class:`~pyro_implicit.LinearisedELBO` is a true lower bound, the guide has a density
+    (:meth:`log_density`) and Pyro's own objectives can train it. A step takes two to four times
+    that of a perceptron, which may fold (:doc:`/results/generators` compares them at equal time),
+    and which leaves scales that many latents share too narrow (:doc:`/results/panel`): of more
+    latents ask for it by ``generator=AutoregressiveGenerator``. **Above**, with
+    ``init_from=None``, the output noise stays at 0.01.
 
     With ``noise_dim``, ``hidden_dims``, ``activation`` or output noise it is a perceptron at every
     size: up to 256 latents with as many noise dimensions as latents (each direction left out costs

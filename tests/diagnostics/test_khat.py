@@ -116,6 +116,9 @@ def test_the_threshold_grows_with_the_draws():
     assert "above the threshold 0.50 of 100 draws, which are worth 50: the guide is too" in str(
         KHat(0.6, 100, 0.0, 0.0, 0.0, 50.0)
     )
+    assert str(KHat(0.5004, 100, 0.0, 0.0, 0.0, 50.0)).startswith(
+        "k-hat 0.5004, above the threshold 0.5000 of 100"
+    )
     told = str(KHat(2.0, 100, 0.0, 0.0, 0.0, 99.0))
     assert told.endswith(
         "worth 99: a long tail of weights that are nearly equal, of a guide that is close"

@@ -10,6 +10,7 @@ from stochman import nnj
 from torch import nn
 
 from pyro_implicit import (
+    BayesianModule,
     CMMNNGuide,
     HyperNetworkGuide,
     LinearisedELBO,
@@ -44,7 +45,6 @@ def test_small_models_get_a_generator_that_cannot_fold():
     guide = HyperNetworkGuide(make(255)).setup()
     assert isinstance(generator_of(guide), AutoregressiveGenerator)
     assert guide.is_bijective and guide.samplers[0].scale == 0.0
-    assert isinstance(generator_of(HyperNetworkGuide(make(256)).setup()), MLPGenerator)
     draws = guide.sample(2000)
     assert 0.4 < float(draws["w"].std(0).mean()) < 0.65  # the initial scale
 
@@ -74,26 +74,49 @@ def test_small_perceptrons_have_as_many_noises_as_latents_and_no_output_noise():
 
 
 def test_large_models_get_a_hundred_noises_and_output_noise():
-    guide = HyperNetworkGuide(make(300)).setup()
+    guide = HyperNetworkGuide(make(600)).setup()
     generator = generator_of(guide)
-    assert (generator.noise_dim, generator.output_dim, generator.hidden_dims) == (100, 301, (100,))
+    assert (generator.noise_dim, generator.output_dim, generator.hidden_dims) == (100, 601, (100,))
     assert not generator.full_rank
     assert guide.samplers[0].scale == 0.01
 
 
 def test_large_models_that_start_as_a_gaussian_have_it_as_learned_output_noise():
-    fitted = pyro.infer.autoguide.AutoNormal(make(300))
+    fitted = pyro.infer.autoguide.AutoNormal(make(600))
     fitted()
-    guide = HyperNetworkGuide(make(300), init_from=fitted).setup()
+    guide = HyperNetworkGuide(make(600), init_from=fitted).setup()
     sampler = guide.samplers[0]
-    assert sampler.raw_scale.shape == (301,)
-    assert sampler.preconditioner.shift.shape == (301,)
+    assert sampler.raw_scale.shape == (601,)
+    assert sampler.preconditioner.shift.shape == (601,)
     draws = sampler.generator(torch.randn(2000, 100))
     total = (draws.var(0) + sampler.scale.square()).sqrt()
     assert torch.allclose(total.mean(), torch.ones(()), atol=0.01)
     assert draws.std() < 0.15
-    own = HyperNetworkGuide(make(300), init_from=fitted, hidden_dims=(5,)).setup()
+    own = HyperNetworkGuide(make(600), init_from=fitted, hidden_dims=(5,)).setup()
     assert generator_of(own).hidden_dims == (5,)
+
+
+@pytest.mark.parametrize(
+    ("num_inputs", "kind"), [(30, AutoregressiveGenerator), (60, MLPGenerator)]
+)
+def test_networks_of_more_than_256_latents_have_perceptrons(num_inputs, kind):
+    net = BayesianModule(
+        torch.nn.Sequential(torch.nn.Linear(num_inputs, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1)),
+        dist.Normal(0.0, 1.0),
+    )
+
+    def network(x):
+        mean = net(x).squeeze(-1)
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=torch.zeros(len(x)))
+
+    guide = HyperNetworkGuide(network, init_from=None).setup(torch.randn(3, num_inputs))
+    assert isinstance(generator_of(guide), kind)
+
+
+@pytest.mark.parametrize(("size", "kind"), [(511, AutoregressiveGenerator), (512, MLPGenerator)])
+def test_other_models_have_them_above_512(size, kind):
+    assert isinstance(generator_of(HyperNetworkGuide(make(size)).setup()), kind)
 
 
 def test_options_reach_the_network():
@@ -221,7 +244,7 @@ def test_residual_generator_by_class_starts_at_init_scale() -> None:
 @pytest.mark.parametrize("kind", [HyperNetworkGuide, MMNNGuide])
 def test_output_noise_of_the_default_does_not_drown_a_small_init_scale(kind, init_scale):
     def model() -> None:
-        pyro.sample("w", dist.Normal(torch.zeros(300), 1.0).to_event(1))
+        pyro.sample("w", dist.Normal(torch.zeros(600), 1.0).to_event(1))
 
     guide = kind(model, init_scale=init_scale, init_from=None).setup()
     deviation = guide.sample(2000)["w"].double().var(0).mean().sqrt().item()

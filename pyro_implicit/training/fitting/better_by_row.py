@@ -37,7 +37,7 @@ def told_of_better_by_row(guide: Any) -> list[str]:
     if not names or _size_of(known.saved) < _LEAST_LEARNED:
         return []
     return [
-        f"the model learns a network ({few_of(list(known.saved), 2)}) beside latents of each of "
+        f"the model learns a network ({few_of([name.replace('$$$', '.') for name in known.saved], 2)}) beside latents of each of "
         f"the {seen[0]} rows ({few_of(names, 2)}), as an autoencoder does: this guide finds those "
         "of each row by itself, and knows none of other rows. ConditionalHyperNetworkGuide(model) "
         "reads them from the row, learns faster and goes on to new rows."
