@@ -36,9 +36,10 @@ def told_of_better_by_row(guide: Any) -> list[str]:
     names = [site.name for site in guide.sites if any(f.size == seen[0] for f in site.frames)]
     if not names or _size_of(known.saved) < _LEAST_LEARNED:
         return []
+    learned = few_of([name.replace("$$$", ".") for name in known.saved], 2)
     return [
-        f"the model learns a network ({few_of([name.replace('$$$', '.') for name in known.saved], 2)}) beside latents of each of "
-        f"the {seen[0]} rows ({few_of(names, 2)}), as an autoencoder does: this guide finds those "
+        f"the model learns a network ({learned}) beside latents of each of the {seen[0]} rows "
+        f"({few_of(names, 2)}), as an autoencoder does: this guide finds those "
         "of each row by itself, and knows none of other rows. ConditionalHyperNetworkGuide(model) "
         "reads them from the row, learns faster and goes on to new rows."
     ]
