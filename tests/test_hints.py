@@ -162,9 +162,9 @@ def test_sizes_that_are_fine(heard, objective, options):
 
 
 def test_the_default_guide_of_many_latents(heard, monkeypatch):
-    monkeypatch.setattr("pyro_implicit.guides.hypernetwork._LARGE", 599)
-    HyperNetworkGuide(vectorisable(600), init_from=None, hidden_dims=(4,)).setup()
+    monkeypatch.setattr("pyro_implicit.guides.hypernetwork._LARGE", 1099)
+    HyperNetworkGuide(vectorisable(1100), init_from=None, hidden_dims=(4,)).setup()
     assert not heard
-    HyperNetworkGuide(vectorisable(600), init_from=None).setup()
+    HyperNetworkGuide(vectorisable(1100), init_from=None).setup()
     (text,) = texts(heard)
-    assert "default generator of 600 latents has more than 60000 parameters. MMNNGuide" in text
+    assert "default generator of 1100 latents has more than 110000 parameters. MMNNGuide" in text

@@ -235,7 +235,7 @@ def _warn(report: EntropyReport) -> None:
         warn(
             f"the guide folds: {_evidence(report)}. The objective counts that mass "
             "twice. Use a generator that cannot fold (AutoregressiveGenerator, the default up to "
-            f"512 latents){fewer}, train on with SemiImplicitELBO(proposal='gauss-newton'), or "
+            f"1024 latents){fewer}, train on with SemiImplicitELBO(proposal='gauss-newton'), or "
             "begin wider; where draws have output noise, a smaller scale bends less within it."
         )
     if report.collapses:

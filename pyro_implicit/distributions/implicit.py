@@ -374,7 +374,7 @@ _NO_DENSITY = (
     "Trace_ELBO, TraceMeanField_ELBO, RenyiELBO and their relatives cannot train it. Use "
     "an objective for implicit guides instead, e.g. SVI(model, guide, optim, "
     "LinearisedELBO()) with `from pyro_implicit import LinearisedELBO`; or a guide whose "
-    "density is known: up to 512 latents the default one, HyperNetworkGuide(model) without "
+    "density is known: up to 1024 latents the default one, HyperNetworkGuide(model) without "
     "hidden_dims, noise_dim and scale, else one with generator=BijectiveGenerator, certain to be "
     "invertible."
 )

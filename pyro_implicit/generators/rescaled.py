@@ -119,9 +119,11 @@ def rescaled(inner: Generator, target: float) -> Rescaled:
     noise = torch.randn(count, *inner.noise_shape, generator=random, device="cpu")
     modes: dict[nn.Module, bool] = {module: module.training for module in inner.modules()}
     inner.eval()  # measuring is no training: running statistics stay as they are
-    out = inner(noise.to(like))
-    for module, mode in modes.items():
-        module.training = mode
+    try:
+        out = inner(noise.to(like))
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
     spread, mean = out.std(0), out.mean(0)
     bad = ~(torch.isfinite(spread) & (spread > 1e-6 * mean.abs().clamp(min=1e-6)))
     if bad.any():

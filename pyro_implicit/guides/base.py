@@ -141,6 +141,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         weight and the bias of a layer), or a function from a site's name to that of its group.
     :param create_plates: function of the model's arguments that returns the plates the guide should
         share with the model, for local latents under a subsampled plate.
+    :param unknown: options of other names, which are refused.
     :raises ArgumentError: for a bad ``scale``, ``learn_scale`` or ``init_from``.
     """
 

@@ -30,7 +30,7 @@ __all__ = ["HyperNetworkGuide"]
 _SMALL = 256
 #: latents up to which other models than networks have a bijection: a perceptron's draws leave
 #: scales that many latents share far too narrow (docs/results/panel.md)
-_FLOWING = 512
+_FLOWING = 1024
 #: above, a dense last layer is what a step costs
 _LARGE = 10_000
 #: standard deviation that an autoregressive generator begins with: narrower it takes one side of a
@@ -54,7 +54,7 @@ class HyperNetworkGuide(ImplicitGuide):
     ============  ============================  =====================  ============================
     latents       generator                     start                  objective of ``fit``
     ============  ============================  =====================  ============================
-    up to 512     autoregressive: three         the best of several    linearised: a true bound
+    up to 1024    autoregressive: three         the best of several    linearised: a true bound
     (256 of a     blocks, as many noises as     Gaussians
     network)      latents, no output noise
     up to 20 000  perceptron of 100 noises and  a mean field, up to    linearised
@@ -67,7 +67,7 @@ class HyperNetworkGuide(ImplicitGuide):
                                                 as above
     ============  ============================  =====================  ============================
 
-    **Up to 512 latents** (256 where half of them or more are weights of several layers) the
+    **Up to 1024 latents** (256 where half of them or more are weights of several layers) the
     :class:`~pyro_implicit.generators.AutoregressiveGenerator` cannot fold:
     :class:`~pyro_implicit.LinearisedELBO` is a true lower bound, the guide has a density
     (:meth:`log_density`) and Pyro's own objectives can train it. A step takes two to four times

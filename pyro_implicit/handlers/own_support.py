@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from pyro.distributions import MaskedDistribution, constraints
 from pyro.distributions.torch_distribution import ExpandedDistribution
 from torch import Tensor
-from torch.distributions import Independent, Transform, TransformedDistribution
+from torch.distributions import ComposeTransform, Independent, Transform, TransformedDistribution
 
 __all__ = ["own_support"]
 
@@ -43,15 +44,24 @@ def _narrower(fn: Any) -> constraints.Constraint | None:
         return None if inner is None else constraints.independent(inner, dims)
     if not isinstance(fn, TransformedDistribution) or type(fn).support is not _STATED:
         return None
-    limits = _limits(own_support(fn.base_dist))
-    if limits == (None, None) or _are_same(limits, _limits(fn.transforms[0].domain)):
+    limits, transforms = _limits(own_support(fn.base_dist)), list(_parts(fn.transforms))
+    starts = limits == (None, None) or _are_same(limits, _limits(transforms[0].domain))
+    if starts and len(transforms) == 1:
         return None
-    for transform in fn.transforms:
+    for transform in transforms:
         moved = _through(transform, limits)
         if moved is None:
             return None
         limits = moved
-    return _constraint(*limits)
+    return None if _are_same(limits, _limits(fn.support)) else _constraint(*limits)
+
+
+def _parts(transforms: Iterable[Transform]) -> Iterator[Transform]:
+    for one in transforms:
+        if isinstance(one, ComposeTransform):
+            yield from _parts(one.parts)
+        else:
+            yield one
 
 
 def _through(transform: Transform, limits: _Limits) -> _Limits | None:

@@ -185,6 +185,7 @@ def take_rows(
         rows: dist.TorchDistribution = make(
             **_settings(fn, arguments), **arguments, validate_args=False
         )
+        _check_kept(rows, arguments)
     except Exception as error:  # whatever a distribution does when it is rebuilt from its parts
         raise NotSliceable(type(fn).__name__) from error
     if rows.batch_shape != torch.Size(shape) or rows.event_shape != fn.event_shape:
@@ -209,8 +210,31 @@ def _cut_arguments(
 def _settings(fn: dist.TorchDistribution, arguments: dict[str, Tensor]) -> dict[str, Any]:
     """Plain arguments that are no parameters, such as the number of trials of a multinomial."""
     names = _parameters_of(type(fn)) - arguments.keys()
-    found = {name: getattr(fn, name, None) for name in names}
-    return {name: value for name, value in found.items() if isinstance(value, (int, float, str))}
+    held = {name: getattr(fn, name, None) for name in names}
+    found = {name: value for name, value in held.items() if _is_setting(value)}
+    if not _is_known(type(fn)) and names - found.keys() - fn.arg_constraints.keys():
+        raise NotSliceable(type(fn).__name__)  # it may keep these under other names
+    return found
+
+
+def _is_setting(value: Any) -> bool:
+    is_number = isinstance(value, Tensor) and not value.dim()
+    return is_number or isinstance(value, (int, float, str))
+
+
+def _is_known(kind: type) -> bool:
+    """Whether a class is no user's: its constructor takes what its attributes are called."""
+    return kind.__module__.partition(".")[0] in ("torch", "pyro", "pyro_implicit")
+
+
+def _check_kept(rows: dist.TorchDistribution, arguments: dict[str, Tensor]) -> None:
+    """That a user's constructor has not made anything else of its arguments."""
+    if _is_known(type(rows)):
+        return
+    for name, value in arguments.items():
+        kept = getattr(rows, name)
+        if kept.shape != value.shape or not torch.equal(kept.nan_to_num(), value.nan_to_num()):
+            raise NotSliceable(type(rows).__name__)
 
 
 @cache

@@ -66,7 +66,7 @@ class LinearisedELBO(ImplicitELBO):
     :class:`~pyro_implicit.SemiImplicitELBO` bounds the true one wherever there is output noise.
 
     **Gradients along the path.** Of generators that tell the score of their draws
-    (:class:`~pyro_implicit.generators.AutoregressiveGenerator`, the default up to 512 latents) the
+    (:class:`~pyro_implicit.generators.AutoregressiveGenerator`, the default up to 1024 latents) the
     entropy's gradient is taken through the draws alone (``path_gradient=True``): the same in the
     mean, and with a small part of the noise near the posterior (Roeder et al. 2017). The value is
     what it was. At noise that is held fixed they are not the gradients of that value, nor are its
@@ -78,7 +78,7 @@ class LinearisedELBO(ImplicitELBO):
         guide = HyperNetworkGuide(model)
         objective = LinearisedELBO(8, vectorize_particles=True)
         fit(model, guide, x, y, objective=objective, seed=0)
-        objective.is_bound_for(guide)                      # up to 512 latents a true bound
+        objective.is_bound_for(guide)                      # up to 1024 latents a true bound
 
     ``SVI(model, guide, optim, RecordedObjective(objective))`` takes steps of small models as a
     recorded graph, as ``fit`` does: the same bits in a third to a half of the time

@@ -125,6 +125,7 @@ class ParticleObjective(ELBO):
     :param bool ignore_jit_warnings: taken likewise; nothing is traced by ``torch.jit``.
     :param jit_options: refused, unless None: it would do nothing.
     :param float tail_adaptive_beta: refused, unless Pyro's default: it would do nothing.
+    :param unknown: options of other names, which are refused.
     :raises ArgumentError: for values outside of these.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pyro
 from pyro import poutine
@@ -16,13 +16,18 @@ from pyro_implicit.processes.random_functions import outputs_in_front
 
 __all__ = ["frozen", "network_functions"]
 
+_LEFTMOST = -20  # dimensions of plates that anybody nests
+
 
 def network_functions(prior: BayesianModule, inputs: Tensor, num_functions: int) -> Tensor:
     """Outputs of a Bayesian network with as many draws of its parameters, ``(S, [K,] N)``."""
-    with poutine.block(), pyro.plate("_functions", num_functions, dim=-2):
+    with poutine.block(), ExitStack() as stack:
+        dim = _enter_at_a_free_dim(num_functions, stack)
         values: Tensor = prior(inputs)
     if num_functions == 1:
         values = values[None]
+    else:  # dimensions of size 1 stand for the plates around the process
+        values = values.reshape(num_functions, *values.shape[-1 - dim :])
     if values.dim() == 2:
         return values
     if values.dim() != 3:
@@ -31,6 +36,19 @@ def network_functions(prior: BayesianModule, inputs: Tensor, num_functions: int)
             "expected (N,), (N, 1) or (N, K)."
         )
     return outputs_in_front(values)
+
+
+def _enter_at_a_free_dim(size: int, stack: ExitStack) -> int:
+    """Enters a plate left of the rows, at a dimension of no plate around the process."""
+    dim = -2
+    while True:
+        try:
+            stack.enter_context(pyro.plate("_functions", size, dim=dim))
+            return dim
+        except ValueError:  # two plates at one dimension
+            if dim < _LEFTMOST:
+                raise
+            dim -= 1
 
 
 @contextmanager

@@ -510,8 +510,9 @@ class ImplicitProcess(dist.TorchDistribution):
 
         :param torch.Tensor weights: ``a``, shape ``(S,)``, or ``(..., 1, S)``: as in any data plate
             the dimension before the event is that of the rows, so that vectorised particles need
-            nothing more.
-        :returns: values of ``f``, shape ``(..., *batch, N)``.
+            nothing more. All outputs share them.
+        :returns: values of ``f``, shape ``(..., *batch, N)``; dimensions of size 1 before the last
+            two of the weights stand for those of ``batch``.
         :raises ArgumentError: if the functions are fresh at every call: a posterior of their
             coefficients then has no meaning, and training learns nothing.
         :raises ShapeError: if there is not one weight for each function.
@@ -523,6 +524,9 @@ class ImplicitProcess(dist.TorchDistribution):
                 f"(..., 1, {self.num_functions}), one for each function."
             )
         mean, factor = self._features()
+        leading, outputs = weights.shape[:-2], mean.dim() - 1
+        if any(size != 1 for size in leading[len(leading) - outputs :]):  # of draws, not outputs
+            weights = weights.reshape(*leading, *[1] * outputs, 1, self.num_functions)
         # theory/processes.md (process-weights), Eq. 10 of Ma et al.
         values: Tensor = mean + (factor @ torch.atleast_2d(weights).mT).squeeze(-1)
         return values

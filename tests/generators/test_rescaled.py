@@ -70,3 +70,14 @@ def test_an_output_that_does_not_vary_is_told(value: float) -> None:
         layer.weight[1] = value
     with pytest.raises(ArgumentError, match="init_scale=0.1 cannot be had: output 1 of the gener"):
         rescaled(ModuleGenerator(layer, (2,), 3), 0.1)
+
+
+def test_a_module_that_fails_keeps_its_mode() -> None:
+    class Failing(nn.Module):
+        def forward(self, z: Tensor) -> Tensor:
+            raise RuntimeError("no")
+
+    module = Failing()
+    with pytest.raises(RuntimeError, match="no"):
+        rescaled(ModuleGenerator(module, (4,), 3), 0.3)
+    assert module.training

@@ -74,25 +74,25 @@ def test_small_perceptrons_have_as_many_noises_as_latents_and_no_output_noise():
 
 
 def test_large_models_get_a_hundred_noises_and_output_noise():
-    guide = HyperNetworkGuide(make(600)).setup()
+    guide = HyperNetworkGuide(make(1100)).setup()
     generator = generator_of(guide)
-    assert (generator.noise_dim, generator.output_dim, generator.hidden_dims) == (100, 601, (100,))
+    assert (generator.noise_dim, generator.output_dim, generator.hidden_dims) == (100, 1101, (100,))
     assert not generator.full_rank
     assert guide.samplers[0].scale == 0.01
 
 
 def test_large_models_that_start_as_a_gaussian_have_it_as_learned_output_noise():
-    fitted = pyro.infer.autoguide.AutoNormal(make(600))
+    fitted = pyro.infer.autoguide.AutoNormal(make(1100))
     fitted()
-    guide = HyperNetworkGuide(make(600), init_from=fitted).setup()
+    guide = HyperNetworkGuide(make(1100), init_from=fitted).setup()
     sampler = guide.samplers[0]
-    assert sampler.raw_scale.shape == (601,)
-    assert sampler.preconditioner.shift.shape == (601,)
+    assert sampler.raw_scale.shape == (1101,)
+    assert sampler.preconditioner.shift.shape == (1101,)
     draws = sampler.generator(torch.randn(2000, 100))
     total = (draws.var(0) + sampler.scale.square()).sqrt()
     assert torch.allclose(total.mean(), torch.ones(()), atol=0.01)
     assert draws.std() < 0.15
-    own = HyperNetworkGuide(make(600), init_from=fitted, hidden_dims=(5,)).setup()
+    own = HyperNetworkGuide(make(1100), init_from=fitted, hidden_dims=(5,)).setup()
     assert generator_of(own).hidden_dims == (5,)
 
 
@@ -114,8 +114,8 @@ def test_networks_of_more_than_256_latents_have_perceptrons(num_inputs, kind):
     assert isinstance(generator_of(guide), kind)
 
 
-@pytest.mark.parametrize(("size", "kind"), [(511, AutoregressiveGenerator), (512, MLPGenerator)])
-def test_other_models_have_them_above_512(size, kind):
+@pytest.mark.parametrize(("size", "kind"), [(1023, AutoregressiveGenerator), (1024, MLPGenerator)])
+def test_other_models_have_them_above_1024(size, kind):
     assert isinstance(generator_of(HyperNetworkGuide(make(size)).setup()), kind)
 
 
@@ -244,7 +244,7 @@ def test_residual_generator_by_class_starts_at_init_scale() -> None:
 @pytest.mark.parametrize("kind", [HyperNetworkGuide, MMNNGuide])
 def test_output_noise_of_the_default_does_not_drown_a_small_init_scale(kind, init_scale):
     def model() -> None:
-        pyro.sample("w", dist.Normal(torch.zeros(600), 1.0).to_event(1))
+        pyro.sample("w", dist.Normal(torch.zeros(1100), 1.0).to_event(1))
 
     guide = kind(model, init_scale=init_scale, init_from=None).setup()
     deviation = guide.sample(2000)["w"].double().var(0).mean().sqrt().item()

@@ -159,7 +159,7 @@ def test_a_copy_is_saved_with_the_statistics_of_its_own_fit() -> None:
         predict(other, copy.deepcopy(guide), X, num_samples=2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fit(other, clone, X + 3, Y, num_steps=5, progress=False)
+        fit(other, clone, 2 * X + 3, Y, num_steps=5, progress=False)
     loaded = HyperNetworkGuide.from_state_dict(clone.state_dict())
     predict(other, loaded, X, num_samples=2)
     loaded = HyperNetworkGuide.from_state_dict(clone.state_dict())

@@ -35,6 +35,17 @@ Of = dist.TransformedDistribution
             None,
         ),
         (Of(dist.LogNormal(0.0, 1.0), [T.AffineTransform(5.0, 1.0)]).mask(True), 5.0, None),
+        (Of(dist.Normal(0.0, 1.0), [T.ExpTransform(), T.AffineTransform(5.0, 2.0)]), 5.0, None),
+        (Of(dist.Normal(0.0, 2.0), [T.SigmoidTransform(), T.AffineTransform(-1, 2)]), -1.0, 1.0),
+        (Of(dist.HalfNormal(1.0), [T.PowerTransform(2.0), T.AffineTransform(1, 3)]), 1.0, None),
+        (
+            Of(
+                dist.Normal(0.0, 1.0),
+                [T.ComposeTransform([T.ExpTransform(), T.AffineTransform(5.0, -2.0)])],
+            ),
+            None,
+            5.0,
+        ),
         (Of(dist.LogNormal(0.0, 1.0), [T.AffineTransform(5.0, 1.0)]).expand_by([4]), 5.0, None),
     ],
 )

@@ -16,6 +16,7 @@ EYE = torch.eye(2) + 0.3
 
 SLICEABLE = {
     "Normal": lambda: dist.Normal(R, 2.0),
+    "relaxed": lambda: dist.RelaxedBernoulli(torch.tensor(0.5), R),
     "Normal with a scale per row": lambda: dist.Normal(0.0, R),
     "expanded": lambda: dist.Gamma(2.0, 3.0).expand([5]),
     "event": lambda: dist.Normal(P, 1.0).to_event(1),
@@ -53,7 +54,6 @@ OTHERS = {
     ),
     "masked": lambda: dist.Normal(R, 1.0).mask(R > 0.5),
     "zero-inflated": lambda: dist.ZeroInflatedPoisson(R, gate=R),
-    "relaxed": lambda: dist.RelaxedBernoulli(torch.tensor(0.5), R),
     "Delta": lambda: dist.Delta(R),
     "mixture in an event": lambda: dist.MixtureSameFamily(
         dist.Categorical(P.expand(2, 5, 3)), dist.Normal(P.expand(2, 5, 3), 1.0)
@@ -148,3 +148,41 @@ def test_dimensions_that_follow_the_rows(fewer, more, expected):
 def test_a_distribution_without_the_dimension_of_the_rows_has_none() -> None:
     with pytest.raises(NotSliceable):
         take_rows(dist.Normal(R, 1.0), -2, 0, 3)
+
+
+class Clipped(dist.Normal):
+    """A user's distribution with an option that it keeps under another name."""
+
+    def __init__(self, loc, scale, low=0.0, validate_args=None):
+        self._low = low
+        super().__init__(loc, scale, validate_args=validate_args)
+
+    def sample(self, sample_shape=()):
+        return super().sample(sample_shape).clamp(min=self._low)
+
+
+class Named(Clipped):
+    def __init__(self, loc, scale, low=0.0, validate_args=None):
+        self.low = low
+        super().__init__(loc, scale, low, validate_args=validate_args)
+
+
+class OfLogScale(dist.Normal):
+    def __init__(self, loc, scale, validate_args=None):
+        super().__init__(loc, scale.exp(), validate_args=validate_args)
+
+
+@pytest.mark.parametrize("low", [9.0, torch.tensor(9.0)])
+def test_options_of_a_distribution_of_ones_own_are_kept(low):
+    """Or its rows are not to be had: what takes the default in their place is another one."""
+    rows = take_rows(Named(R, torch.ones(5), low), -1, 1, 3)
+    assert rows.batch_shape == (2,) and bool((rows.sample() == 9).all())
+    with pytest.raises(NotSliceable, match="Clipped"):
+        take_rows(Clipped(R, torch.ones(5), low), -1, 1, 3)
+    with pytest.raises(NotSliceable, match="Named"):  # of each row, perhaps
+        take_rows(Named(R, torch.ones(5), low + torch.zeros(5)), -1, 1, 3)
+
+
+def test_a_constructor_that_transforms_its_arguments_is_not_called_twice():
+    with pytest.raises(NotSliceable, match="OfLogScale"):
+        take_rows(OfLogScale(R, torch.full((5,), -3.0)), -1, 1, 3)

@@ -63,6 +63,26 @@ def test_weights_of_particles_go_with_rows() -> None:
     assert one.weighted(weights[:, 0]).shape == (3, 5)
 
 
+@pytest.mark.parametrize("num_draws", [2, 3])
+def test_draws_of_weights_are_not_those_of_outputs(num_draws: int) -> None:
+    """Where there are as many draws as outputs, each would have gone with one of these."""
+    net = ImplicitProcess(network(2), inputs(5), 8, seed=0)
+    weights = torch.randn(num_draws, 1, 8).double()
+    expected = torch.stack([net.weighted(one[0]) for one in weights])
+    assert expected.shape == (num_draws, 2, 5)
+    torch.testing.assert_close(net.weighted(weights), expected)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_functions_of_a_network_are_the_same_within_plates(outputs: int) -> None:
+    """Those of vectorised particles, or of any at the dimension that the functions would have."""
+    prior = BayesianModule(torch.nn.Linear(1, outputs), dist.Normal(0.0, 1.0)).double()
+    expected = ImplicitProcess(prior, inputs(5), 8, seed=0).mean
+    with pyro.plate("particles", 3, dim=-2), pyro.plate("more", 4, dim=-3):
+        found = ImplicitProcess(prior, inputs(5), 8, seed=0).mean
+    torch.testing.assert_close(found, expected)
+
+
 def test_weights_of_fresh_functions_are_refused() -> None:
     with pytest.raises(ArgumentError, match=r"seed=0\) to freeze"):
         ImplicitProcess(linear, inputs(5), 8).weighted(torch.zeros(8).double())

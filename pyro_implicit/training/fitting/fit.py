@@ -117,7 +117,7 @@ def fit(
       evaluation mode. Where dropout is drawn a warning says so before the first step: its noise
       counts as that of the data, and intervals come out too wide.
 
-    * *deviations*: of a bijective guide of at most 512 latents and whole data: where importance
+    * *deviations*: of a bijective guide of at most 1024 latents and whole data: where importance
       weights tell that deviations are off by more than 15%, or are too uneven to tell and the guide
       is at least 0.02 nats for each latent from the posterior, a run that has ended level goes on
       at the full rate for as many steps again (without ``validation``), until neither is so or the
@@ -139,7 +139,7 @@ def fit(
     guide                                                  objective
     =====================================================  ==============================
     generators with a determinant by structure (default
-    up to 512 latents, ``ResidualGenerator``), and
+    up to 1024 latents, ``ResidualGenerator``), and
     Jacobians of up to four million entries (of an
     ``MMNNGuide``: five million products for their Gram
     matrix)                                                ``LinearisedELBO``

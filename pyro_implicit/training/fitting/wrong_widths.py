@@ -33,8 +33,9 @@ from pyro_implicit.ops.largest_tensor import LargestTensor
 
 __all__ = ["wrong_widths"]
 
-_MOST_LATENTS = 512  # of the default guide: bijections by structure
+_MOST_LATENTS = 1024  # of the default guide: bijections by structure
 _DRAWS, _FEWEST_DRAWS = 40_000, 5000
+_NUMBERS = 20_000_000  # of all draws
 _WORK = 100_000_000  # numbers of the data, or of the largest tensor that the model makes of them,
 # times draws: as long as some ten steps of training
 _AT_ONCE = 10_000_000  # of these
@@ -59,7 +60,7 @@ def wrong_widths(
     draws see of the evidence tells how far the guide is at least.
 
     :param guide: a fitted guide; others than an :class:`~pyro_implicit.guides.ImplicitGuide` of
-        certified bijections and at most 512 latents are not looked at.
+        certified bijections and at most 1024 latents are not looked at.
     :param model: the model.
     :param args: its arguments, the whole data.
     :param kwargs: its keyword arguments.
@@ -70,13 +71,14 @@ def wrong_widths(
         return []
     try:
         sites = list(guide.sites)
-        if not sites or sum(site.numel for site in sites) > _MOST_LATENTS:
+        num_latents = sum(site.numel for site in sites)
+        if not 0 < num_latents <= _MOST_LATENTS:
             return []
         with RandomStream(0), evaluation_mode(), pyro.validation_enabled(False), Unvalidated():
             with torch.no_grad():
                 joint = LogJoint(model, sites, args, kwargs)
                 size = _size(joint, guide)
-                num_draws = min(_DRAWS, _WORK // size)
+                num_draws = min(_DRAWS, _NUMBERS // num_latents, _WORK // size)
                 if num_draws < _FEWEST_DRAWS:
                     return []
                 drawn = _draws(guide, num_draws)

@@ -629,10 +629,7 @@ def test_nothing_but_the_guide_changes(quick: None) -> None:
     HyperNetworkGuide(model).setup(x, y)
     assert net.training and all(p.grad is None for p in net.parameters())
     after = net.state_dict()
-    count = "layers.1.num_batches_tracked"
-    # the run that reads the sites off the model is one in training mode; the search adds none
-    assert int(after[count]) - int(before[count]) == 1
-    assert all(torch.equal(before[k], after[k]) for k in before if ".1." not in k)
+    assert all(torch.equal(before[name], after[name]) for name in before)  # statistics, too
     now = pyro.get_param_store().get_state()
     assert store["params"].keys() == now["params"].keys()
     assert torch.equal(store["params"]["bias"], now["params"]["bias"])
@@ -648,7 +645,7 @@ def test_a_first_call_in_an_objective_builds_it(quick: None) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("num", [2, 300])
+@pytest.mark.parametrize("num", [2, 1100])
 def test_another_start_loads_into_a_guide_that_is_built(quick: None, num: int) -> None:
     model, _ = _many(num)
     pyro.set_rng_seed(0)
@@ -665,7 +662,7 @@ def test_another_start_loads_into_a_guide_that_is_built(quick: None, num: int) -
         expected = draws if expected is None else expected
         assert torch.equal(draws, expected)
     assert loaded.start_report is None and copied[0].start_report == guide.start_report
-    if num == 300:
+    if num == 1100:
         assert loaded.samplers[0].preconditioner.shift.requires_grad
 
 

@@ -151,7 +151,7 @@ def test_other_guides_larger_models_and_random_densities_are_not_looked_at() -> 
     guide = guide_of(1.0)
 
     def wide() -> None:
-        pyro.sample("x", dist.Normal(0.0, 1.0).expand([257]).to_event(1))
+        pyro.sample("x", dist.Normal(0.0, 1.0).expand([1025]).to_event(1))
 
     large = HyperNetworkGuide(wide, init_from=None)
     large()
