@@ -76,7 +76,7 @@ def test_draws_of_weights_are_not_those_of_outputs(num_draws: int) -> None:
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_functions_of_a_network_are_the_same_within_plates(outputs: int) -> None:
     """Those of vectorised particles, or of any at the dimension that the functions would have."""
-    prior = BayesianModule(torch.nn.Linear(1, outputs), dist.Normal(0.0, 1.0)).double()
+    prior = BayesianModule(nn.Linear(6, outputs), dist.Normal(0.0, 1.0)).double()
     expected = ImplicitProcess(prior, inputs(5), 8, seed=0).mean
     with pyro.plate("particles", 3, dim=-2), pyro.plate("more", 4, dim=-3):
         found = ImplicitProcess(prior, inputs(5), 8, seed=0).mean
