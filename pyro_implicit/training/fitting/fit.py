@@ -52,6 +52,7 @@ from pyro_implicit.training.fitting.missed_peaks import missed_peaks
 from pyro_implicit.training.fitting.other_model import blames_other_model
 from pyro_implicit.training.fitting.result import FitResult
 from pyro_implicit.training.fitting.run import Run
+from pyro_implicit.training.fitting.shared_scales import told_of_shared_scales
 from pyro_implicit.training.fitting.validation import Validation, check_validation
 from pyro_implicit.training.fitting.wrong_widths import wrong_widths
 
@@ -110,7 +111,8 @@ def fit(
       another peak of some mass that the guide has hardly a draw at, the result warns.
 
     * *directions*: where a guide has fewer noises than latents, and so little output noise that the
-      other directions are hardly filled, the result warns.
+      other directions are hardly filled, the result warns; and where some few latents are shared by
+      many, as a scale is by groups, which such a guide tends to make too narrow (no network's).
 
     * *networks* are run in the mode that they are in: BatchNorm in training mode normalises by the
       rows of a step and moves its running statistics, dropout is drawn. ``predict`` runs them in
@@ -323,7 +325,7 @@ def _found(run: Run, reason: str) -> list[str]:
     if reason == "interrupted" or len(run.history) < _LONG:
         return []
     if isinstance(run.objective, ImplicitELBO) and not run.objective.is_bound_for(run.guide):
-        return _thin(run.guide)
+        return _thin(run.guide) or told_of_shared_scales(run.guide)
     if not _is_after_posterior(run) or run.first_steps.lacks_gradient:
         return []
     peaks, deviations = _looks(run)
