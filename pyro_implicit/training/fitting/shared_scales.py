@@ -30,8 +30,10 @@ def told_of_shared_scales(guide: Any) -> list[str]:
     if not isinstance(guide, ImplicitGuide) or isinstance(guide, ConditionalGuide):
         return []
     trace = getattr(guide, "prototype_trace", None)
+    if trace is None:  # never built, or loaded
+        return []
     generators: list[Any] = [sampler.generator for sampler in guide.samplers]
-    if trace is None or all(one.full_rank for one in generators):
+    if all(one.full_rank for one in generators):
         return []
     sites = list(guide.sites)
     total = sum(site.numel for site in sites)
@@ -40,7 +42,7 @@ def told_of_shared_scales(guide: Any) -> list[str]:
         return []
     return [
         f"latents that many others share ({few_of(shared, _SHOWN)}) tend to come out too narrow "
-        f"from such a guide of {total} latents, and nothing here can tell by how much: compare with "
-        "HyperNetworkGuide(model, generator=AutoregressiveGenerator), whose steps take two to four "
-        "times as long, or with refine(model, guide, ...)"
+        f"from such a guide of {total} latents, and nothing here can tell by how much: compare "
+        "with HyperNetworkGuide(model, generator=AutoregressiveGenerator), whose steps take two to "
+        "four times as long, or with refine(model, guide, ...)"
     ]
