@@ -39,7 +39,7 @@ _NUMBERS = 20_000_000  # of all draws
 _WORK = 100_000_000  # numbers of the data, or of the largest tensor that the model makes of them,
 # times draws: as long as some ten steps of training
 _AT_ONCE = 10_000_000  # of these
-_MAPPED = 4000  # noises at once, of which a generator keeps hundreds of numbers each
+_MAPPED = 1_000_000  # numbers of noises at once, for which a generator keeps some ten each
 _FEWEST = 0.02  # of the draws, that the weights are worth: with fewer they know nothing better
 #: nats for each latent, as of deviations off by a seventh: with weights that are worth so little
 _FAR = 0.02
@@ -131,7 +131,8 @@ def _draws(guide: ImplicitGuide, num_draws: int) -> tuple[Tensor, Tensor] | None
         if not fn.is_bijective:
             return None
         noise = fn.base_dist.sample((num_draws,))
-        mapped = [_mapped(fn.given(some)) for some in noise.split(_MAPPED)]
+        at_once = max(1, _MAPPED // noise.shape[-1])
+        mapped = [_mapped(fn.given(some)) for some in noise.split(at_once)]
         draw, log_det = (torch.cat(parts) for parts in zip(*mapped, strict=True))
         draws.append(draw)
         total = total + fn.base_dist.log_prob(noise) - log_det
