@@ -52,9 +52,9 @@ def test_draws_and_densities_are_those_of_the_guide(
     kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some draws at a time, in one pass where the generator tells its determinant."""
-    monkeypatch.setattr(widths, "_MAPPED", 300)
     guide = HyperNetworkGuide(model, generator=kind, init_from=None).double().setup()
     fn = guide.samplers[0].distribution()
+    monkeypatch.setattr(widths, "_MAPPED", 300 * fn.generator.output_dim)
     fixed = fn.given(fn.base_dist.sample((1000,)))
     passes, whole = [], AutoregressiveGenerator._pass
     counted = lambda *args: passes.append(1) or whole(*args)  # noqa: E731
