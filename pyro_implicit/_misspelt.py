@@ -78,22 +78,23 @@ def _what_is_run(model: Callable[..., Any]) -> Callable[..., Any]:
 
 def check_class_options(kind: type, given: Collection[str]) -> None:
     """
-    Refuses options that neither a class nor one of its bases has, as a wrong name.
+    Refuses options that neither a class nor one of its bases has taken, as a wrong name.
 
     :param kind: the class that a user has written.
-    :param given: names of the options that it would hand on to its bases.
-    :raises ArgumentError: for a name that none of them takes, with the one that is near.
+    :param given: names of the options that are left over in the last base.
+    :raises ArgumentError: for the first, with the option that is near.
     """
+    if not given:
+        return
     options: list[str] = []
     for base in kind.__mro__:
-        if "__init__" not in vars(base) or not base.__module__.startswith("pyro"):
+        if "__init__" not in vars(base) or not base.__module__.startswith("pyro_implicit."):
             continue
         own = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
         options += [p.name for p in own if p.kind is inspect.Parameter.KEYWORD_ONLY]
         options += [p.name for p in own if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
-    for name in given:
-        if name not in options:
-            near = difflib.get_close_matches(name, options, 1)
-            known = ", ".join(dict.fromkeys(options))
-            hint = f"Did you mean {near[0]}=?" if near else f"It has {known}."
-            raise ArgumentError(f"{kind.__name__} has no option {name}=. {hint}")
+    name = next(iter(given))
+    near = difflib.get_close_matches(name, options, 1)
+    known = ", ".join(dict.fromkeys(options))
+    hint = f"Did you mean {near[0]}=?" if near else f"It has {known}."
+    raise ArgumentError(f"{kind.__name__} has no option {name}=. {hint}")

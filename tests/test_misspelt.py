@@ -195,3 +195,10 @@ def test_modules_are_asked_what_they_run() -> None:
     check_misspelt(predict, OfCall(), {"scale": 2.0})
     with pytest.raises(ArgumentError, match="takes x, scale"):
         check_misspelt(predict, OfCall(), {"y": 2.0})
+
+
+@pytest.mark.parametrize("name", ["name", "max_iarange_nesting"])
+def test_options_of_bases_in_pyro_that_nobody_takes_are_refused(name):
+    for make in (partial(HyperNetworkGuide, lambda: None), LinearisedELBO):
+        with pytest.raises(ArgumentError, match=f"has no option {name}="):
+            make(**{name: 1})

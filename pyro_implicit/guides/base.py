@@ -174,6 +174,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         self._init_from = [init_from]
         self._bare_model: list[Any] = [model]
         self._has_location = init_loc_fn is not None
+        self._is_network = False  # known once it is built
         self._guessed: float | None = None  # the first draws' deviation, as a start judged it
         self._start_report: StartReport | None = None
         self._scale = scale
@@ -326,6 +327,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         numels = [sum(site.numel for site in group) for group in groups]
         check_parts(dict(zip(parts, numels, strict=True)))
         log_joint = LogJoint(self._bare_model[0], sites, args, kwargs)
+        self._is_network = is_network(sites, prototype)
         start = self._find_start(log_joint, loc, numels)
         starts = [start] if len(groups) == 1 else start.in_blocks(numels).split(numels)
         samplers = [self._make_sampler(g, begin) for g, begin in zip(groups, starts, strict=True)]
@@ -339,8 +341,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
             return GaussianStart(loc)
         if init_from != "auto":
             check_all_rows(log_joint.sites, init_from)
-            deep = is_network(log_joint.sites, self.prototype_trace)
-            return gaussian_start(init_from, log_joint, loc, is_network=deep)
+            return gaussian_start(init_from, log_joint, loc, is_network=self._is_network)
         start, self._start_report = auto_start(
             log_joint, self.model, loc, sizes=sizes, fixed=fixed, location_only=has_units
         )

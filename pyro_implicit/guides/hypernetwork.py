@@ -19,7 +19,6 @@ from pyro_implicit.generators.mlp import MLPGenerator
 from pyro_implicit.generators.rescaled import rescaled
 from pyro_implicit.generators.residual import ResidualGenerator
 from pyro_implicit.guides.base import ImplicitGuide
-from pyro_implicit.guides.initialization.network import is_network
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.parts import check_factorized
 from pyro_implicit.ops.activations import get_activation
@@ -176,17 +175,17 @@ class HyperNetworkGuide(ImplicitGuide):
         """The number of inputs of the perceptron."""
         return self._noise_dim or (output_dim if output_dim <= _SMALL else 100)
 
-    def _flows(self, output_dim: int, sites: list[LatentSite]) -> bool:
+    def _flows(self, output_dim: int) -> bool:
         """Whether latents get a bijection where nobody has named a generator."""
         if not self._is_free() or output_dim > _FLOWING:
             return False
-        return output_dim <= _SMALL or not is_network(sites, self.prototype_trace)
+        return output_dim <= _SMALL or not self._is_network
 
     def _make_generator(
         self, output_dim: int, sites: list[LatentSite], preconditioned: bool
     ) -> Generator:
         kind, small = self._generator[0], output_dim <= _SMALL
-        flows = kind is AutoregressiveGenerator or (kind is None and self._flows(output_dim, sites))
+        flows = kind is AutoregressiveGenerator or (kind is None and self._flows(output_dim))
         own_scale = self._guessed or (_FLOW_SCALE if flows else 0.1)
         init_scale = 1.0 if preconditioned else self._init_scale or own_scale
         if kind in (AutoregressiveGenerator, BijectiveGenerator, ResidualGenerator):

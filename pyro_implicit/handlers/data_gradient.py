@@ -27,7 +27,12 @@ _WAYS = ".item(), float(), .numpy(), .detach(), torch.no_grad()"
 
 
 def told_of_no_gradient(
-    model: Any, values: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    model: Any,
+    values: Mapping[str, Tensor],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    learned_else: Collection[str] = (),
 ) -> str:
     """
     Says of latents that data depend on, and have no gradient with respect to.
@@ -39,12 +44,14 @@ def told_of_no_gradient(
     :param values: of latents by name, of the shape of their sites.
     :param args: its positional arguments.
     :param kwargs: its keyword arguments.
+    :param learned_else: latents that need no gradient of their values, as those that are learned by
+        the score of their density.
     :returns: a text for a warning; empty if there is a gradient, or nobody can tell.
     """
     leaves = {
         name: value.detach().clone().requires_grad_(True)
         for name, value in values.items()
-        if value.is_floating_point()
+        if value.is_floating_point() and name not in learned_else
     }
     try:
         first = _Densities.of(model, {**values, **leaves}, args, kwargs)
@@ -52,9 +59,7 @@ def told_of_no_gradient(
             return ""
         lost = first.unreached(leaves)
         if len(lost) < len(leaves):  # those of other latents' priors have none, and need none
-            lost = [
-                one for one in lost[:_MOST] if first.depend_on(one, model, values, args, kwargs)
-            ]
+            lost = first.need(lost[:_MOST], model, values, args, kwargs)
     except Exception:  # what a model does with another draw than those of the steps
         return ""
     if not lost:
@@ -146,18 +151,24 @@ class _Densities:
         )
         return [name for name, one in zip(leaves, found, strict=True) if one is None]
 
-    def depend_on(
-        self, name: str, model: Any, values: Mapping[str, Tensor], args: Any, kwargs: Any
-    ) -> bool:
-        """Whether data have other densities at some other value of a latent."""
-        for factor in _FACTORS:
-            try:
-                other = {**values, name: factor * values[name]}
-                if self.of(model, other, args, kwargs).differ_from(self):
-                    return True
-            except Exception:  # what a model does outside of its domain
-                continue
-        return False
+    def need(
+        self, names: list[str], model: Any, values: Mapping[str, Tensor], args: Any, kwargs: Any
+    ) -> list[str]:
+        """The latents at other values of which data have other densities."""
+
+        def differ(those: list[str]) -> bool:
+            for factor in _FACTORS:
+                other = {**values, **{name: factor * values[name] for name in those}}
+                try:
+                    if self.of(model, other, args, kwargs).differ_from(self):
+                        return True
+                except Exception:  # what a model does outside of its domain
+                    continue
+            return False
+
+        if len(names) > 1 and not differ(names):  # as is usual of those that others depend on
+            return []
+        return [name for name in names if differ([name])]
 
     def differ_from(self, other: _Densities) -> bool:
         """Whether data have other densities than in another run."""

@@ -45,6 +45,8 @@ def _narrower(fn: Any) -> constraints.Constraint | None:
     if not isinstance(fn, TransformedDistribution) or type(fn).support is not _STATED:
         return None
     limits, transforms = _limits(own_support(fn.base_dist)), list(_parts(fn.transforms))
+    if not transforms:
+        return None
     starts = limits == (None, None) or _are_same(limits, _limits(transforms[0].domain))
     if starts and len(transforms) == 1:
         return None
@@ -53,7 +55,10 @@ def _narrower(fn: Any) -> constraints.Constraint | None:
         if moved is None:
             return None
         limits = moved
-    return None if _are_same(limits, _limits(fn.support)) else _constraint(*limits)
+    if _are_same(limits, _limits(fn.support)):
+        return None
+    found, dims = _constraint(*limits), len(fn.event_shape)
+    return constraints.independent(found, dims) if found is not None and dims else found
 
 
 def _parts(transforms: Iterable[Transform]) -> Iterator[Transform]:
@@ -75,15 +80,17 @@ def _through(transform: Transform, limits: _Limits) -> _Limits | None:
         return None
     if not (rises or falls):
         return None
-    low, high = limits if rises else limits[::-1]
-    least, most = _limits(transform.codomain)
-    moved = least if low is None else _moved(transform, low)
-    return moved, most if high is None else _moved(transform, high)
+    domain, (least, most) = _limits(transform.domain), _limits(transform.codomain)
+    (low, high), (first, last) = (limits, domain) if rises else (limits[::-1], domain[::-1])
+    return _image(transform, low, first, least), _image(transform, high, last, most)
 
 
-def _moved(transform: Transform, bound: _Bound) -> Tensor:
+def _image(transform: Transform, bound: _Bound, edge: _Bound, end: _Bound) -> _Bound:
+    """Where a bound goes: to the end of the codomain, if nothing in the domain is beyond it."""
+    if bound is None or _are_same((bound, None), (edge, None)):
+        return end  # torch computes other numbers there, as of the logarithm of 0
     moved: Tensor = transform(torch.as_tensor(bound, dtype=_dtype(bound)))
-    return moved
+    return moved if bool(moved.isfinite().all()) else end
 
 
 def _dtype(bound: _Bound) -> torch.dtype:

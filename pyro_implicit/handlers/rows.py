@@ -210,7 +210,7 @@ def _cut_arguments(
 def _settings(fn: dist.TorchDistribution, arguments: dict[str, Tensor]) -> dict[str, Any]:
     """Plain arguments that are no parameters, such as the number of trials of a multinomial."""
     names = _parameters_of(type(fn)) - arguments.keys()
-    held = {name: getattr(fn, name, None) for name in names}
+    held = {name: getattr(fn, name) for name in names if hasattr(fn, name)}
     found = {name: value for name, value in held.items() if _is_setting(value)}
     if not _is_known(type(fn)) and names - found.keys() - fn.arg_constraints.keys():
         raise NotSliceable(type(fn).__name__)  # it may keep these under other names
@@ -219,7 +219,7 @@ def _settings(fn: dist.TorchDistribution, arguments: dict[str, Tensor]) -> dict[
 
 def _is_setting(value: Any) -> bool:
     is_number = isinstance(value, Tensor) and not value.dim()
-    return is_number or isinstance(value, (int, float, str))
+    return is_number or value is None or isinstance(value, (int, float, str))
 
 
 def _is_known(kind: type) -> bool:

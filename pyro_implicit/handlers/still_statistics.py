@@ -44,4 +44,6 @@ def still_statistics() -> Iterator[None]:
 def _is_kept(buffer: Tensor) -> bool:
     """Whether it is the module's own, and no latent that a call has put in its place."""
     is_mapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(buffer)
-    return not (is_mapped or buffer.requires_grad or buffer.is_inference() or buffer._is_view())
+    is_plain = buffer.layout is torch.strided  # a sparse matrix is no statistic
+    is_free = not (buffer.requires_grad or buffer.is_inference() or buffer._is_view())
+    return is_plain and is_free and not is_mapped

@@ -312,3 +312,20 @@ def test_an_init_scale_that_is_none_is_refused_by_every_guide(kind, value):
 def test_an_init_scale_that_is_none_is_refused_by_every_generator(kind, value):
     with pytest.raises(ArgumentError, match="init_scale=.*; expected a finite number > 0"):
         kind(value)
+
+
+@pytest.mark.parametrize("factorized", [True, "layer"])
+def test_parts_of_a_network_are_a_networks(factorized):
+    layers = [torch.nn.Linear(20, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1)]
+    net = BayesianModule(torch.nn.Sequential(*layers), dist.Normal(0.0, 1.0))
+
+    def network(x):
+        mean = net(x).squeeze(-1)
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=torch.zeros(len(x)))
+
+    guide = HyperNetworkGuide(network, init_from=None, factorized=factorized)
+    guide.setup(torch.randn(3, 20))
+    for sampler in guide.samplers:
+        large = sampler.generator.output_dim > 256
+        assert isinstance(sampler.generator, MLPGenerator if large else AutoregressiveGenerator)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyro.infer import config_enumerate
+from pyro.infer import TraceGraph_ELBO, config_enumerate
 from torch import Tensor
 
 from pyro_implicit import AlphaEnergy, HyperNetworkGuide, fit, refine
@@ -192,3 +192,35 @@ def test_other_sites_in_another_run_are_noise_too() -> None:
 
     told = told_of_own_noise(one_of_two, {"w": torch.tensor(0.1)}, (X,), {})
     assert "other densities of ['a']" in told
+
+
+def test_latents_that_are_learned_by_their_score_need_none() -> None:
+    def switched(x: Tensor, y: Tensor | None = None) -> None:
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        z = pyro.sample("z", dist.Bernoulli(0.5))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(torch.where(z > 0.5, mu + 1, mu - 1), 1.0), obs=y)
+
+    def guide(x: Tensor, y: Tensor | None = None) -> None:
+        pyro.sample("mu", dist.Normal(pyro.param("loc", torch.zeros(())), 1.0))
+        pyro.sample("z", dist.Bernoulli(logits=pyro.param("logit", torch.zeros(()))))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(switched, guide, X, X, objective=TraceGraph_ELBO(), num_steps=2, progress=False, seed=0)
+
+
+def test_latents_that_only_others_depend_on_cost_a_few_runs() -> None:
+    """All of them are tried at once, and one by one where some is needed."""
+    runs = []
+
+    def model(x: Tensor, y: Tensor | None = None) -> None:
+        runs.append(1)
+        scales = [pyro.sample(f"tau{i}", dist.HalfNormal(1.0)) for i in range(8)]
+        w = [pyro.sample(f"w{i}", dist.Normal(0.0, scale)) for i, scale in enumerate(scales)]
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(sum(w) * x, 1.0), obs=y)
+
+    values = {f"{name}{i}": torch.tensor(0.7) for name in ("tau", "w") for i in range(8)}
+    assert not told_of_no_gradient(model, values, (X, X), {})
+    assert len(runs) == 6

@@ -123,3 +123,28 @@ def test_a_shift_that_is_a_latent_is_refused() -> None:
         refine(model, 2, torch.tensor(1.5), num_steps=0, seed=0, progress=False)
     with pytest.raises(SiteError, match="'x' has the support"):
         fit(model, HyperNetworkGuide(model), torch.tensor(1.5), num_steps=5, progress=False)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        Of(dist.Uniform(0.0, 1.0), [T.SigmoidTransform().inv, T.AffineTransform(0.0, 0.4)]),
+        Of(dist.Gamma(2.0, 1.0), [T.ExpTransform().inv, T.AffineTransform(0.0, 1.0)]),
+        Of(dist.Exponential(1.0), [T.ExpTransform().inv, T.AffineTransform(0.0, -1.0)]),
+        Of(dist.Uniform(-1.0, 1.0), [T.TanhTransform().inv, T.AffineTransform(0.0, 1.0)]),
+        Of(dist.Normal(0.0, 1.0), [T.ComposeTransform([])]),
+    ],
+    ids=["logistic", "log-gamma", "Gumbel", "of a hyperbolic tangent", "nothing"],
+)
+def test_the_end_of_a_domain_is_no_bound(fn: Any) -> None:
+    """Torch has numbers for it that are not where draws end, as of the logit of 0."""
+    support: Any = own_support(fn)
+    assert isinstance(support, type(constraints.real))
+    assert bool(support.check(1e6 * torch.randn(10)).all())
+
+
+def test_bounds_of_events_are_those_of_all_their_entries() -> None:
+    base = dist.Normal(torch.zeros(3), 1.0).to_event(1)
+    support: Any = own_support(Of(base, [T.ExpTransform(), T.AffineTransform(1.0, 1.0)]))
+    assert support.event_dim == 1 and support.base_constraint.lower_bound == 1.0
+    assert support.check(torch.tensor([[2.0, 3.0, 4.0], [0.0, 3.0, 4.0]])).tolist() == [True, False]

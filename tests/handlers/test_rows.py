@@ -186,3 +186,14 @@ def test_options_of_a_distribution_of_ones_own_are_kept(low):
 def test_a_constructor_that_transforms_its_arguments_is_not_called_twice():
     with pytest.raises(NotSliceable, match="OfLogScale"):
         take_rows(OfLogScale(R, torch.full((5,), -3.0)), -1, 1, 3)
+
+
+class Labelled(dist.Normal):
+    def __init__(self, loc, scale, label=None, validate_args=None):
+        self.label = label
+        super().__init__(loc, scale, validate_args=validate_args)
+
+
+def test_an_option_that_is_none_is_kept():
+    rows = take_rows(Labelled(R, torch.ones(5)), -1, 1, 3)
+    assert rows.batch_shape == (2,) and rows.label is None

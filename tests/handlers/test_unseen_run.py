@@ -59,3 +59,19 @@ def test_looks_of_a_fit_move_no_statistics() -> None:
     assert program.norm.num_batches_tracked == 0
     fit(program, guide, x, y, num_steps=3, progress=False, seed=0)
     assert program.norm.num_batches_tracked == 3  # its steps'
+
+
+@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_sparse_buffers_are_no_statistics(layout: str) -> None:
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("adjacency", getattr(torch.eye(3), layout)())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.adjacency @ x
+
+    graph, x = Graph(), torch.randn(3, 2)
+    with unseen_run():
+        assert torch.equal(graph(x), x)

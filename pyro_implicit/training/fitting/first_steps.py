@@ -169,7 +169,8 @@ class FirstSteps:
         except Exception:  # what a guide does with another draw than those of the steps
             return []
         values = {name: site["value"] for name, site in sites.items()}
-        no_gradient = told_of_no_gradient(self.model, values, args, kwargs)
+        scored = [name for name, site in sites.items() if not site["fn"].has_rsample]
+        no_gradient = told_of_no_gradient(self.model, values, args, kwargs, learned_else=scored)
         if no_gradient and self._share_parameters(args, kwargs):
             no_gradient = ""  # data reach the guide by these
         self.lacks_gradient = bool(no_gradient)

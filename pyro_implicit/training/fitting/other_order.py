@@ -9,8 +9,11 @@ import torch
 from pyro import poutine
 from pyro.infer.autoguide import AutoGuide
 from pyro.poutine.util import site_is_subsample
+from torch import Tensor
 
 from pyro_implicit.guides.base import ImplicitGuide
+from pyro_implicit.handlers.pointwise import run_model
+from pyro_implicit.handlers.row_order import BY_NUMBER
 from pyro_implicit.handlers.rows import are_same_numbers
 from pyro_implicit.handlers.unseen_run import unseen_run
 
@@ -39,15 +42,14 @@ def told_of_other_order(
         with unseen_run(evaluates=True), torch.no_grad():
             drawn = poutine.trace(guide).get_trace(*args, **kwargs)
             own = poutine.trace(model).get_trace(*args, **kwargs)
-            given = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*args, **kwargs)
+            plates = [n for n in drawn.nodes if _is_in_other_order(n, drawn.nodes, own.nodes)]
+            if not plates:
+                return ""
+            learned = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*args, **kwargs)
+            is_read_so = _is_read_so(model, learned, args, kwargs)
     except Exception:  # what a model does with another draw than those of the steps
         return ""
-    plates = [name for name in drawn.nodes if _is_in_other_order(name, drawn.nodes, own.nodes)]
-    if not plates or not all(
-        torch.equal(own.nodes[name]["value"], given.nodes[name]["value"])
-        for name in own.observation_nodes
-        if isinstance(own.nodes[name]["value"], torch.Tensor)
-    ):
+    if is_read_so:
         return ""
     return (
         f"plate {plates[0]!r} has its rows in another order in the model than in the guide: its "
@@ -55,6 +57,27 @@ def told_of_other_order(
         "each row those of another. Pass create_plates to the guide (a function of the model's "
         "arguments that returns the model's plate), or the rows in the order of their numbers"
     )
+
+
+def _is_read_so(model: Any, learned: Any, args: Any, kwargs: Any) -> bool:
+    """Whether data have the density that they are learned by where latents go by their numbers."""
+    latents = [learned.nodes[name] for name in learned.stochastic_nodes]
+    values = {one["name"]: one["value"] for one in latents if not site_is_subsample(one)}
+    nodes = [learned.nodes[name] for name in learned.observation_nodes]
+    expected = sum(_density_of(one) for one in nodes if not site_is_subsample(one))
+    found: list[Tensor] = []
+
+    def visit(site: Any) -> None:
+        if site["is_observed"] and site["name"] not in values and not site_is_subsample(site):
+            found.append(_density_of(site))
+
+    run_model(model, args, kwargs, visit, values=values, order=BY_NUMBER)
+    return bool(torch.allclose(torch.as_tensor(sum(found)), torch.as_tensor(expected)))
+
+
+def _density_of(site: Any) -> Tensor:
+    density: Tensor = site["fn"].log_prob(site["value"]).sum()
+    return density
 
 
 def _is_in_other_order(name: str, drawn: Mapping[str, Any], own: Mapping[str, Any]) -> bool:

@@ -35,7 +35,7 @@ __all__ = ["wrong_widths"]
 
 _MOST_LATENTS = 1024  # of the default guide: bijections by structure
 _DRAWS, _FEWEST_DRAWS = 40_000, 5000
-_NUMBERS = 20_000_000  # of all draws
+_NUMBERS = 10_000_000  # of all draws
 _WORK = 100_000_000  # numbers of the data, or of the largest tensor that the model makes of them,
 # times draws: as long as some ten steps of training
 _AT_ONCE = 10_000_000  # of these

@@ -32,6 +32,18 @@ def by_number(rows: Tensor) -> None:
         pyro.sample("y", dist.Normal(z, 1.0), obs=Y[ind])
 
 
+def by_factor(rows: Tensor) -> None:
+    with pyro.plate("rows", 3, subsample=rows) as ind:
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+        pyro.factor("likelihood", dist.Normal(z, 1.0).log_prob(Y[ind]))
+
+
+def by_inputs(rows: Tensor) -> None:
+    with pyro.plate("rows", 3, subsample=rows) as ind:
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Bernoulli(logits=z + Y[ind]), obs=torch.ones(3))
+
+
 def test_values_learned_by_place_are_told() -> None:
     guide = AutoNormal(by_place)
     with pytest.warns(UserWarning, match="plate 'rows' has its rows in another order"):
@@ -45,6 +57,8 @@ def test_values_learned_by_place_are_told() -> None:
         (by_place, torch.arange(3), False),  # the same order
         (by_place, ROWS, True),  # the guide has the model's plate
         (by_number, ROWS, False),  # data follow the plate's numbers
+        (by_factor, ROWS, False),
+        (by_inputs, ROWS, False),
     ],
 )
 def test_the_same_order_is_not(model, rows: Tensor, shared: bool) -> None:
