@@ -510,12 +510,13 @@ class ImplicitProcess(dist.TorchDistribution):
 
         :param torch.Tensor weights: ``a``, shape ``(S,)``, or ``(..., 1, S)``: as in any data plate
             the dimension before the event is that of the rows, so that vectorised particles need
-            nothing more. All outputs share them.
-        :returns: values of ``f``, shape ``(..., *batch, N)``; dimensions of size 1 before the last
-            two of the weights stand for those of ``batch``.
+            nothing more with one output. With outputs the dimensions before go with these:
+            ``(..., K, 1, S)`` are weights of each, and ``(..., 1, 1, S)`` shared by all, which
+            ``a.unsqueeze(-2)`` of particles ``(P, 1, S)`` are.
+        :returns: values of ``f``, shape ``(..., *batch, N)``.
         :raises ArgumentError: if the functions are fresh at every call: a posterior of their
             coefficients then has no meaning, and training learns nothing.
-        :raises ShapeError: if there is not one weight for each function.
+        :raises ShapeError: if there is not one weight for each function, or for each output.
         """
         check_instance("weights", weights, Tensor, "a tensor of coefficients")
         if weights.shape[-1:] != (self.num_functions,) or weights.shape[-2:-1] not in ((), (1,)):
@@ -524,9 +525,7 @@ class ImplicitProcess(dist.TorchDistribution):
                 f"(..., 1, {self.num_functions}), one for each function."
             )
         mean, factor = self._features()
-        leading, outputs = weights.shape[:-2], mean.dim() - 1
-        if any(size != 1 for size in leading[len(leading) - outputs :]):  # of draws, not outputs
-            weights = weights.reshape(*leading, *[1] * outputs, 1, self.num_functions)
+        _check_leading(weights.shape, mean.shape[:-1])
         # theory/processes.md (process-weights), Eq. 10 of Ma et al.
         values: Tensor = mean + (factor @ torch.atleast_2d(weights).mT).squeeze(-1)
         return values
@@ -678,6 +677,18 @@ class ImplicitProcess(dist.TorchDistribution):
 def _as_like(value: float | Tensor, like: Tensor) -> Tensor:
     """A number or tensor in the dtype and on the device of another."""
     return torch.as_tensor(value, dtype=like.dtype, device=like.device)
+
+
+def _check_leading(shape: torch.Size, batch: torch.Size) -> None:
+    """Refuses weights ``(..., 1, S)`` whose leading dimensions do not go with those of outputs."""
+    try:
+        torch.broadcast_shapes(shape[:-2], batch)
+    except RuntimeError as error:
+        raise ShapeError(
+            f"weights of shape {tuple(shape)} for outputs {tuple(batch)}: the dimensions before "
+            "the last two go with the outputs. Where all outputs share their weights, as with "
+            "vectorised particles, write weights.unsqueeze(-2)."
+        ) from error
 
 
 def _check_finite(name: str, value: Tensor) -> None:

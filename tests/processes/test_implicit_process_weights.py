@@ -63,14 +63,16 @@ def test_weights_of_particles_go_with_rows() -> None:
     assert one.weighted(weights[:, 0]).shape == (3, 5)
 
 
-@pytest.mark.parametrize("num_draws", [2, 3])
-def test_draws_of_weights_are_not_those_of_outputs(num_draws: int) -> None:
-    """Where there are as many draws as outputs, each would have gone with one of these."""
+def test_outputs_share_weights_or_have_their_own() -> None:
     net = ImplicitProcess(network(2), inputs(5), 8, seed=0)
-    weights = torch.randn(num_draws, 1, 8).double()
-    expected = torch.stack([net.weighted(one[0]) for one in weights])
-    assert expected.shape == (num_draws, 2, 5)
-    torch.testing.assert_close(net.weighted(weights), expected)
+    own = torch.randn(2, 1, 8).double()
+    expected = torch.stack([net.weighted(own[k, 0])[k] for k in range(2)])
+    torch.testing.assert_close(net.weighted(own), expected)
+    draws = torch.randn(3, 1, 8).double()
+    with pytest.raises(ShapeError, match=r"outputs \(2,\).*write weights.unsqueeze\(-2\)"):
+        net.weighted(draws)
+    shared = torch.stack([net.weighted(one[0]) for one in draws])
+    torch.testing.assert_close(net.weighted(draws.unsqueeze(-2)), shared)
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
