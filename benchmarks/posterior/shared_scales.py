@@ -88,7 +88,6 @@ MODELS: dict[str, tuple[Model, int, float, float, Callable[[Tensor, float], Tens
     "groups, 300": (groups, 300, 0.5, 1.0, _of_groups),
     "groups, 800": (groups, 800, 0.5, 1.0, _of_groups),
     "walk, 300": (walk, 300, 0.15, 0.5, _of_walk),
-    "walk, 600": (walk, 600, 0.15, 0.5, _of_walk),
 }
 METHODS: dict[str, Callable[[Any], Any]] = {
     "implicit": HyperNetworkGuide,
