@@ -39,6 +39,7 @@ __all__ = [
     "format_table",
     "load_npz",
     "mean_and_error",
+    "mean_and_spread",
     "parse",
     "parser",
     "positive",
@@ -219,6 +220,21 @@ def mean_and_error(values: Sequence[float], form: str, error_form: str | None = 
         return text
     error = statistics.stdev(values) / len(values) ** 0.5
     return f"{text} ± {error:{error_form or form}}"
+
+
+def mean_and_spread(values: Sequence[float | None], form: str) -> str | None:
+    """
+    The mean of some numbers, and their standard deviation, which is 0 of a single one.
+
+    :param values: one of each seed; those that are None are left out.
+    :param str form: of both: ``".2f"``.
+    :returns: both as text; None of no numbers.
+    """
+    found = [value for value in values if value is not None]
+    if not found:
+        return None
+    spread = statistics.stdev(found) if len(found) > 1 else 0.0
+    return f"{statistics.fmean(found):{form}} ± {spread:{form}}"
 
 
 def _is_right(values: list[Any]) -> bool:

@@ -18,7 +18,14 @@ from torch import Tensor, nn
 from torchmetrics.functional.classification import binary_calibration_error
 from tqdm.auto import tqdm
 
-from benchmarks.common import fixed_seed, format_table, mean_and_error, parse, parser
+from benchmarks.common import (
+    fixed_seed,
+    format_table,
+    mean_and_error,
+    mean_and_spread,
+    parse,
+    parser,
+)
 from benchmarks.records import write_record
 from pyro_implicit import BayesianModule, HyperNetworkGuide, evaluate, fit
 from pyro_implicit.bayesian import last_layer, with_adapters
@@ -260,14 +267,14 @@ def table(rows: list[Row]) -> str:
         less = [row["nll"] - base[row["seed"]] for row in group if row["seed"] in base]
         shown = less and method != "network"
         cells = [group[0]["latents"], group[0]["frozen"], len(group)]
-        cells += [_spread(group, "accuracy"), _spread(group, "nll")]
-        cells += [mean_and_error(less, "+.3f", ".3f") if shown else None, _spread(group, "ece")]
+        cells += [
+            mean_and_spread([r["accuracy"] for r in group], ".3f"),
+            mean_and_spread([r["nll"] for r in group], ".3f"),
+        ]
+        cells += [
+            mean_and_error(less, "+.3f", ".3f") if shown else None,
+            mean_and_spread([r["ece"] for r in group], ".3f"),
+        ]
         cells += [f"{statistics.fmean(r[k] for r in group):.0f}" for k in ("steps", "cpu_seconds")]
         lines.append([method, *cells, group[0]["note"]])
     return format_table(header, lines)
-
-
-def _spread(group: list[Row], key: str) -> str:
-    values = [row[key] for row in group]
-    spread = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.fmean(values):.3f} ± {spread:.3f}"

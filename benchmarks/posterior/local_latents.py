@@ -18,7 +18,7 @@ from pyro.infer.autoguide import AutoNormal
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from benchmarks.common import fixed_seed, format_table, parse, parser
+from benchmarks.common import fixed_seed, format_table, mean_and_spread, parse, parser
 from benchmarks.records import write_record
 from pyro_implicit import ConditionalHyperNetworkGuide, LinearisedELBO, fit, posterior_draws
 from pyro_implicit.exceptions import NonFiniteError
@@ -155,13 +155,8 @@ def table(rows: list[Row]) -> str:
         if not group:
             lines.append([model, method, fits, *[None] * 5])
             continue
-        cells = [_spread([r[key] for r in group]) for key in ("gap", "error")]
+        cells = [mean_and_spread([r[key] for r in group], ".3f") for key in ("gap", "error")]
         steps, seconds = (statistics.fmean(r[k] for r in group) for k in ("steps", "cpu_seconds"))
         told = f"{sum(bool(r['warnings']) for r in group)} of {len(group)}"
         lines.append([model, method, fits, *cells, f"{steps:.0f}", f"{seconds:.0f}", told])
     return format_table(header, lines)
-
-
-def _spread(values: list[float]) -> str:
-    spread = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.fmean(values):.3f} ± {spread:.3f}"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from benchmarks.common import fixed_seed, format_table, parse, parser
+from benchmarks.common import fixed_seed, format_table, mean_and_spread, parse, parser
 from benchmarks.posterior._own_guides_digits import digits, mnist
 from benchmarks.posterior._own_guides_fits import METHODS, Pace, fitted, rehearsed
 from benchmarks.posterior._own_guides_judge import judged
@@ -136,11 +136,11 @@ def table(rows: list[Row]) -> str:
         group = [r for r in rows if (r["model"], r["method"]) == (model, method)]
         own = {r["seed"]: r for r in rows if (r["model"], r["method"]) == (model, "own")}
         less = [_less(r["held_out"], own.get(r["seed"], {}).get("held_out")) for r in group]
-        cells = [_spread([r["held_out"] for r in group], 2)]
-        cells += [None if method == "own" else _spread(less, 2)]
-        cells += [_spread([_gap(r, "held_out") for r in group], 2)]
-        cells += [_spread([r["train"] for r in group], 2)]
-        cells += [_spread([_gap(r, "train") for r in group], 2)]
+        cells = [mean_and_spread([r["held_out"] for r in group], ".2f")]
+        cells += [None if method == "own" else mean_and_spread(less, ".2f")]
+        cells += [mean_and_spread([_gap(r, "held_out") for r in group], ".2f")]
+        cells += [mean_and_spread([r["train"] for r in group], ".2f")]
+        cells += [mean_and_spread([_gap(r, "train") for r in group], ".2f")]
         steps, seconds = (statistics.fmean(r[k] for r in group) for k in ("steps", "cpu_seconds"))
         lines.append([model, method, *cells, f"{steps:.0f}", f"{seconds:.1f}"])
     return format_table(header, lines)
@@ -154,11 +154,3 @@ def _gap(row: Row, part: str) -> float | None:
     """Log evidence, exact where it is known, less the bound."""
     exact = row[f"exact_{part}"]
     return _less(row[part] if exact is None else exact, row[f"{part}_bound"])
-
-
-def _spread(values: Sequence[float | None], digits: int) -> str | None:
-    found = [value for value in values if value is not None]
-    if not found:
-        return None
-    spread = statistics.stdev(found) if len(found) > 1 else 0.0
-    return f"{statistics.fmean(found):.{digits}f} ± {spread:.{digits}f}"

@@ -18,7 +18,7 @@ from pyro.infer.autoguide import AutoNormal
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from benchmarks.common import fixed_seed, format_table, parse, parser
+from benchmarks.common import fixed_seed, format_table, mean_and_spread, parse, parser
 from benchmarks.records import write_record
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO, fit, posterior_draws
 
@@ -190,15 +190,10 @@ def table(rows: list[Row]) -> str:
     lines = []
     for model, method in dict.fromkeys((r["model"], r["method"]) for r in rows):
         group = [r for r in rows if (r["model"], r["method"]) == (model, method)]
-        gap, ratio = (_spread([r[key] for r in group]) for key in ("gap", "ratio"))
+        gap, ratio = (mean_and_spread([r[key] for r in group], ".2f") for key in ("gap", "ratio"))
         shift = math.sqrt(statistics.fmean(r["shift"] ** 2 for r in group))
         steps, seconds = (statistics.fmean(r[k] for r in group) for k in ("steps", "cpu_seconds"))
         told = f"{sum(bool(r['warnings']) for r in group)} of {len(group)}"
         cells = [gap, f"{shift:.2f}", ratio, f"{steps:.0f}", f"{seconds:.0f}", told]
         lines.append([model, method, len(group), *cells])
     return format_table(header, lines)
-
-
-def _spread(values: list[float]) -> str:
-    spread = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.fmean(values):.2f} ± {spread:.2f}"

@@ -27,6 +27,7 @@ from pyro_implicit.training.fitting.first_steps import FirstSteps
 from pyro_implicit.training.fitting.learning_rate import LearningRate
 from pyro_implicit.training.fitting.retreat import is_comparable
 from pyro_implicit.training.fitting.seen_parameters import SeenParameters
+from pyro_implicit.training.fitting.stall import Slope
 from pyro_implicit.training.fitting.told import (
     told_limit,
     told_other_run,
@@ -336,13 +337,16 @@ class Run:
             told += told_rise(self.history) if is_comparable(self.objective) else []
         if reason == "converged" and self.first_steps.is_cut and self.course.whole is None:
             told += told_resolution(slope)
-        elif self.first_steps.lacks_gradient:
-            pass  # no step would mend it, and it is told
-        elif reason == "limit" and not self.course.is_flat and not (slope and slope.is_rising):
+        elif reason == "limit" and self._may_rise(slope):
             warm = self.course.at_full_rate(self.history)
             slope = self.course.slope(warm)
             told.append(told_limit(self.course.rate.num_steps, slope, self.course.level_at))
         return told
+
+    def _may_rise(self, slope: Slope | None) -> bool:
+        """Whether more steps may bring more; none does for latents without a gradient."""
+        is_rising = slope is not None and slope.is_rising
+        return not (self.course.is_flat or is_rising or self.first_steps.lacks_gradient)
 
     def _is_one_series(self, reason: str) -> bool:
         """Whether first and last losses are of the same data, and of what the guide is now."""
