@@ -69,7 +69,8 @@ def forgiving(init_loc_fn: Callable[[dict[str, Any]], Tensor]) -> Callable[..., 
             if fn.support.is_discrete:
                 check_support(site["name"], fn)
             # even if unmappable: an enclosed reparam may remove the site
-            return _fitting(site, _finite(site["name"], init_loc_fn(site)))
+            value = _finite(site["name"], init_loc_fn(site))
+            return _fitting(site, _inside_own(fn, value))
         except NotImplementedError:
             check_support(site["name"], fn)
             transform = transform_to(plain_support(own_support(fn)))
@@ -78,6 +79,23 @@ def forgiving(init_loc_fn: Callable[[dict[str, Any]], Tensor]) -> Callable[..., 
             return value
 
     return init
+
+
+def _inside_own(fn: Any, value: Any) -> Any:
+    """
+    Moves a start that Pyro made from the support that a distribution states into the one it has.
+
+    A transformed distribution may state a wider one (:func:`~pyro_implicit.handlers.own_support`),
+    which ``init_to_feasible`` and ``init_to_uniform`` take the image of a number in. A start that
+    was given by value is left for the check.
+    """
+    own = own_support(fn)
+    if own is fn.support or getattr(value, "_pyro_custom_init", True):
+        return value
+    if bool(own.check(value).all()):
+        return value
+    moved: Tensor = transform_to(plain_support(own))(transform_to(fn.support).inv(value))
+    return moved
 
 
 def is_summed_out(site: Any) -> bool:

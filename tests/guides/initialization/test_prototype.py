@@ -8,10 +8,17 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer.autoguide import init_to_value
+from pyro.infer.autoguide import (
+    init_to_feasible,
+    init_to_median,
+    init_to_uniform,
+    init_to_value,
+)
+from torch.distributions import transforms
 
 from pyro_implicit import HyperNetworkGuide
 from pyro_implicit.exceptions import ImplicitError, ShapeError, SiteError
+from pyro_implicit.handlers.own_support import own_support
 
 
 def model() -> None:
@@ -38,3 +45,41 @@ def test_starts_that_are() -> None:
     guide = HyperNetworkGuide(model, init_loc_fn=init_to_value(values=values), init_scale=1e-3)
     guide.setup()
     assert torch.allclose(guide.median()["scale"], values["scale"], rtol=0.05)
+
+
+@pytest.mark.parametrize("init_loc_fn", [init_to_feasible, init_to_median, init_to_uniform])
+@pytest.mark.parametrize(
+    "moves",
+    [
+        [transforms.ExpTransform(), transforms.AffineTransform(1.0, 2.0)],
+        [transforms.SigmoidTransform(), transforms.AffineTransform(3.0, -1.0)],
+        [transforms.ExpTransform(), transforms.AffineTransform(0.0, torch.arange(1.0, 4.0))],
+    ],
+)
+@pytest.mark.parametrize("is_vector", [False, True])
+def test_starts_that_pyro_makes_in_a_support_that_is_stated_too_wide(
+    init_loc_fn: Any, moves: Any, is_vector: bool
+) -> None:
+    base = dist.Normal(torch.zeros(3), 1.0)
+    prior = dist.TransformedDistribution(base.to_event(1) if is_vector else base, moves)
+    prior = prior if is_vector else prior.to_event(1)
+
+    def vector_model() -> None:
+        pyro.sample("a", prior)
+
+    guide = HyperNetworkGuide(vector_model, init_loc_fn=init_loc_fn)
+    value = guide()["a"]
+    assert bool(own_support(prior).check(value).all())
+    assert bool(prior.log_prob(value).isfinite())
+
+
+def test_a_start_by_value_outside_of_the_support_that_is_narrower_than_stated() -> None:
+    base = dist.Normal(torch.zeros(3), 1.0).to_event(1)
+    moves = [transforms.ExpTransform(), transforms.AffineTransform(1.0, 1.0)]
+
+    def shifted() -> None:
+        pyro.sample("a", dist.TransformedDistribution(base, moves))
+
+    guide = HyperNetworkGuide(shifted, init_loc_fn=init_to_value(values={"a": torch.zeros(3)}))
+    with pytest.raises(SiteError, match="'a' outside of its support"):
+        guide.setup()
