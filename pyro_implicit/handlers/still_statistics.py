@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-__all__ = ["still_statistics"]
+__all__ = ["is_kept", "still_statistics"]
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def still_statistics() -> Iterator[None]:
 
     def note(module: nn.Module, _: Any) -> None:
         if module.training and threading.get_ident() == thread:
-            new = [one for one in module.buffers() if _is_kept(one) and one not in before]
+            new = [one for one in module.buffers() if is_kept(one) and one not in before]
             before.update((one, one.detach().clone()) for one in new)
 
     hook = register_module_forward_pre_hook(note)
@@ -41,8 +41,12 @@ def still_statistics() -> Iterator[None]:
                     buffer.data.copy_(value)  # nor is this: a graph may have saved it
 
 
-def _is_kept(buffer: Tensor) -> bool:
-    """Whether it is the module's own, and no latent that a call has put in its place."""
+def is_kept(buffer: Tensor) -> bool:
+    """
+    Whether a buffer is the module's own, and no latent that a call has put in its place.
+
+    :param torch.Tensor buffer: of any shape.
+    """
     is_mapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(buffer)
     is_plain = buffer.layout is torch.strided  # a sparse matrix is no statistic
     is_free = not (buffer.requires_grad or buffer.is_inference() or buffer._is_view())

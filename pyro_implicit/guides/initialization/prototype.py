@@ -69,8 +69,8 @@ def forgiving(init_loc_fn: Callable[[dict[str, Any]], Tensor]) -> Callable[..., 
             if fn.support.is_discrete:
                 check_support(site["name"], fn)
             # even if unmappable: an enclosed reparam may remove the site
-            value = _finite(site["name"], init_loc_fn(site))
-            return _fitting(site, _inside_own(fn, value))
+            start = _finite(site["name"], init_loc_fn(site))
+            return _fitting(site, _inside_own(fn, start))
         except NotImplementedError:
             check_support(site["name"], fn)
             transform = transform_to(plain_support(own_support(fn)))

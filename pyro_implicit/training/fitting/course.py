@@ -10,6 +10,7 @@ from torch import Tensor
 from pyro_implicit.training.fitting.learning_rate import LearningRate
 from pyro_implicit.training.fitting.norm_clipped_adam import NormClippedAdam
 from pyro_implicit.training.fitting.retreat import Retreat
+from pyro_implicit.training.fitting.running_statistics import RunningStatistics
 from pyro_implicit.training.fitting.settling import Settling
 from pyro_implicit.training.fitting.stall import Slope, slope_of
 from pyro_implicit.training.fitting.whole_loss import WholeLoss
@@ -50,6 +51,8 @@ class Course:
         self._num_latents, self._judges, self._times = num_latents, judges_losses, times
         #: what moves the parameters
         self.adam = NormClippedAdam(times=times)
+        #: what else they need, to be what they were
+        self.statistics = RunningStatistics()
         #: the way back to good parameters
         self.retreat = Retreat(judges_losses)
         #: the way to the middle of where parameters wander
@@ -61,6 +64,11 @@ class Course:
         self._warm_from = 0  # the step at which the rate was last set to its full height
         self._ask_at = FEWEST  # steps at the full rate
 
+    @property
+    def kept(self) -> dict[str, Tensor]:
+        """All parameters so far, and running statistics, by name: what is copied and set."""
+        return self.adam.params | self.statistics.values
+
     def begin(self, step: int, params: Mapping[str, Tensor]) -> None:
         """
         Takes notice of parameters that a step is about to move.
@@ -69,8 +77,9 @@ class Course:
         :param params: of this step, unconstrained, by name.
         """
         self.adam.take(params)
-        self.retreat.begin(step, self.adam.params)
-        self.settling.begin(self.adam.params)
+        before = self.adam.params | self.statistics.before
+        self.retreat.begin(step, before)
+        self.settling.begin(before)
 
     def rate_at(self, step: int) -> float:
         """
@@ -88,7 +97,7 @@ class Course:
         :returns: what :meth:`move` has to do, or ``"add"`` where the parameters belong into a mean.
         """
         due = ["add"] * (self.rate.begun is None and self.settling.wants(len(losses)))
-        return ["retreat"] * self.retreat.look(losses, self.adam.params) + due
+        return ["retreat"] * self.retreat.look(losses, self.kept) + due
 
     # ---- what to do next
 
@@ -116,8 +125,9 @@ class Course:
             due = self._cool(step, params(), is_level=False)
         if due:
             return None, due
+        is_left = step < self.rate.num_steps
         if self.rate.is_cold(step) and self.is_flat:
-            return "converged", self._last_look(step, params(), may_slow=True)
+            return "converged", self._last_look(step, params(), may_slow=is_left)
         if step >= self.rate.num_steps:
             return "limit", self._last_look(step, params(), may_slow=False)
         return None, []
@@ -168,7 +178,7 @@ class Course:
         :param str where: one of ``MOVES``.
         :param int step: the number of steps so far.
         """
-        params = self.adam.params
+        params = self.kept
         if where == "retreat":  # with half the rate and an optimiser that knows nothing
             self.retreat.go_back(step, params)
             self.adam.forget()

@@ -16,6 +16,7 @@ from pyro_implicit._random import write_random_state as _write
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, StateError
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.handlers.latent_rows import ParametersAtRows
+from pyro_implicit.handlers.still_statistics import still_statistics
 from pyro_implicit.handlers.value_errors import refuses_nan
 from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
@@ -81,6 +82,8 @@ class Run:
         self.course = Course(
             rate, is_judged, whole, whole or self._comparable_loss(), self._num_latents, times
         )
+        if validation is not None:
+            validation.statistics = self.course.statistics
         self._stepper: Any = None  # the objective, or what records its steps
         self.history: list[float] = []
         self.rates: list[float] = []
@@ -133,6 +136,7 @@ class Run:
         if self._pending is not None and self.course.adam.has_stepped:
             self._commit(*self._pending)
         else:
+            self.course.statistics.undo()
             _write(self._random)
 
     def _reason(self) -> str | None:
@@ -158,11 +162,12 @@ class Run:
         course = self.course
         if self.history and not course.adam.params and course.settling.is_possible:
             args, kwargs = self.last_call
-            with poutine.trace(param_only=True) as capture, RandomStream(0):
-                self.objective.loss(self.model, self._called, *args, **kwargs)
+            with poutine.trace(param_only=True) as capture, RandomStream(0), still_statistics():
+                with course.statistics.around_step():
+                    self.objective.loss(self.model, self._called, *args, **kwargs)
             self.seen.add(_params(capture))
             course.adam.take(_params(capture))
-        return course.adam.params
+        return course.kept
 
     def _move(self, where: str) -> None:
         self.course.move(where, len(self.history))
@@ -195,7 +200,7 @@ class Run:
         self.course.adam.has_stepped = False
         capture, cause = poutine.trace(param_only=True), None
         try:
-            with self.first_steps.watching(), capture:
+            with self.first_steps.watching(), self.course.statistics.around_step(), capture:
                 loss = _one_number(
                     self._stepper.loss_and_grads(self.model, self._called, *args, **kwargs)
                 )
@@ -238,7 +243,7 @@ class Run:
             if self.due[0] in MOVES:
                 self._move(self.due[0])
             elif self.due[0] == "add":
-                self.course.settling.add(len(self.history), self.course.adam.params)
+                self.course.settling.add(len(self.history), self.course.kept)
             elif self.due[0] == "terms":
                 self._evaluate_terms()
             elif self.due[0] == "score start":
@@ -249,6 +254,7 @@ class Run:
 
     def _skip(self, why: str, error: Exception | None = None) -> None:
         self.course.adam.clear()
+        self.course.statistics.undo()
         self.skipped.append(why)
         self.num_skipped_now += 1
         if self.num_skipped_now >= _ASTRAY and self.course.retreat.is_possible(len(self.history)):
@@ -266,7 +272,8 @@ class Run:
             return
         args, kwargs = self.last_call
         try:
-            terms = evaluate(self.model, self.guide, *args, **kwargs)
+            with still_statistics():
+                terms = evaluate(self.model, self.guide, *args, **kwargs)
         except NonFiniteError:  # a bad draw: as good as a skipped step
             return
         step = float(len(self.history))

@@ -265,7 +265,7 @@ class _Mean:
         weight = (_FORGETTING + 1) / (self.number + 1 + _FORGETTING)
         values = {
             name: self.values[name].to(param).lerp(param, weight)
-            if name in self.values
+            if name in self.values and param.is_floating_point()
             else param.detach().clone()
             for name, param in params.items()
         }

@@ -9,13 +9,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from pyro_implicit._checks import check_number, shown
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.seen_observations import TOLD_ONCE
 from pyro_implicit.inference.log_predictive_density import log_predictive_density
 from pyro_implicit.training.early_stopping import EarlyStopping
+from pyro_implicit.training.fitting.parameter_copies import copied, set_to
+from pyro_implicit.training.fitting.running_statistics import RunningStatistics
 
 __all__ = ["Validation", "check_validation"]
 
@@ -80,6 +82,9 @@ class Validation:
             self._score = partial(self._held, _NUM_SAMPLES)
         self._modules = [m for m in (model, guide) if isinstance(m, nn.Module)]
         self._stopping = EarlyStopping(_PATIENCE, mode="max")
+        #: those of networks that the model calls, wherever it has them from
+        self.statistics = RunningStatistics()
+        self._best_statistics: dict[str, Tensor] = {}
         self.scores: dict[int, float] = {}
 
     def __call__(self, step: int) -> None:
@@ -94,6 +99,8 @@ class Validation:
         score = check_number("the value of validation()", self._score(), finite=False)
         if math.isfinite(score):
             self._stopping.step(score, *self._modules)
+            if self._stopping.best_step == self._stopping.num_steps - 1:
+                self._best_statistics = copied(self.statistics.values)
         self.scores[step] = score  # last: what was interrupted is done anew
 
     def try_once(self) -> None:
@@ -108,7 +115,11 @@ class Validation:
 
     def state(self) -> dict[str, Any]:
         """All scores, and the best parameters."""
-        return {"scores": dict(self.scores), "stopping": self._stopping.state_dict()}
+        return {
+            "scores": dict(self.scores),
+            "stopping": self._stopping.state_dict(),
+            "statistics": copied(self._best_statistics),
+        }
 
     def load(self, state: Mapping[str, Any], is_over: bool) -> None:
         """
@@ -120,12 +131,14 @@ class Validation:
         """
         stopping = dict(state["stopping"])
         self._stopping.load_state_dict(stopping | {"waited": 0} if is_over else stopping)
+        self._best_statistics = copied(state.get("statistics", {}))
         self.scores = {int(step): float(score) for step, score in state["scores"].items()}
 
     def restore(self) -> None:
         """Brings the best parameters back, if there was a score."""
         if self._stopping.best_step is not None:
             self._stopping.restore(*self._modules)
+            set_to(self.statistics.values, self._best_statistics)
 
     @property
     def is_start_best(self) -> bool:

@@ -1,0 +1,151 @@
+"""Running statistics go back with the parameters that they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer.autoguide import AutoNormal
+from torch import Tensor, nn
+
+from pyro_implicit import HyperNetworkGuide, fit, log_predictive_density
+from pyro_implicit.training.fitting.running_statistics import RunningStatistics
+
+NUM_ROWS = 40
+
+
+def data(seed: int) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    x = 3 * torch.randn(NUM_ROWS, 3, generator=random) + 2
+    return x, x[:, 0].sin() + 0.1 * torch.randn(NUM_ROWS, generator=random)
+
+
+def network(momentum: float | None = 0.1) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(3, 20), nn.BatchNorm1d(20, momentum=momentum), nn.Tanh(), nn.Linear(20, 1)
+    )
+
+
+def model_with(net: nn.Module) -> Callable[..., None]:
+    """A function, so that nobody knows of the network before a step calls it."""
+
+    def model(x: Tensor, y: Tensor | None = None) -> None:
+        pyro.module("net", net)
+        w = pyro.sample("w", dist.Normal(1.0, 1.0))
+        s = pyro.sample("s", dist.LogNormal(-1.0, 1.0))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(net(x)[:, 0] * w, s), obs=y)
+
+    return model
+
+
+def state_of(*modules: nn.Module) -> list[Tensor]:
+    return [v.clone() for m in modules for v in m.state_dict().values()]
+
+
+@pytest.mark.long
+def test_the_best_network_of_a_validation_has_its_statistics() -> None:
+    net = network()
+    model, held_out = model_with(net), data(1)
+    guide = AutoNormal(model)
+    result = fit(
+        model, guide, *data(0), validation=held_out, num_steps=1500, lr=0.02, seed=0, progress=False
+    )
+    assert max(result.scores, key=lambda step: result.scores[step]) < result.num_steps
+    now = log_predictive_density(model, guide, *held_out, num_samples=50, seed=0).mean()
+    assert float(now) == pytest.approx(max(result.scores.values()), abs=1e-5)
+
+
+@pytest.mark.long
+def test_a_run_that_ends_above_its_start_gives_the_whole_start_back() -> None:
+    net = network()
+    model = model_with(net)
+    guide = AutoNormal(model)
+    fit(model, guide, *data(0), num_steps=600, lr=0.01, seed=0, progress=False)
+    before = state_of(net, guide)
+    result = fit(model, guide, *data(0), num_steps=420, lr=0.5, seed=0, progress=False)
+    assert any("what it began as" in told for told in result.warnings)
+    for one, other in zip(before, state_of(net, guide), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_looks_at_terms_move_nothing() -> None:
+    net = network(momentum=None)
+    model = model_with(net)
+    guide = HyperNetworkGuide(model)
+    result = fit(model, guide, *data(0), num_steps=200, seed=0, progress=False)
+    assert len(result.terms) == 4
+    assert 100 < int(net[1].num_batches_tracked) <= 200  # type: ignore[arg-type]
+
+
+def test_a_step_that_is_broken_off_leaves_no_statistics() -> None:
+    stopped, whole = network(momentum=None), network(momentum=None)
+    result = None
+    for at in (None, 30):
+        net = whole if at is None else stopped
+        model, calls = model_with(net), [0]
+
+        def counted(*args: Any, model: Any = model, calls: Any = calls, at: Any = at) -> None:
+            model(*args)
+            calls[0] += 1
+            if calls[0] == at:
+                raise KeyboardInterrupt
+
+        pyro.clear_param_store()
+        torch.manual_seed(0)
+        guide = AutoNormal(model)
+        guide(*data(0))
+        options: Any = {"num_steps": 60, "seed": 0, "progress": False}
+        result = fit(counted, guide, *data(0), **options)
+        if at is not None:
+            assert result.reason == "interrupted"
+            fit(counted, guide, *data(0), **(options | {"seed": None}), resume=result)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, stopped.state_dict()[name]), name
+
+
+class Counter(nn.Module):
+    """Replaces its buffer, rather than writing into it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("constant", torch.ones(2))
+        self.register_buffer("nothing", None)
+
+    def forward(self) -> None:
+        self.count = self.count + 1
+
+
+def test_those_that_move_are_found_in_the_first_step_and_undone_in_each() -> None:
+    counter, statistics = Counter(), RunningStatistics()
+    for _ in range(3):
+        with statistics.around_step():
+            counter()
+            counter()
+        assert [int(v) for v in statistics.values.values()] == [int(counter.count)]
+        assert [int(v) for v in statistics.before.values()] == [int(counter.count) - 2]
+    statistics.undo()
+    statistics.undo()
+    assert int(counter.count) == 4
+
+
+def test_a_first_step_that_fails_is_undone_too() -> None:
+    counter, statistics = Counter(), RunningStatistics()
+    with pytest.raises(ValueError, match="on purpose"), statistics.around_step():
+        counter()
+        raise ValueError("on purpose")
+    statistics.undo()
+    assert int(counter.count) == 0
+
+
+def test_networks_in_evaluation_mode_are_left_alone() -> None:
+    counter, statistics = Counter().eval(), RunningStatistics()
+    with statistics.around_step():
+        counter()
+    assert statistics.values == {}
