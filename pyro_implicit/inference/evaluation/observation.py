@@ -75,21 +75,33 @@ def _is_categorical(fn: Any) -> bool:
     return any(_is_categorical(part) for part in inner if part is not None)
 
 
-def _probabilities(fn: Any) -> Tensor:
-    """The probability of each class at each entry by itself, along a last dimension."""
+def _log_probabilities(fn: Any) -> Tensor:
+    """The log-probability of each class at each entry by itself, along a last dimension."""
     if isinstance(fn, (torch.distributions.Independent, dist.MaskedDistribution)):
-        return _probabilities(fn.base_dist)
+        return _log_probabilities(fn.base_dist)
     if isinstance(fn, torch.distributions.MixtureSameFamily):
-        parts = _probabilities(fn.component_distribution)
+        parts = _log_probabilities(fn.component_distribution)
         num_inner = parts.dim() - len(fn.component_distribution.batch_shape)  # entries and classes
-        weights = fn.mixture_distribution.probs.double()[(..., *[None] * num_inner)]
-        return (weights * parts).sum(-1 - num_inner)
+        weights = fn.mixture_distribution.logits.double().log_softmax(-1)
+        return (weights[(..., *[None] * num_inner)] + parts).logsumexp(-1 - num_inner)
     if isinstance(fn, torch.distributions.Bernoulli):
-        return torch.stack([1.0 - fn.probs, fn.probs], -1).double()
+        logits = fn.logits.double()
+        return torch.nn.functional.logsigmoid(torch.stack([-logits, logits], -1))
     if isinstance(fn, (torch.distributions.Categorical, torch.distributions.OneHotCategorical)):
-        return fn.probs.double()
-    probs: Tensor = fn.log_prob(fn.enumerate_support(expand=True)).double().exp().movedim(0, -1)
-    return probs
+        return fn.logits.double().log_softmax(-1)
+    found: Tensor = fn.log_prob(fn.enumerate_support(expand=True)).double().movedim(0, -1)
+    return found
+
+
+def _has_mean_of_another(kind: type) -> bool:
+    """Whether a user's class has a density of its own, and inherits the mean of another one."""
+    first = {
+        name: next((base for base in kind.__mro__ if name in vars(base)), object)
+        for name in ("log_prob", "mean")
+    }
+    density, mean = first["log_prob"], first["mean"]
+    is_theirs = density.__module__.partition(".")[0] not in ("pyro", "torch")
+    return is_theirs and density is not mean and issubclass(density, mean)
 
 
 def _has_mask(fn: Any) -> bool:
@@ -281,18 +293,19 @@ class Observation:
 
     def mean(self) -> Tensor | None:
         """The mean of the distribution, shape of the value; None if it does not tell it."""
-        if isinstance(without_events(self.fn), dist.ProjectedNormal):  # tells a direction
-            return None
+        fn = without_events(self.fn)
+        if isinstance(fn, dist.ProjectedNormal) or _has_mean_of_another(type(fn)):
+            return None  # a direction, or that of a density which is not its own
         try:
             mean = self.fn.mean
         except (NotImplementedError, AttributeError):
             return None
         return mean.double().expand(self.values().shape) if isinstance(mean, Tensor) else None
 
-    def probabilities(self) -> Tensor:
-        """Class probabilities, shape ``(*batch, *event of labels, C)``."""
-        probs = _probabilities(without_events(self.fn))
-        return probs.expand(*self.labels().shape, probs.shape[-1])
+    def log_probabilities(self) -> Tensor:
+        """Class log-probabilities, shape ``(*batch, *event of labels, C)``, in float64."""
+        found = _log_probabilities(without_events(self.fn))
+        return found.expand(*self.labels().shape, found.shape[-1])
 
     def labels(self) -> Tensor:
         """The observed classes as numbers."""

@@ -121,8 +121,7 @@ class ClassTally:
     """The mean class probabilities over draws."""
 
     def __init__(self) -> None:
-        self.probabilities: Any = 0.0
-        self.count = 0
+        self._density = DensityTally()
 
     def add(self, seen: Observation, outcomes: Tensor | None) -> None:
         """
@@ -131,8 +130,12 @@ class ClassTally:
         :param Observation seen: the site at this draw.
         :param outcomes: not used.
         """
-        self.probabilities = self.probabilities + seen.probabilities()
-        self.count += 1
+        self._density.add(seen.log_probabilities())
+
+    @property
+    def probabilities(self) -> Tensor:
+        """Shape ``(*batch, *event of labels, C)``."""
+        return self._density.log_density().exp()
 
     def scores(self, seen: Observation) -> dict[str, Tensor]:
         """
@@ -141,13 +144,14 @@ class ClassTally:
         :param Observation seen: the site at any draw.
         :returns: by name, datum shape.
         """
-        probabilities, labels = self.probabilities / self.count, seen.labels()
-        of_label = probabilities.gather(-1, labels[..., None])[..., 0]
+        log_probabilities, labels = self._density.log_density(), seen.labels()
+        log_of_label = log_probabilities.gather(-1, labels[..., None])[..., 0]
+        probabilities, of_label = log_probabilities.exp(), log_of_label.exp()
         right = (probabilities.argmax(-1) == labels).double()
         brier = probabilities.square().sum(-1) - 2.0 * of_label + 1.0
         if probabilities.shape[-1] == 2:  # the square of one error, not of both
             brier = brier / 2.0
-        found = {"accuracy": right, "nll": -of_label.log(), "brier": brier}
+        found = {"accuracy": right, "nll": -log_of_label, "brier": brier}
         return {name: seen.averaged(value) for name, value in found.items()}
 
     def calibration(self, seen: Observation) -> tuple[Tensor, Tensor]:
@@ -157,6 +161,6 @@ class ClassTally:
         :param Observation seen: the site at any draw.
         :returns: confidence and rightness of each label that is not masked, flat.
         """
-        confidence, predicted = (self.probabilities / self.count).max(-1)
+        confidence, predicted = self.probabilities.max(-1)
         kept = seen.unmasked_entries(confidence)
         return confidence[kept].clamp(0.0, 1.0), (predicted == seen.labels())[kept]
