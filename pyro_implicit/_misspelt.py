@@ -7,8 +7,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from torch import nn
-
+from pyro_implicit._signature import parameters_of
 from pyro_implicit.exceptions import ArgumentError
 
 __all__ = ["check_class_options", "check_misspelt"]
@@ -45,11 +44,8 @@ def check_misspelt(
     """
     if not kwargs:
         return
-    try:
-        taken = inspect.signature(_what_is_run(model)).parameters
-    except (TypeError, ValueError):  # a callable that does not tell
-        return
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values()):
+    taken = parameters_of(model)
+    if taken is None or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values()):
         return
     accepted = inspect.signature(function).parameters.values()
     options = [p.name for p in accepted if p.kind is inspect.Parameter.KEYWORD_ONLY]
@@ -67,13 +63,6 @@ def check_misspelt(
             f"{name}= is neither an option of {own} nor an argument of the model, which takes "
             f"{', '.join(taken) or 'none'}. {hint}"
         )
-
-
-def _what_is_run(model: Callable[..., Any]) -> Callable[..., Any]:
-    """A module's own call takes anything, and hands it to ``forward`` if it has one."""
-    if isinstance(model, nn.Module) and type(model).forward is not nn.Module.forward:
-        return model.forward
-    return model
 
 
 def check_class_options(kind: type, given: Collection[str]) -> None:

@@ -23,6 +23,7 @@ from pyro_implicit._inference_mode import refuse_inference_mode
 from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._progress import progress_bar
 from pyro_implicit._random import RandomStream
+from pyro_implicit._signature import leading_arguments
 from pyro_implicit._warn import warn
 from pyro_implicit.chains.density import ChainDensity
 from pyro_implicit.chains.kernel import Kernel
@@ -188,7 +189,7 @@ def refine(
             chains.how = density.how
             held = HeldData(model, args, kwargs)
             chains.observed, chains.sampled = frozenset(held.observed), held.sampled
-            chains._rows_seen = fingerprint(args)
+            chains._rows_seen = fingerprint(leading_arguments(model, args, kwargs))
             if num_steps and not interrupted:
                 chains._run(density, num_steps, progress)
         remember_fit(model, chains, args, kwargs, are_chains=True)

@@ -17,6 +17,7 @@ from pyro_implicit._checks import check_count, check_counts, check_flag, check_i
 from pyro_implicit._memory import check_fits
 from pyro_implicit._params import emit_params, take_loaded
 from pyro_implicit._random import seed_torch
+from pyro_implicit._signature import leading_arguments
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.distributions.implicit_sites import draw_site
 from pyro_implicit.exceptions import (
@@ -125,7 +126,10 @@ class ConditionalGuide(ImplicitGuide):
                 "this guide was conditioned by a context function of its own, which is not stored "
                 "with it. Make the guide as it was, with context=..., and load its state_dict()."
             )
-        value = read_context(self._own_network or self._context[0], args, kwargs)
+        context = self._own_network or self._context[0]
+        if context is None:
+            args = leading_arguments(self._bare_model[0], args, kwargs)
+        value = read_context(context, args, kwargs)
         self._check_context(value)
         return value
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_implicit._signature import leading_arguments
 from pyro_implicit._warn import warn
 
 __all__ = ["Fingerprint", "SameRows", "are_alike", "are_other_rows", "fingerprint"]
@@ -127,7 +128,7 @@ class SameRows:
             return model
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if are_other_rows(self.seen, args, kwargs):
+            if are_other_rows(self.seen, leading_arguments(model, args, kwargs), kwargs):
                 self._warn()
             return model(*args, **kwargs)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from pyro_implicit._checks import check_guide, check_model
 from pyro_implicit._misspelt import check_misspelt
+from pyro_implicit._signature import leading_arguments
 from pyro_implicit._warn import warn
 from pyro_implicit.guides.argument_dims import (
     are_rows_of_the_fit,
@@ -74,11 +75,15 @@ class FittedCall:
         :param bool is_scored: whether the data that the model observes are scored.
         :returns: texts for :meth:`tell`.
         """
-        told = told_of_other_shapes(self.guide, self.args)
-        told += told_of_other_rows(self.guide, self.args, self.kwargs)
+        told = told_of_other_shapes(self.guide, self._leading)
+        told += told_of_other_rows(self.guide, self._leading, self.kwargs)
         if is_scored:
             told += told_of_held_data(self.model, self.guide, self.args, self.kwargs)
         return told
+
+    @property
+    def _leading(self) -> tuple[Any, ...]:
+        return leading_arguments(self.model, self.args, self.kwargs)
 
     def told_of_runs(self, joint_rows: Collection[str]) -> list[str]:
         """
@@ -88,7 +93,7 @@ class FittedCall:
         :returns: texts for :meth:`tell`, those on lost parameters among them.
         """
         told = [*self.watched.warnings()]
-        if joint_rows and not are_rows_of_the_fit(self.guide, self.args):
+        if joint_rows and not are_rows_of_the_fit(self.guide, self._leading):
             told.insert(0, told_of_joint_rows(joint_rows))
         return told
 

@@ -11,6 +11,7 @@ from pyro import poutine
 from pyro.infer import ELBO
 from torch import Tensor
 
+from pyro_implicit._signature import leading_arguments
 from pyro_implicit._warn import warn
 from pyro_implicit.guides.argument_dims import latents_of_other_rows, told_of_other_shapes
 from pyro_implicit.handlers.called_parameters import CalledParameters
@@ -95,7 +96,8 @@ class FirstSteps:
         """
         if self.arguments.batches is None:
             return
-        self._tell(told_of_other_shapes(self.guide, args))
+        leading = leading_arguments(self.model, args, kwargs)
+        self._tell(told_of_other_shapes(self.guide, leading))
         self._look_for_absent(args, kwargs)
         self._look_at_shapes(args, kwargs)
 
@@ -213,7 +215,9 @@ class FirstSteps:
 
     def _of_shared_latents(self, last: _Call) -> str | None:
         """Of latents of the rows of the first batch that the second one takes for its own."""
-        names, count = latents_of_other_rows(self.guide, *last)
+        args, kwargs = last
+        leading = leading_arguments(self.model, args, kwargs)
+        names, count = latents_of_other_rows(self.guide, leading, kwargs)
         if not names:
             return None
         return (

@@ -53,7 +53,7 @@ from pyro_implicit.training.fitting.other_model import blames_other_model
 from pyro_implicit.training.fitting.result import FitResult
 from pyro_implicit.training.fitting.run import Run
 from pyro_implicit.training.fitting.shared_scales import told_of_shared_scales
-from pyro_implicit.training.fitting.validation import Validation, check_validation
+from pyro_implicit.training.fitting.validation import Validation, check_validation, held_keywords
 from pyro_implicit.training.fitting.wrong_widths import wrong_widths
 
 __all__ = ["fit"]
@@ -236,8 +236,9 @@ def fit(
                     hints += chosen
             rate = default_rate(guide, arguments) if lr is None else lr
             times = rate_times(guide, rate) if lr is None else None
-            watch = None if validation is None else Validation(validation, model, guide, kwargs)
-            hints += _seen_in_validation(model, guide, validation, kwargs)
+            kept = held_keywords(model, validation, args, kwargs)
+            watch = None if validation is None else Validation(validation, model, guide, kept)
+            hints += _seen_in_validation(model, guide, validation, kept)
             run = Run(
                 model, guide, objective, arguments, LearningRate(rate, limit), watch, rows, times
             )

@@ -9,17 +9,21 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from pyro import poutine
 from torch import Tensor, nn
 
 from pyro_implicit._checks import check_number, shown
+from pyro_implicit._signature import leading_arguments, parameters_of
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.seen_observations import TOLD_ONCE
+from pyro_implicit.handlers.same_rows import are_alike, fingerprint
+from pyro_implicit.handlers.unseen_run import unseen_run
 from pyro_implicit.inference.log_predictive_density import log_predictive_density
 from pyro_implicit.training.early_stopping import EarlyStopping
 from pyro_implicit.training.fitting.parameter_copies import copied, set_to
 from pyro_implicit.training.fitting.running_statistics import RunningStatistics
 
-__all__ = ["Validation", "check_validation"]
+__all__ = ["Validation", "check_validation", "held_keywords"]
 
 EVERY = 100  # steps from one score to the next
 _PATIENCE = 10
@@ -62,6 +66,49 @@ def _check_takes_nothing(function: Any) -> None:
         return
 
 
+def held_keywords(model: Any, what: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """
+    Finds the keyword arguments of training that go with held-out arguments.
+
+    :param model: the model.
+    :param what: a tuple of held-out arguments; anything else needs none.
+    :param tuple args: positional arguments of training.
+    :param dict kwargs: its keyword arguments.
+    :returns: those that no held-out argument stands for.
+    :raises ArgumentError: if held-out rows would be compared with what was observed of others.
+    """
+    if not isinstance(what, tuple):
+        return kwargs
+    names = list(parameters_of(model) or {})
+    left = {name: value for name, value in kwargs.items() if name not in names[: len(what)]}
+    seen = fingerprint(leading_arguments(model, args, kwargs))
+    other = seen is None or not are_alike(seen, fingerprint(what))
+    observed = _observed_among(model, what, left) if other and left else []
+    if observed:
+        few = ", ".join(f"{name}=" for name in observed)
+        raise ArgumentError(
+            f"validation has rows of its own, and {few} is what the model observed "
+            "in training, which they would be compared with. Give all arguments in their order, "
+            "validation=(x_validation, y_validation), or a function of one's own where one of "
+            "them has no place in it: validation=lambda: log_predictive_density(model, guide, "
+            "x_validation, y=y_validation).mean()."
+        )
+    return left
+
+
+def _observed_among(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
+    """Names of arguments that are the value of an observed site, whole or by a view."""
+    try:
+        with unseen_run():
+            nodes = poutine.trace(model).get_trace(*args, **kwargs).nodes.values()
+    except Exception:  # what held-out arguments lack is told by their first score
+        return []
+    values = [node["value"] for node in nodes if node["type"] == "sample" and node["is_observed"]]
+    places = {one.data_ptr() for one in values if isinstance(one, Tensor) and one.numel()}
+    found = [(name, one) for name, one in kwargs.items() if isinstance(one, Tensor)]
+    return [name for name, one in found if one.numel() and one.data_ptr() in places]
+
+
 class Validation:
     """
     Scores model and guide now and then, keeps the best parameters, and says when to stop.
@@ -71,7 +118,7 @@ class Validation:
         function without arguments.
     :param model: the model.
     :param guide: the guide.
-    :param kwargs: keyword arguments of both.
+    :param kwargs: keyword arguments of both, see :func:`held_keywords`.
     """
 
     def __init__(self, what: Any, model: Any, guide: Any, kwargs: Mapping[str, Any]) -> None:

@@ -1,0 +1,50 @@
+"""The parameters that a program takes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+__all__ = ["leading_arguments", "parameters_of"]
+
+
+def parameters_of(program: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    """
+    The parameters of a program's signature.
+
+    :param program: a model, a guide or any function.
+    :returns: by name, in order; None for a callable that does not tell.
+    """
+    try:
+        return inspect.signature(_what_is_run(program)).parameters
+    except (TypeError, ValueError):
+        return None
+
+
+def _what_is_run(program: Callable[..., Any]) -> Callable[..., Any]:
+    """A module's own call takes anything, and hands it to ``forward`` if it has one."""
+    if isinstance(program, nn.Module) and type(program).forward is not nn.Module.forward:
+        return program.forward
+    return program
+
+
+def leading_arguments(
+    program: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """
+    The first arguments of a call in the order of the program's parameters, however they were given.
+
+    :param program: a model.
+    :param tuple args: its positional arguments.
+    :param dict kwargs: its keyword arguments.
+    :returns: the positional ones, and those by keyword that come right after them.
+    """
+    found = list(args)
+    for name, parameter in list((parameters_of(program) or {}).items())[len(args) :]:
+        if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD or name not in kwargs:
+            break
+        found.append(kwargs[name])
+    return tuple(found)

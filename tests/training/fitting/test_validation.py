@@ -1,0 +1,55 @@
+"""What goes with held-out arguments, of the keyword arguments of training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_implicit import HyperNetworkGuide, fit, log_predictive_density
+from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.training.fitting.validation import held_keywords
+
+X, Y = torch.randn(8, 2), torch.randn(8)
+X_HELD, Y_HELD = torch.randn(8, 2), torch.randn(8)
+
+
+def model(x: Tensor, y: Tensor | None = None, scale: float = 1.0, mask: Any = True) -> None:
+    w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with pyro.plate("rows", len(x)):
+        mean = (x * w[..., None, :]).sum(-1)
+        pyro.sample("y", dist.Normal(mean, scale).mask(mask), obs=y)
+
+
+def test_a_held_out_argument_stands_for_the_keyword_of_training() -> None:
+    guide = HyperNetworkGuide(model)
+    options: Any = {"num_steps": 100, "seed": 0, "progress": False, "scale": 2.0}
+    result = fit(model, guide, X, y=Y, validation=(X_HELD, Y_HELD), **options)
+    score = log_predictive_density(
+        model, guide, X_HELD, Y_HELD, scale=2.0, num_samples=50, seed=0
+    ).mean()
+    assert result.scores[100] == pytest.approx(float(score))
+
+
+@pytest.mark.parametrize("y", [Y, torch.stack([Y, Y])[0]])
+def test_held_out_rows_are_not_compared_with_data_of_training(y: Tensor) -> None:
+    guide = HyperNetworkGuide(model)
+    with pytest.raises(ArgumentError, match=r"y= is what the model observed in training"):
+        fit(model, guide, X, y=y, validation=(X_HELD,), num_steps=100, progress=False)
+
+
+def test_what_else_is_kept() -> None:
+    mask = torch.tensor([True, False] * 4)
+    assert held_keywords(model, (X, Y, 1.0, mask), (X,), {"y": Y, "mask": mask}) == {}
+    kept = held_keywords(model, (X_HELD, Y_HELD), (X, Y), {"scale": 2.0})
+    assert kept == {"scale": 2.0}
+    kept = held_keywords(model, (X,), (X,), {"y": Y, "mask": mask})  # the same rows, masked
+    assert set(kept) == {"y", "mask"}
+    kept = held_keywords(model, (None,), (X,), {"y": Y})  # told by the first score
+    assert set(kept) == {"y"}
+    score = held_keywords(model, lambda: 0.0, (X,), {"y": Y})
+    assert set(score) == {"y"}
