@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import pyro.distributions as dist
 import torch
@@ -22,10 +23,12 @@ from pyro_implicit.bayesian.met_sites import check_met
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
 from pyro_implicit.handlers.rows import rows_of
 from pyro_implicit.handlers.same_rows import SameRows
-from pyro_implicit.handlers.supports import same_support
+from pyro_implicit.handlers.supports import moved_support, same_support
 from pyro_implicit.ops.gaussian_blocks import Blocks, FullBlocks, LowRankBlocks
 
 __all__ = ["JointPrior", "part_for"]
+
+_Self = TypeVar("_Self", bound="JointPrior")
 
 
 class JointPrior(nn.Module):
@@ -77,6 +80,12 @@ class JointPrior(nn.Module):
         for name, value in (("loc", loc), ("scale", scale), ("factor", factor), ("root", root)):
             self.register_buffer(name, None if value is None else value.detach().clone())
         self._same_rows = SameRows(None, ())  # prior_from tells those of a guide
+
+    def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
+        """Moves the bounds of supports, too: draws are mapped on them."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.sites = tuple(replace(s, support=moved_support(s.support, fn)) for s in self.sites)
+        return self
 
     @property
     def names(self) -> tuple[str, ...]:

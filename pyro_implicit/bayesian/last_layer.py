@@ -28,11 +28,14 @@ def last_layer(module: nn.Module, prior: Any) -> dict[str, Any]:
     """
     check_instance("module", module, nn.Module, "a network, torch.nn.Module")
     check_rule("prior", prior)
-    names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    names = {one: name for name, one in module.named_parameters() if one.requires_grad}
     if not names:
         raise ArgumentError(
             "module has no trainable parameter, and so no last layer to be random; call "
             "requires_grad_(True) on it."
         )
-    layer = names[-1].rpartition(".")[0]
-    return {name: prior for name in names if name.rpartition(".")[0] == layer}
+    layers = (
+        [one for one in m.parameters(recurse=False) if one in names] for m in module.modules()
+    )
+    *_, last = filter(None, layers)  # a tied parameter belongs to each layer that has it
+    return {names[one]: prior for one in last}

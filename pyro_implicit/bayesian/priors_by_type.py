@@ -22,7 +22,8 @@ def priors_by_type(module: nn.Module, priors: Mapping[type[nn.Module], Any]) -> 
 
     A layer takes the first entry whose class it is an instance of; those of no entry, and of an
     entry None, stay deterministic. ``{nn.Linear: prior}`` leaves the normalisation of a network as
-    it is, ``{nn.BatchNorm2d: None, nn.Module: prior}`` does so for all but one kind.
+    it is, ``{nn.BatchNorm2d: None, nn.Module: prior}`` does so for all but one kind. What several
+    layers share takes the prior of the first of them that has one.
 
     :param torch.nn.Module module: the network.
     :param priors: by class of layer, a distribution, a function ``(name, tensor)`` or None.
@@ -36,16 +37,13 @@ def priors_by_type(module: nn.Module, priors: Mapping[type[nn.Module], Any]) -> 
             raise ArgumentError(f"priors has the key {shown(kind)}; expected {_KINDS}.")
         if prior is not None:
             check_rule(f"priors[{kind.__name__}]", prior)
-    found: dict[str, Any] = {}
-    for path, layer in module.named_modules():
+    names = {one: name for name, one in module.named_parameters() if one.requires_grad}
+    rules: dict[Any, Any] = {}
+    for layer in module.modules():
         rule = next((priors[kind] for kind in priors if isinstance(layer, kind)), None)
-        if rule is None:
-            continue
-        for name, parameter in layer.named_parameters(path, recurse=False):
-            if parameter.requires_grad:
-                found[name] = rule
-    kept = {name for name, _ in module.named_parameters()}  # tied ones have one name
-    found = {name: prior for name, prior in found.items() if name in kept}
+        if rule is not None:
+            rules = dict.fromkeys(layer.parameters(recurse=False), rule) | rules
+    found = {name: rules[one] for one, name in names.items() if one in rules}
     if not found:
         kinds = sorted({type(layer).__name__ for layer in module.modules()})
         raise ArgumentError(

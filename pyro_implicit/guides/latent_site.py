@@ -21,13 +21,13 @@ from pyro_implicit.handlers.latent_rows import rows_not_named
 from pyro_implicit.handlers.own_support import own_support
 from pyro_implicit.handlers.rows import rows_of
 from pyro_implicit.handlers.supports import (
-    bounds_of,
     check_support,
     decode_support,
     encode_support,
     is_real,
     keep_inside,
     map_support,
+    moved_support,
     no_bijection,
     plain_support,
     same_support,
@@ -119,18 +119,11 @@ class LatentSite:
         """
         Moves the bounds of the support to the device where a module's tensors go.
 
-        :param put: moves a tensor, as that of ``nn.Module._apply``. What else it does (to another
-            dtype) bounds do not follow: they are the model's. Nor do they go where tensors have no
-            numbers (``"meta"``), from where nothing would bring them back.
+        :param put: moves a tensor, as that of ``nn.Module._apply``.
         """
-
-        def moved(bound: Any) -> Any:
-            there = put(bound) if isinstance(bound, Tensor) else None
-            return bound if there is None or there.is_meta else bound.to(there.device)
-
-        # one without tensors is known by its identity
-        if any(isinstance(bound, Tensor) for bound in bounds_of(self.support)):
-            self.support = map_support(self.support, moved)
+        support = moved_support(self.support, put)
+        if support is not self.support:
+            self.support = support
             self.__dict__.pop("_bijection", None)
 
     def check_rows(self) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "is_real",
     "keep_inside",
     "map_support",
+    "moved_support",
     "no_bijection",
     "plain_support",
     "same_support",
@@ -378,6 +379,28 @@ def map_support(
         return constraints.independent(map_support(values[0], change), values[1])
     constraint: constraints.Constraint = getattr(constraints, kind)(*map(change, values))
     return constraint
+
+
+def moved_support(
+    support: constraints.Constraint, put: Callable[[Tensor], Tensor]
+) -> constraints.Constraint:
+    """
+    The support with its bounds on the device where a module's tensors go.
+
+    :param support: any support.
+    :param put: moves a tensor, as that of ``nn.Module._apply``. What else it does (to another
+        dtype) bounds do not follow: they are the model's. Nor do they go where tensors have no
+        numbers (``"meta"``), from where nothing would bring them back.
+    :returns: the same object where no bound is a tensor: such a support is known by its identity.
+    """
+
+    def moved(bound: Any) -> Any:
+        there = put(bound) if isinstance(bound, Tensor) else None
+        return bound if there is None or there.is_meta else bound.to(there.device)
+
+    if not any(isinstance(bound, Tensor) for bound in bounds_of(support)):
+        return support
+    return map_support(support, moved)
 
 
 def bounds_of(support: constraints.Constraint) -> list[Any]:

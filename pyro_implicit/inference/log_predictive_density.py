@@ -195,7 +195,7 @@ def mean_densities(
     with evaluation_mode():  # around all draws: what is told of it is told once
         draws = DrawsOneByOne(guide, args, kwargs, num_samples, seed)
         for index in range(num_samples):
-            with RandomStream(mixed_seed(seed, index)), explained_errors(args, kwargs, guide):
+            with RandomStream(mixed_seed(seed, index, 0)), explained_errors(args, kwargs, guide):
                 latents = draws.at(index)
                 one, counted = _log_densities(model, latents, draws.order, args, kwargs, noted)
             if total is None:

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from pyro_implicit.handlers.flat_latents import by_site
 from pyro_implicit.ops.logdet import is_zero
 
 __all__ = ["NoiseMap"]
+
+_Self = TypeVar("_Self", bound="NoiseMap")
 
 
 class NoiseMap(nn.Module):
@@ -31,7 +33,14 @@ class NoiseMap(nn.Module):
         super().__init__()
         samplers: Any = copy.deepcopy(guide.samplers)
         self.samplers = samplers.requires_grad_(False).eval()
-        self.sites = tuple(guide.sites)
+        self.sites = copy.deepcopy(tuple(guide.sites))
+
+    def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
+        """Moves the bounds of supports, too: draws are mapped on them."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for site in self.sites:
+            site.move(fn)
+        return self
 
     @property
     def like(self) -> Tensor:
