@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from pyro.poutine.runtime import get_plates
 from torch import Tensor
@@ -186,6 +187,8 @@ class EnsembleGuide(DrawQuantiles):
 def _normalised(weights: Any, count: int) -> Tensor:
     if weights is None:
         return torch.full((count,), 1.0 / count, dtype=torch.float64)
+    if isinstance(weights, (np.ndarray, Tensor)):
+        weights = weights.tolist()
     if not isinstance(weights, (list, tuple)) or len(weights) != count:
         raise ArgumentError(
             f"weights={shown(weights)}; expected None for equal ones, 'stacking', or {count} "

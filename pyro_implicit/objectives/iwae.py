@@ -45,7 +45,8 @@ class IWAE(ParticleObjective):
     It serves **ordinary guides** and certified bijections by their densities, and any implicit
     guide with output noise by a bound on its density: ``num_inner`` noises and the one that made
     the draw are averaged as in :class:`~pyro_implicit.SemiImplicitELBO`, which keeps the mean of
-    :math:`w` the evidence exactly (Sobolev and Vetrov 2019).
+    :math:`w` the evidence exactly (Sobolev and Vetrov 2019). Rows within one logarithm have noises
+    of their own: ``num_inner`` passes of the generator for each.
 
     **Where all latents are in one plate with the data** (a latent for each row, as in a variational
     autoencoder) each row has a logarithm of its own, which is tighter and serves minibatches.
@@ -126,7 +127,7 @@ class IWAE(ParticleObjective):
         rows = _common_plates(batch.particles[0])
         power = 1 - self.alpha
         if power < LEAST_POWER or len(batch) == 1:
-            return {"log_evidence": self._log_weights(batch, {}).mean()}
+            return {"log_evidence": self._log_weights(batch, {}, is_sum=True).mean()}
         _check_all_rows(batch.particles[0], rows)
         times = 1.0
         for frame in rows.values():
@@ -135,30 +136,37 @@ class IWAE(ParticleObjective):
         log_weights = self._log_weights(batch, rows) / times
         return {"log_evidence": times * log_power_mean(log_weights, power).sum()}
 
-    def _log_weights(self, batch: ParticleBatch, rows: dict[str, Any]) -> Tensor:
+    def _log_weights(
+        self, batch: ParticleBatch, rows: dict[str, Any], is_sum: bool = False
+    ) -> Tensor:
         """By draw and row, shape ``(S, R)``; ``(S, 1)`` where there are no common plates."""
         dims = {frame.dim for frame in rows.values()}
-        entropies = {name: self._entropy(site) for name, site in batch.sites.items()}
+        nodes = batch.particles[0].guide.nodes
+        entropies = {
+            # theory/semi_implicit.md (iwae-bound): rows of one logarithm are a product
+            name: self._entropy(site, not (is_sum or _frames(nodes[name]).keys() <= rows.keys()))
+            for name, site in batch.sites.items()
+        }
         parts = []
         for index, particle in enumerate(batch.particles):
-            nodes = [n for n in particle.model_nodes.values() if "log_prob" in n]
-            terms = [node["log_prob"] for node in nodes]
+            scored = [n for n in particle.model_nodes.values() if "log_prob" in n]
+            terms = [node["log_prob"] for node in scored]
             terms += [-n["log_prob"] for n in particle.guide_nodes.values() if "log_prob" in n]
             for name, entropy in entropies.items():
                 node = particle.guide.nodes[name]
                 own = entropy if batch.vectorised else entropy[index]
                 terms.append(scale_and_mask(own, node["scale"], node["mask"]))
-            kept = dims | ({_particle_dim(nodes)} if batch.vectorised else set())
+            kept = dims | ({_particle_dim(scored)} if batch.vectorised else set())
             parts.append(sum((_summed(term, kept) for term in terms), batch.new_zeros()))
         joined = parts[0] if batch.vectorised else torch.stack(parts)
         return joined.reshape(len(batch), -1)
 
-    def _entropy(self, site: ImplicitSite) -> Tensor:
+    def _entropy(self, site: ImplicitSite, is_product: bool) -> Tensor:
         """Minus the log-density at each draw, or a bound on it."""
         fn = site.distribution
         if fn.is_bijective:
             return fn.half_log_det() - fn.base_dist.log_prob(fn.noise)  # type: ignore[arg-type]
-        return self._density.estimate(site)
+        return self._density.estimate(site, is_product=is_product)
 
 
 def _summed(term: Tensor, kept: set[int]) -> Tensor:

@@ -12,6 +12,7 @@ References
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -117,11 +118,15 @@ class SemiImplicitELBO(ImplicitELBO):
         """Whether the estimate is the lower bound."""
         return self.bound == "lower"
 
-    def estimate(self, site: ImplicitSite) -> Tensor:
+    def estimate(self, site: ImplicitSite, *, is_product: bool = False) -> Tensor:
         """
         A bound on the entropy by averaging the density over inner draws.
 
         :param ImplicitSite site: an implicit site with its draws.
+        :param bool is_product: whether densities of rows are to be multiplied, and not their
+            logarithms added: each row then has inner draws of its own, as the mean of a product is
+            that of the factors only where these are independent. The first dimension of the draws
+            is not one of rows.
         :returns: minus the bound on the log-density at each draw, shape
             ``site.distribution.batch_shape``.
         :raises GuideError: if the site's scale is 0, or with ``proposal="gauss-newton"`` if its
@@ -136,7 +141,8 @@ class SemiImplicitELBO(ImplicitELBO):
                 "proposal='prior' here), or another objective."
             )
         check_function_of_noise(fn.generator, fn.noise)  # type: ignore[arg-type]
-        log_q = self._by_prior if self.proposal == "prior" else self._by_inversion
+        by_prior = partial(self._by_prior, is_product=is_product)
+        log_q = by_prior if self.proposal == "prior" else self._by_inversion
         with torch.autocast(site.value.device.type, enabled=False):
             value = log_q(site.name, fn, site.value)
         if fn.preconditioner is not None:
@@ -166,20 +172,24 @@ class SemiImplicitELBO(ImplicitELBO):
 
     # ---- log-densities in the generator's own coordinates
 
-    def _by_prior(self, _: str, fn: ImplicitDistribution, value: Tensor) -> Tensor:
+    def _by_prior(
+        self, _: str, fn: ImplicitDistribution, value: Tensor, is_product: bool = False
+    ) -> Tensor:
         w = upcast(value if fn.preconditioner is None else fn.preconditioner.inverse(value))
-        others = self._mean_over_noise(fn, w)
+        others = self._mean_over_noise(fn, w, w.shape[1:-1] if is_product else ())
         if self.bound == "upper":  # theory/semi_implicit.md (semi-implicit-upper)
             return others - math.log(self.num_inner)
         # theory/semi_implicit.md (semi-implicit-lower)
         own = gaussian_log_density(w, upcast(fn.generator(fn.noise)), _wide(fn.scale))  # type: ignore[arg-type]
         return torch.logaddexp(own, others) - math.log(self.num_inner + 1)
 
-    def _mean_over_noise(self, fn: ImplicitDistribution, w: Tensor) -> Tensor:
-        """The log of the sum over ``K`` new noises, the same for all draws."""
+    def _mean_over_noise(
+        self, fn: ImplicitDistribution, w: Tensor, apart: tuple[int, ...] = ()
+    ) -> Tensor:
+        """The log of the sum over ``K`` new noises, the same for all draws but those of rows."""
         generator, base = fn.generator, fn.base_dist
-        if isinstance(generator, Conditioned) or not is_one_law(base):  # rows have their own
-            rows = base.batch_shape
+        if apart or isinstance(generator, Conditioned) or not is_one_law(base):
+            rows = torch.broadcast_shapes(base.batch_shape, apart)
             if isinstance(generator, Conditioned):
                 rows = torch.broadcast_shapes(generator.context.shape[:-1], rows)
             means = upcast(generator(draw(base.expand(rows), (self.num_inner,))))

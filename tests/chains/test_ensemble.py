@@ -6,6 +6,7 @@ import warnings
 from functools import partial
 
 import arviz
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -57,6 +58,17 @@ def test_runs_pick_by_weight():
     found = torch.stack([ensemble()["w"][1].round() for _ in range(200)])
     assert abs(float(found.mean()) - 0.75) < 0.12
     torch.testing.assert_close(ensemble.weights, torch.tensor([0.25, 0.75], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("make", [torch.tensor, np.array, tuple])
+def test_weights_may_be_those_of_another_ensemble(make) -> None:
+    guides = [at(0.0), at(1.0)]
+    ensemble = EnsembleGuide(guides, make([1.0, 3.0]))
+    again = EnsembleGuide(guides, ensemble.weights)
+    torch.testing.assert_close(again.weights, torch.tensor([0.25, 0.75], dtype=torch.float64))
+    for wrong in (make([1.0, 2.0, 3.0]), make([1.0, -1.0]), make([])):
+        with pytest.raises(ArgumentError, match="weights"):
+            EnsembleGuide(guides, wrong)
 
 
 def test_it_serves_all_that_draws():

@@ -11,9 +11,12 @@ import torch
 from pyro import poutine
 from pyro.infer import RenyiELBO, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from torch import Tensor
 
 from pyro_implicit import ConditionalHyperNetworkGuide, HyperNetworkGuide
+from pyro_implicit.distributions import ImplicitDistribution, sample_implicit
 from pyro_implicit.exceptions import ArgumentError, GuideError, SiteError
+from pyro_implicit.generators import Generator
 from pyro_implicit.objectives import IWAE, KPG, KSIVI
 from tests.objectives.gaussian_case import GaussianCase, close
 from tests.objectives.gaussian_case import model as gaussian
@@ -67,6 +70,39 @@ def test_the_mean_weight_is_the_evidence(proposal: str) -> None:
     objective = IWAE(2000, num_inner=2, proposal=proposal, vectorize_particles=True)
     weights = [-objective.loss(gaussian, case.guide) for _ in range(8)]
     close(torch.tensor(weights).exp(), torch.ones(()))
+
+
+class Times(Generator):
+    """One number, times the noise."""
+
+    def __init__(self, by: float) -> None:
+        super().__init__((1,), 1)
+        self.by = by
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.by * z
+
+
+def test_rows_of_one_logarithm_have_inner_draws_of_their_own() -> None:
+    """With the same for all, the mean of the product is above that of the factors."""
+    generator, num_rows = Times(0.6), 20  # with the scale below: the prior itself
+
+    def model() -> None:
+        pyro.sample("w", dist.Normal(0.0, 1.0))  # in no plate: one logarithm for all rows
+        with pyro.plate("rows", num_rows):
+            pyro.sample("t", dist.Normal(torch.zeros(1), 1.0).to_event(1))
+
+    def guide() -> None:
+        pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", num_rows):
+            sample_implicit("t", ImplicitDistribution(generator, scale=0.8))
+
+    options: Any = {"vectorize_particles": True, "max_plate_nesting": 1}
+    objective = IWAE(4000, num_inner=1, proposal="prior", **options)
+    pyro.set_rng_seed(0)
+    with torch.no_grad():
+        values = [-objective.loss(model, guide) for _ in range(50)]
+    assert float(torch.tensor(values).exp().mean()) < 1.3  # shared: 12, the evidence is 1
 
 
 @pytest.mark.long
