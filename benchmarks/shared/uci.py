@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyro
@@ -18,7 +19,7 @@ from benchmarks.common import load_npz
 from pyro_implicit import BayesianModule
 from pyro_implicit.ops.scoring import crps_of_sorted
 
-__all__ = ["Model", "Split", "build_model", "load_split", "ranked_score", "score"]
+__all__ = ["Model", "Split", "build_model", "load_split", "ranked_score", "score", "small_weights"]
 
 HIDDEN_UNITS = 50
 VALIDATION_PART = 0.15
@@ -81,19 +82,25 @@ def load_split(
     return Split(tensor(x[fit]), tensor(y[fit]), tensor(x[held]), tensor(y[held]), float(y_scale))
 
 
-def build_model(num_features: int, num_rows: int, hidden_units: int = HIDDEN_UNITS) -> Model:
+def build_model(
+    num_features: int,
+    num_rows: int,
+    hidden_units: int = HIDDEN_UNITS,
+    activation: torch.nn.Module | None = None,
+) -> Model:
     """
     One hidden layer of tanh units with standard normal priors, log-normal prior on the noise.
 
     :param int num_features: D.
     :param int num_rows: number of training rows.
     :param int hidden_units: 50 by default.
+    :param activation: of these; tanh by default.
     :returns: a Pyro model ``model(x, y=None)`` with the deterministic site ``mean`` [N]; its
         attribute ``network`` is the :class:`~pyro_implicit.BayesianModule`.
     """
     network = torch.nn.Sequential(
         torch.nn.Linear(num_features, hidden_units),
-        torch.nn.Tanh(),
+        torch.nn.Tanh() if activation is None else activation,
         torch.nn.Linear(hidden_units, 1),
     )
     bayesian_network = BayesianModule(network, prior=dist.Normal(0.0, 1.0, validate_args=False))
@@ -107,6 +114,19 @@ def build_model(num_features: int, num_rows: int, hidden_units: int = HIDDEN_UNI
 
     model.network = bayesian_network  # type: ignore[attr-defined]
     return model
+
+
+def small_weights(site: dict[str, Any]) -> Tensor:
+    """
+    A start of its own for each mode, so that no two hidden units are alike.
+
+    :param dict site: of the model.
+    :returns: its value.
+    """
+    if site["name"] == "sigma":
+        return torch.full(site["fn"].shape(), 0.3)
+    drawn: Tensor = site["fn"].sample()
+    return 0.3 * drawn
 
 
 def score(model: Model, draws: dict[str, Tensor], split: Split) -> dict[str, float]:

@@ -9,14 +9,13 @@ from functools import partial
 from typing import Any
 
 import pyro
-import torch
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoNormal, init_to_value
 from torch import Tensor
 
 from benchmarks.common import Stopwatch, stopwatch
 from benchmarks.shared.replay import cosine, flat_then_cosine, train
-from benchmarks.shared.uci import Model, Split
+from benchmarks.shared.uci import Model, Split, small_weights
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO, posterior_draws
 from pyro_implicit.generators import MLPGenerator, ResidualGenerator
 
@@ -48,6 +47,7 @@ class Settings:
     :param scale: output noise of the recipe.
     :param str init_from: what a full-rank guide starts from; ``"hessian"`` in records before it was
         written.
+    :param dropout: the share of hidden units that are left out.
     """
 
     num_steps: int
@@ -55,12 +55,14 @@ class Settings:
     init_scale: float = 0.0
     scale: float | None = None
     init_from: str = ""
+    dropout: float | None = None
 
     def __str__(self) -> str:
         parts = [f"{self.num_steps} steps", f"rate {self.rate:g}"]
         parts += [f"start {self.init_scale:g}"] if self.init_scale else []
         parts += [] if self.scale is None else [f"sigma {self.scale:g}"]
         parts += [self.init_from] if self.init_from else []
+        parts += [] if self.dropout is None else [f"dropout {self.dropout:g}"]
         return ", ".join(parts)
 
 
@@ -148,7 +150,7 @@ class Workbench:
         if self._mode is None:
             self._fresh()
             with stopwatch() as watch:
-                guide = AutoDelta(self.model, init_loc_fn=_small_weights)
+                guide = AutoDelta(self.model, init_loc_fn=small_weights)
                 self._train(guide, Trace_ELBO(), _MODE, cosine, "map")
             self._mode = {k: v.detach() for k, v in guide.median().items()}, watch
         return self._mode
@@ -229,8 +231,3 @@ def _objective(method: str) -> Any:
 def _perceptron(num_weights: int, init_scale: float) -> MLPGenerator:
     """The seed paper's sampler."""
     return MLPGenerator(100, num_weights, (100,), activation="tanh", init_scale=init_scale)
-
-
-def _small_weights(site: dict[str, Any]) -> Tensor:
-    """A random start, so that no two hidden units are alike."""
-    return 0.3 * site["fn"].sample() if site["name"] != "sigma" else torch.tensor(0.3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,17 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro import poutine
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDelta
+from torch import Tensor
 
 from benchmarks.papers.livi import livi_uci
+from benchmarks.papers.livi._uci_controls import _path, dropout_draws, path_draws
 from benchmarks.papers.livi._uci_fits import METHODS, candidates, choice
 from benchmarks.shared.replay import _shown, cosine, train
+from benchmarks.shared.uci import Split, build_model
+from benchmarks.shared.uci_fits import Settings
 from tests.turns import in_turns
 
 
@@ -56,6 +62,56 @@ def test_the_control_has_the_settings_of_the_linearised_bound() -> None:
         for method in METHODS:
             asked = "linearised" if method == "no entropy" else method
             assert choice(method, name) in candidates(asked)
+
+
+def _split() -> Split:
+    x, y = torch.randn(60, 2), torch.randn(60)
+    return Split(x, y, x[:5], y[:5], 1.0)
+
+
+def test_dropout_goes_on_after_training() -> None:
+    pyro.set_rng_seed(0)
+    pyro.clear_param_store()
+    draws = dropout_draws(_split(), Settings(5, 0.01, dropout=0.25), 4000, None, 500)
+    weights = draws["2.weight"]
+    assert weights.shape == (4000, 1, 50)
+    kept = (weights != 0).double().mean(0)
+    assert torch.allclose(kept, torch.tensor(0.75, dtype=kept.dtype), atol=0.03)
+    largest = weights.abs().amax(0)  # what is kept makes up for what is not
+    assert torch.allclose(weights.mean(0).abs(), 0.75 * largest, rtol=0.1)
+    assert torch.equal(draws["0.weight"][0], draws["0.weight"][-1])
+
+
+def test_the_path_descends_the_log_joint() -> None:
+    """Without noise of its gradients: all rows in each step, as in one that autograd takes."""
+    pyro.set_rng_seed(0)
+    split = _split()
+    few = replace(split, x=split.x[:50], y=split.y[:50])
+    model = build_model(2, 50)
+    nodes = poutine.trace(model).get_trace(*few.data).nodes
+    start = {n: v["value"].detach() for n, v in nodes.items() if n in ("sigma", "2.bias")}
+    others = {n: nodes[n]["value"].detach() for n in ("0.weight", "0.bias", "2.weight")}
+    start = start | others
+
+    def after(rate: float, num_steps: int) -> Tensor:
+        settings = Settings(num_steps, rate)
+        return torch.stack(list(_path(model, few, start, settings, None)))[-1]
+
+    flat = {n: v.clone().requires_grad_() for n, v in start.items()}
+    log_sigma = start["sigma"].log().requires_grad_()
+    given: Any = poutine.condition(model, flat | {"sigma": log_sigma.exp()})
+    (-poutine.trace(given).get_trace(*few.data).log_prob_sum() / 50).backward()
+    expected = [
+        log_sigma - 1e-3 * log_sigma.grad if n == "sigma" else v - 1e-3 * v.grad  # type: ignore
+        for n, v in flat.items()
+    ]
+    found = after(1e-3, 1)
+    assert torch.allclose(found, torch.cat([v.flatten() for v in expected]), atol=1e-5)
+    draws = path_draws(model, few, start, Settings(80, 1e-4), 3, None)
+    assert {n: tuple(v.shape) for n, v in draws.items()} == {
+        n: (3, *v.shape) for n, v in start.items()
+    }
+    assert bool((draws["sigma"] > 0).all())
 
 
 def _row(method: str, split: int, value: float, **more: Any) -> dict[str, Any]:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pyro
-import torch
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoNormal, init_to_value
 from torch import Tensor
 
 from benchmarks.common import stopwatch
+from benchmarks.papers.livi._uci_controls import CONTROLS, dropout_draws, path_draws
 from benchmarks.shared.images import NoEntropy
 from benchmarks.shared.replay import cosine, train
-from benchmarks.shared.uci import Model, Split, score
+from benchmarks.shared.uci import Model, Split, score, small_weights
 from benchmarks.shared.uci_fits import Settings
 from benchmarks.shared.uci_peers import gaussian_scores, laplace
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO, SingularValueELBO, posterior_draws
@@ -34,6 +35,7 @@ SETTINGS: dict[str, Any] = {
     "hidden_dim": 50,
     "init_scale": 0.02,
     "num_draws": 500,
+    **CONTROLS,
 }
 LAPLACE = {"laplace": "all", "laplace, last": "last_layer"}
 #: of the generator's output, with the entropy on one draw of each step
@@ -42,15 +44,20 @@ _OBJECTIVES: dict[str, Callable[..., Any]] = {
     "linearised": LinearisedELBO,
     "singular value": SingularValueELBO,
 }
-METHODS = ("map", "ensemble of 5", *LAPLACE, "mean-field", *_OBJECTIVES)
+_CONTROLS = ("MC dropout", "SWAG")
+METHODS = ("map", "ensemble of 5", *LAPLACE, *_CONTROLS, "mean-field", *_OBJECTIVES)
 _GUIDES = ("mean-field", *_OBJECTIVES)
 Draws = dict[str, Tensor]
 
 #: what ``--choose`` tries: rates, and with the generator its output noise
 _RATES = (5e-3, 1e-2)
 _GENERATOR = ((3e-3, 0.01), (1e-3, 0.01), (3e-3, 0.05))
+_DROPOUT = (0.01, 0.05, 0.2)
+_PATH_RATES = (1e-3, 1e-2, 1e-4)
 #: what it chose for a set, where that is not the first
 _CHOSEN: dict[tuple[str, str], tuple[float, float | None]] = {
+    ("SWAG", "boston"): (1e-2, None),
+    ("SWAG", "energy"): (1e-4, None),
     **{("mean-field", name): (1e-2, None) for name in ("concrete", "energy", "kin8nm", "naval")},
     **{
         (method, name): (1e-3, 0.01)
@@ -67,7 +74,10 @@ def candidates(method: str) -> list[Settings]:
         return [Settings(steps, rate, SETTINGS["init_scale"]) for rate in _RATES]
     if method in _OBJECTIVES:
         return [Settings(steps, rate, SETTINGS["init_scale"], scale) for rate, scale in _GENERATOR]
-    return [Settings(SETTINGS["mode_steps"], SETTINGS["mode_rate"])]
+    if method == "SWAG":
+        return [Settings(steps, rate) for rate in _PATH_RATES]
+    mode = Settings(SETTINGS["mode_steps"], SETTINGS["mode_rate"])
+    return [replace(mode, dropout=rate) for rate in _DROPOUT] if method == "MC dropout" else [mode]
 
 
 def choice(method: str, name: str) -> Settings:
@@ -75,7 +85,7 @@ def choice(method: str, name: str) -> Settings:
     asked = "linearised" if method == "no entropy" else method
     first = candidates(method)[0]
     rate, scale = _CHOSEN.get((asked, name), (first.rate, first.scale))
-    return Settings(first.num_steps, rate, first.init_scale, scale)
+    return replace(first, rate=rate, scale=scale)
 
 
 class Fits:
@@ -109,6 +119,8 @@ class Fits:
                 )
             elif method in _GUIDES:
                 draws = self._guide(method, settings)
+            elif method in _CONTROLS:
+                draws = self._control(method, settings)
             else:
                 draws = modes if method == "ensemble of 5" else {k: v[:1] for k, v in modes.items()}
         if method not in LAPLACE:
@@ -116,6 +128,15 @@ class Fits:
             found = score(self.model, draws, self.split)
         found.pop("crps", None)
         return found | {"cpu_seconds": watch.cpu_seconds + part * of_modes}
+
+    def _control(self, method: str, settings: Settings) -> Draws:
+        self._fresh()
+        bar = None if self.quiet else method
+        num_draws = SETTINGS["num_draws"]
+        if method == "MC dropout":
+            return dropout_draws(self.split, settings, num_draws, bar, SETTINGS["batch_size"])
+        first = {name: values[0] for name, values in self._modes()[0].items()}
+        return path_draws(self.model, self.split, first, settings, num_draws, bar)
 
     def _modes(self) -> tuple[Draws, float]:
         """Modes from starts of their own, {site: (members, *shape)}, found in one fit."""
@@ -128,7 +149,7 @@ class Fits:
 
             with stopwatch() as watch:
                 self._fresh()
-                guide = AutoDelta(members, init_loc_fn=_small_weights)
+                guide = AutoDelta(members, init_loc_fn=small_weights)
                 self._train(members, guide, Trace_ELBO(), candidates("map")[0], "modes")
                 found = {name: value.detach() for name, value in guide.median().items()}
             self._found = (
@@ -184,10 +205,3 @@ def _perceptron(num_weights: int, init_scale: float) -> MLPGenerator:
     return MLPGenerator(
         SETTINGS["noise_dim"], num_weights, layers, activation="tanh", init_scale=init_scale
     )
-
-
-def _small_weights(site: dict[str, Any]) -> Tensor:
-    """A start of its own for each member, so that no two hidden units are alike."""
-    if site["name"] == "sigma":
-        return torch.full(site["fn"].shape(), 0.3)
-    return 0.3 * site["fn"].sample()

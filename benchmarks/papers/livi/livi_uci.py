@@ -7,14 +7,18 @@ canonical splits. Test RMSE, log-likelihood and coverage of the central 90% in t
 map             the first of five modes, of 1000 steps
 ensemble of 5   all of them
 laplace         laplace-torch's at the first mode, linearised: all weights; "last": the last layer
+MC dropout      a mode of a network that leaves hidden units out, which it goes on with; time of its
+                own
+SWAG            a Gaussian by the path of SGD on 50 rows from the first mode: 1000 steps, 40 places
 mean-field      AutoNormal, Trace_ELBO
 no entropy      HyperNetworkGuide whose generator is a perceptron (50 noises, 50 tanh units), with
                 likelihood and prior alone
 linearised      the same generator by the paper's L' (Eq. 15), all singular values
 singular value  the same by L'' (Eq. 18), the smallest one alone, which is found exactly
 
-Each guide starts at the first mode and takes 1000 steps of 4 draws on 500 rows at most. Rates and
-output noises were chosen by --choose, which holds out 15% of the training part of split 0.
+Each guide starts at the first mode and takes 1000 steps of 4 draws on 500 rows at most. Rates,
+output noises and shares of units left out were chosen by --choose, which holds out 15% of the
+training part of split 0.
 """
 
 from __future__ import annotations
