@@ -13,10 +13,12 @@ from benchmarks.common import fixed_seed
 from benchmarks.papers.kivi import kivi_uci
 from benchmarks.papers.kivi._kivi_uci import (
     BATCH_SIZE,
+    CONTROLS,
     NUM_HIDDEN,
     WHOLE,
     batches,
     build_model,
+    fit_control,
     fit_modes,
     marginal_kl,
     num_hidden,
@@ -50,6 +52,24 @@ def test_small_sets_are_whole_and_large_ones_seen_once_a_turn() -> None:
     for begin in (0, turn):
         seen = torch.cat([y for _, y in parts[begin : begin + turn]])
         assert len(seen.unique()) == len(seen) == turn * BATCH_SIZE
+
+
+def test_controls_are_draws_of_all_sites(monkeypatch: pytest.MonkeyPatch) -> None:
+    split = _split(60)
+    model = build_model(3, 60, hidden=5)
+    monkeypatch.setitem(CONTROLS, "MC dropout", 0.4)
+    monkeypatch.setitem(CONTROLS, "SWAG", 1e-5)
+    for method in CONTROLS:
+        with fixed_seed(0):
+            draws = fit_control(model, split, method, num_steps=60, quiet=True, hidden=5)
+            found = score(model, draws, split)
+        assert math.isfinite(found["log_likelihood"])
+        assert torch.allclose(draws["sigma"] ** -2, draws["precision"])
+        second = draws["second"]
+        is_kept = (second[..., :-1] != 0).double().mean()
+        assert float(is_kept) == pytest.approx(0.6 if method == "MC dropout" else 1.0, abs=0.05)
+        assert bool((second[..., -1] != 0).all())  # the bias is no unit
+        assert second.shape == (500, 1, 6) and draws["first"].shape == (500, 5, 4)
 
 
 def test_modes_of_an_ensemble_differ_and_are_drawn_equally_often() -> None:

@@ -16,10 +16,10 @@ from pyro.infer.autoguide import AutoDelta
 from torch import Tensor
 
 from benchmarks.papers.livi import livi_uci
-from benchmarks.papers.livi._uci_controls import _path, dropout_draws, path_draws
 from benchmarks.papers.livi._uci_fits import METHODS, candidates, choice
 from benchmarks.shared.replay import _shown, cosine, train
 from benchmarks.shared.uci import Split, build_model
+from benchmarks.shared.uci_controls import _path, dropout_draws, path_draws
 from benchmarks.shared.uci_fits import Settings
 from tests.turns import in_turns
 
@@ -95,7 +95,7 @@ def test_the_path_descends_the_log_joint() -> None:
 
     def after(rate: float, num_steps: int) -> Tensor:
         settings = Settings(num_steps, rate)
-        return torch.stack(list(_path(model, few, start, settings, None)))[-1]
+        return torch.stack(list(_path(model, few, start, settings, None, "sigma")))[-1]
 
     flat = {n: v.clone().requires_grad_() for n, v in start.items()}
     log_sigma = start["sigma"].log().requires_grad_()

@@ -9,6 +9,7 @@ from typing import Any
 import pyro
 import pyro.distributions as dist
 import torch
+import torch.nn.functional as F
 from pyro import poutine
 from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoGuideList, AutoNormal, init_to_value
@@ -16,16 +17,20 @@ from torch import Tensor, nn
 from tqdm.auto import trange
 
 from benchmarks.shared.uci import Split
+from benchmarks.shared.uci_controls import kept_units, path_draws
+from benchmarks.shared.uci_fits import Settings
 from pyro_implicit import BayesianModule, HyperNetworkGuide, KernelDensityRatioELBO
 from pyro_implicit.objectives.contrastive import ContrastiveELBO
 
 __all__ = [
+    "CONTROLS",
     "MODES",
     "OBJECTIVES",
     "batches",
     "build_model",
     "draw",
     "fit",
+    "fit_control",
     "fit_modes",
     "marginal_kl",
     "num_hidden",
@@ -61,6 +66,8 @@ class NoRatio(ContrastiveELBO):
 
 #: what is a point, or some: how many modes
 MODES = {"map": 1, "ensemble": 5}
+#: how many units are left out; the rate of the path
+CONTROLS = {"MC dropout": 0.01, "SWAG": 1e-3}
 #: all but the first share the guide of appendix D.1
 OBJECTIVES: dict[str, Callable[..., Any]] = {
     "mean-field": Trace_ELBO,
@@ -78,16 +85,24 @@ def num_hidden(name: str) -> int:
 
 
 class Layers(nn.Module):
-    """Rectified units in two layers of one weight matrix each, the bias its last column."""
+    """
+    Rectified units in two layers of one weight matrix each, the bias its last column.
 
-    def __init__(self, num_features: int, hidden: int) -> None:
+    :param int num_features: D.
+    :param int hidden: units.
+    :param float dropout: how many of them are left out in training.
+    """
+
+    def __init__(self, num_features: int, hidden: int, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = dropout
         self.first = nn.Parameter(_small(hidden, num_features + 1))
         self.second = nn.Parameter(_small(1, hidden + 1))
 
     def forward(self, x: Tensor) -> Tensor:
         """From ``(N, D)`` to ``(N,)``."""
         hidden = torch.relu(x @ self.first[:, :-1].T + self.first[:, -1])
+        hidden = F.dropout(hidden, self.dropout, self.training)
         return (hidden @ self.second[:, :-1].T + self.second[:, -1]).squeeze(-1)
 
 
@@ -95,17 +110,20 @@ def _small(rows: int, columns: int) -> Tensor:
     return torch.randn(rows, columns) / columns**0.5
 
 
-def build_model(num_features: int, num_rows: int, hidden: int = NUM_HIDDEN) -> Callable[..., Any]:
+def build_model(
+    num_features: int, num_rows: int, hidden: int = NUM_HIDDEN, dropout: float = 0.0
+) -> Callable[..., Any]:
     """
     Standard normal priors on the weights, Gamma(6, 6) on the precision of standardised targets.
 
     :param int num_features: D.
     :param int num_rows: number of training rows; the model may be given some of them.
     :param int hidden: number of rectified units.
+    :param float dropout: how many of them are left out in training.
     :returns: ``model(x, y=None)`` with the deterministic sites ``mean`` and ``sigma``.
     """
     normal = dist.Normal(0.0, 1.0, validate_args=False)
-    net = BayesianModule(Layers(num_features, hidden), prior=normal)
+    net = BayesianModule(Layers(num_features, hidden, dropout), prior=normal)
 
     def model(x: Tensor, y: Tensor | None = None) -> Tensor:
         precision = pyro.sample("precision", dist.Gamma(6.0, 6.0))
@@ -216,6 +234,35 @@ def fit_modes(
         found.append({name: value.detach() for name, value in guide.median().items()})
     one = {name: torch.stack([mode[name] for mode in found]) for name in found[0]}
     draws = {name: torch.cat([value] * (NUM_DRAWS // count)) for name, value in one.items()}
+    return draws | {"sigma": draws["precision"] ** -0.5}
+
+
+def fit_control(
+    model: Callable[..., Any],
+    split: Split,
+    method: str,
+    num_steps: int,
+    quiet: bool,
+    hidden: int = NUM_HIDDEN,
+) -> dict[str, Tensor]:
+    """
+    What asks nothing of a guide: dropout that stays on, or the path of SGD from a mode.
+
+    :param str method: one of ``CONTROLS``.
+    :returns: draws as those of :func:`draw`.
+    """
+    number = CONTROLS[method]
+    if method == "MC dropout":
+        dropping = build_model(split.x.shape[1], len(split.x), hidden, dropout=number)
+        draws = fit_modes(dropping, split, 1, num_steps, quiet, hidden)
+        kept = torch.ones(NUM_DRAWS, 1, hidden + 1)
+        kept[..., :-1] = kept_units(NUM_DRAWS, hidden, number)
+        return draws | {"second": draws["second"] * kept}
+    modes = fit_modes(model, split, 1, num_steps, quiet, hidden)
+    mode = {name: values[0] for name, values in modes.items() if name != "sigma"}
+    settings = Settings(num_steps, number)
+    bar = None if quiet else method
+    draws = path_draws(model, split, mode, settings, NUM_DRAWS, bar, positive="precision")
     return draws | {"sigma": draws["precision"] ** -0.5}
 
 

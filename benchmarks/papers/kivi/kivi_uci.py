@@ -7,6 +7,8 @@ log-normal for the precision; canonical splits; minibatches of 500 for sets abov
 
 map         Adam on the log-joint
 ensemble    five of these, from starts of their own
+MC dropout  one of these of a network that leaves hidden units out, which it goes on with
+SWAG        a Gaussian by the path of SGD on 50 rows from one of these, as many steps again
 mean-field  AutoNormal for the weights
 no KL       the generators of the paper without a KL term of the weights; the precision keeps its
 published   KernelDensityRatioELBO(published=True)
@@ -37,6 +39,7 @@ from benchmarks.common import (
     stopwatch,
 )
 from benchmarks.papers.kivi._kivi_uci import (
+    CONTROLS,
     LR,
     MEAN_FIELD_LR,
     MODE_LR,
@@ -47,6 +50,7 @@ from benchmarks.papers.kivi._kivi_uci import (
     OBJECTIVES,
     build_model,
     fit,
+    fit_control,
     fit_modes,
     marginal_kl,
     num_hidden,
@@ -69,7 +73,7 @@ PAPER = {
     "wine": ("0.637 ± 0.007", "-0.962 ± 0.011"),
     "yacht": ("0.654 ± 0.058", "-2.084 ± 0.006"),
 }
-METHODS = (*MODES, *OBJECTIVES)
+METHODS = (*MODES, *CONTROLS, *OBJECTIVES)
 SETTINGS = {
     "lr": LR,
     "mean_field_lr": MEAN_FIELD_LR,
@@ -92,9 +96,11 @@ def run(arguments: Any, name: str, split_index: int, method: str, seed: int) -> 
         with stopwatch() as watch:
             if method in MODES:
                 draws = fit_modes(model, split, MODES[method], *how)
+            elif method in CONTROLS:
+                draws = fit_control(model, split, method, *how)
             else:
                 guide, claimed = fit(model, split, method, *how)
-        if method not in MODES:
+        if method in OBJECTIVES:
             draws = draw_latents(guide, hidden)
             forced = marginal_kl(draws)
         scores = score(model, draws, split)

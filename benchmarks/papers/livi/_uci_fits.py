@@ -13,10 +13,10 @@ from pyro.infer.autoguide import AutoDelta, AutoNormal, init_to_value
 from torch import Tensor
 
 from benchmarks.common import stopwatch
-from benchmarks.papers.livi._uci_controls import CONTROLS, dropout_draws, path_draws
 from benchmarks.shared.images import NoEntropy
 from benchmarks.shared.replay import cosine, train
 from benchmarks.shared.uci import Model, Split, score, small_weights
+from benchmarks.shared.uci_controls import CONTROLS, dropout_draws, path_draws
 from benchmarks.shared.uci_fits import Settings
 from benchmarks.shared.uci_peers import gaussian_scores, laplace
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO, SingularValueELBO, posterior_draws

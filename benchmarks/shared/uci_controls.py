@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from benchmarks.shared.swag import PathMoments
 from benchmarks.shared.uci import HIDDEN_UNITS, Model, Split, build_model, small_weights
 from benchmarks.shared.uci_fits import Settings
 
-__all__ = ["CONTROLS", "dropout_draws", "path_draws"]
+__all__ = ["CONTROLS", "dropout_draws", "kept_units", "path_draws"]
 
 CONTROLS: dict[str, Any] = {
     "path_batch_size": 50,
@@ -73,17 +73,29 @@ def dropout_draws(
     )
     mode = {name: value.detach() for name, value in guide.median().items()}
     draws = {name: value.expand(num_draws, *value.shape) for name, value in mode.items()}
-    kept = F.dropout(torch.ones(num_draws, 1, HIDDEN_UNITS), settings.dropout)
-    return draws | {_LAST: mode[_LAST] * kept}
+    return draws | {_LAST: mode[_LAST] * kept_units(num_draws, HIDDEN_UNITS, settings.dropout)}
+
+
+def kept_units(num_draws: int, units: int, rate: float) -> Tensor:
+    """
+    What the weights after hidden units are multiplied by where some of these are left out.
+
+    :param int num_draws: S.
+    :param int units: how many there are.
+    :param float rate: how many are left out.
+    :returns: shape ``(S, 1, units)``, 0 or what makes up for those.
+    """
+    return F.dropout(torch.ones(num_draws, 1, units), rate)
 
 
 def path_draws(
     model: Model,
     split: Split,
-    start: Mapping[str, Tensor],
+    start: Draws,
     settings: Settings,
     num_draws: int,
     bar: str | None,
+    positive: str = "sigma",
 ) -> Draws:
     """
     SWAG's: a Gaussian by the path of stochastic gradients from a mode, at a constant rate.
@@ -91,18 +103,26 @@ def path_draws(
     :param start: the mode, {site: shape}.
     :param Settings settings: steps and rate.
     :param int num_draws: S.
+    :param str positive: the site that moves by its logarithm.
     :returns: {site: (S, *shape)}.
     """
-    moments = PathMoments(CONTROLS["path_rank"]).see_all(_path(model, split, start, settings, bar))
+    path = _path(model, split, start, settings, bar, positive)
+    moments = PathMoments(CONTROLS["path_rank"]).see_all(path)
     drawn = torch.stack([moments.draw() for _ in range(num_draws)])
-    return _by_site(drawn, start)
+    return _by_site(drawn, start, positive)
 
 
 def _path(
-    model: Model, split: Split, start: Mapping[str, Tensor], settings: Settings, bar: str | None
+    model: Model,
+    split: Split,
+    start: Draws,
+    settings: Settings,
+    bar: str | None,
+    positive: str,
 ) -> Iterator[Tensor]:
-    """Places of the path, all latents in one vector, the noise by its logarithm."""
-    flat = torch.cat([_unbounded(n, v).flatten() for n, v in start.items()]).requires_grad_()
+    """Places of the path, all latents in one vector."""
+    unbounded = start | {positive: start[positive].log()}
+    flat = torch.cat([value.flatten() for value in unbounded.values()]).requires_grad_()
     sgd = torch.optim.SGD([flat], lr=settings.rate, momentum=CONTROLS["path_momentum"])
     begin = round(CONTROLS["path_begin"] * settings.num_steps)
     every = max((settings.num_steps - begin) // CONTROLS["path_places"], 1)
@@ -112,7 +132,7 @@ def _path(
             rows = list(torch.randperm(len(split.x)).split(CONTROLS["path_batch_size"]))
         few = rows.pop()
         sgd.zero_grad()
-        values = {name: value[0] for name, value in _by_site(flat[None], start).items()}
+        values = {name: value[0] for name, value in _by_site(flat[None], start, positive).items()}
         given: Any = poutine.condition(model, values)
         trace = poutine.trace(given).get_trace(split.x[few], split.y[few])
         (-trace.log_prob_sum() / len(split.x)).backward()
@@ -121,12 +141,8 @@ def _path(
             yield flat.detach().clone()
 
 
-def _unbounded(name: str, value: Tensor) -> Tensor:
-    return value.log() if name == "sigma" else value
-
-
-def _by_site(flat: Tensor, like: Mapping[str, Tensor]) -> Draws:
+def _by_site(flat: Tensor, like: Draws, positive: str) -> Draws:
     """From vectors ``(S, m)``."""
     parts = flat.split([value.numel() for value in like.values()], -1)
     found = {n: p.reshape(-1, *v.shape) for (n, v), p in zip(like.items(), parts, strict=True)}
-    return found | {"sigma": found["sigma"].exp()}
+    return found | {positive: found[positive].exp()}
