@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from pyro.distributions.torch_distribution import ExpandedDistribution
 from torch import Tensor
 from torch.distributions import ComposeTransform, Independent, Transform, TransformedDistribution
 
-__all__ = ["own_support"]
+__all__ = ["hidden_vector", "own_support"]
 
 #: a bound, or None where there is none
 _Bound = Any
@@ -35,6 +35,34 @@ def own_support(fn: Any) -> constraints.Constraint:
     return stated
 
 
+def hidden_vector(fn: Any) -> Any:
+    """
+    Finds what has vectors in part of the space, such as a simplex, and transforms behind it.
+
+    :param fn: a distribution.
+    :returns: a transform, or the base of all; None where there is none, or where the last transform
+        says enough.
+    """
+    while isinstance(fn, (MaskedDistribution, ExpandedDistribution, Independent)):
+        fn = fn.base_dist
+    if not isinstance(fn, TransformedDistribution) or type(fn).support is not _STATED:
+        return None
+    parts = _parts(fn.transforms)
+    if not parts or _cuts_vectors(parts[-1].codomain):
+        return None
+    found = (one for one in reversed(parts) if _cuts_vectors(one.codomain))
+    return next(found, fn.base_dist if _cuts_vectors(fn.base_dist.support) else None)
+
+
+def _cuts_vectors(found: Any) -> bool:
+    """Whether values are vectors, and some vectors are no values."""
+    if not found.event_dim:
+        return False
+    while isinstance(found, constraints.independent):
+        found = found.base_constraint
+    return bool(found.event_dim) and found is not constraints.real_vector
+
+
 def _narrower(fn: Any) -> constraints.Constraint | None:
     if isinstance(fn, (MaskedDistribution, ExpandedDistribution)):
         return _narrower(fn.base_dist)
@@ -44,7 +72,7 @@ def _narrower(fn: Any) -> constraints.Constraint | None:
         return None if inner is None else constraints.independent(inner, dims)
     if not isinstance(fn, TransformedDistribution) or type(fn).support is not _STATED:
         return None
-    limits, transforms = _limits(own_support(fn.base_dist)), list(_parts(fn.transforms))
+    limits, transforms = _limits(own_support(fn.base_dist)), _parts(fn.transforms)
     if not transforms:
         return None
     starts = limits == (None, None) or _are_same(limits, _limits(transforms[0].domain))
@@ -61,12 +89,12 @@ def _narrower(fn: Any) -> constraints.Constraint | None:
     return constraints.independent(found, dims) if found is not None and dims else found
 
 
-def _parts(transforms: Iterable[Transform]) -> Iterator[Transform]:
+def _parts(transforms: Iterable[Transform]) -> list[Transform]:
+    """Those within compositions, one by one."""
+    parts: list[Transform] = []
     for one in transforms:
-        if isinstance(one, ComposeTransform):
-            yield from _parts(one.parts)
-        else:
-            yield one
+        parts += _parts(one.parts) if isinstance(one, ComposeTransform) else [one]
+    return parts
 
 
 def _through(transform: Transform, limits: _Limits) -> _Limits | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from pyro_implicit.exceptions import SiteError, StateError
-from pyro_implicit.handlers.own_support import own_support
+from pyro_implicit.handlers.own_support import hidden_vector, own_support
 
 __all__ = [
     "bounds_of",
@@ -91,6 +91,7 @@ def check_support(name: str, fn: Any) -> None:
     :raises SiteError: if it is discrete, a point or a distribution of angles, or nothing maps the
         real line one to one on its support; the message says what to write instead.
     """
+    _check_is_known(name, fn)
     support = plain_support(own_support(fn))
     try:
         discrete = support.is_discrete
@@ -139,6 +140,26 @@ def check_support(name: str, fn: Any) -> None:
     circular = circular_part(fn)
     if circular is not None:
         raise SiteError(_circular_message(name, type(circular).__name__, fn.event_shape))
+
+
+def _check_is_known(name: str, fn: Any) -> None:
+    """
+    Refuses transforms of a vector onto part of the space that others follow.
+
+    ``TransformedDistribution`` states the codomain of the last one, as if all could be reached.
+
+    :raises SiteError: for these.
+    """
+    within = hidden_vector(fn)
+    if within is not None:
+        last = type(within).__name__
+        raise SiteError(
+            f"latent site {name!r} has a distribution whose support is not known: other transforms "
+            f"follow {last}, and it states the support of the last one, {fn.support}. Let {last} "
+            f"be the last, and compute the rest: a = pyro.sample('{name}_before', ...), "
+            f"{name} = pyro.deterministic({name!r}, 2.0 * a + 1.0, "
+            f"event_dim={len(fn.event_shape)})."
+        )
 
 
 def cut_off(name: str, fn: Any) -> str:

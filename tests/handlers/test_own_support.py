@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_implicit import HyperNetworkGuide, fit, predict, refine
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.handlers.own_support import own_support
+from pyro_implicit.handlers.own_support import hidden_vector, own_support
 
 Of = dist.TransformedDistribution
 
@@ -148,3 +148,40 @@ def test_bounds_of_events_are_those_of_all_their_entries() -> None:
     support: Any = own_support(Of(base, [T.ExpTransform(), T.AffineTransform(1.0, 1.0)]))
     assert support.event_dim == 1 and support.base_constraint.lower_bound == 1.0
     assert support.check(torch.tensor([[2.0, 3.0, 4.0], [0.0, 3.0, 4.0]])).tolist() == [True, False]
+
+
+VECTOR = dist.Normal(torch.zeros(3), 1.0).to_event(1)
+
+
+@pytest.mark.parametrize(
+    ("fn", "what"),
+    [
+        (Of(VECTOR, [T.OrderedTransform(), T.AffineTransform(2.0, 1.0)]), "OrderedTransform"),
+        (Of(VECTOR, [T.StickBreakingTransform(), T.ExpTransform()]), "StickBreakingTransform"),
+        (
+            Of(VECTOR, [T.ComposeTransform([T.OrderedTransform(), T.ExpTransform()])]),
+            "OrderedTransform",
+        ),
+        (Of(dist.Dirichlet(torch.ones(3)), [T.AffineTransform(0.0, 10.0)]), "Dirichlet"),
+    ],
+)
+def test_a_support_that_nobody_knows_is_refused(fn: Any, what: str) -> None:
+    def model() -> None:
+        pyro.sample("a", fn)
+
+    with pytest.raises(SiteError, match=f"support is not known: other transforms follow {what}"):
+        HyperNetworkGuide(model).setup()
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        Of(VECTOR, [T.AffineTransform(0.0, 2.0), T.OrderedTransform()]),
+        Of(VECTOR, [T.Permute(torch.tensor([1, 0, 2])), T.AffineTransform(1.0, 2.0)]),
+        Of(VECTOR, [T.LowerCholeskyAffine(torch.zeros(3), torch.eye(3)), T.ExpTransform()]),
+        Of(dist.MultivariateNormal(torch.zeros(3), torch.eye(3)), [T.ExpTransform()]),
+        Of(VECTOR, []),
+    ],
+)
+def test_one_that_is_known_is_not(fn: Any) -> None:
+    assert hidden_vector(fn) is None
