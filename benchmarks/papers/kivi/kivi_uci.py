@@ -81,6 +81,7 @@ SETTINGS = {
     "mode_lr_large": MODE_LR_LARGE,
     "num_particles": NUM_PARTICLES,
     "num_samples": NUM_SAMPLES,
+    "controls": CONTROLS,
 }
 
 
@@ -97,7 +98,8 @@ def run(arguments: Any, name: str, split_index: int, method: str, seed: int) -> 
             if method in MODES:
                 draws = fit_modes(model, split, MODES[method], *how)
             elif method in CONTROLS:
-                draws = fit_control(model, split, method, *how)
+                first, others = CONTROLS[method]
+                draws = fit_control(model, split, method, others.get(name, first), *how)
             else:
                 guide, claimed = fit(model, split, method, *how)
         if method in OBJECTIVES:
