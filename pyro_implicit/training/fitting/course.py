@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pyro_implicit.training.fitting.due import Due
 from pyro_implicit.training.fitting.learning_rate import LearningRate
 from pyro_implicit.training.fitting.norm_clipped_adam import NormClippedAdam
 from pyro_implicit.training.fitting.retreat import Retreat
@@ -15,10 +16,9 @@ from pyro_implicit.training.fitting.settling import Settling
 from pyro_implicit.training.fitting.stall import Slope, slope_of
 from pyro_implicit.training.fitting.whole_loss import WholeLoss
 
-__all__ = ["MOVES", "Course"]
+__all__ = ["Course"]
 
 FEWEST = 400  # steps before the objective is asked whether it still rises
-MOVES = ("retreat", "mean", "slower", "start")  # what sets all parameters
 _ASK_AGAIN = 1.1  # times as many steps later: who asks at every step is fooled by luck at some
 
 
@@ -89,30 +89,31 @@ class Course:
         """
         return self.retreat.factor * self.settling.factor * self.rate.at(step)
 
-    def after(self, losses: Sequence[float]) -> list[str]:
+    def after(self, losses: Sequence[float]) -> list[Due]:
         """
         What a step that was taken brings with it.
 
         :param losses: of all steps so far.
-        :returns: what :meth:`move` has to do, or ``"add"`` where the parameters belong into a mean.
+        :returns: what is due.
         """
-        due = ["add"] * (self.rate.begun is None and self.settling.wants(len(losses)))
-        return ["retreat"] * self.retreat.look(losses, self.kept) + due
+        due = [Due.ADD] * (self.rate.begun is None and self.settling.wants(len(losses)))
+        return [Due.RETREAT] * self.retreat.look(losses, self.kept) + due
 
     # ---- what to do next
 
     def next(
         self, losses: Sequence[float], params: Callable[[], Mapping[str, Tensor]]
-    ) -> tuple[str | None, list[str]]:
+    ) -> tuple[str | None, list[Due]]:
         """
         Whether to stop now.
 
         :param losses: of all steps so far.
         :param params: gives all parameters, also before the first step of a run that goes on.
-        :returns: the reason to stop, or None, and what :meth:`move` has to do before that; if there
-            is something, ask again.
+        :returns: the reason to stop, or None, and what is due before that; if there is something,
+            ask again.
         """
-        step, due = len(losses), []
+        due: list[Due] = []
+        step = len(losses)
         num_warm = step - self._warm_from
         if self.rate.begun is None and num_warm >= self._ask_at:
             is_level = self.whole is None or self.whole.look(step)
@@ -149,46 +150,47 @@ class Course:
         """
         return losses[self._warm_from : self.rate.begun]
 
-    def _level(self, step: int, params: Mapping[str, Tensor]) -> list[str]:
+    def _level(self, step: int, params: Mapping[str, Tensor]) -> list[Due]:
         """Where the loss is level: cools, or goes on slower from the start if that was better."""
         if self.settling.is_above_start(params):
-            return ["slower"]
+            return [Due.SLOWER]
         return self._cool(step, params, is_level=True)
 
-    def _cool(self, step: int, params: Mapping[str, Tensor], is_level: bool) -> list[str]:
+    def _cool(self, step: int, params: Mapping[str, Tensor], is_level: bool) -> list[Due]:
         """From the mean of the parameters, where that is better."""
         if self.settling.plan(params, is_level):
-            return ["mean"]
+            return [Due.MEAN]
         self.rate.cool(step, step - self._warm_from)
         return []
 
-    def _last_look(self, step: int, params: Mapping[str, Tensor], may_slow: bool) -> list[str]:
+    def _last_look(self, step: int, params: Mapping[str, Tensor], may_slow: bool) -> list[Due]:
         """Goes on slower where a run has ended above its start, or brings that back."""
         is_new = not self.settling.is_start and step >= FEWEST
         if is_new and self.settling.is_worse_than_start(params):
-            return ["slower"] if may_slow and self.settling.may_slow else ["start", "score start"]
+            is_slow = may_slow and self.settling.may_slow
+            return [Due.SLOWER] if is_slow else [Due.START, Due.SCORE_START]
         return []
 
     # ---- what sets all parameters
 
-    def move(self, where: str, step: int) -> None:
+    def move(self, where: Due, step: int) -> None:
         """
         Sets parameters to others that are known; the same if it is called twice.
 
-        :param str where: one of ``MOVES``.
+        :param Due where: one that moves.
         :param int step: the number of steps so far.
         """
         params = self.kept
-        if where == "retreat":  # with half the rate and an optimiser that knows nothing
+        if where is Due.RETREAT:  # with half the rate and an optimiser that knows nothing
             self.retreat.go_back(step, params)
             self.adam.forget()
             if self.rate.begun is None:
                 self._begin_anew(step)
-        elif where == "mean":
+        elif where is Due.MEAN:
             self.settling.to_mean(params)
             self.adam.stand_still()
             self.rate.cool(step, step - self._warm_from, self.settling.planned)
-        elif where == "start":
+        elif where is Due.START:
             self.settling.to_start(params)
             self.settling.is_start = True
         else:

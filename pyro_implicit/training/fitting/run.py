@@ -23,7 +23,8 @@ from pyro_implicit.objectives.linearised import LinearisedELBO
 from pyro_implicit.objectives.particle_objective import ParticleObjective
 from pyro_implicit.training.fitting.all_rows import Call
 from pyro_implicit.training.fitting.arguments import Arguments
-from pyro_implicit.training.fitting.course import MOVES, Course
+from pyro_implicit.training.fitting.course import Course
+from pyro_implicit.training.fitting.due import Due
 from pyro_implicit.training.fitting.first_steps import FirstSteps
 from pyro_implicit.training.fitting.learning_rate import LearningRate
 from pyro_implicit.training.fitting.retreat import is_comparable
@@ -91,7 +92,7 @@ class Run:
         self.skipped: list[str] = []
         self.num_skipped_now = 0  # in a row
         self.seen = SeenParameters()
-        self.due: list[str] = []  # what the last step brings with it, and was not done yet
+        self.due: list[Due] = []  # what the last step brings with it, and was not done yet
         self._last: tuple[Any, Any] | None = None  # arguments of the last step
         self._pending: tuple[int, float, float] | None = None  # a step under way, loss and rate
         self._random = read_random_state()  # where to go back to if interrupted
@@ -131,7 +132,7 @@ class Run:
     def _settle(self) -> None:
         """Makes of a step that was broken off one that was taken, or one to be taken anew."""
         self.course.adam.clear()
-        while self.due and self.due[0] in MOVES:  # half of the parameters may be those of before
+        while self.due and self.due[0].moves:  # half of the parameters may be those of before
             self._move(self.due.pop(0))
         if self._pending is not None and self.course.adam.has_stepped:
             self._commit(*self._pending)
@@ -169,9 +170,9 @@ class Run:
             course.adam.take(_params(capture))
         return course.kept
 
-    def _move(self, where: str) -> None:
+    def _move(self, where: Due) -> None:
         self.course.move(where, len(self.history))
-        if where == "retreat":
+        if where is Due.RETREAT:
             self.num_skipped_now = 0
 
     def _num_latents(self) -> int:
@@ -234,22 +235,22 @@ class Run:
         self.num_skipped_now = 0
         scored = self.validation is not None and (step + 1) % EVERY == 0
         terms = (step + 1) % _TERMS_EVERY == 0
-        self.due = self.course.after(self.history) + ["terms"] * terms + ["score"] * scored
+        more = [Due.TERMS] * terms + [Due.SCORE] * scored
+        self.due = self.course.after(self.history) + more
         self._pending = None
 
     def _follow_up(self) -> None:
         """What the last step brings with it: terms of the objective, and a score."""
+        step = len(self.history)
+        others: dict[Due, Callable[[], None]] = {
+            Due.ADD: lambda: self.course.settling.add(step, self.course.kept),
+            Due.TERMS: self._evaluate_terms,
+            Due.SCORE: lambda: self._score(step),
+            Due.SCORE_START: lambda: self._score(0),
+        }
         while self.due:
-            if self.due[0] in MOVES:
-                self._move(self.due[0])
-            elif self.due[0] == "add":
-                self.course.settling.add(len(self.history), self.course.kept)
-            elif self.due[0] == "terms":
-                self._evaluate_terms()
-            elif self.due[0] == "score start":
-                self._score(0)
-            else:
-                self._score(len(self.history))
+            first = self.due[0]
+            self._move(first) if first.moves else others[first]()
             self._random, self.due = read_random_state(), self.due[1:]
 
     def _skip(self, why: str, error: Exception | None = None) -> None:
@@ -258,7 +259,7 @@ class Run:
         self.skipped.append(why)
         self.num_skipped_now += 1
         if self.num_skipped_now >= _ASTRAY and self.course.retreat.is_possible(len(self.history)):
-            self.due = ["retreat"]
+            self.due = [Due.RETREAT]
         elif self.num_skipped_now >= _MOST_SKIPPED:
             raise NonFiniteError(
                 f"{_MOST_SKIPPED} steps in a row had no finite loss and gradient, after "
@@ -368,7 +369,7 @@ class Run:
             "skipped": list(self.skipped),
             "num_skipped_now": self.num_skipped_now,
             "params": self.seen.state(),
-            "due": list(self.due),
+            "due": [one.value for one in self.due],
             "validation": self.validation.state() if self.validation else self._earlier_scores,
             "is_scored": self.validation is not None,
             "is_replaced": reason != "interrupted" and self.is_replaced,
@@ -393,7 +394,7 @@ class Run:
             self.num_skipped_now = 0 if is_over else int(state["num_skipped_now"])
             random_state = state_from_plain(state["random"])
             self.seen = SeenParameters(state["params"])
-            self.due = [] if is_over else list(state["due"])
+            self.due = [] if is_over else [Due(one) for one in state["due"]]
             is_replaced = bool(state.get("is_replaced", False))
             self._earlier_scores = state["validation"]
             if self.validation is not None and self._earlier_scores is not None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from pyro_implicit.training.fitting.course import MOVES, Course
+from pyro_implicit.training.fitting.course import Course
+from pyro_implicit.training.fitting.due import Due
 from pyro_implicit.training.fitting.learning_rate import LearningRate
 
 
@@ -35,7 +36,7 @@ def test_no_run_begins_anew_at_its_last_step(limit: int) -> None:
     while True:
         reason, due = run.next(losses, lambda: {"w": weight})
         for move in due:
-            if move in MOVES:
+            if move.moves:
                 run.move(move, len(losses))
         if due:
             continue
@@ -44,7 +45,7 @@ def test_no_run_begins_anew_at_its_last_step(limit: int) -> None:
         run.begin(len(losses), {"w": weight})
         weight.data.fill_(0.3)
         losses.append(5.0 + 0.02 * float(torch.randn((), generator=random)))
-        if "add" in run.after(losses):
+        if Due.ADD in run.after(losses):
             run.settling.add(len(losses), run.kept)
     assert len(losses) == limit and float(weight.detach()) == 0.0
     assert run.settling.is_start
