@@ -27,7 +27,8 @@ class RunningStatistics:
     """
 
     def __init__(self) -> None:
-        self._places: list[tuple[nn.Module, str]] | None = None  # a module may replace the tensor
+        #: a module may replace the tensor, also by one of another shape, which is no statistic
+        self._places: list[tuple[nn.Module, str, torch.Size]] | None = None
         #: what they were before the last step, by name
         self.before: dict[str, Tensor] = {}
 
@@ -35,8 +36,9 @@ class RunningStatistics:
     def values(self) -> dict[str, Tensor]:
         """As they are now, the tensors themselves, by name."""
         return {
-            f"running statistic {k} ({name})": module.get_buffer(name)
-            for k, (module, name) in enumerate(self._places or ())
+            f"running statistic {k} ({name})": buffer
+            for k, (module, name, shape) in enumerate(self._places or ())
+            if (buffer := module._buffers.get(name)) is not None and buffer.shape == shape
         }
 
     @contextmanager
@@ -51,14 +53,19 @@ class RunningStatistics:
             with _noting(seen):
                 yield
         finally:
-            each = [(module, name) for module, old in seen.items() for name in old]
-            self._places = [(m, n) for m, n in each if not torch.equal(m.get_buffer(n), seen[m][n])]
-            was = (seen[module][name] for module, name in self._places)
-            self.before = dict(zip(self.values, was, strict=True))
+            each = [(m, name, was) for m, old in seen.items() for name, was in old.items()]
+            moved = [(m, name, was) for m, name, was in each if _has_moved(m, name, was)]
+            self._places = [(m, name, was.shape) for m, name, was in moved]
+            self.before = dict(zip(self.values, (was for *_, was in moved), strict=True))
 
     def undo(self) -> None:
         """Takes back what the last step did to them; the same if it is called twice."""
         set_to(self.values, self.before)
+
+
+def _has_moved(module: nn.Module, name: str, was: Tensor) -> bool:
+    now = module._buffers.get(name)
+    return now is not None and now.shape == was.shape and not torch.equal(now, was)
 
 
 @contextmanager

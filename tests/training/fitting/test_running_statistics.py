@@ -135,6 +135,33 @@ def test_those_that_move_are_found_in_the_first_step_and_undone_in_each() -> Non
     assert int(counter.count) == 4
 
 
+class Last(nn.Module):
+    """Keeps what it has seen last, of any shape, or nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x: Tensor | None) -> None:
+        self.seen = x
+
+
+def test_a_buffer_of_another_shape_is_no_statistic() -> None:
+    last, statistics = Last(), RunningStatistics()
+    with statistics.around_step():
+        last(torch.ones(3))
+    assert len(statistics.values) == 1
+    for other in (torch.ones(4), None, torch.full((3,), 2.0)):
+        with statistics.around_step():
+            last(other)
+        statistics.undo()
+    assert torch.equal(last.seen, torch.full((3,), 2.0))  # nothing was kept of one before
+    last, statistics = Last(), RunningStatistics()
+    with statistics.around_step():
+        last(torch.ones(4))
+    assert statistics.values == {} == statistics.before
+
+
 def test_a_first_step_that_fails_is_undone_too() -> None:
     counter, statistics = Counter(), RunningStatistics()
     with pytest.raises(ValueError, match="on purpose"), statistics.around_step():
