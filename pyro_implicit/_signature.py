@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["leading_arguments", "parameters_of"]
+__all__ = ["in_order", "leading_arguments", "parameters_of"]
 
 
 def parameters_of(program: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
@@ -48,3 +48,16 @@ def leading_arguments(
             break
         found.append(kwargs[name])
     return tuple(found)
+
+
+def in_order(program: Callable[..., Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    Keyword arguments in the order of the program's parameters: the first tensor has the rows.
+
+    :param program: a model.
+    :param dict kwargs: its keyword arguments.
+    :returns: the same, those without a parameter of their name last.
+    """
+    names = parameters_of(program) or {}
+    first = {name: kwargs[name] for name in names if name in kwargs}
+    return first | dict(kwargs)

@@ -20,8 +20,9 @@ from pyro_implicit import (
     evaluate,
     log_predictive_density,
     predict,
+    to_arviz,
 )
-from pyro_implicit._signature import leading_arguments, parameters_of
+from pyro_implicit._signature import in_order, leading_arguments, parameters_of
 
 
 def three(a: Any, b: Any = None, c: Any = None, *, d: Any = None) -> None: ...
@@ -80,3 +81,29 @@ def test_other_rows_are_told_however_they_are_given(score: Any, is_named: bool) 
         warnings.simplefilter("error")
         score(rows, guide, y=Y, x=X, num_samples=2)
         score(rows, guide, X, Y, num_samples=2)
+
+
+def test_rows_are_those_of_the_first_parameter() -> None:
+    most: list[int] = []
+
+    def model(x: Tensor, s: Tensor, y: Tensor | None = None) -> None:
+        most.append(len(x))
+        w = pyro.sample("w", dist.Normal(torch.zeros(3), s).to_event(1))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal((x * w[..., None, :]).sum(-1), 1.0), obs=y)
+
+    x, y, s = torch.randn(100, 3), torch.randn(100), torch.ones(3)
+    guide = HyperNetworkGuide(model, init_from=None).setup(x, s, y)
+    for order in ({"x": x, "s": s, "y": y}, {"s": s, "y": y, "x": x}):
+        found = []
+        for call in (to_arviz, evaluate, predict):
+            most.clear()
+            call(model, guide, num_samples=3, batch_size=32, **order)
+            found.append(sum(size <= 64 for size in most) > 2)
+        assert found == [True] * 3
+
+
+@given(order=st.permutations("abcd"), count=st.integers(0, 4))
+def test_keywords_in_order(order: list[str], count: int) -> None:
+    kwargs = dict.fromkeys([*order[:count], "e"])
+    assert list(in_order(three, kwargs)) == [*sorted(order[:count]), "e"]

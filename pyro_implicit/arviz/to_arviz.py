@@ -10,6 +10,7 @@ from pyro.infer import ELBO
 from torch import nn
 
 from pyro_implicit._checks import check_count, check_instance
+from pyro_implicit._signature import in_order
 from pyro_implicit._warn import warn
 from pyro_implicit.arviz.attrs import run_attrs
 from pyro_implicit.arviz.chain_draws import chain_draws
@@ -150,7 +151,7 @@ def to_arviz(
     check_instance("objective", objective, (ELBO, type(None)), "the objective, or None")
     for name, given in (("coords", coords), ("dims", dims)):
         check_instance(name, given, (Mapping, type(None)), "a dictionary by name, or None")
-    guides = _listed(guide)
+    guides, kwargs = _listed(guide), in_order(model, kwargs)
     calls = [FittedCall(to_arviz, model, one, args, kwargs) for one in guides]
     _check_built(guides)
     for call in calls:

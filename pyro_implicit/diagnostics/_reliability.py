@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_tensor
-from pyro_implicit.exceptions import MissingExtraError, ShapeError
+from pyro_implicit.exceptions import ArgumentError, MissingExtraError, ShapeError
 
-__all__ = ["calibration_error", "reliability"]
+__all__ = ["calibration_error", "check_probabilities", "reliability"]
 
 
 def reliability(
@@ -21,6 +21,7 @@ def reliability(
     :param torch.Tensor labels: true classes, shape ``(N,)``.
     :param int num_bins: bins of equal width on (0, 1].
     :returns: mean confidence and accuracy (NaN in empty bins) and share of the data, by bin.
+    :raises ArgumentError: for numbers that are no probabilities.
     :raises ShapeError: for other shapes.
     """
     num_bins = check_count("num_bins", num_bins)
@@ -31,6 +32,7 @@ def reliability(
             f"probabilities have shape {tuple(probabilities.shape)}, labels {tuple(labels.shape)}; "
             "expected (N, C) and (N,)"
         )
+    check_probabilities("probabilities", probabilities)
     confidence, predicted = probabilities.detach().double().max(-1)
     places = (confidence * num_bins).ceil().long().clamp(1, num_bins) - 1
     member = torch.nn.functional.one_hot(places, num_bins).double()
@@ -41,6 +43,24 @@ def reliability(
         member.mT @ right / counts,
         counts / len(confidence),
     )
+
+
+def check_probabilities(name: str, table: Tensor) -> None:
+    """
+    Refuses numbers that are no probabilities of classes, such as logits.
+
+    :param str name: what they are called.
+    :param torch.Tensor table: shape ``(N, C)``.
+    :raises ArgumentError: unless each row is of numbers from 0 and sums to 1.
+    """
+    rows = table.detach().double()
+    sums = rows.sum(-1)
+    if bool(((rows < 0).any(-1) | ((sums - 1).abs() > 1e-2)).any()):
+        raise ArgumentError(
+            f"{name} has rows that sum to {float(sums.min()):.3g} up to {float(sums.max()):.3g}, "
+            f"and numbers from {float(rows.min()):.3g}; expected probabilities of classes. Write "
+            "logits.softmax(-1)."
+        )
 
 
 def calibration_error(probabilities: Tensor, labels: Tensor, num_bins: int) -> float:

@@ -16,7 +16,7 @@ from torch import Tensor
 from pyro_implicit._random import RandomStream
 from pyro_implicit.diagnostics._data_places import DataPlaces
 from pyro_implicit.diagnostics._unconstrained import constrained_draws
-from pyro_implicit.exceptions import ArgumentError, SiteError
+from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, run_model
@@ -85,6 +85,13 @@ class Simulation:
                 f"fit returned draws of sites {unknown}, which the model does not have; it has "
                 f"{sorted(values)}"
             )
+        for name, drawn in draws.items():
+            if drawn.shape[1:] != values[name].shape:
+                raise ShapeError(
+                    f"fit returned draws of site {name!r} of shape {tuple(drawn.shape)}; expected "
+                    f"{(self.num_samples, *values[name].shape)}: the site's own shape after the "
+                    "draws."
+                )
         ranks = {name: _rank(draws[name], values[name]) for name in draws}
         taken = sorted(set(ranks) & set(self.quantities))
         if taken:
@@ -181,4 +188,4 @@ def _rank(draws: Tensor, value: Tensor) -> Tensor:
     """How many draws are below the value; ties are broken at random."""
     value = torch.as_tensor(value).to(draws)
     below, equal = (draws < value).sum(0), (draws == value).sum(0)
-    return below + (torch.rand(equal.shape) * (equal + 1)).long().to(below.device)
+    return below + (torch.rand(equal.shape).to(equal.device) * (equal + 1)).long()

@@ -13,6 +13,7 @@ from pyro_implicit._checks import check_callable, check_tensors
 from pyro_implicit.exceptions import ShapeError, SiteError
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.supports import bounds_of
 from pyro_implicit.inference.posterior_draws import draws_of
 
 __all__ = ["constrained_draws", "unconstrained_draws"]
@@ -60,15 +61,17 @@ def unconstrained_draws(
     :param tuple args: arguments of the model.
     :param dict kwargs: keyword arguments of the model.
     :returns: the model's latent sites, and the flat unconstrained draws, shape ``(n, m)``.
-    :raises SiteError: if the model's latents are others than those drawn.
+    :raises SiteError: if the model's latents are others than those drawn, or the support of one
+        depends on another.
     """
-    with torch.no_grad(), evaluation_mode(), poutine.block():
-        first = {name: value[0] for name, value in draws.items()}
-        trace = poutine.trace(poutine.condition(model, data=first)).get_trace(*args, **kwargs)
-    sites = []
-    for name, node in trace.nodes.items():
-        if node["type"] == "sample" and name in draws:
-            sites.append(LatentSite.from_trace(node, False))  # type: ignore[arg-type]
+    nodes = _nodes(model, draws, 0, args, kwargs)
+    sites = [LatentSite.from_trace(node, False) for node in nodes.values()]
+    count = len(next(iter(draws.values()), ()))
+    if any(bounds_of(site.support) for site in sites):
+        for index in {count // 2, count - 1}:
+            others = _nodes(model, draws, index, args, kwargs)
+            for site in sites:
+                site.check_prior(others[site.name]["fn"], "at another of the draws")
     missing = sorted(set(draws) - {site.name for site in sites})
     if missing or not sites:
         raise SiteError(f"draws are given for sites {missing}, which the model does not have")
@@ -77,3 +80,18 @@ def unconstrained_draws(
         for site in sites
     ]
     return sites, torch.cat(columns, -1)
+
+
+def _nodes(
+    model: Callable[..., Any],
+    draws: Mapping[str, Tensor],
+    index: int,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> dict[str, Any]:
+    """The sites that are drawn, in a run of the model at one of the draws."""
+    one = {name: value[index] for name, value in draws.items()}
+    with torch.no_grad(), evaluation_mode(), poutine.block():
+        trace = poutine.trace(poutine.condition(model, data=one)).get_trace(*args, **kwargs)
+    found = trace.nodes.items()
+    return {name: node for name, node in found if node["type"] == "sample" and name in draws}

@@ -27,9 +27,14 @@ from pyro_implicit._checks import (
     check_text,
     shown,
 )
+from pyro_implicit._random import RandomStream
 from pyro_implicit.arviz.compatibility import plot_loo_pit as _plot_loo_pit
 from pyro_implicit.arviz.compatibility import plot_predictive_check as _plot_predictive_check
-from pyro_implicit.diagnostics._reliability import calibration_error, reliability
+from pyro_implicit.diagnostics._reliability import (
+    calibration_error,
+    check_probabilities,
+    reliability,
+)
 from pyro_implicit.diagnostics.entropy_report import EntropyReport
 from pyro_implicit.diagnostics.vsbc import Calibration
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
@@ -85,7 +90,9 @@ def plot_predictive_band(
     )
     places = _array(x[order])
     for draws, alpha, label in bands:
-        low, high = torch.quantile(draws.detach().float(), tails.to(draws.device), dim=0)
+        low, high = torch.quantile(
+            draws.detach().double(), tails.to(draws.device, torch.float64), dim=0
+        )
         ax.fill_between(
             places,
             _array(low[order]),
@@ -172,6 +179,7 @@ def plot_predictive_entropy(probabilities: Tensor | Mapping[str, Tensor], *, ax:
     :param probabilities: class probabilities, shape ``(N, C)``, or by label for several curves.
     :param ax: Matplotlib axes; new ones by default.
     :returns: the axes.
+    :raises ArgumentError: for numbers that are no probabilities, such as logits.
     :raises ShapeError: for other shapes.
     """
     curves = probabilities if isinstance(probabilities, Mapping) else {"": probabilities}
@@ -179,6 +187,7 @@ def plot_predictive_entropy(probabilities: Tensor | Mapping[str, Tensor], *, ax:
     for table in curves.values():
         if table.dim() != 2:
             raise ShapeError(f"probabilities have shape {tuple(table.shape)}; expected (N, C)")
+        check_probabilities("probabilities", table)
     ax = new_or_given(ax)
     most = 0.0
     for label, table in curves.items():
@@ -205,6 +214,7 @@ def plot_reliability(
     :param int num_bins: bins of equal width.
     :param ax: Matplotlib axes; new ones by default.
     :returns: the axes.
+    :raises ArgumentError: for numbers that are no probabilities, such as logits.
     :raises MissingExtraError: without torchmetrics.
     :raises ShapeError: for other shapes.
     """
@@ -257,7 +267,8 @@ def plot_ranks(
     n, bins, num_ranks = calibration.num_simulations, calibration.bins, calibration.num_samples + 1
     ranks = calibration.ranks[name].reshape(n, -1)[:, index]
     ax.hist(_array(ranks), bins=bins, range=(-0.5, num_ranks - 0.5), color="C0", alpha=0.7)
-    bars = torch.distributions.Binomial(n, torch.tensor(1.0 / bins)).sample((20_000,))
+    with RandomStream(0):
+        bars = torch.distributions.Binomial(n, torch.tensor(1.0 / bins)).sample((20_000,))
     low, high = torch.quantile(bars, torch.tensor([0.005, 0.995])).tolist()
     ax.axhspan(low, high, color="grey", alpha=0.3, zorder=0)
     ax.axhline(n / bins, color="grey")

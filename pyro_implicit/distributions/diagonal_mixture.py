@@ -25,7 +25,8 @@ class DiagonalMixture(dist.TorchDistribution):
 
     :param torch.Tensor loc: shape ``(*batch, K, m)``.
     :param torch.Tensor scale: standard deviations, positive, shape ``(*batch, K, m)``.
-    :param torch.Tensor logits: logarithms of the weights up to a constant, shape ``(*batch, K)``.
+    :param torch.Tensor logits: logarithms of the weights up to a constant, shape ``(*batch, K)``;
+        the batch shapes of the three are broadcast.
     :param bool validate_args: see ``torch.distributions.Distribution``.
     :raises ValueError: with validation on, for values outside of these.
     """
@@ -41,9 +42,11 @@ class DiagonalMixture(dist.TorchDistribution):
     def __init__(
         self, loc: Tensor, scale: Tensor, logits: Tensor, validate_args: bool | None = None
     ) -> None:
-        self.loc, self.scale = loc, scale
-        self.logits = logits.log_softmax(-1)
-        super().__init__(loc.shape[:-2], loc.shape[-1:], validate_args=validate_args)
+        parts, kinds = loc.shape[-2:], logits.shape[-1:]
+        batch = torch.broadcast_shapes(loc.shape[:-2], scale.shape[:-2], logits.shape[:-1])
+        self.loc, self.scale = loc.expand(batch + parts), scale.expand(batch + parts)
+        self.logits = logits.log_softmax(-1).expand(batch + kinds)
+        super().__init__(batch, loc.shape[-1:], validate_args=validate_args)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> DiagonalMixture:
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +33,7 @@ _COUNTS = "Inhomogeneous total count"
 _CLASH = re.compile(r"Multiple (?:sample|param) sites named '(.*?)'")
 _ARGUMENT = re.compile(r"missing \d+ required positional arguments?: ")
 #: a call passes through these, and through no line of the user's, on its way to the model
+_LIBRARIES = {"numpy", "pandas", "polars", "pyro", "pyro_implicit", "scipy", "torch", "xarray"}
 _PASSED = {"pyro", "pyro_implicit", "torch", "contextlib", "functools"}
 _TOO_MANY = re.compile(r"takes .*\d+ positional arguments? but \d+ (?:was|were) given")
 
@@ -87,7 +89,7 @@ def explained(
     :param kwargs: its keyword arguments.
     :returns: the clear error, or None for any other error.
     """
-    if isinstance(error, ImplicitError):
+    if isinstance(error, ImplicitError) or _is_raised_by_user(error):
         return None
     if isinstance(error, (AttributeError, KeyError, TypeError)):
         return _other_arguments(error) or _no_tensors(error, args, kwargs)
@@ -95,6 +97,21 @@ def explained(
     made = (kind(error, tensors) for kind in _KINDS)
     known = next((clear for clear in made if clear is not None), None)
     return known or _no_tensors(error, args, kwargs) or _other_shape(error)
+
+
+def _is_raised_by_user(error: Exception) -> bool:
+    """Whether a ``raise`` of the model's own made it, and says what it means."""
+    last = next(reversed(list(traceback.walk_tb(error.__traceback__))), None)
+    if last is None:
+        return False
+    frame, _ = last
+    tail = error.__traceback__
+    while tail is not None and tail.tb_next is not None:
+        tail = tail.tb_next
+    root = str(frame.f_globals.get("__name__")).partition(".")[0]
+    code = frame.f_code.co_code
+    is_raise = tail is not None and code[tail.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    return is_raise and root not in _LIBRARIES
 
 
 def _other_arguments(error: Exception) -> ArgumentError | None:
@@ -124,7 +141,7 @@ def _no_tensors(
         name: value
         for name, value in named.items()
         if _is_array(value)
-        or (_is_number(value) and "object has no attribute" in str(error))
+        or (_is_number(value) and f"{type(value).__name__!r} object has no attr" in str(error))
         or (isinstance(value, (list, tuple)) and repr(type(value).__name__) in str(error))
     }
     if not others:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_seed
 from pyro_implicit._random import RandomStream
+from pyro_implicit._signature import in_order
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
@@ -118,6 +119,7 @@ def evaluate(
     num_samples = check_count("num_samples", num_samples)
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
+    kwargs = in_order(model, kwargs)
     rows = number_of_rows(args, kwargs)
     by_row = guide if isinstance(guide, ConditionalGuide) else None
     with RandomStream(seed), explained_errors(args, kwargs, guide):

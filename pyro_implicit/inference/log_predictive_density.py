@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_seed
 from pyro_implicit._random import RandomStream, mixed_seed
+from pyro_implicit._signature import in_order
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.handlers.enumeration import (
     EnumerationNeeded,
@@ -110,6 +111,7 @@ def log_predictive_density(
     call.tell(call.told_of_arguments(is_scored=True))
     num_samples = check_count("num_samples", num_samples)
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
+    kwargs = in_order(model, kwargs)
     noted = Noted(rows=number_of_rows(args, kwargs))
     densities = mean_densities(model, guide, args, kwargs, num_samples, seed, noted)
     noted.forgotten = forgotten_of(model, guide, noted.forgotten)

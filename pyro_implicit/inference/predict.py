@@ -16,6 +16,7 @@ from pyro_implicit._checks import (
     check_seed,
 )
 from pyro_implicit._random import RandomStream, own_numbers
+from pyro_implicit._signature import in_order
 from pyro_implicit.exceptions import NonFiniteError
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
@@ -153,6 +154,7 @@ def predict(
     check_flag("parallel", parallel)
     check_flag("moments", moments)
     seed = None if seed is None else check_seed("seed", seed)
+    kwargs = in_order(model, kwargs)
     by_row = guide if isinstance(guide, ConditionalGuide) else None
     rows, kept = number_of_rows(args, kwargs), None if sites is None else frozenset(sites)
     with nullcontext() if seed is None else RandomStream(seed):

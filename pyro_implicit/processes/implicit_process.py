@@ -403,7 +403,8 @@ class ImplicitProcess(dist.TorchDistribution):
         """
         The posterior at ``inputs`` given ``y`` at the process's own ones.
 
-        It is that of the Gaussian with the moments of the process.
+        It is that of the Gaussian with the moments of the process. What ``psi`` adds to variances
+        is of each place anew, also at the own inputs: a replicate, which ``y`` tells nothing of.
 
         :param torch.Tensor value: ``y``, shape ``(*batch, N)``.
         :param torch.Tensor inputs: new inputs ``(K, ...)``; by default the own ones. Functions are

@@ -38,8 +38,9 @@ class RandomNetwork(nn.Module):
     It is a Bayesian neural network as a prior over functions (Ma, Li and Hernandez-Lobato 2019,
     example 3), or a recurrent one (example 4).
 
-    Means start at 0 and scales at one over the square root of the layer's number of inputs, so that
-    activations keep their size. The module that is passed in stays as it is.
+    Means start at 0 and scales at one over the square root of a weight's numbers for each entry of
+    its first dimension, so that activations keep their size in linear, convolution and recurrent
+    layers. The module that is passed in stays as it is.
 
     Source: `Variational Implicit Processes`, Ma, Li and Hernandez-Lobato, ICML 2019.
 

@@ -161,3 +161,29 @@ def test_missing_extras(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtraError, match="plots need Matplotlib: pip install"):
         plots.plot_predictive_entropy(torch.eye(2))
+
+
+def test_logits_are_no_probabilities():
+    logits, labels = torch.randn(20, 3), torch.randint(3, (20,))
+    for draw in (
+        lambda: plots.plot_reliability(logits, labels),
+        lambda: plots.plot_predictive_entropy(logits),
+        lambda: plots.plot_predictive_entropy({"a": logits.softmax(-1), "b": logits}),
+    ):
+        with pytest.raises(ArgumentError, match="expected probabilities of classes. Write logits"):
+            draw()
+
+
+def test_a_band_far_from_zero_has_its_width():
+    x = torch.arange(4.0).double()
+    draws = 1.7e9 + torch.randn(200, 4, dtype=torch.float64)
+    ax = plots.plot_predictive_band(x, draws, draws)
+    heights = [path.vertices[:, 1] for part in ax.collections for path in part.get_paths()]
+    assert all(values.max() - values.min() > 1.0 for values in heights)
+
+
+def test_a_plot_leaves_random_numbers_alone():
+    calibration = Calibration({"w": torch.randint(10, (20,))}, 9)
+    before = torch.get_rng_state()
+    plots.plot_ranks(calibration)
+    assert torch.equal(before, torch.get_rng_state())

@@ -155,3 +155,18 @@ def _normal_model() -> None:
 def test_within_inference_mode_it_is_refused():
     with torch.inference_mode(), pytest.raises(StateError, match="stein_discrepancy was called"):
         stein_discrepancy(normal_model, {"w": torch.zeros(2)})
+
+
+@pytest.mark.parametrize("high", [lambda a: a, lambda a: 2.0 - a])
+def test_a_support_that_depends_on_another_latent_is_refused(high):
+    """Draws would be mapped by the bounds of the first."""
+
+    def model():
+        a = pyro.sample("a", dist.Beta(2.0, 2.0))
+        with pyro.plate("two", 2):
+            pyro.sample("b", dist.Uniform(torch.zeros(2), high(a)))
+
+    a = torch.rand(50)
+    draws = {"a": a, "b": high(a)[:, None] * torch.rand(50, 2)}
+    with pytest.raises(SiteError, match="latent site 'b' has the support .* at another of the"):
+        stein_discrepancy(model, draws, num_samples=50)

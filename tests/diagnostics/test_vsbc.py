@@ -20,7 +20,7 @@ from pyro_implicit.diagnostics._uniformity import (
     num_bins,
     uniformity_p_values,
 )
-from pyro_implicit.exceptions import ArgumentError, SiteError
+from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
 
 ROWS = 4
 
@@ -313,3 +313,17 @@ def test_data_that_a_guide_could_only_see_wrong_are_refused():
             vsbc(logarithms, fit, torch.ones(3), **options)
     for fit in (autoguide, implicit, draws):
         assert vsbc(logarithms, fit, torch.ones(3), **options).ranks["z"].shape == (10,)
+
+
+@pytest.mark.parametrize(
+    ("site", "shape"), [((3,), (99, 1)), ((), (99, 3)), ((3,), (99, 5, 3)), ((3,), (99,))]
+)
+def test_draws_of_another_shape_are_refused(site, shape):
+    def model(y=None):
+        mean = dist.Normal(torch.zeros(site), 1.0).to_event(len(site))
+        mu = pyro.sample("mu", mean)
+        return pyro.sample("y", dist.Normal(mu, 1.0).to_event(len(site)), obs=y)
+
+    options = {"observed": ["y"], "num_simulations": 10, "progress": False}
+    with pytest.raises(ShapeError, match="draws of site 'mu' of shape .*; expected"):
+        vsbc(model, lambda data: {"mu": torch.randn(shape)}, **options)

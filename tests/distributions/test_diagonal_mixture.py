@@ -89,3 +89,14 @@ def test_a_program_is_drawn_with_weights_only_inside_of_the_handler() -> None:
 def test_parameters_are_validated() -> None:
     with pytest.raises(ValueError, match="scale"):
         DiagonalMixture(torch.zeros(2, 3), -torch.ones(2, 3), torch.zeros(2), validate_args=True)
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_batch_shapes_are_broadcast(which):
+    shapes = [[], [], []]
+    shapes[which] = [5]
+    loc, scale = torch.randn(*shapes[0], 3, 2), torch.rand(*shapes[1], 3, 2) + 0.1
+    mixture = DiagonalMixture(loc, scale, torch.randn(*shapes[2], 3), validate_args=True)
+    assert mixture.batch_shape == (5,) and mixture.event_shape == (2,)
+    value = mixture.sample((4,))
+    assert value.shape == (4, 5, 2) and mixture.log_prob(value).shape == (4, 5)

@@ -312,3 +312,32 @@ def test_rows_of_different_counts() -> None:
     data = to_arviz(counted, guide, total, y, num_samples=2, groups=groups)
     assert data["log_likelihood"]["y"].shape == (1, 2, 2)
     assert predict(counted, guide, total * 0 + 3, num_samples=2)["y"].shape == (2, 2, 3)
+
+
+class Group:
+    """Has nothing."""
+
+
+@pytest.mark.parametrize("sizes", [[1, 2, 3], torch.ones(3).numpy(), 3, (1, 2, 3)])
+@pytest.mark.parametrize("call", [evaluate, to_arviz, log_predictive_density, predict])
+def test_what_a_model_says_of_itself_is_no_news_of_its_arguments(call: Any, sizes: Any) -> None:
+    def model(x: Tensor, sizes: Any, y: Any = None) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        if sizes != 2 if isinstance(sizes, int) else len(sizes) != 2:
+            raise ValueError("two groups are expected")
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(x[:, 0] * w, 1.0), obs=y)
+
+    fine = 2 if isinstance(sizes, int) else sizes[:2]
+    guide = HyperNetworkGuide(model).setup(X, fine, X[:, 0])
+    with pytest.raises(ValueError, match="^two groups are expected") as caught:
+        call(model, guide, X, sizes, X[:, 0], num_samples=2)
+    assert not isinstance(caught.value, ArgumentError)
+
+
+def test_an_attribute_that_is_missing_elsewhere_is_not_that_of_a_number() -> None:
+    def run(n: int) -> None:
+        Group().size  # type: ignore[attr-defined]  # noqa: B018
+
+    with pytest.raises(AttributeError, match="'Group'"), explained_errors((3,), {}):
+        run(3)
