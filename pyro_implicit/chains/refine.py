@@ -23,7 +23,7 @@ from pyro_implicit._inference_mode import refuse_inference_mode
 from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._progress import progress_bar
 from pyro_implicit._random import RandomStream
-from pyro_implicit._signature import leading_arguments
+from pyro_implicit._signature import in_order, leading_arguments
 from pyro_implicit._warn import warn
 from pyro_implicit.chains.density import ChainDensity
 from pyro_implicit.chains.kernel import Kernel
@@ -162,6 +162,7 @@ def refine(
     check_choice("dtype", dtype, (None, torch.float32, torch.float64))
     check_flag("progress", progress)
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
+    kwargs = in_order(model, kwargs)
     number_of_rows(args, kwargs)  # which are some
     program = Program(model, args, kwargs)
     with RandomStream(seed), explained_errors(args, kwargs, given):

@@ -25,6 +25,7 @@ from pyro_implicit._inference_mode import refuse_inference_mode
 from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._progress import hidden_progress, progress_bar
 from pyro_implicit._random import RandomStream
+from pyro_implicit._signature import in_order
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
@@ -206,6 +207,7 @@ def fit(
     _refuse_ensemble(guide)
     refuse_diverged(guide)
     check_misspelt(fit, model, kwargs)
+    kwargs = in_order(model, kwargs)
     limit = _NUM_STEPS if num_steps is None else check_count("num_steps", num_steps)
     lr = None if lr is None else check_number("lr", lr, above=0)
     check_flag("progress", progress)
