@@ -34,7 +34,7 @@ class RunningStatistics:
 
     @property
     def values(self) -> dict[str, Tensor]:
-        """As they are now, the tensors themselves, by name."""
+        """All running statistics, by name: the tensors themselves."""
         return {
             f"running statistic {k} ({name})": buffer
             for k, (module, name, shape) in enumerate(self._places or ())
