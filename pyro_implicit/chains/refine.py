@@ -26,6 +26,7 @@ from pyro_implicit._random import RandomStream
 from pyro_implicit._signature import in_order, leading_arguments
 from pyro_implicit._warn import warn
 from pyro_implicit.chains.density import ChainDensity
+from pyro_implicit.chains.domain import check_domain
 from pyro_implicit.chains.kernel import Kernel
 from pyro_implicit.chains.kernels import make_kernel
 from pyro_implicit.chains.latents import dispersed_start, read_latents
@@ -193,6 +194,8 @@ def refine(
             chains._rows_seen = fingerprint(leading_arguments(model, args, kwargs))
             if num_steps and not interrupted:
                 chains._run(density, num_steps, progress)
+        if not interrupted:
+            check_domain(density, chains.unconstrained if num_steps else u)
         remember_fit(model, chains, args, kwargs, are_chains=True)
         return chains
 

@@ -16,6 +16,7 @@ from pyro_implicit._random import mixed_seed
 from pyro_implicit._warn import warn
 from pyro_implicit.chains.convergence import LIMIT, agreement, effective_sizes, r_hats, warn_of
 from pyro_implicit.chains.density import ChainDensity
+from pyro_implicit.chains.domain import check_domain
 from pyro_implicit.chains.draws_guide import DrawsGuide
 from pyro_implicit.chains.kernels import kernel_from
 from pyro_implicit.chains.mclmc import MCLMC, target_of
@@ -102,6 +103,7 @@ class Chains(DrawsGuide):
         :param bool progress: whether to show a progress bar.
         :returns: itself.
         :raises ArgumentError: for bad values, or too few steps for a draw.
+        :raises SiteError: if the chains are where the model has no density.
         :raises StateError: if the chains were loaded without a model, or are a part of others.
         :warns UserWarning: if the step size does not suit the posterior; if the chains have not
             mixed, see :func:`~pyro_implicit.refine`; if parameters or running
@@ -124,9 +126,12 @@ class Chains(DrawsGuide):
         position = self._walk.progress.state["u"]
         density = self._program.density(self.sites, position.dtype)
         with density.ready(position):
-            return self._run(density, num_steps, progress)
+            self._run(density, num_steps, progress)
+        if not self.interrupted:
+            check_domain(density, self.unconstrained)
+        return self
 
-    def _run(self, density: ChainDensity, num_steps: int, progress: bool) -> Chains:
+    def _run(self, density: ChainDensity, num_steps: int, progress: bool) -> None:
         walk = self._walk
         total = walk.target + num_steps
         begin = walk.progress.num_steps
@@ -141,7 +146,6 @@ class Chains(DrawsGuide):
             check_supports_at(given.model, self.sites, self.unconstrained, given.args, given.kwargs)
         if not self.interrupted and self._is_judged and not self._warn_of_disagreement():
             self._warn_of_bias(density)
-        return self
 
     @property
     def _is_judged(self) -> bool:

@@ -88,7 +88,7 @@ class Walk:
         :param ChainDensity density: ready for the chains.
         :param int more: gradients per chain, at least so many.
         :param bar: a progress bar.
-        :returns: whether it was interrupted.
+        :returns: whether it was interrupted from the keyboard; after an error it may go on, too.
         """
         self.target += more
         density.num_gradients = self.progress.num_gradients
@@ -96,11 +96,13 @@ class Walk:
             while self.progress.num_steps < self.target:
                 self.progress = self._step(density)
                 self._tell(bar)
-        except KeyboardInterrupt:
+        except BaseException as error:  # or a later call would take the steps that are left, too
             del self.kept[self.progress.num_kept :], self.statistics[self.progress.num_kept :]
             self.generator.set_state(self.progress.random)
             self.target = self.progress.num_steps
-            return True
+            if isinstance(error, KeyboardInterrupt):
+                return True
+            raise
         return False
 
     def _step(self, density: ChainDensity) -> Progress:

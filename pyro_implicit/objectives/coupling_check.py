@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -22,11 +23,16 @@ _LOOKING = (BlockMessenger, DataUse, TraceMessenger)
 
 
 class CouplingCheck:
-    """Checks a model once for each combination of shapes: shapes alone can mix draws and rows."""
+    """
+    Checks a model at the first step with each combination of shapes, options and modes.
+
+    Shapes alone can mix draws and rows. What else a model goes by nobody sees, and so it is checked
+    again at the 10th, 100th, ... step.
+    """
 
     def __init__(self) -> None:
         self._model: ProgramRef | None = None
-        self._passed: set[Any] = set()
+        self._passed: Counter[Any] = Counter()  # steps of each kind so far
 
     def __call__(self, model: Any, args: Any, kwargs: Any, particle: Particle, count: int) -> None:
         """
@@ -41,21 +47,33 @@ class CouplingCheck:
         """
         given = (*args, *kwargs.values())
         if self._model is None or not self._model.is_of(model):
-            self._model, self._passed = ProgramRef(model), set()
+            self._model, self._passed = ProgramRef(model), Counter()
         nodes = (particle.observed_nodes | particle.latent_nodes).items()
         looks_at_gradients = torch.is_grad_enabled()
         shapes = (
             looks_at_gradients,
             count,
-            *(getattr(value, "shape", None) for value in given),
+            getattr(model, "training", None),
+            *(_kind(value) for value in given),
             *((name, node["value"].shape, log_prob_of(node).shape) for name, node in nodes),
         )
-        if shapes not in self._passed:
+        if _is_power_of_ten(self._passed[shapes] + 1):
             if looks_at_gradients:
                 check_particles_apart(particle, count)
             if all(isinstance(handler, _LOOKING) for handler in _PYRO_STACK):
                 check_same_alone(model, args, kwargs, particle, count)
-            self._passed.add(shapes)
+        self._passed[shapes] += 1  # last: what was refused is looked at again
 
     def __reduce__(self) -> Any:
         return CouplingCheck, ()  # weak references cannot be pickled; to check again is harmless
+
+
+def _kind(value: Any) -> Any:
+    """What a model may go by: a tensor's shape, a flag or a word itself, else the type."""
+    if isinstance(value, (bool, str, type(None))):
+        return value
+    return getattr(value, "shape", type(value))
+
+
+def _is_power_of_ten(count: int) -> bool:
+    return str(count).strip("0") == "1"

@@ -187,7 +187,8 @@ def _frames(node: Any) -> dict[str, Any]:
 
 def _sites(particle: Particle) -> list[Any]:
     """The sites of the model that have a density, and the implicit ones of the guide."""
-    model = [node for node in particle.model_nodes.values() if "log_prob" in node]
+    nodes = (*particle.observed_nodes.values(), *particle.latent_nodes.values())
+    model = [node for node in nodes if "log_prob" in node]
     guide = [node for node in particle.guide_nodes.values() if "log_prob" in node]
     return [*model, *guide, *(particle.guide.nodes[name] for name in particle.implicit)]
 

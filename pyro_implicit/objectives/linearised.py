@@ -158,7 +158,7 @@ def _entropy_of_noise(site: ImplicitSite) -> Tensor | float:
     Duvenaud 2017), by which a fit sees when it is level. Means and gradients are the same.
     """
     fn = site.distribution
-    if fn.generator.origin.draws_with_log_det and is_zero(fn.scale):  # as increasing functions do
+    if fn.generator.draws_with_log_det and is_zero(fn.scale):  # as increasing functions do
         return -fn.noise_log_prob()
     return entropy_constant(site)
 

@@ -22,6 +22,8 @@ from pyro_implicit.handlers.value_errors import refuses_nan
 
 __all__ = ["VMAP", "DrawApart", "MappedDraws", "check_mapped_finite"]
 
+_PLAIN_EVERY = 100  # steps, of which the last is looked at outside of the map, too
+
 #: what to write for ``vectorize_particles``
 VMAP = "vmap"
 
@@ -63,11 +65,13 @@ class MappedDraws:
     Evaluates one draw for all draws at once.
 
     The first run of a model and its guide is a plain one, so that parameters are made, and what is
-    wrong with the model is told, outside of the map.
+    wrong with the model is told, outside of the map. So is each hundredth: within the map nobody
+    can look whether a distribution takes its parameters.
     """
 
     def __init__(self) -> None:
         self._known: tuple[Any, Any] | None = None
+        self._num_steps = 0  # of these
         self._vmap = WritingMap()
         #: whether what runs now is the map: values of tensors cannot be read
         self.is_mapping = False
@@ -90,6 +94,11 @@ class MappedDraws:
             with _tolerated_draws():
                 self._run_plainly(one)
             self._known, self._vmap = (ProgramRef(model), ProgramRef(guide)), WritingMap()
+            self._num_steps = 0
+        self._num_steps += 1
+        if self._num_steps % _PLAIN_EVERY == 0:
+            with _tolerated_draws():
+                self._run_plainly(one)
         try:
             return self._map(one, count)
         except (ImplicitError, torch.OutOfMemoryError):

@@ -93,8 +93,12 @@ class Particle:
 
     @cached_property
     def observed_nodes(self) -> dict[str, Any]:
-        """The model's observed sites and factors by name."""
-        return {name: node for name, node in self.model_nodes.items() if node["is_observed"]}
+        """The model's observed sites and factors by name; what is computed has no density."""
+        return {
+            name: node
+            for name, node in self.model_nodes.items()
+            if node["is_observed"] and not node["infer"].get("_deterministic")
+        }
 
     @cached_property
     def latent_nodes(self) -> dict[str, Any]:

@@ -464,3 +464,23 @@ def test_chains_of_another_kind_of_device_go_on_with_other_numbers(chains):
     one.run(30, progress=False)
     other.run(30, progress=False)
     same(one, other)
+
+
+def test_after_an_error_of_the_model_as_many_steps_are_taken_as_are_asked_for() -> None:
+    breaks = [False]
+
+    def model() -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        if breaks[0]:
+            raise OSError("disk hiccup")
+        pyro.sample("y", dist.Normal(w.sum(-1), 1.0), obs=torch.tensor(0.0))
+
+    options = {"num_warmup": 50, "seed": 0, "progress": False}
+    chains = refine(model, 2, num_steps=100, **options)
+    before = chains.num_steps
+    breaks[0] = True
+    with pytest.raises(OSError, match="hiccup"):
+        chains.run(1000, progress=False)
+    breaks[0] = False
+    chains.run(100, progress=False)
+    assert chains.num_steps < before + 200

@@ -366,3 +366,20 @@ def test_a_loop_is_told_of_the_map(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(said) == 1 and said[0].endswith("Write vectorize_particles='vmap'.")
     LoopedWatch()(1.0, objective, _branches, HyperNetworkGuide(_branches), (X, Y), {})
     assert len(said) == 1
+
+
+def test_a_parameter_that_leaves_its_domain_is_found_within_a_hundred_steps() -> None:
+    beyond = [False]
+
+    def model() -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        scale = torch.where(torch.tensor(beyond[0]), -1.0, 1.0) + 0 * w
+        pyro.sample("y", dist.Normal(w, scale), obs=torch.tensor(0.0))
+
+    guide = HyperNetworkGuide(model, init_from=None).setup()
+    objective = LinearisedELBO(4, vectorize_particles="vmap", watch_folds=0)
+    objective.loss_and_grads(model, guide)
+    beyond[0] = True
+    with pytest.raises(ValueError, match="Expected parameter scale"):
+        for _ in range(100):
+            objective.loss_and_grads(model, guide)

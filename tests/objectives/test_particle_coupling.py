@@ -212,3 +212,39 @@ def test_the_method_of_another_object_is_another_model() -> None:
         objective.loss(apart.model, HyperNetworkGuide(apart.model))
     with pytest.raises(SiteError):
         objective.loss(mixed.model, HyperNetworkGuide(mixed.model))
+
+
+class Sometimes(torch.nn.Module):
+    """Mixes draws where an option, a mode or an attribute says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixes = False
+
+    def forward(self, mixes: bool = False) -> None:
+        w = vector()
+        mean = (X * w).sum(-1)
+        if mixes or self.mixes or not self.training:
+            mean = mean + w.sum()
+        observe(mean)
+
+
+@pytest.mark.parametrize("how", ["option", "mode", "attribute"])
+def test_what_mixes_them_later_is_found(how: str) -> None:
+    model = Sometimes()
+    guide = HyperNetworkGuide(model, init_from=None).setup()
+    objective = LinearisedELBO(4, vectorize_particles=True, max_plate_nesting=1)
+    objective.loss_and_grads(model, guide)
+    objective.loss_and_grads(model, guide)
+    options = {"mixes": True} if how == "option" else {}
+    model.train(how != "mode")
+    model.mixes = how == "attribute"
+    steps = 8 if how == "attribute" else 1  # nobody sees it before the tenth
+    with pytest.raises(SiteError, match="depends on the latents of the other"):
+        for _ in range(steps):
+            objective.loss_and_grads(model, guide, **options)
+
+
+def test_checks_grow_rare() -> None:
+    counts = [n for n in range(1, 5000) if coupling_check._is_power_of_ten(n)]
+    assert counts == [1, 10, 100, 1000]
