@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["in_order", "leading_arguments", "parameters_of"]
+__all__ = ["in_order", "leading_arguments", "parameters_of", "places_of"]
 
 
 def parameters_of(program: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
@@ -31,6 +31,21 @@ def _what_is_run(program: Callable[..., Any]) -> Callable[..., Any]:
     return program
 
 
+def places_of(program: Callable[..., Any]) -> list[str]:
+    """
+    The names of what a program takes by place.
+
+    :param program: a model.
+    :returns: in order; not those behind ``*args``.
+    """
+    found = []
+    for name, parameter in (parameters_of(program) or {}).items():
+        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            break
+        found.append(name)
+    return found
+
+
 def leading_arguments(
     program: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Any, ...]:
@@ -43,8 +58,8 @@ def leading_arguments(
     :returns: the positional ones, and those by keyword that come right after them.
     """
     found = list(args)
-    for name, parameter in list((parameters_of(program) or {}).items())[len(args) :]:
-        if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD or name not in kwargs:
+    for name in places_of(program)[len(args) :]:
+        if name not in kwargs:
             break
         found.append(kwargs[name])
     return tuple(found)

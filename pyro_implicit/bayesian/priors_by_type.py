@@ -23,7 +23,7 @@ def priors_by_type(module: nn.Module, priors: Mapping[type[nn.Module], Any]) -> 
     A layer takes the first entry whose class it is an instance of; those of no entry, and of an
     entry None, stay deterministic. ``{nn.Linear: prior}`` leaves the normalisation of a network as
     it is, ``{nn.BatchNorm2d: None, nn.Module: prior}`` does so for all but one kind. What several
-    layers share takes the prior of the first of them that has one.
+    layers share goes by the first of them that has an entry.
 
     :param torch.nn.Module module: the network.
     :param priors: by class of layer, a distribution, a function ``(name, tensor)`` or None.
@@ -40,10 +40,10 @@ def priors_by_type(module: nn.Module, priors: Mapping[type[nn.Module], Any]) -> 
     names = {one: name for name, one in module.named_parameters() if one.requires_grad}
     rules: dict[Any, Any] = {}
     for layer in module.modules():
-        rule = next((priors[kind] for kind in priors if isinstance(layer, kind)), None)
-        if rule is not None:
-            rules = dict.fromkeys(layer.parameters(recurse=False), rule) | rules
-    found = {name: rules[one] for one, name in names.items() if one in rules}
+        of_layer = [priors[kind] for kind in priors if isinstance(layer, kind)]
+        if of_layer:
+            rules = dict.fromkeys(layer.parameters(recurse=False), of_layer[0]) | rules
+    found = {n: rules[one] for one, n in names.items() if rules.get(one) is not None}
     if not found:
         kinds = sorted({type(layer).__name__ for layer in module.modules()})
         raise ArgumentError(

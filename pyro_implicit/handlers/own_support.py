@@ -47,11 +47,13 @@ def hidden_vector(fn: Any) -> Any:
         fn = fn.base_dist
     if not isinstance(fn, TransformedDistribution) or type(fn).support is not _STATED:
         return None
-    parts = _parts(fn.transforms)
-    if not parts or _cuts_vectors(parts[-1].codomain):
-        return None
-    found = (one for one in reversed(parts) if _cuts_vectors(one.codomain))
-    return next(found, fn.base_dist if _cuts_vectors(fn.base_dist.support) else None)
+    for index, transform in enumerate(reversed(_parts(fn.transforms))):
+        if _cuts_vectors(transform.codomain):
+            return transform if index else None
+        if _cuts_vectors(transform.domain):  # all of which is mapped on all of the codomain
+            return None
+    is_hidden = bool(fn.transforms) and _cuts_vectors(fn.base_dist.support)
+    return fn.base_dist if is_hidden else None
 
 
 def _cuts_vectors(found: Any) -> bool:
@@ -60,6 +62,9 @@ def _cuts_vectors(found: Any) -> bool:
         return False
     while isinstance(found, constraints.independent):
         found = found.base_constraint
+    parts = getattr(found, "cseq", None)  # of a stack, or of what is joined
+    if parts is not None:
+        return any(map(_cuts_vectors, parts))
     return bool(found.event_dim) and found is not constraints.real_vector
 
 

@@ -33,7 +33,7 @@ class NoiseMap(nn.Module):
         super().__init__()
         samplers: Any = copy.deepcopy(guide.samplers)
         self.samplers = samplers.requires_grad_(False).eval()
-        self.sites = copy.deepcopy(tuple(guide.sites))
+        self.sites = tuple(map(copy.copy, guide.sites))  # whose supports are moved with this
 
     def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
         """Moves the bounds of supports, too: draws are mapped on them."""

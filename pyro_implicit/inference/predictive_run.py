@@ -282,7 +282,7 @@ class PredictiveRun(Messenger):
         """A draw of the site at hand in a unit of rows."""
         check_duration(fn)
         seed_torch(mixed_seed(self.plan.seed, self.first, unit, len(self.shapes)))
-        drawn: Tensor = fn(self.sample_shape)  # as a sample statement draws
+        drawn: Tensor = fn(self.sample_shape) if self.sample_shape else fn()  # as pyro.sample
         return drawn
 
     def _pyro_post_sample(self, msg: Any) -> None:

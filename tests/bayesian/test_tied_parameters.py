@@ -35,7 +35,7 @@ MIDDLE = {"middle.weight": NARROW, "middle.bias": NARROW}
         ({nn.Linear: NARROW}, MIDDLE | {"embedding.weight": NARROW}),
         ({nn.Embedding: WIDE}, {"embedding.weight": WIDE}),
         ({nn.Embedding: WIDE, nn.Linear: NARROW}, MIDDLE | {"embedding.weight": WIDE}),
-        ({nn.Embedding: None, nn.Module: NARROW}, MIDDLE | {"embedding.weight": NARROW}),
+        ({nn.Embedding: None, nn.Module: NARROW}, MIDDLE),
     ],
 )
 def test_a_kind_has_what_it_shares(priors: dict[type, object], expected: object) -> None:

@@ -181,6 +181,16 @@ def test_a_support_that_nobody_knows_is_refused(fn: Any, what: str) -> None:
         Of(VECTOR, [T.LowerCholeskyAffine(torch.zeros(3), torch.eye(3)), T.ExpTransform()]),
         Of(dist.MultivariateNormal(torch.zeros(3), torch.eye(3)), [T.ExpTransform()]),
         Of(VECTOR, []),
+        Of(VECTOR, [T.OrderedTransform(), T.OrderedTransform().inv, T.AffineTransform(1.0, 2.0)]),
+        Of(dist.Dirichlet(torch.ones(3)), [T.StickBreakingTransform().inv]),
+        Of(dist.LKJCholesky(3, 1.0), [T.CorrCholeskyTransform().inv, T.ExpTransform()]),
+        Of(
+            VECTOR,
+            [
+                T.CatTransform([T.DiscreteCosineTransform()] * 2, -1, [2, 1]),
+                T.AffineTransform(1.0, 2.0),
+            ],
+        ),
     ],
 )
 def test_one_that_is_known_is_not(fn: Any) -> None:

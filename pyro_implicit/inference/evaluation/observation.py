@@ -20,6 +20,7 @@ from pyro_implicit.handlers.supports import circular_part, plain_support
 
 __all__ = ["Observation", "kind_of"]
 
+_LIBRARIES = ("pyro", "pyro_implicit", "torch")
 _COUNTS = (
     type(constraints.nonnegative_integer),
     type(constraints.integer),
@@ -94,14 +95,18 @@ def _log_probabilities(fn: Any) -> Tensor:
 
 
 def _has_mean_of_another(kind: type) -> bool:
-    """Whether a user's class has a density of its own, and inherits the mean of another one."""
-    first = {
-        name: next((base for base in kind.__mro__ if name in vars(base)), object)
-        for name in ("log_prob", "mean")
-    }
-    density, mean = first["log_prob"], first["mean"]
-    is_theirs = density.__module__.partition(".")[0] not in ("pyro", "torch")
-    return is_theirs and density is not mean and issubclass(density, mean)
+    """Whether a user's class has draws and a density of its own, and the mean of another one."""
+
+    def definer(name: str) -> type:
+        return next((base for base in kind.__mro__ if name in vars(base)), object)
+
+    def is_own(*names: str) -> bool:
+        """Whether a class of theirs tells one, made from that which tells the mean."""
+        found, mean = map(definer, names), definer("mean")
+        theirs = (one for one in found if one.__module__.partition(".")[0] not in _LIBRARIES)
+        return any(one is not mean and issubclass(one, mean) for one in theirs)
+
+    return is_own("log_prob") and is_own("sample", "rsample")
 
 
 def _has_mask(fn: Any) -> bool:

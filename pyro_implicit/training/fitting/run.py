@@ -171,6 +171,7 @@ class Run:
         return course.kept
 
     def _move(self, where: Due) -> None:
+        self.course.statistics.commit()
         self.course.move(where, len(self.history))
         if where is Due.RETREAT:
             self.num_skipped_now = 0
@@ -238,6 +239,7 @@ class Run:
         more = [Due.TERMS] * terms + [Due.SCORE] * scored
         self.due = self.course.after(self.history) + more
         self._pending = None
+        self.course.statistics.commit()
 
     def _follow_up(self) -> None:
         """What the last step brings with it: terms of the objective, and a score."""
@@ -256,6 +258,7 @@ class Run:
     def _skip(self, why: str, error: Exception | None = None) -> None:
         self.course.adam.clear()
         self.course.statistics.undo()
+        self.course.statistics.commit()
         self.skipped.append(why)
         self.num_skipped_now += 1
         if self.num_skipped_now >= _ASTRAY and self.course.retreat.is_possible(len(self.history)):

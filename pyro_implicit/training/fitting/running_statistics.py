@@ -29,7 +29,7 @@ class RunningStatistics:
     def __init__(self) -> None:
         #: a module may replace the tensor, also by one of another shape, which is no statistic
         self._places: list[tuple[nn.Module, str, torch.Size]] | None = None
-        #: what they were before the last step, by name
+        #: what they were before the step under way, by name
         self.before: dict[str, Tensor] = {}
 
     @property
@@ -59,8 +59,12 @@ class RunningStatistics:
             self.before = dict(zip(self.values, (was for *_, was in moved), strict=True))
 
     def undo(self) -> None:
-        """Takes back what the last step did to them; the same if it is called twice."""
+        """Takes back what the step under way did to them; the same if it is called twice."""
         set_to(self.values, self.before)
+
+    def commit(self) -> None:
+        """No step is under way: there is nothing to take back."""
+        self.before = {}
 
 
 def _has_moved(module: nn.Module, name: str, was: Tensor) -> bool:

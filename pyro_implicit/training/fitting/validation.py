@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import torch
 from pyro import poutine
 from torch import Tensor, nn
 
 from pyro_implicit._checks import check_number, shown
-from pyro_implicit._signature import leading_arguments, parameters_of
+from pyro_implicit._signature import leading_arguments, places_of
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.seen_observations import TOLD_ONCE
 from pyro_implicit.handlers.same_rows import are_alike, fingerprint
@@ -79,11 +80,13 @@ def held_keywords(model: Any, what: Any, args: tuple[Any, ...], kwargs: Mapping[
     """
     if not isinstance(what, tuple):
         return kwargs
-    names = list(parameters_of(model) or {})
-    left = {name: value for name, value in kwargs.items() if name not in names[: len(what)]}
-    seen = fingerprint(leading_arguments(model, args, kwargs))
-    other = seen is None or not are_alike(seen, fingerprint(what))
-    observed = _observed_among(model, what, left) if other and left else []
+    covered = places_of(model)[: len(what)]
+    left = {name: value for name, value in kwargs.items() if name not in covered}
+    seen, now = fingerprint(leading_arguments(model, args, kwargs)), fingerprint(what)
+    if seen is None or are_alike(seen, now):
+        return left
+    of_rows = {n: v for n, v in left.items() if _has_rows(v, seen[0])}
+    observed = _observed_among(model, what, left, of_rows) if of_rows else []
     if observed:
         few = ", ".join(f"{name}=" for name in observed)
         raise ArgumentError(
@@ -96,17 +99,25 @@ def held_keywords(model: Any, what: Any, args: tuple[Any, ...], kwargs: Mapping[
     return left
 
 
-def _observed_among(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
-    """Names of arguments that are the value of an observed site, whole or by a view."""
+def _has_rows(value: Any, count: int) -> bool:
+    is_plain = isinstance(value, Tensor) and value.layout is torch.strided
+    return is_plain and value.dim() > 0 and len(value) == count
+
+
+def _observed_among(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], of_rows: Mapping[str, Tensor]
+) -> list[str]:
+    """Names of arguments that are the value of an observed site of rows, whole or by a view."""
     try:
         with unseen_run():
             nodes = poutine.trace(model).get_trace(*args, **kwargs).nodes.values()
     except Exception:  # what held-out arguments lack is told by their first score
         return []
-    values = [node["value"] for node in nodes if node["type"] == "sample" and node["is_observed"]]
-    places = {one.data_ptr() for one in values if isinstance(one, Tensor) and one.numel()}
-    found = [(name, one) for name, one in kwargs.items() if isinstance(one, Tensor)]
-    return [name for name, one in found if one.numel() and one.data_ptr() in places]
+    sites = [node for node in nodes if node["type"] == "sample" and node["is_observed"]]
+    values = [s["value"] for s in sites if any(f.vectorized for f in s["cond_indep_stack"])]
+    plain = [v for v in values if isinstance(v, Tensor) and v.layout is torch.strided]
+    places = {one.data_ptr() for one in plain if one.numel()}
+    return [name for name, one in of_rows.items() if one.data_ptr() in places]
 
 
 class Validation:

@@ -109,6 +109,25 @@ def test_a_step_that_is_broken_off_leaves_no_statistics() -> None:
         assert torch.equal(value, stopped.state_dict()[name]), name
 
 
+def test_who_interrupts_between_steps_takes_nothing_back() -> None:
+    net = network(momentum=None)
+    model = model_with(net)
+    guide = AutoNormal(model)
+
+    seen: list[int] = []
+
+    def score() -> float:
+        seen.append(int(net[1].num_batches_tracked))  # type: ignore[arg-type]
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return 0.0
+
+    options: Any = {"num_steps": 400, "seed": 0, "progress": False, "validation": score}
+    result = fit(model, guide, *data(0), **options)
+    assert result.reason == "interrupted"
+    assert int(net[1].num_batches_tracked) == seen[-1]  # type: ignore[arg-type]
+
+
 class Counter(nn.Module):
     """Replaces its buffer, rather than writing into it."""
 
@@ -133,6 +152,10 @@ def test_those_that_move_are_found_in_the_first_step_and_undone_in_each() -> Non
     statistics.undo()
     statistics.undo()
     assert int(counter.count) == 4
+    statistics.commit()
+    counter()
+    statistics.undo()
+    assert int(counter.count) == 5
 
 
 class Last(nn.Module):

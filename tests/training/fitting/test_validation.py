@@ -53,3 +53,21 @@ def test_what_else_is_kept() -> None:
     assert set(kept) == {"y"}
     score = held_keywords(model, lambda: 0.0, (X,), {"y": Y})
     assert set(score) == {"y"}
+
+
+def test_names_behind_args_have_no_place() -> None:
+    def rest(*data: Tensor, scale: float = 1.0) -> None:
+        model(*data, scale=scale)
+
+    assert held_keywords(rest, (X_HELD, Y_HELD), (X, Y), {"scale": 0.1}) == {"scale": 0.1}
+
+
+def test_observations_of_no_row_and_sparse_ones_go_along() -> None:
+    def side_model(x: Tensor, y: Tensor | None = None, *, side: Tensor, graph: Any = None) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        pyro.sample("side", dist.Normal(w, 1.0).expand([8]).to_event(1), obs=side)
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(x[:, 0] * w, 1.0), obs=y)
+
+    kwargs: Any = {"side": torch.randn(8), "graph": torch.eye(8).to_sparse()}
+    assert held_keywords(side_model, (X_HELD, Y_HELD), (X, Y), kwargs) == kwargs
