@@ -101,16 +101,14 @@ def explained(
 
 def _is_raised_by_user(error: Exception) -> bool:
     """Whether a ``raise`` of the model's own made it, and says what it means."""
-    last = next(reversed(list(traceback.walk_tb(error.__traceback__))), None)
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
     if last is None:
         return False
-    frame, _ = last
-    tail = error.__traceback__
-    while tail is not None and tail.tb_next is not None:
-        tail = tail.tb_next
+    frame = last.tb_frame
     root = str(frame.f_globals.get("__name__")).partition(".")[0]
-    code = frame.f_code.co_code
-    is_raise = tail is not None and code[tail.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    is_raise = frame.f_code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
     return is_raise and root not in _LIBRARIES
 
 
