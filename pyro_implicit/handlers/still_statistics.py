@@ -46,6 +46,7 @@ def is_kept(buffer: Tensor) -> bool:
     Whether a buffer is the module's own, and no latent that a call has put in its place.
 
     :param torch.Tensor buffer: of any shape.
+    :returns: whether it is the module's own.
     """
     is_mapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(buffer)
     is_plain = buffer.layout is torch.strided  # a sparse matrix is no statistic

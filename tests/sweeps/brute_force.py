@@ -253,7 +253,7 @@ def entropy_at_draws(node: Any) -> Tensor:
     """That of :func:`linearised_entropy`; of increasing functions minus the log-density instead."""
     fn = node["fn"]
     sigma = torch.as_tensor(fn.scale)
-    if sigma.any() or not fn.generator.origin.draws_with_log_det:
+    if sigma.any() or not fn.generator.draws_with_log_det:
         return linearised_entropy(node)
     jacobian, _, factor = linear_map(node)
     noise = fn.noise.flatten(-len(fn.generator.noise_shape)).to(jacobian)

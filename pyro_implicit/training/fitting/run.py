@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from pyro_implicit.exceptions import ArgumentError, NonFiniteError, StateError
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.handlers.latent_rows import ParametersAtRows
 from pyro_implicit.handlers.still_statistics import still_statistics
+from pyro_implicit.handlers.unseen_run import unseen_run
 from pyro_implicit.handlers.value_errors import refuses_nan
 from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
@@ -287,7 +289,19 @@ class Run:
     def _score(self, step: int) -> None:
         """Takes the score of the parameters as they are, of this step, unless it is known."""
         if self.validation is not None:
+            self._find_statistics()
             self.validation(step)
+
+    def _find_statistics(self) -> None:
+        """Those that a score is of, in a run that goes on and has taken no step yet."""
+        statistics = self.course.statistics
+        if statistics.are_known:
+            return
+        args, kwargs = self.last_call
+        with suppress(Exception), unseen_run(), torch.no_grad(), statistics.around_step():
+            drawn = poutine.trace(self.guide).get_trace(*args, **kwargs)
+            poutine.replay(self.model, drawn)(*args, **kwargs)
+        statistics.commit()
 
     def losses_now(self) -> list[float]:
         """Losses of parameters as they are, where all data are known and losses mean the same."""

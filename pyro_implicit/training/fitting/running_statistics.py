@@ -33,12 +33,17 @@ class RunningStatistics:
         self.before: dict[str, Tensor] = {}
 
     @property
+    def are_known(self) -> bool:
+        """Whether a step has shown which there are."""
+        return self._places is not None
+
+    @property
     def values(self) -> dict[str, Tensor]:
         """All running statistics, by name: the tensors themselves."""
         return {
             f"running statistic {k} ({name})": buffer
             for k, (module, name, shape) in enumerate(self._places or ())
-            if (buffer := module._buffers.get(name)) is not None and buffer.shape == shape
+            if (buffer := _statistic(module, name, shape)) is not None
         }
 
     @contextmanager
@@ -67,9 +72,15 @@ class RunningStatistics:
         self.before = {}
 
 
-def _has_moved(module: nn.Module, name: str, was: Tensor) -> bool:
+def _statistic(module: nn.Module, name: str, shape: torch.Size) -> Tensor | None:
+    """The buffer, if it is still one of that shape."""
     now = module._buffers.get(name)
-    return now is not None and now.shape == was.shape and not torch.equal(now, was)
+    return now if now is not None and now.shape == shape and is_kept(now) else None
+
+
+def _has_moved(module: nn.Module, name: str, was: Tensor) -> bool:
+    now = _statistic(module, name, was.shape)
+    return now is not None and not torch.equal(now, was)
 
 
 @contextmanager
@@ -80,7 +91,8 @@ def _noting(seen: dict[nn.Module, dict[str, Tensor]]) -> Iterator[None]:
     def note(module: nn.Module, _: Any) -> None:
         if module.training and module not in seen and threading.get_ident() == thread:
             own = {n: b for n, b in module._buffers.items() if b is not None and is_kept(b)}
-            seen[module] = copied(own)
+            # within a map of draws that writes, a copy is one of each draw
+            seen[module] = {name: one for name, one in copied(own).items() if is_kept(one)}
 
     hook = register_module_forward_pre_hook(note)
     try:
