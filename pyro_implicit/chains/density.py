@@ -62,14 +62,20 @@ class ChainDensity:
         :param torch.Tensor u: shape ``(C, m)``.
         :raises SiteError: if two evaluations at one point differ.
         """
+        with self.typed(), pyro.validation_enabled(False):
+            self.log_joint.check_deterministic(u[0], _NO_DENSITY)
+            self._num_chains = 0
+            self.fit_to(u)
+            yield self
+
+    @contextmanager
+    def typed(self) -> Iterator[None]:
+        """The model runs in the type of the chains, its networks as they predict."""
         before = torch.get_default_dtype()
         torch.set_default_dtype(self.dtype)
         try:
-            with evaluation_mode(), pyro.validation_enabled(False):
-                self.log_joint.check_deterministic(u[0], _NO_DENSITY)
-                self._num_chains = 0
-                self.fit_to(u)
-                yield self
+            with evaluation_mode():
+                yield
         finally:
             torch.set_default_dtype(before)
 
@@ -88,7 +94,8 @@ class ChainDensity:
 
         :param torch.Tensor u: shape ``(C, m)``.
         :returns: log-densities, shape ``(C,)``, and gradients, ``(C, m)``; not finite where the
-            model has no density.
+            distributions compute none. What these would refuse by their checks has some number: see
+            :func:`~pyro_implicit.chains.domain.check_domain`.
         """
         self.num_gradients += len(u)
         if len(u) != self._num_chains:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.chains.density import ChainDensity
+from pyro_implicit.chains.supports import evenly
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.value_errors import refuses_parameter
 
 __all__ = ["check_domain"]
@@ -31,9 +31,9 @@ def check_domain(density: ChainDensity, points: Tensor) -> None:
     :param torch.Tensor points: where chains are or were, shape ``(N, m)``.
     :raises SiteError: if a tenth of some points are outside.
     """
-    count = min(_POINTS, len(points))
-    chosen = points[[(i + 1) * len(points) // count - 1 for i in range(count)]]
-    told = [text for text in (_refused(density, point) for point in chosen) if text]
+    chosen = evenly(points, _POINTS)
+    count, each = len(chosen), (_refused(density, point) for point in chosen)
+    told = [text for text in each if text]
     if len(told) >= max(2, _SHARE * count):
         raise SiteError(
             f"at {len(told)} of {count} points of the chains that were looked at the model has no "
@@ -45,16 +45,12 @@ def check_domain(density: ChainDensity, points: Tensor) -> None:
 
 def _refused(density: ChainDensity, point: Tensor) -> str:
     """What a distribution says of its parameters there; empty where it takes them."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(density.dtype)
     try:
-        with torch.no_grad(), evaluation_mode(), warnings.catch_warnings():
+        with torch.no_grad(), density.typed(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             density.log_joint(point)
     except ValueError as error:
         return str(error).partition(", but found")[0] + "." if refuses_parameter(error) else ""
     except Exception:  # whatever else a model does there was told where chains began
         return ""
-    finally:
-        torch.set_default_dtype(before)
     return ""

@@ -187,11 +187,8 @@ class EnsembleGuide(DrawQuantiles):
 def _normalised(weights: Any, count: int) -> Tensor:
     if weights is None:
         return torch.full((count,), 1.0 / count, dtype=torch.float64)
-    if (
-        isinstance(weights, np.ndarray)
-        or isinstance(weights, Tensor)
-        and weights.is_floating_point()
-    ):
+    is_tensor = isinstance(weights, Tensor) and weights.is_floating_point()
+    if is_tensor or isinstance(weights, np.ndarray):
         weights = weights.tolist()
     if not isinstance(weights, (list, tuple)) or len(weights) != count:
         raise ArgumentError(

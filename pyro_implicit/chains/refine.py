@@ -123,7 +123,8 @@ def refine(
         draw.
     :raises NonFiniteError: if the density is not finite at a start.
     :raises SiteError: for discrete latents, plates that show some of their rows, supports that
-        depend on another latent, and models that draw random numbers beside their latents.
+        depend on another latent, models that draw random numbers beside their latents, and chains
+        that go where a distribution of the model has no parameters.
     :raises StateError: within ``torch.inference_mode()``.
     :raises ShapeError: for starts of another shape than the latents', observations of another shape
         than their distributions, and for no rows.

@@ -21,7 +21,7 @@ from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.own_support import own_support
 from pyro_implicit.handlers.supports import bounds_of
 
-__all__ = ["check_supports", "check_supports_at"]
+__all__ = ["check_supports", "check_supports_at", "evenly"]
 
 Model = Callable[..., Any]
 _DRAWS = 8  # of the prior, or of chains: what a model decides by `if` shows at some of them
@@ -67,13 +67,24 @@ def check_supports_at(
     """
     if not any(bounds_of(site.support) for site in sites):
         return
-    count = min(_DRAWS, len(points))
-    for point in points[[(i + 1) * len(points) // count - 1 for i in range(count)]]:
+    for point in evenly(points, _DRAWS):
         flat = point.split([site.numel for site in sites])
         values = {s.name: s.value(s.unpack(part)) for s, part in zip(sites, flat, strict=True)}
         trace = _run(model, partial(_given, values), args, kwargs)
         if trace is not None:
             _check_run(sites, trace)
+
+
+def evenly(points: Tensor, most: int) -> Tensor:
+    """
+    Some of the points, evenly spaced, the last among them.
+
+    :param torch.Tensor points: shape ``(N, m)``.
+    :param int most: how many.
+    :returns: shape ``(n, m)``.
+    """
+    count = min(most, len(points))
+    return points[[(i + 1) * len(points) // count - 1 for i in range(count)]]
 
 
 def _check_run(sites: Sequence[LatentSite], trace: Any) -> None:

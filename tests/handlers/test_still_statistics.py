@@ -112,3 +112,20 @@ def test_a_step_that_is_looked_at_between_its_passes_goes_backwards() -> None:
         norm(X + 1)
     loss.backward()
     assert int(norm.num_batches_tracked) == 1
+
+
+def test_a_buffer_that_a_call_replaces_is_the_one_of_before() -> None:
+    class Replacing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self) -> None:
+            self.count = self.count + 1
+
+    counter = Replacing()
+    before = counter.count
+    with still_statistics():
+        counter()
+        counter()
+    assert counter.count is before and float(before) == 0.0

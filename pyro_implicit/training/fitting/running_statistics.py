@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 
-from pyro_implicit.handlers.still_statistics import is_kept
+from pyro_implicit.handlers.noted_buffers import is_kept, noted_buffers
 from pyro_implicit.training.fitting.parameter_copies import copied, set_to
 
 __all__ = ["RunningStatistics"]
@@ -53,15 +50,13 @@ class RunningStatistics:
             self.before = copied(self.values)
             yield
             return
-        seen: dict[nn.Module, dict[str, Tensor]] = {}
-        try:
-            with _noting(seen):
+        with noted_buffers() as noted:
+            try:
                 yield
-        finally:
-            each = [(m, name, was) for m, old in seen.items() for name, was in old.items()]
-            moved = [(m, name, was) for m, name, was in each if _has_moved(m, name, was)]
-            self._places = [(m, name, was.shape) for m, name, was in moved]
-            self.before = dict(zip(self.values, (was for *_, was in moved), strict=True))
+            finally:
+                moved = [(m, n, was) for (m, n), (_, was) in noted.items() if _has_moved(m, n, was)]
+                self._places = [(m, n, was.shape) for m, n, was in moved]
+                self.before = dict(zip(self.values, (was for *_, was in moved), strict=True))
 
     def undo(self) -> None:
         """Takes back what the step under way did to them; the same if it is called twice."""
@@ -81,21 +76,3 @@ def _statistic(module: nn.Module, name: str, shape: torch.Size) -> Tensor | None
 def _has_moved(module: nn.Module, name: str, was: Tensor) -> bool:
     now = _statistic(module, name, was.shape)
     return now is not None and not torch.equal(now, was)
-
-
-@contextmanager
-def _noting(seen: dict[nn.Module, dict[str, Tensor]]) -> Iterator[None]:
-    """Copies the buffers of each module in training mode that this thread calls, before that."""
-    thread = threading.get_ident()
-
-    def note(module: nn.Module, _: Any) -> None:
-        if module.training and module not in seen and threading.get_ident() == thread:
-            own = {n: b for n, b in module._buffers.items() if b is not None and is_kept(b)}
-            # within a map of draws that writes, a copy is one of each draw
-            seen[module] = {name: one for name, one in copied(own).items() if is_kept(one)}
-
-    hook = register_module_forward_pre_hook(note)
-    try:
-        yield
-    finally:
-        hook.remove()
