@@ -9,48 +9,62 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.chains.density import ChainDensity
+from pyro_implicit.chains.program import Program
 from pyro_implicit.chains.supports import evenly
 from pyro_implicit.exceptions import SiteError
+from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.value_errors import refuses_parameter
 
 __all__ = ["check_domain"]
 
-_POINTS = 32  # that are looked at, each by one run of the model
-_SHARE = 0.1  # of them, two at least: rounding puts a probability above 1 here and there
+_POINTS = 32  # that are looked at, each by a run of the model or two
+_SHARE = 0.1  # of them, two at least, that are certain to be outside
+_UNCERTAIN_SHARE = 0.5  # of those too that nobody can look at in double precision
 
 
-def check_domain(density: ChainDensity, points: Tensor) -> None:
+def check_domain(program: Program, sites: list[LatentSite], points: Tensor) -> None:
     """
     Refuses chains at places where the model's distributions have no parameters.
 
     Chains go by densities without the checks of ``torch.distributions``, as all of their steps
     would wait for these; a probability of 1.2 then has a density, and nothing turns a chain back.
-    Where a user has turned checks off they stay so.
+    What is refused in single precision alone is rounding: a sum of probabilities above 1, a
+    covariance that is not quite symmetric. Where a user has turned checks off they stay so.
 
-    :param ChainDensity density: of the chains, out of :meth:`ChainDensity.ready`.
-    :param torch.Tensor points: where chains are or were, shape ``(N, m)``.
+    :param Program program: the model and its data.
+    :param sites: its latents.
+    :param torch.Tensor points: where chains are or were, shape ``(N, m)``, out of
+        :meth:`ChainDensity.ready`.
     :raises SiteError: if a tenth of some points are outside.
     """
     chosen = evenly(points, _POINTS)
-    count, each = len(chosen), (_refused(density, point) for point in chosen)
-    told = [text for text in each if text]
-    if len(told) >= max(2, _SHARE * count):
+    density = program.density(sites, points.dtype)
+    told = [(point, text) for point in chosen if (text := _refused(density, point))]
+    if len(told) < 2:
+        return
+    wide = program.density(sites, torch.float64)
+    again = [_refused(wide, point.double()) for point, _ in told]
+    num_certain = sum(bool(text) for text in again)
+    num_uncertain = sum(text is None for text in again)
+    is_wrong = num_certain >= max(2, _SHARE * len(chosen))
+    if is_wrong or num_certain + num_uncertain >= max(2, _UNCERTAIN_SHARE * len(chosen)):
         raise SiteError(
-            f"at {len(told)} of {count} points of the chains that were looked at the model has no "
-            f"density: {told[-1]} Its distribution would go on with any number there, and chains "
-            "with it. Let no value of the latents lead out of the domain: logits= in place of "
-            "probs=, f.exp() for a rate or a scale, or priors on what is allowed."
+            f"at {num_certain + num_uncertain} of {len(chosen)} points of the chains that were "
+            f"looked at the model has no density: {told[-1][1]} Its distribution would go on with "
+            "any number there, and chains with it. Let no value of the latents lead out of the "
+            "domain: logits= in place of probs=, f.exp() for a rate or a scale, scale_tril= in "
+            "place of a covariance, or priors on what is allowed."
         )
 
 
-def _refused(density: ChainDensity, point: Tensor) -> str:
-    """What a distribution says of its parameters there; empty where it takes them."""
+def _refused(density: ChainDensity, point: Tensor) -> str | None:
+    """What a distribution says of its parameters; empty if it takes them, None if nobody knows."""
     try:
         with torch.no_grad(), density.typed(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             density.log_joint(point)
     except ValueError as error:
-        return str(error).partition(", but found")[0] + "." if refuses_parameter(error) else ""
-    except Exception:  # whatever else a model does there was told where chains began
-        return ""
+        return str(error).partition(", but found")[0] + "." if refuses_parameter(error) else None
+    except Exception:  # what a model does there in its own precision was told where chains began
+        return None
     return ""

@@ -196,7 +196,7 @@ def refine(
             if num_steps and not interrupted:
                 chains._run(density, num_steps, progress)
         if not interrupted:
-            check_domain(density, chains.unconstrained if num_steps else u)
+            check_domain(program, sites, chains.unconstrained if num_steps else u)
         remember_fit(model, chains, args, kwargs, are_chains=True)
         return chains
 

@@ -128,7 +128,7 @@ class Chains(DrawsGuide):
         with density.ready(position):
             self._run(density, num_steps, progress)
         if not self.interrupted:
-            check_domain(density, self.unconstrained)
+            check_domain(self._program, self.sites, self.unconstrained)
         return self
 
     def _run(self, density: ChainDensity, num_steps: int, progress: bool) -> None:

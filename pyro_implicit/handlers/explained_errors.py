@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dis
 import re
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -33,7 +35,11 @@ _COUNTS = "Inhomogeneous total count"
 _CLASH = re.compile(r"Multiple (?:sample|param) sites named '(.*?)'")
 _ARGUMENT = re.compile(r"missing \d+ required positional arguments?: ")
 #: a call passes through these, and through no line of the user's, on its way to the model
-_LIBRARIES = {"numpy", "pandas", "polars", "pyro", "pyro_implicit", "scipy", "torch", "xarray"}
+#: where libraries are, this one among them
+_INSTALLED = (
+    *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")),
+    str(Path(__file__).parents[1]),
+)
 _PASSED = {"pyro", "pyro_implicit", "torch", "contextlib", "functools"}
 _TOO_MANY = re.compile(r"takes .*\d+ positional arguments? but \d+ (?:was|were) given")
 
@@ -106,10 +112,9 @@ def _is_raised_by_user(error: Exception) -> bool:
         last = last.tb_next
     if last is None:
         return False
-    frame = last.tb_frame
-    root = str(frame.f_globals.get("__name__")).partition(".")[0]
-    is_raise = frame.f_code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
-    return is_raise and root not in _LIBRARIES
+    code = last.tb_frame.f_code
+    is_raise = code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    return is_raise and not code.co_filename.startswith(_INSTALLED)
 
 
 def _other_arguments(error: Exception) -> ArgumentError | None:

@@ -24,10 +24,10 @@ _LOOKING = (BlockMessenger, DataUse, TraceMessenger)
 
 class CouplingCheck:
     """
-    Checks a model at the first step with each combination of shapes, options and modes.
+    Checks a model at the first step with each combination of shapes, flags and modes.
 
-    Shapes alone can mix draws and rows. What else a model goes by nobody sees, and so it is checked
-    again at the 10th, 100th, ... step.
+    Shapes alone can mix draws and rows. What else a model goes by nobody sees, and so the gradients
+    of the 10th, 100th, ... step are looked at, too, which takes no run of the model.
     """
 
     def __init__(self) -> None:
@@ -57,20 +57,20 @@ class CouplingCheck:
             *(_kind(value) for value in given),
             *((name, node["value"].shape, log_prob_of(node).shape) for name, node in nodes),
         )
-        if _is_power_of_ten(self._passed[shapes] + 1):
-            if looks_at_gradients:
-                check_particles_apart(particle, count)
-            if all(isinstance(handler, _LOOKING) for handler in _PYRO_STACK):
-                check_same_alone(model, args, kwargs, particle, count)
-        self._passed[shapes] += 1  # last: what was refused is looked at again
+        num_steps = self._passed[shapes] + 1
+        if looks_at_gradients and _is_power_of_ten(num_steps):
+            check_particles_apart(particle, count)
+        if num_steps == 1 and all(isinstance(handler, _LOOKING) for handler in _PYRO_STACK):
+            check_same_alone(model, args, kwargs, particle, count)
+        self._passed[shapes] = num_steps  # last: what was refused is looked at again
 
     def __reduce__(self) -> Any:
         return CouplingCheck, ()  # weak references cannot be pickled; to check again is harmless
 
 
 def _kind(value: Any) -> Any:
-    """What a model may go by: a tensor's shape, a flag or a word itself, else the type."""
-    if isinstance(value, (bool, str, type(None))):
+    """What a model may go by: a tensor's shape, a flag itself, else the type."""
+    if isinstance(value, (bool, type(None))):
         return value
     return getattr(value, "shape", type(value))
 

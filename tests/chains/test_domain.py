@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pyro
@@ -82,21 +83,66 @@ def test_chains_that_go_on_are_looked_at_again() -> None:
         chains.run(200, progress=False)
 
 
-def test_a_point_or_two_by_rounding_are_no_reason() -> None:
-    chains = chains_of(logistic)
-    density = chains._program.density(chains.sites, torch.float32)
-    check_domain(density, chains.unconstrained)
+def topics(y: Tensor) -> None:
+    """A sure event has a probability of 1 + 1e-7 here and there."""
+    w = pyro.sample("w", dist.Dirichlet(torch.ones(7)))
+    table = torch.stack([torch.ones(7), torch.linspace(0.1, 0.9, 7)], -1).to(w)
+    with pyro.plate("rows", 2):
+        pyro.sample("y", dist.Bernoulli((w[..., None] * table).sum(-2)), obs=y)
 
-    class OneOff:
-        typed = staticmethod(nullcontext)
-        calls = 0
 
-        def log_joint(self, point: Tensor) -> Tensor:
-            self.calls += 1
-            if self.calls == 3:
+def precision(x: Tensor) -> None:
+    """The inverse of a matrix is not symmetric to a rounding error."""
+    w = pyro.sample("w", dist.Normal(torch.zeros(10, 2), 1.0).to_event(2))
+    cov = 100 * w @ w.mT + torch.eye(10).to(w)
+    with pyro.plate("rows", len(x)):
+        law = dist.MultivariateNormal(torch.zeros(10).to(w), precision_matrix=torch.linalg.inv(cov))
+        pyro.sample("x", law, obs=x)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [(topics, torch.tensor([1.0, 0.0])), (precision, torch.randn(30, 10))],
+)
+def test_rounding_is_no_reason(model: Any, data: Tensor, dtype: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        refine(model, 2, data, num_steps=200, seed=0, dtype=dtype, progress=False)
+
+
+class Looked:
+    """A program at some of whose points a parameter is refused, in double precision or not."""
+
+    def __init__(self, num_refused: int, wide: str) -> None:
+        self.num_refused, self.wide = num_refused, wide
+
+    def density(self, sites: Any, dtype: torch.dtype) -> Any:
+        def log_joint(point: Tensor) -> None:
+            is_bad = float(point[0]) < self.num_refused
+            if is_bad and (dtype is torch.float32 or self.wide == "refused"):
                 dist.Bernoulli(torch.tensor(1.1))
-            return point.sum()
+            if is_bad and self.wide == "unknown":
+                raise RuntimeError("expected m1 and m2 to have the same dtype")
 
-    one: Any = OneOff()
-    check_domain(one, torch.zeros(100, 2))
-    assert one.calls == 32
+        return SimpleNamespace(log_joint=log_joint, typed=nullcontext)
+
+
+@pytest.mark.parametrize(
+    ("num_refused", "wide", "is_wrong"),
+    [
+        (32, "taken", False),
+        (3, "refused", False),
+        (4, "refused", True),
+        (15, "unknown", False),
+        (16, "unknown", True),
+    ],
+)
+def test_who_counts(num_refused: int, wide: str, is_wrong: bool) -> None:
+    points = torch.arange(32.0)[:, None]
+    looked: Any = Looked(num_refused, wide)
+    if not is_wrong:
+        check_domain(looked, [], points)
+        return
+    with pytest.raises(SiteError, match=f"at {num_refused} of 32 points"):
+        check_domain(looked, [], points)

@@ -21,6 +21,7 @@ from pyro_implicit import (
     to_arviz,
 )
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
+from pyro_implicit.handlers import explained_errors as explained_errors_file
 from pyro_implicit.handlers.explained_errors import explained, explained_errors
 from tests.handlers.calls_on_data import CALLS, X, calls_of, line
 
@@ -341,3 +342,15 @@ def test_an_attribute_that_is_missing_elsewhere_is_not_that_of_a_number() -> Non
 
     with pytest.raises(AttributeError, match="'Group'"), explained_errors((3,), {}):
         run(3)
+
+
+def test_what_another_library_raises_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By where its file is, not by its name."""
+    code = compile("def run(x):\n    raise RuntimeError('type unknown')", "/lib/other.py", "exec")
+    names: dict[str, Any] = {}
+    exec(code, names)  # noqa: S102
+    with pytest.raises(RuntimeError, match="^type unknown"), explained_errors(([1.0],), {}):
+        names["run"]([1.0])
+    monkeypatch.setattr(explained_errors_file, "_INSTALLED", ("/lib",))
+    with pytest.raises(ArgumentError, match="argument 0 is a list"), explained_errors(([1.0],), {}):
+        names["run"]([1.0])

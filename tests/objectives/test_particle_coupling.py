@@ -10,6 +10,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro import poutine
 from pyro.infer import SVI
 from pyro.optim import Adam
 from torch import Tensor
@@ -243,6 +244,30 @@ def test_what_mixes_them_later_is_found(how: str) -> None:
     with pytest.raises(SiteError, match="depends on the latents of the other"):
         for _ in range(steps):
             objective.loss_and_grads(model, guide, **options)
+
+
+def test_a_model_that_counts_its_calls_is_run_no_more_than_before() -> None:
+    calls = [0]
+
+    def model() -> None:
+        calls[0] += 1
+        mean = (X * vector()).sum(-1)
+        with poutine.scale(scale=0.1 if calls[0] < 20 else 1.0):
+            observe(mean)
+
+    guide = HyperNetworkGuide(model, init_from=None).setup()
+    objective = LinearisedELBO(4, vectorize_particles=True, max_plate_nesting=1)
+    objective.loss_and_grads(model, guide)
+    before = calls[0]
+    for _ in range(120):
+        objective.loss_and_grads(model, guide)
+    assert calls[0] == before + 120
+
+
+@pytest.mark.parametrize("values", ["abc", range(3), [0.1, 0.2, 0.3]])
+def test_options_that_change_at_each_step_are_no_kinds(values: Any) -> None:
+    assert len({coupling_check._kind(value) for value in values}) == 1
+    assert len({coupling_check._kind(flag) for flag in (True, False, None)}) == 3
 
 
 def test_checks_grow_rare() -> None:
