@@ -21,8 +21,8 @@ class Noted(NamedTuple):
     """
     A buffer before a call.
 
-    :param torch.Tensor buffer: itself; a module may put another one in its place.
-    :param torch.Tensor value: a copy.
+    :param torch.Tensor buffer: itself, of any shape; a module may put another one in its place.
+    :param torch.Tensor value: a copy, of the same shape.
     """
 
     buffer: Tensor
