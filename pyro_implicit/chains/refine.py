@@ -45,13 +45,12 @@ from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.guides.since_fit import remember_fit
 from pyro_implicit.handlers.data_gradient import told_of_no_gradient
-from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import RAW, explained_errors
 from pyro_implicit.handlers.held_sites import refuse_condition_around
-from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.handlers.masked_latents import told_of_masked_latent
 from pyro_implicit.handlers.rows import number_of_rows
 from pyro_implicit.handlers.same_rows import fingerprint
+from pyro_implicit.handlers.type_errors import first_line, joins_types
 from pyro_implicit.handlers.value_errors import entries_not_finite, is_outside_support
 
 __all__ = ["refine"]
@@ -174,7 +173,7 @@ def refine(
         job = _Start(program, sites, centre, start, num_chains, mode_steps, dispersion, progress)
         u = job.first_points()
         density = program.density(sites, u.dtype)
-        _check_data(density.log_joint, u[0])
+        _check_data(density, u[0], own)
         with density.ready(u):
             u, interrupted = job.points(density, u)
             density.fit_to(u)
@@ -201,16 +200,24 @@ def refine(
         return chains
 
 
-def _check_data(log_joint: LogJoint, u: Tensor) -> None:
+def _check_data(density: ChainDensity, u: Tensor, own: torch.dtype) -> None:
     """Lets a distribution refuse data outside of its support, while checks are on."""
+    log_joint = density.log_joint
     try:
-        with torch.no_grad(), warnings.catch_warnings(), evaluation_mode():
+        with torch.no_grad(), warnings.catch_warnings(), density.typed():
             warnings.simplefilter("ignore")
             log_joint(u)
     except RAW as error:  # other errors are those of this point, and told where chains begin
         finite = entries_not_finite(log_joint.args, log_joint.kwargs) is None
         if finite and is_outside_support(error):
             raise
+        if joins_types(error) and u.dtype != own:
+            raise ArgumentError(
+                f"dtype={u.dtype} is that of the latents and of the arguments, and the model joins "
+                f"them with numbers of another type: {first_line(error)}. Such are layers without "
+                "a prior, and data that the model holds and does not take. Write network.double() "
+                "and x.double() for all of them, or leave dtype out."
+            ) from error
 
 
 def _read(model: Any, start: Any, args: Any, kwargs: Any) -> tuple[list[LatentSite], Tensor]:

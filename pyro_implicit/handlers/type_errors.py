@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import ArgumentError, ImplicitError
 
-__all__ = ["LONGEST", "TYPE_KINDS", "first_line"]
+__all__ = ["LONGEST", "TYPE_KINDS", "first_line", "joins_types"]
 
 #: characters of a raw message
 LONGEST = 160
@@ -37,8 +37,17 @@ def first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), "")[:LONGEST].rstrip(". ")
 
 
+def joins_types(error: Exception) -> bool:
+    """
+    Whether torch refused numbers of two types in one operation.
+
+    :param error: any error.
+    """
+    return isinstance(error, RuntimeError) and _TYPES.search(first_line(error)) is not None
+
+
 def _types(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
-    if not (tensors and isinstance(error, RuntimeError) and _TYPES.search(first_line(error))):
+    if not (tensors and joins_types(error)):
         return None
     types = ", ".join(f"{name} is of type {a.dtype}" for name, a in tensors.items())
     return ArgumentError(
