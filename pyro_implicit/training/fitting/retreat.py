@@ -14,6 +14,7 @@ from pyro_implicit._checks import check_count, check_number
 from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
 from pyro_implicit.training.fitting.parameter_copies import copied, set_to
+from pyro_implicit.training.fitting.stall import noise_of_step
 
 __all__ = ["Retreat", "is_comparable"]
 
@@ -21,7 +22,6 @@ _WINDOW = 50  # steps whose losses are looked at together
 _FAR = 10.0  # deviations of one step's loss: a window so much above the best has gone astray
 _NEAR = 3.0  # and one so near is worth keeping
 _MOST = 6  # how often a run goes back, at half the rate each time
-_MEDIAN_STEP = 0.954  # the median difference of two independent normal numbers, in deviations
 
 
 def is_comparable(objective: Any) -> bool:
@@ -179,6 +179,5 @@ class Retreat:
 
 
 def _noise_of(window: np.ndarray) -> float:
-    """The deviation of one loss, which a trend leaves alone."""
-    noise = float(np.median(np.abs(np.diff(window)))) / _MEDIAN_STEP
-    return max(noise, 1e-3 * abs(float(np.median(window))), 1e-3)
+    """The deviation of one loss, and never none."""
+    return max(noise_of_step(window), 1e-3 * abs(float(np.median(window))), 1e-3)

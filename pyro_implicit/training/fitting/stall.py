@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Slope", "slope_of"]
+__all__ = ["Slope", "noise_of_step", "slope_of"]
 
 _NUM_BATCHES = 10  # of a window, whose means are nearly independent
 _SHARE = 4  # a window is the fourth part of a series
@@ -72,8 +72,7 @@ def slope_of(losses: Sequence[float], num_latents: int = 0) -> Slope:
     """
     series = np.asarray(losses, dtype=float)
     length = len(series) // (_SHARE * _NUM_BATCHES) * _NUM_BATCHES
-    steps = np.abs(np.diff(series[-length:]))
-    noise = float(np.median(steps)) / _MEDIAN_STEP  # which a trend or a few outliers leave alone
+    noise = noise_of_step(series[-length:])
     before, after = _trimmed(series[-2 * length : -length]), _trimmed(series[-length:])
     variance = _variance_of_mean(before) + _variance_of_mean(after)
     smallest = min(max(_SMALLEST, _BY_LATENT * num_latents), _LARGEST)
@@ -83,6 +82,16 @@ def slope_of(losses: Sequence[float], num_latents: int = 0) -> Slope:
         standard_error=float(np.sqrt(variance)),
         tolerance=max(_RESOLVED * noise, floor),
     )
+
+
+def noise_of_step(window: np.ndarray) -> float:
+    """
+    The deviation of one loss from a mean that moves slowly.
+
+    :param window: losses, in order, shape ``(n,)``.
+    :returns: the deviation, which a trend or a few outliers leave alone.
+    """
+    return float(np.median(np.abs(np.diff(window)))) / _MEDIAN_STEP
 
 
 def _trimmed(window: np.ndarray) -> np.ndarray:
