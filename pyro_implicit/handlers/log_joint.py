@@ -30,6 +30,7 @@ from pyro_implicit.handlers.latent_rows import AtDraw, Cuts, at_rows, by_number,
 from pyro_implicit.handlers.observed_shape import check_observation
 from pyro_implicit.handlers.other_shape import check_event
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta
+from pyro_implicit.handlers.replicates import Replicates
 from pyro_implicit.handlers.row_order import BY_NUMBER
 from pyro_implicit.handlers.rows import is_recording
 from pyro_implicit.handlers.sum_out import sum_out
@@ -128,7 +129,7 @@ class LogJoint:
             at = poutine.condition(data=at_rows(values, self._cuts))
         # handlers outside of the block do not see the model
         with poutine.block(), nullcontext() if is_validation_enabled() else Unvalidated():
-            conditioned = at(self.model)
+            conditioned = at(Replicates()(self.model))
             if u.dtype == torch.float64:  # of which single data would leave little
                 conditioned = InDouble()(conditioned)
             if self._nesting is None:

@@ -1,17 +1,25 @@
-"""Latents whose prior a mask takes away, as those that ``obs_mask`` makes."""
+"""Latents whose prior a mask takes away, as those that ``obs_mask`` makes for Pyro's objectives."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta
+from pyro_implicit.handlers.pointwise import SiteVisitor, is_auxiliary, is_delta
+from pyro_implicit.handlers.unseen_run import unseen_run
 
-__all__ = ["NO_BOUND", "told_of_masked_latent"]
+__all__ = ["NO_BOUND", "told_of_hidden_values", "told_of_masked_latent"]
 
 #: what a fit of such a model says
 NO_BOUND = "the loss is no bound on the evidence"
+
+_REMEDY = " Mask the observations alone (poutine.mask around obs=)."
+_IN_PLACE = (
+    " Objectives of pyro_implicit take what obs_mask hides for replicates of the data, which hold "
+    "it; those of Pyro do not. Mask the observations alone (poutine.mask around obs=) for these."
+)
 
 
 def told_of_masked_latent(site: Any) -> str:
@@ -31,6 +39,31 @@ def told_of_masked_latent(site: Any) -> str:
     return (
         f"latent site {site['name']!r} is masked in {count} places, where its entropy counts and "
         f"no prior holds it: {NO_BOUND} and may fall without end, and "
-        "draws mean nothing. Mask the observations alone (poutine.mask around obs=), and write "
-        "missing values as latents of their own in place of obs_mask."
+        f"draws mean nothing.{_REMEDY}"
     )
+
+
+def told_of_hidden_values(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> list[str]:
+    """
+    Tells of what ``obs_mask`` hides, for an objective that does not know of it.
+
+    :param model: a Pyro model.
+    :param args: its positional arguments.
+    :param kwargs: its keyword arguments.
+    :returns: what to write, for a warning of each such latent.
+    """
+    found: list[str] = []
+
+    def visit(site: Any) -> None:
+        if site["name"].endswith("_unobserved") and not site["is_observed"]:
+            told = told_of_masked_latent(site).removesuffix(_REMEDY)
+            found.extend([told + _IN_PLACE] if told else [])
+
+    try:
+        with unseen_run(), torch.no_grad(), SiteVisitor(visit):
+            model(*args, **kwargs)
+    except Exception:  # whatever a model does at draws of its prior: its steps tell
+        return []
+    return found

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.handlers.asked_values import AskedValues
+from pyro_implicit.handlers.replicates import Replicates
 from pyro_implicit.handlers.unseen_run import unseen_run
 from pyro_implicit.handlers.unvalidated import Unvalidated
 from pyro_implicit.objectives.batch_dims import PARTICLE_PLATE
@@ -111,7 +112,8 @@ def _values(particle: Particle, index: int) -> dict[str, Tensor]:
 
 
 def _densities(model: Any, args: Any, kwargs: Any, values: dict[str, Tensor]) -> dict[str, Tensor]:
-    trace = poutine.trace(poutine.condition(model, data=values)).get_trace(*args, **kwargs)
+    given = poutine.condition(Replicates()(model), data=values)
+    trace = poutine.trace(given).get_trace(*args, **kwargs)
     trace.compute_log_prob()
     nodes = sample_nodes(trace)
     return {name: node["log_prob_sum"] for name, node in nodes.items() if "log_prob_sum" in node}

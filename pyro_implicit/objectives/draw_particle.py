@@ -27,6 +27,7 @@ from pyro_implicit.exceptions import DensityError, GuideError, NonFiniteError, S
 from pyro_implicit.handlers.enumeration import NoticeEnumeration, enumerated
 from pyro_implicit.handlers.latent_rows import ParametersAtRows
 from pyro_implicit.handlers.other_shape import check_event
+from pyro_implicit.handlers.replicates import Replicates
 from pyro_implicit.handlers.rows import are_same_numbers, shows_all
 from pyro_implicit.handlers.unseen_run import unseen_run
 from pyro_implicit.objectives.batch_dims import check_batch_dims, is_vectorised
@@ -82,6 +83,7 @@ def draw_particle(
     implicit = _implicit_sites(guide_nodes, reads.implicit_site)
     if validated:
         _check_draws(implicit)
+    model = Replicates()(model)
     if enumerate_latents:
         model = enumerated(model, int(max_plate_nesting), guide_nodes)
         model_trace = _replayed(model, guide_trace, args, kwargs)

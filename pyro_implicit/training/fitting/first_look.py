@@ -31,6 +31,7 @@ from pyro_implicit.handlers.observed_shape import (
     told_of_one_for_all,
 )
 from pyro_implicit.handlers.pointwise import SiteVisitor, batch_log_prob, is_auxiliary, is_delta
+from pyro_implicit.handlers.replicates import Replicates
 from pyro_implicit.handlers.rows import is_cut, number_of_rows
 from pyro_implicit.handlers.unseen_run import unseen_run
 from pyro_implicit.handlers.value_errors import entries_not_finite, told_of_scale
@@ -77,7 +78,7 @@ def first_look(
     try:
         with unseen_run(warns=True), torch.no_grad(), look.listening():
             with evaluation_mode() as silenced, LeftOutNoise() as noise, SiteVisitor(look.visit):
-                model(*args, **kwargs)
+                Replicates()(model)(*args, **kwargs)
                 look.warnings.extend(_random_layers(silenced, noise))
     except Exception as error:  # whatever a model does at draws of its prior
         if error is look.refused:

@@ -26,6 +26,7 @@ from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._progress import hidden_progress, progress_bar
 from pyro_implicit._random import RandomStream
 from pyro_implicit._signature import in_order
+from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
@@ -38,8 +39,9 @@ from pyro_implicit.guides.since_fit import forget_fit, remember_fit
 from pyro_implicit.guides.unfilled import unfilled
 from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.handlers.held_sites import refuse_condition_around
-from pyro_implicit.handlers.masked_latents import NO_BOUND
+from pyro_implicit.handlers.masked_latents import NO_BOUND, told_of_hidden_values
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
+from pyro_implicit.objectives.particle_objective import ParticleObjective
 from pyro_implicit.training.fitting.adopted import AdoptedParameters
 from pyro_implicit.training.fitting.all_rows import all_rows
 from pyro_implicit.training.fitting.arguments import Arguments
@@ -236,6 +238,9 @@ def fit(
                 with explained_errors(some, named, guide):
                     objective, chosen = default_objective(model, guide, some, named)
                     hints += chosen
+            if not isinstance(objective, ParticleObjective):
+                for text in told_of_hidden_values(model, some, named):
+                    warn(text)
             rate = default_rate(guide, arguments) if lr is None else lr
             times = rate_times(guide, rate) if lr is None else None
             kept = held_keywords(model, validation, args, kwargs)

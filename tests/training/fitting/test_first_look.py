@@ -185,12 +185,15 @@ def test_a_masked_latent_is_told() -> None:
 
     def masked(y: Tensor) -> None:
         with pyro.plate("rows", 6):
-            pyro.sample("y", dist.Normal(0.0, 1.0), obs=y, obs_mask=mask)
+            pyro.sample("y", dist.Normal(0.0, 1.0), obs=y, obs_mask=mask)  # are replicates
             with pyro.poutine.mask(mask=mask.new_ones(6)):
                 pyro.sample("z", dist.Normal(0.0, 1.0))
+            with pyro.poutine.mask(mask=mask):
+                pyro.sample("b", dist.Normal(0.0, 1.0))
 
-    with pytest.warns(UserWarning, match="'y_unobserved' is masked in 4 places, where its entropy"):
+    with pytest.warns(UserWarning, match="'b' is masked in 2 places, where its entropy") as told:
         first_look(masked, (Y,), {})
+    assert len(told) == 1
 
 
 def test_a_latent_whose_distribution_is_masked_is_told() -> None:

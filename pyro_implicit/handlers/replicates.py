@@ -1,0 +1,43 @@
+"""What ``obs_mask`` hides of observations, as latents that a guide draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pyro.poutine.messenger import Messenger
+
+__all__ = ["Replicates"]
+
+_HIDDEN, _SHOWN = "_unobserved", "_observed"  # what Pyro makes of pyro.sample(..., obs_mask=)
+
+
+class Replicates(Messenger):
+    r"""
+    Gives the values that ``obs_mask`` has no use for a density: that of replicates of the data.
+
+    ``pyro.sample("y", fn, obs=y, obs_mask=seen)`` makes a latent of the whole shape,
+    ``y_unobserved``, and masks its prior where a value is seen. There nothing reads it, nothing
+    holds it, and its entropy grows without end. With its prior left on,
+    :math:`\int p(\tilde y \mid z)\,d\tilde y = 1` whatever the latents :math:`z` are: the evidence
+    and the posterior of all else are the same, and these values are replicates.
+
+    Discrete ones are left alone, and so are masks of a user around both halves. It is to be around
+    the model, within what sets or records values.
+    """
+
+    def __enter__(self) -> Any:
+        self._shown: dict[str, Any] = {}
+        return super().__enter__()
+
+    def _pyro_sample(self, msg: Any) -> None:
+        name, mask = msg["name"], msg["mask"]
+        if mask is None or not isinstance(name, str):
+            return
+        if msg["is_observed"]:
+            if name.endswith(_SHOWN):
+                self._shown[name.removesuffix(_SHOWN)] = mask
+        elif name.endswith(_HIDDEN) and not getattr(msg["fn"], "has_enumerate_support", False):
+            shown = self._shown.get(name.removesuffix(_HIDDEN))
+            if shown is not None:
+                msg["mask"] = torch.as_tensor(mask) | torch.as_tensor(shown)
