@@ -54,6 +54,7 @@ from pyro_implicit.training.lightning.loop_state import (
 from pyro_implicit.training.lightning.optional import pytorch
 from pyro_implicit.training.lightning.processes import gather, share_critics
 from pyro_implicit.training.lightning.warm_up import (
+    check_copies,
     evaluate_once,
     first_batch,
     has_several_batches,
@@ -110,6 +111,9 @@ class LightningVI(pytorch.LightningModule):
     **Logs.** ``train_loss`` and the objective's terms at each step; with validation data
     ``val_log_predictive``, the mean over data of the log predictive density: monitor it
     (``EarlyStopping("val_log_predictive", mode="max")``), always with the same draws.
+
+    **Averages of weights** (``StochasticWeightAveraging``, ``EMAWeightAveraging``) copy the module
+    before it has seen a batch: call :meth:`warm_up` first, else they are refused.
 
     All particles' graphs are alive at once, unlike in ``SVI`` with looped particles.
 
@@ -288,7 +292,12 @@ class LightningVI(pytorch.LightningModule):
             self._load_rest()
 
     def setup(self, stage: str) -> None:
-        """Prepares model and guide for a stage of training; see Lightning."""
+        """
+        Prepares model and guide for a stage of training; see Lightning.
+
+        :raises StateError: if a callback averages weights, and has copied them before they were
+            made.
+        """
         AtomicCheckpointIO.replace_default(self.trainer.strategy)
         if stage != "fit":
             return
@@ -303,6 +312,7 @@ class LightningVI(pytorch.LightningModule):
         batch = precision.convert_input(batch)
         batch = self.transfer_batch_to_device(batch, strategy.root_device, 0)
         self._warm_up(batch, in_batches=has_several_batches(self.trainer))
+        check_copies(self.trainer.callbacks, self)  # type: ignore[attr-defined]
 
     def on_fit_start(self) -> None:
         """Critics are shared between processes, and the noise of each begins."""

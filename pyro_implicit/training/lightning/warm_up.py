@@ -10,11 +10,11 @@ from pyro import poutine
 from torch import nn
 
 from pyro_implicit._random import read_random_state, write_random_state
-from pyro_implicit.exceptions import ArgumentError, SiteError
+from pyro_implicit.exceptions import ArgumentError, SiteError, StateError
 from pyro_implicit.handlers.called_parameters import CalledParameters
 from pyro_implicit.handlers.data_use import DataUse
 
-__all__ = ["evaluate_once", "first_batch", "has_several_batches"]
+__all__ = ["check_copies", "evaluate_once", "first_batch", "has_several_batches"]
 
 
 _MODULES = "they are no part of LightningVI. Write LightningVI(..., modules=[net])"
@@ -103,3 +103,23 @@ def has_several_batches(trainer: Any) -> bool:
 def _can_be_read_twice(loader: Any) -> bool:
     several = isinstance(loader, (dict, list, tuple))
     return hasattr(loader, "__iter__") and not several and iter(loader) is not loader
+
+
+def check_copies(callbacks: Iterable[Any], module: nn.Module) -> None:
+    """
+    Refuses averages of weights that began before the weights were there.
+
+    :param callbacks: of the trainer; those of Lightning that average weights copy the module when
+        they are set up, which is before the first batch is seen.
+    :param module: as it is after that batch.
+    :raises StateError: if such a copy has other parameters.
+    """
+    own = [param.shape for param in module.parameters()]
+    for callback in callbacks:
+        copy = getattr(callback, "_average_model", None)
+        if isinstance(copy, nn.Module) and [param.shape for param in copy.parameters()] != own:
+            raise StateError(
+                f"{type(callback).__name__} has copied the module before the guide was built, and "
+                "would average what the guide did not yet have. Write vi.warm_up(batch), with one "
+                "batch of the loader, before trainer.fit(vi, loader)."
+            )

@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 pytest.importorskip("lightning", reason="needs the extra 'lightning'")
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch import callbacks as lightning_callbacks
+from lightning.pytorch.callbacks import EarlyStopping, StochasticWeightAveraging
 
 from pyro_implicit import BayesianModule, HyperNetworkGuide, LightningVI, LinearisedELBO
 from pyro_implicit._random import RandomStream
@@ -474,3 +475,23 @@ def test_bad_arguments(changes, message):
         message = "objective is <class .*LinearisedELBO'>; expected an instance"
     with pytest.raises(ArgumentError, match=message):
         LightningVI(model, **arguments)
+
+
+AVERAGES = [partial(StochasticWeightAveraging, swa_lrs=0.01, swa_epoch_start=1)]
+if hasattr(lightning_callbacks, "EMAWeightAveraging"):  # of later versions
+    AVERAGES.append(lightning_callbacks.EMAWeightAveraging)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("average", AVERAGES)
+def test_weights_are_averaged_where_they_were_there_from_the_start(average):
+    vi = fit_module()
+    with pytest.raises(StateError, match=r"copied the module before .* vi.warm_up\(batch\)"):
+        trainer(max_epochs=4, callbacks=[average()]).fit(vi, loader())
+    ends = []
+    for callbacks in ([], [average()]):
+        vi = fit_module()
+        vi.warm_up(next(iter(loader())))
+        trainer(max_epochs=4, callbacks=callbacks).fit(vi, loader())
+        ends.append(flat(vi))
+    assert not torch.equal(*ends)
