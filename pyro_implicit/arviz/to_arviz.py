@@ -68,8 +68,9 @@ def to_arviz(
 
     **Groups.** ``posterior``: latent sites (constrained) and ``pyro.deterministic`` sites.
     ``log_likelihood``: :math:`\log p(y_n \mid \theta_s)` for each observed site and each datum of
-    its plates; event dimensions are summed, a minibatch scale is not applied, masked data get 0. It
-    is in float64, whatever the model: Pareto-smoothed weights overflow in float32. Discrete latents
+    its plates; event dimensions are summed, a minibatch scale is not applied, masked data get 0
+    (which ``az.loo`` counts among its data: its sum is right, and for a standard error select the
+    others first, ``data["log_likelihood"].isel(...)``). It is in float64, whatever the model: Pareto-smoothed weights overflow in float32. Discrete latents
     that are marked for enumeration are summed out of it: what shares one is one datum, a variable
     named after all the observed sites in it; values that ``obs_mask`` hides are integrated out.
     ``posterior_predictive`` and ``prior_predictive``: new values of the observed sites, and of

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_implicit._checks import check_count, check_guide
+from pyro_implicit._checks import check_count, check_guide, check_seed
 from pyro_implicit._random import RandomStream
 from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import ShapeError, SiteError
@@ -24,7 +25,11 @@ __all__ = ["draws_of", "posterior_draws"]
 
 
 def posterior_draws(
-    guide: Callable[..., Any], num_samples: int, *args: Any, **kwargs: Any
+    guide: Callable[..., Any],
+    num_samples: int,
+    *args: Any,
+    seed: int | None = None,
+    **kwargs: Any,
 ) -> dict[str, Tensor]:
     r"""
     Draws of a guide's latent sites, in the constrained space, without gradients.
@@ -44,9 +49,12 @@ def posterior_draws(
     :param callable guide: a guide, fitted or not.
     :param int num_samples: how many draws, at least 1.
     :param args: arguments of the guide (those of its model).
+    :param int seed: of the draws, which then leave the global random numbers alone; by default
+        these are drawn from.
     :param kwargs: keyword arguments of the guide.
     :returns: ``{site: tensor}``, each of shape ``(num_samples, *shape of the site)``.
-    :raises ArgumentError: if ``num_samples`` is not a positive integer, or ``guide`` no guide.
+    :raises ArgumentError: if ``num_samples`` is not a positive integer, ``seed`` no seed, or
+        ``guide`` no guide.
     :raises NonFiniteError: for a guide with a parameter that is NaN.
     :raises SiteError: if the guide has no latent site, or not the same ones in each run; within
         ``with poutine.condition(...):``.
@@ -56,7 +64,9 @@ def posterior_draws(
         own fit ended; if it is a function that observes data.
     """
     refuse_condition_around("posterior_draws", has_model=False)
-    draws = draws_of(guide, num_samples, *args, **kwargs)
+    seed = None if seed is None else check_seed("seed", seed)
+    with nullcontext() if seed is None else RandomStream(seed):
+        draws = draws_of(guide, num_samples, *args, **kwargs)
     for text in [*replaced_since_fit(guide), *_told_of_observed(guide, args, kwargs)]:
         warn(text)
     return draws

@@ -18,6 +18,7 @@ from pyro.infer.autoguide import (
     AutoNormal,
 )
 
+from pyro_implicit import HyperNetworkGuide
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
 from pyro_implicit.inference.posterior_draws import posterior_draws
 
@@ -169,3 +170,17 @@ def test_a_model_in_the_place_of_the_guide_is_told():
         posterior_draws(model, 3, X, Y)
     assert told[0].filename == __file__
     posterior_draws(poutine.block(model, hide=["y"]), 3, X, Y)  # and no function
+
+
+def test_a_seed_gives_the_same_draws_and_leaves_the_stream_alone():
+    def model():
+        pyro.sample("a", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+
+    for guide in (HyperNetworkGuide(model, init_from=None), AutoNormal(model)):
+        guide()
+        before = torch.get_rng_state()
+        one, other, third = (posterior_draws(guide, 5, seed=s)["a"] for s in (0, 0, 1))
+        assert torch.equal(one, other) and not torch.equal(one, third)
+        assert torch.equal(before, torch.get_rng_state())
+    with pytest.raises(ArgumentError, match="seed"):
+        posterior_draws(guide, 5, seed=-1)

@@ -12,7 +12,7 @@ from pyro_implicit._checks import check_callable, check_choice, check_instance, 
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.order import check_order
 
-__all__ = ["check_arguments", "check_modules", "check_rises"]
+__all__ = ["check_arguments", "check_modules", "check_rises", "interval_of"]
 
 _GUIDE = (
     "a module, such as HyperNetworkGuide(model) or one of pyro.infer.autoguide: the parameters of "
@@ -28,7 +28,7 @@ _SCHEDULER = (
 
 
 def check_arguments(
-    model: Any, guide: Any, objective: Any, optimizer: Any, lr_scheduler: Any, interval: str
+    model: Any, guide: Any, objective: Any, optimizer: Any, lr_scheduler: Any, interval: str | None
 ) -> None:
     """
     Refuses arguments that LightningVI cannot train with.
@@ -49,7 +49,7 @@ def check_arguments(
         check_callable("optimizer", optimizer, _OPTIMIZER)
     if lr_scheduler is not None:
         check_callable("lr_scheduler", lr_scheduler, _SCHEDULER)
-    check_choice("lr_scheduler_interval", interval, ("step", "epoch"))
+    check_choice("lr_scheduler_interval", interval, (None, "step", "epoch"))
 
 
 def check_rises(scheduler: Any) -> None:
@@ -64,6 +64,25 @@ def check_rises(scheduler: Any) -> None:
             "val_log_predictive, which is better the higher it is, and would lower the rate while "
             'the fit improves. Write partial(ReduceLROnPlateau, mode="max", ...).'
         )
+
+
+def interval_of(scheduler: Any, interval: str | None) -> str:
+    """
+    When a schedule is stepped.
+
+    :param scheduler: of ``torch.optim.lr_scheduler``.
+    :param interval: what was asked for; None for the schedule's own.
+    :returns: ``"step"`` or ``"epoch"``.
+    :raises ArgumentError: for a ``ReduceLROnPlateau`` that would step where there is no score.
+    """
+    waits = isinstance(scheduler, ReduceLROnPlateau)
+    if waits and interval == "step":
+        raise ArgumentError(
+            "lr_scheduler makes a ReduceLROnPlateau, which watches val_log_predictive, and "
+            "lr_scheduler_interval='step' asks for it before the first validation. Write "
+            "lr_scheduler_interval='epoch', or leave it out."
+        )
+    return interval or ("epoch" if waits else "step")
 
 
 def check_modules(modules: Any) -> list[nn.Module]:

@@ -21,6 +21,7 @@ from pyro_implicit._random import (
 )
 from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import NonFiniteError, StateError
+from pyro_implicit.guides.since_fit import forget_fit, remember_fit
 from pyro_implicit.inference.log_predictive_density import log_predictive_density
 from pyro_implicit.objectives.gradients import all_finite, names_of_non_finite
 from pyro_implicit.training.lightning.anneal import Anneal
@@ -28,6 +29,7 @@ from pyro_implicit.training.lightning.arguments import (
     check_arguments,
     check_modules,
     check_rises,
+    interval_of,
 )
 from pyro_implicit.training.lightning.checkpoint_io import AtomicCheckpointIO
 from pyro_implicit.training.lightning.checkpoint_state import (
@@ -125,8 +127,8 @@ class LightningVI(pytorch.LightningModule):
     :param lr_scheduler: from the optimiser to a schedule of ``torch.optim.lr_scheduler``; a
         ``ReduceLROnPlateau`` watches ``val_log_predictive``, which rises, so that it needs
         ``mode="max"``.
-    :param str lr_scheduler_interval: when it is stepped: after each training ``"step"`` or each
-        ``"epoch"``.
+    :param str lr_scheduler_interval: when it is stepped: after each training ``"step"`` (the
+        default) or each ``"epoch"`` (that of a ``ReduceLROnPlateau``).
     :param modules: further modules that the model uses, such as the
         :class:`~pyro_implicit.BayesianModule` of a model that is a function.
     :param int num_val_samples: draws for validation.
@@ -145,7 +147,7 @@ class LightningVI(pytorch.LightningModule):
         *,
         optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
         lr_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
-        lr_scheduler_interval: str = "step",
+        lr_scheduler_interval: str | None = None,
         modules: nn.Module | Sequence[nn.Module] = (),
         num_val_samples: int = 32,
         seed: int | None = None,
@@ -166,6 +168,8 @@ class LightningVI(pytorch.LightningModule):
         self._lr_scheduler_interval = lr_scheduler_interval
         self._example = [example]  # in a list: it is no part of the module
         self._is_warm = False
+        self._unscaled: str | None = None  # what to say of its batch if that is one of several
+        self._last: list[Any] = []  # the arguments of the last step
         self._noise: RandomStream | None = None
         self._header: dict[str, Any] | None = None  # of a checkpoint whose rest is still to load
         self._hooks: list[Any] = []
@@ -189,7 +193,8 @@ class LightningVI(pytorch.LightningModule):
         """
         See Lightning.
 
-        :raises ArgumentError: for a schedule that waits for the validation score to fall.
+        :raises ArgumentError: for a schedule that waits for the validation score to fall, or for
+            one before there is any.
         :raises StateError: if there is nothing to train.
         """
         parameters = self._trained()
@@ -205,7 +210,7 @@ class LightningVI(pytorch.LightningModule):
         check_rises(scheduler)
         schedule = {
             "scheduler": scheduler,
-            "interval": self._lr_scheduler_interval,
+            "interval": interval_of(scheduler, self._lr_scheduler_interval),
             "monitor": "val_log_predictive",
         }
         return {"optimizer": optimizer, "lr_scheduler": schedule}
@@ -219,6 +224,7 @@ class LightningVI(pytorch.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Takes one batch; see Lightning."""
         args, kwargs = self.batch_to_args(batch)
+        self._last = [args, kwargs]
         with self._stream:
             loss: Tensor = self(*args, **kwargs)
         now: Any = {"on_step": True, "on_epoch": False, "batch_size": 1}
@@ -261,6 +267,17 @@ class LightningVI(pytorch.LightningModule):
         name, mean = "val_log_predictive", values.mean()
         self.log(name, mean, on_epoch=True, prog_bar=True, batch_size=len(values), sync_dist=True)
 
+    def predict_step(self, batch: Any, batch_idx: int) -> None:
+        """
+        Lightning's predictions are made by :func:`~pyro_implicit.predict`.
+
+        :raises StateError: always.
+        """
+        raise StateError(
+            "Trainer.predict has no draws to tell of. Write predict(vi.model, vi.guide, x), which "
+            "takes the same draws of the guide for all rows, or evaluate(vi.model, vi.guide, x, y)."
+        )
+
     # ---- setting up
 
     @property
@@ -281,12 +298,13 @@ class LightningVI(pytorch.LightningModule):
         """
         self._warm_up(batch)
 
-    def _warm_up(self, batch: Any, *, in_batches: bool = False) -> None:
+    def _warm_up(self, batch: Any) -> None:
         args, kwargs = self.batch_to_args(batch)
         own = getattr(self.objective, "networks", {}).values()
-        how: Any = {"networks": own, "in_batches": in_batches}
-        for text in evaluate_once(self, args, kwargs, self.parameters, **how):
+        seen = evaluate_once(self, args, kwargs, self.parameters, networks=own)
+        for text in seen.warnings:
             warn(text)
+        self._unscaled = seen.unscaled
         self._is_warm = True
         if self._header is not None:
             self._load_rest()
@@ -302,8 +320,14 @@ class LightningVI(pytorch.LightningModule):
         if stage != "fit":
             return
         self._noise = None
-        if self._is_warm:
-            return
+        if not self._is_warm:
+            self._read_first_batch()
+        if self._unscaled is not None and has_several_batches(self.trainer):
+            warn(self._unscaled)
+        self._unscaled = None
+
+    def _read_first_batch(self) -> None:
+        """The warm-up, by a batch of the loader."""
         strategy, precision = self.trainer.strategy, self.trainer.precision_plugin
         precision.convert_module(self)
         self.to(strategy.root_device)
@@ -311,11 +335,12 @@ class LightningVI(pytorch.LightningModule):
         batch = first_batch(self.trainer) if batch is None else batch
         batch = precision.convert_input(batch)
         batch = self.transfer_batch_to_device(batch, strategy.root_device, 0)
-        self._warm_up(batch, in_batches=has_several_batches(self.trainer))
+        self._warm_up(batch)
         check_copies(self.trainer.callbacks, self)  # type: ignore[attr-defined]
 
     def on_fit_start(self) -> None:
         """Critics are shared between processes, and the noise of each begins."""
+        forget_fit(self.guide)
         self._hooks = share_critics(self.objective)
         if self._noise is None:
             start = torch.randint(2**31, ()).item() if self.seed is None else self.seed
@@ -331,7 +356,10 @@ class LightningVI(pytorch.LightningModule):
         self._resumed = None
 
     def on_fit_end(self) -> None:
-        """Ends what the fit began; see Lightning."""
+        """Ends what the fit began, and keeps what the model is like; see Lightning."""
+        if self._last:
+            remember_fit(self.model, self.guide, *self._last)
+        self._last = []
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,10 +15,23 @@ from pyro_implicit.exceptions import ArgumentError, SiteError, StateError
 from pyro_implicit.handlers.called_parameters import CalledParameters
 from pyro_implicit.handlers.data_use import DataUse
 
-__all__ = ["check_copies", "evaluate_once", "first_batch", "has_several_batches"]
+__all__ = ["FirstBatch", "check_copies", "evaluate_once", "first_batch", "has_several_batches"]
 
 
 _MODULES = "they are no part of LightningVI. Write LightningVI(..., modules=[net])"
+
+
+@dataclass(frozen=True)
+class FirstBatch:
+    """
+    What one batch shows.
+
+    :param warnings: of networks whose parameters will not be trained.
+    :param unscaled: what to say where it is one of several and counts as if it were all data.
+    """
+
+    warnings: list[str]
+    unscaled: str | None
 
 
 @torch.no_grad()
@@ -28,17 +42,14 @@ def evaluate_once(
     parameters: Callable[[], Iterable[nn.Parameter]],
     *,
     networks: Collection[nn.Module] = (),
-    in_batches: bool = False,
-) -> list[str]:
+) -> FirstBatch:
     """
     Runs the loss once, without gradients: guides are built, and critics.
 
     :param loss: a function of the batch that makes ``pyro.param`` statements.
     :param parameters: tells, afterwards, what will be trained.
     :param networks: those that the objective trains itself.
-    :param bool in_batches: whether the batch is one of several.
-    :returns: what a user should know: networks whose parameters will not be trained, and a batch
-        that counts as if it were all data.
+    :returns: what a user should know.
     :raises SiteError: if there are parameters beside those; they would silently stay as they are.
     """
     use, called = DataUse(), CalledParameters(without_gradients=True)
@@ -55,11 +66,8 @@ def evaluate_once(
             "statements, make the model a PyroModule with PyroParam attributes."
         )
     own = (one for net in networks for one in net.parameters())
-    told = (
-        called.told_of_untrained([*parameters(), *own], _MODULES),
-        use.unscaled_batches() if in_batches else None,
-    )
-    return [text for text in told if text]
+    told = called.told_of_untrained([*parameters(), *own], _MODULES)
+    return FirstBatch([told] if told else [], use.unscaled_batches())
 
 
 def first_batch(trainer: Any) -> Any:

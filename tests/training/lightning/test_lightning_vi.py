@@ -20,7 +20,7 @@ import lightning.pytorch as pl
 from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch.callbacks import EarlyStopping, StochasticWeightAveraging
 
-from pyro_implicit import BayesianModule, HyperNetworkGuide, LightningVI, LinearisedELBO
+from pyro_implicit import BayesianModule, HyperNetworkGuide, LightningVI, LinearisedELBO, predict
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, SiteError, StateError
 from pyro_implicit.generators import MLPGenerator
@@ -465,7 +465,10 @@ def test_the_warm_up_does_not_change_what_the_loader_gives(cls):
         ),
         ({"optimizer": 1e-3}, "optimizer=0.001 cannot be called; expected a function"),
         ({"lr_scheduler": 0.1}, "lr_scheduler=0.1 cannot be called; expected a function"),
-        ({"lr_scheduler_interval": "batch"}, "lr_scheduler_interval='batch'; expected 'step'"),
+        (
+            {"lr_scheduler_interval": "batch"},
+            "lr_scheduler_interval='batch'; expected None, 'step'",
+        ),
         ({"num_val_samples": 0}, "num_val_samples=0; expected an integer >= 1"),
     ],
 )
@@ -495,3 +498,47 @@ def test_weights_are_averaged_where_they_were_there_from_the_start(average):
         trainer(max_epochs=4, callbacks=callbacks).fit(vi, loader())
         ends.append(flat(vi))
     assert not torch.equal(*ends)
+
+
+def test_a_plateau_is_looked_for_after_each_epoch():
+    plateau = partial(torch.optim.lr_scheduler.ReduceLROnPlateau, mode="max", patience=0)
+    vi = fit_module(lr_scheduler=plateau, optimizer=SGD, num_val_samples=2)
+    trainer(max_epochs=2).fit(vi, loader(), DataLoader(data(), batch_size=BATCH))
+    vi = fit_module(lr_scheduler=plateau, lr_scheduler_interval="step")
+    with pytest.raises(ArgumentError, match="'step' asks for it before the first validation"):
+        trainer(max_epochs=1).fit(vi, loader())
+
+
+def test_batches_without_a_scale_are_told_after_a_warm_up_too():
+    def unscaled(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(w * x[:, 0], 1.0), obs=y)
+
+    vi = LightningVI(unscaled, HyperNetworkGuide(unscaled), LinearisedELBO())
+    vi.warm_up(next(iter(loader())))
+    with pytest.warns(UserWarning, match="subsample_size"):
+        trainer(max_steps=1).fit(vi, loader())
+
+
+def test_what_another_training_has_moved_since_is_told():
+    network = nn.Linear(3, 1)
+
+    def shared(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", ROWS, subsample_size=len(x)):
+            pyro.sample("y", dist.Normal(network(x).squeeze(-1) + w, 1.0), obs=y)
+
+    x, y = next(iter(loader()))
+    network = nn.Linear(x.shape[-1], 1)
+    guides = [HyperNetworkGuide(shared, init_from=None) for _ in range(2)]
+    for guide in guides:
+        vi = LightningVI(shared, guide, LinearisedELBO(), modules=network, optimizer=SGD)
+        trainer(max_steps=1).fit(vi, loader())
+    with pytest.warns(UserWarning, match="since"):
+        predict(shared, guides[0], x, num_samples=2)
+
+
+def test_predictions_of_the_trainer_are_refused():
+    with pytest.raises(StateError, match=r"predict\(vi.model, vi.guide, x\)"):
+        fit_module().predict_step(None, 0)
