@@ -70,9 +70,10 @@ def to_arviz(
     ``log_likelihood``: :math:`\log p(y_n \mid \theta_s)` for each observed site and each datum of
     its plates; event dimensions are summed, a minibatch scale is not applied, masked data get 0
     (which ``az.loo`` counts among its data: its sum is right, and for a standard error select the
-    others first, ``data["log_likelihood"].isel(...)``). It is in float64, whatever the model: Pareto-smoothed weights overflow in float32. Discrete latents
-    that are marked for enumeration are summed out of it: what shares one is one datum, a variable
-    named after all the observed sites in it; values that ``obs_mask`` hides are integrated out.
+    others first, ``data["log_likelihood"].isel(...)``). It is in float64, whatever the model:
+    Pareto-smoothed weights overflow in float32. Discrete latents that are marked for enumeration
+    are summed out of it: what shares one is one datum, a variable named after all the observed
+    sites in it; values that ``obs_mask`` hides are integrated out.
     ``posterior_predictive`` and ``prior_predictive``: new values of the observed sites, and of
     sites that are neither observed nor in the guide. ``prior``: latent and deterministic sites,
     drawn from the model alone. ``sample_stats``, if it is asked for by name and the guide is
