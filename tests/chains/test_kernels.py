@@ -149,6 +149,7 @@ def test_chains_from_different_places_agree(name):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the step size of mclmc biases")  # as it is to
 def test_the_bias_of_mclmc_falls_with_its_energy_error():
     """Variances of a standard normal in ten dimensions: too large by a third, a tenth, little."""
     found = {}
