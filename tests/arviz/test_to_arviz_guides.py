@@ -21,6 +21,7 @@ from pyro_implicit.arviz.to_arviz import to_arviz
 from pyro_implicit.bayesian.module import BayesianModule
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.guides.hypernetwork import HyperNetworkGuide
+from pyro_implicit.handlers.row_coupling import _MOST_MADE
 from pyro_implicit.inference.posterior_draws import posterior_draws
 from pyro_implicit.objectives.linearised import LinearisedELBO
 
@@ -127,7 +128,7 @@ def test_a_bayesian_network(tmp_path):
 
 
 MEMORY = """
-import resource, sys, arviz, pyro, pyro.distributions as dist, torch
+import sys, arviz, pyro, pyro.distributions as dist, torch
 from pyro_implicit.arviz.to_arviz import to_arviz
 
 def model(x, y):
@@ -140,11 +141,13 @@ def guide(x, y):
     pyro.sample("w", dist.Normal(torch.zeros(20), 1.0).to_event(1))
 
 def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
 
 num_samples, batch_size, rows = map(int, sys.argv[1:4])
 x = torch.randn(rows)
 to_arviz(model, guide, x[:100], x[:100], num_samples=1)
+open("/proc/self/clear_refs", "w").write("5")  # what imports took for a moment does not count
 before = peak()
 to_arviz(model, guide, x, x, num_samples=num_samples, batch_size=batch_size or None,
          groups=("posterior", "log_likelihood"))
@@ -153,7 +156,8 @@ print(peak() - before - 8 * rows * num_samples)  # log-likelihoods are float64
 
 
 @pytest.mark.slow
-def test_memory_beyond_the_result_is_that_of_one_batch():
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads /proc")
+def test_memory_beyond_the_result_is_that_of_one_batch_and_of_one_look():
     def beyond_the_result(num_samples, batch_size, rows=300_000):
         numbers = map(str, (num_samples, batch_size, rows))
         command = [sys.executable, "-W", "ignore", "-c", MEMORY, *numbers]
@@ -162,7 +166,8 @@ def test_memory_beyond_the_result_is_that_of_one_batch():
         return int(subprocess.check_output(command, env=environment, timeout=300))
 
     megabyte = 2**20
-    assert beyond_the_result(2, 0) > 120 * megabyte  # 300,000 rows of 400 hidden units at once
+    assert beyond_the_result(2, 0) > 400 * megabyte  # 300,000 rows of 400 hidden units at once
+    look = 4 * _MOST_MADE  # the numbers of a run on many rows at once, in single precision
     for num_samples in (2, 40):
-        assert beyond_the_result(num_samples, 3000) < 60 * megabyte
-    assert beyond_the_result(50, 10_000, rows=1_000_000) < 100 * megabyte
+        assert beyond_the_result(num_samples, 3000) < 60 * megabyte + look
+    assert beyond_the_result(50, 10_000, rows=1_000_000) < 100 * megabyte + look
