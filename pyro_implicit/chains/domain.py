@@ -1,4 +1,4 @@
-"""Parameters of a model that leave their domain where chains are."""
+"""Parameters and data of a model that leave their domain where chains are."""
 
 # Shape legend: m unconstrained latents.
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pyro_implicit.chains.program import Program
 from pyro_implicit.chains.supports import evenly
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.latent_site import LatentSite
-from pyro_implicit.handlers.value_errors import refuses_parameter
+from pyro_implicit.handlers.value_errors import is_outside_support, refuses_parameter
 
 __all__ = ["check_domain"]
 
@@ -27,7 +27,8 @@ def check_domain(program: Program, sites: list[LatentSite], points: Tensor) -> N
     Refuses chains at places where the model's distributions have no parameters.
 
     Chains go by densities without the checks of ``torch.distributions``, as all of their steps
-    would wait for these; a probability of 1.2 then has a density, and nothing turns a chain back.
+    would wait for these; a probability of 1.2 then has a density, and so has a time before a dead
+    time that is learned, and nothing turns a chain back.
     What is refused in single precision alone is rounding: a sum of probabilities above 1, a
     covariance that is not quite symmetric. Where a user has turned checks off they stay so.
 
@@ -53,18 +54,21 @@ def check_domain(program: Program, sites: list[LatentSite], points: Tensor) -> N
             f"looked at the model has no density: {told[-1][1]} Its distribution would go on with "
             "any number there, and chains with it. Let no value of the latents lead out of the "
             "domain: logits= in place of probs=, f.exp() for a rate or a scale, scale_tril= in "
-            "place of a covariance, or priors on what is allowed."
+            "place of a covariance, or priors on what is allowed, as y.min() less what has a "
+            "Gamma for a limit of the data."
         )
 
 
 def _refused(density: ChainDensity, point: Tensor) -> str | None:
-    """What a distribution says of its parameters; empty if it takes them, None if nobody knows."""
+    """What a distribution says of its numbers; empty if it takes them, None if nobody knows."""
     try:
         with torch.no_grad(), density.typed(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             density.log_joint(point)
     except ValueError as error:
-        return str(error).partition(", but found")[0] + "." if refuses_parameter(error) else None
+        if refuses_parameter(error) or is_outside_support(error):
+            return " ".join(str(error).partition(", but found")[0].split()) + "."
+        return None
     except Exception:  # what a model does there in its own precision was told where chains began
         return None
     return ""

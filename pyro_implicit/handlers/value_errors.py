@@ -204,7 +204,10 @@ def _outside_support(error: Exception, tensors: dict[str, Tensor]) -> ImplicitEr
             "pyro.deterministic('limit', y.max() + pyro.sample('above', dist.Exponential(1.0)))."
         )
     else:
-        remedy = "Look for arguments in another order, and for units or codes of the data."
+        remedy = (
+            "Look for arguments in another order, for units or codes of the data, and for latents "
+            "that shift or limit what is observed, which are to keep it inside."
+        )
     said = " ".join(support.split())
     if len(said) > _LONGEST_SUPPORT:  # bounds that have a number for each row
         said = f"{said[:_LONGEST_SUPPORT]} ..."

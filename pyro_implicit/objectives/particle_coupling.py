@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import ImplicitError, SiteError
 from pyro_implicit.handlers.unseen_run import unseen_run
-from pyro_implicit.handlers.value_errors import refuses_parameter
+from pyro_implicit.handlers.value_errors import is_outside_support, refuses_parameter
 from pyro_implicit.objectives.batch_dims import PARTICLE_PLATE
 from pyro_implicit.objectives.particle import Particle
 
@@ -42,7 +42,7 @@ def blames_vectorisation(single: Callable[[], Any]) -> Iterator[None]:
     except (ImplicitError, torch.OutOfMemoryError, torch.linalg.LinAlgError):
         raise  # clear, or no matter of shapes
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
-        if refuses_parameter(error):  # at some draw
+        if refuses_parameter(error) or is_outside_support(error):  # at some draw
             raise
         with unseen_run():
             single()  # if it fails as well, with plainer shapes, that is the error to see

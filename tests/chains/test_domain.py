@@ -61,6 +61,28 @@ def test_a_rate_below_zero_is_refused() -> None:
         refine(counts, start, torch.zeros(3), kernel="hmc", num_steps=600, seed=0, progress=False)
 
 
+def test_data_that_a_latent_shifts_out_of_their_support_are_refused() -> None:
+    times = 2.0 + torch.linspace(0.1, 3.0, 10)
+
+    def shifted(y: Tensor, held: bool) -> None:
+        below = pyro.sample("below", dist.Gamma(1.0, 1.0)) if held else None
+        dead = pyro.sample("dead", dist.Normal(1.0, 1.0)) if below is None else y.min() - below
+        with pyro.plate("rows", 10):
+            law = dist.Exponential(torch.tensor(1.0).to(y))
+            shift = dist.transforms.AffineTransform(dead, 1.0)
+            pyro.sample("y", dist.TransformedDistribution(law, [shift]), obs=y)
+
+    options: Any = {"kernel": "hmc", "num_steps": 1000, "seed": 0, "progress": False}
+    start = {"dead": torch.full((8,), 1.0)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(SiteError, match="to be within the support .* of the distribution Exp"):
+            refine(shifted, start, times, False, **options)
+        chains = refine(shifted, {"below": torch.full((8,), 0.5)}, times, True, **options)
+    # a Gamma of density exp(-11 b), whose mean is 1 / 11
+    assert abs(float(chains.unconstrained.exp().mean()) * 11 - 1) < 0.3
+
+
 def test_who_turns_checks_off_has_none() -> None:
     with pyro.validation_enabled(False):
         chains_of(linear)
