@@ -6,12 +6,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-__all__ = ["Noted", "is_kept", "noted_buffers"]
+__all__ = ["Noted", "Place", "is_kept", "noted_buffers"]
 
 #: whose buffer it is, and what it is called there
 Place = tuple[nn.Module, str]
@@ -30,18 +31,21 @@ class Noted(NamedTuple):
 
 
 @contextmanager
-def noted_buffers() -> Iterator[dict[Place, Noted]]:
+def noted_buffers(seen: WeakSet[nn.Module] | None = None) -> Iterator[dict[Place, Noted]]:
     """
     Notes the buffers of each ``torch.nn.Module`` in training mode that this thread calls within.
 
+    :param seen: modules that are known and left out; those that are noted come in.
     :returns: fills up with them and with those of their parts, in the order of the first calls.
     """
     found: dict[Place, Noted] = {}
     thread = threading.get_ident()
+    known = WeakSet() if seen is None else seen
 
     def note(module: nn.Module, _: Any) -> None:
-        if not module.training or threading.get_ident() != thread:
+        if not module.training or threading.get_ident() != thread or module in known:
             return
+        known.add(module)
         for part in module.modules():
             for name, one in part._buffers.items():
                 if one is None or (part, name) in found or not is_kept(one):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
-from pyro_implicit.handlers.noted_buffers import is_kept, noted_buffers
+from pyro_implicit.handlers.noted_buffers import Noted, Place, is_kept, noted_buffers
 from pyro_implicit.training.fitting.parameter_copies import copied, set_to
 
 __all__ = ["RunningStatistics"]
@@ -20,7 +21,8 @@ class RunningStatistics:
 
     No gradient moves them, and a network is not what it was without them: whoever brings parameters
     back brings these back, too. They belong to networks that a model calls, wherever these are
-    kept. Names tell the order of the first calls, which is the same in each process.
+    kept. Names tell the order of the first calls, which is the same in each process but where a
+    model calls its networks in turns.
     """
 
     def __init__(self) -> None:
@@ -28,6 +30,9 @@ class RunningStatistics:
         self._places: list[tuple[nn.Module, str, torch.Size]] | None = None
         #: what they were before the step under way, by name
         self.before: dict[str, Tensor] = {}
+        #: whether a later step has met networks that the first one did not
+        self.come_in_turns = False
+        self._seen: WeakSet[nn.Module] = WeakSet()
 
     @property
     def are_known(self) -> bool:
@@ -45,18 +50,25 @@ class RunningStatistics:
 
     @contextmanager
     def around_step(self) -> Iterator[None]:
-        """Keeps what they were before a step; in the first one, finds those that move."""
-        if self._places is not None:
-            self.before = copied(self.values)
-            yield
-            return
-        with noted_buffers() as noted:
+        """Keeps what they were before a step, and finds those that move of networks it meets."""
+        self.before = copied(self.values)
+        with noted_buffers(self._seen) as noted:
             try:
                 yield
             finally:
-                moved = [(m, n, was) for (m, n), (_, was) in noted.items() if _has_moved(m, n, was)]
-                self._places = [(m, n, was.shape) for m, n, was in moved]
-                self.before = dict(zip(self.values, (was for *_, was in moved), strict=True))
+                self._take_in(noted)
+
+    def _take_in(self, noted: Mapping[Place, Noted]) -> None:
+        known = {(module, name) for module, name, _ in self._places or ()}
+        moved = [
+            (*place, one.value)
+            for place, one in noted.items()
+            if place not in known and _has_moved(*place, one.value)
+        ]
+        self.come_in_turns |= bool(moved) and self._places is not None
+        self._places = [*(self._places or ()), *((m, n, was.shape) for m, n, was in moved)]
+        now = {id(buffer): name for name, buffer in self.values.items()}
+        self.before |= {now[id(m._buffers[n])]: was for m, n, was in moved}
 
     def undo(self) -> None:
         """Takes back what the step under way did to them; the same if it is called twice."""

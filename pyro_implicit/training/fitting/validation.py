@@ -176,7 +176,9 @@ class Validation:
         return {
             "scores": dict(self.scores),
             "stopping": self._stopping.state_dict(),
-            "statistics": copied(self._best_statistics),
+            "statistics": {}  # in another process nobody can tell which is whose
+            if self.statistics.come_in_turns
+            else copied(self._best_statistics),
         }
 
     def load(self, state: Mapping[str, Any], is_over: bool) -> None:

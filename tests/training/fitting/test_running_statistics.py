@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -62,6 +63,33 @@ def test_the_best_network_of_a_validation_has_its_statistics() -> None:
 
 
 @pytest.mark.long
+def test_networks_that_a_later_batch_calls_first_are_met_too() -> None:
+    networks = [nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1)) for _ in range(2)]
+
+    def model(x: Tensor, task: int, y: Tensor) -> None:
+        network = pyro.module(f"network {task}", networks[task])
+        w = pyro.sample("w", dist.Normal(1.0, 1.0))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(network(x)[:, 0] * w, 1.0), obs=y)
+
+    x = torch.randn(8, 2)
+    batches = [(x, 0, x[:, 0]), (3.0 + x, 1, x[:, 1])]
+    seen: list[list[Tensor]] = []
+
+    def score() -> float:
+        seen.append([value for one in networks for value in state_of(one)])
+        return 1.0 if len(seen) == 3 else 0.0
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        guide = AutoNormal(model)
+        given: Any = {"batches": batches, "validation": score, "num_steps": 900}
+        result = fit(model, guide, progress=False, **given)
+    assert len(seen) > 3 and list(result.scores.values())[2] == 1.0
+    for now, best in zip(state_of(*networks), seen[2], strict=True):
+        assert torch.equal(now, best)
+
+
 def test_a_run_that_ends_above_its_start_gives_the_whole_start_back() -> None:
     net = network()
     model = model_with(net)
