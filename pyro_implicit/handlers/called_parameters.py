@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
@@ -50,6 +51,8 @@ class CalledParameters:
         if threading.get_ident() != self._thread:
             return
         if not (self._always or torch.is_grad_enabled()):
+            return
+        if isinstance(module, PyroModule):  # whose parameters are statements where they are read
             return
         for name, one in module._parameters.items():
             if _is_of_own_guide(module, name):

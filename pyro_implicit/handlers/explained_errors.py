@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import os
 import re
 import sysconfig
 import traceback
@@ -11,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyro
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -34,12 +37,13 @@ RAW = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError
 _COUNTS = "Inhomogeneous total count"
 _CLASH = re.compile(r"Multiple (?:sample|param) sites named '(.*?)'")
 _ARGUMENT = re.compile(r"missing \d+ required positional arguments?: ")
-#: a call passes through these, and through no line of the user's, on its way to the model
 #: where libraries are, this one among them
 _INSTALLED = (
-    *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")),
-    str(Path(__file__).parents[1]),
+    *(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "purelib", "platlib")),
+    *(str(Path(file).parent) + os.sep for file in (pyro.__file__, torch.__file__)),
+    str(Path(__file__).parents[1]) + os.sep,
 )
+#: a call passes through these, and through no line of the user's, on its way to the model
 _PASSED = {"pyro", "pyro_implicit", "torch", "contextlib", "functools"}
 _TOO_MANY = re.compile(r"takes .*\d+ positional arguments? but \d+ (?:was|were) given")
 
@@ -143,7 +147,7 @@ def _no_tensors(
     others = {
         name: value
         for name, value in named.items()
-        if _is_array(value)
+        if _is_array(value, str(error))
         or (_is_number(value) and f"{type(value).__name__!r} object has no attr" in str(error))
         or (isinstance(value, (list, tuple)) and repr(type(value).__name__) in str(error))
     }
@@ -236,10 +240,15 @@ _KINDS: tuple[Callable[[Exception, dict[str, Tensor]], ImplicitError | None], ..
 )
 
 
-def _is_array(value: Any) -> bool:
-    """Numbers in anything but a tensor: a list, an array, a column or a table."""
+def _is_array(value: Any, said: str) -> bool:
+    """Numbers in anything but a tensor: a list that is spoken of, an array, a column, a table."""
     if isinstance(value, (list, tuple)):
-        return bool(value) and isinstance(value[0], (int, float, str, list, tuple))
+        kind = rf"\b({type(value).__name__}|str|sequence)\b|converted to an index"
+        return (
+            re.search(kind, said) is not None
+            and bool(value)
+            and isinstance(value[0], (int, float, str, list, tuple))
+        )
     return hasattr(value, "__array__") and not isinstance(value, Tensor)
 
 

@@ -129,7 +129,7 @@ class LogJoint:
             at = poutine.condition(data=at_rows(values, self._cuts))
         # handlers outside of the block do not see the model
         with poutine.block(), nullcontext() if is_validation_enabled() else Unvalidated():
-            conditioned = at(Replicates()(self.model))
+            conditioned = at(Replicates(values)(self.model))
             if u.dtype == torch.float64:  # of which single data would leave little
                 conditioned = InDouble()(conditioned)
             if self._nesting is None:

@@ -11,6 +11,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
 
 __all__ = ["Noted", "Place", "is_kept", "noted_buffers"]
 
@@ -68,6 +69,8 @@ def is_kept(buffer: Tensor) -> bool:
     :param torch.Tensor buffer: of any shape.
     :returns: whether it is the module's own.
     """
+    if is_lazy(buffer):  # of no shape yet
+        return False
     is_mapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(buffer)
     is_plain = buffer.layout is torch.strided  # a sparse matrix is no statistic
     is_free = not (buffer.requires_grad or buffer.is_inference() or buffer._is_view())

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from pyro.poutine.util import site_is_factor
 from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_seed
@@ -142,6 +143,7 @@ class Noted:
     :param set forgotten: names of latents of the model that the guide does not draw.
     :param dict outside: the supports of those that it draws outside of the prior's.
     :param set factors: names of densities of rows that are no sites of data.
+    :param set all_factors: the same, and those outside of plates.
     :param held: what is to be told of what ``poutine.condition`` holds, once a run was made.
     :param int rows: of the arguments.
     :param joint_rows: names of sites that are one datum of all rows.
@@ -152,6 +154,7 @@ class Noted:
     forgotten: set[str] = field(default_factory=set)
     outside: dict[str, Any] = field(default_factory=dict)
     factors: set[str] = field(default_factory=set)
+    all_factors: set[str] = field(default_factory=set)
     held: list[str] | None = None
     rows: int = 0
     joint_rows: set[str] = field(default_factory=set)
@@ -280,6 +283,8 @@ class _Densities:
         """Notes latents that the guide leaves out, or draws where the prior never would."""
         if is_factor_of_rows(site):
             self.noted.factors.add(site["name"])
+        if site_is_factor(site) and "marginal_of" not in site["infer"]:
+            self.noted.all_factors.add(site["name"])
         if marginal:
             drawn = [name for name in marginal if name in self.latents]
             if drawn and len(drawn) < len(marginal):
@@ -321,8 +326,8 @@ def _log_densities(
         except EnumerationNeeded:
             found.clear()
             run_summed_out(model, args, kwargs, found.visit, values=latents, order=order)
-    if not found.parts and noted.factors:
-        raise SiteError(told_of_factors_alone(noted.factors))
+    if not found.parts and noted.all_factors:
+        raise SiteError(told_of_factors_alone(noted.all_factors))
     if not found.parts:
         raise SiteError(
             "the model observes nothing with these arguments, so there is no predictive density: "

@@ -112,7 +112,7 @@ def _values(particle: Particle, index: int) -> dict[str, Tensor]:
 
 
 def _densities(model: Any, args: Any, kwargs: Any, values: dict[str, Tensor]) -> dict[str, Tensor]:
-    given = poutine.condition(Replicates()(model), data=values)
+    given = poutine.condition(Replicates(values)(model), data=values)
     trace = poutine.trace(given).get_trace(*args, **kwargs)
     trace.compute_log_prob()
     nodes = sample_nodes(trace)

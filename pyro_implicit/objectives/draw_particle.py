@@ -83,7 +83,7 @@ def draw_particle(
     implicit = _implicit_sites(guide_nodes, reads.implicit_site)
     if validated:
         _check_draws(implicit)
-    model = Replicates()(model)
+    model = Replicates(guide_nodes)(model)
     if enumerate_latents:
         model = enumerated(model, int(max_plate_nesting), guide_nodes)
         model_trace = _replayed(model, guide_trace, args, kwargs)

@@ -42,7 +42,8 @@ def hamiltonian_chain(
             moved = moved + step_size * speed
             then, there = _value_and_slope(log_density, moved)
             speed = speed + (step_size if i < num_leapfrog - 1 else 0.5 * step_size) * there
-        kinetic = 0.5 * (momentum.square().sum(event) - speed.square().sum(event))
+        kinetic = 0.5 * (momentum.square() - speed.square())
+        kinetic = kinetic.sum(event) if event else kinetic  # a sum over no dimension is one of all
         log_ratio = (then - value + kinetic).nan_to_num(nan=-torch.inf, posinf=-torch.inf)
         rate = rate + log_ratio.clamp(max=0).exp().mean() / num_steps
         # theory/chains.md (hmc-accept)

@@ -49,18 +49,21 @@ def median_distance(x: Tensor, y: Tensor) -> Tensor:
     :param torch.Tensor y: points, shape ``(k, m)``.
     :returns: shape ``()``, without a gradient; 1 if no two points differ.
     """
-    return typical_distance(squared_distances(x.detach(), y.detach()))
+    size = torch.cat([x.detach().reshape(-1), y.detach().reshape(-1)]).abs().amax()
+    return typical_distance(squared_distances(x.detach(), y.detach()), size)
 
 
-def typical_distance(squares: Tensor) -> Tensor:
+def typical_distance(squares: Tensor, size: Tensor | float = 1.0) -> Tensor:
     """
     What :func:`median_distance` makes of squared distances that are there already.
 
     :param torch.Tensor squares: squared distances, shape ``(n, k)``.
+    :param size: of the numbers that were subtracted, a number or shape ``()``.
     :returns: the median of their roots without those that are 0 but for rounding, shape ``()``; 1
         if there are no others.
     """
-    tiny = torch.finfo(squares.dtype).eps * (1 + squares.max())
+    eps = torch.finfo(squares.dtype).eps
+    tiny = eps * squares.max() + (eps * size) ** 2  # of their sum, and of the differences
     apart = squares[squares > 10 * tiny]
     return apart.median().sqrt() if len(apart) else squares.new_ones(())
 

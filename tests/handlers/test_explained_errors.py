@@ -346,11 +346,26 @@ def test_an_attribute_that_is_missing_elsewhere_is_not_that_of_a_number() -> Non
 
 def test_what_another_library_raises_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     """By where its file is, not by its name."""
-    code = compile("def run(x):\n    raise RuntimeError('type unknown')", "/lib/other.py", "exec")
+    code = compile("def run(x):\n    raise RuntimeError('a list of what')", "/lib/other.py", "exec")
     names: dict[str, Any] = {}
     exec(code, names)  # noqa: S102
-    with pytest.raises(RuntimeError, match="^type unknown"), explained_errors(([1.0],), {}):
+    with pytest.raises(RuntimeError, match="^a list of what"), explained_errors(([1.0],), {}):
         names["run"]([1.0])
     monkeypatch.setattr(explained_errors_file, "_INSTALLED", ("/lib",))
     with pytest.raises(ArgumentError, match="argument 0 is a list"), explained_errors(([1.0],), {}):
         names["run"]([1.0])
+
+
+def test_lists_that_nobody_speaks_of_are_not_to_blame() -> None:
+    table = {"a": 0.0}
+
+    def model(x: Tensor, names: list[str]) -> None:
+        pyro.sample("w", dist.Normal(table[names[1]], 1.0))
+
+    def misspelt(x: Tensor, layers: list[int]) -> None:
+        pyro.sample("w", dist.Normal(x.shap[0], 1.0))  # type: ignore[attr-defined]
+
+    x = torch.ones(3)
+    for program, other, kind in ((model, ["a", "b"], KeyError), (misspelt, [3, 4], AttributeError)):
+        with pytest.raises(kind), explained_errors((x, other), {}):
+            program(x, other)  # type: ignore[operator]

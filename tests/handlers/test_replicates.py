@@ -88,6 +88,43 @@ def test_given_values_and_discrete_ones_are_left_alone() -> None:
     assert not node["mask"]
 
 
+@pytest.mark.parametrize("seen", [torch.ones(N).bool(), torch.tensor(False)])
+def test_masks_of_other_shapes_are_no_pair(seen: Tensor) -> None:
+    def by_hand() -> None:
+        with pyro.plate("data", N), poutine.mask(mask=seen):
+            pyro.sample("y_observed", dist.Normal(0.0, 1.0), obs=Y)
+        with poutine.mask(mask=torch.zeros(3).bool()), pyro.plate("others", 3):
+            pyro.sample("y_unobserved", dist.Normal(0.0, 1.0))
+
+    node: Any = poutine.trace(Replicates()(by_hand)).get_trace().nodes["y_unobserved"]
+    assert not node["mask"].any()
+
+
+def test_what_nobody_draws_counts_nowhere() -> None:
+    at, seen = torch.tensor(0.3), torch.arange(N) % 2 == 0
+    held = poutine.condition(Replicates({"mean"})(model), data={"mean": at})
+    found = poutine.trace(held).get_trace(Y, seen).log_prob_sum()
+    expected = dist.Normal(0.0, 2.0).log_prob(at) + dist.Normal(at, 0.5).log_prob(Y)[seen].sum()
+    assert torch.allclose(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore:Found vars in model but not guide")
+def test_a_guide_that_leaves_them_out_has_the_same_bound() -> None:
+    guide = HyperNetworkGuide(poutine.block(model, hide=["y_unobserved"]), init_from=None)
+    guide(Y, SEEN)
+    objective = LinearisedELBO(num_particles=20)
+
+    def masked(y: Tensor, seen: Tensor) -> None:
+        mean = pyro.sample("mean", dist.Normal(0.0, 2.0))
+        with pyro.plate("data", N), poutine.mask(mask=seen):
+            pyro.sample("y", dist.Normal(mean, 0.5), obs=y)
+
+    values = [objective.loss(one, guide, Y, SEEN) for _ in range(20) for one in (model, masked)]
+    gap = torch.tensor(values[::2]).mean() - torch.tensor(values[1::2]).mean()
+    spread = torch.tensor(values).std() / 20**0.5
+    assert abs(gap) < 5 * spread
+
+
 SEEN = torch.tensor([True, True, False, True, False, True])
 #: conjugate: of the four that are seen
 VARIANCE = 1 / (1 / 4 + 4 / 0.25)

@@ -106,6 +106,15 @@ def test_a_likelihood_by_a_factor_alone_is_told_as_what_it_is() -> None:
         with pytest.raises(SiteError, match=r"by pyro.factor alone \('ll'\)"):
             score(model, guide, torch.ones(4), num_samples=3)
 
+    def without_plate() -> None:
+        p = pyro.sample("p", dist.Beta(2.0, 2.0))
+        pyro.factor("ll", dist.Binomial(10, p).log_prob(torch.tensor(7.0)))
+
+    guide = HyperNetworkGuide(without_plate, init_from=None).setup()
+    for score in (log_predictive_density, evaluate):
+        with pytest.raises(SiteError, match=r"by pyro.factor alone \('ll'\)"):
+            score(without_plate, guide, num_samples=3)
+
 
 def test_nothing_to_predict_is_told() -> None:
     def factors(y: Tensor) -> None:

@@ -44,3 +44,10 @@ def test_steps_to_where_there_is_no_density_are_refused() -> None:
     start = torch.rand(500, 1).double() + 0.1
     states, rate = hamiltonian_chain(half, start, 0.5, 5)
     assert all((z > 0).all() for z in states) and 0 < rate < 1
+
+
+def test_each_point_without_dimensions_is_a_chain_of_its_own() -> None:
+    start = torch.randn(4000).double()
+    states, rate = hamiltonian_chain(lambda z: -0.5 * z.square(), start, 1.5, 3, 2)
+    assert 0.3 < rate < 0.99
+    assert abs(float(states[-1].var()) - 1) < 0.1

@@ -7,6 +7,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pyro_implicit.ops.kernels import (
     gaussian_kernel,
@@ -80,6 +82,20 @@ def test_median_distance_leaves_out_points_that_are_the_same() -> None:
     assert median_distance(x, x).item() == pytest.approx(expected, rel=1e-5)
     assert median_distance(torch.ones(4, 2), torch.ones(3, 2)).item() == 1
     assert not median_distance(x.requires_grad_(), x).requires_grad
+
+
+@given(exponent=st.floats(-15, 15), offset=st.sampled_from([0.0, 1.0]))
+def test_median_distance_has_the_units_of_the_points(exponent: float, offset: float) -> None:
+    scale = 10.0**exponent
+    x, y = torch.linspace(-1, 1, 14).reshape(7, 2) ** 3, torch.linspace(0, 2, 10).reshape(5, 2)
+    expected = scale * median_distance(x, y).item()
+    found = median_distance(scale * (x + offset), scale * (y + offset)).item()
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_points_that_are_the_same_are_so_wherever_they_are() -> None:
+    assert median_distance(torch.full((4, 2), 0.1), torch.full((3, 2), 0.1)).item() == 1
+    assert median_distance(torch.full((4, 2), 1e5 / 3), torch.full((3, 2), 1e5 / 3)).item() == 1
 
 
 def test_typical_distance_leaves_out_rounding() -> None:

@@ -355,10 +355,13 @@ class LightningVI(pytorch.LightningModule):
             restore_gradients(gradients, self._trained())
         self._resumed = None
 
-    def on_fit_end(self) -> None:
-        """Ends what the fit began, and keeps what the model is like; see Lightning."""
+    def on_train_end(self) -> None:
+        """Keeps what the model is like, while all is where it was trained; see Lightning."""
         if self._last:
             remember_fit(self.model, self.guide, *self._last)
+
+    def on_fit_end(self) -> None:
+        """Ends what the fit began; see Lightning."""
         self._last = []
         for hook in self._hooks:
             hook.remove()

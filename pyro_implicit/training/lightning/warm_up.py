@@ -103,8 +103,9 @@ def has_several_batches(trainer: Any) -> bool:
     """
     source = trainer.fit_loop._data_source
     try:
-        return source.is_defined() and len(source.dataloader()) > 1
-    except TypeError:  # a loader without a length
+        loader: Any = source.dataloader() if source.is_defined() else None
+        return not isinstance(loader, (dict, list, tuple)) and len(loader) > 1
+    except Exception:  # a loader without a length, or with none before it is begun
         return False
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import Trace_ELBO
+from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from pyro_implicit import EnsembleGuide, HyperNetworkGuide, fit, posterior_draws, refine
@@ -255,3 +256,18 @@ def test_data_that_reach_the_guide_by_parameters_of_the_model_are_not_missed() -
             warnings.simplefilter("ignore")
             result = fit(model, one, y, objective=Trace_ELBO(), num_steps=2, progress=False)
         assert any("no observation has a density" in text for text in result.warnings) == is_told
+
+
+def test_what_a_pyro_module_does_not_read_is_no_network_that_nobody_trains() -> None:
+    class Model(PyroModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unused = nn.Parameter(torch.tensor(0.0))
+
+        def forward(self, x: Tensor) -> None:
+            shift = pyro.sample("shift", dist.Normal(0.0, 1.0))
+            with pyro.plate("data", len(x)):
+                pyro.sample("y", dist.Normal(shift, 1.0), obs=x.sum(-1))
+
+    result = quietly(Model(), torch.randn(6, 2))
+    assert not any("not trained" in text for text in result.warnings)

@@ -19,6 +19,7 @@ pytest.importorskip("lightning", reason="needs the extra 'lightning'")
 import lightning.pytorch as pl
 from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch.callbacks import EarlyStopping, StochasticWeightAveraging
+from lightning.pytorch.utilities import CombinedLoader
 
 from pyro_implicit import BayesianModule, HyperNetworkGuide, LightningVI, LinearisedELBO, predict
 from pyro_implicit._random import RandomStream
@@ -542,3 +543,20 @@ def test_what_another_training_has_moved_since_is_told():
 def test_predictions_of_the_trainer_are_refused():
     with pytest.raises(StateError, match=r"predict\(vi.model, vi.guide, x\)"):
         fit_module().predict_step(None, 0)
+
+
+def test_several_loaders_after_a_warm_up():
+    def unscaled(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(w * x[:, 0], 1.0), obs=y)
+
+    class Both(LightningVI):
+        def batch_to_args(self, batch):
+            return super().batch_to_args(batch["a"] if isinstance(batch, dict) else batch)
+
+    several = {name: DataLoader(data(), batch_size=ROWS) for name in "ab"}
+    for loaders in (several, CombinedLoader(several, "min_size")):
+        vi = Both(unscaled, HyperNetworkGuide(unscaled, init_from=None), LinearisedELBO())
+        vi.warm_up(next(iter(loader())))
+        trainer(max_steps=1).fit(vi, loaders)
