@@ -14,6 +14,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pyro_implicit._program_ref import ProgramRef
+from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import ImplicitError, NonFiniteError, SiteError
 from pyro_implicit.handlers.mapped_writing import WritingMap
 from pyro_implicit.handlers.unseen_run import unseen_run
@@ -23,6 +24,7 @@ from pyro_implicit.handlers.value_errors import refuses_nan
 __all__ = ["VMAP", "DrawApart", "MappedDraws", "check_mapped_finite"]
 
 _PLAIN_EVERY = 100  # steps, of which the last is looked at outside of the map, too
+_PLAIN = 4  # draws then: of those without a density, one in ten is found in a few hundred steps
 
 #: what to write for ``vectorize_particles``
 VMAP = "vmap"
@@ -65,8 +67,8 @@ class MappedDraws:
     Evaluates one draw for all draws at once.
 
     The first run of a model and its guide is a plain one, so that parameters are made, and what is
-    wrong with the model is told, outside of the map. So is each hundredth: within the map nobody
-    can look whether a distribution takes its parameters.
+    wrong with the model is told, outside of the map. So are a few draws of each hundredth: within
+    the map nobody can look whether a distribution takes its parameters, and the data.
     """
 
     def __init__(self) -> None:
@@ -75,6 +77,8 @@ class MappedDraws:
         self._vmap = WritingMap()
         #: whether what runs now is the map: values of tensors cannot be read
         self.is_mapping = False
+        #: whether the next call looks outside of the map; for those who replay the others
+        self.looks_next = False
 
     def __reduce__(self) -> Any:
         return MappedDraws, ()  # weak references cannot be pickled; to run once more is harmless
@@ -96,9 +100,11 @@ class MappedDraws:
             self._known, self._vmap = (ProgramRef(model), ProgramRef(guide)), WritingMap()
             self._num_steps = 0
         self._num_steps += 1
-        if self._num_steps % _PLAIN_EVERY == 0:
-            with _tolerated_draws():
-                self._run_plainly(one)
+        if self._num_steps % _PLAIN_EVERY == 0 or self.looks_next:
+            self.looks_next = False
+            for k in range(_PLAIN):
+                with _tolerated_draws():
+                    self._run_plainly(one, _PLAIN * self._num_steps + k)
         try:
             return self._map(one, count)
         except (ImplicitError, torch.OutOfMemoryError):
@@ -127,8 +133,8 @@ class MappedDraws:
         return {name: term.mean(0) for name, term in terms.items()}
 
     @staticmethod
-    def _run_plainly(one: One) -> None:
-        with unseen_run(warns=True), torch.no_grad():
+    def _run_plainly(one: One, seed: int = 0) -> None:
+        with unseen_run(warns=True), RandomStream(seed), torch.no_grad():
             one()
 
 

@@ -255,6 +255,10 @@ class ParticleObjective(ELBO):
         vectorised: bool = self.vectorize_particles is True and self.num_particles > 1
         return vectorised
 
+    def look_plainly(self) -> None:
+        """Has the next evaluation look at draws outside of a map, where most are replayed."""
+        self._mapped.looks_next = True
+
     @property
     def is_mapped(self) -> bool:
         """Whether one draw is mapped over all of them (``vectorize_particles="vmap"``)."""

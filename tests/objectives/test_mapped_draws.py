@@ -383,3 +383,17 @@ def test_a_parameter_that_leaves_its_domain_is_found_within_a_hundred_steps() ->
     with pytest.raises(ValueError, match="Expected parameter scale"):
         for _ in range(100):
             objective.loss_and_grads(model, guide)
+
+
+@pytest.mark.long
+def test_draws_without_a_density_are_found_where_steps_are_recorded() -> None:
+    def model(y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        shift = dist.transforms.AffineTransform(1.0 + w[0], 1.0)  # by place: mapped, not in a plate
+        with pyro.plate("rows", 1):
+            law = dist.TransformedDistribution(dist.Exponential(1.0), [shift])
+            pyro.sample("y", law, obs=y)
+
+    guide = HyperNetworkGuide(model)
+    with pytest.raises(ArgumentError, match="'y' is outside of the support of Exponential"):
+        fit(model, guide, torch.tensor([3.0]), num_steps=1000, seed=0, progress=False)
