@@ -42,6 +42,7 @@ def joins_types(error: Exception) -> bool:
     Whether torch refused numbers of two types in one operation.
 
     :param error: any error.
+    :returns: whether it did.
     """
     return isinstance(error, RuntimeError) and _TYPES.search(first_line(error)) is not None
 
