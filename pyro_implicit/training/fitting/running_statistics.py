@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from weakref import WeakSet
+from dataclasses import dataclass, replace
+from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +27,10 @@ class RunningStatistics:
     """
 
     def __init__(self) -> None:
-        #: a module may replace the tensor, also by one of another shape, which is no statistic
-        self._places: list[tuple[nn.Module, str, torch.Size]] | None = None
+        self._places: list[_Statistic] | None = None
+        self._num_met = 0
         #: what they were before the step under way, by name
         self.before: dict[str, Tensor] = {}
-        #: whether a later step has met networks that the first one did not
-        self.come_in_turns = False
         self._seen: WeakSet[nn.Module] = WeakSet()
 
     @property
@@ -43,10 +42,15 @@ class RunningStatistics:
     def values(self) -> dict[str, Tensor]:
         """All running statistics, by name: the tensors themselves."""
         return {
-            f"running statistic {k} ({name})": buffer
-            for k, (module, name, shape) in enumerate(self._places or ())
-            if (buffer := _statistic(module, name, shape)) is not None
+            one.label: buffer
+            for one in self._places or ()
+            if (buffer := one.buffer_of(one.module())) is not None
         }
+
+    @property
+    def come_in_turns(self) -> bool:
+        """Whether a later step has met networks that the first one did not."""
+        return any(one.is_later and one.module() is not None for one in self._places or ())
 
     @contextmanager
     def around_step(self) -> Iterator[None]:
@@ -56,19 +60,22 @@ class RunningStatistics:
             try:
                 yield
             finally:
-                self._take_in(noted)
+                found = _moved(noted, self._places is not None)
+                noted.clear()
+                self._take_in(found)
 
-    def _take_in(self, noted: Mapping[Place, Noted]) -> None:
-        known = {(module, name) for module, name, _ in self._places or ()}
-        moved = [
-            (*place, one.value)
-            for place, one in noted.items()
-            if place not in known and _has_moved(*place, one.value)
-        ]
-        self.come_in_turns |= bool(moved) and self._places is not None
-        self._places = [*(self._places or ()), *((m, n, was.shape) for m, n, was in moved)]
-        now = {id(buffer): name for name, buffer in self.values.items()}
-        self.before |= {now[id(m._buffers[n])]: was for m, n, was in moved}
+    def _take_in(self, found: list[tuple[_Statistic, Tensor]]) -> None:
+        """Those of networks that are still there; a model may make one in each of its calls."""
+        known = [one for one in self._places or () if one.module() is not None]
+        places = {(id(one.module()), one.name) for one in known}
+        for one, was in found:
+            module = one.module()
+            if module is not None and (id(module), one.name) not in places:
+                one = replace(one, number=self._num_met)
+                self._num_met += 1
+                known.append(one)
+                self.before[one.label] = was
+        self._places = known
 
     def undo(self) -> None:
         """Takes back what the step under way did to them; the same if it is called twice."""
@@ -79,12 +86,36 @@ class RunningStatistics:
         self.before = {}
 
 
-def _statistic(module: nn.Module, name: str, shape: torch.Size) -> Tensor | None:
-    """The buffer, if it is still one of that shape."""
-    now = module._buffers.get(name)
-    return now if now is not None and now.shape == shape and is_kept(now) else None
+@dataclass(frozen=True)
+class _Statistic:
+    """
+    Where a running statistic is.
+
+    A module may replace the tensor, also by one of another shape, which is none.
+    """
+
+    module: ref[nn.Module]
+    name: str
+    shape: torch.Size
+    is_later: bool
+    number: int = 0
+
+    @property
+    def label(self) -> str:
+        return f"running statistic {self.number} ({self.name})"
+
+    def buffer_of(self, module: nn.Module | None) -> Tensor | None:
+        """The buffer, if it is still one of that shape."""
+        now = None if module is None else module._buffers.get(self.name)
+        return now if now is not None and now.shape == self.shape and is_kept(now) else None
 
 
-def _has_moved(module: nn.Module, name: str, was: Tensor) -> bool:
-    now = _statistic(module, name, was.shape)
-    return now is not None and not torch.equal(now, was)
+def _moved(noted: Mapping[Place, Noted], is_later: bool) -> list[tuple[_Statistic, Tensor]]:
+    """Those that have moved, and what they were; no network is held."""
+    found = []
+    for (module, name), (_, was) in noted.items():
+        one = _Statistic(ref(module), name, was.shape, is_later)
+        now = one.buffer_of(module)
+        if now is not None and not torch.equal(now, was):
+            found.append((one, was))
+    return found

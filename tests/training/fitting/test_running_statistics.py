@@ -227,3 +227,13 @@ def test_networks_in_evaluation_mode_are_left_alone() -> None:
     with statistics.around_step():
         counter()
     assert statistics.values == {}
+
+
+def test_a_network_of_each_call_is_not_kept() -> None:
+    statistics, stays = RunningStatistics(), nn.BatchNorm1d(2)
+    for _ in range(5):
+        with statistics.around_step():
+            nn.BatchNorm1d(2)(torch.randn(4, 2))
+            stays(torch.randn(4, 2))
+        assert len(statistics.values) == len(statistics.before) == 3  # of the one that stays
+        assert not statistics.come_in_turns
