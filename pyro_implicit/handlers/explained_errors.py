@@ -45,6 +45,7 @@ _INSTALLED = (
 )
 #: a call passes through these, and through no line of the user's, on its way to the model
 _PASSED = {"pyro", "pyro_implicit", "torch", "contextlib", "functools"}
+_OF_ENTRIES = "converted to an index|expected Tensor as element|'(?:float|int)' object has no attr"
 _TOO_MANY = re.compile(r"takes .*\d+ positional arguments? but \d+ (?:was|were) given")
 
 
@@ -243,7 +244,9 @@ _KINDS: tuple[Callable[[Exception, dict[str, Tensor]], ImplicitError | None], ..
 def _is_array(value: Any, said: str) -> bool:
     """Numbers in anything but a tensor: a list that is spoken of, an array, a column, a table."""
     if isinstance(value, (list, tuple)):
-        kind = rf"\b({type(value).__name__}|str|sequence)\b|converted to an index"
+        kind = rf"\b({type(value).__name__}|str|sequence)\b|{_OF_ENTRIES}"
+        if value and isinstance(value[0], (list, tuple)):  # which torch takes for indices
+            kind += "|too many indices"
         return (
             re.search(kind, said) is not None
             and bool(value)

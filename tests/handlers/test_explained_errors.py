@@ -369,3 +369,21 @@ def test_lists_that_nobody_speaks_of_are_not_to_blame() -> None:
     for program, other, kind in ((model, ["a", "b"], KeyError), (misspelt, [3, 4], AttributeError)):
         with pytest.raises(kind), explained_errors((x, other), {}):
             program(x, other)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("values", "use"),
+    [
+        ([1.0, 2.0], lambda x: torch.stack(x)),
+        ([[0, 1], [1, 0]], lambda x: torch.zeros(3)[x]),
+        ([1.0, 2.0], lambda x: x[0].numel()),
+    ],
+)
+def test_lists_of_numbers_are_to_blame_for_what_torch_says_of_entries(
+    values: Any, use: Any
+) -> None:
+    with (
+        pytest.raises(ArgumentError, match="argument 0 is a list"),
+        explained_errors((values,), {}),
+    ):
+        use(values)

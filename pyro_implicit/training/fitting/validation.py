@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pyro_implicit._checks import check_number, shown
 from pyro_implicit._signature import leading_arguments, places_of
+from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.seen_observations import TOLD_ONCE
 from pyro_implicit.handlers.same_rows import are_alike, fingerprint
@@ -143,6 +144,7 @@ class Validation:
         #: those of networks that the model calls, wherever it has them from
         self.statistics = RunningStatistics()
         self._best_statistics: dict[str, Tensor] = {}
+        self._are_lost = False  # those of the best score
         self.scores: dict[int, float] = {}
 
     def __call__(self, step: int) -> None:
@@ -159,6 +161,7 @@ class Validation:
             self._stopping.step(score, *self._modules)
             if self._stopping.best_step == self._stopping.num_steps - 1:
                 self._best_statistics = copied(self.statistics.values)
+                self._are_lost = False
         self.scores[step] = score  # last: what was interrupted is done anew
 
     def try_once(self) -> None:
@@ -179,6 +182,7 @@ class Validation:
             "statistics": {}  # in another process nobody can tell which is whose
             if self.statistics.come_in_turns
             else copied(self._best_statistics),
+            "lost": self.statistics.come_in_turns or self._are_lost,
         }
 
     def load(self, state: Mapping[str, Any], is_over: bool) -> None:
@@ -192,11 +196,23 @@ class Validation:
         stopping = dict(state["stopping"])
         self._stopping.load_state_dict(stopping | {"waited": 0} if is_over else stopping)
         self._best_statistics = copied(state.get("statistics", {}))
+        self._are_lost = bool(state.get("lost", False))
         self.scores = {int(step): float(score) for step, score in state["scores"].items()}
 
     def restore(self) -> None:
-        """Brings the best parameters back, if there was a score."""
+        """
+        Brings the best parameters back, if there was a score.
+
+        :warns UserWarning: if running statistics were lost in between.
+        """
         if self._stopping.best_step is not None:
+            if self._are_lost:
+                warn(
+                    "the best parameters are of before the run was resumed and are back; running "
+                    "statistics of networks that batches call in turns (batch normalisation) are "
+                    "those of the last step, since a resumed run cannot tell whose they were. "
+                    "Score it anew, or fit without a break."
+                )
             self._stopping.restore(*self._modules)
             set_to(self.statistics.values, self._best_statistics)
 

@@ -63,7 +63,8 @@ def test_the_best_network_of_a_validation_has_its_statistics() -> None:
 
 
 @pytest.mark.long
-def test_networks_that_a_later_batch_calls_first_are_met_too() -> None:
+def in_turns() -> tuple[list[nn.Sequential], Callable[..., None], list[Any]]:
+    """A batch for each of two networks."""
     networks = [nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1)) for _ in range(2)]
 
     def model(x: Tensor, task: int, y: Tensor) -> None:
@@ -73,7 +74,11 @@ def test_networks_that_a_later_batch_calls_first_are_met_too() -> None:
             pyro.sample("y", dist.Normal(network(x)[:, 0] * w, 1.0), obs=y)
 
     x = torch.randn(8, 2)
-    batches = [(x, 0, x[:, 0]), (3.0 + x, 1, x[:, 1])]
+    return networks, model, [(x, 0, x[:, 0]), (3.0 + x, 1, x[:, 1])]
+
+
+def test_networks_that_a_later_batch_calls_first_are_met_too() -> None:
+    networks, model, batches = in_turns()
     seen: list[list[Tensor]] = []
 
     def score() -> float:
@@ -88,6 +93,24 @@ def test_networks_that_a_later_batch_calls_first_are_met_too() -> None:
     assert len(seen) > 3 and list(result.scores.values())[2] == 1.0
     for now, best in zip(state_of(*networks), seen[2], strict=True):
         assert torch.equal(now, best)
+
+
+def test_a_resumed_run_tells_that_those_in_turns_were_lost() -> None:
+    _, model, batches = in_turns()
+    scores = [0]
+
+    def score() -> float:
+        scores[0] += 1
+        return -float(scores[0])
+
+    given: Any = {"batches": batches, "validation": score, "progress": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        guide = AutoNormal(model)
+        first = fit(model, guide, num_steps=20, seed=0, **given)
+        result = fit(model, guide, num_steps=40, resume=first, **given)
+    assert not any("call in turns" in told for told in first.warnings)
+    assert any("call in turns" in told for told in result.warnings)
 
 
 def test_a_run_that_ends_above_its_start_gives_the_whole_start_back() -> None:
