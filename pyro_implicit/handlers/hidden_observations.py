@@ -11,9 +11,10 @@ from pyro.poutine.messenger import Messenger
 
 from pyro_implicit.handlers.asked_values import AskedValues
 
-__all__ = ["HiddenObservations"]
+__all__ = ["HIDDEN", "SHOWN", "HiddenObservations"]
 
-_HIDDEN, _SHOWN = "_unobserved", "_observed"  # what Pyro makes of pyro.sample(..., obs_mask=)
+#: how the names of the two sites end that Pyro makes of ``pyro.sample(..., obs_mask=)``
+HIDDEN, SHOWN = "_unobserved", "_observed"
 
 
 class HiddenObservations(Messenger):
@@ -64,9 +65,9 @@ def _hidden(trace: Trace) -> list[str]:
     """Names of sites of hidden values that are drawn, not listed."""
     found = []
     for name, node in trace.nodes.items():
-        if node["type"] == "sample" and name.endswith(_HIDDEN) and not node["is_observed"]:
-            whole = name.removesuffix(_HIDDEN)
-            shown, both = trace.nodes.get(whole + _SHOWN), trace.nodes.get(whole)
+        if node["type"] == "sample" and name.endswith(HIDDEN) and not node["is_observed"]:
+            whole = name.removesuffix(HIDDEN)
+            shown, both = trace.nodes.get(whole + SHOWN), trace.nodes.get(whole)
             is_pair = shown is not None and shown["is_observed"] and both is not None
             if is_pair and (node["infer"] or {}).get("_enumerate_dim") is None:
                 found.append(name)
@@ -75,5 +76,5 @@ def _hidden(trace: Trace) -> list[str]:
 
 def _is_in_use(trace: Trace, name: str) -> bool:
     """Whether any value is hidden: the site's mask has one, or one around both lets none see."""
-    shown = trace.nodes[name.removesuffix(_HIDDEN) + _SHOWN]["mask"]
+    shown = trace.nodes[name.removesuffix(HIDDEN) + SHOWN]["mask"]
     return not bool(torch.as_tensor(True if shown is None else shown).all())

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from pyro_implicit.handlers.hidden_observations import HIDDEN
 from pyro_implicit.handlers.pointwise import SiteVisitor, is_auxiliary, is_delta
 from pyro_implicit.handlers.unseen_run import unseen_run
 
@@ -15,11 +16,7 @@ __all__ = ["NO_BOUND", "told_of_hidden_values", "told_of_masked_latent"]
 #: what a fit of such a model says
 NO_BOUND = "the loss is no bound on the evidence"
 
-_REMEDY = " Mask the observations alone (poutine.mask around obs=)."
-_IN_PLACE = (
-    " Objectives of pyro_implicit take what obs_mask hides for replicates of the data, which hold "
-    "it; those of Pyro do not. Mask the observations alone (poutine.mask around obs=) for these."
-)
+_REMEDY = "Mask the observations alone (poutine.mask around obs=)"
 
 
 def told_of_masked_latent(site: Any) -> str:
@@ -29,6 +26,11 @@ def told_of_masked_latent(site: Any) -> str:
     :param site: the message of a latent site, or its node in a trace.
     :returns: what to write, for a warning; empty for all others.
     """
+    told = _told(site)
+    return f"{told} {_REMEDY}." if told else ""
+
+
+def _told(site: Any) -> str:
     if is_auxiliary(site) or is_delta(site) or (site["infer"] or {}).get("enumerate"):
         return ""  # what is summed out has no entropy
     masks = (site["mask"], getattr(site["fn"], "_mask", None))  # around it, and .mask(...)
@@ -38,8 +40,7 @@ def told_of_masked_latent(site: Any) -> str:
         return ""
     return (
         f"latent site {site['name']!r} is masked in {count} places, where its entropy counts and "
-        f"no prior holds it: {NO_BOUND} and may fall without end, and "
-        f"draws mean nothing.{_REMEDY}"
+        f"no prior holds it: {NO_BOUND} and may fall without end, and draws mean nothing."
     )
 
 
@@ -57,9 +58,12 @@ def told_of_hidden_values(
     found: list[str] = []
 
     def visit(site: Any) -> None:
-        if site["name"].endswith("_unobserved") and not site["is_observed"]:
-            told = told_of_masked_latent(site).removesuffix(_REMEDY)
-            found.extend([told + _IN_PLACE] if told else [])
+        told = _told(site) if site["name"].endswith(HIDDEN) and not site["is_observed"] else ""
+        if told:
+            found.append(
+                f"{told} Objectives of pyro_implicit take what obs_mask hides for replicates of "
+                f"the data, which hold it; those of Pyro do not. {_REMEDY} for these."
+            )
 
     try:
         with unseen_run(), torch.no_grad(), SiteVisitor(visit):

@@ -46,7 +46,9 @@ def noted_buffers(seen: WeakSet[nn.Module] | None = None) -> Iterator[dict[Place
     def note(module: nn.Module, _: Any) -> None:
         if not module.training or threading.get_ident() != thread or module in known:
             return
-        known.add(module)
+        lazy = (one is not None and is_lazy(one) for one in module._buffers.values())
+        if not any(lazy):  # else it is met again, with shapes
+            known.add(module)
         for part in module.modules():
             for name, one in part._buffers.items():
                 if one is None or (part, name) in found or not is_kept(one):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.exceptions import SiteError
+from pyro_implicit.handlers.hidden_observations import HIDDEN
 from pyro_implicit.handlers.pointwise import counted, is_auxiliary, is_delta
 
 __all__ = ["counted_in_sum", "data_in_sum", "refuse_undrawn"]
@@ -72,7 +73,7 @@ def refuse_undrawn(site: Any, drawn: Collection[str], instead: str = "") -> None
     data = [node["name"] for node in data_in_sum(site)]
     if not (unknown and data):
         return
-    hidden = any(name.endswith("_unobserved") for name in unknown)
+    hidden = any(name.endswith(HIDDEN) for name in unknown)
     raise SiteError(
         f"the log-likelihood of {', '.join(data)} depends on {unknown}, which share a discrete "
         f"latent with it and which the guide does not draw; add them to the guide{instead}"

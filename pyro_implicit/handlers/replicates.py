@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from pyro.poutine.messenger import Messenger
 
-__all__ = ["Replicates"]
+from pyro_implicit.handlers.hidden_observations import HIDDEN, SHOWN
 
-_HIDDEN, _SHOWN = "_unobserved", "_observed"  # what Pyro makes of pyro.sample(..., obs_mask=)
+__all__ = ["Replicates"]
 
 
 class Replicates(Messenger):
@@ -44,10 +44,10 @@ class Replicates(Messenger):
         if mask is None or not isinstance(name, str):
             return
         if msg["is_observed"]:
-            if name.endswith(_SHOWN):
-                self._shown[name.removesuffix(_SHOWN)] = mask
-        elif name.endswith(_HIDDEN) and not getattr(msg["fn"], "has_enumerate_support", False):
-            shown = self._shown.get(name.removesuffix(_HIDDEN))
+            if name.endswith(SHOWN):
+                self._shown[name.removesuffix(SHOWN)] = mask
+        elif name.endswith(HIDDEN) and not getattr(msg["fn"], "has_enumerate_support", False):
+            shown = self._shown.get(name.removesuffix(HIDDEN))
             if shown is None or _shape(shown) != _shape(mask):
                 return
             if self._drawn is None or name in self._drawn:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from pyro_implicit.exceptions import SiteError, StateError
+from pyro_implicit.handlers.hidden_observations import HIDDEN
 from pyro_implicit.handlers.own_support import hidden_vector, own_support
 
 __all__ = [
@@ -98,11 +99,11 @@ def check_support(name: str, fn: Any) -> None:
         biject_to(constraints.real if discrete else support)
     except NotImplementedError as error:
         raise no_bijection(name, support, fn.event_shape) from error
-    if discrete and name.endswith("_unobserved"):
+    if discrete and name.endswith(HIDDEN):
         raise SiteError(
             f"site {name!r} is what obs_mask hides of a discrete site ({type(fn).__name__}); an "
             "implicit guide is continuous. A mask in its place leaves out what is missing: with "
-            f"poutine.mask(mask=seen): pyro.sample({name.removesuffix('_unobserved')!r}, ..., "
+            f"poutine.mask(mask=seen): pyro.sample({name.removesuffix(HIDDEN)!r}, ..., "
             "obs=y), where y has any number at the places that are not seen."
         )
     own = fn

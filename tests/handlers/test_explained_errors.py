@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pyro
@@ -387,3 +388,12 @@ def test_lists_of_numbers_are_to_blame_for_what_torch_says_of_entries(
         explained_errors((values,), {}),
     ):
         use(values)
+
+
+def test_libraries_are_folders_and_not_what_their_names_begin() -> None:
+    beside = f"{explained_errors_file._INSTALLED[-1].rstrip(os.sep)}_projects/model.py"
+    for place, kind in ((beside, RuntimeError), (pyro.__file__, ArgumentError)):
+        names: dict[str, Any] = {}
+        exec(compile("def run(x):\n    raise RuntimeError('a list')", place, "exec"), names)
+        with pytest.raises(kind), explained_errors(([1.0],), {}):
+            names["run"]([1.0])

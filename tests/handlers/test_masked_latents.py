@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -12,8 +13,9 @@ from pyro import poutine
 from pyro.infer.autoguide import AutoNormal
 from torch import Tensor
 
-from pyro_implicit import HyperNetworkGuide, fit, refine
+from pyro_implicit import HyperNetworkGuide, LinearisedELBO, fit, refine
 from pyro_implicit.handlers.masked_latents import told_of_hidden_values, told_of_masked_latent
+from pyro_implicit.training import RecordedObjective
 
 Y = torch.randn(12)
 KNOWN = torch.arange(12) < 9
@@ -54,6 +56,9 @@ def test_what_obs_mask_hides_is_told_for_objectives_of_pyro_alone() -> None:
         warnings.simplefilter("always")
         result = fit(with_gaps, HyperNetworkGuide(with_gaps), Y, num_steps=2, progress=False)
         refine(with_gaps, 2, Y, num_chains=2, num_steps=20, mode_steps=2, progress=False)
+        recorded = RecordedObjective(LinearisedELBO(2, vectorize_particles=True))
+        options: Any = {"objective": recorded, "num_steps": 2, "progress": False}
+        fit(with_gaps, HyperNetworkGuide(with_gaps), Y, **options)
     assert not any("masked" in str(one.message) for one in told)
     assert "lower bound" in result.promise
 

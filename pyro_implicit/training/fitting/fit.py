@@ -238,7 +238,7 @@ def fit(
                 with explained_errors(some, named, guide):
                     objective, chosen = default_objective(model, guide, some, named)
                     hints += chosen
-            if not isinstance(objective, ParticleObjective):
+            if not isinstance(getattr(objective, "objective", objective), ParticleObjective):
                 for text in told_of_hidden_values(model, some, named):
                     warn(text)
             rate = default_rate(guide, arguments) if lr is None else lr

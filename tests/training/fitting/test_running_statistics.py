@@ -260,3 +260,14 @@ def test_a_network_of_each_call_is_not_kept() -> None:
             stays(torch.randn(4, 2))
         assert len(statistics.values) == len(statistics.before) == 3  # of the one that stays
         assert not statistics.come_in_turns
+
+
+def test_statistics_without_a_shape_are_met_once_they_have_one() -> None:
+    statistics, lazy = RunningStatistics(), nn.Sequential(nn.LazyBatchNorm1d())
+    for count in (1, 3, 3):  # the first call gives it one; a number of batches it has before
+        with statistics.around_step():
+            lazy(torch.randn(4, 2))
+        assert len(statistics.values) == count
+    before = {name: value.clone() for name, value in statistics.before.items()}
+    statistics.undo()
+    assert all(torch.equal(value, before[name]) for name, value in statistics.values.items())
