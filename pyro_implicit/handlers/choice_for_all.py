@@ -15,6 +15,14 @@ __all__ = [
     "plates_of_size",
 ]
 
+#: a value that is held by ``poutine.condition`` would be one for all draws of the guide
+_ONE_EACH = (
+    "one value for each draw of the guide: predict with a guide of your own that draws the fitted "
+    "one's latents, and it by infer_discrete(poutine.replay(model, trace_of_guide), "
+    "first_available_dim)(*data). docs/howto/discrete.md has it (A discrete latent that all data "
+    "share)."
+)
+
 
 def plates_of(site: Any) -> frozenset[str]:
     """
@@ -67,9 +75,7 @@ def choices_of_groups(
     return (
         f"discrete latents {names} are those of groups, and predictions draw them from their "
         "prior: right for new groups, and not for those of the data, of which these tell. Draw "
-        "them given the data, by infer_discrete(poutine.replay(model, guide_trace), "
-        "first_available_dim)(*data), and predict with poutine.condition(model, data={name: "
-        "value})."
+        f"them given the data, {_ONE_EACH}"
     )
 
 
@@ -98,8 +104,7 @@ def choice_for_all(name: str) -> SiteError:
     return SiteError(
         f"discrete latent {name!r} is summed out and in no plate: the data that the guide was "
         "fitted to tell of it, and a prediction would draw it from its prior. Draw it given these "
-        "data by infer_discrete(poutine.replay(model, guide_trace), first_available_dim)(*data), "
-        f"and predict with poutine.condition(model, data={{{name!r}: value}}); or put it into the "
+        f"data, {_ONE_EACH} Or put it into the "
         "plate of the rows, if each has its own. What needs no value of it works as it is: "
         "posterior_draws(guide, 1000), log_predictive_density(model, guide, *data) and "
         "to_arviz(model, guide, *data, groups=['posterior', 'log_likelihood'])."

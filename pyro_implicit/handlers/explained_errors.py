@@ -46,7 +46,8 @@ _INSTALLED = (
 #: a call passes through these, and through no line of the user's, on its way to the model
 _PASSED = {"pyro", "pyro_implicit", "torch", "contextlib", "functools"}
 _OF_ENTRIES = "converted to an index|expected Tensor as element|'(?:float|int)' object has no attr"
-_TOO_MANY = re.compile(r"takes .*\d+ positional arguments? but \d+ (?:was|were) given")
+_TOO_MANY = re.compile(r"takes .*\d+ positional arguments? but \d+ .*(?:was|were) given")
+_UNKNOWN = re.compile(r"got an unexpected keyword argument '(.*?)'")
 
 
 @contextmanager
@@ -131,6 +132,12 @@ def _other_arguments(error: Exception) -> ArgumentError | None:
         return ArgumentError(
             f"{error}. Hand over all that the model takes; observations that it is to predict need "
             "a default, as in def model(x, y=None)."
+        )
+    if by_us and (unknown := _UNKNOWN.search(str(error))):
+        return ArgumentError(
+            f"{error}. Dictionaries in batches are keyword arguments: for a model of one "
+            "dictionary write batches that hold tuples of it, [(batch,), ...]; else rename "
+            f"{unknown[1]!r} to what the model calls it."
         )
     if by_us and _TOO_MANY.search(str(error)):
         return ArgumentError(

@@ -33,6 +33,8 @@ def told_of_masked_latent(site: Any) -> str:
 def _told(site: Any) -> str:
     if is_auxiliary(site) or is_delta(site) or (site["infer"] or {}).get("enumerate"):
         return ""  # what is summed out has no entropy
+    if getattr(site["fn"].support, "is_discrete", False):
+        return ""  # no guide draws it, which is told
     masks = (site["mask"], getattr(site["fn"], "_mask", None))  # around it, and .mask(...)
     counts = [int((~one.bool()).sum()) for one in masks if isinstance(one, torch.Tensor)]
     count = max(counts, default=0)

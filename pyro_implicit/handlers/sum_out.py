@@ -20,7 +20,11 @@ from torch import Tensor
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.handlers.mappable_logarithm import mappable_logarithm
 
-__all__ = ["inseparable", "sum_out"]
+__all__ = ["OutsidePlateError", "inseparable", "sum_out"]
+
+
+class OutsidePlateError(SiteError):
+    """A site depends on discrete latents of a plate that it is not in."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ def sum_out(trace: Trace) -> dict[str, tuple[str, ...]]:
     :raises SiteError: if sites of one group are weighed differently, or the prior of a latent that
         is not read depends on an enumerated one; if a log-density has a dimension that neither a
         plate nor an enumerated latent declares; if plates are not nested as a sum over the latents
-        needs it.
+        needs it, or a site outside of a plate depends on latents of its rows.
     """
     trace.symbolize_dims()
     nodes = [node for node in trace.nodes.values() if node["type"] == "sample"]
@@ -139,6 +143,7 @@ def _contracted(
     nodes = [factor.node for factor in group]
     listed = [n["name"] for n in nodes if n["infer"].get("_enumerate_dim") is not None]
     _check_read(group, listed)
+    _check_plates(trace, group)
     scale = _common_scale(nodes, listed)
     frames = [f for f in nodes[0]["cond_indep_stack"] if all(_is_in(f, n) for n in nodes)]
     term = _logsumexp(trace, group, {s: sizes[s] for f in group for s in f.values}, listed)
@@ -181,6 +186,35 @@ def _check_read(group: list[_Factor], listed: list[str]) -> None:
     unread = [factor.node["name"] for factor in group if factor.log_prob is None]
     if unread:
         raise inseparable(unread, ", ".join(listed))
+
+
+def _check_plates(trace: Trace, group: list[_Factor]) -> None:
+    """
+    Refuses sites outside of a plate whose rows have a latent each that they depend on.
+
+    One value for all rows would be summed over, as ``TraceEnum_ELBO`` does: no probability of
+    anything.
+    """
+    owners = {factor.node["infer"].get("_enumerate_symbol"): factor.node for factor in group}
+    for factor in group:
+        for symbol in sorted(factor.values & owners.keys()):
+            owner = owners[symbol]
+            for frame in owner["cond_indep_stack"]:
+                is_own = trace.plate_to_symbol.get(frame.name) in factor.ordinal
+                if frame.vectorized and frame.size > 1 and not is_own:
+                    raise _outside(factor.node["name"], owner["name"], frame)
+
+
+def _outside(name: str, latent: str, frame: Any) -> OutsidePlateError:
+    return OutsidePlateError(
+        f"site {name!r} depends on {latent!r}, which is summed out and has a value for each of the "
+        f"{frame.size} rows of plate {frame.name!r}; {name!r} is not in that plate, so that a sum "
+        "over one value for all rows would be no probability of it. Put it there (with a dimension "
+        "of the plate for each group's data, and poutine.mask where groups have fewer); use one "
+        "plate, made once, where both are the same rows; or make a site of each latent by a loop, "
+        f"for i in pyro.plate({frame.name!r}, {frame.size}): pyro.sample(f'{latent}_{{i}}', ...), "
+        "with the data of its own in the loop too, or else all combinations of their values summed."
+    )
 
 
 def inseparable(latents: list[str], summed: str) -> SiteError:

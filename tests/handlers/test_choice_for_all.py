@@ -10,11 +10,12 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import config_enumerate
+from pyro.infer import config_enumerate, infer_discrete
 from pyro.ops.indexing import Vindex
 from torch import Tensor
 
-from pyro_implicit import HyperNetworkGuide, evaluate, predict, to_arviz
+from pyro_implicit import HyperNetworkGuide, evaluate, fit, predict, to_arviz
+from pyro_implicit.exceptions import SiteError
 
 N = 40
 X = torch.linspace(-1.0, 1.0, N)
@@ -105,3 +106,42 @@ def test_an_evaluation_tells_them_and_prints_the_density_that_a_sum_joins() -> N
         report = evaluate(rows_in_groups, guide, x, x, num_samples=3)
     assert "log_density" not in report["y"].scores
     assert "all sites  log density" in str(report)
+
+
+@pytest.mark.long
+def test_a_value_for_each_draw_as_the_error_says_gives_the_exact_prediction() -> None:
+    """Spike and slab of one slope, its predictive moments by quadrature."""
+    pyro.set_rng_seed(1)
+    x = torch.randn(30)
+    y = 0.35 * x + torch.randn(30)
+
+    @config_enumerate
+    def spike(x: Tensor, y: Any = None) -> None:
+        inside = pyro.sample("inside", dist.Bernoulli(0.5))
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(inside * slope * x, 1.0), obs=y)
+
+    guide = HyperNetworkGuide(spike)
+    fit(spike, guide, x, y, seed=0, num_steps=600, progress=False)
+    with pytest.raises(SiteError, match=r"one value for each draw of the guide.*discrete.md"):
+        predict(spike, guide, x, num_samples=2)
+
+    def with_choices(*args: Any, **kwargs: Any) -> None:
+        drawn = poutine.trace(guide).get_trace(x, y)
+        assigned = infer_discrete(poutine.replay(spike, drawn), first_available_dim=-2)
+        with poutine.block():
+            chosen = poutine.trace(assigned).get_trace(x, y).nodes["inside"]["value"]
+        pyro.sample("inside", dist.Delta(chosen))
+
+    grid = torch.linspace(-6.0, 6.0, 4001)
+    inside = dist.Normal(grid[:, None] * x, 1.0).log_prob(y).sum(-1)
+    inside = inside + dist.Normal(0.0, 1.0).log_prob(grid)
+    evidence = inside.logsumexp(0) + (grid[1] - grid[0]).log()
+    share = torch.sigmoid(evidence - dist.Normal(0.0, 1.0).log_prob(y).sum())
+    density = (inside - inside.logsumexp(0)).exp()
+    mean = share * (density * 2 * grid).sum()
+    variance = share * (density * (2 * grid) ** 2).sum() - mean**2 + 1
+    draws = predict(spike, with_choices, torch.tensor([2.0]), num_samples=2000, seed=0)["y"]
+    assert abs(float(draws.mean() - mean)) < 4 * float(variance / 2000) ** 0.5
+    assert abs(float(draws.var() / variance) - 1) < 4 * (2 / 2000) ** 0.5

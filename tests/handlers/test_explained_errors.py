@@ -397,3 +397,24 @@ def test_libraries_are_folders_and_not_what_their_names_begin() -> None:
         exec(compile("def run(x):\n    raise RuntimeError('a list')", place, "exec"), names)
         with pytest.raises(kind), explained_errors(([1.0],), {}):
             names["run"]([1.0])
+
+
+def test_a_dictionary_of_a_batch_for_a_model_of_one_dictionary() -> None:
+    def model(batch: Any) -> None:
+        pyro.sample("w", dist.Normal(0.0, 1.0))
+
+    batches = [{"x": torch.ones(3)}]
+    with pytest.raises(ArgumentError, match=r"'x'. Dictionaries in batches are .*\[\(batch,\), "):
+        fit(model, HyperNetworkGuide(model), batches=batches, num_steps=2, progress=False)
+
+
+def test_held_out_arguments_of_a_model_of_names_alone() -> None:
+    def model(*, x: Any) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(w, 1.0), obs=x)
+
+    x = torch.ones(3)
+    guide = HyperNetworkGuide(model)
+    with pytest.raises(ArgumentError, match="takes 0 positional arguments but 1 positional"):
+        fit(model, guide, x=x, validation=(x + 1,), num_steps=150, progress=False)

@@ -73,6 +73,7 @@ _DEVIATIONS = (0.1, 0.03, 0.01, 0.003)  # relative to the scale of each latent
 _USUAL = 0.1
 _NARROW = 0.01  # a network's first deviations
 _MODULE = "the module's values"
+_SOME_ROWS = "only some rows are shown, or a likelihood is weighted as if that were so"
 _JUDGES, _FEW_JUDGES = 64, 4  # draws that Gaussians are compared on
 _DELAY = 5.0  # seconds before a progress bar shows
 
@@ -173,7 +174,7 @@ def _search(
         why = "units of its own (init_scale, scale or generator) leave only that to choose"
         return GaussianStart(loc), (name, "the location alone", why)
     if not task.is_whole or loc.numel() > _MIDDLE or (task.fixed and task.has_layers):
-        why = "too many latents for a fit" if task.is_whole else "only some rows are shown"
+        why = "too many latents for a fit" if task.is_whole else _SOME_ROWS
         if task.fixed and task.has_layers:  # the widths of another fit are not those of a network
             why = "the location of a network is given"
         trials.judge("deviations", lambda: _deviations(trials, point, task, loc))

@@ -120,6 +120,11 @@ class Arguments:
             self._ahead = self._next()
         return self._ahead
 
+    def others(self) -> Iterator[tuple[Args, dict[str, Any]]]:
+        """The arguments of all batches where they are a list of them, which costs nothing."""
+        if isinstance(self.batches, (list, tuple)):
+            yield from map(self.call, self.batches)
+
     @property
     def is_any(self) -> bool:
         """Whether the model is given anything."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pyro
@@ -42,7 +45,12 @@ _LEFT_OUT = (" Trace Shapes:", " Write vectorize_particles=False")
 
 
 def default_objective(
-    model: Callable[..., Any], guide: Callable[..., Any], args: Any, kwargs: Any
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    *,
+    others: Iterable[tuple[Any, Any]] = (),
 ) -> tuple[ELBO, list[str]]:
     """
     Chooses an objective by the sizes of a guide's implicit sites.
@@ -61,6 +69,7 @@ def default_objective(
     :param guide: the guide; it is built by this.
     :param args: positional arguments of both.
     :param kwargs: keyword arguments of both.
+    :param others: arguments of other steps, which may have other latents to enumerate.
     :returns: the objective, and hints in words.
     """
     fns = _drawn_by(guide, args, kwargs)
@@ -68,9 +77,11 @@ def default_objective(
     if not sites:
         is_point = bool(fns) and all(isinstance(_innermost(fn), dist.Delta) for fn in fns)
         draws = 1 if is_point else _PARTICLES[1][1]
-        if not _lists_values(model, guide, args, kwargs):
+        calls = itertools.chain([(args, kwargs)], others)
+        listing = next((call for call in calls if _lists_values(model, guide, *call)), None)
+        if listing is None:
             return Trace_ELBO(num_particles=draws), []
-        nesting = max(nesting_of(one, args, kwargs) for one in (model, guide))
+        nesting = max(nesting_of(one, *listing) for one in (model, guide))
         return TraceEnum_ELBO(num_particles=draws, max_plate_nesting=nesting), []
     num_latents = sum(fn.generator.output_dim for fn in sites)
     num_rows = max(fn.batch_shape.numel() for fn in sites)
@@ -162,7 +173,7 @@ def _why_looped(
 ) -> str | None:
     """Why the model cannot be run for all draws at once; None if it can."""
     try:
-        with unseen_run(warns=True), torch.enable_grad():
+        with _warning_if_it_works(), unseen_run(warns=True), torch.enable_grad():
             loss = objective.differentiable_loss(model, guide, *args, **kwargs)
             if objective.is_mapped and loss.requires_grad and isinstance(guide, torch.nn.Module):
                 params = [p for p in guide.parameters() if p.requires_grad]
@@ -175,6 +186,16 @@ def _why_looped(
             said = said.partition(end)[0].rstrip()
         return f"{type(error).__name__}: {_whole_sentences(said)}"
     return None
+
+
+@contextmanager
+def _warning_if_it_works() -> Iterator[None]:
+    """Keeps warnings within to itself if an error ends it: they are of shapes that nobody uses."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for one in caught:
+        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
 
 def _whole_sentences(text: str) -> str:

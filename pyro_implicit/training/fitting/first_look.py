@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Number
 from typing import Any
 
 import pyro
@@ -15,7 +16,13 @@ from torch import nn
 
 from pyro_implicit._warn import warn
 from pyro_implicit.bayesian.vectorization import IN_DATA_PLATE
-from pyro_implicit.exceptions import ImplicitError, NonFiniteError, ShapeError, SiteError
+from pyro_implicit.exceptions import (
+    ArgumentError,
+    ImplicitError,
+    NonFiniteError,
+    ShapeError,
+    SiteError,
+)
 from pyro_implicit.handlers.data_use import IN_BATCHES, DataUse
 from pyro_implicit.handlers.edge import told_of_edge
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode, is_random_function
@@ -64,7 +71,8 @@ def first_look(
     :param bool has_failed: whether steps had no finite loss, so that an observation without a
         density at one value of a discrete latent counts as one that has none.
     :returns: whether the model observes anything; True of one that was not looked at.
-    :raises ArgumentError: for numbers of types that torch does not join.
+    :raises ArgumentError: for numbers of types that torch does not join, and for observations that
+        are no tensors.
     :raises NonFiniteError: for observations that are NaN, naming the site.
     :raises ShapeError: for no rows, and for observations that fit no distribution or plate.
     :raises SiteError: for batches without observations, whose latents are those of some rows.
@@ -123,6 +131,9 @@ class _Look:
                 self.said += [str(one.message) for one in caught]
 
     def visit(self, site: Any) -> None:
+        if site["is_observed"] and isinstance(site["value"], Number):
+            self.refused = _no_tensor(site)
+            raise self.refused
         self.use.note(site)
         if not site["is_observed"]:
             self.is_discrete |= bool(getattr(site["fn"], "has_enumerate_support", False))
@@ -184,6 +195,14 @@ def _named(objective: Any, model: Any, guide: Any, last: tuple[Any, Any]) -> str
     except Exception:  # another error than the one that is to be told
         return ""
     return ""
+
+
+def _no_tensor(site: Any) -> ArgumentError:
+    value = site["value"]
+    return ArgumentError(
+        f"site {site['name']!r} is observed at {value!r}, a {type(value).__name__}; expected a "
+        f"tensor. Write obs=torch.tensor({value!r})."
+    )
 
 
 def _random_layers(silenced: Mapping[str, nn.Module], noise: LeftOutNoise) -> list[str]:

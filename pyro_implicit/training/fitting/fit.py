@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from pyro import poutine
-from pyro.infer import SVI
+from pyro.infer import SVI, TraceEnum_ELBO
 
 from pyro_implicit._checks import (
     check_count,
@@ -51,6 +51,10 @@ from pyro_implicit.training.fitting.default_objective import default_objective
 from pyro_implicit.training.fitting.default_rate import default_rate, rate_times
 from pyro_implicit.training.fitting.first_look import explained_steps, first_look
 from pyro_implicit.training.fitting.learning_rate import LearningRate
+from pyro_implicit.training.fitting.listed_values import (
+    blames_listed_values,
+    check_plates_of_listed,
+)
 from pyro_implicit.training.fitting.missed_peaks import missed_peaks
 from pyro_implicit.training.fitting.other_model import blames_other_model
 from pyro_implicit.training.fitting.result import FitResult
@@ -151,7 +155,8 @@ def fit(
     all other generators                                   ``LanczosELBO``
     no implicit site (Pyro's own guides)                   Pyro's ``Trace_ELBO``, 4 draws
     the same, a point (``AutoDelta``)                      ``Trace_ELBO``, one draw
-    either, latents marked for enumeration                 ``TraceEnum_ELBO`` in place of it
+    either, latents marked for enumeration (in the first
+    batch, or in any of a list of them)                    ``TraceEnum_ELBO`` in place of it
     =====================================================  ==============================
 
     Draws a step: 32 up to 100 latents (256 of an ``AutoregressiveGenerator``, whose gradients have
@@ -168,7 +173,8 @@ def fit(
     :param int num_steps: limit of all steps, 10 000 by default; those of a resumed run count.
     :param float lr: the first learning rate; by default as told above.
     :param batches: instead of ``args``: a ``DataLoader`` or any other iterable of tuples of
-        arguments, gone through again and again.
+        arguments, gone through again and again; a dictionary is keyword arguments, a tensor the
+        one argument.
     :param validation: held-out arguments of the model as a tuple, judged by their mean
         :func:`~pyro_implicit.log_predictive_density`, or a function without arguments whose value
         should rise.
@@ -225,7 +231,8 @@ def fit(
     stream = RandomStream(int(torch.randint(2**31, ())) if seed is None else seed)
     with stream, torch.enable_grad():
         made = blames_other_model(model, guide, arguments)
-        with collected_warnings(hints), hidden_progress(not progress), made:
+        listed = blames_listed_values(model, arguments)
+        with collected_warnings(hints), hidden_progress(not progress), made, listed:
             if objective is None and resume is not None:
                 objective = resume.objective
             some, named = arguments.peek()
@@ -236,8 +243,12 @@ def fit(
             rows = None if batches is None else _all_rows(model, guide, arguments)
             if objective is None:
                 with explained_errors(some, named, guide):
-                    objective, chosen = default_objective(model, guide, some, named)
+                    objective, chosen = default_objective(
+                        model, guide, some, named, others=arguments.others()
+                    )
                     hints += chosen
+            if isinstance(objective, TraceEnum_ELBO):
+                check_plates_of_listed(model, guide, some, named)
             if not isinstance(getattr(objective, "objective", objective), ParticleObjective):
                 for text in told_of_hidden_values(model, some, named):
                     warn(text)

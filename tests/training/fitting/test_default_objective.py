@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from functools import partial
 from typing import Any
 
@@ -279,3 +280,33 @@ def test_what_the_model_computes_is_not_observed() -> None:
 
     objective, _ = default_objective(model, HyperNetworkGuide(model), (), {})
     assert objective.num_particles == 32
+
+
+def test_latents_that_only_a_later_batch_has_to_enumerate() -> None:
+    def model(x: Tensor, label: Any = None) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", 8, subsample_size=len(x)):
+            y = pyro.sample("y", dist.Bernoulli(0.5), obs=label, infer={"enumerate": "parallel"})
+            pyro.sample("x", dist.Normal(w * y, 1.0), obs=x)
+
+    x, label = torch.randn(4), torch.ones(4)
+    guide = AutoNormal(pyro.poutine.block(model, expose=["w"]))
+    for batches in ([(x, label), (x,)], [(x,), (x, label)]):
+        result = fit(model, guide, batches=batches, num_steps=2, progress=False)
+        assert isinstance(result.objective, TraceEnum_ELBO)
+
+
+def test_warnings_of_shapes_that_are_not_used_are_not_told() -> None:
+    """The plate of draws is tried, and given up: what it says on the way is of no step."""
+
+    def model(x: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        if w.dim() > 1:
+            warnings.warn("of a plate of draws", stacklevel=1)
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(x @ w, 1.0), obs=x[:, 0])
+
+    guide = HyperNetworkGuide(model, init_from=None)
+    result = fit(model, guide, torch.randn(5, 2), num_steps=2, progress=False)
+    assert result.objective.is_mapped
+    assert not any("plate of draws" in text for text in result.warnings)

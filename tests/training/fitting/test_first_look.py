@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from pyro_implicit import BayesianModule, HyperNetworkGuide, LinearisedELBO, fit
-from pyro_implicit.exceptions import NonFiniteError, ShapeError, SiteError
+from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError, SiteError
 from pyro_implicit.training.fitting.first_look import first_look
 
 X, Y = torch.ones(6, 2), torch.arange(6.0)
@@ -318,3 +319,29 @@ def test_noise_of_a_dropout_is_told_by_fit() -> None:
     dropping, _ = _dropping()
     with pytest.warns(UserWarning, match="intervals come out too wide"):
         quick(X, Y, model=dropping, of=dropping)
+
+
+@pytest.mark.parametrize("value", [3, 1.5, True])
+def test_observations_that_are_no_tensors(value: Any) -> None:
+    def of_number() -> None:
+        p = pyro.sample("p", dist.Normal(0.0, 1.0))
+        pyro.sample("k", dist.Normal(p, 1.0), obs=value)
+
+    told = rf"'k' is observed at {value}, a {type(value).__name__}; .*obs=torch.tensor\({value}\)"
+    with pytest.raises(ArgumentError, match=told):
+        fit(of_number, HyperNetworkGuide(of_number), num_steps=2, progress=False)
+
+
+def test_what_obs_mask_hides_of_a_discrete_site_is_refused_without_another_word() -> None:
+    def answers() -> None:
+        t = pyro.sample("t", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", 4):
+            fn = dist.Bernoulli(logits=t)
+            pyro.sample(
+                "r", fn, obs=torch.ones(4), obs_mask=torch.tensor([True, True, False, True])
+            )
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(SiteError, match=r"'r_unobserved' is what obs_mask hides of a discrete"):
+            fit(answers, HyperNetworkGuide(answers), num_steps=2, progress=False)

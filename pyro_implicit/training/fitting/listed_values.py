@@ -1,0 +1,81 @@
+"""Discrete latents whose values are all listed: errors of models that are not made for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from pyro import poutine
+from pyro.infer.util import validation_enabled
+
+from pyro_implicit.exceptions import ArgumentError, ImplicitError, ShapeError, SiteError
+from pyro_implicit.handlers.enumeration import run_summed_out
+from pyro_implicit.handlers.explained_errors import RAW
+from pyro_implicit.handlers.sum_out import OutsidePlateError
+from pyro_implicit.handlers.type_errors import first_line
+from pyro_implicit.handlers.unseen_run import unseen_run
+from pyro_implicit.training.fitting.arguments import Arguments
+
+__all__ = ["blames_listed_values", "check_plates_of_listed"]
+
+
+def check_plates_of_listed(model: Any, guide: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+    """
+    Refuses what Pyro's ``TraceEnum_ELBO`` sums wrongly, without a word.
+
+    :param model: a model.
+    :param guide: its guide, which draws no discrete latents.
+    :param args: positional arguments of both.
+    :param kwargs: keyword arguments of both.
+    :raises SiteError: if a site depends on discrete latents of a plate that it is not in.
+    """
+    try:
+        with unseen_run(), torch.no_grad(), validation_enabled(False):
+            drawn = poutine.trace(guide).get_trace(*args, **kwargs)
+            values = {name: drawn.nodes[name]["value"] for name in drawn.stochastic_nodes}
+            run_summed_out(model, args, kwargs, lambda site: None, values=values)
+    except OutsidePlateError:
+        raise
+    except Exception:  # what else there is to say of it, the steps will
+        return
+
+
+@contextmanager
+def blames_listed_values(model: Any, arguments: Arguments) -> Iterator[None]:
+    """
+    Says of an error within that listed values of discrete latents have caused it, if so.
+
+    :param model: the model that is fitted.
+    :param Arguments arguments: those of the steps.
+    :raises SiteError: where the model runs with drawn values, and fails on all at once.
+    """
+    try:
+        yield
+    except (ArgumentError, ShapeError, *RAW) as error:
+        raw = error.__cause__ if isinstance(error, ImplicitError) else error
+        if not isinstance(raw, RAW) or isinstance(raw, ImplicitError):
+            raise  # ours from the beginning, and about something else
+        names = _listed(model, *(arguments.last or arguments.peek()))
+        if not names:
+            raise
+        raise SiteError(
+            f"the model runs with one value of its discrete latents {names}, and fails where they "
+            f"are summed out: {first_line(raw)}. They then have all their values, in a dimension "
+            "in front of those of the plates, and size 1 in a plate whose rows have the same "
+            "ones: write (X * w).sum(-1), not X @ w, and Vindex(locs)[..., z] (pyro.ops.indexing), "
+            "not locs[z]; what depends on the latents of a plate belongs into that plate."
+        ) from error
+
+
+@torch.no_grad()
+def _listed(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
+    """Names of the latents to be enumerated of a model that runs with a value of each."""
+    try:
+        with unseen_run():
+            nodes = poutine.trace(model).get_trace(*args, **kwargs).nodes.values()
+    except Exception:  # whatever a model raises: the latents are not to blame
+        return []
+    sites = [node for node in nodes if node["type"] == "sample" and not node["is_observed"]]
+    return sorted(node["name"] for node in sites if (node["infer"] or {}).get("enumerate"))

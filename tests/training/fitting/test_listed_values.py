@@ -1,0 +1,74 @@
+"""Discrete latents with all their values at once: models that are not made for it are told so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import TraceEnum_ELBO, config_enumerate
+from pyro.infer.autoguide import AutoNormal
+from torch import Tensor
+
+from pyro_implicit import HyperNetworkGuide, fit
+from pyro_implicit.exceptions import ShapeError, SiteError
+from pyro_implicit.training.fitting.arguments import Arguments
+from pyro_implicit.training.fitting.listed_values import (
+    blames_listed_values,
+    check_plates_of_listed,
+)
+
+X, Y = torch.randn(12, 4), torch.randn(12)
+
+
+@config_enumerate
+def indicators(x: Tensor, y: Tensor) -> None:
+    with pyro.plate("columns", 4):
+        inside = pyro.sample("inside", dist.Bernoulli(0.5))
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("y", dist.Normal(x @ (inside * w), 1.0), obs=y)
+
+
+def plain(x: Tensor, y: Tensor) -> None:
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+
+def test_a_model_for_one_value_of_each() -> None:
+    with pytest.raises(SiteError, match=r"latents \['inside'\], and fails where they are summed"):
+        fit(indicators, HyperNetworkGuide(indicators), X, Y, num_steps=3, progress=False)
+
+
+def test_errors_of_models_without_any_are_what_they_were() -> None:
+    with pytest.raises(ShapeError, match="the model's numbers do not fit the data"):
+        fit(plain, HyperNetworkGuide(plain), X, Y, num_steps=3, progress=False)
+    arguments = Arguments((X, Y), None, {})
+    with pytest.raises(ShapeError, match="^of our own$"):
+        with blames_listed_values(indicators, arguments):
+            raise ShapeError("of our own")
+    with pytest.raises(ValueError, match="^raw$"):
+        with blames_listed_values(plain, arguments):
+            raise ValueError("raw")
+
+
+def test_pyros_own_objective_is_looked_at_before_it_starts() -> None:
+    @config_enumerate
+    def outside(x: Tensor, y: Tensor) -> None:
+        m = pyro.sample("m", dist.Normal(0.0, 1.0))
+        with pyro.plate("columns", 4):
+            inside = pyro.sample("inside", dist.Bernoulli(torch.full((4,), 0.5)))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(m * (x * inside[..., None, :]).sum(-1), 1.0), obs=y)
+
+    def no_error_of_its_own(*args: Any) -> None:
+        pyro.sample("other", dist.Normal(0.0, 1.0))
+
+    guide = AutoNormal(pyro.poutine.block(outside, expose=["m"]))
+    objective = TraceEnum_ELBO(max_plate_nesting=1)
+    with pytest.raises(SiteError):
+        fit(outside, guide, X, Y, objective=objective, num_steps=3, progress=False)
+    check_plates_of_listed(plain, no_error_of_its_own, (X, Y), {})
