@@ -181,7 +181,7 @@ def refine(
             check_supports_at(model, sites, u, args, kwargs)
             values, _ = density.log_joint.values(u[0])
             no_gradient = told_of_no_gradient(model, values, args, kwargs)
-            nodes = density.log_joint.trace(u[0])[0].nodes
+            nodes = _nodes(density.log_joint.trace(u[0])[0])
             masked = [told_of_masked_latent(nodes[site.name]) for site in sites]
             for text in filter(None, [*watched.warnings(), no_gradient, *masked]):
                 warn(text)
@@ -198,6 +198,13 @@ def refine(
             check_domain(program, sites, chains.unconstrained if num_steps else u)
         remember_fit(model, chains, args, kwargs, are_chains=True)
         return chains
+
+
+def _nodes(trace: Any) -> dict[str, Any]:
+    """All sites by name, those too that a sum over discrete latents has put together."""
+    infers = (node.get("infer") or {} for node in trace.nodes.values())
+    together = (infer.get("marginal_nodes", ()) for infer in infers)
+    return {**trace.nodes, **{node["name"]: node for nodes in together for node in nodes}}
 
 
 def _check_data(density: ChainDensity, u: Tensor, own: torch.dtype) -> None:

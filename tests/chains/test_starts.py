@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -333,3 +334,27 @@ def test_a_density_without_a_gradient_is_no_start(num_steps: int) -> None:
             NonFiniteError, match=r"gradient with respect to \['w'\] is not.*NaN in"
         ):
             refine(model, start, y, num_chains=2, num_steps=num_steps, progress=False)
+
+
+@pytest.mark.long
+def test_latents_whose_prior_depends_on_one_that_is_summed_out() -> None:
+    """A mixture as a prior, by its choices: means by quadrature."""
+    weights, locs, y = torch.tensor([0.3, 0.7]), torch.tensor([-2.0, 2.0]), torch.linspace(-1, 1, 4)
+
+    def model(y: Any = None) -> None:
+        with pyro.plate("rows", 4):
+            z = pyro.sample("z", dist.Categorical(weights), infer={"enumerate": "parallel"})
+            t = pyro.sample("t", dist.Normal(locs[z], 1.0))
+            pyro.sample("y", dist.Normal(t, 1.0), obs=y)
+
+    start = 3.0 * torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
+    options: Any = {"num_chains": 32, "kernel": "hmc", "num_steps": 2000}
+    chains = refine(model, start, y, seed=0, progress=False, **options)
+    grid = torch.linspace(-9.0, 9.0, 4001)[:, None]
+    prior = (weights.log() + dist.Normal(locs, 1.0).log_prob(grid)).logsumexp(-1, keepdim=True)
+    mass = (prior + dist.Normal(grid, 1.0).log_prob(y)).softmax(0)
+    mean = (mass * grid).sum(0)
+    deviation = ((mass * grid.square()).sum(0) - mean.square()).sqrt()
+    found = chains.draws["t"].flatten(0, 1)
+    torch.testing.assert_close((found.mean(0) - mean) / deviation, torch.zeros(4), atol=0.1, rtol=0)
+    torch.testing.assert_close(found.std(0) / deviation, torch.ones(4), atol=0.1, rtol=0)
