@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from pyro.poutine.messenger import Messenger
@@ -16,6 +18,7 @@ __all__ = ["IN_BATCHES", "DataUse"]
 IN_BATCHES = "fit(model, guide, batches=DataLoader(TensorDataset(x, y), 64))"
 
 _SHOWN = 5  # sites in a message
+_BIASED = 0.25  # deviations of the posterior by which its mean may be off without a word
 
 
 class DataUse(Messenger):
@@ -85,15 +88,54 @@ class DataUse(Messenger):
 
         :returns: what to say if no observed site has a scale.
         """
-        if not self._observed or self._is_scaled:
-            return None
-        of_data = frozenset.intersection(*self._observed.values())
-        if of_data and all(of_data <= plates for plates in self._latents.values()):
+        if not self._observed or self._is_scaled or self._is_of_rows:
             return None
         return (
             f"there are several batches, and no observed site ({_listed(self._observed)}) is "
             "scaled up: each batch counts as if it were all data, and the posterior is too wide. "
             "With N data in all, write pyro.plate('data', N, subsample_size=len(x))."
+        )
+
+    def several_batches(self, sizes: Sequence[int]) -> str | None:
+        """
+        Says what is wrong where these data are one of several batches.
+
+        :param sizes: rows of each batch where they are the same in each epoch; empty if not.
+        :returns: what :meth:`unscaled_batches` or :meth:`uneven_batches` say.
+        """
+        return self.unscaled_batches() or self.uneven_batches(sizes)
+
+    @property
+    def _is_of_rows(self) -> bool:
+        """Whether each latent belongs to a datum."""
+        of_data = frozenset.intersection(*self._observed.values())
+        return bool(of_data) and all(of_data <= plates for plates in self._latents.values())
+
+    def uneven_batches(self, sizes: Sequence[int]) -> str | None:
+        r"""
+        Says that rows of small batches count more than others, where that is so.
+
+        With N rows in B batches that are the same in each epoch, one of a batch of n counts
+        :math:`w = N / (n B)` times. The posterior's mean is off by as many of its deviations as the
+        root of the rows' mean of :math:`(w - 1)^2`, if the rows are in no order.
+
+        :param sizes: rows of each batch.
+        :returns: what to say, if that is much, and latents are not those of a datum each.
+        """
+        if not self._observed or not self._is_scaled or self._is_of_rows or not sizes:
+            return None
+        num_rows, count = sum(sizes), len(sizes)
+        counts = [num_rows / (n * count) for n in sizes]
+        bias = math.sqrt(
+            sum(n * (w - 1) ** 2 for n, w in zip(sizes, counts, strict=True)) / num_rows
+        )
+        if bias < _BIASED:
+            return None
+        return (
+            f"batches have {min(sizes)} to {max(sizes)} rows, the same in each epoch, and each is "
+            f"scaled to all data: a row of the smallest counts {max(counts):.3g} times, and the "
+            f"posterior's mean may be off by {bias:.2g} of its deviations, and by much more where "
+            "rows are in some order. Write DataLoader(..., shuffle=True), or batches of one size."
         )
 
     def other_rows(self, num_rows: int, shown: int, repeated: bool = False) -> str | None:

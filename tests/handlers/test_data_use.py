@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -125,3 +126,31 @@ def test_a_plate_that_draws_its_own_rows_is_in_order() -> None:
             pyro.sample("x", dist.Normal(0.0, 1.0), obs=torch.zeros(8)[rows])
 
     assert seen(draws).other_rows(8, 8) is None
+
+
+def test_rows_of_small_batches_that_count_more_against_a_simulation() -> None:
+    """The mean of the data where each row weighs as its batch does, in deviations of the mean."""
+    sizes = [1000] * 6 + [50]
+    weights = torch.cat([torch.full((n,), 6050 / (n * 7)) for n in sizes])
+    data = torch.randn(400, 6050, generator=torch.Generator().manual_seed(0))
+    shift = ((weights * data).mean(-1) - data.mean(-1)) * math.sqrt(6050)
+    told = seen(model, X, 20, 2).uneven_batches(sizes)
+    assert told and "50 to 1000 rows" in told and "counts 17.3 times" in told
+    found = re.search(r"off by ([0-9.]+) of its deviations", told)
+    assert found and abs(float(found[1]) / float(shift.square().mean().sqrt()) - 1) < 0.1
+
+
+@pytest.mark.parametrize("sizes", [[], [64] * 15 + [40], [10] * 4])
+def test_batches_that_are_even_enough(sizes: list[int]) -> None:
+    assert seen(model, X, 20, 2).uneven_batches(sizes) is None
+
+
+def test_uneven_batches_of_rows_with_latents_of_their_own_or_without_a_scale() -> None:
+    def local(x: Tensor) -> None:
+        with pyro.plate("data", 20, subsample_size=2):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("x", dist.Normal(z, 1.0), obs=x)
+
+    assert seen(local, X).uneven_batches([10, 1]) is None
+    assert seen(model, X, 2, None).uneven_batches([10, 1]) is None
+    assert "scaled up" in str(seen(model, X, 2, None).several_batches([10, 1]))

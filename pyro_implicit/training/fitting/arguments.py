@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from pyro_implicit._checks import shown
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.handlers.rows import number_of_rows
+from pyro_implicit.training.batch_sizes import num_rows_of_loader, sizes_of_loader
 
 __all__ = ["Arguments"]
 
@@ -139,18 +140,21 @@ class Arguments:
             return 0
 
     @property
+    def batch_sizes(self) -> list[int]:
+        """Rows of each batch where these are the same in each epoch; empty if nobody knows."""
+        batches = self.batches
+        if isinstance(batches, (list, tuple)):
+            return [number_of_rows(*self.call(batch)) for batch in batches]
+        return sizes_of_loader(batches)
+
+    @property
     def num_rows(self) -> int:
         """All rows that are handed over, 0 where they cannot be counted without a pass."""
         if self.batches is None:
             return number_of_rows(self.args, self.kwargs)
         if isinstance(self.batches, (list, tuple)):
             return sum(number_of_rows(*self.call(batch)) for batch in self.batches)
-        if type(self.batches) is not DataLoader or self.batches.batch_size is None:
-            return 0
-        try:
-            return len(self.batches.sampler)  # type: ignore[arg-type]
-        except TypeError:  # a stream
-            return 0
+        return num_rows_of_loader(self.batches)
 
     def _next_batch(self) -> Any:
         for _ in range(2):

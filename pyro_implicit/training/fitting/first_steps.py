@@ -142,6 +142,8 @@ class FirstSteps:
         if said is None and last is not None:
             listed = isinstance(arguments.batches, (list, tuple))  # of several epochs, perhaps
             said = seen.other_rows(arguments.num_rows, number_of_rows(*last), repeated=listed)
+        if said is None and arguments.num_batches > 1:
+            said = seen.uneven_batches(arguments.batch_sizes)
         return said
 
     def _of_untrained(

@@ -141,8 +141,9 @@ def fit(
     the loss has risen far above what it was (of a ``LinearisedELBO``, ``LanczosELBO`` or
     ``Trace_ELBO``), the run goes back to parameters that were good and on at half the rate, at most
     six times; the result tells. Ctrl-C keeps what was
-    reached. A model that is given arguments and observes nothing, and several batches that are not
-    scaled to all data, are told by a warning.
+    reached. A model that is given arguments and observes nothing, several batches that are not
+    scaled to all data, and those that are, are of different sizes and the same in each epoch, so
+    that rows of the smaller count more, are told by a warning.
 
     =====================================================  ==============================
     guide                                                  objective

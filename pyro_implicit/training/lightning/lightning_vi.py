@@ -59,7 +59,7 @@ from pyro_implicit.training.lightning.warm_up import (
     check_copies,
     evaluate_once,
     first_batch,
-    has_several_batches,
+    sizes_of_batches,
 )
 
 __all__ = ["LightningVI"]
@@ -168,7 +168,8 @@ class LightningVI(pytorch.LightningModule):
         self._lr_scheduler_interval = lr_scheduler_interval
         self._example = [example]  # in a list: it is no part of the module
         self._is_warm = False
-        self._unscaled: str | None = None  # what to say of its batch if that is one of several
+        #: what to say of its batch if that is one of several
+        self._of_several: Any = None
         self._last: list[Any] = []  # the arguments of the last step
         self._noise: RandomStream | None = None
         self._header: dict[str, Any] | None = None  # of a checkpoint whose rest is still to load
@@ -304,7 +305,7 @@ class LightningVI(pytorch.LightningModule):
         seen = evaluate_once(self, args, kwargs, self.parameters, networks=own)
         for text in seen.warnings:
             warn(text)
-        self._unscaled = seen.unscaled
+        self._of_several = seen.of_several
         self._is_warm = True
         if self._header is not None:
             self._load_rest()
@@ -322,9 +323,10 @@ class LightningVI(pytorch.LightningModule):
         self._noise = None
         if not self._is_warm:
             self._read_first_batch()
-        if self._unscaled is not None and has_several_batches(self.trainer):
-            warn(self._unscaled)
-        self._unscaled = None
+        of_several, self._of_several = self._of_several, None
+        sizes = None if of_several is None else sizes_of_batches(self.trainer)
+        if sizes is not None and (said := of_several(sizes)):
+            warn(said)
 
     def _read_first_batch(self) -> None:
         """The warm-up, by a batch of the loader."""

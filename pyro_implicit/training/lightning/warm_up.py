@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,9 @@ from pyro_implicit._random import read_random_state, write_random_state
 from pyro_implicit.exceptions import ArgumentError, SiteError, StateError
 from pyro_implicit.handlers.called_parameters import CalledParameters
 from pyro_implicit.handlers.data_use import DataUse
+from pyro_implicit.training.batch_sizes import sizes_of_loader
 
-__all__ = ["FirstBatch", "check_copies", "evaluate_once", "first_batch", "has_several_batches"]
+__all__ = ["FirstBatch", "check_copies", "evaluate_once", "first_batch", "sizes_of_batches"]
 
 
 _MODULES = "they are no part of LightningVI. Write LightningVI(..., modules=[net])"
@@ -27,11 +28,12 @@ class FirstBatch:
     What one batch shows.
 
     :param warnings: of networks whose parameters will not be trained.
-    :param unscaled: what to say where it is one of several and counts as if it were all data.
+    :param of_several: what to say where it is one of several, given their rows
+        (:meth:`~pyro_implicit.handlers.data_use.DataUse.several_batches`).
     """
 
     warnings: list[str]
-    unscaled: str | None
+    of_several: Callable[[Sequence[int]], str | None]
 
 
 @torch.no_grad()
@@ -67,7 +69,7 @@ def evaluate_once(
         )
     own = (one for net in networks for one in net.parameters())
     told = called.told_of_untrained([*parameters(), *own], _MODULES)
-    return FirstBatch([told] if told else [], use.unscaled_batches())
+    return FirstBatch([told] if told else [], use.several_batches)
 
 
 def first_batch(trainer: Any) -> Any:
@@ -94,19 +96,22 @@ def first_batch(trainer: Any) -> Any:
             loader.load_state_dict(place)
 
 
-def has_several_batches(trainer: Any) -> bool:
+def sizes_of_batches(trainer: Any) -> list[int] | None:
     """
-    Whether the trainer goes through more than one batch in an epoch.
+    Rows of the batches of an epoch, if the trainer goes through more than one.
 
     :param trainer: of Lightning, before its loops have begun.
-    :returns: False, too, where nobody can tell.
+    :returns: :func:`~pyro_implicit.training.batch_sizes.sizes_of_loader`; None for one batch, and
+        where nobody can tell.
     """
     source = trainer.fit_loop._data_source
     try:
         loader: Any = source.dataloader() if source.is_defined() else None
-        return not isinstance(loader, (dict, list, tuple)) and len(loader) > 1
+        if isinstance(loader, (dict, list, tuple)) or len(loader) < 2:
+            return None
     except Exception:  # a loader without a length, or with none before it is begun
-        return False
+        return None
+    return sizes_of_loader(loader)
 
 
 def _can_be_read_twice(loader: Any) -> bool:

@@ -393,6 +393,19 @@ def test_batches_that_count_as_all_data_are_told():
     trainer(max_steps=1).fit(vi, whole)  # one batch is all of them
 
 
+def test_a_small_last_batch_of_the_same_rows_is_told():
+    def model(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", ROWS, subsample_size=len(x)):
+            pyro.sample("y", dist.Normal(w * x[:, 0], 0.3), obs=y)
+
+    vi = LightningVI(model, HyperNetworkGuide(model), LinearisedELBO())
+    with pytest.warns(UserWarning, match=r"to .* rows, the same in each epoch.*shuffle=True"):
+        trainer(max_steps=1).fit(vi, DataLoader(data(), batch_size=ROWS - 1))
+    vi = LightningVI(model, HyperNetworkGuide(model), LinearisedELBO())
+    trainer(max_steps=1).fit(vi, DataLoader(data(), batch_size=ROWS - 1, shuffle=True))
+
+
 def test_a_pyro_param_in_a_function_is_refused():
     def model(x, y=None):
         shift = pyro.param("shift", torch.zeros(()))
