@@ -6,6 +6,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, SequentialSampler
 
+from pyro_implicit.training.resumable_loader import ResumableLoader
+
 __all__ = ["num_rows_of_loader", "sizes_of_loader"]
 
 
@@ -16,10 +18,10 @@ def num_rows_of_loader(loader: Any) -> int:
     :param loader: what batches come from.
     :returns: their number; 0 where nobody knows without a pass.
     """
-    if type(loader) is not DataLoader or loader.batch_size is None:
+    if type(loader) not in (DataLoader, ResumableLoader) or loader.batch_size is None:
         return 0
     try:
-        return len(loader.sampler)  # type: ignore[arg-type]
+        return len(loader.sampler)
     except TypeError:  # a stream
         return 0
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import Trace_ELBO
+from pyro.infer import Predictive, Trace_ELBO
 
 from pyro_implicit import (
     EnsembleGuide,
@@ -484,3 +485,22 @@ def test_after_an_error_of_the_model_as_many_steps_are_taken_as_are_asked_for() 
     breaks[0] = False
     chains.run(100, progress=False)
     assert chains.num_steps < before + 200
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_they_are_a_guide_of_latents_that_share_a_plate(parallel: bool) -> None:
+    """A plate is a statement of its own, made once: Pyro refuses a second of its name."""
+
+    def model(y: Any = None) -> None:
+        with pyro.plate("groups", 3, dim=-2):
+            mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+            scale = pyro.sample("scale", dist.LogNormal(0.0, 0.3))
+            with pyro.plate("rows", 2, dim=-1):
+                pyro.sample("y", dist.Normal(mean, scale), obs=y)
+
+    options: Any = {"num_chains": 2, "kernel": "hmc", "num_steps": 40, "progress": False}
+    chains = refine(model, torch.zeros(2, 6), torch.randn(3, 2), seed=0, **options)
+    nodes = poutine.trace(chains).get_trace().nodes
+    assert [frame.name for frame in nodes["scale"]["cond_indep_stack"]] == ["groups"]
+    draws = Predictive(model, guide=chains, num_samples=5, parallel=parallel)()
+    assert draws["y"].shape == (5, 3, 2) and draws["scale"].shape[-2:] == (3, 1)

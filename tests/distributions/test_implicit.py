@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from pyro import poutine
 from pyro.infer import (
     SVI,
+    JitTrace_ELBO,
     RenyiELBO,
     Trace_ELBO,
     TraceEnum_ELBO,
@@ -470,3 +472,24 @@ def test_the_density_given_the_noise_needs_noise_a_scale_and_a_value() -> None:
         fn.conditional_log_prob(torch.zeros(2))
     with pytest.raises(ArgumentError, match="value is None; expected a tensor"):
         fn.conditional_log_prob(None)  # type: ignore[arg-type]
+
+
+def test_a_jitted_objective_of_pyro_has_the_loss_of_the_other() -> None:
+    """Sizes are tensors where it traces the guide."""
+    y = torch.randn(6)
+
+    def model() -> None:
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", 6):
+            pyro.sample("y", dist.Normal(mean, 0.5), obs=y)
+
+    guide = HyperNetworkGuide(model, init_from=None).setup()
+    losses = []
+    for kind in (Trace_ELBO, JitTrace_ELBO):
+        objective = kind(4, vectorize_particles=True, max_plate_nesting=1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch.jit, which is deprecated, and of its tracing
+            objective.loss_and_grads(model, guide)
+        pyro.set_rng_seed(0)
+        losses.append(objective.loss_and_grads(model, guide))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)

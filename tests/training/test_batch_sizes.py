@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from pyro_implicit import HyperNetworkGuide, fit
+from pyro_implicit.training import ResumableLoader
 from pyro_implicit.training.batch_sizes import num_rows_of_loader, sizes_of_loader
 from pyro_implicit.training.fitting.arguments import Arguments
 
@@ -23,13 +24,13 @@ class Stream(IterableDataset[Any]):
         return iter(range(5))
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"drop_last": True}, {"batch_size": 13}, {"batch_size": 40}]
-)
-def test_they_are_those_that_it_gives(options: dict[str, Any]) -> None:
-    loader = DataLoader(DATA, **{"batch_size": 8, **options})
+@pytest.mark.parametrize(("size", "drops"), [(8, False), (8, True), (13, False), (40, False)])
+def test_they_are_those_that_it_gives(size: int, drops: bool) -> None:
+    loader = DataLoader(DATA, batch_size=size, drop_last=drops)
+    resumable = ResumableLoader(DATA, size, drop_last=drops)
     assert sizes_of_loader(loader) == [len(batch[0]) for batch in loader]
     assert num_rows_of_loader(loader) == 26
+    assert sizes_of_loader(resumable) == sizes_of_loader(loader)
     assert Arguments((), loader, {}).batch_sizes == sizes_of_loader(loader)
 
 
