@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -42,6 +43,10 @@ def check_plates_of_listed(model: Any, guide: Any, args: Any, kwargs: Mapping[st
         return
 
 
+#: what torch and Pyro say where sizes do not agree
+_OF_SHAPES = re.compile("shape|size|dimension|broadcast|out of bounds|out of range", re.IGNORECASE)
+
+
 @contextmanager
 def blames_listed_values(model: Any, arguments: Arguments) -> Iterator[None]:
     """
@@ -54,9 +59,11 @@ def blames_listed_values(model: Any, arguments: Arguments) -> Iterator[None]:
     try:
         yield
     except (ArgumentError, ShapeError, *RAW) as error:
-        raw = error.__cause__ if isinstance(error, ImplicitError) else error
+        raw = error.__cause__ if isinstance(error, (ArgumentError, ShapeError)) else error
         if not isinstance(raw, RAW) or isinstance(raw, ImplicitError):
             raise  # ours from the beginning, and about something else
+        if not _OF_SHAPES.search(first_line(raw)):
+            raise
         names = _listed(model, *(arguments.last or arguments.peek()))
         if not names:
             raise

@@ -13,7 +13,7 @@ from pyro.infer.autoguide import AutoNormal
 from torch import Tensor
 
 from pyro_implicit import HyperNetworkGuide, fit
-from pyro_implicit.exceptions import ShapeError, SiteError
+from pyro_implicit.exceptions import NonFiniteError, ShapeError, SiteError
 from pyro_implicit.training.fitting.arguments import Arguments
 from pyro_implicit.training.fitting.listed_values import (
     blames_listed_values,
@@ -50,9 +50,18 @@ def test_errors_of_models_without_any_are_what_they_were() -> None:
     with pytest.raises(ShapeError, match="^of our own$"):
         with blames_listed_values(indicators, arguments):
             raise ShapeError("of our own")
-    with pytest.raises(ValueError, match="^raw$"):
+    with pytest.raises(ValueError, match="^of this shape$"):
         with blames_listed_values(plain, arguments):
-            raise ValueError("raw")
+            raise ValueError("of this shape")
+
+
+@pytest.mark.parametrize("error", [ValueError("Expected parameter loc"), NonFiniteError("NaN")])
+def test_errors_of_something_else_are_what_they_were(error: Exception) -> None:
+    """Also where a model has discrete latents, and the error was made of a raw one."""
+    with pytest.raises(type(error)) as caught:
+        with blames_listed_values(indicators, Arguments((X, Y), None, {})):
+            raise error from ValueError("of this shape")
+    assert caught.value is error
 
 
 def test_pyros_own_objective_is_looked_at_before_it_starts() -> None:
