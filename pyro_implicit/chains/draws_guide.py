@@ -64,11 +64,9 @@ class DrawsGuide(DrawQuantiles):
         pick = pyro.sample("_chains_pick", _Pick(equal, validate_args=False), infer=infer)
         flat = draws[pick].to(self.dtype)
         frames = {frame.name: frame for site in self.sites for frame in site.frames}
+        # each is a statement of its own, to be made once
         plates = {
-            name: pyro.plate(
-                name, frame.full_size, dim=frame.dim
-            )  # which is a statement, made once
-            for name, frame in frames.items()
+            name: pyro.plate(name, frame.full_size, dim=frame.dim) for name, frame in frames.items()
         }
         return {site.name: site.sample(part, plates) for site, part in by_site(flat, self.sites)}
 

@@ -143,9 +143,7 @@ class ImplicitDistribution(dist.TorchDistribution):
         :param torch.Size batch_shape: the new batch shape.
         :returns: the same distribution with it.
         """
-        if isinstance(
-            batch_shape, (list, tuple)
-        ):  # in a jitted objective of Pyro sizes are tensors
+        if isinstance(batch_shape, (list, tuple)):  # of tensors in Pyro's jitted objectives
             batch_shape = [int(n) if isinstance(n, Tensor) else n for n in batch_shape]
         batch_shape = check_shape("batch_shape", batch_shape)
         if self.noise is not None:

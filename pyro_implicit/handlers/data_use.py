@@ -124,11 +124,10 @@ class DataUse(Messenger):
         """
         if not self._observed or not self._is_scaled or self._is_of_rows or not sizes:
             return None
-        num_rows, count = sum(sizes), len(sizes)
-        counts = [num_rows / (n * count) for n in sizes]
-        bias = math.sqrt(
-            sum(n * (w - 1) ** 2 for n, w in zip(sizes, counts, strict=True)) / num_rows
-        )
+        num_rows = sum(sizes)
+        counts = [num_rows / (n * len(sizes)) for n in sizes]
+        squares = (n * (w - 1) ** 2 for n, w in zip(sizes, counts, strict=True))
+        bias = math.sqrt(sum(squares) / num_rows)
         if bias < _BIASED:
             return None
         return (

@@ -135,9 +135,9 @@ def _other_arguments(error: Exception) -> ArgumentError | None:
         )
     if by_us and (unknown := _UNKNOWN.search(str(error))):
         return ArgumentError(
-            f"{error}. Dictionaries in batches are keyword arguments: for a model of one "
-            "dictionary write batches that hold tuples of it, [(batch,), ...]; else rename "
-            f"{unknown[1]!r} to what the model calls it."
+            f"{error}. Hand over what the model takes, by its own names. (Dictionaries in batches "
+            "are keyword arguments: for a model of one dictionary write batches that hold tuples "
+            f"of it, [(batch,), ...], or rename {unknown[1]!r}.)"
         )
     if by_us and _TOO_MANY.search(str(error)):
         return ArgumentError(

@@ -33,17 +33,22 @@ def told_of_masked_latent(site: Any) -> str:
 def _told(site: Any) -> str:
     if is_auxiliary(site) or is_delta(site) or (site["infer"] or {}).get("enumerate"):
         return ""  # what is summed out has no entropy
-    if getattr(site["fn"].support, "is_discrete", False):
-        return ""  # no guide draws it, which is told
     masks = (site["mask"], getattr(site["fn"], "_mask", None))  # around it, and .mask(...)
     counts = [int((~one.bool()).sum()) for one in masks if isinstance(one, torch.Tensor)]
     count = max(counts, default=0)
-    if not count:
+    if not count or _is_discrete(site["fn"]):  # which no guide draws, as is told
         return ""
     return (
         f"latent site {site['name']!r} is masked in {count} places, where its entropy counts and "
         f"no prior holds it: {NO_BOUND} and may fall without end, and draws mean nothing."
     )
+
+
+def _is_discrete(fn: Any) -> bool:
+    try:
+        return bool(fn.support.is_discrete)
+    except NotImplementedError:  # a support that nobody has stated
+        return False
 
 
 def told_of_hidden_values(
