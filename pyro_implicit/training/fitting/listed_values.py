@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from pyro import poutine
 from pyro.infer.util import validation_enabled
+from pyro.poutine.enum_messenger import EnumMessenger
 
 from pyro_implicit.exceptions import ArgumentError, ImplicitError, ShapeError, SiteError
 from pyro_implicit.handlers.enumeration import run_summed_out
@@ -62,7 +64,7 @@ def blames_listed_values(model: Any, arguments: Arguments) -> Iterator[None]:
         raw = error.__cause__ if isinstance(error, (ArgumentError, ShapeError)) else error
         if not isinstance(raw, RAW) or isinstance(raw, ImplicitError):
             raise  # ours from the beginning, and about something else
-        if not _OF_SHAPES.search(first_line(raw)):
+        if not (_OF_SHAPES.search(first_line(raw)) and _is_in_enumerated(raw)):
             raise
         names = _listed(model, *(arguments.last or arguments.peek()))
         if not names:
@@ -74,6 +76,12 @@ def blames_listed_values(model: Any, arguments: Arguments) -> Iterator[None]:
             "ones: write (X * w).sum(-1), not X @ w, and Vindex(locs)[..., z] (pyro.ops.indexing), "
             "not locs[z]; what depends on the latents of a plate belongs into that plate."
         ) from error
+
+
+def _is_in_enumerated(error: BaseException) -> bool:
+    """Whether an error was raised within a program whose latents have all their values."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(isinstance(frame.f_locals.get("context"), EnumMessenger) for frame in frames)
 
 
 @torch.no_grad()

@@ -50,9 +50,10 @@ def test_errors_of_models_without_any_are_what_they_were() -> None:
     with pytest.raises(ShapeError, match="^of our own$"):
         with blames_listed_values(indicators, arguments):
             raise ShapeError("of our own")
-    with pytest.raises(ValueError, match="^of this shape$"):
-        with blames_listed_values(plain, arguments):
-            raise ValueError("of this shape")
+    for model in (plain, indicators):  # which the second does not raise either
+        with pytest.raises(ValueError, match="^of this shape$"):
+            with blames_listed_values(model, arguments):
+                raise ValueError("of this shape")
 
 
 @pytest.mark.parametrize("error", [ValueError("Expected parameter loc"), NonFiniteError("NaN")])
@@ -81,3 +82,17 @@ def test_pyros_own_objective_is_looked_at_before_it_starts() -> None:
     with pytest.raises(SiteError):
         fit(outside, guide, X, Y, objective=objective, num_steps=3, progress=False)
     check_plates_of_listed(plain, no_error_of_its_own, (X, Y), {})
+
+
+def test_errors_of_a_judge_of_ones_own_are_not_those_of_listed_values() -> None:
+    def judge() -> float:
+        return float(torch.ones(3) @ torch.ones(2))
+
+    def mixture(x: Tensor) -> None:
+        m = pyro.sample("m", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(x)):
+            z = pyro.sample("z", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
+            pyro.sample("x", dist.Normal(m * z, 1.0), obs=x)
+
+    with pytest.raises((RuntimeError, ShapeError), match="(?!.*summed out).*inconsistent tensor"):
+        fit(mixture, HyperNetworkGuide(mixture), Y, validation=judge, num_steps=3, progress=False)
