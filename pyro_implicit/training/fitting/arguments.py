@@ -25,6 +25,9 @@ _BATCHES = (
 )
 
 
+_LOOKED_AT = 20  # batches of a list, before the first step
+
+
 class Arguments:
     """
     What model and guide are called with, step by step.
@@ -122,9 +125,9 @@ class Arguments:
         return self._ahead
 
     def others(self) -> Iterator[tuple[Args, dict[str, Any]]]:
-        """The arguments of all batches where they are a list of them, which costs nothing."""
+        """The arguments of the first batches, where they are a list of them."""
         if isinstance(self.batches, (list, tuple)):
-            yield from map(self.call, self.batches)
+            yield from map(self.call, self.batches[:_LOOKED_AT])
 
     @property
     def is_any(self) -> bool:

@@ -137,7 +137,7 @@ def _num_observed(model: Any, guide: Any, args: Any, kwargs: Any) -> int:
         trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*args, **kwargs)
     nodes = [trace.nodes[name] for name in trace.observation_nodes]
     given = [node for node in nodes if not node["infer"].get("_deterministic")]
-    return sum(node["value"].numel() for node in given)
+    return sum(torch.as_tensor(node["value"]).numel() for node in given)
 
 
 @torch.no_grad()

@@ -131,7 +131,7 @@ class _Look:
                 self.said += [str(one.message) for one in caught]
 
     def visit(self, site: Any) -> None:
-        if site["is_observed"] and isinstance(site["value"], Number):
+        if site["is_observed"] and isinstance(site["value"], Number) and _is_of_library(site):
             self.refused = _no_tensor(site)
             raise self.refused
         self.use.note(site)
@@ -197,11 +197,17 @@ def _named(objective: Any, model: Any, guide: Any, last: tuple[Any, Any]) -> str
     return ""
 
 
+def _is_of_library(site: Any) -> bool:
+    """Whether a site's distribution is none of the user's, which may take what it likes."""
+    return type(site["fn"]).__module__.partition(".")[0] in ("pyro", "torch")
+
+
 def _no_tensor(site: Any) -> ArgumentError:
-    value = site["value"]
+    value: Any = site["value"]
     return ArgumentError(
         f"site {site['name']!r} is observed at {value!r}, a {type(value).__name__}; expected a "
-        f"tensor. Write obs=torch.tensor({value!r})."
+        f"tensor. Write obs=torch.tensor({float(value)}), or torch.tensor({int(value)}) for the "
+        "number of a class."
     )
 
 

@@ -157,7 +157,7 @@ def fit(
     no implicit site (Pyro's own guides)                   Pyro's ``Trace_ELBO``, 4 draws
     the same, a point (``AutoDelta``)                      ``Trace_ELBO``, one draw
     either, latents marked for enumeration (in the first
-    batch, or in any of a list of them)                    ``TraceEnum_ELBO`` in place of it
+    batch, or in one of the first twenty of a list)        ``TraceEnum_ELBO`` in place of it
     =====================================================  ==============================
 
     Draws a step: 32 up to 100 latents (256 of an ``AutoregressiveGenerator``, whose gradients have
@@ -249,7 +249,8 @@ def fit(
                     )
                     hints += chosen
             if isinstance(objective, TraceEnum_ELBO):
-                check_plates_of_listed(model, guide, some, named)
+                for call in [(some, named), *arguments.others()]:
+                    check_plates_of_listed(model, guide, *call)
             if not isinstance(getattr(objective, "objective", objective), ParticleObjective):
                 for text in told_of_hidden_values(model, some, named):
                     warn(text)

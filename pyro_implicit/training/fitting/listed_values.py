@@ -72,9 +72,10 @@ def blames_listed_values(model: Any, arguments: Arguments) -> Iterator[None]:
         raise SiteError(
             f"the model runs with one value of its discrete latents {names}, and fails where they "
             f"are summed out: {first_line(raw)}. They then have all their values, in a dimension "
-            "in front of those of the plates, and size 1 in a plate whose rows have the same "
-            "ones: write (X * w).sum(-1), not X @ w, and Vindex(locs)[..., z] (pyro.ops.indexing), "
-            "not locs[z]; what depends on the latents of a plate belongs into that plate."
+            "in front of those of the plates, and size 1 in a plate whose rows have the same ones. "
+            "What depends on the latents of a plate belongs into it; where each datum depends on "
+            "all of them, make a site of each by a loop, for i in pyro.plate('plate', 5). Write "
+            "(X * w).sum(-1), not X @ w, and Vindex(locs)[..., z] (pyro.ops.indexing), not locs[z]."
         ) from error
 
 

@@ -11,6 +11,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from pyro.infer.autoguide import AutoNormal
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -327,7 +328,7 @@ def test_observations_that_are_no_tensors(value: Any) -> None:
         p = pyro.sample("p", dist.Normal(0.0, 1.0))
         pyro.sample("k", dist.Normal(p, 1.0), obs=value)
 
-    told = rf"'k' is observed at {value}, a {type(value).__name__}; .*obs=torch.tensor\({value}\)"
+    told = rf"'k' is observed at {value}, a {type(value).__name__}; .*tensor\({float(value)}\), or"
     with pytest.raises(ArgumentError, match=told):
         fit(of_number, HyperNetworkGuide(of_number), num_steps=2, progress=False)
 
@@ -345,3 +346,16 @@ def test_what_obs_mask_hides_of_a_discrete_site_is_refused_without_another_word(
         warnings.simplefilter("error")
         with pytest.raises(SiteError, match=r"'r_unobserved' is what obs_mask hides of a discrete"):
             fit(answers, HyperNetworkGuide(answers), num_steps=2, progress=False)
+
+
+def test_a_distribution_of_ones_own_may_take_numbers() -> None:
+    class Own(dist.Normal):
+        def log_prob(self, value: Any) -> Any:
+            return super().log_prob(torch.as_tensor(value, dtype=self.loc.dtype))
+
+    def model() -> None:
+        p = pyro.sample("p", dist.Normal(0.0, 1.0))
+        pyro.sample("k", Own(p, 1.0), obs=3)
+
+    first_look(model, (), {})
+    fit(model, AutoNormal(model), num_steps=2, progress=False)
