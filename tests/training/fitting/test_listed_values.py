@@ -96,3 +96,20 @@ def test_errors_of_a_judge_of_ones_own_are_not_those_of_listed_values() -> None:
 
     with pytest.raises((RuntimeError, ShapeError), match="(?!.*summed out).*inconsistent tensor"):
         fit(mixture, HyperNetworkGuide(mixture), Y, validation=judge, num_steps=3, progress=False)
+
+
+def test_latents_that_only_a_later_batch_has_to_list_are_looked_at() -> None:
+    group = torch.arange(12) % 3
+
+    def model(y: Tensor, label: Any = None) -> None:
+        m = pyro.sample("m", dist.Normal(0.0, 1.0))
+        with pyro.plate("groups", 3):
+            infer: Any = {"enumerate": "parallel", "expand": True}
+            z = pyro.sample("z", dist.Bernoulli(0.5), obs=label, infer=infer)
+        with pyro.plate("rows", 12):
+            pyro.sample("y", dist.Normal(m * z[..., group], 1.0), obs=y)
+
+    guide = AutoNormal(pyro.poutine.block(model, expose=["m"]))
+    batches = [(Y, torch.ones(3)), (Y,)]
+    with pytest.raises(SiteError, match="no probability of it"):
+        fit(model, guide, batches=batches, num_steps=3, progress=False)
