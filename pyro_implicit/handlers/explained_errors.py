@@ -135,9 +135,9 @@ def _other_arguments(error: Exception) -> ArgumentError | None:
         )
     if by_us and (unknown := _UNKNOWN.search(str(error))):
         return ArgumentError(
-            f"{error}. Hand over what the model takes, by its own names. (Dictionaries in batches "
-            "are keyword arguments: for a model of one dictionary write batches that hold tuples "
-            f"of it, [(batch,), ...], or rename {unknown[1]!r}.)"
+            f"{error}. Model and guide are both given all arguments: hand over what both take, by "
+            "their names. (Dictionaries in batches are keyword arguments: for a model of one "
+            f"dictionary write batches that hold tuples of it, [(batch,), ...], not {unknown[1]}=.)"
         )
     if by_us and _TOO_MANY.search(str(error)):
         return ArgumentError(

@@ -404,7 +404,7 @@ def test_a_dictionary_of_a_batch_for_a_model_of_one_dictionary() -> None:
         pyro.sample("w", dist.Normal(0.0, 1.0))
 
     batches = [{"x": torch.ones(3)}]
-    with pytest.raises(ArgumentError, match=r"'x'. Hand over .* in batches are .*\[\(batch,\), "):
+    with pytest.raises(ArgumentError, match=r"'x'. Model .* in batches are .*\[\(batch,\), "):
         fit(model, HyperNetworkGuide(model), batches=batches, num_steps=2, progress=False)
 
 

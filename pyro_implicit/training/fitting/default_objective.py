@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
 from pyro_implicit.objectives.mapped_draws import VMAP
 from pyro_implicit.ops.logdet import is_zero
+from pyro_implicit.training.fitting.first_look import forget_parameters
 
 __all__ = ["default_num_particles", "default_objective"]
 
@@ -77,8 +77,9 @@ def default_objective(
     if not sites:
         is_point = bool(fns) and all(isinstance(_innermost(fn), dist.Delta) for fn in fns)
         draws = 1 if is_point else _PARTICLES[1][1]
-        calls = itertools.chain([(args, kwargs)], others)
-        listing = next((call for call in calls if _lists_values(model, guide, *call)), None)
+        listing: Any = (args, kwargs) if _lists_values(model, guide, args, kwargs) else None
+        if listing is None:
+            listing = next((call for call in others if _lists_values(model, guide, *call)), None)
         if listing is None:
             return Trace_ELBO(num_particles=draws), []
         nesting = max(nesting_of(one, *listing) for one in (model, guide))
@@ -132,7 +133,7 @@ def default_num_particles(
 @torch.no_grad()
 def _num_observed(model: Any, guide: Any, args: Any, kwargs: Any) -> int:
     """Numbers that the model observes at a draw of the guide; none where it has no densities."""
-    with unseen_run(), pyro.validation_enabled(False):
+    with _making_no_parameters(), unseen_run(), pyro.validation_enabled(False):
         drawn = poutine.trace(guide).get_trace(*args, **kwargs)
         trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*args, **kwargs)
     nodes = [trace.nodes[name] for name in trace.observation_nodes]
@@ -143,7 +144,7 @@ def _num_observed(model: Any, guide: Any, args: Any, kwargs: Any) -> int:
 @torch.no_grad()
 def _lists_values(model: Any, guide: Any, args: Any, kwargs: Any) -> bool:
     """Whether a latent of either is marked for enumeration, and not drawn by the guide as it is."""
-    with unseen_run(), pyro.validation_enabled(False):
+    with _making_no_parameters(), unseen_run(), pyro.validation_enabled(False):
         drawn = poutine.trace(guide).get_trace(*args, **kwargs)
         trace = poutine.trace(poutine.block(model, hide=list(drawn.nodes))).get_trace(
             *args, **kwargs
@@ -186,6 +187,16 @@ def _why_looped(
             said = said.partition(end)[0].rstrip()
         return f"{type(error).__name__}: {_whole_sentences(said)}"
     return None
+
+
+@contextmanager
+def _making_no_parameters() -> Iterator[None]:
+    """Takes back the parameters that a look makes: the run makes them by its seed."""
+    known = set(pyro.get_param_store().keys())
+    try:
+        yield
+    finally:
+        forget_parameters(known)
 
 
 @contextmanager

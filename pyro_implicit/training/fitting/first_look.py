@@ -44,7 +44,7 @@ from pyro_implicit.handlers.unseen_run import unseen_run
 from pyro_implicit.handlers.value_errors import entries_not_finite, told_of_scale
 from pyro_implicit.training.fitting.arguments import Arguments
 
-__all__ = ["explained_steps", "first_look"]
+__all__ = ["explained_steps", "first_look", "forget_parameters"]
 
 
 def first_look(
@@ -99,7 +99,7 @@ def first_look(
             return True
         raise clear from error
     finally:
-        _forget_parameters(known)
+        forget_parameters(known)
     for text in dict.fromkeys(look.warnings):
         warn(text)
     said = look.use.nothing_observed(IN_BATCHES)
@@ -131,7 +131,8 @@ class _Look:
                 self.said += [str(one.message) for one in caught]
 
     def visit(self, site: Any) -> None:
-        if site["is_observed"] and isinstance(site["value"], Number) and _is_of_library(site):
+        is_number = site["is_observed"] and isinstance(site["value"], Number)
+        if is_number and is_validation_enabled() and _is_of_library(site):
             self.refused = _no_tensor(site)
             raise self.refused
         self.use.note(site)
@@ -264,8 +265,12 @@ def _check_observed(site: Any, in_plates: bool, at_edges: bool) -> None:
         raise NonFiniteError(told)
 
 
-def _forget_parameters(known: set[str]) -> None:
-    """Takes back what the model has put into Pyro's store: the run makes it anew, by its seed."""
+def forget_parameters(known: set[str]) -> None:
+    """
+    Takes back what a look has put into Pyro's store: the run makes it anew, by its seed.
+
+    :param known: names of the parameters from before.
+    """
     store = pyro.get_param_store()
     for name in [name for name in store.keys() if name not in known]:
         if store._params[name] in store._param_to_name:

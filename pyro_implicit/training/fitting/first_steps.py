@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pyro import poutine
-from pyro.infer import ELBO
+from pyro.infer import ELBO, TraceEnum_ELBO
 from torch import Tensor
 
 from pyro_implicit._signature import leading_arguments
@@ -25,6 +25,7 @@ from pyro_implicit.training.fitting.adopted import AdoptedParameters
 from pyro_implicit.training.fitting.arguments import Arguments
 from pyro_implicit.training.fitting.first_look import first_look
 from pyro_implicit.training.fitting.left_out import told_of_left_out
+from pyro_implicit.training.fitting.listed_values import check_plates_of_listed
 from pyro_implicit.training.fitting.other_order import told_of_other_order
 from pyro_implicit.training.fitting.validation import Validation
 
@@ -108,10 +109,15 @@ class FirstSteps:
         :param int num_taken: steps taken so far.
         :param last: arguments of the step, positional and by name.
         :param dict params: the parameters that it had, by name.
+        :raises SiteError: after the first step with Pyro's ``TraceEnum_ELBO``, for what it sums
+            wrongly.
         :warns UserWarning: after the first step in this run for data, networks, latents and
             parameters of which something looks forgotten; after the second for latents of rows
             that batches share.
         """
+        if num_taken == 1 and isinstance(self.objective, TraceEnum_ELBO) and last is not None:
+            for call in [last, *self.arguments.others()]:
+                check_plates_of_listed(self.model, self.guide, *call)
         if self._called is not None:
             called, self._called = self._called, None
             self._tell([self._of_data(last), *self._of_untrained(called, last, params)])

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import pyro
 import torch
 from pyro import poutine
 from pyro.infer.util import validation_enabled
@@ -20,6 +21,7 @@ from pyro_implicit.handlers.sum_out import OutsidePlateError
 from pyro_implicit.handlers.type_errors import first_line
 from pyro_implicit.handlers.unseen_run import unseen_run
 from pyro_implicit.training.fitting.arguments import Arguments
+from pyro_implicit.training.fitting.first_look import forget_parameters
 
 __all__ = ["blames_listed_values", "check_plates_of_listed"]
 
@@ -28,12 +30,15 @@ def check_plates_of_listed(model: Any, guide: Any, args: Any, kwargs: Mapping[st
     """
     Refuses what Pyro's ``TraceEnum_ELBO`` sums wrongly, without a word.
 
+    Parameters that are made here are taken back: the run makes them by its seed.
+
     :param model: a model.
     :param guide: its guide, which draws no discrete latents.
     :param args: positional arguments of both.
     :param kwargs: keyword arguments of both.
     :raises SiteError: if a site depends on discrete latents of a plate that it is not in.
     """
+    known = set(pyro.get_param_store().keys())
     try:
         with unseen_run(), torch.no_grad(), validation_enabled(False):
             drawn = poutine.trace(guide).get_trace(*args, **kwargs)
@@ -43,6 +48,8 @@ def check_plates_of_listed(model: Any, guide: Any, args: Any, kwargs: Mapping[st
         raise
     except Exception:  # what else there is to say of it, the steps will
         return
+    finally:
+        forget_parameters(known)
 
 
 #: what torch and Pyro say where sizes do not agree

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pyro
@@ -113,3 +114,33 @@ def test_latents_that_only_a_later_batch_has_to_list_are_looked_at() -> None:
     batches = [(Y, torch.ones(3)), (Y,)]
     with pytest.raises(SiteError, match="no probability of it"):
         fit(model, guide, batches=batches, num_steps=3, progress=False)
+
+
+@pytest.mark.parametrize("objective", [None, TraceEnum_ELBO(max_plate_nesting=1)])
+def test_parameters_begin_by_the_seed_of_the_run(objective: Any) -> None:
+    """Looks that come before a step make none: restarts by seed would all begin at one point."""
+
+    def model(y: Tensor) -> None:
+        loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(y)):
+            z = pyro.sample("z", dist.Bernoulli(0.3), infer={"enumerate": "parallel"})
+            sd = pyro.param("sd", lambda: 0.5 + torch.rand(()))
+            pyro.sample("y", dist.Normal(loc + z, sd), obs=y)
+
+    def guide(y: Tensor) -> None:
+        if len(y) == 4:  # of the later batch alone
+            pyro.param("late", lambda: torch.randn(()))
+        pyro.sample("loc", dist.Normal(pyro.param("m", lambda: torch.randn(())), 1.0))
+
+    begun = []
+    for seed in (1, 2, 3):
+        pyro.clear_param_store()
+        options: Any = {"objective": objective, "num_steps": 2, "lr": 1e-9, "progress": False}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of batches that are not scaled
+            fit(model, guide, batches=[(Y[:8],), (Y[8:],)], seed=seed, **options)
+        store = pyro.get_param_store()
+        begun.append(
+            (round(float(store["m"].detach()), 4), round(float(store["late"].detach()), 4))
+        )
+    assert len({m for m, _ in begun}) == len({late for _, late in begun}) == 3
