@@ -24,7 +24,7 @@ from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
 from pyro_implicit.objectives.mapped_draws import VMAP
 from pyro_implicit.ops.logdet import is_zero
-from pyro_implicit.training.fitting.first_look import forget_parameters
+from pyro_implicit.training.fitting.no_parameters import making_no_parameters
 
 __all__ = ["default_num_particles", "default_objective"]
 
@@ -133,7 +133,7 @@ def default_num_particles(
 @torch.no_grad()
 def _num_observed(model: Any, guide: Any, args: Any, kwargs: Any) -> int:
     """Numbers that the model observes at a draw of the guide; none where it has no densities."""
-    with _making_no_parameters(), unseen_run(), pyro.validation_enabled(False):
+    with making_no_parameters(), unseen_run(), pyro.validation_enabled(False):
         drawn = poutine.trace(guide).get_trace(*args, **kwargs)
         trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*args, **kwargs)
     nodes = [trace.nodes[name] for name in trace.observation_nodes]
@@ -144,7 +144,7 @@ def _num_observed(model: Any, guide: Any, args: Any, kwargs: Any) -> int:
 @torch.no_grad()
 def _lists_values(model: Any, guide: Any, args: Any, kwargs: Any) -> bool:
     """Whether a latent of either is marked for enumeration, and not drawn by the guide as it is."""
-    with _making_no_parameters(), unseen_run(), pyro.validation_enabled(False):
+    with making_no_parameters(), unseen_run(), pyro.validation_enabled(False):
         drawn = poutine.trace(guide).get_trace(*args, **kwargs)
         trace = poutine.trace(poutine.block(model, hide=list(drawn.nodes))).get_trace(
             *args, **kwargs
@@ -187,16 +187,6 @@ def _why_looped(
             said = said.partition(end)[0].rstrip()
         return f"{type(error).__name__}: {_whole_sentences(said)}"
     return None
-
-
-@contextmanager
-def _making_no_parameters() -> Iterator[None]:
-    """Takes back the parameters that a look makes: the run makes them by its seed."""
-    known = set(pyro.get_param_store().keys())
-    try:
-        yield
-    finally:
-        forget_parameters(known)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from numbers import Number
 from typing import Any
 
-import pyro
 import torch
 from pyro.distributions.util import scale_and_mask
 from pyro.infer.util import is_validation_enabled, validation_enabled
@@ -43,8 +42,9 @@ from pyro_implicit.handlers.rows import is_cut, number_of_rows
 from pyro_implicit.handlers.unseen_run import unseen_run
 from pyro_implicit.handlers.value_errors import entries_not_finite, told_of_scale
 from pyro_implicit.training.fitting.arguments import Arguments
+from pyro_implicit.training.fitting.no_parameters import making_no_parameters
 
-__all__ = ["explained_steps", "first_look", "forget_parameters"]
+__all__ = ["explained_steps", "first_look"]
 
 
 def first_look(
@@ -82,9 +82,8 @@ def first_look(
     """
     number_of_rows(args, dict(kwargs))
     look = _Look(in_plates, has_failed)
-    known = set(pyro.get_param_store().keys())
     try:
-        with unseen_run(warns=True), torch.no_grad(), look.listening():
+        with making_no_parameters(), unseen_run(warns=True), torch.no_grad(), look.listening():
             with evaluation_mode() as silenced, LeftOutNoise() as noise, SiteVisitor(look.visit):
                 Replicates()(model)(*args, **kwargs)
                 look.warnings.extend(_random_layers(silenced, noise))
@@ -98,8 +97,6 @@ def first_look(
         if clear is None:
             return True
         raise clear from error
-    finally:
-        forget_parameters(known)
     for text in dict.fromkeys(look.warnings):
         warn(text)
     said = look.use.nothing_observed(IN_BATCHES)
@@ -263,17 +260,3 @@ def _check_observed(site: Any, in_plates: bool, at_edges: bool) -> None:
     log_prob = batch_log_prob(site)  # which refuses them by itself with validation on
     if bool(scale_and_mask(log_prob, mask=site["mask"]).isnan().any()):
         raise NonFiniteError(told)
-
-
-def forget_parameters(known: set[str]) -> None:
-    """
-    Takes back what a look has put into Pyro's store: the run makes it anew, by its seed.
-
-    :param known: names of the parameters from before.
-    """
-    store = pyro.get_param_store()
-    for name in [name for name in store.keys() if name not in known]:
-        if store._params[name] in store._param_to_name:
-            del store[name]
-        else:  # a tensor of several names, which has been taken back by another
-            del store._params[name], store._constraints[name]

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import pyro
 import torch
 from pyro import poutine
 from pyro.infer import SVI
@@ -50,10 +49,11 @@ from pyro_implicit.training.fitting.better_by_row import told_of_better_by_row
 from pyro_implicit.training.fitting.collected_warnings import collected_warnings
 from pyro_implicit.training.fitting.default_objective import default_objective
 from pyro_implicit.training.fitting.default_rate import default_rate, rate_times
-from pyro_implicit.training.fitting.first_look import explained_steps, first_look, forget_parameters
+from pyro_implicit.training.fitting.first_look import explained_steps, first_look
 from pyro_implicit.training.fitting.learning_rate import LearningRate
 from pyro_implicit.training.fitting.listed_values import blames_listed_values
 from pyro_implicit.training.fitting.missed_peaks import missed_peaks
+from pyro_implicit.training.fitting.no_parameters import making_no_parameters
 from pyro_implicit.training.fitting.other_model import blames_other_model
 from pyro_implicit.training.fitting.result import FitResult
 from pyro_implicit.training.fitting.run import Run
@@ -247,10 +247,10 @@ def fit(
                     )
                     hints += chosen
             if not isinstance(getattr(objective, "objective", objective), ParticleObjective):
-                known = set(pyro.get_param_store().keys())
-                for text in told_of_hidden_values(model, some, named):
+                with making_no_parameters():
+                    hidden = told_of_hidden_values(model, some, named)
+                for text in hidden:
                     warn(text)
-                forget_parameters(known)  # which the run makes, by its seed
             rate = default_rate(guide, arguments) if lr is None else lr
             times = rate_times(guide, rate) if lr is None else None
             kept = held_keywords(model, validation, args, kwargs)

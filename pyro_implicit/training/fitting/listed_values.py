@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import pyro
 import torch
 from pyro import poutine
 from pyro.infer.util import validation_enabled
@@ -21,9 +20,12 @@ from pyro_implicit.handlers.sum_out import OutsidePlateError
 from pyro_implicit.handlers.type_errors import first_line
 from pyro_implicit.handlers.unseen_run import unseen_run
 from pyro_implicit.training.fitting.arguments import Arguments
-from pyro_implicit.training.fitting.first_look import forget_parameters
+from pyro_implicit.training.fitting.no_parameters import making_no_parameters
 
 __all__ = ["blames_listed_values", "check_plates_of_listed"]
+
+#: what torch and Pyro say where sizes do not agree
+_OF_SHAPES = re.compile("shape|size|dimension|broadcast|out of bounds|out of range", re.IGNORECASE)
 
 
 def check_plates_of_listed(model: Any, guide: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
@@ -38,9 +40,8 @@ def check_plates_of_listed(model: Any, guide: Any, args: Any, kwargs: Mapping[st
     :param kwargs: keyword arguments of both.
     :raises SiteError: if a site depends on discrete latents of a plate that it is not in.
     """
-    known = set(pyro.get_param_store().keys())
     try:
-        with unseen_run(), torch.no_grad(), validation_enabled(False):
+        with making_no_parameters(), unseen_run(), torch.no_grad(), validation_enabled(False):
             drawn = poutine.trace(guide).get_trace(*args, **kwargs)
             values = {name: drawn.nodes[name]["value"] for name in drawn.stochastic_nodes}
             run_summed_out(model, args, kwargs, lambda site: None, values=values)
@@ -48,12 +49,6 @@ def check_plates_of_listed(model: Any, guide: Any, args: Any, kwargs: Mapping[st
         raise
     except Exception:  # what else there is to say of it, the steps will
         return
-    finally:
-        forget_parameters(known)
-
-
-#: what torch and Pyro say where sizes do not agree
-_OF_SHAPES = re.compile("shape|size|dimension|broadcast|out of bounds|out of range", re.IGNORECASE)
 
 
 @contextmanager
@@ -96,7 +91,7 @@ def _is_in_enumerated(error: BaseException) -> bool:
 def _listed(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
     """Names of the latents to be enumerated of a model that runs with a value of each."""
     try:
-        with unseen_run():
+        with making_no_parameters(), unseen_run():
             nodes = poutine.trace(model).get_trace(*args, **kwargs).nodes.values()
     except Exception:  # whatever a model raises: the latents are not to blame
         return []
