@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import torch
+from pyro import poutine
 from torch import Tensor, nn
 
 from pyro_implicit._checks import check_count, check_counts, check_flag, check_instance, shown
@@ -240,7 +242,8 @@ class ConditionalGuide(ImplicitGuide):
         The plate of the rows, and the context of those that it shows.
 
         These are all that were passed, or, where the model itself chooses among them, the guide's
-        choice.
+        choice. Of rows that were passed the guide does not know the numbers, and says nothing of
+        them: the model has its own.
         """
         frame, rows = self.row_frame, len(context)
         own = self._own_plates(args, kwargs) if self.create_plates or self.master else {}
@@ -248,13 +251,14 @@ class ConditionalGuide(ImplicitGuide):
         if plate is None:
             chooses = self._model_chooses and frame.size < frame.full_size == rows
             chosen = None if chooses else torch.arange(rows, device=context.device)
-            plate = pyro.plate(
-                frame.name,
-                max(frame.full_size, rows),
-                subsample_size=frame.size if chooses else rows,
-                subsample=chosen,
-                dim=frame.dim,
-            )
+            with nullcontext() if chooses else poutine.block(hide=[frame.name]):
+                plate = pyro.plate(
+                    frame.name,
+                    max(frame.full_size, rows),
+                    subsample_size=frame.size if chooses else rows,
+                    subsample=chosen,
+                    dim=frame.dim,
+                )
         if rows == plate.subsample_size:
             return plate, context
         if rows != plate.size:

@@ -26,15 +26,14 @@ from pyro_implicit.distributions.implicit_sites import KeptLinearisations
 from pyro_implicit.exceptions import DensityError, GuideError, NonFiniteError, SiteError
 from pyro_implicit.handlers.enumeration import NoticeEnumeration, enumerated
 from pyro_implicit.handlers.latent_rows import ParametersAtRows
-from pyro_implicit.handlers.other_shape import check_event
 from pyro_implicit.handlers.replicates import Replicates
-from pyro_implicit.handlers.rows import are_same_numbers, shows_all
 from pyro_implicit.handlers.unseen_run import unseen_run
 from pyro_implicit.objectives.batch_dims import check_batch_dims, is_vectorised
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.large_normal import is_large_normal, log_density_of_large
 from pyro_implicit.objectives.pairing import check_pairing
 from pyro_implicit.objectives.particle import ALL, Particle, Reads, sample_nodes
+from pyro_implicit.objectives.replayed_run import replayed_run
 from pyro_implicit.objectives.summed_out import summed_out
 
 __all__ = ["draw_particle", "lost_gradients", "plate_nesting"]
@@ -86,10 +85,10 @@ def draw_particle(
     model = Replicates(guide_nodes)(model)
     if enumerate_latents:
         model = enumerated(model, int(max_plate_nesting), guide_nodes)
-        model_trace = _replayed(model, guide_trace, args, kwargs)
+        model_trace = replayed_run(model, guide_trace, args, kwargs)
     else:
         with NoticeEnumeration():
-            model_trace = _replayed(model, guide_trace, args, kwargs)
+            model_trace = replayed_run(model, guide_trace, args, kwargs)
     model_nodes = sample_nodes(model_trace)
     check_pairing(model_nodes, guide_nodes, entropy=reads.guide, supports=validated)
     if validated:
@@ -181,7 +180,7 @@ def plate_nesting(
     """
     with unseen_run(warns=True), pyro.validation_enabled(False):
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
-        model_trace = _replayed(model, guide_trace, args, kwargs)
+        model_trace = replayed_run(model, guide_trace, args, kwargs)
     dims = [
         frame.dim
         for trace in (guide_trace, model_trace)
@@ -190,34 +189,6 @@ def plate_nesting(
         if frame.vectorized
     ]
     return -min(dims) if dims else 0
-
-
-def _replayed(
-    model: Callable[..., Any], guide_trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Trace:
-    """The model's trace with the guide's draws, in rows of its own choice."""
-    tracer = poutine.trace(poutine.replay(model, trace=_without_full_plates(guide_trace)))
-    try:
-        tracer(*args, **kwargs)
-    except Exception:  # most models fail by themselves on the wrong rows; say why
-        _check_pairs(tracer.trace, guide_trace)
-        raise
-    _check_pairs(tracer.trace, guide_trace)
-    return tracer.trace
-
-
-def _check_pairs(model_trace: Trace, guide_trace: Trace) -> None:
-    """
-    Plates and latents of the guide are those of the model.
-
-    :raises ShapeError: if a latent has another shape in the guide.
-    :raises SiteError: if a plate of the guide and the model's minibatch disagree.
-    """
-    _check_plates(model_trace, guide_trace)
-    latents = sample_nodes(guide_trace)
-    for name, node in sample_nodes(model_trace).items():
-        if name in latents and not (node["is_observed"] or site_is_subsample(node)):
-            check_event(node, latents[name]["value"])
 
 
 def _implicit_sites(nodes: dict[str, Any], required: bool) -> dict[str, ImplicitSite]:
@@ -311,33 +282,6 @@ def _check_draws(implicit: dict[str, ImplicitSite]) -> None:
                 "finite: its generator has diverged, or a context is not finite. Use a lower "
                 "learning rate, clip gradients (pyro.optim.ClippedAdam), start with "
                 "init_from='laplace' or 'ggn', or fill in what is missing in the context."
-            )
-
-
-def _without_full_plates(guide_trace: Trace) -> Trace:
-    """A copy that leaves the model free to choose its rows where the guide shows them all."""
-    trace = guide_trace.copy()
-    for name, node in sample_nodes(guide_trace).items():
-        if site_is_subsample(node) and shows_all(node["value"], node["fn"].size):
-            trace.remove_node(name)
-    return trace
-
-
-def _check_plates(model_trace: Trace, guide_trace: Trace) -> None:
-    """Refuses a guide plate that shows all rows where the model shows a few, or another order."""
-    guide_nodes = sample_nodes(guide_trace)
-    for name, node in sample_nodes(model_trace).items():
-        if not site_is_subsample(node) or name not in guide_nodes:
-            continue
-        mine, theirs = guide_nodes[name]["value"], node["value"]
-        if not are_same_numbers(mine, theirs):
-            found = f"{len(theirs)} rows in the model and {len(mine)} in the guide"
-            if len(mine) == len(theirs):
-                found = "its rows in another order in the model than in the guide"
-            raise SiteError(
-                f"plate {name!r} has {found}, which has local latents there. Pass create_plates to "
-                "the guide (a function of the model's arguments that returns the model's plate), "
-                "so that both use the same rows."
             )
 
 
