@@ -11,7 +11,9 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.handlers.asked_values import AskedValues
+from pyro_implicit.handlers.enumeration import enumerated
 from pyro_implicit.handlers.replicates import Replicates
+from pyro_implicit.handlers.sum_out import sum_out
 from pyro_implicit.handlers.unseen_run import unseen_run
 from pyro_implicit.handlers.unvalidated import Unvalidated
 from pyro_implicit.objectives.batch_dims import PARTICLE_PLATE
@@ -83,18 +85,32 @@ def _run_alone(
     model: Any, args: Any, kwargs: Any, particle: Particle, count: int
 ) -> tuple[str | None, dict[int, dict[str, Tensor]]]:
     """Where a value is asked for, and log-densities by draw and site; none if they vary."""
-    listed = any("_enumerate_dim" in node["infer"] for node in particle.model_nodes.values())
+    single = _single(model, particle)
     values = _values(particle, 0)
-    with AskedValues(values.values()) as asked:
-        first = _densities(model, args, kwargs, values)
-    if asked.place is not None or listed:
+    with AskedValues(
+        [value for name, value in values.items() if name not in particle.rows]
+    ) as asked:
+        first = _densities(single, args, kwargs, values)
+    if asked.place is not None:
         return asked.place, {}
-    again = _densities(model, args, kwargs, values)
+    again = _densities(single, args, kwargs, values)
     if first.keys() != again.keys() or any(not torch.equal(first[n], again[n]) for n in first):
         return None, {}
     some = sorted({count // 3, 2 * count // 3, count - 1} - {0})
-    others = {index: _densities(model, args, kwargs, _values(particle, index)) for index in some}
+    others = {index: _densities(single, args, kwargs, _values(particle, index)) for index in some}
     return None, {0: first, **others}
+
+
+def _single(model: Any, particle: Particle) -> Any:
+    """The model as it was run for all draws: of hidden data and listed values it made the same."""
+    single = Replicates(particle.guide_samples.keys() | particle.implicit_latents)(model)
+    listed = [
+        node["infer"]["_enumerate_dim"]
+        for factor in particle.model_nodes.values()
+        for node in factor["infer"].get("marginal_nodes", ())
+        if node["infer"].get("_enumerate_dim") is not None
+    ]
+    return enumerated(single, -1 - max(listed)) if listed else single
 
 
 def _values(particle: Particle, index: int) -> dict[str, Tensor]:
@@ -111,10 +127,11 @@ def _values(particle: Particle, index: int) -> dict[str, Tensor]:
     return values
 
 
-def _densities(model: Any, args: Any, kwargs: Any, values: dict[str, Tensor]) -> dict[str, Tensor]:
-    given = poutine.condition(Replicates(values)(model), data=values)
+def _densities(single: Any, args: Any, kwargs: Any, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    given = poutine.condition(single, data=values)
     trace = poutine.trace(given).get_trace(*args, **kwargs)
     trace.compute_log_prob()
+    sum_out(trace)
     nodes = sample_nodes(trace)
     return {name: node["log_prob_sum"] for name, node in nodes.items() if "log_prob_sum" in node}
 

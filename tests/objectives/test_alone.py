@@ -12,6 +12,8 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from pyro.infer import config_enumerate
+from pyro.ops.indexing import Vindex
 from torch import Tensor, nn
 
 from pyro_implicit import BayesianModule, HyperNetworkGuide, LinearisedELBO
@@ -137,3 +139,71 @@ def test_rows_that_the_model_chooses_are_the_same_ones_alone(seed: int, mixes: b
     torch.manual_seed(seed)
     with pytest.raises(SiteError, match="mixes draws") if mixes else nullcontext():
         objective.loss(model, guide)
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("index", ["Vindex", "by place"])
+def test_listed_values_are_judged_with_and_without_gradients(index: str, trains: bool) -> None:
+    # with as many draws as rows Vindex takes the dimension of the draws for that of the rows
+    @config_enumerate
+    def model(x: Tensor, y: Tensor) -> None:
+        with pyro.plate("components", 2):
+            loc = pyro.sample("loc", dist.Normal(0.0, 5.0))
+        with pyro.plate("data", len(y)):
+            z = pyro.sample("z", dist.Categorical(torch.tensor([0.3, 0.7])))
+            if index == "Vindex":
+                chosen = Vindex(loc)[..., z]
+            else:
+                chosen = torch.where(z == 0, loc[..., :1], loc[..., 1:])
+            pyro.sample("y", dist.Normal(chosen, 1.0), obs=y)
+
+    with torch.set_grad_enabled(trains):
+        if index == "by place":
+            assert math.isfinite(_loss(model, count=len(Y)))
+            return
+        with pytest.raises(SiteError, match=r"of site 'y.*(mixes draws|depends on the latents)"):
+            _loss(model, count=len(Y))
+
+
+def test_a_chain_of_listed_values_is_not_refused() -> None:
+    def model(x: Tensor, y: Tensor) -> None:
+        loc = pyro.sample("loc", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        keep = pyro.sample("keep", dist.Beta(2.0, 2.0))
+        state = 0
+        for step in pyro.markov(range(len(y))):
+            stays = keep if step else torch.tensor(0.5)
+            p = torch.where(torch.as_tensor(state) == 0, stays, 1 - stays)
+            probs = torch.stack([p, 1 - p], -1)
+            fn = dist.Categorical(probs)
+            state = pyro.sample(f"z{step}", fn, infer={"enumerate": "parallel"})
+            chosen = torch.where(state == 0, loc[..., 0], loc[..., 1])
+            pyro.sample(f"y{step}", dist.Normal(chosen, 1.0), obs=y[step])
+
+    assert math.isfinite(_loss(model))
+
+
+@pytest.mark.filterwarnings("ignore:Found vars in model but not guide")
+@pytest.mark.parametrize("hides", [False, True])
+def test_hidden_data_that_the_guide_leaves_to_the_model_are_not_refused(hides: bool) -> None:
+    seen = torch.arange(len(Y)) % 3 > 0
+
+    def model(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(w * x[:, 0], 1.0), obs=y, obs_mask=seen)
+
+    shown = poutine.block(model, hide=["y_unobserved"]) if hides else model
+    guide = HyperNetworkGuide(shown, init_from=None).setup(X, Y)
+    objective = LinearisedELBO(8, vectorize_particles=True)
+    assert math.isfinite(objective.differentiable_loss(model, guide, X, Y).item())
+
+
+def test_numbers_of_rows_may_be_asked_for() -> None:
+    rows, offsets = torch.tensor([3, 0, 7]), torch.arange(9.0)
+
+    def model(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y), subsample=rows) as index:
+            pyro.sample("y", dist.Normal(w + offsets[index.tolist()], 1.0), obs=y[index])
+
+    assert math.isfinite(_loss(model))
