@@ -27,6 +27,7 @@ from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.flat_latents import by_site
 from pyro_implicit.handlers.large_numbers import InDouble
 from pyro_implicit.handlers.latent_rows import AtDraw, Cuts, at_rows, by_number, check_permuted
+from pyro_implicit.handlers.listed_rows import check_listed_rows
 from pyro_implicit.handlers.observed_shape import check_observation
 from pyro_implicit.handlers.other_shape import check_event
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta
@@ -143,6 +144,8 @@ class LogJoint:
             trace = self._traced(enumerated(conditioned, self._nesting))
             trace.compute_log_prob()
             sum_out(trace)
+            if self._cuts is None:
+                check_listed_rows(conditioned, self.args, self.kwargs, {}, self._nesting)
             self._note(at)
         return trace, correction
 

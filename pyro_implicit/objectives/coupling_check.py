@@ -13,6 +13,7 @@ from pyro.poutine.trace_messenger import TraceMessenger
 from pyro_implicit._program_ref import ProgramRef
 from pyro_implicit.handlers.data_use import DataUse
 from pyro_implicit.objectives.alone import check_same_alone
+from pyro_implicit.objectives.argument_kind import kind_of
 from pyro_implicit.objectives.particle import Particle
 from pyro_implicit.objectives.particle_coupling import check_particles_apart, log_prob_of
 
@@ -54,7 +55,7 @@ class CouplingCheck:
             looks_at_gradients,
             count,
             getattr(model, "training", None),
-            *(_kind(value) for value in given),
+            *(kind_of(value) for value in given),
             *((name, node["value"].shape, log_prob_of(node).shape) for name, node in nodes),
         )
         num_steps = self._passed[shapes] + 1
@@ -66,13 +67,6 @@ class CouplingCheck:
 
     def __reduce__(self) -> Any:
         return CouplingCheck, ()  # weak references cannot be pickled; to check again is harmless
-
-
-def _kind(value: Any) -> Any:
-    """What a model may go by: a tensor's shape, a flag itself, else the type."""
-    if isinstance(value, (bool, type(None))):
-        return value
-    return getattr(value, "shape", type(value))
 
 
 def _is_power_of_ten(count: int) -> bool:

@@ -37,6 +37,7 @@ from pyro_implicit.objectives.coupling_check import CouplingCheck
 from pyro_implicit.objectives.draw_particle import draw_particle
 from pyro_implicit.objectives.finiteness import check_finite
 from pyro_implicit.objectives.gradients import OwnGradients
+from pyro_implicit.objectives.listed_check import ListedCheck
 from pyro_implicit.objectives.looped_watch import LoopedWatch
 from pyro_implicit.objectives.mapped_draws import VMAP, MappedDraws, check_mapped_finite
 from pyro_implicit.objectives.particle import Particle, Reads
@@ -182,7 +183,7 @@ class ParticleObjective(ELBO):
         self._nestings = PlateNestings()
         #: whether a model with latents to sum out has been seen; None before the first draw
         self._enumerates: bool | None = None
-        self._coupling = CouplingCheck()
+        self._coupling, self._listed = CouplingCheck(), ListedCheck()
         self._looped, self._mapped = LoopedWatch(), MappedDraws()
         self._num_training_steps = 0
         self._training_step: TrainingStep | None = None
@@ -376,6 +377,7 @@ class ParticleObjective(ELBO):
     def forget_models(self) -> None:
         """Forgets what was found out about the model in earlier calls, to look again."""
         self._nestings, self._coupling = PlateNestings(), CouplingCheck()
+        self._listed = ListedCheck()
         self._training_step, self._enumerates, self._mapped = None, None, MappedDraws()
 
     # ---- draws
@@ -439,9 +441,11 @@ class ParticleObjective(ELBO):
         check_not_swapped(model, type(self).__name__)
         if self.is_mapped:
             yield self._mapped_terms(model, guide, args, kwargs), None
-            return
-        for batch in self._batches(model, guide, args, kwargs):
-            yield self._shares(batch), batch
+        else:
+            for batch in self._batches(model, guide, args, kwargs):
+                yield self._shares(batch), batch
+        if self._enumerates and is_validation_enabled():
+            self._listed(model, guide, args, kwargs)
 
     def _mapped_terms(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Terms:
         """The terms of one draw, mapped over all draws."""

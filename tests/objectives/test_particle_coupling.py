@@ -18,6 +18,7 @@ from torch import Tensor
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO, PosteriorPredictiveLoss
 from pyro_implicit.exceptions import ImplicitError, SiteError
 from pyro_implicit.objectives import coupling_check
+from pyro_implicit.objectives.argument_kind import kind_of
 
 Model = Callable[[], None]
 N = 6
@@ -266,8 +267,8 @@ def test_a_model_that_counts_its_calls_is_run_no_more_than_before() -> None:
 
 @pytest.mark.parametrize("values", ["abc", range(3), [0.1, 0.2, 0.3]])
 def test_options_that_change_at_each_step_are_no_kinds(values: Any) -> None:
-    assert len({coupling_check._kind(value) for value in values}) == 1
-    assert len({coupling_check._kind(flag) for flag in (True, False, None)}) == 3
+    assert len({kind_of(value) for value in values}) == 1
+    assert len({kind_of(flag) for flag in (True, False, None)}) == 3
 
 
 def test_checks_grow_rare() -> None:

@@ -16,6 +16,7 @@ from pyro.poutine.enum_messenger import EnumMessenger
 from pyro_implicit.exceptions import ArgumentError, ImplicitError, ShapeError, SiteError
 from pyro_implicit.handlers.enumeration import run_summed_out
 from pyro_implicit.handlers.explained_errors import RAW
+from pyro_implicit.handlers.listed_rows import CoupledRowsError, check_listed_rows
 from pyro_implicit.handlers.sum_out import OutsidePlateError
 from pyro_implicit.handlers.type_errors import first_line
 from pyro_implicit.handlers.unseen_run import unseen_run
@@ -38,14 +39,16 @@ def check_plates_of_listed(model: Any, guide: Any, args: Any, kwargs: Mapping[st
     :param guide: its guide, which draws no discrete latents.
     :param args: positional arguments of both.
     :param kwargs: keyword arguments of both.
-    :raises SiteError: if a site depends on discrete latents of a plate that it is not in.
+    :raises SiteError: if a site depends on discrete latents of a plate that it is not in, or of
+        other rows of its plate.
     """
     try:
         with making_no_parameters(), unseen_run(), torch.no_grad(), validation_enabled(False):
             drawn = poutine.trace(guide).get_trace(*args, **kwargs)
             values = {name: drawn.nodes[name]["value"] for name in drawn.stochastic_nodes}
             run_summed_out(model, args, kwargs, lambda site: None, values=values)
-    except OutsidePlateError:
+            check_listed_rows(model, args, kwargs, values, None)
+    except (OutsidePlateError, CoupledRowsError):
         raise
     except Exception:  # what else there is to say of it, the steps will
         return
