@@ -30,7 +30,7 @@ from pyro_implicit.bayesian.private_copy import (
     to_buffers,
 )
 from pyro_implicit.bayesian.recurrence import steps_of_recurrence
-from pyro_implicit.bayesian.unusable import refuse_unusable, refuse_unusable_embeddings
+from pyro_implicit.bayesian.unusable import refuse_unusable, refuse_unusable_latents
 from pyro_implicit.bayesian.vectorization import (
     common_batch_shape,
     over_draws,
@@ -166,7 +166,7 @@ class BayesianModule(nn.Module):
             self.joint_prior, prior = part_for(prior, prefix, trainable)
         self._priors = ParameterPriors(prior, trainable, frozen)
         stochastic = self._priors.names
-        refuse_unusable_embeddings(self.module, stochastic)
+        refuse_unusable_latents(self.module, stochastic)
         self._sites = {name: prefix + name for name in stochastic}
         self._shapes = {self._sites[name]: trainable[name].shape for name in stochastic}
         self._aliases = {self._sites[name]: names[name] for name in stochastic}

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 
 from pyro_implicit.exceptions import ArgumentError
 
-__all__ = ["refuse_unusable", "refuse_unusable_embeddings"]
+__all__ = ["refuse_unusable", "refuse_unusable_latents"]
 
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
@@ -28,9 +29,12 @@ def refuse_unusable(module: nn.Module) -> None:
             raise ArgumentError(f"{where} is {why}")
 
 
-def refuse_unusable_embeddings(module: nn.Module, names: Iterable[str]) -> None:
+def refuse_unusable_latents(module: nn.Module, names: Iterable[str]) -> None:
     """
-    Refuses embeddings that write into weights which are drawn, or have gradients of few of them.
+    Refuses layers that do more with a weight that is drawn than to compute with it.
+
+    Such are embeddings that write into it, or have gradients of few of its entries, and a spectral
+    norm, whose vectors are those of another draw.
 
     :param module: the network.
     :param names: of the parameters that are latent.
@@ -39,6 +43,7 @@ def refuse_unusable_embeddings(module: nn.Module, names: Iterable[str]) -> None:
     for name in names:
         owner = name.rpartition(".")[0]
         part = module.get_submodule(owner)
+        _refuse_spectral_norm(part, name)
         if not isinstance(part, (nn.Embedding, nn.EmbeddingBag)):
             continue
         where = f"the part {owner!r} of the network" if owner else "the network"
@@ -54,6 +59,19 @@ def refuse_unusable_embeddings(module: nn.Module, names: Iterable[str]) -> None:
             )
 
 
+def _refuse_spectral_norm(part: nn.Module, name: str) -> None:
+    if not isinstance(part, parametrize.ParametrizationList):
+        return
+    if any(isinstance(one, parametrizations._SpectralNorm) for one in part):
+        raise ArgumentError(
+            f"the parameter {name!r} is latent and under torch's spectral_norm, which keeps the "
+            "singular vectors of the weight that it met last: of another draw. Register a "
+            "parametrization that keeps nothing, "
+            "torch.nn.utils.parametrize.register_parametrization(layer, 'weight', part), whose "
+            "forward(w) returns w / torch.linalg.matrix_norm(w, 2)."
+        )
+
+
 def _why_not(part: nn.Module) -> str:
     if isinstance(part, torch.jit.ScriptModule):
         return "a ScriptModule, whose parameters stay its own. Wrap it before torch.jit sees it."
@@ -67,7 +85,9 @@ def _why_not(part: nn.Module) -> str:
     if _is_derived(part):
         return (
             "under the old torch.nn.utils.weight_norm or spectral_norm, which keep a weight that "
-            "was computed before. Use those of torch.nn.utils.parametrizations."
+            "was computed before. Use torch.nn.utils.parametrizations.weight_norm; in place of a "
+            "spectral norm register a parametrization (torch.nn.utils.parametrize) whose "
+            "forward(w) returns w / torch.linalg.matrix_norm(w, 2)."
         )
     return ""
 

@@ -29,6 +29,7 @@ from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.handlers.log_joint import LogJoint
+from pyro_implicit.handlers.rows import number_of_rows
 from pyro_implicit.ops.inversion import DensityEstimate
 
 __all__ = ["KHat", "khat"]
@@ -136,6 +137,7 @@ def khat(
     :raises DensityError: where the density cannot be estimated well enough.
     :raises GuideError: for any other guide.
     :raises NonFiniteError: if the model's density is NaN or infinite at a draw.
+    :raises ShapeError: for data without rows.
     :raises SiteError: if the model draws something by itself, or lacks a latent of the guide.
     :warns UserWarning: if parameters of the model were lost that the guide was fitted with.
     """
@@ -147,6 +149,7 @@ def khat(
     check_count("num_samples", num_samples, minimum=100)
     check_count("num_inner", num_inner)
     check_count("num_starts", num_starts, maximum=64)
+    number_of_rows(args, kwargs)  # which are some
     watched = WatchedParameters(guide)
     with torch.no_grad(), explained_errors(args, kwargs, guide):
         draws, density = GuideDensity(guide, num_inner, num_starts).of_own_draws(num_samples)

@@ -27,6 +27,7 @@ from pyro_implicit.guides.order import check_order
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.handlers.log_joint import LogJoint
+from pyro_implicit.handlers.rows import number_of_rows
 from pyro_implicit.ops.kernels import median_distance
 from pyro_implicit.ops.logdet import upcast
 from pyro_implicit.ops.stein import bootstrap_null, stein_matrix, stein_u_statistic
@@ -114,7 +115,7 @@ def stein_discrepancy(
     :returns: the squared discrepancy, which ``float`` reads, and its p-value.
     :raises ArgumentError: for values outside of these, or a guide that is none.
     :raises NonFiniteError: if a gradient is not finite, or a parameter of the guide NaN.
-    :raises ShapeError: for fewer draws than ``num_samples``.
+    :raises ShapeError: for fewer draws than ``num_samples``, or data without rows.
     :raises SiteError: if the model has other latents than those drawn, or draws by itself.
     :raises StateError: within ``torch.inference_mode()``, where there are no gradients.
     :warns UserWarning: if parameters of the model were lost that the guide was fitted with.
@@ -126,6 +127,7 @@ def stein_discrepancy(
     check_order(model, "stein_discrepancy(model, guide, ...)", guide)
     refuse_diverged(guide)
     beta = check_number("beta", beta, above=-1, below=0)
+    number_of_rows(args, kwargs)  # which are some
     if not (isinstance(length, str) and length == "median"):
         length = check_number("length", length, above=0, why=", or 'median'")
     watched = WatchedParameters(guide)

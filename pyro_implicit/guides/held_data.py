@@ -14,7 +14,9 @@ from pyro.poutine.messenger import unwrap
 from torch import Tensor
 
 from pyro_implicit.exceptions import StateError
+from pyro_implicit.handlers.any_value import AnyValue
 from pyro_implicit.handlers.held_sites import HeldSites
+from pyro_implicit.handlers.hidden_observations import SHOWN
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, run_model
 from pyro_implicit.handlers.row_coupling import can_be_looked_at
 from pyro_implicit.handlers.same_rows import fingerprint
@@ -107,11 +109,12 @@ def observed_when_built(guide: Any) -> frozenset[str]:
 
     :param guide: any guide; one that is not of this package knows nothing, several know what each
         does.
-    :returns: their names.
+    :returns: their names; of data with an ``obs_mask`` both that of the whole site and of the part
+        that was seen.
     """
     held: HeldData | None = getattr(guide, "_held_data", None)
     if held is not None:
-        return frozenset(held.observed)
+        return frozenset(held.observed) | {name.removesuffix(SHOWN) for name in held.observed}
     parts = getattr(guide, "guides", ())
     return frozenset().union(*map(observed_when_built, parts), getattr(guide, "observed", ()))
 
@@ -227,7 +230,7 @@ def _observed(
     try:
         with unseen_run():
             with poutine.trace(param_only=True) as tracer:
-                with HeldSites() as held:
+                with HeldSites() as held, AnyValue():
                     run_model(model, args, dict(kwargs), visit)
     except Exception:  # what is wrong with a call is told by the call itself
         if met is not None:

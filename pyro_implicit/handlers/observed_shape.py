@@ -9,7 +9,7 @@ from pyro.distributions import MaskedDistribution
 from pyro.distributions.hmm import HiddenMarkovModel
 from torch import Tensor
 
-from pyro_implicit.exceptions import ShapeError, SiteError
+from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
 
 __all__ = [
     "check_duration",
@@ -28,9 +28,11 @@ def check_observation(site: Any) -> None:
     front, of particles or of values that are summed out.
 
     :param site: the message of an observed site.
+    :raises ArgumentError: for complex numbers.
     :raises ShapeError: for such a column beside a row, one row in a plate of several or the
         reverse, and more dimensions than plates.
     """
+    _refuse_complex(site)
     fn, found = site["fn"], site["value"].shape
     own = torch.Size(found[: max(len(found) - fn.event_dim, 0)])
     if not _fits_plates(site, own):
@@ -51,8 +53,10 @@ def observed_batch_shape(site: Any, rows: str = "") -> torch.Size:
     :param site: the message, with its value.
     :param str rows: which rows were looked at, for the message.
     :returns: what both broadcast to.
+    :raises ArgumentError: for complex numbers.
     :raises ShapeError: if the observed value does not fit the distribution.
     """
+    _refuse_complex(site)
     fn, found = site["fn"], site["value"].shape
     split = len(found) - fn.event_dim
     try:
@@ -64,6 +68,16 @@ def observed_batch_shape(site: Any, rows: str = "") -> torch.Size:
     if batch is None or not fits or not is_event(fn, found[split:]):
         raise _other_shape(site, rows)
     return batch
+
+
+def _refuse_complex(site: Any) -> None:
+    """No density of torch or Pyro is one of complex numbers, though many compute something."""
+    if site["value"].is_complex():
+        raise ArgumentError(
+            f"site {site['name']!r} observes complex numbers ({site['value'].dtype}), of which its "
+            "distribution has no density. Observe two real numbers each, "
+            "torch.view_as_real(y), with .to_event(1)."
+        )
 
 
 def _fits_plates(site: Any, own: torch.Size) -> bool:

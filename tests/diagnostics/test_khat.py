@@ -12,7 +12,7 @@ from pyro.infer.autoguide import AutoNormal
 
 from pyro_implicit import EnsembleGuide, HyperNetworkGuide, refine
 from pyro_implicit.arviz.compatibility import psis_khat
-from pyro_implicit.diagnostics import khat
+from pyro_implicit.diagnostics import khat, stein_discrepancy
 from pyro_implicit.diagnostics._density import GuideDensity
 from pyro_implicit.diagnostics.khat import KHat
 from pyro_implicit.exceptions import (
@@ -20,6 +20,7 @@ from pyro_implicit.exceptions import (
     DensityError,
     GuideError,
     NonFiniteError,
+    ShapeError,
     SiteError,
 )
 from tests.diagnostics.known import affine_guide, normal_model
@@ -186,3 +187,15 @@ def test_a_lack_of_observations_is_named():
     guide = HyperNetworkGuide(model, init_from=None).setup(x, x)
     with pytest.raises(SiteError, match=r"It draws \['y'\] by itself: hand over the observations"):
         khat(model, guide, x, num_samples=100)
+
+
+@pytest.mark.parametrize("diagnose", [khat, stein_discrepancy])
+def test_data_without_rows_are_refused(diagnose):
+    def model(y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", dist.Normal(w, 1.0), obs=y)
+
+    guide = HyperNetworkGuide(model, init_from=None).setup(torch.ones(3))
+    with pytest.raises(ShapeError, match=r"of shape \(0,\), has no rows"):
+        diagnose(model, guide, torch.ones(0))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from pyro.infer.autoguide import AutoNormal
 from torch import Tensor
+from torch.distributions import constraints
 
 from pyro_implicit import (
     HyperNetworkGuide,
@@ -19,6 +20,7 @@ from pyro_implicit import (
     predict,
     to_arviz,
 )
+from pyro_implicit.guides.held_data import observed_when_built, sampled_when_built
 
 X, HELD = torch.randn(6, 1), torch.randn(6)
 
@@ -51,6 +53,42 @@ def test_they_are_told_by_all_that_score() -> None:
         call(X)  # its own inputs
         with pytest.warns(UserWarning, match=r"\['y'\] observes the same values .*def model\(x, y"):
             call(X + 1)
+
+
+def _extra(prior: Any, seen: Tensor | None) -> Any:
+    def model(x: Tensor, y: Tensor | None = None) -> None:
+        m = pyro.sample("m", prior)
+        pyro.sample("extra", dist.Normal(m, 1.0), obs=torch.tensor(0.2))
+        mask = {} if seen is None or y is None else {"obs_mask": seen}
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(m * x[:, 0], 1.0), obs=y, **mask)
+
+    return model
+
+
+@pytest.mark.parametrize(
+    "prior", [dist.Normal(0.0, 1.0), dist.ImproperUniform(constraints.positive, (), ())]
+)
+@pytest.mark.parametrize("seen", [None, torch.arange(6) % 2 == 0])
+def test_what_was_observed_is_known_of_any_prior_and_of_data_in_part(
+    prior: Any, seen: Tensor | None
+) -> None:
+    model = _extra(prior, seen)
+    guide = HyperNetworkGuide(model, init_from=None).setup(X, HELD)
+    assert observed_when_built(guide) >= {"y", "extra"}
+    assert sampled_when_built(model, guide) >= {"y", "extra", "m", "data"}
+    predict(model, guide, X, num_samples=5)  # no warning that y was forgotten
+
+
+def test_improper_priors_hide_no_data_that_the_model_holds() -> None:
+    def model(x: Tensor) -> None:
+        m = pyro.sample("m", dist.ImproperUniform(constraints.real, (), ()))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(m * x[:, 0], 1.0), obs=HELD)
+
+    guide = HyperNetworkGuide(model, init_from=None).setup(X)
+    with pytest.warns(UserWarning, match=r"\['y'\] observes the same values"):
+        evaluate(model, guide, X + 1, num_samples=5)
 
 
 @pytest.mark.parametrize("data", [(X, HELD), (X + 1, HELD), (X, HELD + 1), (X + 1, HELD + 1)])

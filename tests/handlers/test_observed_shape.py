@@ -18,7 +18,7 @@ from pyro_implicit import (
     refine,
     to_arviz,
 )
-from pyro_implicit.exceptions import ShapeError
+from pyro_implicit.exceptions import ArgumentError, ShapeError
 from pyro_implicit.handlers.observed_shape import told_of_one_for_all
 
 
@@ -112,6 +112,12 @@ def _drawn(*args, **kwargs):
 def test_every_call_refuses_observations_that_would_be_copied(call, model, data):
     with pytest.raises(ShapeError, match="site 'y' observes a tensor of shape|torch says"):
         _CALLS[call](model, *data)
+
+
+@pytest.mark.parametrize("call", _CALLS)
+def test_every_call_refuses_complex_observations(call):
+    with pytest.raises(ArgumentError, match="complex"):
+        _CALLS[call](rows, _X, _Y + 1j)
 
 
 @pytest.mark.long
