@@ -62,6 +62,9 @@ class PosteriorPredictiveLoss(ParticleObjective):
     None of them is a bound on the evidence, and none makes the guide approximate the posterior: the
     spread is what the *predictions* need. A narrow likelihood makes ``"per_datum"`` slow and
     ragged: anneal its scale from about 1 downwards (:class:`~pyro_implicit.training.Annealed`).
+    **Few draws beside a narrow likelihood want too wide a guide**, one of whose draws is near each
+    datum: of normal data whose noise is 0.3, 0.2 and 0.1 of the spread ten draws score best with
+    about 1.2, 1.4 and 1.4 times it, 1000 with 1.0, 1.0 and 1.2. Take more draws at the end.
 
     The likelihood may be any observed site, or a pseudo-likelihood as ``pyro.factor`` inside of the
     data plate (L1, hinge, synthetic likelihoods).

@@ -251,6 +251,37 @@ def test_training_by_expected_collapses_and_by_per_datum_keeps_the_spread() -> N
     assert 0.7 < spread["per_datum"] < 1.3
 
 
+@pytest.mark.parametrize(
+    ("noise", "few", "many"), [(0.3, 1.2, 1.0), (0.2, 1.4, 1.0), (0.1, 1.4, 1.2)]
+)
+def test_few_draws_want_too_wide_a_guide(noise: float, few: float, many: float) -> None:
+    pyro.set_rng_seed(0)
+    y = math.sqrt(1 + noise**2) * torch.randn(1000)
+
+    def rows() -> None:
+        with pyro.plate("data", 1000):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z, noise), obs=y)
+
+    def best(num_particles: int, repeats: int) -> float:
+        objective = PosteriorPredictiveLoss(
+            num_particles, vectorize_particles=True, max_plate_nesting=1
+        )
+
+        def loss(spread: float) -> float:
+            def guide() -> None:
+                with pyro.plate("data", 1000):
+                    pyro.sample("z", dist.Normal(0.0, spread))
+
+            pyro.set_rng_seed(1)
+            return sum(objective.loss(rows, guide) for _ in range(repeats))
+
+        return min((0.8, 1.0, 1.2, 1.4, 1.7), key=loss)
+
+    assert best(10, 60) == few
+    assert best(1000, 2) == many
+
+
 def test_no_bound_and_settings_that_say_what_it_is() -> None:
     objective = PosteriorPredictiveLoss(7, form="expected")
     assert not objective.is_bound
