@@ -58,7 +58,12 @@ from pyro_implicit.training.fitting.other_model import blames_other_model
 from pyro_implicit.training.fitting.result import FitResult
 from pyro_implicit.training.fitting.run import Run
 from pyro_implicit.training.fitting.shared_scales import told_of_shared_scales
-from pyro_implicit.training.fitting.validation import Validation, check_validation, held_keywords
+from pyro_implicit.training.fitting.validation import (
+    Validation,
+    check_validation,
+    held_arguments,
+    held_keywords,
+)
 from pyro_implicit.training.fitting.wrong_widths import wrong_widths
 
 __all__ = ["fit"]
@@ -174,9 +179,9 @@ def fit(
     :param batches: instead of ``args``: a ``DataLoader`` or any other iterable of tuples of
         arguments, gone through again and again; a dictionary is keyword arguments, a tensor the
         one argument.
-    :param validation: held-out arguments of the model as a tuple, judged by their mean
-        :func:`~pyro_implicit.log_predictive_density`, or a function without arguments whose value
-        should rise.
+    :param validation: held-out arguments of the model as a tuple, or a dictionary by name, judged
+        by their mean :func:`~pyro_implicit.log_predictive_density`, or a function without
+        arguments whose value should rise.
     :param bool progress: whether to show a progress bar with the loss and its terms, and one of a
         guide's start where that takes long.
     :param int seed: of all that is drawn, so that the same call gives the same numbers; random
@@ -293,9 +298,10 @@ def _seen_in_validation(
     model: Any, guide: Any, validation: Any, kwargs: dict[str, Any]
 ) -> list[str]:
     """What a conditional guide sees of held-out observations, in words."""
-    if not isinstance(validation, tuple):
+    held = held_arguments(validation)
+    if held is None:
         return []
-    seen = told_of_seen_observations(model, guide, validation, kwargs)
+    seen = told_of_seen_observations(model, guide, held, kwargs)
     return [] if seen is None else [f"validation: {seen}"]
 
 

@@ -25,7 +25,7 @@ from pyro_implicit.training.early_stopping import EarlyStopping
 from pyro_implicit.training.fitting.parameter_copies import copied, set_to
 from pyro_implicit.training.fitting.running_statistics import RunningStatistics
 
-__all__ = ["Validation", "check_validation", "held_keywords"]
+__all__ = ["Validation", "check_validation", "held_arguments", "held_keywords"]
 
 EVERY = 100  # steps from one score to the next
 _PATIENCE = 10
@@ -37,17 +37,31 @@ def check_validation(value: Any) -> Any:
     Checks what a fit is to be judged by.
 
     :returns: ``value``.
-    :raises ArgumentError: unless it is a tuple, a function or None.
+    :raises ArgumentError: unless it is a tuple, a dictionary by name, a function or None.
     """
     function = callable(value) and not isinstance(value, type)
     if function:
         _check_takes_nothing(value)
-    if value is None or function or (isinstance(value, tuple) and value):
+    named = isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+    if value is None or function or ((named or isinstance(value, tuple)) and value):
         return value
     raise ArgumentError(
         f"validation={shown(value)}; expected held-out arguments of the model, such as "
-        "(x_validation, y_validation), or a function without arguments whose value should rise."
+        "(x_validation, y_validation) or {'x': x_validation, 'y': y_validation}, or a function "
+        "without arguments whose value should rise."
     )
+
+
+def held_arguments(what: Any) -> tuple[Any, ...] | None:
+    """
+    The positional ones among held-out arguments.
+
+    :param what: what a fit is judged by.
+    :returns: a tuple, without any for a dictionary; None for a function or nothing.
+    """
+    if isinstance(what, Mapping):
+        return ()
+    return what if isinstance(what, tuple) else None
 
 
 def _check_takes_nothing(function: Any) -> None:
@@ -73,21 +87,23 @@ def held_keywords(model: Any, what: Any, args: tuple[Any, ...], kwargs: Mapping[
     Finds the keyword arguments of training that go with held-out arguments.
 
     :param model: the model.
-    :param what: a tuple of held-out arguments; anything else needs none.
+    :param what: a tuple or a dictionary of held-out arguments; anything else needs none.
     :param tuple args: positional arguments of training.
     :param dict kwargs: its keyword arguments.
-    :returns: those that no held-out argument stands for.
+    :returns: those that no held-out argument stands for, and the held-out ones by name.
     :raises ArgumentError: if held-out rows would be compared with what was observed of others.
     """
-    if not isinstance(what, tuple):
+    held = held_arguments(what)
+    if held is None:
         return kwargs
-    covered = places_of(model)[: len(what)]
+    named = dict(what) if isinstance(what, Mapping) else {}
+    covered = {*places_of(model)[: len(held)], *named}
     left = {name: value for name, value in kwargs.items() if name not in covered}
-    seen, now = fingerprint(leading_arguments(model, args, kwargs)), fingerprint(what)
+    seen, now = _rows_among(model, args, kwargs), _rows_among(model, held, named)
     if seen is None or are_alike(seen, now):
-        return left
+        return left | named
     of_rows = {n: v for n, v in left.items() if _has_rows(v, seen[0])}
-    observed = _observed_among(model, what, left, of_rows) if of_rows else []
+    observed = _observed_among(model, held, left | named, of_rows) if of_rows else []
     if observed:
         few = ", ".join(f"{name}=" for name in observed)
         raise ArgumentError(
@@ -97,7 +113,14 @@ def held_keywords(model: Any, what: Any, args: tuple[Any, ...], kwargs: Mapping[
             "them has no place in it: validation=lambda: log_predictive_density(model, guide, "
             "x_validation, y=y_validation).mean()."
         )
-    return left
+    return left | named
+
+
+def _rows_among(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """A fingerprint of the inputs; of a model all of whose arguments have names, by these."""
+    named = [kwargs[name] for name in sorted(kwargs)]
+    rows = tuple(one for one in named if isinstance(one, Tensor) and one.dim())
+    return fingerprint(leading_arguments(model, args, kwargs) or rows)
 
 
 def _has_rows(value: Any, count: int) -> bool:
@@ -125,7 +148,7 @@ class Validation:
     """
     Scores model and guide now and then, keeps the best parameters, and says when to stop.
 
-    :param what: a tuple of held-out arguments, scored by their mean
+    :param what: a tuple or dictionary of held-out arguments, scored by their mean
         :func:`~pyro_implicit.log_predictive_density` with the same random numbers each time, or a
         function without arguments.
     :param model: the model.
@@ -136,8 +159,8 @@ class Validation:
     def __init__(self, what: Any, model: Any, guide: Any, kwargs: Mapping[str, Any]) -> None:
         self._score: Callable[[], Any] = what
         self._held: Callable[[int], float] | None = None
-        if isinstance(what, tuple):
-            self._held = partial(_density, model, guide, what, kwargs)
+        if (held := held_arguments(what)) is not None:
+            self._held = partial(_density, model, guide, held, kwargs)
             self._score = partial(self._held, _NUM_SAMPLES)
         self._modules = [m for m in (model, guide) if isinstance(m, nn.Module)]
         self._stopping = EarlyStopping(_PATIENCE, mode="max")

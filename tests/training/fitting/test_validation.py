@@ -35,6 +35,29 @@ def test_a_held_out_argument_stands_for_the_keyword_of_training() -> None:
     assert result.scores[100] == pytest.approx(float(score))
 
 
+def by_name(*, x: Tensor, y: Tensor | None = None, scale: float = 1.0) -> None:
+    model(x, y, scale)
+
+
+@pytest.mark.parametrize("either", [model, by_name])
+def test_a_dictionary_is_held_out_arguments_by_name(either: Any) -> None:
+    guide = HyperNetworkGuide(either)
+    options: Any = {"num_steps": 100, "seed": 0, "progress": False, "scale": 2.0}
+    result = fit(either, guide, x=X, y=Y, validation={"x": X_HELD, "y": Y_HELD}, **options)
+    score = log_predictive_density(
+        either, guide, x=X_HELD, y=Y_HELD, scale=2.0, num_samples=50, seed=0
+    ).mean()
+    assert result.scores[100] == pytest.approx(float(score))
+    with pytest.raises(ArgumentError, match=r"y= is what the model observed in training"):
+        fit(either, guide, x=X, y=Y, validation={"x": X_HELD}, **options)
+
+
+@pytest.mark.parametrize("validation", [{}, {0: X}, (), [X, Y], 3])
+def test_what_is_no_arguments_is_refused(validation: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"expected held-out arguments .* \{'x': x_validation"):
+        fit(model, HyperNetworkGuide(model), X, Y, validation=validation, progress=False)
+
+
 @pytest.mark.parametrize("y", [Y, torch.stack([Y, Y])[0]])
 def test_held_out_rows_are_not_compared_with_data_of_training(y: Tensor) -> None:
     guide = HyperNetworkGuide(model)
