@@ -30,7 +30,7 @@ from pyro_implicit._checks import (
 from pyro_implicit._misspelt import check_class_options
 from pyro_implicit._random import RandomStream, read_random_state, write_random_state
 from pyro_implicit.distributions.implicit import ImplicitDistribution
-from pyro_implicit.exceptions import StateError
+from pyro_implicit.exceptions import ArgumentError, StateError
 from pyro_implicit.handlers.enumeration import EnumerationNeeded
 from pyro_implicit.objectives.batch_dims import PARTICLE_PLATE
 from pyro_implicit.objectives.coupling_check import CouplingCheck
@@ -479,7 +479,7 @@ class ParticleObjective(ELBO):
                 self._enumerates = True
                 if before is not None:  # as if the first attempt had not been made
                     write_random_state(before)
-        if nesting == math.inf:
+        if not self.vectorised:
             with RandomStream(0):
                 nesting = self._nesting(model, guide, args, kwargs)
         return draw(nesting, self.reads, prior, enumerate_latents=True)
@@ -498,9 +498,23 @@ class ParticleObjective(ELBO):
         return particles
 
     def _nesting(self, model: Any, guide: Any, args: Any, kwargs: Any) -> int:
-        if self.max_plate_nesting != math.inf:
-            return int(self.max_plate_nesting)
-        return self._nestings.find(model, guide, args, kwargs)
+        """
+        The dimensions of plates that draws, and values that are summed out, are left of.
+
+        :raises ArgumentError: if fewer were asked for than there are: with as many draws as rows
+            they would be taken for each other.
+        """
+        if self.max_plate_nesting == math.inf:
+            return self._nestings.find(model, guide, args, kwargs)
+        asked = int(self.max_plate_nesting)
+        found = self._nestings.find(model, guide, args, kwargs, otherwise=asked)
+        if found > asked:
+            raise ArgumentError(
+                f"max_plate_nesting={asked}, and model and guide have plates in "
+                f"{found} dimensions. Write max_plate_nesting={found}, or leave it out: it is then "
+                "found."
+            )
+        return asked
 
     # ---- copies and text
 

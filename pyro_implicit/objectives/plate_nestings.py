@@ -24,7 +24,14 @@ class PlateNestings:
     def __init__(self) -> None:
         self._pairs: list[_Pair] = []
 
-    def find(self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    def find(
+        self,
+        model: Any,
+        guide: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        otherwise: int | None = None,
+    ) -> int:
         """
         The number of plate dimensions.
 
@@ -32,12 +39,18 @@ class PlateNestings:
         :param guide: its guide.
         :param tuple args: arguments of both, which a first run gets.
         :param dict kwargs: keyword arguments of both.
+        :param int otherwise: what is taken where they do not run by themselves; None: their error.
         :returns: of model and guide, the greater of the two.
         """
         for known_model, known_guide, nesting in self._pairs:
             if known_model.is_of(model) and known_guide.is_of(guide):
                 return nesting
-        nesting = plate_nesting(model, guide, args, kwargs)
+        try:
+            nesting = plate_nesting(model, guide, args, kwargs)
+        except Exception:  # whatever they raise
+            if otherwise is None:
+                raise
+            nesting = otherwise
         alive = [pair for pair in self._pairs if pair[0]() is not None and pair[1]() is not None]
         self._pairs = [*alive[1 - _MOST :], (ProgramRef(model), ProgramRef(guide), nesting)]
         return nesting

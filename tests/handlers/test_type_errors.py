@@ -28,7 +28,7 @@ def line(x: Any, y: Any = None) -> Any:
     ("x", "y", "text"),
     [
         (X.to(torch.complex64), Y, "argument 0 is of complex numbers.*view_as_real"),
-        (X, Y.to(torch.complex64), "argument 1 is of complex numbers.*view_as_real"),
+        (X, Y.to(torch.complex64), "site 'y' observes complex numbers.*view_as_real"),
         (X.to_sparse(), Y, "argument 0 is sparse.*to_dense"),
         (["a", "b"], Y[:2], "argument 0 is a list, .*Models compute with tensors"),
     ],
