@@ -20,9 +20,11 @@ from pyro_implicit.objectives.particle import sample_nodes
 
 __all__ = ["ListedCheck"]
 
+_MOST = 4  # kinds of arguments: batches may all be of other shapes, and a look is several runs
+
 
 class ListedCheck:
-    """Checks a model at the first step with each combination of shapes, flags and modes."""
+    """Checks a model at the first steps with another combination of shapes, flags and modes."""
 
     def __init__(self) -> None:
         self._model: ProgramRef | None = None
@@ -30,7 +32,7 @@ class ListedCheck:
 
     def __call__(self, model: Any, guide: Any, args: Any, kwargs: Any) -> None:
         """
-        Checks a model once for each kind of arguments.
+        Checks a model once for each of the first kinds of arguments.
 
         :param model: a model with latents that are summed out.
         :param guide: its guide, which draws the others.
@@ -42,7 +44,7 @@ class ListedCheck:
         if self._model is None or not self._model.is_of(model):
             self._model, self._passed = ProgramRef(model), set()
         kind = (getattr(model, "training", None), *map(kind_of, (*args, *kwargs.values())))
-        if kind in self._passed:
+        if kind in self._passed or len(self._passed) == _MOST:
             return
         with unseen_run(), torch.no_grad(), pyro.validation_enabled(False):
             nodes = sample_nodes(poutine.trace(guide).get_trace(*args, **kwargs))

@@ -178,6 +178,30 @@ def test_objectives_refuse_it_at_the_first_step_and_look_once(vectorised: Any) -
     assert calls[0] == 3 * (1 if vectorised else 2)
 
 
+def test_batches_of_ever_other_sizes_are_not_all_looked_at() -> None:
+    calls = [0]
+
+    def counted(z: Tensor) -> Tensor:
+        calls[0] += 1
+        return z
+
+    @config_enumerate
+    def model(y: Tensor) -> None:
+        m = pyro.sample("m", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(y)):
+            z = pyro.sample("z", dist.Bernoulli(0.7))
+            pyro.sample("y", dist.Normal(m + counted(z), 1.0), obs=y)
+
+    objective = LinearisedELBO(1, max_plate_nesting=1)
+    guide = HyperNetworkGuide(model, init_from=None).setup(torch.ones(2))
+    counts = []
+    for size in range(2, 9):
+        before = calls[0]
+        objective.loss_and_grads(model, guide, torch.ones(size))
+        counts.append(calls[0] - before)
+    assert min(counts[:4]) > 3 and counts[4:] == [1, 1, 1]
+
+
 def test_without_validation_nobody_looks() -> None:
     model = of(COUPLED["the row before"])
     guide = HyperNetworkGuide(model, init_from=None).setup()
