@@ -124,11 +124,12 @@ def are_same_numbers(one: Any, other: Any) -> bool:
 
     :param one: numbers of rows, shape ``(n,)``.
     :param other: those of another plate, shape ``(k,)``.
-    :returns: True, too, for as many of them while operations are recorded.
+    :returns: True, too, for as many of them while operations are recorded, or mapped over draws
+        with rows of their own.
     """
     if len(one) != len(other):
         return False
-    if is_recording():
+    if is_recording() or _is_mapped(one) or _is_mapped(other):
         return True
     numbers = torch.as_tensor(one)
     return torch.equal(numbers, torch.as_tensor(other, device=numbers.device))
@@ -140,12 +141,19 @@ def shows_all(numbers: Any, size: int) -> bool:
 
     :param numbers: shape ``(n,)``.
     :param int size: of the plate.
-    :returns: True, too, for as many of them while operations are recorded.
+    :returns: True, too, for as many of them while operations are recorded or mapped.
     """
-    if is_recording():
+    if is_recording() or _is_mapped(numbers):
         return len(numbers) == size
     chosen = torch.as_tensor(numbers)
     return torch.equal(chosen, torch.arange(size, device=chosen.device))
+
+
+def _is_mapped(numbers: Any) -> bool:
+    """Whether each draw has rows of its own, within ``vmap``, which cannot look at numbers."""
+    if not isinstance(numbers, Tensor):
+        return False
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(numbers))
 
 
 def is_recording() -> bool:

@@ -149,3 +149,29 @@ def test_a_guide_that_draws_for_another_number_of_rows(count: int) -> None:
     match = rf"'data' shows 3 rows in the model and {count} in the guide.*'z' among them"
     with pytest.raises(SiteError, match=match):
         LinearisedELBO(2).loss(model, guide, OFFSETS[rows], rows)
+
+
+def test_draws_that_are_mapped_may_have_rows_of_their_own() -> None:
+    """A plate that numbers a minibatch at random does so for each draw."""
+    y = torch.tensor([0.3, -1.0, 0.5])
+
+    def program(y: Tensor) -> None:
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", ROWS, subsample_size=len(y)):
+            z = pyro.sample("z", dist.Normal(a, 1.0))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+    guide = AutoGuideList(
+        program, create_plates=lambda y: pyro.plate("data", ROWS, subsample_size=len(y))
+    )
+    guide.append(HyperNetworkGuide(poutine.block(program, expose=["a"]), init_from=None))
+    part = poutine.block(program, expose=["z"])
+    guide.append(ConditionalHyperNetworkGuide(part, context=lambda y: y[:, None]))
+    guide(y)
+    pyro.set_rng_seed(0)
+    found = {
+        way: LinearisedELBO(400, vectorize_particles=way).loss(program, guide, y)
+        for way in (False, True, "vmap")
+    }
+    assert found["vmap"] == pytest.approx(found[False], abs=1.5)
+    assert found["vmap"] == pytest.approx(found[True], abs=1.5)
