@@ -2,9 +2,10 @@
 Implicit variational inference for Pyro: guides that only need to be sampled.
 
 Here are the names of daily use. All others are in the sub-package of their kind: generators in
-``generators``, checks of a fit in ``diagnostics``, schedules, loaders and early stopping in
-``training``, priors over functions in ``processes``, what a guide of your own needs in ``guides``
-and ``distributions``.
+``generators``, objectives in ``objectives``, priors of networks in ``bayesian``, checks of a fit in
+``diagnostics``, schedules, loaders and early stopping in ``training``, chains in ``chains``, priors
+over functions in ``processes``, priors from posteriors in ``inference``, files in ``saving``, what
+a guide or an objective of your own needs in ``guides``, ``distributions`` and ``testing``.
 
 An ``Example`` in a docstring goes on where these lines end, with the names of all sub-packages::
 
@@ -39,6 +40,7 @@ An ``Example`` in a docstring goes on where these lines end, with the names of a
     fit(model, other_guide, x, y, seed=1)
 """
 
+from importlib import import_module as _import_module
 from importlib import metadata as _metadata
 from typing import TYPE_CHECKING, Any
 
@@ -113,14 +115,18 @@ __all__ = [
 #: sub-packages that are the home of the names that are not here
 _HOMES = (
     "arviz",
+    "bayesian",
     "chains",
     "diagnostics",
     "distributions",
+    "exceptions",
     "generators",
     "guides",
     "inference",
     "objectives",
     "processes",
+    "saving",
+    "testing",
     "training",
 )
 
@@ -131,10 +137,10 @@ def __getattr__(name: str) -> Any:
         from pyro_implicit.training.lightning import LightningVI
 
         return LightningVI
-    homes = [home for home in _HOMES if name in globals()[home].__all__]
+    homes = [home for home in _HOMES if name in _import_module(f"{__name__}.{home}").__all__]
     where = f"; it is in pyro_implicit.{homes[0]}" if homes else ""
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{where}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), "LightningVI"})
+    return sorted({*__all__, *_HOMES, "LightningVI", *(n for n in globals() if n[:2] == "__")})

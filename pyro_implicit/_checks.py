@@ -78,6 +78,20 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+def check_num_samples(call: str, value: Any) -> int:
+    """
+    A number of draws, or an error that says how to give one.
+
+    :param str call: the call up to its options, such as ``"predict(model, guide, x"``.
+    :param value: a positive integer; None if it was left out.
+    :returns: ``value`` as a plain integer.
+    :raises ArgumentError: for anything else.
+    """
+    if value is None:
+        raise ArgumentError(f"the number of draws is missing. Write {call}, num_samples=500).")
+    return check_count("num_samples", value)
+
+
 def check_seed(name: str, value: Any) -> int:
     """
     A seed as a plain integer, or an error.

@@ -20,14 +20,25 @@ _ALIASES = {
     "loss": "objective",
     "elbo": "objective",
     "steps": "num_steps",
-    "epochs": "num_steps",
-    "num_epochs": "num_steps",
     "progress_bar": "progress",
     "dataloader": "batches",
     "loader": "batches",
     "num_draws": "num_samples",
     "samples": "num_samples",
     "draws": "num_samples",
+}
+_EPOCHS = (
+    "fit counts steps, of a batch each, and no epochs: write num_steps=num_epochs * len(batches)."
+)
+_CHAINS = (
+    "refine counts gradients of each chain, the warm-up included: num_steps=, of num_chains= "
+    "chains; posterior_draws(chains, n) then has n draws."
+)
+_ADAM = "fit has Adam, with lr=; any other goes into SVI(model, guide, optim, loss)."
+#: what is no other name of an option, by function
+_HINTS = {
+    "fit": dict.fromkeys(_OPTIMISERS, _ADAM) | dict.fromkeys(("epochs", "num_epochs"), _EPOCHS),
+    "refine": dict.fromkeys(("num_samples", "num_draws", "warmup_steps"), _CHAINS),
 }
 
 
@@ -38,7 +49,7 @@ def check_misspelt(
     Refuses keyword arguments that the model does not take.
 
     :param function: that was called with them, whose options are keyword-only.
-    :param model: a Pyro model.
+    :param model: a Pyro model, or whatever takes them.
     :param kwargs: what is to be handed on to it.
     :raises ArgumentError: for a name that is none of its arguments, with the option that is near.
     """
@@ -57,8 +68,7 @@ def check_misspelt(
         near = difflib.get_close_matches(name, [*options, *aliases], 1)
         meant = aliases.get(near[0], near[0]) if near else None
         hint = f"Did you mean {meant}=?" if meant else f"{own} has {', '.join(options)}."
-        if name in _OPTIMISERS and own == "fit":
-            hint = "fit has Adam, with lr=; any other goes into SVI(model, guide, optim, loss)."
+        hint = _HINTS.get(own, {}).get(name, hint)
         raise ArgumentError(
             f"{name}= is neither an option of {own} nor an argument of the model, which takes "
             f"{', '.join(taken) or 'none'}. {hint}"

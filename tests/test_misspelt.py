@@ -26,12 +26,15 @@ from pyro_implicit import (
     evaluate,
     fit,
     log_predictive_density,
+    posterior_draws,
     predict,
     refine,
     to_arviz,
 )
 from pyro_implicit._misspelt import check_misspelt
+from pyro_implicit.diagnostics import khat, stein_discrepancy, vsbc
 from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.inference import prior_from
 from pyro_implicit.objectives import AISIVI, IWAE, KPG, KSIVI, UIVI, AmortisedSVGD
 
 OBJECTIVES = (
@@ -63,7 +66,6 @@ def model(x: Any, y: Any = None) -> None:
         ("learning_rate", "lr"),
         ("steps", "num_steps"),
         ("sed", "seed"),
-        ("epochs", "num_steps"),
         ("validaton", "validation"),
     ],
 )
@@ -71,6 +73,63 @@ def test_near_misses(name: str, said: str) -> None:
     x = torch.ones(3)
     with pytest.raises(ArgumentError, match=rf"{name}= .* takes x, y\. Did you mean {said}=\?"):
         fit(model, HyperNetworkGuide(model), x, x, **{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "said"),
+    [
+        (fit, "epochs", r"no epochs: write num_steps=num_epochs \* len\(batches\)"),
+        (fit, "num_epochs", r"no epochs: write num_steps=num_epochs \* len\(batches\)"),
+        (fit, "optimizer", "fit has Adam"),
+        (refine, "num_samples", "counts gradients of each chain.*num_steps=.*num_chains="),
+        (refine, "warmup_steps", "the warm-up included"),
+    ],
+)
+def test_what_no_option_is_another_name_of(function: Any, name: str, said: str) -> None:
+    with pytest.raises(ArgumentError, match=f"{name}= is neither.*{said}"):
+        check_misspelt(function, model, {name: 1})
+
+
+@pytest.mark.parametrize(
+    ("call", "near"),
+    [
+        (lambda guide, x: posterior_draws(guide, 3, sed=1), "seed"),
+        (lambda guide, x: posterior_draws(guide, num_sample=3), "num_samples"),
+        (lambda guide, x: prior_from(guide, forms="full"), "form"),
+        (lambda guide, x: prior_from(guide, widden=5.0), "widen"),
+        (lambda guide, x: khat(model, guide, x, x, num_sample=100), "num_samples"),
+        (lambda guide, x: stein_discrepancy(model, guide, x, x, sed=1), "seed"),
+        (lambda guide, x: vsbc(model, lambda data: guide, x, num_simulation=10), "num_simulations"),
+    ],
+)
+def test_where_only_the_guide_or_a_diagnostic_would_get_them(call: Any, near: str) -> None:
+    x = torch.ones(3)
+    guide = HyperNetworkGuide(model, init_from=None).setup(x, x)
+    with pytest.raises(ArgumentError, match=rf"takes x, y\. Did you mean {near}=\?"):
+        call(guide, x)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda guide, x: predict(model, guide, x), r"predict\(model, guide, \.\.\., num_samples="),
+        (lambda guide, x: log_predictive_density(model, guide, x, x), "num_samples=500"),
+        (lambda guide, x: posterior_draws(guide), r"posterior_draws\(guide, \.\.\., num_samples="),
+        (lambda guide, x: posterior_draws(guide, x, x), "num_samples=a tensor of shape"),
+    ],
+)
+def test_a_number_of_draws_that_is_missing(call: Any, said: str) -> None:
+    x = torch.ones(3)
+    guide = HyperNetworkGuide(model, init_from=None).setup(x, x)
+    with pytest.raises(ArgumentError, match=said):
+        call(guide, x)
+
+
+def test_a_number_of_draws_by_place_or_name() -> None:
+    x = torch.ones(3)
+    guide = HyperNetworkGuide(model, init_from=None).setup(x, x)
+    first = posterior_draws(guide, 4, x, x, seed=0)["w"]
+    assert torch.equal(first, posterior_draws(guide, x, x, num_samples=4, seed=0)["w"])
 
 
 def test_others() -> None:
@@ -160,7 +219,7 @@ def test_predictions_name_the_number_of_draws() -> None:
     guide = HyperNetworkGuide(model, init_from=None).setup(x, x)
     with pytest.raises(ArgumentError, match=r"num_sample= .*Did you mean num_samples=\?"):
         predict(model, guide, x, num_sample=5)
-    with pytest.raises(ArgumentError, match="num_samples=None; expected an integer"):
+    with pytest.raises(ArgumentError, match="the number of draws is missing"):
         predict(model, guide, x)
 
 

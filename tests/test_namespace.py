@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+
 import pytest
 
 import pyro_implicit
@@ -12,14 +15,27 @@ def test_no_other_name_is_made_up():
         pyro_implicit.NoSuch  # noqa: B018
 
 
-@pytest.mark.parametrize(
-    "home, name",
-    [("generators", "MLPGenerator"), ("training", "EarlyStopping"), ("diagnostics", "khat")],
-)
-def test_names_that_are_not_of_daily_use_say_where_they_are(home, name):
-    with pytest.raises(AttributeError, match=f"{name!r}; it is in pyro_implicit.{home}$"):
-        getattr(pyro_implicit, name)
-    assert hasattr(getattr(pyro_implicit, home), name)
+def test_names_that_are_not_of_daily_use_say_where_they_are():
+    for home in pyro_implicit._HOMES:
+        package = importlib.import_module(f"pyro_implicit.{home}")
+        for name in set(package.__all__) - set(vars(pyro_implicit)) - {"LightningVI"}:
+            with pytest.raises(AttributeError, match=rf"{name!r}; it is in pyro_implicit\.\w+$"):
+                getattr(pyro_implicit, name)
+            assert hasattr(package, name)
+
+
+def test_every_package_is_a_home():
+    found = {one.name for one in pkgutil.iter_modules(pyro_implicit.__path__)}
+    of_nobody = {"handlers", "ops"}  # whose names nobody needs by themselves
+    assert {one for one in found if one[0] != "_"} - of_nobody == set(pyro_implicit._HOMES)
+
+
+def test_nothing_else_is_listed():
+    listed = {name for name in dir(pyro_implicit) if name[:2] != "__"}
+    assert listed == set(pyro_implicit.__all__) - {"__version__"} | {
+        *pyro_implicit._HOMES,
+        "LightningVI",
+    }
 
 
 def test_with_lightning():

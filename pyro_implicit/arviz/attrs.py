@@ -15,7 +15,10 @@ __all__ = ["run_attrs"]
 
 
 def run_attrs(
-    guide: Callable[..., Any], objective: ELBO | None, notes: dict[str, str]
+    guide: Callable[..., Any],
+    objective: ELBO | None,
+    notes: dict[str, str],
+    seed: int | None = None,
 ) -> dict[str, str | int | float]:
     """
     Describes a run in plain values that netCDF can store.
@@ -23,6 +26,7 @@ def run_attrs(
     :param callable guide: the guide.
     :param ELBO objective: the objective it was fitted with, if known.
     :param dict notes: more entries.
+    :param int seed: that all was drawn from; None: torch's own.
     :returns: the attributes.
     """
     attrs: dict[str, str | int | float] = {
@@ -31,7 +35,8 @@ def run_attrs(
         "pyro_version": str(pyro.__version__),
         "torch_version": str(torch.__version__),
         "guide": getattr(guide, "__name__", type(guide).__name__),
-        "seed": str(torch.initial_seed()),  # up to 64 bits unsigned: not every netCDF reader
+        # up to 64 bits unsigned: not every netCDF reader
+        "seed": str(torch.initial_seed() if seed is None else seed),
     }
     return {**attrs, **_objective_attrs(objective, guide), **notes}
 

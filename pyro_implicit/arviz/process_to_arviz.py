@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_instance, check_tensor, check_text
+from pyro_implicit._seeded import seeded
 from pyro_implicit.arviz.attrs import run_attrs
 from pyro_implicit.arviz.collect import to_numpy
 from pyro_implicit.arviz.compatibility import make_inference_data
@@ -28,6 +29,7 @@ def process_to_arviz(
     coords: Sequence[Any] | None = None,
     function_name: str = "f",
     value_name: str = "y",
+    seed: int | None = None,
 ) -> Any:
     r"""
     Functions and observations at some inputs, before and after the data, for ArviZ.
@@ -59,6 +61,7 @@ def process_to_arviz(
     :param coords: ``K`` labels of the inputs.
     :param str function_name: of the function.
     :param str value_name: of observations.
+    :param int seed: of all draws; None: the global random numbers are drawn from.
     :returns: ``arviz.InferenceData`` with ArviZ 0.x, ``xarray.DataTree`` with ArviZ >= 1; draws
         have shape ``(1, num_samples, *batch, K)``.
     :raises ArgumentError: for a bad ``num_samples``, equal names, a wrong number of labels, or a
@@ -79,7 +82,7 @@ def process_to_arviz(
     own = process.inputs
     new = own if inputs is None else inputs
     labels = _given_labels(coords, new)
-    with torch.no_grad():
+    with torch.no_grad(), seeded(seed):
         draws = _draws(process, value, new, num_samples, function_name, value_name)
     batch = [f"{function_name}_dim_{i}" for i in range(len(process.batch_shape))]
     features = [f"feature_{i}" for i in range(own.dim() - 1)]

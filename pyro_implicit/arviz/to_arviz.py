@@ -10,6 +10,7 @@ from pyro.infer import ELBO
 from torch import nn
 
 from pyro_implicit._checks import check_count, check_instance
+from pyro_implicit._seeded import seeded
 from pyro_implicit._signature import in_order
 from pyro_implicit._warn import warn
 from pyro_implicit.arviz.attrs import run_attrs
@@ -48,6 +49,7 @@ def to_arviz(
     coords: Mapping[str, Sequence[Any]] | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,
     max_bytes: float | None = 4 * 2**30,
+    seed: int | None = None,
     **kwargs: Any,
 ) -> Any:
     r"""
@@ -95,9 +97,10 @@ def to_arviz(
     (``_dim`` is appended if a variable has that name); the others are ``{site}_dim_{i}``. A slash
     in a name becomes a dot.
 
-    **Attributes.** Versions, guide, objective, its settings and weights, and the seed
-    (``torch.initial_seed()``, set by :func:`pyro.set_rng_seed`). Read them, in both lines of ArviZ
-    and after a netCDF round trip, as ``data.attrs["seed"]`` or ``data["posterior"].attrs["seed"]``.
+    **Attributes.** Versions, guide, objective, its settings and weights, and the seed (the call's,
+    or ``torch.initial_seed()``, set by :func:`pyro.set_rng_seed`). Read them, with both lines of
+    ArviZ and after a netCDF round trip, as ``data.attrs["seed"]`` or
+    ``data["posterior"].attrs["seed"]``.
 
     Example::
 
@@ -125,6 +128,7 @@ def to_arviz(
     :param dict dims: names of dimensions by variable: of all, or of those without a plate.
     :param float max_bytes: refuse to make more than this, 4 GiB by default, or more than is free;
         ``None``: no limit.
+    :param int seed: of all draws; None: the global random numbers are drawn from.
     :param kwargs: keyword arguments of the model and guide.
     :returns: ``arviz.InferenceData`` with ArviZ 0.x, ``xarray.DataTree`` with ArviZ >= 1; variables
         have shape ``(1, num_samples, *shape)``, or ``(1, num_samples, num_guides, *shape)``; those
@@ -158,44 +162,59 @@ def to_arviz(
     _check_built(guides)
     for call in calls:
         call.tell(call.told_of_arguments(is_scored=True))
-    with explained_errors(args, kwargs, guides[0]):
-        programs = [Program(model, one, RowBatches(args, kwargs, batch_size)) for one in guides]
+    num_restarts = len(guides) if isinstance(guide, (list, tuple)) else None
+    with seeded(seed):
+        programs = _programs(model, guides, RowBatches(args, kwargs, batch_size))
+        chains = None if num_restarts else chain_draws(guides[0], num_samples)
+        export = Export(programs[0], groups, chains, num_samples, num_restarts)
+        stats = sample_stats(
+            export.chosen, chains, guides, bool(num_restarts), (model, args, kwargs)
+        )
+        export.lay_out(stats, max_bytes, dims, coords)
+        with explained_errors(args, kwargs, guides[0]):
+            arrays, refused = collect(
+                programs, guides, export.plan, export.num_samples, bool(num_restarts), export.draws
+            )
+    if refused:
+        _tell_of_the_prior(refused, groups)
+    told = _told_of(programs, arrays, chosen=groups is not None)
+    calls[0].tell([*told, *(text for one in calls for text in one.watched.warnings())])
+    if stats is not None:
+        arrays["sample_stats"] = stats.arrays(arrays["posterior"])
+    return export.made(arrays, run_attrs(guides[0], objective, export.notes, seed))
+
+
+def _programs(
+    model: Callable[..., Any], guides: list[Callable[..., Any]], rows: RowBatches
+) -> list[Program]:
+    """What a run of the model with each guide is like."""
+    with explained_errors(rows.args, rows.kwargs, guides[0]):
+        programs = [Program(model, one, rows) for one in guides]
     drawn = programs[0].draw.keys() - programs[0].subsamples.keys()
     if drawn and not programs[0].of_kind("latent"):
         raise of_another_model(drawn)
     _check_same_sites(programs)
-    num_restarts = len(guides) if isinstance(guide, (list, tuple)) else None
-    chains = None if num_restarts else chain_draws(guides[0], num_samples)
-    export = Export(programs[0], groups, chains, num_samples, num_restarts)
-    stats = sample_stats(export.chosen, chains, guides, bool(num_restarts), (model, args, kwargs))
-    export.lay_out(stats, max_bytes, dims, coords)
-    with explained_errors(args, kwargs, guides[0]):
-        arrays, refused = collect(
-            programs, guides, export.plan, export.num_samples, bool(num_restarts), export.draws
-        )
-    if refused:
-        _tell_of_the_prior(refused, groups)
-    factors = uncounted_factors(programs[0]) if "log_likelihood" in arrays else set()
+    return programs
+
+
+def _told_of(programs: list[Program], arrays: Mapping[str, Any], chosen: bool) -> list[str]:
+    """What looks wrong in the groups that were made, in words."""
+    first = programs[0]
+    factors = uncounted_factors(first) if "log_likelihood" in arrays else set()
     told = [told_of_factors(factors)] if factors else []
-    if groups is None and programs[0].factors and not programs[0].of_kind("observed"):
-        told.append(told_of_factors_alone(programs[0].factors))
+    if first.factors and not (chosen or first.of_kind("observed")):
+        told.append(told_of_factors_alone(first.factors))
     if "posterior_predictive" in arrays:
-        first = programs[0]
         told.append(told_of_unheard(first.unheard))
         told.append(choices_of_groups(first.choices, first.predicted, first.row_plates))
-    if programs[0].moving_data:
+    if first.moving_data:
         told.append(
-            f"{sorted(programs[0].moving_data)} observes what follows latents (residuals, say): "
+            f"{sorted(first.moving_data)} observes what follows latents (residuals, say): "
             "observed_data has its values at one draw. Let the model observe the data themselves, "
             "and put what follows latents into the distribution."
         )
-    told.append(_told_of_supports(programs[0], arrays.get("posterior", {})))
-    told += [text for one in programs for text in one.told_of_held]
-    told += [text for one in calls for text in one.watched.warnings()]
-    calls[0].tell(told)
-    if stats is not None:
-        arrays["sample_stats"] = stats.arrays(arrays["posterior"])
-    return export.made(arrays, run_attrs(guides[0], objective, export.notes))
+    told.append(_told_of_supports(first, arrays.get("posterior", {})))
+    return told + [text for one in programs for text in one.told_of_held]
 
 
 def _told_of_supports(program: Program, posterior: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._checks import check_count
+from pyro_implicit._seeded import seeded
 from pyro_implicit._warn import warn
 from pyro_implicit.diagnostics._density import Part, check_implicit_guide
 from pyro_implicit.diagnostics._entropy_part import PartEntropy, effective_rank, part_entropy
@@ -125,6 +126,7 @@ def entropy_report(
     num_starts: int = 8,
     num_steps: int = 10,
     num_probes: int = 1,
+    seed: int | None = None,
 ) -> EntropyReport:
     r"""
     What the objectives believe the entropy of a guide to be, beside what it is.
@@ -159,6 +161,7 @@ def entropy_report(
     :param int num_starts: starts of the search for them, at most 64.
     :param int num_steps: Lanczos steps.
     :param int num_probes: Lanczos probes for each draw.
+    :param int seed: of all draws; None: the global random numbers are drawn from.
     :returns: the report; print it, or read its fields.
     :raises ArgumentError: for numbers outside of these, or a guide without output noise that has
         fewer noises than latents.
@@ -172,10 +175,11 @@ def entropy_report(
     check_count("num_samples", num_samples, minimum=2)
     check_count("num_starts", num_starts, maximum=64)
     parts = [Part(sites, sampler) for _, sites, sampler in guide._groups()]
-    found = [
-        part_entropy(part, num_samples, num_inner, num_starts, num_steps, num_probes)
-        for part in parts
-    ]
+    with seeded(seed):
+        found = [
+            part_entropy(part, num_samples, num_inner, num_starts, num_steps, num_probes)
+            for part in parts
+        ]
     report = _report(parts, found)
     _warn(report)
     return report

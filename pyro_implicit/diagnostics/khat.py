@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_model, check_number
+from pyro_implicit._misspelt import check_misspelt
+from pyro_implicit._seeded import seeded
 from pyro_implicit._warn import warn
 from pyro_implicit.arviz.compatibility import psis_khat
 from pyro_implicit.diagnostics._density import GuideDensity, check_implicit_guide
@@ -97,6 +99,7 @@ def khat(
     num_inner: int = 500,
     num_starts: int = 8,
     tolerance: float = 0.1,
+    seed: int | None = None,
     **kwargs: Any,
 ) -> KHat:
     r"""
@@ -131,6 +134,7 @@ def khat(
         :func:`~pyro_implicit.diagnostics.log_density`.
     :param int num_starts: starts of the search for noises, at most 64.
     :param float tolerance: in nats, see above.
+    :param int seed: of all draws; None: the global random numbers are drawn from.
     :param kwargs: keyword arguments of the model.
     :returns: k-hat, and what it rests on; ``float(khat(...))`` is the number alone.
     :raises ArgumentError: for numbers outside of these, and for model and guide in the wrong order.
@@ -143,6 +147,7 @@ def khat(
     """
     check_model(model)
     check_order(model, "khat(model, guide, ...)", guide)
+    check_misspelt(khat, model, kwargs)
     refuse_diverged(guide)
     guide = check_implicit_guide(guide, "khat")
     tolerance = check_number("tolerance", tolerance, above=0)
@@ -151,7 +156,7 @@ def khat(
     check_count("num_starts", num_starts, maximum=64)
     number_of_rows(args, kwargs)  # which are some
     watched = WatchedParameters(guide)
-    with torch.no_grad(), explained_errors(args, kwargs, guide):
+    with torch.no_grad(), explained_errors(args, kwargs, guide), seeded(seed):
         draws, density = GuideDensity(guide, num_inner, num_starts).of_own_draws(num_samples)
         error, gap = _check_density(density, tolerance, num_inner, num_starts)
         u = torch.cat(draws, -1)

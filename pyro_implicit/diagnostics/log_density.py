@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_tensors
+from pyro_implicit._seeded import seeded
 from pyro_implicit.diagnostics._density import GuideDensity, check_implicit_guide
 
 __all__ = ["LogDensity", "log_density"]
@@ -35,7 +36,12 @@ class LogDensity:
 
 
 def log_density(
-    guide: Any, theta: Mapping[str, Tensor], *, num_inner: int = 500, num_starts: int = 8
+    guide: Any,
+    theta: Mapping[str, Tensor],
+    *,
+    num_inner: int = 500,
+    num_starts: int = 8,
+    seed: int | None = None,
 ) -> LogDensity:
     r"""
     Estimates the log-density of an implicit guide, which nobody can evaluate, at given values.
@@ -71,6 +77,7 @@ def log_density(
         :func:`~pyro_implicit.posterior_draws` returns them.
     :param int num_inner: draws of the noise for each value.
     :param int num_starts: starts of the search, at most 64.
+    :param int seed: of all draws; None: the global random numbers are drawn from.
     :returns: log-densities in the constrained space (for a simplex: with respect to all entries
         but the last) and their standard errors.
     :raises ArgumentError: if a number is below 1, or ``num_starts`` above 64.
@@ -85,5 +92,6 @@ def log_density(
     check_count("num_inner", num_inner)
     check_count("num_starts", num_starts, maximum=64)
     check_tensors("theta", theta, "values by site, {name: (n, *site_shape)}")
-    estimate, log_jacobian = GuideDensity(guide, num_inner, num_starts).at(theta)
+    with seeded(seed):
+        estimate, log_jacobian = GuideDensity(guide, num_inner, num_starts).at(theta)
     return LogDensity(estimate.value + log_jacobian, estimate.standard_error)

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_model, check_number
 from pyro_implicit._inference_mode import refuse_inference_mode
+from pyro_implicit._misspelt import check_misspelt
+from pyro_implicit._seeded import seeded
 from pyro_implicit._warn import warn
 from pyro_implicit.diagnostics._unconstrained import constrained_draws, unconstrained_draws
 from pyro_implicit.guides.diverged import refuse_diverged
@@ -76,6 +78,7 @@ def stein_discrepancy(
     num_bootstrap: int = 1000,
     length: float | str = "median",
     beta: float = -0.5,
+    seed: int | None = None,
     **kwargs: Any,
 ) -> SteinDiscrepancy:
     r"""
@@ -111,6 +114,8 @@ def stein_discrepancy(
     :param length: of the kernel, a positive number in units of the spread, or ``"median"``: the
         median distance between two draws.
     :param float beta: exponent of the kernel, between -1 and 0.
+    :param int seed: of the guide's draws and the bootstrap; None: the global random numbers are
+        drawn from.
     :param kwargs: keyword arguments of model and guide.
     :returns: the squared discrepancy, which ``float`` reads, and its p-value.
     :raises ArgumentError: for values outside of these, or a guide that is none.
@@ -125,19 +130,21 @@ def stein_discrepancy(
     check_count("num_bootstrap", num_bootstrap)
     check_model(model)
     check_order(model, "stein_discrepancy(model, guide, ...)", guide)
+    check_misspelt(stein_discrepancy, model, kwargs)
     refuse_diverged(guide)
     beta = check_number("beta", beta, above=-1, below=0)
     number_of_rows(args, kwargs)  # which are some
     if not (isinstance(length, str) and length == "median"):
         length = check_number("length", length, above=0, why=", or 'median'")
     watched = WatchedParameters(guide)
-    with explained_errors(args, kwargs, guide):
+    with explained_errors(args, kwargs, guide), seeded(seed):
         draws = constrained_draws(guide, num_samples, args, kwargs)
         sites, u = unconstrained_draws(model, draws, args, kwargs)
         scores = LogJoint(model, sites, args, kwargs).scores(u)
+        found = _compare(upcast(u), upcast(scores), num_bootstrap, length, beta)
     for text in watched.warnings():
         warn(text)
-    return _compare(upcast(u), upcast(scores), num_bootstrap, length, beta)
+    return found
 
 
 @torch.no_grad()

@@ -31,6 +31,7 @@ from pyro_implicit._checks import (
     check_model,
     check_names,
 )
+from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._progress import progress_bar
 from pyro_implicit.diagnostics._data_places import find_places
 from pyro_implicit.diagnostics._simulation import Quantity, Simulation, isolated, simulate
@@ -181,6 +182,7 @@ def vsbc(
     check_count("num_processes", num_processes)
     seed = check_count("seed", seed, 0, why=" (a seed)")
     check_model(model)
+    check_misspelt(vsbc, model, kwargs)
     check_callable("fit", fit, "a function from the data, {site: value}, to a guide or draws")
     check_flag("progress", progress)
     _check_quantities(quantities)

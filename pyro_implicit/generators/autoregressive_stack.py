@@ -224,7 +224,7 @@ class AutoregressiveStack(PackedModule, Generator):
         batch, m = z.shape[:-1], self.output_dim
         with in_full_precision(z):
             wide = z.to(torch.promote_types(z.dtype, torch.float32))
-            weights, rows = self.weights.to(wide.dtype), wide.reshape(-1, m)
+            weights, rows = self.weights.to(wide.dtype), wide.reshape(batch.numel(), m)
             passed = Passed() if is_step() else None
             if passed is not None and context is None and is_plain_step():
                 x, log_det = WrittenOut.apply(self, passed, weights, rows)
@@ -235,7 +235,7 @@ class AutoregressiveStack(PackedModule, Generator):
     @torch.no_grad()
     def _undo(self, w: Tensor, context: Tensor | None = None) -> tuple[Tensor, int]:
         """The noises of draws ``(..., m)``, and the largest number of rounds of a block."""
-        x, most = w.reshape(-1, self.output_dim), 0
+        x, most = w.reshape(w.shape[:-1].numel(), self.output_dim), 0
         layers, shift, _ = self._layers(self.weights.to(w.dtype), context, w.shape[:-1])
         x = x - shift
         for number in reversed(range(self.num_blocks)):

@@ -26,6 +26,7 @@ __all__ = [
     "HeldData",
     "model_of",
     "observed_when_built",
+    "program_of",
     "sampled_when_built",
     "told_of_held_data",
     "unconditioned",
@@ -160,6 +161,18 @@ def model_of(guide: Any) -> Any:
         return getattr(guide, "model", None)
     except StateError:
         return None
+
+
+def program_of(guide: Any) -> Any:
+    """
+    What tells by its parameters which arguments a guide takes.
+
+    :param guide: any guide.
+    :returns: the model that it was made for, as it was handed over; the guide itself, if it does
+        not tell.
+    """
+    bare = getattr(guide, "_bare_model", None) or [None]  # the prototype's has lost its signature
+    return bare[0] or model_of(guide) or guide
 
 
 def unconditioned(model: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 from pyro.poutine.util import site_is_factor
 from torch import Tensor
 
-from pyro_implicit._checks import check_count, check_seed
+from pyro_implicit._checks import check_num_samples, check_seed
 from pyro_implicit._random import RandomStream, mixed_seed
 from pyro_implicit._signature import in_order
 from pyro_implicit.exceptions import SiteError
@@ -54,7 +54,7 @@ def log_predictive_density(
     model: Callable[..., Any],
     guide: Callable[..., Any],
     *args: Any,
-    num_samples: int,
+    num_samples: int | None = None,
     seed: int | None = None,
     **kwargs: Any,
 ) -> Tensor:
@@ -82,7 +82,7 @@ def log_predictive_density(
     :param model: a model whose arguments include the observations.
     :param guide: any guide; called with the same arguments.
     :param args: the arguments of both.
-    :param int num_samples: draws ``S``.
+    :param int num_samples: draws ``S``, which must be given.
     :param int seed: of the draws; batches of the same seed have the same ones, and random numbers
         outside go on as if nothing had been drawn. None: one that torch draws.
     :param kwargs: keyword arguments of both.
@@ -110,7 +110,7 @@ def log_predictive_density(
     """
     call = FittedCall(log_predictive_density, model, guide, args, kwargs)
     call.tell(call.told_of_arguments(is_scored=True))
-    num_samples = check_count("num_samples", num_samples)
+    num_samples = check_num_samples("log_predictive_density(model, guide, ...", num_samples)
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
     kwargs = in_order(model, kwargs)
     noted = Noted(rows=number_of_rows(args, kwargs))

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_implicit._checks import check_count, check_guide, check_seed
+from pyro_implicit._checks import check_count, check_guide, check_num_samples
+from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._random import RandomStream
+from pyro_implicit._seeded import seeded
 from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import ShapeError, SiteError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.diverged import refuse_diverged
+from pyro_implicit.guides.held_data import program_of
 from pyro_implicit.guides.since_fit import replaced_since_fit
 from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.held_sites import refuse_condition_around
@@ -26,8 +28,8 @@ __all__ = ["draws_of", "posterior_draws"]
 
 def posterior_draws(
     guide: Callable[..., Any],
-    num_samples: int,
     *args: Any,
+    num_samples: int | None = None,
     seed: int | None = None,
     **kwargs: Any,
 ) -> dict[str, Tensor]:
@@ -47,14 +49,15 @@ def posterior_draws(
         draws["sigma"].mean(0)
 
     :param callable guide: a guide, fitted or not.
+    :param args: arguments of the guide (those of its model), after the number of draws if that is
+        not given by name.
     :param int num_samples: how many draws, at least 1.
-    :param args: arguments of the guide (those of its model).
     :param int seed: of the draws, which then leave the global random numbers alone; by default
         these are drawn from.
     :param kwargs: keyword arguments of the guide.
     :returns: ``{site: tensor}``, each of shape ``(num_samples, *shape of the site)``.
     :raises ArgumentError: if ``num_samples`` is not a positive integer, ``seed`` no seed, or
-        ``guide`` no guide.
+        ``guide`` no guide; for an option that is none of this function, nor of the guide's model.
     :raises NonFiniteError: for a guide with a parameter that is NaN.
     :raises SiteError: if the guide has no latent site, or not the same ones in each run; within
         ``with poutine.condition(...):``.
@@ -64,8 +67,13 @@ def posterior_draws(
         own fit ended; if it is a function that observes data.
     """
     refuse_condition_around("posterior_draws", has_model=False)
-    seed = None if seed is None else check_seed("seed", seed)
-    with nullcontext() if seed is None else RandomStream(seed):
+    check_guide(guide)
+    check_misspelt(posterior_draws, program_of(guide), kwargs)
+    if num_samples is None:
+        num_samples, *rest = args or (None,)
+        args = tuple(rest)
+    num_samples = check_num_samples("posterior_draws(guide, ...", num_samples)
+    with seeded(seed):
         draws = draws_of(guide, num_samples, *args, **kwargs)
     for text in [*replaced_since_fit(guide), *_told_of_observed(guide, args, kwargs)]:
         warn(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,9 +12,10 @@ from pyro_implicit._checks import (
     check_count,
     check_flag,
     check_names,
-    check_seed,
+    check_num_samples,
 )
-from pyro_implicit._random import RandomStream, own_numbers
+from pyro_implicit._random import own_numbers
+from pyro_implicit._seeded import seeded
 from pyro_implicit._signature import in_order
 from pyro_implicit.exceptions import NonFiniteError
 from pyro_implicit.guides.conditional_base import ConditionalGuide
@@ -148,16 +148,15 @@ def predict(
     """
     call = FittedCall(predict, model, guide, args, kwargs)
     call.tell(call.told_of_arguments(is_scored=False))
-    num_samples = check_count("num_samples", num_samples)
+    num_samples = check_num_samples("predict(model, guide, ...", num_samples)
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)
     sites = None if sites is None else check_names("sites", sites)
     check_flag("parallel", parallel)
     check_flag("moments", moments)
-    seed = None if seed is None else check_seed("seed", seed)
     kwargs = in_order(model, kwargs)
     by_row = guide if isinstance(guide, ConditionalGuide) else None
     rows, kept = number_of_rows(args, kwargs), None if sites is None else frozenset(sites)
-    with nullcontext() if seed is None else RandomStream(seed):
+    with seeded(seed):
         draws = {} if by_row else draws_of(guide, num_samples, *args, **kwargs)
         with own_numbers() as numbers, explained_errors(args, kwargs, guide):
             plan = RunPlan(draws, rows, numbers, kept, sizes=sizes_of_arguments(args, kwargs))

@@ -19,6 +19,7 @@ from pyro_implicit._checks import (
     check_number,
     check_seed,
 )
+from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._random import RandomStream
 from pyro_implicit._warn import warn
 from pyro_implicit.bayesian.joint_prior import JointPrior
@@ -26,6 +27,7 @@ from pyro_implicit.bayesian.joint_site import JointSite
 from pyro_implicit.exceptions import ArgumentError, SiteError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
+from pyro_implicit.guides.held_data import program_of
 from pyro_implicit.guides.initialization.gaussian_start import gaussian_of
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.since_fit import replaced_since_fit
@@ -94,13 +96,14 @@ def prior_from(
     :param int seed: of the draws; None: one that torch draws.
     :param kwargs: keyword arguments of the guide.
     :returns: the prior; :meth:`~pyro_implicit.bayesian.JointPrior.restricted` takes a part of it.
-    :raises ArgumentError: for a bad number or form, fewer draws than latents with ``"full"``, or a
-        conditional guide.
+    :raises ArgumentError: for a bad number or form, an option that is none of this function, fewer
+        draws than latents with ``"full"``, or a conditional guide.
     :raises SiteError: for latents that only some rows were shown of, or whose draws do not differ.
     :warns UserWarning: if Pyro's store has given the guide the parameters of another one since its
         own fit ended; if ``"diagonal"`` forgets correlations above 0.7.
     """
     check_guide(guide)
+    check_misspelt(prior_from, program_of(guide), kwargs)
     check_choice("form", form, _FORMS)
     rank, widen = check_count("rank", rank), check_number("widen", widen, above=0)
     if isinstance(guide, ConditionalGuide):

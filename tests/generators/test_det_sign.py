@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from pyro_implicit.generators import Generator, MLPGenerator, ModuleGenerator, ResidualGenerator
+from pyro_implicit.generators import (
+    AutoregressiveGenerator,
+    BijectiveGenerator,
+    Generator,
+    MLPGenerator,
+    ModuleGenerator,
+    ResidualGenerator,
+)
 from pyro_implicit.generators.conditioned import Conditioned
 from pyro_implicit.generators.rescaled import rescaled
 
@@ -42,3 +49,17 @@ def test_up_to_one_sign_in_common(name: str, scale: float) -> None:
 
 def test_no_sign_without_as_many_noises_as_outputs() -> None:
     assert MLPGenerator(2, 3, (4,)).det_sign(torch.randn(5, 2)).tolist() == [0] * 5
+
+
+@pytest.mark.parametrize(
+    "generator",
+    [MLPGenerator(2, 2), ResidualGenerator(2), BijectiveGenerator(2), AutoregressiveGenerator(2)],
+)
+@pytest.mark.parametrize("batch", [(0,), (3, 0)])
+def test_no_noises_have_no_derivatives(generator: Generator, batch: tuple[int, ...]) -> None:
+    z = torch.zeros(*batch, 2)
+    assert generator(z).shape == z.shape
+    assert generator.jacobian(z).shape == (*z.shape, 2)
+    assert generator.det_sign(z).shape == generator.half_log_det(z).shape == batch
+    if generator.is_bijective:
+        assert generator.inverse(z).shape == z.shape

@@ -134,7 +134,7 @@ def test_no_trace_is_kept():
 
 @pytest.mark.parametrize("num_samples", [0, -1, True, 2.0, None])
 def test_num_samples_is_checked(num_samples):
-    with pytest.raises(ArgumentError, match="num_samples=.*; expected an integer >= 1"):
+    with pytest.raises(ArgumentError, match="expected an integer >= 1|number of draws is missing"):
         posterior_draws(function_guide, num_samples, X)
 
 
