@@ -93,7 +93,7 @@ def table(rows: list[Row]) -> str:
 
 
 #: what a step is compared with in short, and the step
-BESIDE = (("AutoNormal", "implicit, recorded"), ("MAP", "LanczosELBO(5)"))
+BESIDE = (("AutoNormal", "implicit, recorded, along the path"), ("MAP", "LanczosELBO(5)"))
 
 
 def steps_in_short(rows: list[Row]) -> str:

@@ -44,10 +44,14 @@ def test_models_are_shown_where_both_fits_are_there() -> None:
 def test_steps_are_shown_beside_what_they_are_compared_with(known: bool) -> None:
     rows: list[dict[str, Any]] = [
         {"what": "step, a", "method": "AutoNormal", "cpu_ms": 2.0},
-        {"what": "step, a", "method": "implicit, recorded", "cpu_ms": 5.0 if known else None},
+        {
+            "what": "step, a",
+            "method": "implicit, recorded, along the path",
+            "cpu_ms": 5.0 if known else None,
+        },
         {"what": "step, b", "method": "LanczosELBO(5)", "cpu_ms": 5.0},
     ]
-    expected = ["step, a", "implicit, recorded", "AutoNormal", "5", "2.5"]
+    expected = ["step, a", "implicit, recorded, along the path", "AutoNormal", "5", "2.5"]
     header = ["what", "method", "beside", "CPU ms", "ratio"]
     assert speed.steps_in_short(rows) == format_table(header, [expected] if known else [])
 
