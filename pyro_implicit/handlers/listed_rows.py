@@ -1,9 +1,10 @@
-"""Refuses rows that depend on discrete latents of other rows: a sum by rows is no sum over them."""
+"""Refuses what depends on summed-out latents otherwise than their listed values show."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import pyro
@@ -29,7 +30,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class CoupledRowsError(SiteError):
-    """Rows of a plate depend on each other by latents that are summed out row by row."""
+    """Rows of a plate, or steps of a chain, depend on latents that their sums leave out."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,18 @@ class _Listed:
         """How many it has one for."""
         return torch.Size(self.sizes).numel()
 
-    def chosen(self, digit: int) -> Tensor:
+    def chosen(self, digit: int, first: int, most: int) -> Tensor:
         """
-        A value of each row, by number: a digit of the row's own number.
+        A value of each row, by number: a digit of its place among all rows of all latents.
 
-        Any two rows so differ in one, as long as there are digits enough; else they are at random.
+        Any two so differ in one, as long as there are digits enough; else they are at random.
+
+        :param int digit: which one.
+        :param int first: place of the first row.
+        :param int most: number of all rows of all latents.
         """
-        count, rows = len(self.support), torch.arange(self.num_rows)
-        if self.num_rows > count**_DIGITS:
+        count, rows = len(self.support), first + torch.arange(self.num_rows)
+        if most > count**_DIGITS:
             index = torch.randint(count, rows.shape)
         else:
             index = rows // count**digit % count
@@ -65,6 +70,9 @@ def check_listed_rows(
 ) -> None:
     """
     Refuses models whose rows depend on discrete latents of other rows, all of which are summed out.
+
+    So it does those of ``pyro.markov`` that look further back than its ``history``: dimensions of
+    values are used again there.
 
     Enumeration lists one value for all rows of a plate at a time. A site of which an entry looks at
     the latents of other rows (``z.roll(1)``, ``z.cumsum(0)``, ``z.sum()``) so has a density at
@@ -102,17 +110,20 @@ def _coupled(
     together.symbolize_dims()
     nodes: list[Any] = [n for n in together.nodes.values() if n["type"] == "sample"]
     listed = [_listed(node) for node in nodes if _is_listed(node)]
-    most = max((one.num_rows for one in listed), default=1)
-    if most == 1:
-        return  # no rows that could depend on each other
+    firsts = [0, *accumulate(one.num_rows for one in listed)]
+    if firsts[-1] < 2:
+        return  # no others that one could depend on
     held = {
         node["name"]: node["value"]
         for node in nodes
         if not (node["is_observed"] or _is_listed(node) or _depends(node, nesting))
     }
     own: set[str] = set()  # sites that draw numbers of their own
-    for digit in range(min(_DIGITS, (most - 1).bit_length())):
-        index = {one.symbol: one.chosen(digit) for one in listed}
+    for digit in range(min(_DIGITS, (firsts[-1] - 1).bit_length())):
+        index = {
+            one.symbol: one.chosen(digit, first, firsts[-1])
+            for one, first in zip(listed, firsts, strict=False)
+        }
         drawn = {one.name: one.support[index[one.symbol]] for one in listed}
         given = poutine.condition(model, data={**held, **drawn})
         alone = _densities(given, args, kwargs, nodes)
@@ -159,11 +170,14 @@ def _listed(node: Any) -> _Listed:
     depth = max((-dim for dim in frames), default=0)
     event_shape = node["fn"].event_shape
     place = node["infer"]["_enumerate_dim"] - len(event_shape)
-    support = node["value"].movedim(place, 0)
+    values = node["value"].movedim(place, 0)
+    by_row = values.reshape(len(values), -1, *event_shape)  # several where they were expanded
+    if not torch.equal(by_row, by_row[:, :1].expand_as(by_row)):
+        raise ValueError("rows have values of their own")  # not judged
     return _Listed(
         node["name"],
         node["infer"]["_enumerate_symbol"],
-        support.reshape(len(support), *event_shape),  # an error if rows have values of their own
+        by_row[:, 0],
         tuple(frames.get(dim, 1) for dim in range(-depth, 0)),
     )
 
@@ -204,17 +218,17 @@ def _are_near(one: Tensor, other: Tensor) -> bool:
 
 def _error(node: Any, listed: list[_Listed], many: Tensor, alone: Tensor) -> CoupledRowsError:
     symbols = set(node["infer"]["_dim_to_symbol"].values())
-    rows = [one for one in listed if one.num_rows > 1]
-    named = [one.name for one in rows if one.symbol in symbols] or [one.name for one in rows]
+    named = [one.name for one in listed if one.symbol in symbols and one.name != node["name"]]
     far = (many - alone).abs().nan_to_num(0.0, posinf=torch.inf).argmax()
     told, found = (float(x.expand((many - alone).shape).reshape(-1)[far]) for x in (alone, many))
-    names = ", ".join(map(repr, named))
+    names = ", ".join(map(repr, named)) or "latents"
     return CoupledRowsError(
-        f"an entry of site {node['name']!r} of the model depends on {names} of other rows: its "
-        f"log-density is {told:.6g} at values drawn for each row, and {found:.6g} at the same "
-        "value of its own row where all are summed out. Enumeration lists one value for all rows "
-        "of a plate at a time, so that a row may depend on its own latents alone: not on "
-        "z.roll(1), z.cumsum(-1) or z.sum(-1). Make a site of each row by a loop, for i in "
-        "pyro.markov(range(n)) for a chain, or for i in pyro.plate('rows', n) where a datum "
-        "depends on several (all combinations of their values are then summed)."
+        f"site {node['name']!r} of the model depends on {names} of other rows, or further back in "
+        f"a chain than its history: its log-density is {told:.6g} at values drawn for each, and "
+        f"{found:.6g} at the same values where all are summed out. Enumeration lists one value "
+        "for all rows of a plate at a time, so that a row may depend on its own latents alone: "
+        "not on z.roll(1), z.cumsum(-1) or z.sum(-1). Make a site of each row by a loop, for i in "
+        "pyro.markov(range(n)) for a chain (history=2 where a step looks two back), or for i in "
+        "pyro.plate('rows', n) where a datum depends on several (all combinations of their values "
+        "are then summed)."
     )

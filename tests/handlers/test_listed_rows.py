@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pyro
@@ -88,7 +89,9 @@ def by_all_values(mean: Callable[[Tensor], Tensor]) -> float:
 def test_what_is_refused_is_summed_wrongly(name: str) -> None:
     mean = COUPLED[name]
     assert not math.isclose(summed(of(mean)), by_all_values(mean), abs_tol=1e-2)
-    with pytest.raises(CoupledRowsError, match=r"'y' of the model depends on 'z' of other rows"):
+    with pytest.raises(
+        CoupledRowsError, match=r"site 'y' of the model depends on 'z' of other rows"
+    ):
         judge(of(mean))
 
 
@@ -119,6 +122,48 @@ def test_models_that_are_right_pass_and_are_judged(name: str) -> None:
     values = {x["name"]: x["value"] for x in free if not x["infer"].get("enumerate")}
     given = poutine.condition(model, data=values)
     assert list(listed_rows._coupled(given, (), {}, None)) == []
+
+
+@pytest.mark.parametrize("expand", [False, True])
+@pytest.mark.parametrize("name", ["the row before", "itself"])
+def test_values_that_were_expanded(name: str, expand: bool) -> None:
+    def model() -> None:
+        m = pyro.sample("m", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(Y)):
+            z = pyro.sample("z", dist.Bernoulli(PROBS))
+            mean = COUPLED.get(name, APART.get(name))(z)
+            pyro.sample("y", dist.Normal(m + mean, 1.0), obs=Y)
+
+    listed = config_enumerate(model, expand=expand)
+    if name == "itself":
+        judge(listed)
+        return
+    with pytest.raises(CoupledRowsError):
+        judge(listed)
+
+
+@pytest.mark.parametrize("rows", [None, 3])
+@pytest.mark.parametrize("history", [1, 2])
+def test_steps_that_look_further_back_than_the_history(history: int, rows: int | None) -> None:
+    """Dimensions of values are used again: the density is that of another step's value."""
+
+    @config_enumerate
+    def model() -> None:
+        m = pyro.sample("m", dist.Normal(0.0, 1.0))
+        with pyro.plate("chains", rows) if rows else nullcontext():
+            before: Any = [torch.tensor(0.0)] * 2
+            for step in pyro.markov(range(5), history=history):
+                x = pyro.sample(f"x{step}", dist.Bernoulli(0.3 + 0.4 * before[-1]))
+                pyro.sample(f"y{step}", dist.Normal(m + before[-2] - x, 1.0), obs=Y[step])
+                before.append(x)
+
+    if history == 2:
+        judge(model)
+        return
+    with pytest.raises(
+        CoupledRowsError, match=r"site 'y\d' .*history=2 where a step looks two back"
+    ):
+        judge(model)
 
 
 def test_a_prior_that_depends_on_another_rows_value() -> None:
