@@ -48,10 +48,16 @@ class DrawApart(Messenger):
 
 
 def _drawn(fn: Any) -> Tensor | None:
-    """A draw of a normal distribution and what is made of it; None of others."""
+    """A draw of a normal distribution, of one or more variables, and what is made of it."""
     if type(fn) is dist.Normal:
-        noise = torch.randn(fn.batch_shape, dtype=fn.loc.dtype, device=fn.loc.device)
-        return fn.loc + fn.scale * noise
+        return fn.loc + fn.scale * _noise(fn, torch.Size())
+    if type(fn) is dist.MultivariateNormal:
+        loc: Tensor = fn.loc
+        return loc + _times(fn._unbroadcasted_scale_tril, _noise(fn, fn.event_shape))
+    if type(fn) is dist.LowRankMultivariateNormal:
+        factor, own = fn._unbroadcasted_cov_factor, fn._unbroadcasted_cov_diag.sqrt()
+        loc = fn.loc + _times(factor, _noise(fn, factor.shape[-1:]))
+        return loc + own * _noise(fn, fn.event_shape)
     if isinstance(fn, torch.distributions.Independent):
         return _drawn(fn.base_dist)
     if isinstance(fn, torch.distributions.TransformedDistribution):
@@ -60,6 +66,15 @@ def _drawn(fn: Any) -> Tensor | None:
             value = transform(value)
         return value
     return None
+
+
+def _noise(fn: Any, shape: torch.Size) -> Tensor:
+    """Normal noise, shape ``(*batch, *shape)``."""
+    return torch.randn(fn.batch_shape + shape, dtype=fn.loc.dtype, device=fn.loc.device)
+
+
+def _times(matrix: Tensor, noise: Tensor) -> Tensor:
+    return (matrix @ noise.unsqueeze(-1)).squeeze(-1)
 
 
 class MappedDraws:

@@ -334,7 +334,14 @@ def test_copies() -> None:
         dist.Normal(torch.zeros(2, 3), 2.0).to_event(1),
         dist.LogNormal(torch.tensor([0.5, 1.0]), 0.3).to_event(1),
         dist.HalfNormal(torch.ones(2)),
-        dist.MultivariateNormal(torch.zeros(2), torch.eye(2)),
+        dist.MultivariateNormal(torch.zeros(2), torch.tensor([[2.0, 0.5], [0.5, 1.0]])),
+        dist.MultivariateNormal(
+            torch.randn(4, 2), scale_tril=torch.tensor([[1.0, 0.0], [0.5, 2.0]])
+        ),
+        dist.LowRankMultivariateNormal(
+            torch.ones(3), torch.randn(3, 2), torch.tensor([1.0, 2.0, 3.0])
+        ),
+        dist.LowRankMultivariateNormal(torch.zeros(4, 3), torch.randn(4, 3, 1), torch.ones(4, 3)),
         dist.Gamma(torch.ones(2), 1.0),
     ],
 )

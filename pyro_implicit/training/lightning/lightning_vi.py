@@ -337,7 +337,8 @@ class LightningVI(pytorch.LightningModule):
         batch = first_batch(self.trainer) if batch is None else batch
         batch = precision.convert_input(batch)
         batch = self.transfer_batch_to_device(batch, strategy.root_device, 0)
-        self._warm_up(batch)
+        with precision.forward_context():  # the default dtype of steps, and autocast
+            self._warm_up(batch)
         check_copies(self.trainer.callbacks, self)  # type: ignore[attr-defined]
 
     def on_fit_start(self) -> None:

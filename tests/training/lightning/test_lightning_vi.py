@@ -261,6 +261,19 @@ def test_float64():
     assert {p.dtype for p in vi.parameters()} == {torch.float64}
 
 
+@pytest.mark.parametrize("precision, dtype", [("64-true", "float64"), ("bf16-true", "bfloat16")])
+def test_numbers_in_the_model_have_the_precision_of_the_steps(precision, dtype):
+    def regression(x, y=None):
+        w = pyro.sample("w", dist.Normal(torch.zeros(1), 1.0).to_event(1))
+        with pyro.plate("data", 64, subsample_size=len(x)):
+            pyro.sample("y", dist.Normal((x @ w).squeeze(-1), 0.5), obs=y.squeeze(-1))
+
+    vi = LightningVI(regression, HyperNetworkGuide(regression, init_from=None), LinearisedELBO(2))
+    data = TensorDataset(torch.randn(16, 1), torch.randn(16))
+    trainer(max_steps=2, precision=precision).fit(vi, DataLoader(data, 8))
+    assert {p.dtype for p in vi.parameters()} == {getattr(torch, dtype)}
+
+
 # ---- gradients that are not finite
 
 
