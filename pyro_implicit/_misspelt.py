@@ -27,6 +27,15 @@ _ALIASES = {
     "samples": "num_samples",
     "draws": "num_samples",
 }
+#: what other classes of this package and of Pyro call an option
+_ELSEWHERE = {
+    "form": "likelihood",
+    "num_samples": "num_particles",
+    "num_draws": "num_particles",
+    "beta": "kl_weight",
+    "temperature": "kl_weight",
+    "hidden": "hidden_dims",
+}
 _EPOCHS = (
     "fit counts steps, of a batch each, and no epochs: write num_steps=num_epochs * len(batches)."
 )
@@ -93,7 +102,8 @@ def check_class_options(kind: type, given: Collection[str]) -> None:
         options += [p.name for p in own if p.kind is inspect.Parameter.KEYWORD_ONLY]
         options += [p.name for p in own if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     name = next(iter(given))
-    near = difflib.get_close_matches(name, options, 1)
+    others = [_ELSEWHERE[name]] if _ELSEWHERE.get(name) in options else []
+    near = others or difflib.get_close_matches(name, options, 1)
     known = ", ".join(dict.fromkeys(options))
     hint = f"Did you mean {near[0]}=?" if near else f"It has {known}."
     raise ArgumentError(f"{kind.__name__} has no option {name}=. {hint}")

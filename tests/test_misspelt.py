@@ -21,6 +21,7 @@ from pyro_implicit import (
     LinearisedELBO,
     MixtureDensityGuide,
     MMNNGuide,
+    PosteriorPredictiveLoss,
     SemiImplicitELBO,
     SingularValueELBO,
     evaluate,
@@ -189,6 +190,10 @@ def test_predictions_of_a_seed() -> None:
         (lambda: CMMNNGuide(model, init_form=None), "CMMNNGuide .*mean init_from=?"),
         (lambda: ConditionalHyperNetworkGuide(model, contxt=len), "Conditional.*mean context=?"),
         (lambda: MixtureDensityGuide(model, zzz=1), "MixtureDensityGuide .*It has .*context"),
+        (lambda: LinearisedELBO(form="per_datum"), r"Did you mean likelihood=\?"),
+        (lambda: LinearisedELBO(4, beta=0.5), r"Did you mean kl_weight=\?"),
+        (lambda: LinearisedELBO(num_samples=5), r"Did you mean num_particles=\?"),
+        (lambda: PosteriorPredictiveLoss(likelihood="expected"), r"write form= \(per_datum, exp"),
         *(
             (lambda kind=kind: kind(4, vectorise_particles=True), f"{kind.__name__} .*vectorize_p")
             for kind in OBJECTIVES

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import constraints
 
 from pyro_implicit.handlers.own_support import own_support
-from pyro_implicit.handlers.supports import bounds_of, plain_support
+from pyro_implicit.handlers.supports import bounds_of, is_real, plain_support
 
 __all__ = ["drawn_outside", "is_outside"]
 
@@ -32,19 +31,12 @@ def is_outside(fn: Any, values: Tensor) -> bool:
         return False
     try:
         support = own_support(fn)
-        if _is_all(support):
+        if is_real(support):
             return False
         inside = support.check(_beside(values, support))
     except (AttributeError, NotImplementedError, RuntimeError, ValueError):
         return False
     return 1 - float(torch.as_tensor(inside).float().mean()) > _SOME
-
-
-def _is_all(support: Any) -> bool:
-    """Whether all finite numbers are within a support."""
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    return support is constraints.real
 
 
 def _beside(values: Tensor, support: Any) -> Tensor:

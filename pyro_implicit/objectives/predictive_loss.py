@@ -108,6 +108,11 @@ class PosteriorPredictiveLoss(ParticleObjective):
             )
         check_choice("form", form, _FORMS)
         unknown = sorted(options.keys() - _OF_PYRO)
+        if "likelihood" in unknown:
+            raise ArgumentError(
+                "PosteriorPredictiveLoss has no option likelihood=: write form= "
+                f"({', '.join(_FORMS)})."
+            )
         if unknown:
             raise ArgumentError(
                 f"PosteriorPredictiveLoss got {', '.join(unknown)}; it has no entropy and no KL "

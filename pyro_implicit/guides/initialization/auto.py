@@ -220,7 +220,9 @@ def _try_gaussians(trials: Trials, point: Tensor, loc: Tensor, task: _Task) -> N
     if point.numel() <= FULL:
         trials.judge("mode", lambda: _mode(trials, point, task))
     trials.judge("mean field", lambda: _mean_field(trials, point, task))
-    trials.judge("mean field, from afar", lambda: _mean_field_from(trials, loc, task))
+    trials.judge(
+        "mean field, fitted from the location itself", lambda: _mean_field_from(trials, loc, task)
+    )
     begin = trials.starts.get(trials.best() or "")
     if begin is not None and point.numel() <= FULL:
         trials.judge("full rank", partial(_full_rank, trials, begin, task))
