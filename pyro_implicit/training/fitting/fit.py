@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from pyro import poutine
 from pyro.infer import SVI
 
 from pyro_implicit._checks import (
@@ -26,7 +25,6 @@ from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._progress import hidden_progress, progress_bar
 from pyro_implicit._random import RandomStream
 from pyro_implicit._signature import in_order
-from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
@@ -34,35 +32,24 @@ from pyro_implicit.guides.diverged import refuse_diverged
 from pyro_implicit.guides.draw_quantiles import DrawQuantiles
 from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.order import check_order
-from pyro_implicit.guides.seen_observations import told_of_seen_observations
 from pyro_implicit.guides.since_fit import forget_fit, remember_fit
 from pyro_implicit.guides.unfilled import unfilled
-from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.handlers.held_sites import refuse_condition_around
-from pyro_implicit.handlers.masked_latents import NO_BOUND, told_of_hidden_values
+from pyro_implicit.handlers.masked_latents import NO_BOUND
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
-from pyro_implicit.objectives.particle_objective import ParticleObjective
 from pyro_implicit.training.fitting.adopted import AdoptedParameters
-from pyro_implicit.training.fitting.all_rows import all_rows
 from pyro_implicit.training.fitting.arguments import Arguments
-from pyro_implicit.training.fitting.better_by_row import told_of_better_by_row
 from pyro_implicit.training.fitting.collected_warnings import collected_warnings
-from pyro_implicit.training.fitting.default_objective import default_objective
-from pyro_implicit.training.fitting.default_rate import default_rate, rate_times
-from pyro_implicit.training.fitting.first_look import explained_steps, first_look
-from pyro_implicit.training.fitting.learning_rate import LearningRate
+from pyro_implicit.training.fitting.first_look import explained_steps
 from pyro_implicit.training.fitting.listed_values import blames_listed_values
 from pyro_implicit.training.fitting.missed_peaks import missed_peaks
-from pyro_implicit.training.fitting.no_parameters import making_no_parameters
 from pyro_implicit.training.fitting.other_model import blames_other_model
+from pyro_implicit.training.fitting.prepared_run import Request, prepared_run
 from pyro_implicit.training.fitting.result import FitResult
 from pyro_implicit.training.fitting.run import Run
 from pyro_implicit.training.fitting.shared_scales import told_of_shared_scales
 from pyro_implicit.training.fitting.validation import (
-    Validation,
     check_validation,
-    held_arguments,
-    held_keywords,
 )
 from pyro_implicit.training.fitting.wrong_widths import wrong_widths
 
@@ -228,6 +215,7 @@ def fit(
     _check_resume(resume, limit, seed)
     seed = None if seed is None else check_seed("seed", seed)
     arguments = Arguments(args, batches, kwargs)
+    request = Request(model, guide, arguments, objective, limit, lr, validation, resume)
     start = time.perf_counter()
     hints: list[str] = []
     forget_fit(guide)
@@ -237,40 +225,8 @@ def fit(
         made = blames_other_model(model, guide, arguments)
         listed = blames_listed_values(model, arguments)
         with collected_warnings(hints), hidden_progress(not progress), made, listed:
-            if objective is None and resume is not None:
-                objective = resume.objective
-            some, named = arguments.peek()
-            nesting = math.inf if objective is None else getattr(objective, "max_plate_nesting", 0)
-            look: Any = {"in_batches": batches is not None, "in_plates": nesting == math.inf}
-            first_look(model, some, named, **look)
-            told = watched.look(model, some, named)  # before anything moves
-            rows = None if batches is None else _all_rows(model, guide, arguments)
-            if objective is None:
-                with explained_errors(some, named, guide):
-                    objective, chosen = default_objective(
-                        model, guide, some, named, others=arguments.others()
-                    )
-                    hints += chosen
-            if not isinstance(getattr(objective, "objective", objective), ParticleObjective):
-                with making_no_parameters():
-                    hidden = told_of_hidden_values(model, some, named)
-                for text in hidden:
-                    warn(text)
-            rate = default_rate(guide, arguments) if lr is None else lr
-            times = rate_times(guide, rate) if lr is None else None
-            kept = held_keywords(model, validation, args, kwargs)
-            watch = None if validation is None else Validation(validation, model, guide, kept)
-            hints += _seen_in_validation(model, guide, validation, kept)
-            run = Run(
-                model, guide, objective, arguments, LearningRate(rate, limit), watch, rows, times
-            )
-            if resume is not None:
-                run.resume(resume)
-            run.first_steps.adopted = adopted
-            hints += [*told, *told_of_better_by_row(guide)]
-            if batches is not None:
-                run.course.retreat.num_batches = arguments.num_batches
-            with explained_steps(model, guide, objective, arguments, **look):
+            run = prepared_run(request, watched, adopted, hints)
+            with explained_steps(model, guide, run.objective, arguments, **request.look):
                 result = _finished(run, start, hints, progress, resume)
     WatchedParameters(guide).remember()
     return result
@@ -283,26 +239,6 @@ def _refuse_ensemble(guide: Any) -> None:
             f"guide is an ensemble of {len(members)}, whose members are fitted by themselves: "
             "fit(model, one, ...) for each, and EnsembleGuide(members) of them then."
         )
-
-
-def _all_rows(model: Any, guide: Any, arguments: Arguments) -> Any:
-    """All rows of small data in batches; a guide starts with them, and not with one batch."""
-    rows = all_rows(model, arguments)
-    if rows is not None and isinstance(guide, ImplicitGuide):
-        with poutine.block():
-            guide(*rows[0], **rows[1])
-    return rows
-
-
-def _seen_in_validation(
-    model: Any, guide: Any, validation: Any, kwargs: dict[str, Any]
-) -> list[str]:
-    """What a conditional guide sees of held-out observations, in words."""
-    held = held_arguments(validation)
-    if held is None:
-        return []
-    seen = told_of_seen_observations(model, guide, held, kwargs)
-    return [] if seen is None else [f"validation: {seen}"]
 
 
 def _finished(
