@@ -159,7 +159,7 @@ def model_of(guide: Any) -> Any:
     """
     try:
         return getattr(guide, "model", None)
-    except StateError:
+    except (StateError, TypeError):  # that of Pyro's guides is subscripted before it is looked at
         return None
 
 

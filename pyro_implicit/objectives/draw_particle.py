@@ -26,6 +26,7 @@ from pyro_implicit.distributions.implicit_sites import KeptLinearisations
 from pyro_implicit.exceptions import DensityError, GuideError, NonFiniteError, SiteError
 from pyro_implicit.handlers.enumeration import NoticeEnumeration, enumerated
 from pyro_implicit.handlers.latent_rows import ParametersAtRows
+from pyro_implicit.handlers.no_parameters import making_no_parameters
 from pyro_implicit.handlers.replicates import Replicates
 from pyro_implicit.handlers.unseen_run import unseen_run
 from pyro_implicit.objectives.batch_dims import check_batch_dims, is_vectorised
@@ -178,7 +179,7 @@ def plate_nesting(
     yet, as where a run is resumed in another process, goes on with those that one which has would
     draw.
     """
-    with unseen_run(warns=True), pyro.validation_enabled(False):
+    with making_no_parameters(), unseen_run(warns=True), pyro.validation_enabled(False):
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
         model_trace = replayed_run(model, guide_trace, args, kwargs)
     dims = [

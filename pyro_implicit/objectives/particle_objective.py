@@ -33,6 +33,7 @@ from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import ArgumentError, StateError
 from pyro_implicit.handlers.enumeration import EnumerationNeeded
 from pyro_implicit.objectives.batch_dims import PARTICLE_PLATE
+from pyro_implicit.objectives.built_guide import build
 from pyro_implicit.objectives.coupling_check import CouplingCheck
 from pyro_implicit.objectives.draw_particle import draw_particle
 from pyro_implicit.objectives.finiteness import check_finite
@@ -413,6 +414,7 @@ class ParticleObjective(ELBO):
         check_guide(guide)
         count = self.num_particles
         if self.vectorised:
+            build(guide, args, kwargs)
             nesting = self._nesting(model, guide, args, kwargs)
             plate = pyro.plate(PARTICLE_PLATE, count, dim=-nesting - 1)
             with blames_vectorisation(lambda: self._draw(model, guide, args, kwargs, nesting)):
@@ -451,6 +453,7 @@ class ParticleObjective(ELBO):
         """The terms of one draw, mapped over all draws."""
         check_model(model)
         check_guide(guide)
+        build(guide, args, kwargs)
         count = self.num_particles
 
         def one() -> Terms:

@@ -108,7 +108,7 @@ class PosteriorPredictiveLoss(ParticleObjective):
             )
         check_choice("form", form, _FORMS)
         unknown = sorted(options.keys() - _OF_PYRO)
-        if "likelihood" in unknown:
+        if unknown == ["likelihood"]:
             raise ArgumentError(
                 "PosteriorPredictiveLoss has no option likelihood=: write form= "
                 f"({', '.join(_FORMS)})."

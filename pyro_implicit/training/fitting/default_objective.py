@@ -17,6 +17,7 @@ from pyro.poutine.util import site_is_subsample
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import LayerError, NonFiniteError
 from pyro_implicit.handlers.enumeration import nesting_of
+from pyro_implicit.handlers.no_parameters import making_no_parameters
 from pyro_implicit.handlers.unseen_run import unseen_run
 from pyro_implicit.objectives.exact_determinant import exact_is_cheap
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
@@ -24,7 +25,6 @@ from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
 from pyro_implicit.objectives.mapped_draws import VMAP
 from pyro_implicit.ops.logdet import is_zero
-from pyro_implicit.training.fitting.no_parameters import making_no_parameters
 
 __all__ = ["default_num_particles", "default_objective"]
 

@@ -30,6 +30,7 @@ from pyro_implicit.handlers.large_numbers import told_of_rounding
 from pyro_implicit.handlers.left_out_noise import LeftOutNoise
 from pyro_implicit.handlers.masked_latents import told_of_masked_latent
 from pyro_implicit.handlers.missing_data import missing_data
+from pyro_implicit.handlers.no_parameters import making_no_parameters
 from pyro_implicit.handlers.observed_shape import (
     check_observation,
     is_event,
@@ -42,7 +43,6 @@ from pyro_implicit.handlers.rows import is_cut, number_of_rows
 from pyro_implicit.handlers.unseen_run import unseen_run
 from pyro_implicit.handlers.value_errors import entries_not_finite, told_of_scale
 from pyro_implicit.training.fitting.arguments import Arguments
-from pyro_implicit.training.fitting.no_parameters import making_no_parameters
 
 __all__ = ["explained_steps", "first_look"]
 

@@ -17,11 +17,11 @@ from pyro_implicit.exceptions import ArgumentError, ImplicitError, ShapeError, S
 from pyro_implicit.handlers.enumeration import run_summed_out
 from pyro_implicit.handlers.explained_errors import RAW
 from pyro_implicit.handlers.listed_rows import CoupledRowsError, check_listed_rows
+from pyro_implicit.handlers.no_parameters import making_no_parameters
 from pyro_implicit.handlers.sum_out import OutsidePlateError
 from pyro_implicit.handlers.type_errors import first_line
 from pyro_implicit.handlers.unseen_run import unseen_run
 from pyro_implicit.training.fitting.arguments import Arguments
-from pyro_implicit.training.fitting.no_parameters import making_no_parameters
 
 __all__ = ["blames_listed_values", "check_plates_of_listed"]
 

@@ -14,6 +14,7 @@ from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.seen_observations import told_of_seen_observations
 from pyro_implicit.handlers.explained_errors import explained_errors
 from pyro_implicit.handlers.masked_latents import told_of_hidden_values
+from pyro_implicit.handlers.no_parameters import making_no_parameters
 from pyro_implicit.objectives.particle_objective import ParticleObjective
 from pyro_implicit.training.fitting.adopted import AdoptedParameters
 from pyro_implicit.training.fitting.all_rows import all_rows
@@ -23,7 +24,6 @@ from pyro_implicit.training.fitting.default_objective import default_objective
 from pyro_implicit.training.fitting.default_rate import default_rate, rate_times
 from pyro_implicit.training.fitting.first_look import first_look
 from pyro_implicit.training.fitting.learning_rate import LearningRate
-from pyro_implicit.training.fitting.no_parameters import making_no_parameters
 from pyro_implicit.training.fitting.result import FitResult
 from pyro_implicit.training.fitting.run import Run
 from pyro_implicit.training.fitting.validation import Validation, held_arguments, held_keywords
