@@ -184,3 +184,10 @@ def test_a_seed_gives_the_same_draws_and_leaves_the_stream_alone():
         assert torch.equal(before, torch.get_rng_state())
     with pytest.raises(ArgumentError, match="seed"):
         posterior_draws(guide, 5, seed=-1)
+
+
+def test_a_guide_of_pyro_that_was_stored_without_its_model():
+    guide = AutoNormal(lambda: pyro.sample("w", dist.Normal(0.0, 1.0)))
+    guide()
+    guide._model = None  # as pickles of it are
+    assert posterior_draws(guide, 3)["w"].shape == (3,)
