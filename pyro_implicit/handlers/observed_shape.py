@@ -72,7 +72,12 @@ def observed_batch_shape(site: Any, rows: str = "") -> torch.Size:
 
 def _refuse_complex(site: Any) -> None:
     """No density of torch or Pyro is one of complex numbers, though many compute something."""
-    if site["value"].is_complex():
+    if not site["value"].is_complex():
+        return
+    fn = site["fn"]
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    if type(fn).__module__.partition(".")[0] in ("torch", "pyro"):  # a user's own may have one
         raise ArgumentError(
             f"site {site['name']!r} observes complex numbers ({site['value'].dtype}), of which its "
             "distribution has no density. Observe two real numbers each, "

@@ -20,7 +20,7 @@ from pyro_implicit.objectives.particle import sample_nodes
 
 __all__ = ["ListedCheck"]
 
-_MOST = 4  # kinds of arguments: batches may all be of other shapes, and a look is several runs
+_MOST = 4  # shapes for each mode: batches may all be of other ones, and a look is several runs
 
 
 class ListedCheck:
@@ -28,11 +28,11 @@ class ListedCheck:
 
     def __init__(self) -> None:
         self._model: ProgramRef | None = None
-        self._passed: set[Hashable] = set()
+        self._passed: dict[Hashable, set[Hashable]] = {}  # shapes by flags and mode
 
     def __call__(self, model: Any, guide: Any, args: Any, kwargs: Any) -> None:
         """
-        Checks a model once for each of the first kinds of arguments.
+        Checks a model once for each of the first shapes of arguments, with each set of flags.
 
         :param model: a model with latents that are summed out.
         :param guide: its guide, which draws the others.
@@ -42,9 +42,12 @@ class ListedCheck:
             :func:`~pyro_implicit.handlers.listed_rows.check_listed_rows`.
         """
         if self._model is None or not self._model.is_of(model):
-            self._model, self._passed = ProgramRef(model), set()
-        kind = (getattr(model, "training", None), *map(kind_of, (*args, *kwargs.values())))
-        if kind in self._passed or len(self._passed) == _MOST:
+            self._model, self._passed = ProgramRef(model), {}
+        kinds = [*map(kind_of, (*args, *kwargs.values()))]
+        shapes = tuple(one for one in kinds if isinstance(one, tuple))
+        flags = tuple(one for one in kinds if not isinstance(one, tuple))
+        passed = self._passed.setdefault((getattr(model, "training", None), flags), set())
+        if shapes in passed or len(passed) == _MOST:
             return
         with unseen_run(), torch.no_grad(), pyro.validation_enabled(False):
             nodes = sample_nodes(poutine.trace(guide).get_trace(*args, **kwargs))
@@ -54,7 +57,7 @@ class ListedCheck:
             if not (site_is_subsample(node) and shows_all(node["value"], node["fn"].size))
         }
         check_listed_rows(Replicates(values)(model), args, kwargs, values, None)
-        self._passed.add(kind)  # last: what was refused is looked at again
+        passed.add(shapes)  # last: what was refused is looked at again
 
     def __reduce__(self) -> Any:
         return ListedCheck, ()  # weak references cannot be pickled; to check again is harmless

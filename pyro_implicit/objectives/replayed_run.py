@@ -98,9 +98,9 @@ def _check_plate(name: str, mine: Any, theirs: Any) -> None:
         kind = "its rows in another order" if in_order else "other rows"
         found = f"{kind} in the model than in the guide"
     raise SiteError(
-        f"plate {name!r} has {found}, which has local latents there. Pass create_plates to "
-        "the guide (a function of the model's arguments that returns the model's plate), "
-        "so that both use the same rows."
+        f"plate {name!r} has {found}, which has local latents there. Both use the same rows where "
+        "create_plates of the guide, a function of the model's arguments, returns the model's own "
+        "plate."
     )
 
 

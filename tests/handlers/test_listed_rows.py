@@ -247,6 +247,22 @@ def test_batches_of_ever_other_sizes_are_not_all_looked_at() -> None:
     assert min(counts[:4]) > 3 and counts[4:] == [1, 1, 1]
 
 
+def test_another_flag_is_looked_at_after_many_shapes() -> None:
+    @config_enumerate
+    def model(y: Tensor, rolls: bool = False) -> None:
+        m = pyro.sample("m", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(y)):
+            z = pyro.sample("z", dist.Bernoulli(0.7))
+            pyro.sample("y", dist.Normal(m + (z.roll(1, -1) if rolls else z), 1.0), obs=y)
+
+    objective = LinearisedELBO(1, max_plate_nesting=1)
+    guide = HyperNetworkGuide(model, init_from=None).setup(torch.ones(2))
+    for size in range(3, 9):
+        objective.loss(model, guide, torch.ones(size))
+    with pytest.raises(CoupledRowsError):
+        objective.loss(model, guide, torch.ones(8), True)
+
+
 def test_without_validation_nobody_looks() -> None:
     model = of(COUPLED["the row before"])
     guide = HyperNetworkGuide(model, init_from=None).setup()

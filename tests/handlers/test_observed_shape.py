@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -112,6 +113,35 @@ def _drawn(*args, **kwargs):
 def test_every_call_refuses_observations_that_would_be_copied(call, model, data):
     with pytest.raises(ShapeError, match="site 'y' observes a tensor of shape|torch says"):
         _CALLS[call](model, *data)
+
+
+@pytest.mark.parametrize("call", ["fit", "density"])
+def test_a_density_of_complex_numbers_that_a_user_wrote_is_taken(call):
+    class Circular(dist.TorchDistribution):
+        arg_constraints = {}
+        support = dist.constraints.dependent(event_dim=0)
+        has_rsample = False
+
+        def __init__(self, mean):
+            self.mean_ = mean
+            super().__init__(mean.shape, validate_args=False)
+
+        def expand(self, batch_shape, _instance=None):
+            return Circular(self.mean_.expand(batch_shape))
+
+        def sample(self, sample_shape=()):
+            noise = torch.randn(*sample_shape, *self.mean_.shape, dtype=torch.complex64)
+            return self.mean_ + noise
+
+        def log_prob(self, value):
+            return -(value - self.mean_).abs().square() - math.log(math.pi)
+
+    def model(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", Circular(w * x), obs=y)
+
+    _CALLS[call](model, _X, _Y + 1j)
 
 
 @pytest.mark.parametrize("call", _CALLS)

@@ -109,9 +109,8 @@ def held_keywords(model: Any, what: Any, args: tuple[Any, ...], kwargs: Mapping[
         raise ArgumentError(
             f"validation has rows of its own, and {few} is what the model observed "
             "in training, which they would be compared with. Give all arguments in their order, "
-            "validation=(x_validation, y_validation), or a function of one's own where one of "
-            "them has no place in it: validation=lambda: log_predictive_density(model, guide, "
-            "x_validation, y=y_validation).mean()."
+            "validation=(x_validation, y_validation), or by name, validation={'x': x_validation, "
+            "'y': y_validation}."
         )
     return left | named
 
