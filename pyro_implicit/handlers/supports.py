@@ -99,37 +99,8 @@ def check_support(name: str, fn: Any) -> None:
         biject_to(constraints.real if discrete else support)
     except NotImplementedError as error:
         raise no_bijection(name, support, fn.event_shape) from error
-    if discrete and name.endswith(HIDDEN):
-        raise SiteError(
-            f"site {name!r} is what obs_mask hides of a discrete site ({type(fn).__name__}); an "
-            "implicit guide is continuous. A mask in its place leaves out what is missing: with "
-            f"poutine.mask(mask=seen): pyro.sample({name.removesuffix(HIDDEN)!r}, ..., "
-            "obs=y), where y has any number at the places that are not seen."
-        )
-    own = fn
-    while isinstance(own, (torch.distributions.Independent, dist.MaskedDistribution)):
-        own = own.base_dist
-    if discrete and own is not fn and getattr(own, "has_enumerate_support", False):
-        raise SiteError(
-            f"latent site {name!r} is discrete, a vector of {type(own).__name__} in one event, "
-            "which objectives do not sum out. Write its entries in a plate in place of "
-            f".to_event(...): with pyro.plate('parts', k): pyro.sample({name!r}, ..., "
-            "infer={'enumerate': 'parallel'}); where one datum depends on several of them, give "
-            f"each a site of its own, pyro.sample(f'{name}_{{i}}', ...) for i in range(k)."
-        )
-    if discrete and not getattr(fn, "has_enumerate_support", False):
-        raise SiteError(
-            f"latent site {name!r} is discrete, and a {type(fn).__name__} has no finite number of "
-            f"values; an implicit guide is continuous. {cut_off(name, fn)}"
-        )
     if discrete:
-        raise SiteError(
-            f"latent site {name!r} is discrete ({type(fn).__name__}); an implicit guide is "
-            "continuous. Mark it infer={'enumerate': 'parallel'} (pyro.infer.config_enumerate does "
-            "so for all), and objectives sum it out (https://pyro.ai/examples/enumeration.html), "
-            "or hide it with poutine.block(model, "
-            f"hide=[{name!r}]) and give it another guide in an AutoGuideList."
-        )
+        raise _discrete(name, fn)
     point = fn
     while isinstance(point, torch.distributions.Independent):
         point = point.base_dist
@@ -141,6 +112,40 @@ def check_support(name: str, fn: Any) -> None:
     circular = circular_part(fn)
     if circular is not None:
         raise SiteError(_circular_message(name, type(circular).__name__, fn.event_shape))
+
+
+def _discrete(name: str, fn: Any) -> SiteError:
+    """The error for a discrete latent, by what could be done with it."""
+    if name.endswith(HIDDEN):
+        return SiteError(
+            f"site {name!r} is what obs_mask hides of a discrete site ({type(fn).__name__}); an "
+            "implicit guide is continuous. A mask in its place leaves out what is missing: with "
+            f"poutine.mask(mask=seen): pyro.sample({name.removesuffix(HIDDEN)!r}, ..., "
+            "obs=y), where y has any number at the places that are not seen."
+        )
+    own = fn
+    while isinstance(own, (torch.distributions.Independent, dist.MaskedDistribution)):
+        own = own.base_dist
+    if own is not fn and getattr(own, "has_enumerate_support", False):
+        return SiteError(
+            f"latent site {name!r} is discrete, a vector of {type(own).__name__} in one event, "
+            "which objectives do not sum out. Write its entries in a plate in place of "
+            f".to_event(...): with pyro.plate('parts', k): pyro.sample({name!r}, ..., "
+            "infer={'enumerate': 'parallel'}); where one datum depends on several of them, give "
+            f"each a site of its own, pyro.sample(f'{name}_{{i}}', ...) for i in range(k)."
+        )
+    if not getattr(fn, "has_enumerate_support", False):
+        return SiteError(
+            f"latent site {name!r} is discrete, and a {type(fn).__name__} has no finite number of "
+            f"values; an implicit guide is continuous. {cut_off(name, fn)}"
+        )
+    return SiteError(
+        f"latent site {name!r} is discrete ({type(fn).__name__}); an implicit guide is "
+        "continuous. Mark it infer={'enumerate': 'parallel'} (pyro.infer.config_enumerate does "
+        "so for all), and objectives sum it out (https://pyro.ai/examples/enumeration.html), "
+        "or hide it with poutine.block(model, "
+        f"hide=[{name!r}]) and give it another guide in an AutoGuideList."
+    )
 
 
 def _check_is_known(name: str, fn: Any) -> None:
