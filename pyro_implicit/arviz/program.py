@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,6 +49,16 @@ from pyro_implicit.inference.posterior_draws import draws_of
 __all__ = ["Program"]
 
 _FEW_ROWS = 32  # on which the numbers are counted that a run makes of a row
+
+
+@dataclass
+class _Run:
+    """What a run of a model shows: its sites, their distributions, rows that were drawn, data."""
+
+    sites: dict[str, Site] = field(default_factory=dict)
+    functions: dict[str, Any] = field(default_factory=dict)
+    subsamples: dict[str, Tensor] = field(default_factory=dict)
+    observed: list[Tensor] = field(default_factory=list)
 
 
 class Program:
@@ -250,41 +262,15 @@ class Program:
         self, batch: Batch, draw: dict[str, Tensor]
     ) -> tuple[dict[str, Site], dict[str, Tensor], dict[str, Any]]:
         """The sites of one run, the minibatch indices drawn in it, and the distributions."""
-        sites: dict[str, Site] = {}
-        functions: dict[str, Any] = {}
-        subsamples: dict[str, Tensor] = {}
-        observed: list[Tensor] = []
-
-        def visit(site: Any) -> None:
-            if site_is_subsample(site):
-                subsamples[site["name"]] = site["value"]
-            elif is_factor_of_rows(site):
-                self.factors.add(site["name"])
-            elif not is_auxiliary(site):
-                sites[site["name"]] = described = _describe(site, draw)
-                if described.kind == "latent":
-                    self.priors[described.name] = site["fn"]
-                else:
-                    functions[described.name] = distribution_of(site)
-                if described.kind == "free" and is_choice_for_all(site):
-                    self.choices_for_all[described.name] = None
-                if described.kind == "free" and described.is_listed:
-                    self.choices[described.name] = plates_of(site)
-                elif described.kind in ("observed", "free"):
-                    self.predicted.add(plates_of(site))
-                    rows = number_of_rows(batch.args, batch.kwargs)
-                    self.row_plates |= plates_of_size(site, rows) if rows else set()
-                if described.kind == "observed":
-                    observed.append(site["value"])
-                    functions[f"{described.name}, as observed"] = Observed(site["value"])
-
+        run = _Run()
+        visit = partial(self._visit, draw, batch, run)
         model = self._own_subsample(batch)(self.model)
         order = self._order
         with self.held_on(batch, draw) as held:
             self._cuts = run_model(model, batch.args, batch.kwargs, visit, values=draw, order=order)
         others = [
             name
-            for name, site in sites.items()
+            for name, site in run.sites.items()
             if site.kind == "observed" or (site.kind == "free" and not site.is_listed)
         ]
         data = held.data(others)
@@ -295,12 +281,39 @@ class Program:
                 return upstream_sites(model, batch.args, batch.kwargs, draw)
 
         self.told_of_held = held.warnings(data, parents)
-        self.unheard = self._unheard(sites, parents)
-        sites = {name: site for name, site in sites.items() if name not in self.held}
+        self.unheard = self._unheard(run.sites, parents)
+        sites = {name: site for name, site in run.sites.items() if name not in self.held}
         if self._cuts and self.batches.batch_size is not None:
             raise is_local(next(iter(self._cuts)), self.batches.num_rows)
-        self.observed = self.observed or observed
-        return sites, subsamples, functions
+        self.observed = self.observed or run.observed
+        return sites, run.subsamples, run.functions
+
+    def _visit(self, draw: dict[str, Tensor], batch: Batch, run: _Run, site: Any) -> None:
+        """Takes down a site of a run."""
+        if site_is_subsample(site):
+            run.subsamples[site["name"]] = site["value"]
+            return
+        if is_factor_of_rows(site):
+            self.factors.add(site["name"])
+            return
+        if is_auxiliary(site):
+            return
+        run.sites[site["name"]] = described = _describe(site, draw)
+        if described.kind == "latent":
+            self.priors[described.name] = site["fn"]
+        else:
+            run.functions[described.name] = distribution_of(site)
+        if described.kind == "free" and is_choice_for_all(site):
+            self.choices_for_all[described.name] = None
+        if described.kind == "free" and described.is_listed:
+            self.choices[described.name] = plates_of(site)
+        elif described.kind in ("observed", "free"):
+            self.predicted.add(plates_of(site))
+            rows = number_of_rows(batch.args, batch.kwargs)
+            self.row_plates |= plates_of_size(site, rows) if rows else set()
+        if described.kind == "observed":
+            run.observed.append(site["value"])
+            run.functions[f"{described.name}, as observed"] = Observed(site["value"])
 
     def _unheard(self, sites: dict[str, Site], parents: Callable[[], Any]) -> list[str]:
         """Sites that are drawn before values which are held and depend on them."""

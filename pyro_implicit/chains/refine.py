@@ -47,6 +47,7 @@ from pyro_implicit.guides.since_fit import remember_fit
 from pyro_implicit.handlers.data_gradient import told_of_no_gradient
 from pyro_implicit.handlers.explained_errors import RAW, explained_errors
 from pyro_implicit.handlers.held_sites import refuse_condition_around
+from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.handlers.masked_latents import told_of_masked_latent
 from pyro_implicit.handlers.rows import number_of_rows
 from pyro_implicit.handlers.same_rows import fingerprint
@@ -153,11 +154,7 @@ def refine(
     num_chains = check_count("num_chains", num_chains)
     watched = WatchedParameters(start)
     given, start = start, check_start(start, num_chains)
-    num_steps = check_count("num_steps", num_steps, 0)
-    moves = make_kernel(kernel)
-    num_warmup = _warmup(num_warmup, num_steps, moves)
-    if num_warmup < num_steps:  # told before the search for modes, as far as it is known
-        check_draws((num_steps - num_warmup) // moves.thin, num_warmup, num_steps, moves.thin)
+    moves, num_steps, num_warmup = _planned(kernel, num_steps, num_warmup)
     mode_steps = check_count("mode_steps", mode_steps)
     dispersion = check_number("dispersion", dispersion, minimum=0)
     check_choice("dtype", dtype, (None, torch.float32, torch.float64))
@@ -179,25 +176,35 @@ def refine(
             density.fit_to(u)
             check_finite(u, density(u), density.log_joint)
             check_supports_at(model, sites, u, args, kwargs)
-            values, _ = density.log_joint.values(u[0])
-            no_gradient = told_of_no_gradient(model, values, args, kwargs)
-            nodes = _nodes(density.log_joint.trace(u[0])[0])
-            masked = [told_of_masked_latent(nodes[site.name]) for site in sites]
-            for text in filter(None, [*watched.warnings(), no_gradient, *masked]):
+            for text in filter(None, [*watched.warnings(), *_told(density.log_joint, u[0])]):
                 warn(text)
             generator = torch.Generator(u.device).manual_seed(seed)
             walk = Walk.begin(moves, num_warmup, generator, u, density)
             chains = Chains(sites, own, walk, program, interrupted)
             chains.how = density.how
-            held = HeldData(model, args, kwargs)
-            chains.observed, chains.sampled = frozenset(held.observed), held.sampled
-            chains._rows_seen = fingerprint(leading_arguments(model, args, kwargs))
+            _note_data(chains, program)
             if num_steps and not interrupted:
                 chains._run(density, num_steps, progress)
         if not interrupted:
             check_domain(program, sites, chains.unconstrained if num_steps else u)
         remember_fit(model, chains, args, kwargs, are_chains=True)
         return chains
+
+
+def _told(log_joint: LogJoint, u: Tensor) -> list[str]:
+    """What looks wrong with the model where chains begin, in words, or empty ones."""
+    values, _ = log_joint.values(u)
+    no_gradient = told_of_no_gradient(log_joint.model, values, log_joint.args, log_joint.kwargs)
+    nodes = _nodes(log_joint.trace(u)[0])
+    return [no_gradient, *(told_of_masked_latent(nodes[site.name]) for site in log_joint.sites)]
+
+
+def _note_data(chains: Chains, program: Program) -> None:
+    """Keeps what tells these data from others."""
+    model, args, kwargs = program.model, program.args, program.kwargs
+    held = HeldData(model, args, kwargs)
+    chains.observed, chains.sampled = frozenset(held.observed), held.sampled
+    chains._rows_seen = fingerprint(leading_arguments(model, args, kwargs))
 
 
 def _nodes(trace: Any) -> dict[str, Any]:
@@ -240,6 +247,18 @@ def _read(model: Any, start: Any, args: Any, kwargs: Any) -> tuple[list[LatentSi
             f"refine(model, 16, x, y) or refine(model, guide, x, y). The model says: "
             f"{str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}"
         ) from error
+
+
+def _planned(
+    kernel: str | Kernel, num_steps: int, num_warmup: int | None
+) -> tuple[Kernel, int, int]:
+    """The kernel, its steps, and those of them for the warm-up."""
+    num_steps = check_count("num_steps", num_steps, 0)
+    moves = make_kernel(kernel)
+    num_warmup = _warmup(num_warmup, num_steps, moves)
+    if num_warmup < num_steps:  # told before the search for modes, as far as it is known
+        check_draws((num_steps - num_warmup) // moves.thin, num_warmup, num_steps, moves.thin)
+    return moves, num_steps, num_warmup
 
 
 def _warmup(num_warmup: Any, num_steps: int, kernel: Kernel) -> int:

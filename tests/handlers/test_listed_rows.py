@@ -183,6 +183,29 @@ def test_a_model_that_draws_numbers_of_its_own_is_not_judged() -> None:
     judge(of(lambda z: torch.nn.functional.dropout(z.roll(1, -1) + 1.0)))
 
 
+def test_rows_with_values_of_their_own_are_not_judged() -> None:
+    class ByRow(dist.Bernoulli):
+        """0 or 10 times the number of the row."""
+
+        def enumerate_support(self, expand: bool = True) -> Tensor:
+            return super().enumerate_support(expand=True) * 10 * torch.arange(len(Y))
+
+        def log_prob(self, value: Tensor) -> Tensor:
+            return super().log_prob((value > 0).float())
+
+        def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+            return ByRow(self.probs.expand(batch_shape), validate_args=False)
+
+    @config_enumerate
+    def model() -> None:
+        m = pyro.sample("m", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(Y)):
+            z = pyro.sample("z", ByRow(PROBS, validate_args=False))
+            pyro.sample("y", dist.Normal(m + z.roll(1, -1), 1.0), obs=Y)
+
+    judge(model)
+
+
 def test_half_precision_is_judged_less_closely() -> None:
     judge(of(lambda z: (0.5 * z.bfloat16()).float()))
 
