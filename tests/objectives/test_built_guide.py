@@ -94,3 +94,28 @@ def test_what_is_built_is_left_alone() -> None:
     build(guide, (Y,), {})
     build(function, (Y,), {})
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("nesting", [float("inf"), 1])
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_a_seed_reaches_what_the_model_learns_and_steps_move_it(
+    vectorised: bool, nesting: float
+) -> None:
+    def learned(y: Any = Y) -> None:
+        shift = pyro.param("shift", lambda: torch.randn(()))
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", dist.Normal(w + shift, 1.0), obs=y)
+
+    found = []
+    for seed in (0, 1, 0):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(seed)
+        guide = HyperNetworkGuide(learned, init_from=None)
+        objective = LinearisedELBO(4, vectorize_particles=vectorised, max_plate_nesting=nesting)
+        svi = SVI(learned, guide, pyro.optim.Adam({"lr": 0.01}), objective)
+        svi.step(Y)
+        found.append(pyro.param("shift").item())
+        svi.step(Y)
+        assert pyro.param("shift").item() != found[-1]
+    assert found[0] == found[2] and abs(found[0] - found[1]) > 0.1
