@@ -55,52 +55,22 @@ def to_arviz(
     r"""
     Draws from a fitted guide, and all that follows from them, for ArviZ.
 
-    Draws are independent, so they are stored as one chain, ``chain=1, draw=num_samples``: R-hat and
-    effective sample sizes mean nothing here; ``az.loo``, posterior-predictive and LOO-PIT plots do.
+    Groups: ``posterior``, ``log_likelihood``, ``posterior_predictive``, ``prior``,
+    ``prior_predictive``, ``observed_data``, ``constant_data``, and ``sample_stats`` of chains, or
+    of guides with a density if it is asked for by name. The log-likelihood is
+    :math:`\log p(y_n \mid \theta_s)` for each observed site and each datum of its plates, in
+    float64, without a minibatch's scale; masked data have 0, and discrete latents that are marked
+    for enumeration are summed out. Terms of ``pyro.factor`` are in no group.
 
-    **Restarts.** Guides trained independently, given as a list or tuple, become a dimension
-    ``restart`` of ``posterior``, ``posterior_predictive`` and ``log_likelihood``, after ``draw``.
-    They are not chains of one sampler: to pool them as if they were would give each the same
-    weight, whatever it has found. Compare them, or take one: ``data.sel(restart=0)`` is what
-    ``az.loo`` wants, since it takes every dimension but ``chain`` and ``draw`` for data.
+    Draws of a guide are independent and stored as one chain, ``(1, num_samples)``: R-hat and
+    effective sample sizes mean nothing for them. Chains of :func:`~pyro_implicit.refine` are
+    stored as chains. Several guides become a dimension ``restart`` after ``draw``; they are not
+    chains of one sampler, and ``az.loo`` takes one of them: ``data.sel(restart=0)``.
 
-    **Chains.** Those of :func:`~pyro_implicit.refine` are stored as they are, ``chain=C, draw=T``:
-    R-hat and effective sample sizes then mean what they say. Of more than ``num_samples`` draws in
-    all, evenly spaced ones are taken; ``sample_stats`` has what happened at each.
-
-    **Groups.** ``posterior``: latent sites (constrained) and ``pyro.deterministic`` sites.
-    ``log_likelihood``: :math:`\log p(y_n \mid \theta_s)` for each observed site and each datum of
-    its plates; event dimensions are summed, a minibatch scale is not applied, masked data get 0
-    (which ``az.loo`` counts among its data: its sum is right, and for a standard error select the
-    others first, ``data["log_likelihood"].isel(...)``). It is in float64, whatever the model:
-    Pareto-smoothed weights overflow in float32. Discrete latents that are marked for enumeration
-    are summed out of it: what shares one is one datum, a variable named after all the observed
-    sites in it; values that ``obs_mask`` hides are integrated out.
-    ``posterior_predictive`` and ``prior_predictive``: new values of the observed sites, and of
-    sites that are neither observed nor in the guide. ``prior``: latent and deterministic sites,
-    drawn from the model alone. ``sample_stats``, if it is asked for by name and the guide is
-    bijective: the log-densities of model (``lp``) and guide (``log_q``) at each draw, both in the
-    unconstrained space, for importance weights and ``loo_approximate_posterior``; one more run of
-    the model for each draw. ``observed_data``: what the model observes when called with these
-    arguments. ``constant_data``: the tensor arguments that are not observed, by their names in the
-    model's signature. ``pyro.factor`` terms are in no group, and draws of the prior know nothing
-    of them; a warning names those within plates. What ``poutine.condition`` holds is in none where
-    the model observes something else.
-
-    The model is run once per draw for each kind of run (given the data, predictive, prior; one run
-    serves the first two if there is one observed site and no other to draw), without assuming that
-    it vectorises and without :class:`~pyro.infer.Predictive`; no trace is kept.
-    Latents are fixed to the draws, so an ``ImproperUniform`` only hinders the prior groups: they
-    are then left out, and the attribute ``prior_omitted`` says why.
-
-    **Dimensions.** A dimension that belongs to a plate has its name and the labels 0, 1, ...
-    (``_dim`` is appended if a variable has that name); the others are ``{site}_dim_{i}``. A slash
-    in a name becomes a dot.
-
-    **Attributes.** Versions, guide, objective, its settings and weights, and the seed (the call's,
-    or ``torch.initial_seed()``, set by :func:`pyro.set_rng_seed`). Read them, with both lines of
-    ArviZ and after a netCDF round trip, as ``data.attrs["seed"]`` or
-    ``data["posterior"].attrs["seed"]``.
+    Dimensions of plates have the plate's name; others are ``{site}_dim_{i}``, and a slash in a name
+    becomes a dot. Attributes hold versions, guide, objective and seed. The model is run once per
+    draw for each kind of run, and need not vectorise. :doc:`Hand a fit to ArviZ </howto/arviz>`
+    tells of each group.
 
     Example::
 
@@ -134,8 +104,8 @@ def to_arviz(
         have shape ``(1, num_samples, *shape)``, or ``(1, num_samples, num_guides, *shape)``; those
         of the data groups have no sample dimensions.
     :raises ArgumentError: for bad values, groups that cannot be made, or too large ones (for
-        ``sample_stats``, a guide without a density); for guides
-        in a list that draw different sites.
+        ``sample_stats``, a guide without a density); for guides in a list that draw different
+        sites.
     :raises StateError: for a guide that is not built yet.
     :raises SiteError: within ``with poutine.condition(...):``, which would hold the guide's draws
         too; for a log-likelihood that depends on a site outside of the guide, or a prior that was
@@ -143,14 +113,12 @@ def to_arviz(
         of its rows at random.
     :raises ShapeError: if a latent has a value for each row, or is held at one, and nobody has
         said which of them these are; if there are no rows.
-    :warns UserWarning: if a draw of the prior is refused by the model, so that the groups of the
-        prior are left out; if a discrete latent of groups is drawn from its prior; if the model
-        observes by ``pyro.factor`` alone; if a guide has a latent of each row, and these are other
-        rows; if the model holds its observations itself and is given other inputs than the guide
-        was; if the guide draws what ``poutine.condition`` holds, or if all that the model observes
-        is held so and not clearly data, or if what is held depends on sites that are drawn
-        before it; if the guide draws a latent outside its prior's support; if what is observed
-        follows latents.
+    :warns UserWarning: where groups may not be what was meant: a draw of the prior that the model
+        refuses, so that its groups are left out; a discrete latent of groups that is drawn from
+        its prior; data in ``pyro.factor`` alone; rows or inputs other than those that the guide
+        was built with; sites held by ``poutine.condition`` that the guide draws too, that are not
+        clearly data, or that depend on sites before them; latents outside of their prior's
+        support, and observations that are made of latents.
     """
     num_samples = check_count("num_samples", num_samples)
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)

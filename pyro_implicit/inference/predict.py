@@ -55,40 +55,15 @@ def predict(
     Draws of the observed sites (the posterior predictive) and of any other site asked for.
 
     The guide is drawn from ``num_samples`` times, once for all rows, so that each draw is one
-    coherent function of the inputs. (A conditional guide has draws of its own for each row; they
-    are made batch by batch.) Rows are then taken ``batch_size`` at a time; every tensor
-    argument whose first size is the number of rows (that of the first tensor argument) is cut.
-    Only the sites asked for are kept, no trace is. Observation noise is drawn by row, so that the
-    result does not depend on ``batch_size``.
-
-    Which dimension of a site holds the rows is found by running the model on the first 32 of them
-    (if there are more), and again on two parts of these. A model that
-    only takes all rows at once gets them so. So does one whose rows belong together, whatever
-    ``batch_size``: rows drawn as one event (a ``MultivariateNormal`` over rows, a Gaussian process,
-    an :class:`~pyro_implicit.ImplicitProcess`), a site for each row (loops over time), a site with
-    other rows than the arguments (``y[1:]`` from ``y[:-1]``, windows), or rows that come out
-    otherwise without another one (rows standardised within the model).
+    coherent function of the inputs. (A conditional guide has draws of its own for each row.) Rows
+    are then taken ``batch_size`` at a time; noise of observations is drawn by row, so that the
+    result does not depend on ``batch_size``. Rows that belong together, as those of a Gaussian
+    process or of a series, are evaluated together. Only the sites asked for are kept, no trace is.
 
     Data that are passed as ``obs=`` are drawn anew all the same. What ``poutine.condition`` holds
-    stays as it is, values of parameters or data that forecasts start from (the first ``T`` steps of
-    a series, what is observed of a row), and is left out of the result, unless its name is among
-    ``sites``. Where a model has nothing else to predict, the sites that are held within plates are
-    taken for its data, and drawn (all of them, if none is in a plate)::
-
-        held = poutine.condition(model, data={f"y_{t}": y[t] for t in range(T)})
-        predict(held, guide, T + 3, num_samples=1000)[f"y_{T}"]
-
-    Networks are evaluated in evaluation mode, whatever theirs is, and get theirs back: BatchNorm
-    uses its running statistics and leaves them alone, dropout is off (a warning names it, unless
-    the network was in evaluation mode already). Noise that is to stay, as in Monte Carlo dropout,
-    is written ``F.dropout(x, p, training=True)``; rows then depend on each other's, and are
-    evaluated all at once.
-
-    At hundreds of draws of few rows one run of the model is recorded, as a graph of tensor
-    operations, and replayed; no number is another one. The graph must give the bits of the
-    program at the first two draws and at the last one, all that the program draws must be normal,
-    log-normal, or yes or no and classes of each row, and nothing may show that runs are not alike:
-    numbers read from tensors, as a branch on a value does, or counts that the model keeps.
+    stays as it is, and is left out unless its name is among ``sites``. Networks are evaluated in
+    evaluation mode, and get theirs back: dropout is off, BatchNorm leaves its statistics alone.
+    :doc:`Predict new rows </howto/predict>` tells of rows, forecasts and networks at length.
 
     Example::
 
@@ -98,27 +73,24 @@ def predict(
     :param model: a Pyro model; arguments for observations are left out, or ignored.
     :param guide: a fitted guide, implicit or not. What it does not draw comes from the model:
         observations, and latents that it leaves out, from their prior.
-    :param args: the model's arguments.
+    :param args: the model's arguments. Every tensor whose first size is that of the first tensor
+        is cut into batches of rows.
     :param int num_samples: number of draws, which must be given.
     :param int batch_size: rows at a time, rounded up to a multiple of 32, and to as many as make a
-        million numbers on their way through the model, of which there is nothing to save; all by
-        default, or where rows belong together. To see that, data of at most four million numbers
-        are first looked at: each batch beside a run on all rows, of one draw. Where that would make
-        more than 67 million numbers, it is done with the first rows and with as many from
-        everywhere, and of larger data with 32 rows: those that
-        belong to others far from these are not seen; leave ``batch_size`` out for such a model.
+        million numbers in a run of the model; all by default, or where rows belong together.
+        Whether they do is looked at, on all rows of data of at most four million numbers; of
+        larger data, rows that belong to others far away are not seen: leave it out for these.
     :param sites: names of the sites to keep, ``pyro.deterministic`` ones included; by default every
         site that is not a latent of the guide nor deterministic.
     :param bool parallel: evaluate up to 64 draws in one vectorised pass, as in
-        :class:`pyro.infer.Predictive`, and on a CPU as many as make four million numbers: faster
-        for many draws of small models, and on a GPU; that draws keep to themselves is looked at
-        first, which takes milliseconds. Larger ones are evaluated draw by draw. Every batch
-        dimension of the model must then be declared by a plate.
+        :class:`pyro.infer.Predictive`: faster for many draws of small models, and on a GPU. Every
+        batch dimension of the model must then be declared by a plate; that draws keep to
+        themselves is looked at first.
     :param bool moments: return mean and variance over draws instead of the draws, in memory that
         does not grow with ``num_samples``.
     :param int seed: of all draws, for the same ``num_samples`` and ``parallel``: fewer draws are
-        not the first of more, and with ``parallel`` the noise of observations is another. Random
-        numbers outside go on as if nothing had been drawn. None: one that torch draws.
+        not the first of more. Random numbers outside go on as if nothing had been drawn. None: one
+        that torch draws.
     :param kwargs: the model's keyword arguments.
     :returns: by site, draws of shape ``(num_samples, rows, ...)``; with ``moments`` the mean and
         the variance (unbiased; NaN for one draw), stacked in shape ``(2, rows, ...)``.
@@ -130,21 +102,14 @@ def predict(
         said which of them these are; if there are no rows.
     :raises SiteError: within ``with poutine.condition(...):``, which would hold the guide's draws
         too; if a site asked for is not in the model, or none of the guide's latents is; if a plate
-        draws some of its rows at random; if with ``parallel`` what a draw predicts depends on the
-        others, or on their number, as far as a few of them show (those with extremes of the latents
-        among them), or if the model asks for the value of what depends on them, as a branch does.
-    :warns UserWarning: if the first argument has lost a dimension since the guide was built;
-        if another fit has moved parameters or running statistics of the model, or Pyro's store has
-        given the guide those of another one, since its own ended;
-        if the guide has a latent of each row, and these are other rows; if it leaves out a latent
-        of the model, as far as that can be told from an observation, or draws one outside its
-        prior's support; if a site is drawn from an :class:`~pyro_implicit.ImplicitProcess`, which
-        knows nothing of the data then; if a site is one datum of all rows, as that of a Gaussian
-        process, and these are others; if a discrete latent of groups is drawn from its prior; if
-        the model observes by ``pyro.factor`` alone; if all that it observes is held by
-        ``poutine.condition`` and not clearly data; if the guide draws what is held; if
-        what is held depends on sites that are drawn before it; if
-        ``batch_size`` is given and no argument is a tensor.
+        draws some of its rows at random; with ``parallel``, if the model reads the value of a draw,
+        as a branch does, or if what one draw predicts depends on the others.
+    :warns UserWarning: where predictions may not be what was meant: other rows or fewer dimensions
+        than the guide was built with; parameters that another fit has moved; latents that come
+        from their prior, since the guide leaves them out, or that it draws outside of their prior's
+        support; processes and Gaussian processes that know nothing of the data; data in
+        ``pyro.factor`` alone; sites held by ``poutine.condition`` that are not clearly data, that
+        the guide draws too, or that depend on sites before them; ``batch_size`` without a tensor.
     """
     call = FittedCall(predict, model, guide, args, kwargs)
     call.tell(call.told_of_arguments(is_scored=False))

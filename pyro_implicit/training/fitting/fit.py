@@ -76,93 +76,30 @@ def fit(
     r"""
     Trains a guide, and the parameters of the model, until the objective no longer rises.
 
-    It does nothing that a loop over ``SVI.step`` could not do. What it decides:
+    It does nothing that a loop over ``SVI.step`` could not do, and decides four things:
 
-    * *objective*: by the guide's sizes, see the table; told in the result.
-    * *learning rate*: Adam at ``lr``, by default 0.002 with an
-      :class:`~pyro_implicit.generators.AutoregressiveGenerator` (0.02 if it has one latent) and
-      0.005 without (and for parameters of the model, and for Pyro's guides beside one in an
-      ``AutoGuideList``), until the loss is level, then cooled by
-      equal ratios to a hundredth of it, in a third as many steps as came before; gradients ten
-      times longer than usual are cut. With whole data (and up to five million parameters) cooling
-      begins at the mean of the parameters of the steps so far, where that has a loss lower by a
-      quarter of a nat, at a tenth of the rate or more: that at which they wander by half a nat.
-    * *never above the start*: where the mean of a level run is a nat above the start, or the end
-      above it (by losses on the same draws, of whole data), the rate was too high, and the run
-      goes on from the start at a quarter of it, at most three times. What then ends above the
-      start is put back to it; the result tells.
-    * *when to stop*: the loss is level when the mean of its last quarter is less than a tenth of
-      the noise of one step below that of the quarter before it (with little noise 0.02 nats, from
-      20 to 50 latents a thousandth for each, above 0.05), and this by a standard error that allows
-      for autocorrelation. The run ends when the rate is cold. With
-      ``batches`` of at most 5000 rows, a million numbers and 256 latents, none of them of a row,
-      the loss of all rows by the same draws must be level too; elsewhere the result tells what the
-      noise of batches may hide.
-    * *validation*: if given, scored every 100 steps; ten scores without a better one end the run
-      too, and the parameters of the best score are brought back at the end.
+    * *objective*: :class:`~pyro_implicit.LinearisedELBO` where the generator's determinant is
+      cheap (the default guide up to 1024 latents), else :class:`~pyro_implicit.LanczosELBO`; for
+      guides of Pyro's ``Trace_ELBO``, or ``TraceEnum_ELBO`` if latents are marked for enumeration.
+    * *draws*: 2 to 256 in each step, fewer for more latents; vectorised if the model allows it.
+    * *learning rate*: Adam at ``lr`` until the loss is level, then cooled to a hundredth of it.
+    * *the end*: the loss is level when the mean of its last quarter is no longer below that of the
+      quarter before it, by more than its noise explains; the run ends when the rate is cold. With
+      ``validation``, ten scores without a better one end it too, and the best parameters come back.
 
-    * *start*: the guide's own, told in the result; with batches of a small data set it sees all
-      rows.
-
-    * *peaks*: of a bijective guide of at most 20 latents and whole data: where the posterior has
-      another peak of some mass that the guide has hardly a draw at, the result warns.
-
-    * *directions*: where a guide has fewer noises than latents, and so little output noise that the
-      other directions are hardly filled, the result warns; and where some few latents are shared by
-      many, as a scale is by groups, which such a guide tends to make too narrow (no network's).
-
-    * *networks* are run in the mode that they are in: BatchNorm in training mode normalises by the
-      rows of a step and moves its running statistics, dropout is drawn. ``predict`` runs them in
-      evaluation mode. Where dropout is drawn a warning says so before the first step: its noise
-      counts as that of the data, and intervals come out too wide.
-
-    * *deviations*: of a bijective guide of at most 1024 latents and whole data: where importance
-      weights tell that deviations are off by more than 15%, or are too uneven to tell and the guide
-      is at least 0.02 nats for each latent from the posterior, a run that has ended level goes on
-      at the full rate for as many steps again (without ``validation``), until neither is so or the
-      limit comes; then the result warns.
-
-    * *what is left out*: where the first step calls networks whose parameters nobody trains (plain
-      ``torch.nn`` modules that no ``pyro.module`` tells of), where the guide leaves out latents of
-      the model, where data depend on latents without a gradient for them, where the model draws
-      random numbers of its own, and where batches come without their observations, it warns.
-
-    Steps whose loss or gradient is not finite are skipped and counted. After ten in a row, or where
-    the loss has risen far above what it was (of a ``LinearisedELBO``, ``LanczosELBO`` or
-    ``Trace_ELBO``), the run goes back to parameters that were good and on at half the rate, at most
-    six times; the result tells. Ctrl-C keeps what was
-    reached. A model that is given arguments and observes nothing, several batches that are not
-    scaled to all data, and those that are, are of different sizes and the same in each epoch, so
-    that rows of the smaller count more, are told by a warning.
-
-    =====================================================  ==============================
-    guide                                                  objective
-    =====================================================  ==============================
-    generators with a determinant by structure (default
-    up to 1024 latents, ``ResidualGenerator``), and
-    Jacobians of up to four million entries (of an
-    ``MMNNGuide``: five million products for their Gram
-    matrix)                                                ``LinearisedELBO``
-    all other generators                                   ``LanczosELBO``
-    no implicit site (Pyro's own guides)                   Pyro's ``Trace_ELBO``, 4 draws
-    the same, a point (``AutoDelta``)                      ``Trace_ELBO``, one draw
-    either, latents marked for enumeration (in the first
-    batch, or in one of the first twenty of a list)        ``TraceEnum_ELBO`` in place of it
-    =====================================================  ==============================
-
-    Draws a step: 32 up to 100 latents (256 of an ``AutoregressiveGenerator``, whose gradients have
-    little noise) and 5000 observed numbers, else 8 up to 300 latents, 4 up to
-    10 000, 2 above, and of a conditional guide fewer where these would see more than 50 000
-    observed numbers; vectorised if the model allows it, else mapped over one draw by ``torch``'s
-    ``vmap`` (with ``LinearisedELBO``) if it allows that, else one after the other (at most 8), with
-    a warning in the result that tells why.
+    Steps that are not finite are skipped; a run that has lost its way goes back to parameters that
+    were good; Ctrl-C keeps what was reached. What was chosen and noticed is in the result. Networks
+    are run in the mode that they are in, training or evaluation. :doc:`What fit decides
+    </howto/fit>` has the numbers behind all this.
 
     :param model: a Pyro model.
     :param guide: its guide, of any kind.
     :param args: arguments of both: the whole data.
     :param objective: any objective of this package or of Pyro.
     :param int num_steps: limit of all steps, 10 000 by default; those of a resumed run count.
-    :param float lr: the first learning rate; by default as told above.
+    :param float lr: the first learning rate; by default 0.002 with an
+        :class:`~pyro_implicit.generators.AutoregressiveGenerator` (0.02 if it has one latent),
+        0.005 without.
     :param batches: instead of ``args``: a ``DataLoader`` or any other iterable of tuples of
         arguments, gone through again and again; a dictionary is keyword arguments, a tensor the
         one argument.
