@@ -146,9 +146,8 @@ BENCHMARKS = (
             "vip_cep_whole": "--cell gated --num-molecules 29978 --num-steps 2000 --seeds 0 1 2 "
             '--methods "process, alpha=0.5" mean-field plain',
         },
-        short="--num-steps 2 --num-molecules 40",
+        short="--num-steps 2 --num-molecules 40 --hidden 4",
         short_settings={
-            "hidden": 4,
             "num_functions": 3,
             "num_predictive": 5,
             "draws": 3,
