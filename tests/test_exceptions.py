@@ -92,7 +92,7 @@ def test_import_brings_in_no_optional_package_and_changes_nothing() -> None:
         "assert not loaded(), loaded()\n"
         "import pyro_implicit.arviz.to_arviz\n"
         "assert not loaded(), loaded()\n"
-        "from pyro_implicit.ops.recording import trace_operations\n"
+        "from pyro_implicit.ops.graphs.recording import trace_operations\n"
         "trace_operations(lambda x: x.exp() + torch.randn(2), torch.ones(2))\n"
         "assert 'torch._dynamo' not in sys.modules  # a second or two\n"
         "import pyro_implicit.testing  # which needs no test runner\n"

@@ -15,7 +15,7 @@ from pyro_implicit import HyperNetworkGuide, LanczosELBO, LinearisedELBO, _hints
 from pyro_implicit._hints import hint
 from pyro_implicit.exceptions import PerformanceHint
 from pyro_implicit.generators import MLPGenerator, ResidualGenerator
-from pyro_implicit.objectives import looped_watch
+from pyro_implicit.objectives.checks import looped_watch
 
 
 @pytest.fixture(autouse=True)

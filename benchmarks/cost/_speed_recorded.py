@@ -11,7 +11,7 @@ from pyro.infer import SVI
 
 from benchmarks.cost._speed_timing import Job
 from pyro_implicit.training import RecordedObjective
-from pyro_implicit.training.fitting.norm_clipped_adam import NormClippedAdam
+from pyro_implicit.training.fitting.pace.norm_clipped_adam import NormClippedAdam
 
 __all__ = ["fit_step", "recorded_step", "svi_step"]
 

@@ -22,7 +22,7 @@ from pyro.infer import ELBO, trace_elbo
 from torch import Tensor
 from tqdm.auto import trange
 
-from pyro_implicit.ops.recording import lighten, trace_operations
+from pyro_implicit.ops.graphs.recording import lighten, trace_operations
 
 __all__ = ["cosine", "flat_then_cosine", "record", "train"]
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from pyro_implicit.arviz.program import Program
 from pyro_implicit.arviz.site import Slot
 from pyro_implicit.arviz.summed_likelihood import summed_likelihood
-from pyro_implicit.handlers.observed_shape import check_duration
+from pyro_implicit.handlers.errors.value_errors import refuses_parameter
+from pyro_implicit.handlers.observations.observed_shape import check_duration
 from pyro_implicit.handlers.pointwise import pointwise_log_prob
-from pyro_implicit.handlers.value_errors import refuses_parameter
 from pyro_implicit.inference.posterior_draws import draws_of
 
 __all__ = ["GUIDE_GROUPS", "PRIOR", "ExportPlan", "collect", "make_plan", "nbytes", "to_numpy"]

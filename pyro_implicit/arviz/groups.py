@@ -9,7 +9,7 @@ from pyro_implicit._memory import free_memory
 from pyro_implicit.arviz.collect import GUIDE_GROUPS, ExportPlan, nbytes
 from pyro_implicit.arviz.program import Program
 from pyro_implicit.exceptions import ArgumentError, SiteError
-from pyro_implicit.handlers.choice_for_all import choice_for_all
+from pyro_implicit.handlers.enumeration.choice_for_all import choice_for_all
 
 __all__ = ["GROUPS", "check_size", "choose_groups"]
 

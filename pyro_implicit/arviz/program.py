@@ -16,12 +16,16 @@ from pyro_implicit.arviz.row_cuts import is_local, on_all_rows, refuse_coupled, 
 from pyro_implicit.arviz.rows import Batch, RowBatches
 from pyro_implicit.arviz.site import Site, Slot
 from pyro_implicit.exceptions import ArgumentError, SiteError
-from pyro_implicit.handlers.choice_for_all import is_choice_for_all, plates_of, plates_of_size
-from pyro_implicit.handlers.enumeration import is_to_be_enumerated
-from pyro_implicit.handlers.held_sites import HeldSites
-from pyro_implicit.handlers.latent_rows import Cuts, at_rows
-from pyro_implicit.handlers.observed_shape import check_observation
-from pyro_implicit.handlers.own_subsample import OwnSubsample, sizes_of_arguments
+from pyro_implicit.handlers.enumeration.choice_for_all import (
+    is_choice_for_all,
+    plates_of,
+    plates_of_size,
+)
+from pyro_implicit.handlers.enumeration.discrete_latents import is_to_be_enumerated
+from pyro_implicit.handlers.held.held_sites import HeldSites
+from pyro_implicit.handlers.held.told_of_held import drawn_unheard
+from pyro_implicit.handlers.looks.upstream import upstream_sites
+from pyro_implicit.handlers.observations.observed_shape import check_observation
 from pyro_implicit.handlers.pointwise import (
     is_auxiliary,
     is_delta,
@@ -31,7 +35,9 @@ from pyro_implicit.handlers.pointwise import (
     reduced_dims,
     run_model,
 )
-from pyro_implicit.handlers.row_coupling import (
+from pyro_implicit.handlers.rows.latent_rows import Cuts, at_rows
+from pyro_implicit.handlers.rows.own_subsample import OwnSubsample, sizes_of_arguments
+from pyro_implicit.handlers.rows.row_coupling import (
     Observed,
     all_batches,
     can_be_looked_at,
@@ -39,12 +45,10 @@ from pyro_implicit.handlers.row_coupling import (
     numbers_of_a_row,
     rows_to_look_at,
 )
-from pyro_implicit.handlers.row_order import BY_PLACE
-from pyro_implicit.handlers.rows import number_of_rows
-from pyro_implicit.handlers.told_of_held import drawn_unheard
-from pyro_implicit.handlers.upstream import upstream_sites
-from pyro_implicit.inference.numbered import numbered_if_drawn
+from pyro_implicit.handlers.rows.row_order import BY_PLACE
+from pyro_implicit.handlers.rows.row_slices import number_of_rows
 from pyro_implicit.inference.posterior_draws import draws_of
+from pyro_implicit.inference.row_numbers import numbered_if_drawn
 
 __all__ = ["Program"]
 

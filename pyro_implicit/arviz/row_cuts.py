@@ -7,8 +7,8 @@ from typing import Any
 
 from pyro_implicit.arviz.site import Site, Slot
 from pyro_implicit.exceptions import ArgumentError
-from pyro_implicit.handlers.row_coupling import coupled_sites, drawn_jointly
-from pyro_implicit.handlers.rows import changed_dims
+from pyro_implicit.handlers.rows.row_coupling import coupled_sites, drawn_jointly
+from pyro_implicit.handlers.rows.row_slices import changed_dims
 
 __all__ = ["grown", "is_local", "on_all_rows", "refuse_coupled", "refuse_local"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyro_implicit._checks import check_count
 from pyro_implicit.exceptions import ArgumentError
-from pyro_implicit.handlers.rows import between, number_of_rows
+from pyro_implicit.handlers.rows.row_slices import between, number_of_rows
 
 __all__ = ["Batch", "RowBatches"]
 

@@ -16,14 +16,14 @@ from pyro_implicit.arviz.row_cuts import grown
 from pyro_implicit.arviz.rows import Batch
 from pyro_implicit.arviz.site import Slot
 from pyro_implicit.exceptions import ArgumentError, SiteError
-from pyro_implicit.handlers.enumeration import nesting_of, run_summed_out
-from pyro_implicit.handlers.observed_in_sum import (
+from pyro_implicit.handlers.enumeration.discrete_latents import nesting_of, run_summed_out
+from pyro_implicit.handlers.enumeration.observed_in_sum import (
     counted_in_sum,
     data_in_sum,
     refuse_undrawn,
 )
+from pyro_implicit.handlers.enumeration.sum_out import inseparable
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, pointwise_log_prob
-from pyro_implicit.handlers.sum_out import inseparable
 
 __all__ = ["SummedLikelihood", "summed_likelihood", "uncounted_factors"]
 

@@ -24,12 +24,12 @@ from pyro_implicit.arviz.site import Site
 from pyro_implicit.arviz.summed_likelihood import uncounted_factors
 from pyro_implicit.exceptions import ArgumentError, SiteError
 from pyro_implicit.guides.base import ImplicitGuide
-from pyro_implicit.handlers.choice_for_all import choices_of_groups
-from pyro_implicit.handlers.evaluation_mode import evaluation_mode
-from pyro_implicit.handlers.explained_errors import explained_errors
-from pyro_implicit.handlers.own_support import own_support
+from pyro_implicit.handlers.enumeration.choice_for_all import choices_of_groups
+from pyro_implicit.handlers.errors.explained_errors import explained_errors
+from pyro_implicit.handlers.held.told_of_held import told_of_unheard
+from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.pointwise import told_of_factors, told_of_factors_alone
-from pyro_implicit.handlers.told_of_held import told_of_unheard
+from pyro_implicit.handlers.supports.own_support import own_support
 from pyro_implicit.inference.fitted_call import FittedCall
 from pyro_implicit.inference.from_prior import of_another_model
 from pyro_implicit.inference.outside_support import drawn_outside, is_outside

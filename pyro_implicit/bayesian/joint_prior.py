@@ -19,11 +19,11 @@ from torch.distributions.transforms import ReshapeTransform
 from pyro_implicit._checks import check_model, check_names
 from pyro_implicit.bayesian.joint_form import check_form, checked_sites, root_of
 from pyro_implicit.bayesian.joint_site import JointSite
-from pyro_implicit.bayesian.met_sites import check_met
+from pyro_implicit.bayesian.sampled_sites import check_met
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
-from pyro_implicit.handlers.rows import rows_of
-from pyro_implicit.handlers.same_rows import SameRows
-from pyro_implicit.handlers.supports import moved_support, same_support
+from pyro_implicit.handlers.rows.row_slices import rows_of
+from pyro_implicit.handlers.rows.same_rows import SameRows
+from pyro_implicit.handlers.supports.served_supports import moved_support, same_support
 from pyro_implicit.ops.gaussian_blocks import Blocks, FullBlocks, LowRankBlocks
 
 __all__ = ["JointPrior", "part_for"]

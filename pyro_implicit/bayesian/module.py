@@ -30,7 +30,7 @@ from pyro_implicit.bayesian.private_copy import (
     to_buffers,
 )
 from pyro_implicit.bayesian.recurrence import steps_of_recurrence
-from pyro_implicit.bayesian.unusable import refuse_unusable, refuse_unusable_latents
+from pyro_implicit.bayesian.refused_networks import refuse_unusable, refuse_unusable_latents
 from pyro_implicit.bayesian.vectorization import (
     common_batch_shape,
     over_draws,

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import ImplicitError
-from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.log_joint import LogJoint
-from pyro_implicit.handlers.mapped_writing import WritingMap
-from pyro_implicit.ops.noticed_operation import CONVOLUTION, NoticedOperation
-from pyro_implicit.ops.recording import record
+from pyro_implicit.handlers.mapped.mapped_writing import WritingMap
+from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
+from pyro_implicit.ops.graphs.noticed_operation import CONVOLUTION, NoticedOperation
+from pyro_implicit.ops.graphs.recording import record
 
 __all__ = ["ChainDensity"]
 

@@ -13,7 +13,7 @@ from pyro_implicit.chains.program import Program
 from pyro_implicit.chains.supports import evenly
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.latent_site import LatentSite
-from pyro_implicit.handlers.value_errors import is_outside_support, refuses_parameter
+from pyro_implicit.handlers.errors.value_errors import is_outside_support, refuses_parameter
 
 __all__ = ["check_domain"]
 

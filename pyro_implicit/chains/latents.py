@@ -25,11 +25,11 @@ from pyro_implicit.guides.initialization.prototype import (
     unconstrained_start,
 )
 from pyro_implicit.guides.latent_site import LatentSite
-from pyro_implicit.handlers.data_use import DataUse
-from pyro_implicit.handlers.evaluation_mode import evaluation_mode
-from pyro_implicit.handlers.observed_shape import told_of_one_for_all
+from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.observations.data_use import DataUse
+from pyro_implicit.handlers.observations.observed_shape import told_of_one_for_all
 from pyro_implicit.handlers.pointwise import is_auxiliary
-from pyro_implicit.handlers.supports import cut_off
+from pyro_implicit.handlers.supports.served_supports import cut_off
 
 __all__ = ["dispersed_start", "latent_shapes", "read_latents"]
 

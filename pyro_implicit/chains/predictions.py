@@ -17,7 +17,7 @@ from pyro_implicit.handlers.pointwise import (
     is_auxiliary,
     run_model,
 )
-from pyro_implicit.handlers.row_order import BY_NUMBER
+from pyro_implicit.handlers.rows.row_order import BY_NUMBER
 
 __all__ = ["expectations"]
 

@@ -38,21 +38,21 @@ from pyro_implicit.chains.supports import check_supports_at
 from pyro_implicit.chains.tuning import check_draws
 from pyro_implicit.chains.walk import Walk
 from pyro_implicit.exceptions import ArgumentError, ImplicitError
+from pyro_implicit.guides.argument_order import check_order
 from pyro_implicit.guides.diverged import refuse_diverged
 from pyro_implicit.guides.held_data import HeldData
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.model_parameters import WatchedParameters
-from pyro_implicit.guides.order import check_order
 from pyro_implicit.guides.since_fit import remember_fit
-from pyro_implicit.handlers.data_gradient import told_of_no_gradient
-from pyro_implicit.handlers.explained_errors import RAW, explained_errors
-from pyro_implicit.handlers.held_sites import refuse_condition_around
+from pyro_implicit.handlers.errors.explained_errors import RAW, explained_errors
+from pyro_implicit.handlers.errors.type_errors import first_line, joins_types
+from pyro_implicit.handlers.errors.value_errors import entries_not_finite, is_outside_support
+from pyro_implicit.handlers.held.held_sites import refuse_condition_around
 from pyro_implicit.handlers.log_joint import LogJoint
-from pyro_implicit.handlers.masked_latents import told_of_masked_latent
-from pyro_implicit.handlers.rows import number_of_rows
-from pyro_implicit.handlers.same_rows import fingerprint
-from pyro_implicit.handlers.type_errors import first_line, joins_types
-from pyro_implicit.handlers.value_errors import entries_not_finite, is_outside_support
+from pyro_implicit.handlers.masks.masked_latents import told_of_masked_latent
+from pyro_implicit.handlers.observations.data_gradient import told_of_no_gradient
+from pyro_implicit.handlers.rows.row_slices import number_of_rows
+from pyro_implicit.handlers.rows.same_rows import fingerprint
 
 __all__ = ["refine"]
 

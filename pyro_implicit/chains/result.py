@@ -29,7 +29,7 @@ from pyro_implicit.chains.walk import Progress, Walk
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.since_fit import moved_since_fit, share_fit
-from pyro_implicit.handlers.same_rows import Fingerprint
+from pyro_implicit.handlers.rows.same_rows import Fingerprint
 
 __all__ = ["Chains"]
 

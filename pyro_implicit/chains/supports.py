@@ -17,9 +17,9 @@ from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.initialization.prototype import forgiving
 from pyro_implicit.guides.latent_site import LatentSite
-from pyro_implicit.handlers.evaluation_mode import evaluation_mode
-from pyro_implicit.handlers.own_support import own_support
-from pyro_implicit.handlers.supports import bounds_of
+from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.supports.own_support import own_support
+from pyro_implicit.handlers.supports.served_supports import bounds_of
 
 __all__ = ["check_supports", "check_supports_at", "evenly"]
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from pyro_implicit._checks import check_callable, check_tensors
 from pyro_implicit.exceptions import ShapeError, SiteError
 from pyro_implicit.guides.latent_site import LatentSite
-from pyro_implicit.handlers.evaluation_mode import evaluation_mode
-from pyro_implicit.handlers.supports import bounds_of
+from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.supports.served_supports import bounds_of
 from pyro_implicit.inference.posterior_draws import draws_of
 
 __all__ = ["constrained_draws", "unconstrained_draws"]

@@ -21,7 +21,7 @@ from pyro_implicit._seeded import seeded
 from pyro_implicit._warn import warn
 from pyro_implicit.diagnostics._density import Part, check_implicit_guide
 from pyro_implicit.diagnostics._entropy_part import PartEntropy, effective_rank, part_entropy
-from pyro_implicit.guides.unfilled import Unfilled, unfilled
+from pyro_implicit.guides.unfilled_directions import Unfilled, unfilled
 
 __all__ = ["EntropyReport", "entropy_report"]
 

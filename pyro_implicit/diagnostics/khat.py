@@ -26,12 +26,12 @@ from pyro_implicit._warn import warn
 from pyro_implicit.arviz.compatibility import psis_khat
 from pyro_implicit.diagnostics._density import GuideDensity, check_implicit_guide
 from pyro_implicit.exceptions import DensityError, NonFiniteError
+from pyro_implicit.guides.argument_order import check_order
 from pyro_implicit.guides.diverged import refuse_diverged
 from pyro_implicit.guides.model_parameters import WatchedParameters
-from pyro_implicit.guides.order import check_order
-from pyro_implicit.handlers.explained_errors import explained_errors
+from pyro_implicit.handlers.errors.explained_errors import explained_errors
 from pyro_implicit.handlers.log_joint import LogJoint
-from pyro_implicit.handlers.rows import number_of_rows
+from pyro_implicit.handlers.rows.row_slices import number_of_rows
 from pyro_implicit.ops.inversion import DensityEstimate
 
 __all__ = ["KHat", "khat"]

@@ -23,13 +23,13 @@ from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._seeded import seeded
 from pyro_implicit._warn import warn
 from pyro_implicit.diagnostics._unconstrained import constrained_draws, unconstrained_draws
+from pyro_implicit.guides.argument_order import check_order
 from pyro_implicit.guides.diverged import refuse_diverged
 from pyro_implicit.guides.model_parameters import WatchedParameters
-from pyro_implicit.guides.order import check_order
-from pyro_implicit.handlers.evaluation_mode import evaluation_mode
-from pyro_implicit.handlers.explained_errors import explained_errors
+from pyro_implicit.handlers.errors.explained_errors import explained_errors
 from pyro_implicit.handlers.log_joint import LogJoint
-from pyro_implicit.handlers.rows import number_of_rows
+from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.rows.row_slices import number_of_rows
 from pyro_implicit.ops.kernels import median_distance
 from pyro_implicit.ops.logdet import upcast
 from pyro_implicit.ops.stein import bootstrap_null, stein_matrix, stein_u_statistic

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pyro_implicit.handlers.same_rows import are_alike, are_other_rows, fingerprint
+from pyro_implicit.handlers.rows.same_rows import are_alike, are_other_rows, fingerprint
 
 __all__ = [
     "Shape",

@@ -51,13 +51,13 @@ from pyro_implicit.guides.sampler import Sampler, check_scale_arguments
 from pyro_implicit.guides.saved_guide import SavedGuide
 from pyro_implicit.guides.sequential_plates import vectorised_frames
 from pyro_implicit.guides.values import check_values, unconstrain
-from pyro_implicit.handlers.called_networks import CalledNetworks
-from pyro_implicit.handlers.explained_errors import explained_errors
+from pyro_implicit.handlers.errors.explained_errors import explained_errors
 from pyro_implicit.handlers.flat_latents import by_site
 from pyro_implicit.handlers.log_joint import LogJoint
-from pyro_implicit.handlers.own_subsample import RowsOfABatch, sizes_of_arguments
-from pyro_implicit.handlers.same_rows import fingerprint
-from pyro_implicit.handlers.still_statistics import still_statistics
+from pyro_implicit.handlers.networks.called_networks import CalledNetworks
+from pyro_implicit.handlers.networks.still_statistics import still_statistics
+from pyro_implicit.handlers.rows.own_subsample import RowsOfABatch, sizes_of_arguments
+from pyro_implicit.handlers.rows.same_rows import fingerprint
 
 __all__ = ["ImplicitGuide"]
 

@@ -11,7 +11,7 @@ from pyro_implicit.guides.argument_dims import Shape
 from pyro_implicit.guides.held_data import HeldData
 from pyro_implicit.guides.model_parameters import ModelParameters
 from pyro_implicit.guides.model_statistics import ModelStatistics
-from pyro_implicit.handlers.same_rows import Fingerprint
+from pyro_implicit.handlers.rows.same_rows import Fingerprint
 
 __all__ = ["FIRST_CALL", "FirstCall"]
 

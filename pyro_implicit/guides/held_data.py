@@ -14,13 +14,13 @@ from pyro.poutine.messenger import unwrap
 from torch import Tensor
 
 from pyro_implicit.exceptions import StateError
-from pyro_implicit.handlers.any_value import AnyValue
-from pyro_implicit.handlers.held_sites import HeldSites
-from pyro_implicit.handlers.hidden_observations import SHOWN
+from pyro_implicit.handlers.held.held_sites import HeldSites
+from pyro_implicit.handlers.looks.any_value import AnyValue
+from pyro_implicit.handlers.looks.unseen_run import unseen_run
+from pyro_implicit.handlers.masks.hidden_observations import SHOWN
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, run_model
-from pyro_implicit.handlers.row_coupling import can_be_looked_at
-from pyro_implicit.handlers.same_rows import fingerprint
-from pyro_implicit.handlers.unseen_run import unseen_run
+from pyro_implicit.handlers.rows.row_coupling import can_be_looked_at
+from pyro_implicit.handlers.rows.same_rows import fingerprint
 
 __all__ = [
     "HeldData",

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from pyro_implicit.exceptions import ShapeError, SiteError
-from pyro_implicit.handlers.latent_rows import rows_not_named
-from pyro_implicit.handlers.own_support import own_support
-from pyro_implicit.handlers.rows import rows_of
-from pyro_implicit.handlers.supports import (
+from pyro_implicit.handlers.rows.latent_rows import rows_not_named
+from pyro_implicit.handlers.rows.row_slices import rows_of
+from pyro_implicit.handlers.supports.own_support import own_support
+from pyro_implicit.handlers.supports.served_supports import (
     check_support,
     decode_support,
     encode_support,

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pyro_implicit.handlers.called_networks import names_of
-from pyro_implicit.handlers.same_rows import Fingerprint, are_alike, fingerprint
+from pyro_implicit.handlers.networks.called_networks import names_of
+from pyro_implicit.handlers.rows.same_rows import Fingerprint, are_alike, fingerprint
 
 __all__ = ["ModelStatistics"]
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.latent_site import LatentSite, PlateFrame
 from pyro_implicit.guides.parts import check_parts
-from pyro_implicit.handlers.own_support import own_support
-from pyro_implicit.handlers.supports import check_support, map_support
+from pyro_implicit.handlers.supports.own_support import own_support
+from pyro_implicit.handlers.supports.served_supports import check_support, map_support
 
 __all__ = ["read_row_site"]
 

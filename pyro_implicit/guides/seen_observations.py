@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 
 from pyro_implicit._random import RandomStream
+from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, latent_sites, run_model
-from pyro_implicit.handlers.row_coupling import can_be_looked_at
-from pyro_implicit.handlers.unseen_run import unseen_run
-from pyro_implicit.ops.same_bits import same_bits
+from pyro_implicit.handlers.rows.row_coupling import can_be_looked_at
+from pyro_implicit.ops.graphs.same_bits import same_bits
 
 __all__ = ["TOLD_ONCE", "told_of_seen_observations"]
 

@@ -12,9 +12,9 @@ from pyro import poutine
 from torch import Tensor, nn
 
 from pyro_implicit._few import few_of
-from pyro_implicit.handlers.called_networks import CalledNetworks, names_of
-from pyro_implicit.handlers.same_rows import Fingerprint, are_alike, fingerprint
-from pyro_implicit.handlers.unseen_run import unseen_run
+from pyro_implicit.handlers.looks.unseen_run import unseen_run
+from pyro_implicit.handlers.networks.called_networks import CalledNetworks, names_of
+from pyro_implicit.handlers.rows.same_rows import Fingerprint, are_alike, fingerprint
 
 __all__ = [
     "forget_fit",

@@ -16,26 +16,26 @@ from pyro.poutine import Trace
 from torch import Tensor
 
 from pyro_implicit.exceptions import ImplicitError, NonFiniteError, SiteError
-from pyro_implicit.handlers.edge import told_of_edge
-from pyro_implicit.handlers.enumeration import (
+from pyro_implicit.handlers.enumeration.discrete_latents import (
     EnumerationNeeded,
     NoticeEnumeration,
     enumerated,
     nesting_of,
 )
-from pyro_implicit.handlers.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.enumeration.listed_rows import check_listed_rows
+from pyro_implicit.handlers.enumeration.sum_out import sum_out
 from pyro_implicit.handlers.flat_latents import by_site
-from pyro_implicit.handlers.large_numbers import InDouble
-from pyro_implicit.handlers.latent_rows import AtDraw, Cuts, at_rows, by_number, check_permuted
-from pyro_implicit.handlers.listed_rows import check_listed_rows
-from pyro_implicit.handlers.observed_shape import check_observation
-from pyro_implicit.handlers.other_shape import check_event
+from pyro_implicit.handlers.looks.unvalidated import Unvalidated
+from pyro_implicit.handlers.masks.replicates import Replicates
+from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.observations.large_numbers import InDouble
+from pyro_implicit.handlers.observations.observed_shape import check_observation
+from pyro_implicit.handlers.observations.other_shape import check_event
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta
-from pyro_implicit.handlers.replicates import Replicates
-from pyro_implicit.handlers.row_order import BY_NUMBER
-from pyro_implicit.handlers.rows import is_recording
-from pyro_implicit.handlers.sum_out import sum_out
-from pyro_implicit.handlers.unvalidated import Unvalidated
+from pyro_implicit.handlers.rows.latent_rows import AtDraw, Cuts, at_rows, by_number, check_permuted
+from pyro_implicit.handlers.rows.row_order import BY_NUMBER
+from pyro_implicit.handlers.rows.row_slices import is_recording
+from pyro_implicit.handlers.supports.support_edge import told_of_edge
 
 __all__ = ["LogJoint"]
 

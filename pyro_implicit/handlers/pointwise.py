@@ -13,12 +13,12 @@ from pyro.poutine.util import site_is_factor, site_is_subsample
 from torch import Tensor
 
 from pyro_implicit.exceptions import NonFiniteError
-from pyro_implicit.handlers.evaluation_mode import evaluation_mode
-from pyro_implicit.handlers.large_numbers import precise_log_prob
-from pyro_implicit.handlers.latent_rows import AtDraw, Cuts, RowsNotNamed
-from pyro_implicit.handlers.missing_data import missing_data
-from pyro_implicit.handlers.observed_shape import check_observation
-from pyro_implicit.handlers.row_order import BY_PLACE, RowOrder
+from pyro_implicit.handlers.masks.missing_data import missing_data
+from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.observations.large_numbers import precise_log_prob
+from pyro_implicit.handlers.observations.observed_shape import check_observation
+from pyro_implicit.handlers.rows.latent_rows import AtDraw, Cuts, RowsNotNamed
+from pyro_implicit.handlers.rows.row_order import BY_PLACE, RowOrder
 from pyro_implicit.ops.logdet import upcast
 
 __all__ = [
@@ -105,7 +105,7 @@ def run_model(
         that its plates show.
     :param unobserve: names of observed sites to draw.
     :param RowOrder order: which values are in the order of the rows' numbers, see
-        :class:`~pyro_implicit.handlers.latent_rows.AtDraw`.
+        :class:`~pyro_implicit.handlers.rows.latent_rows.AtDraw`.
     :returns: how values were cut to the rows of their plates.
     :raises ShapeError: if nobody has said which rows of a latent these are.
     """

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pyro_implicit._random import read_torch_state, seed_torch
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.handlers.asked_values import AskedValues
-from pyro_implicit.handlers.row_coupling import same_first_draw, tensors_of
+from pyro_implicit.handlers.looks.asked_values import AskedValues
+from pyro_implicit.handlers.rows.row_coupling import same_first_draw, tensors_of
 from pyro_implicit.inference.predictive_run import PredictiveRun
 from pyro_implicit.inference.run_plan import RunPlan
 

@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from pyro_implicit.guides.conditional_base import ConditionalGuide
-from pyro_implicit.handlers.explained_errors import explained_errors
+from pyro_implicit.handlers.errors.explained_errors import explained_errors
 from pyro_implicit.handlers.pointwise import latent_sites
 from pyro_implicit.inference.evaluation.draw_chunks import DrawChunks
-from pyro_implicit.inference.numbered import numbered_if_called, numbered_if_drawn
+from pyro_implicit.inference.row_numbers import numbered_if_called, numbered_if_drawn
 
 __all__ = ["DrawsOneByOne"]
 

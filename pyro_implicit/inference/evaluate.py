@@ -14,17 +14,17 @@ from pyro_implicit._random import RandomStream
 from pyro_implicit._signature import in_order
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.conditional_base import ConditionalGuide
-from pyro_implicit.handlers.evaluation_mode import evaluation_mode
-from pyro_implicit.handlers.explained_errors import explained_errors
-from pyro_implicit.handlers.own_subsample import sizes_of_arguments
-from pyro_implicit.handlers.rows import NotSliceable, number_of_rows
+from pyro_implicit.handlers.errors.explained_errors import explained_errors
+from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.rows.own_subsample import sizes_of_arguments
+from pyro_implicit.handlers.rows.row_slices import NotSliceable, number_of_rows
 from pyro_implicit.inference.evaluation.draw_chunks import DrawChunks
 from pyro_implicit.inference.evaluation.evaluation_job import EvaluationJob, SiteData
 from pyro_implicit.inference.evaluation.report import EvaluationReport, Score, SiteEvaluation
 from pyro_implicit.inference.evaluation.summed_out import with_exact_densities
 from pyro_implicit.inference.fitted_call import FittedCall
 from pyro_implicit.inference.from_prior import forgotten_of
-from pyro_implicit.inference.numbered import numbered_if_drawn
+from pyro_implicit.inference.row_numbers import numbered_if_drawn
 from pyro_implicit.inference.run_plan import NOT_CUT, UNIT, RunPlan
 from pyro_implicit.ops.scoring import mean_and_error
 

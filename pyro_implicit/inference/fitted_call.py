@@ -14,13 +14,13 @@ from pyro_implicit.guides.argument_dims import (
     told_of_other_rows,
     told_of_other_shapes,
 )
+from pyro_implicit.guides.argument_order import check_order
 from pyro_implicit.guides.diverged import refuse_diverged
 from pyro_implicit.guides.held_data import told_of_held_data
 from pyro_implicit.guides.model_parameters import WatchedParameters
-from pyro_implicit.guides.order import check_order
 from pyro_implicit.guides.seen_observations import told_of_seen_observations
-from pyro_implicit.handlers.held_sites import refuse_condition_around
-from pyro_implicit.handlers.joint_rows import told_of_joint_rows
+from pyro_implicit.handlers.held.held_sites import refuse_condition_around
+from pyro_implicit.handlers.rows.joint_rows import told_of_joint_rows
 
 __all__ = ["FittedCall"]
 

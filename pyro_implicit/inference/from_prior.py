@@ -7,8 +7,8 @@ from typing import Any
 
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.held_data import model_of, observed_when_built, sampled_when_built
+from pyro_implicit.handlers.looks.upstream import upstream_sites
 from pyro_implicit.handlers.pointwise import run_model
-from pyro_implicit.handlers.upstream import upstream_sites
 from pyro_implicit.inference.run_plan import RunPlan
 
 __all__ = ["came_from_prior", "forgotten_latents", "forgotten_of", "of_another_model"]

@@ -21,13 +21,13 @@ from pyro_implicit._checks import (
     check_number,
     check_text,
 )
-from pyro_implicit.bayesian.met_sites import check_met
+from pyro_implicit.bayesian.sampled_sites import check_met
 from pyro_implicit.exceptions import ArgumentError, GuideError, SiteError, StateError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.latent_site import LatentSite
-from pyro_implicit.handlers.rows import rows_of
-from pyro_implicit.handlers.same_rows import SameRows
+from pyro_implicit.handlers.rows.row_slices import rows_of
+from pyro_implicit.handlers.rows.same_rows import SameRows
 from pyro_implicit.inference.noise_map import NoiseMap
 
 __all__ = ["GuidePrior", "check_all_rows"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from pyro_implicit.handlers.held_values import HeldValues
-from pyro_implicit.handlers.row_coupling import RowsTogether
+from pyro_implicit.handlers.held.held_values import HeldValues
+from pyro_implicit.handlers.rows.row_coupling import RowsTogether
 
 __all__ = ["HeldInRuns"]
 
@@ -60,6 +60,6 @@ class HeldInRuns(HeldValues):
         """
         Sees whether what was taken for data may be something else.
 
-        :param parents: see :func:`~pyro_implicit.handlers.told_of_held.told_of_data_among_held`.
+        :param parents: see ``told_of_data_among_held``.
         """
         self.ambiguous = self.ambiguity(self.data, parents)

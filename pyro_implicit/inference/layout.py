@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pyro_implicit.handlers.rows import changed_dims
+from pyro_implicit.handlers.rows.row_slices import changed_dims
 
 if TYPE_CHECKING:
     from pyro_implicit.inference.predictive_run import PredictiveRun

@@ -15,19 +15,22 @@ from pyro_implicit._checks import check_num_samples, check_seed
 from pyro_implicit._random import RandomStream, mixed_seed
 from pyro_implicit._signature import in_order
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.handlers.enumeration import (
+from pyro_implicit.handlers.enumeration.discrete_latents import (
     EnumerationNeeded,
     NoticeEnumeration,
     run_summed_out,
 )
-from pyro_implicit.handlers.evaluation_mode import evaluation_mode
-from pyro_implicit.handlers.explained_errors import explained_errors
-from pyro_implicit.handlers.held_sites import HeldSites
-from pyro_implicit.handlers.joint_rows import is_joint_of_rows
-from pyro_implicit.handlers.missing_data import refuse_missing_data
-from pyro_implicit.handlers.observed_in_sum import counted_in_sum, data_in_sum, refuse_undrawn
-from pyro_implicit.handlers.own_subsample import OwnSubsample, sizes_of_arguments
-from pyro_implicit.handlers.own_support import own_support
+from pyro_implicit.handlers.enumeration.observed_in_sum import (
+    counted_in_sum,
+    data_in_sum,
+    refuse_undrawn,
+)
+from pyro_implicit.handlers.enumeration.sum_out import inseparable
+from pyro_implicit.handlers.errors.explained_errors import explained_errors
+from pyro_implicit.handlers.held.held_sites import HeldSites
+from pyro_implicit.handlers.looks.upstream import upstream_sites
+from pyro_implicit.handlers.masks.missing_data import refuse_missing_data
+from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.pointwise import (
     counted,
     is_auxiliary,
@@ -38,10 +41,11 @@ from pyro_implicit.handlers.pointwise import (
     told_of_factors,
     told_of_factors_alone,
 )
-from pyro_implicit.handlers.row_order import RowOrder
-from pyro_implicit.handlers.rows import number_of_rows
-from pyro_implicit.handlers.sum_out import inseparable
-from pyro_implicit.handlers.upstream import upstream_sites
+from pyro_implicit.handlers.rows.joint_rows import is_joint_of_rows
+from pyro_implicit.handlers.rows.own_subsample import OwnSubsample, sizes_of_arguments
+from pyro_implicit.handlers.rows.row_order import RowOrder
+from pyro_implicit.handlers.rows.row_slices import number_of_rows
+from pyro_implicit.handlers.supports.own_support import own_support
 from pyro_implicit.inference.draws_one_by_one import DrawsOneByOne
 from pyro_implicit.inference.fitted_call import FittedCall
 from pyro_implicit.inference.from_prior import came_from_prior, forgotten_of

@@ -16,8 +16,8 @@ from pyro_implicit.exceptions import GuideError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.handlers.flat_latents import by_site
-from pyro_implicit.handlers.latent_rows import AtDraw
-from pyro_implicit.handlers.row_order import BY_NUMBER
+from pyro_implicit.handlers.rows.latent_rows import AtDraw
+from pyro_implicit.handlers.rows.row_order import BY_NUMBER
 from pyro_implicit.inference.noise_map import NoiseMap
 
 __all__ = ["NeuTraReparam"]

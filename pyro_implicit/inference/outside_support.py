@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_implicit.handlers.own_support import own_support
-from pyro_implicit.handlers.supports import bounds_of, is_real, plain_support
+from pyro_implicit.handlers.supports.own_support import own_support
+from pyro_implicit.handlers.supports.served_supports import bounds_of, is_real, plain_support
 
 __all__ = ["drawn_outside", "is_outside"]
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from pyro_implicit.exceptions import ImplicitError, SiteError
-from pyro_implicit.handlers.value_errors import refuses_parameter
+from pyro_implicit.handlers.errors.value_errors import refuses_parameter
 
 __all__ = ["blames_parallel"]
 

@@ -19,8 +19,8 @@ from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.diverged import refuse_diverged
 from pyro_implicit.guides.held_data import program_of
 from pyro_implicit.guides.since_fit import replaced_since_fit
-from pyro_implicit.handlers.evaluation_mode import evaluation_mode
-from pyro_implicit.handlers.held_sites import refuse_condition_around
+from pyro_implicit.handlers.held.held_sites import refuse_condition_around
+from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, latent_sites, run_model
 
 __all__ = ["draws_of", "posterior_draws"]

@@ -19,19 +19,19 @@ from pyro_implicit._seeded import seeded
 from pyro_implicit._signature import in_order
 from pyro_implicit.exceptions import NonFiniteError
 from pyro_implicit.guides.conditional_base import ConditionalGuide
-from pyro_implicit.handlers.evaluation_mode import evaluation_mode
-from pyro_implicit.handlers.explained_errors import explained_errors
-from pyro_implicit.handlers.own_subsample import sizes_of_arguments
+from pyro_implicit.handlers.errors.explained_errors import explained_errors
+from pyro_implicit.handlers.errors.value_errors import entries_not_finite
+from pyro_implicit.handlers.held.told_of_held import told_of_unheard
+from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.pointwise import told_of_factors_alone
-from pyro_implicit.handlers.rows import NotSliceable, number_of_rows
-from pyro_implicit.handlers.told_of_held import told_of_unheard
-from pyro_implicit.handlers.value_errors import entries_not_finite
+from pyro_implicit.handlers.rows.own_subsample import sizes_of_arguments
+from pyro_implicit.handlers.rows.row_slices import NotSliceable, number_of_rows
 from pyro_implicit.inference.fitted_call import FittedCall
 from pyro_implicit.inference.from_prior import came_from_prior
-from pyro_implicit.inference.numbered import numbered_if_drawn
 from pyro_implicit.inference.parallel_errors import blames_parallel
 from pyro_implicit.inference.posterior_draws import draws_of
 from pyro_implicit.inference.predictive_job import PredictiveJob
+from pyro_implicit.inference.row_numbers import numbered_if_drawn
 from pyro_implicit.inference.run_plan import NOT_CUT, UNIT, RunPlan
 
 __all__ = ["predict"]

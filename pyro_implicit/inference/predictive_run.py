@@ -12,22 +12,22 @@ from pyro.poutine.util import site_is_factor, site_is_subsample
 from torch import Tensor
 
 from pyro_implicit._random import mixed_seed, seed_torch
-from pyro_implicit.handlers.choice_for_all import (
+from pyro_implicit.handlers.enumeration.choice_for_all import (
     choice_for_all,
     is_choice_for_all,
     plates_of,
     plates_of_size,
 )
-from pyro_implicit.handlers.held_rows import held_at_rows
-from pyro_implicit.handlers.held_sites import is_held
-from pyro_implicit.handlers.joint_rows import is_joint_of_rows
-from pyro_implicit.handlers.latent_rows import ShownRows, other_rows
-from pyro_implicit.handlers.observed_shape import check_duration
-from pyro_implicit.handlers.other_shape import check_batch, check_event
-from pyro_implicit.handlers.own_subsample import refuse_own_subsample
+from pyro_implicit.handlers.held.held_rows import held_at_rows
+from pyro_implicit.handlers.held.held_sites import is_held
+from pyro_implicit.handlers.observations.observed_shape import check_duration
+from pyro_implicit.handlers.observations.other_shape import check_batch, check_event
 from pyro_implicit.handlers.pointwise import is_delta
-from pyro_implicit.handlers.row_coupling import Observed, RowsTogether, distribution_of
-from pyro_implicit.handlers.rows import NotSliceable, take_rows
+from pyro_implicit.handlers.rows.joint_rows import is_joint_of_rows
+from pyro_implicit.handlers.rows.latent_rows import ShownRows, other_rows
+from pyro_implicit.handlers.rows.own_subsample import refuse_own_subsample
+from pyro_implicit.handlers.rows.row_coupling import Observed, RowsTogether, distribution_of
+from pyro_implicit.handlers.rows.row_slices import NotSliceable, take_rows
 from pyro_implicit.inference.noise_by_block import RowBlocks, drawn_by_blocks
 from pyro_implicit.inference.run_plan import UNIT, RunPlan
 

@@ -31,9 +31,9 @@ from pyro_implicit.guides.held_data import program_of
 from pyro_implicit.guides.initialization.gaussian_start import gaussian_of
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.since_fit import replaced_since_fit
-from pyro_implicit.handlers.explained_errors import explained_errors
+from pyro_implicit.handlers.errors.explained_errors import explained_errors
 from pyro_implicit.handlers.pointwise import latent_sites
-from pyro_implicit.handlers.same_rows import SameRows
+from pyro_implicit.handlers.rows.same_rows import SameRows
 from pyro_implicit.inference.guide_prior import check_all_rows
 from pyro_implicit.inference.posterior_draws import draws_of
 from pyro_implicit.ops.moments import draws_in_factors

@@ -10,18 +10,18 @@ import torch
 from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor, fx
 
-from pyro_implicit.handlers.python_state import python_state
+from pyro_implicit.handlers.looks.python_state import python_state
 from pyro_implicit.inference.given_noise import GivenNoise, NoiseNeeded, OtherNoise
 from pyro_implicit.inference.predictive_run import PredictiveRun
 from pyro_implicit.inference.run_plan import RunPlan
-from pyro_implicit.ops.graph_passes import is_functional
+from pyro_implicit.ops.graphs.graph_passes import is_functional
+from pyro_implicit.ops.graphs.noted_checks import NotedChecks
+from pyro_implicit.ops.graphs.noticed_operation import NUMBER_READ, NoticedOperation
+from pyro_implicit.ops.graphs.read_values import ReadValues
+from pyro_implicit.ops.graphs.recording import lighten, trace_operations
+from pyro_implicit.ops.graphs.same_bits import same_bits
+from pyro_implicit.ops.graphs.shapes_of_values import shapes_of_values
 from pyro_implicit.ops.largest_tensor import LargestTensor
-from pyro_implicit.ops.noted_checks import NotedChecks
-from pyro_implicit.ops.noticed_operation import NUMBER_READ, NoticedOperation
-from pyro_implicit.ops.read_values import ReadValues
-from pyro_implicit.ops.recording import lighten, trace_operations
-from pyro_implicit.ops.same_bits import same_bits
-from pyro_implicit.ops.shapes_of_values import shapes_of_values
 
 __all__ = ["RecordedDraws", "saves_time"]
 

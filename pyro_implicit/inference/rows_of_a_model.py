@@ -12,7 +12,8 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import ShapeError
 from pyro_implicit.guides.conditional_base import ConditionalGuide
-from pyro_implicit.handlers.row_coupling import (
+from pyro_implicit.handlers.looks.upstream import upstream_sites
+from pyro_implicit.handlers.rows.row_coupling import (
     RowsTogether,
     all_batches,
     can_be_looked_at,
@@ -22,8 +23,7 @@ from pyro_implicit.handlers.row_coupling import (
     rows_of_little,
     rows_to_look_at,
 )
-from pyro_implicit.handlers.rows import between
-from pyro_implicit.handlers.upstream import upstream_sites
+from pyro_implicit.handlers.rows.row_slices import between
 from pyro_implicit.inference.layout import Layout
 from pyro_implicit.inference.predictive_run import PredictiveRun
 from pyro_implicit.inference.run_plan import UNIT, RunPlan

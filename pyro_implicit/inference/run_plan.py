@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from pyro_implicit._random import mixed_seed
-from pyro_implicit.handlers.choice_for_all import choices_of_groups
-from pyro_implicit.handlers.own_support import own_support
-from pyro_implicit.handlers.row_order import BY_PLACE, RowOrder
+from pyro_implicit.handlers.enumeration.choice_for_all import choices_of_groups
+from pyro_implicit.handlers.rows.row_order import BY_PLACE, RowOrder
+from pyro_implicit.handlers.supports.own_support import own_support
 from pyro_implicit.inference.held_in_runs import HeldInRuns
 from pyro_implicit.inference.layout import Layout
 from pyro_implicit.inference.outside_support import drawn_outside, is_outside

@@ -14,9 +14,9 @@ from pyro_implicit.objectives.kpg import KPG
 from pyro_implicit.objectives.ksivi import KSIVI
 from pyro_implicit.objectives.lanczos import LanczosELBO, LanczosReport
 from pyro_implicit.objectives.linearised import LinearisedELBO
-from pyro_implicit.objectives.particle import Reads
-from pyro_implicit.objectives.particle_batch import ParticleBatch
 from pyro_implicit.objectives.particle_objective import ParticleObjective, Terms
+from pyro_implicit.objectives.particles.particle import Reads
+from pyro_implicit.objectives.particles.particle_batch import ParticleBatch
 from pyro_implicit.objectives.predictive_loss import PosteriorPredictiveLoss
 from pyro_implicit.objectives.semi_implicit import SemiImplicitELBO
 from pyro_implicit.objectives.singular_value import SingularValueELBO, SingularValueReport

@@ -16,7 +16,7 @@ from typing import Any
 from pyro_implicit._checks import check_number
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.objectives.linearised import LinearisedELBO
-from pyro_implicit.objectives.particle import Reads
+from pyro_implicit.objectives.particles.particle import Reads
 
 __all__ = ["AlphaEnergy"]
 

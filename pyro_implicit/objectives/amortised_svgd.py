@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from pyro_implicit.objectives.kernel_objective import KernelObjective
-from pyro_implicit.objectives.particle_batch import ParticleBatch
 from pyro_implicit.objectives.particle_objective import Terms
+from pyro_implicit.objectives.particles.particle_batch import ParticleBatch
 from pyro_implicit.objectives.path_direction import follow
 from pyro_implicit.ops.score_difference import stein_smoothed, stein_squared_discrepancy
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pyro_implicit.exceptions import NonFiniteError
 from pyro_implicit.handlers.pointwise import base_distribution
-from pyro_implicit.objectives.particle import Particle, sample_nodes
+from pyro_implicit.objectives.particles.particle import Particle, sample_nodes
 
 __all__ = ["OwnGradients", "all_finite", "names_of_non_finite"]
 

@@ -20,10 +20,10 @@ from pyro_implicit._checks import check_choice, check_count, check_guide, check_
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.likelihood import log_predictive
-from pyro_implicit.objectives.mapped_draws import VMAP
-from pyro_implicit.objectives.particle import Reads
-from pyro_implicit.objectives.particle_batch import ParticleBatch
 from pyro_implicit.objectives.particle_objective import ParticleObjective, Terms
+from pyro_implicit.objectives.particles.mapped_draws import VMAP
+from pyro_implicit.objectives.particles.particle import Reads
+from pyro_implicit.objectives.particles.particle_batch import ParticleBatch
 
 __all__ = ["ImplicitELBO"]
 

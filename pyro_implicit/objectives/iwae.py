@@ -19,11 +19,11 @@ from torch import Tensor
 
 from pyro_implicit._checks import check_choice, check_count, check_number
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.objectives.batch_dims import PARTICLE_PLATE
+from pyro_implicit.objectives.checks.batch_dims import PARTICLE_PLATE
 from pyro_implicit.objectives.implicit_site import ImplicitSite
-from pyro_implicit.objectives.particle import Particle, Reads
-from pyro_implicit.objectives.particle_batch import ParticleBatch
 from pyro_implicit.objectives.particle_objective import ParticleObjective, Terms
+from pyro_implicit.objectives.particles.particle import Particle, Reads
+from pyro_implicit.objectives.particles.particle_batch import ParticleBatch
 from pyro_implicit.objectives.semi_implicit import SemiImplicitELBO
 from pyro_implicit.ops.alpha_energy import LEAST_POWER, log_power_mean
 

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from pyro_implicit._checks import check_choice, check_count, check_number
-from pyro_implicit.objectives.joint_draws import JointDraws
-from pyro_implicit.objectives.particle_batch import ParticleBatch
 from pyro_implicit.objectives.particle_objective import ParticleObjective
+from pyro_implicit.objectives.particles.joint_draws import JointDraws
+from pyro_implicit.objectives.particles.particle_batch import ParticleBatch
 from pyro_implicit.ops.kernels import gaussian_kernel, inverse_multiquadric_kernel
 
 __all__ = ["KernelObjective"]

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from pyro_implicit._checks import check_flag
 from pyro_implicit.objectives.kernel_objective import KernelObjective
-from pyro_implicit.objectives.particle_batch import ParticleBatch
 from pyro_implicit.objectives.particle_objective import Terms
+from pyro_implicit.objectives.particles.particle_batch import ParticleBatch
 from pyro_implicit.objectives.path_direction import follow
 from pyro_implicit.ops.kernels import squared_distances
 from pyro_implicit.ops.score_difference import smoothed, smoothing_weights, squared_discrepancy

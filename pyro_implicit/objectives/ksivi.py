@@ -18,8 +18,8 @@ from torch import Tensor
 from pyro_implicit._checks import check_choice
 from pyro_implicit.exceptions import ArgumentError, GuideError, SiteError
 from pyro_implicit.objectives.kernel_objective import KernelObjective
-from pyro_implicit.objectives.particle_batch import ParticleBatch
 from pyro_implicit.objectives.particle_objective import Terms
+from pyro_implicit.objectives.particles.particle_batch import ParticleBatch
 from pyro_implicit.ops.kernels import riesz_kernel
 from pyro_implicit.ops.score_difference import squared_discrepancy
 

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from pyro_implicit._checks import check_choice, check_count, check_state, shown
 from pyro_implicit.exceptions import ArgumentError, StateError
-from pyro_implicit.objectives.fold_watch import FoldWatch
+from pyro_implicit.objectives.checks.fold_watch import FoldWatch
+from pyro_implicit.objectives.every_kth_step import Turns
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.scaled_site import rest_of_entropy, scaled_jacobian
-from pyro_implicit.objectives.turns import Turns
 from pyro_implicit.ops.lanczos import (
     PROBES,
     LanczosQuadrature,

@@ -9,9 +9,9 @@ import torch
 from pyro.distributions.util import scale_and_mask
 from torch import Tensor
 
-from pyro_implicit.objectives.batch_dims import PARTICLE_PLATE
-from pyro_implicit.objectives.mixture_weights import weights_of_rows
-from pyro_implicit.objectives.particle_batch import ParticleBatch
+from pyro_implicit.objectives.checks.batch_dims import PARTICLE_PLATE
+from pyro_implicit.objectives.particles.mixture_weights import weights_of_rows
+from pyro_implicit.objectives.particles.particle_batch import ParticleBatch
 from pyro_implicit.ops.alpha_energy import LEAST_POWER, log_power_mean
 
 __all__ = ["batch_log_predictive", "log_predictive"]

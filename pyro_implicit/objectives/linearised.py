@@ -16,8 +16,8 @@ from torch import Tensor
 from pyro_implicit._checks import check_count, check_flag
 from pyro_implicit._hints import hint
 from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.objectives.checks.fold_watch import FoldWatch, can_tell
 from pyro_implicit.objectives.exact_determinant import exact_is_cheap
-from pyro_implicit.objectives.fold_watch import FoldWatch, can_tell
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.path_gradient import along_path

@@ -31,23 +31,23 @@ from pyro_implicit._misspelt import check_class_options
 from pyro_implicit._random import RandomStream, read_random_state, write_random_state
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import ArgumentError, StateError
-from pyro_implicit.handlers.enumeration import EnumerationNeeded
-from pyro_implicit.objectives.batch_dims import PARTICLE_PLATE
-from pyro_implicit.objectives.built_guide import build
-from pyro_implicit.objectives.coupling_check import CouplingCheck
-from pyro_implicit.objectives.draw_particle import draw_particle
-from pyro_implicit.objectives.finiteness import check_finite
+from pyro_implicit.handlers.enumeration.discrete_latents import EnumerationNeeded
+from pyro_implicit.objectives.checks.batch_dims import PARTICLE_PLATE
+from pyro_implicit.objectives.checks.coupling_check import CouplingCheck
+from pyro_implicit.objectives.checks.finiteness import check_finite
+from pyro_implicit.objectives.checks.listed_check import ListedCheck
+from pyro_implicit.objectives.checks.looped_watch import LoopedWatch
+from pyro_implicit.objectives.checks.particle_coupling import blames_vectorisation
+from pyro_implicit.objectives.checks.plate_nestings import PlateNestings
 from pyro_implicit.objectives.gradients import OwnGradients
-from pyro_implicit.objectives.listed_check import ListedCheck
-from pyro_implicit.objectives.looped_watch import LoopedWatch
-from pyro_implicit.objectives.mapped_draws import VMAP, MappedDraws, check_mapped_finite
-from pyro_implicit.objectives.particle import Particle, Reads
-from pyro_implicit.objectives.particle_batch import ParticleBatch
-from pyro_implicit.objectives.particle_coupling import blames_vectorisation
-from pyro_implicit.objectives.plate_nestings import PlateNestings
-from pyro_implicit.objectives.prior_draws import PriorDraws
+from pyro_implicit.objectives.particles.built_guide import build
+from pyro_implicit.objectives.particles.draw_particle import draw_particle
+from pyro_implicit.objectives.particles.mapped_draws import VMAP, MappedDraws, check_mapped_finite
+from pyro_implicit.objectives.particles.particle import Particle, Reads
+from pyro_implicit.objectives.particles.particle_batch import ParticleBatch
+from pyro_implicit.objectives.particles.prior_draws import PriorDraws
+from pyro_implicit.objectives.particles.shared_rows import SharedRows
 from pyro_implicit.objectives.pyro_arguments import check_not_swapped, check_pyro_arguments
-from pyro_implicit.objectives.shared_rows import SharedRows
 
 __all__ = ["ParticleObjective", "Terms"]
 
@@ -78,8 +78,8 @@ class ParticleObjective(ELBO):
     finiteness, and hands all draws to one hook.
 
     **A new objective fills** :meth:`terms_of`: given a
-    :class:`~pyro_implicit.objectives.particle_batch.ParticleBatch`, return named numbers that add
-    up to minus the loss. What else it may say of itself, all of it public:
+    :class:`~pyro_implicit.objectives.ParticleBatch`, return named numbers that add up to minus the
+    loss. What else it may say of itself, all of it public:
 
     * :attr:`reads`: what of a run it needs (the prior's density, the guide's, draws of the prior);
     * :attr:`pools`: whether it must see all draws at once. If not, looped draws are handed over one

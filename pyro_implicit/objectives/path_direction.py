@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pyro_implicit.objectives.joint_draws import JointDraws
-from pyro_implicit.objectives.particle_batch import ParticleBatch
+from pyro_implicit.objectives.particles.joint_draws import JointDraws
+from pyro_implicit.objectives.particles.particle_batch import ParticleBatch
 
 __all__ = ["follow"]
 

@@ -15,9 +15,9 @@ from typing import Any
 from pyro_implicit._checks import check_choice, check_number
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.objectives.likelihood import batch_log_predictive, log_predictive
-from pyro_implicit.objectives.particle import Reads
-from pyro_implicit.objectives.particle_batch import ParticleBatch
 from pyro_implicit.objectives.particle_objective import ParticleObjective, Terms
+from pyro_implicit.objectives.particles.particle import Reads
+from pyro_implicit.objectives.particles.particle_batch import ParticleBatch
 
 __all__ = ["PosteriorPredictiveLoss"]
 

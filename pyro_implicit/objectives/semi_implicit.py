@@ -24,9 +24,9 @@ from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import DensityError, GuideError, SiteError
 from pyro_implicit.generators.conditioned import Conditioned
 from pyro_implicit.generators.noise_alone import check_function_of_noise
-from pyro_implicit.objectives.draw_particle import lost_gradients
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.objectives.implicit_site import ImplicitSite
+from pyro_implicit.objectives.particles.draw_particle import lost_gradients
 from pyro_implicit.ops.logdet import is_zero, upcast
 from pyro_implicit.ops.semi_implicit import (
     gauss_newton_proposal,

@@ -30,7 +30,7 @@ from pyro_implicit._checks import (
 )
 from pyro_implicit.bayesian.module import BayesianModule
 from pyro_implicit.exceptions import ArgumentError, DensityError, NonFiniteError, ShapeError
-from pyro_implicit.handlers.explained_errors import explained_errors
+from pyro_implicit.handlers.errors.explained_errors import explained_errors
 from pyro_implicit.ops.alpha_energy import normal_alpha_energy
 from pyro_implicit.ops.logdet import is_zero, upcast
 from pyro_implicit.ops.low_rank import (

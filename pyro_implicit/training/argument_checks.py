@@ -14,9 +14,9 @@ from torch import Tensor, fx
 
 from pyro_implicit._random import RandomStream
 from pyro_implicit.handlers.pointwise import latent_sites
-from pyro_implicit.ops.graph_passes import is_functional
-from pyro_implicit.ops.noted_checks import NotedChecks
-from pyro_implicit.ops.recording import lighten, trace_operations
+from pyro_implicit.ops.graphs.graph_passes import is_functional
+from pyro_implicit.ops.graphs.noted_checks import NotedChecks
+from pyro_implicit.ops.graphs.recording import lighten, trace_operations
 from pyro_implicit.training.step_call import StepCall
 
 __all__ = ["ArgumentChecks"]

@@ -32,15 +32,15 @@ from pyro_implicit._random import (
 )
 from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import ArgumentError, PerformanceHint
-from pyro_implicit.handlers.python_state import python_state
-from pyro_implicit.handlers.unvalidated import Unvalidated
+from pyro_implicit.handlers.looks.python_state import python_state
+from pyro_implicit.handlers.looks.unvalidated import Unvalidated
 from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
-from pyro_implicit.ops.noticed_operation import NUMBER_READ, NoticedOperation
-from pyro_implicit.ops.read_values import ReadValues
-from pyro_implicit.ops.recording import lighten, trace_operations
-from pyro_implicit.ops.same_bits import same_bits
-from pyro_implicit.ops.shapes_of_values import shapes_of_values
+from pyro_implicit.ops.graphs.noticed_operation import NUMBER_READ, NoticedOperation
+from pyro_implicit.ops.graphs.read_values import ReadValues
+from pyro_implicit.ops.graphs.recording import lighten, trace_operations
+from pyro_implicit.ops.graphs.same_bits import same_bits
+from pyro_implicit.ops.graphs.shapes_of_values import shapes_of_values
 from pyro_implicit.training.argument_checks import ArgumentChecks
 from pyro_implicit.training.met_parameters import met_in
 from pyro_implicit.training.recorded_step import RecordedStep, as_backward_leaves_them, foreign

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule
 
-from pyro_implicit.handlers.python_state import PythonState
-from pyro_implicit.ops.same_bits import same_bits
-from pyro_implicit.ops.shapes_of_values import shapes_of_values
+from pyro_implicit.handlers.looks.python_state import PythonState
+from pyro_implicit.ops.graphs.same_bits import same_bits
+from pyro_implicit.ops.graphs.shapes_of_values import shapes_of_values
 from pyro_implicit.training.argument_checks import ArgumentChecks
 from pyro_implicit.training.met_parameters import MetParameters
 

@@ -9,7 +9,7 @@ from pyro.infer.util import is_validation_enabled
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-from pyro_implicit.handlers.kept_place import PLAIN
+from pyro_implicit.handlers.looks.kept_place import PLAIN
 
 __all__ = ["StepCall"]
 

@@ -21,7 +21,7 @@ from pyro_implicit.arviz.to_arviz import to_arviz
 from pyro_implicit.bayesian.module import BayesianModule
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.guides.hypernetwork import HyperNetworkGuide
-from pyro_implicit.handlers.row_coupling import _MOST_MADE
+from pyro_implicit.handlers.rows.row_coupling import _MOST_MADE
 from pyro_implicit.inference.posterior_draws import posterior_draws
 from pyro_implicit.objectives.linearised import LinearisedELBO
 

@@ -15,7 +15,7 @@ from pyro.infer.autoguide import AutoNormal
 
 from pyro_implicit.arviz.to_arviz import to_arviz
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
-from pyro_implicit.handlers import row_coupling
+from pyro_implicit.handlers.rows import row_coupling
 
 X, Y = torch.randn(11, 2), torch.randn(11)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from pyro_implicit.ops.recording import record
+from pyro_implicit.ops.graphs.recording import record
 from tests.chains.models import X, Y, line
 
 _GRAPHS: dict[Any, Any] = {}

@@ -15,12 +15,12 @@ import torch
 
 from pyro_implicit.distributions.diagonal_mixture import WeightedDraws
 from pyro_implicit.guides.conditional_base import ConditionalGuide
-from pyro_implicit.objectives import draw_particle as traces
 from pyro_implicit.objectives import likelihood
 from pyro_implicit.objectives.implicit_site import ImplicitSite
-from pyro_implicit.objectives.particle import Particle
-from pyro_implicit.objectives.particle_batch import ParticleBatch
 from pyro_implicit.objectives.particle_objective import ParticleObjective
+from pyro_implicit.objectives.particles import draw_particle as traces
+from pyro_implicit.objectives.particles.particle import Particle
+from pyro_implicit.objectives.particles.particle_batch import ParticleBatch
 
 MUTANTS: dict[str, Callable[[], None]] = {}
 

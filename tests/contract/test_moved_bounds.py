@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit import HyperNetworkGuide
-from pyro_implicit.handlers.supports import bounds_of
+from pyro_implicit.handlers.supports.served_supports import bounds_of
 from pyro_implicit.inference import GuidePrior, prior_from
 
 LOW, HIGH = torch.tensor([-2.0, -1.0]), torch.tensor([3.0, 1.0])

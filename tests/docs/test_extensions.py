@@ -82,7 +82,7 @@ def test_names_that_differ_in_case_alone_have_pages_apart() -> None:
     ("path", "page"),
     [
         ("pyro_implicit.ImplicitELBO", "pyro_implicit.objectives.ImplicitELBO"),
-        ("pyro_implicit.objectives.particle.Reads", "pyro_implicit.objectives.Reads"),
+        ("pyro_implicit.objectives.particles.particle.Reads", "pyro_implicit.objectives.Reads"),
         ("pyro_implicit.ImplicitProcess.condition", None),
         ("pyro_implicit.guides.ImplicitGuide.model", None),
     ],

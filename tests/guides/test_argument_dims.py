@@ -23,7 +23,7 @@ from pyro_implicit.guides.argument_dims import (
     shapes_of_arguments,
     told_of_other_shapes,
 )
-from pyro_implicit.handlers.same_rows import fingerprint
+from pyro_implicit.handlers.rows.same_rows import fingerprint
 
 X, Y = torch.randn(5, 3), torch.randn(5)
 

@@ -17,7 +17,7 @@ from torch.distributions import biject_to
 
 from pyro_implicit import ConditionalHyperNetworkGuide, HyperNetworkGuide, LinearisedELBO
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.handlers.supports import check_support, is_real
+from pyro_implicit.handlers.supports.served_supports import check_support, is_real
 
 EYE = torch.eye(2)
 FLAT = torch.zeros(2)

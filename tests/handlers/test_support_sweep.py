@@ -20,7 +20,7 @@ from torch.distributions.constraints import Constraint
 
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.handlers.supports import plain_support
+from pyro_implicit.handlers.supports.served_supports import plain_support
 
 NUMBERS = {
     "greater_than": (1.0,),

@@ -30,7 +30,7 @@ from pyro_implicit.exceptions import (
     ShapeError,
     SiteError,
 )
-from pyro_implicit.handlers import row_coupling
+from pyro_implicit.handlers.rows import row_coupling
 from pyro_implicit.inference.evaluation import draw_chunks
 from tests.contract.registry import MODELS
 

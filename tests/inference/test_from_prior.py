@@ -24,7 +24,7 @@ from pyro_implicit import (
 )
 from pyro_implicit.chains import Chains
 from pyro_implicit.exceptions import StateError
-from pyro_implicit.handlers.upstream import upstream_sites
+from pyro_implicit.handlers.looks.upstream import upstream_sites
 
 X, Y = torch.linspace(0.0, 1.0, 5), torch.zeros(5)
 

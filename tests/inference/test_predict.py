@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from pyro_implicit import BayesianModule, HyperNetworkGuide, evaluate, predict
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
-from pyro_implicit.handlers import row_coupling
+from pyro_implicit.handlers.rows import row_coupling
 
 ROWS = 75
 

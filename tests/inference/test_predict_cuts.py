@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyro_implicit import HyperNetworkGuide, evaluate, predict
 from pyro_implicit.exceptions import ShapeError, SiteError
-from pyro_implicit.handlers import row_coupling
+from pyro_implicit.handlers.rows import row_coupling
 from pyro_implicit.inference import predictive_run
 
 Model = Callable[..., Any]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit import HyperNetworkGuide, predict
-from pyro_implicit.handlers import row_coupling
+from pyro_implicit.handlers.rows import row_coupling
 
 
 @pytest.fixture(autouse=True)

@@ -27,8 +27,8 @@ from pyro_implicit import (
     to_arviz,
 )
 from pyro_implicit.exceptions import PerformanceHint
-from pyro_implicit.handlers.rows import between
-from pyro_implicit.handlers.same_rows import fingerprint
+from pyro_implicit.handlers.rows.row_slices import between
+from pyro_implicit.handlers.rows.same_rows import fingerprint
 from pyro_implicit.training import RecordedObjective
 
 _GENERATOR = torch.Generator().manual_seed(0)

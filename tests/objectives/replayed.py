@@ -9,8 +9,8 @@ import pyro
 import torch
 from torch import Tensor
 
-from pyro_implicit.handlers.unvalidated import Unvalidated
-from pyro_implicit.ops.recording import lighten, trace_operations
+from pyro_implicit.handlers.looks.unvalidated import Unvalidated
+from pyro_implicit.ops.graphs.recording import lighten, trace_operations
 
 Results = tuple[Tensor, ...]
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pyro_implicit import HyperNetworkGuide, ImplicitELBO, LinearisedELBO
 from pyro_implicit.objectives.implicit_site import ImplicitSite
-from pyro_implicit.objectives.particle_batch import ParticleBatch
+from pyro_implicit.objectives.particles.particle_batch import ParticleBatch
 
 pytestmark = pytest.mark.usefixtures("double")
 Parts = Callable[..., dict[str, float]]

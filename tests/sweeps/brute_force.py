@@ -18,7 +18,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import biject_to
 
-from pyro_implicit.objectives.batch_dims import is_vectorised
+from pyro_implicit.objectives.checks.batch_dims import is_vectorised
 from tests.sweeps.random_models import Problem
 
 PARTICLES = "num_particles_vectorized"

@@ -55,9 +55,9 @@ from pyro_implicit.guides.initialization.network import SMALL, has_layers
 from pyro_implicit.guides.initialization.search_density import SearchDensity
 from pyro_implicit.guides.initialization.start_report import StartReport
 from pyro_implicit.guides.initialization.trials import FAILURES, Trials
-from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.log_joint import LogJoint
-from pyro_implicit.handlers.rows import is_cut
+from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.rows.row_slices import is_cut
 
 __all__ = ["FULL", "auto_start"]
 

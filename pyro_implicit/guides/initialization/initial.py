@@ -10,7 +10,7 @@ from pyro.infer.autoguide import init_to_mean, init_to_median
 from torch import Tensor
 
 from pyro_implicit.guides.latent_site import LatentSite
-from pyro_implicit.handlers.own_support import own_support
+from pyro_implicit.handlers.supports.own_support import own_support
 
 __all__ = ["fan_in_scale", "init_to_fan_in", "init_to_finite_mean"]
 

@@ -13,7 +13,7 @@ from pyro_implicit.exceptions import ImplicitError
 from pyro_implicit.guides.initialization.initial import init_to_fan_in
 from pyro_implicit.guides.initialization.prototype import unconstrained_start
 from pyro_implicit.guides.latent_site import LatentSite
-from pyro_implicit.handlers.own_support import own_support
+from pyro_implicit.handlers.supports.own_support import own_support
 
 __all__ = ["locations"]
 

@@ -15,9 +15,9 @@ from torch.distributions import transform_to
 from pyro_implicit.exceptions import ShapeError, SiteError
 from pyro_implicit.guides.initialization.initial import init_to_finite_mean
 from pyro_implicit.guides.latent_site import LatentSite
-from pyro_implicit.handlers.enumeration import is_to_be_enumerated
-from pyro_implicit.handlers.own_support import own_support
-from pyro_implicit.handlers.supports import check_support, plain_support
+from pyro_implicit.handlers.enumeration.discrete_latents import is_to_be_enumerated
+from pyro_implicit.handlers.supports.own_support import own_support
+from pyro_implicit.handlers.supports.served_supports import check_support, plain_support
 
 __all__ = ["check_all_rows", "forgiving", "is_summed_out", "unconstrained_start"]
 
@@ -85,7 +85,7 @@ def _inside_own(fn: Any, value: Any) -> Any:
     """
     Moves a start that Pyro made from the support that a distribution states into the one it has.
 
-    A transformed distribution may state a wider one (:func:`~pyro_implicit.handlers.own_support`),
+    A transformed distribution may state a wider one (see ``own_support``),
     which ``init_to_feasible`` and ``init_to_uniform`` take the image of a number in. A start that
     was given by value is left for the check.
     """

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.handlers.log_joint import LogJoint
-from pyro_implicit.ops.recording import Function, record
+from pyro_implicit.ops.graphs.recording import Function, record
 
 __all__ = ["MOST_RECORDED", "RecordedDensity"]
 

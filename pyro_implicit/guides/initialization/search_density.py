@@ -16,7 +16,7 @@ from pyro_implicit.guides.initialization.lbfgs import maximise
 from pyro_implicit.guides.initialization.mean_field import MeanField
 from pyro_implicit.guides.initialization.recorded_density import MOST_RECORDED, RecordedDensity
 from pyro_implicit.handlers.log_joint import LogJoint
-from pyro_implicit.handlers.mapped_density import MappedDensity
+from pyro_implicit.handlers.mapped.mapped_density import MappedDensity
 
 __all__ = ["SearchDensity"]
 

@@ -24,8 +24,8 @@ from pyro_implicit.guides.initialization.mean_field import (
     fit_mean_field_near,
 )
 from pyro_implicit.guides.initialization.search_density import SearchDensity
-from pyro_implicit.handlers.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.log_joint import LogJoint
+from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
 
 __all__ = ["NO_MODE", "search", "starting_points"]
 

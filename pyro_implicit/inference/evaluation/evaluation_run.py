@@ -8,7 +8,7 @@ import torch
 from pyro.poutine.util import site_is_factor, site_is_subsample
 from torch import Tensor
 
-from pyro_implicit.handlers.choice_for_all import plates_of
+from pyro_implicit.handlers.enumeration.choice_for_all import plates_of
 from pyro_implicit.handlers.pointwise import is_delta
 from pyro_implicit.inference.evaluation.observation import Observation, kind_of
 from pyro_implicit.inference.predictive_run import PREDICTIVE_PLATE, PredictiveRun

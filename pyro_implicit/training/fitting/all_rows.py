@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils import _pytree
 from torch.utils.data import DataLoader
 
-from pyro_implicit.handlers.rows import is_cut
-from pyro_implicit.handlers.unseen_run import unseen_run
+from pyro_implicit.handlers.looks.unseen_run import unseen_run
+from pyro_implicit.handlers.rows.row_slices import is_cut
 from pyro_implicit.training.fitting.arguments import Arguments
 
 __all__ = ["Call", "all_rows"]

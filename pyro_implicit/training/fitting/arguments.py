@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from pyro_implicit._checks import shown
 from pyro_implicit.exceptions import ArgumentError
-from pyro_implicit.handlers.rows import number_of_rows
+from pyro_implicit.handlers.rows.row_slices import number_of_rows
 from pyro_implicit.training.batch_sizes import num_rows_of_loader, sizes_of_loader
 
 __all__ = ["Arguments"]

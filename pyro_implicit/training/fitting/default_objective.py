@@ -16,14 +16,14 @@ from pyro.poutine.util import site_is_subsample
 
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import LayerError, NonFiniteError
-from pyro_implicit.handlers.enumeration import nesting_of
-from pyro_implicit.handlers.no_parameters import making_no_parameters
-from pyro_implicit.handlers.unseen_run import unseen_run
+from pyro_implicit.handlers.enumeration.discrete_latents import nesting_of
+from pyro_implicit.handlers.looks.no_parameters import making_no_parameters
+from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.objectives.exact_determinant import exact_is_cheap
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
-from pyro_implicit.objectives.mapped_draws import VMAP
+from pyro_implicit.objectives.particles.mapped_draws import VMAP
 from pyro_implicit.ops.logdet import is_zero
 
 __all__ = ["default_num_particles", "default_objective"]

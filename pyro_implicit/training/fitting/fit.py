@@ -26,32 +26,32 @@ from pyro_implicit._progress import hidden_progress, progress_bar
 from pyro_implicit._random import RandomStream
 from pyro_implicit._signature import in_order
 from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.guides.argument_order import check_order
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.diverged import refuse_diverged
 from pyro_implicit.guides.draw_quantiles import DrawQuantiles
 from pyro_implicit.guides.model_parameters import WatchedParameters
-from pyro_implicit.guides.order import check_order
 from pyro_implicit.guides.since_fit import forget_fit, remember_fit
-from pyro_implicit.guides.unfilled import unfilled
-from pyro_implicit.handlers.held_sites import refuse_condition_around
-from pyro_implicit.handlers.masked_latents import NO_BOUND
+from pyro_implicit.guides.unfilled_directions import unfilled
+from pyro_implicit.handlers.held.held_sites import refuse_condition_around
+from pyro_implicit.handlers.masks.masked_latents import NO_BOUND
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
-from pyro_implicit.training.fitting.adopted import AdoptedParameters
 from pyro_implicit.training.fitting.arguments import Arguments
-from pyro_implicit.training.fitting.collected_warnings import collected_warnings
-from pyro_implicit.training.fitting.first_look import explained_steps
-from pyro_implicit.training.fitting.listed_values import blames_listed_values
-from pyro_implicit.training.fitting.missed_peaks import missed_peaks
-from pyro_implicit.training.fitting.other_model import blames_other_model
+from pyro_implicit.training.fitting.checks.collected_warnings import collected_warnings
+from pyro_implicit.training.fitting.checks.first_look import explained_steps
+from pyro_implicit.training.fitting.checks.listed_values import blames_listed_values
+from pyro_implicit.training.fitting.checks.missed_peaks import missed_peaks
+from pyro_implicit.training.fitting.checks.other_model import blames_other_model
+from pyro_implicit.training.fitting.checks.shared_scales import told_of_shared_scales
+from pyro_implicit.training.fitting.checks.wrong_widths import wrong_widths
+from pyro_implicit.training.fitting.parameters.adopted_parameters import AdoptedParameters
 from pyro_implicit.training.fitting.prepared_run import Request, prepared_run
 from pyro_implicit.training.fitting.result import FitResult
 from pyro_implicit.training.fitting.run import Run
-from pyro_implicit.training.fitting.shared_scales import told_of_shared_scales
 from pyro_implicit.training.fitting.validation import (
     check_validation,
 )
-from pyro_implicit.training.fitting.wrong_widths import wrong_widths
 
 __all__ = ["fit"]
 

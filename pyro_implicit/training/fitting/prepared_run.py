@@ -12,18 +12,18 @@ from pyro_implicit._warn import warn
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.seen_observations import told_of_seen_observations
-from pyro_implicit.handlers.explained_errors import explained_errors
-from pyro_implicit.handlers.masked_latents import told_of_hidden_values
-from pyro_implicit.handlers.no_parameters import making_no_parameters
+from pyro_implicit.handlers.errors.explained_errors import explained_errors
+from pyro_implicit.handlers.looks.no_parameters import making_no_parameters
+from pyro_implicit.handlers.masks.masked_latents import told_of_hidden_values
 from pyro_implicit.objectives.particle_objective import ParticleObjective
-from pyro_implicit.training.fitting.adopted import AdoptedParameters
 from pyro_implicit.training.fitting.all_rows import all_rows
 from pyro_implicit.training.fitting.arguments import Arguments
-from pyro_implicit.training.fitting.better_by_row import told_of_better_by_row
+from pyro_implicit.training.fitting.checks.better_by_row import told_of_better_by_row
+from pyro_implicit.training.fitting.checks.first_look import first_look
 from pyro_implicit.training.fitting.default_objective import default_objective
-from pyro_implicit.training.fitting.default_rate import default_rate, rate_times
-from pyro_implicit.training.fitting.first_look import first_look
-from pyro_implicit.training.fitting.learning_rate import LearningRate
+from pyro_implicit.training.fitting.pace.default_rate import default_rate, rate_times
+from pyro_implicit.training.fitting.pace.learning_rate import LearningRate
+from pyro_implicit.training.fitting.parameters.adopted_parameters import AdoptedParameters
 from pyro_implicit.training.fitting.result import FitResult
 from pyro_implicit.training.fitting.run import Run
 from pyro_implicit.training.fitting.validation import Validation, held_arguments, held_keywords

@@ -16,30 +16,30 @@ from pyro_implicit._random import RandomStream, plain_state, read_random_state, 
 from pyro_implicit._random import write_random_state as _write
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, StateError
 from pyro_implicit.generators.base import Generator
-from pyro_implicit.handlers.latent_rows import ParametersAtRows
-from pyro_implicit.handlers.still_statistics import still_statistics
-from pyro_implicit.handlers.unseen_run import unseen_run
-from pyro_implicit.handlers.value_errors import refuses_nan
+from pyro_implicit.handlers.errors.value_errors import refuses_nan
+from pyro_implicit.handlers.looks.unseen_run import unseen_run
+from pyro_implicit.handlers.networks.still_statistics import still_statistics
+from pyro_implicit.handlers.rows.latent_rows import ParametersAtRows
 from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
 from pyro_implicit.objectives.particle_objective import ParticleObjective
 from pyro_implicit.training.fitting.all_rows import Call
 from pyro_implicit.training.fitting.arguments import Arguments
-from pyro_implicit.training.fitting.course import Course
-from pyro_implicit.training.fitting.due import Due
-from pyro_implicit.training.fitting.first_steps import FirstSteps
-from pyro_implicit.training.fitting.learning_rate import LearningRate
-from pyro_implicit.training.fitting.retreat import is_comparable
-from pyro_implicit.training.fitting.seen_parameters import SeenParameters
-from pyro_implicit.training.fitting.stall import Slope
-from pyro_implicit.training.fitting.told import (
+from pyro_implicit.training.fitting.between_steps import Due
+from pyro_implicit.training.fitting.checks.first_steps import FirstSteps
+from pyro_implicit.training.fitting.checks.loss_warnings import (
     told_limit,
     told_other_run,
     told_resolution,
     told_rise,
 )
+from pyro_implicit.training.fitting.pace.course import Course
+from pyro_implicit.training.fitting.pace.learning_rate import LearningRate
+from pyro_implicit.training.fitting.pace.retreat import is_comparable
+from pyro_implicit.training.fitting.pace.stall import Slope
+from pyro_implicit.training.fitting.pace.whole_loss import WholeLoss
+from pyro_implicit.training.fitting.parameters.seen_parameters import SeenParameters
 from pyro_implicit.training.fitting.validation import EVERY, Validation
-from pyro_implicit.training.fitting.whole_loss import WholeLoss
 from pyro_implicit.training.recorded import RecordedObjective
 
 __all__ = ["Run"]

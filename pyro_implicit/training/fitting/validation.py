@@ -18,12 +18,12 @@ from pyro_implicit._signature import leading_arguments, places_of
 from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.seen_observations import TOLD_ONCE
-from pyro_implicit.handlers.same_rows import are_alike, fingerprint
-from pyro_implicit.handlers.unseen_run import unseen_run
+from pyro_implicit.handlers.looks.unseen_run import unseen_run
+from pyro_implicit.handlers.rows.same_rows import are_alike, fingerprint
 from pyro_implicit.inference.log_predictive_density import log_predictive_density
 from pyro_implicit.training.early_stopping import EarlyStopping
-from pyro_implicit.training.fitting.parameter_copies import copied, set_to
-from pyro_implicit.training.fitting.running_statistics import RunningStatistics
+from pyro_implicit.training.fitting.parameters.parameter_copies import copied, set_to
+from pyro_implicit.training.fitting.parameters.running_statistics import RunningStatistics
 
 __all__ = ["Validation", "check_validation", "held_arguments", "held_keywords"]
 

@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pyro_implicit._checks import check_callable, check_choice, check_instance, check_model
 from pyro_implicit.exceptions import ArgumentError
-from pyro_implicit.guides.order import check_order
+from pyro_implicit.guides.argument_order import check_order
 
 __all__ = ["check_arguments", "check_modules", "check_rises", "interval_of"]
 

@@ -12,8 +12,8 @@ from torch import nn
 
 from pyro_implicit._random import read_random_state, write_random_state
 from pyro_implicit.exceptions import ArgumentError, SiteError, StateError
-from pyro_implicit.handlers.called_parameters import CalledParameters
-from pyro_implicit.handlers.data_use import DataUse
+from pyro_implicit.handlers.networks.called_parameters import CalledParameters
+from pyro_implicit.handlers.observations.data_use import DataUse
 from pyro_implicit.training.batch_sizes import sizes_of_loader
 
 __all__ = ["FirstBatch", "check_copies", "evaluate_once", "first_batch", "sizes_of_batches"]
@@ -29,7 +29,7 @@ class FirstBatch:
 
     :param warnings: of networks whose parameters will not be trained.
     :param of_several: what to say where it is one of several, given their rows
-        (:meth:`~pyro_implicit.handlers.data_use.DataUse.several_batches`).
+        (:meth:`~pyro_implicit.handlers.observations.data_use.DataUse.several_batches`).
     """
 
     warnings: list[str]

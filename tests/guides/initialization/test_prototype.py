@@ -18,7 +18,7 @@ from torch.distributions import transforms
 
 from pyro_implicit import HyperNetworkGuide
 from pyro_implicit.exceptions import ImplicitError, ShapeError, SiteError
-from pyro_implicit.handlers.own_support import own_support
+from pyro_implicit.handlers.supports.own_support import own_support
 
 
 def model() -> None:

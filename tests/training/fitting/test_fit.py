@@ -26,8 +26,8 @@ from pyro_implicit.generators import MLPGenerator
 from pyro_implicit.generators.rescaled import rescaled
 from pyro_implicit.training import FitResult
 from pyro_implicit.training.fitting.arguments import Arguments
-from pyro_implicit.training.fitting.learning_rate import LearningRate
-from pyro_implicit.training.fitting.norm_clipped_adam import NormClippedAdam
+from pyro_implicit.training.fitting.pace.learning_rate import LearningRate
+from pyro_implicit.training.fitting.pace.norm_clipped_adam import NormClippedAdam
 from pyro_implicit.training.fitting.run import Run
 from tests.training.fitting import stubs
 from tests.training.fitting.stubs import Bowl

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pyro_implicit import HyperNetworkGuide, fit
-from pyro_implicit.training.fitting import course
+from pyro_implicit.training.fitting.pace import course
 
 OFF = "deviations are off"
 

@@ -1,0 +1,1 @@
+"""Discrete latents that are listed and summed out."""

@@ -1,0 +1,1 @@
+"""Errors of torch and Pyro, told in words of the data that caused them."""

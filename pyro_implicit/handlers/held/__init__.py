@@ -1,0 +1,1 @@
+"""What ``poutine.condition`` holds: sites, their values, their rows, and what is said of them."""

@@ -1,0 +1,1 @@
+"""Models under ``torch.func.vmap``: their densities, and what has no rule for it."""

@@ -1,0 +1,110 @@
+"""A log-density at many draws in one run of the model, NaN where distributions refuse a draw."""
+
+# Shape legend: n draws, m unconstrained latents.
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from pyro.poutine.util import enable_validation, is_validation_enabled
+from torch import Tensor
+
+from pyro_implicit.exceptions import ImplicitError
+from pyro_implicit.handlers.log_joint import LogJoint
+from pyro_implicit.handlers.mapped.mapped_writing import WritingMap
+from pyro_implicit.ops.graphs.noted_checks import NotedChecks
+from pyro_implicit.ops.largest_tensor import LargestTensor
+
+__all__ = ["MappedDensity"]
+
+_FEWEST = 3  # draws that are worth a map
+_LARGEST = 4_000_000  # numbers of the largest tensor, of all draws at once
+_SAME = 1e-5, 1e-4  # relative and absolute, of a draw by itself and among others
+
+_Function = Callable[[Tensor], Tensor]
+
+
+class MappedDensity:
+    """
+    The density at many draws, in double precision where the model takes latents in it.
+
+    ``torch.func.vmap`` of the model, whose distributions' checks become numbers, where this gives
+    what single draws do and the data are not so large that it gains nothing; else a run of the
+    model for each draw.
+
+    :param LogJoint log_joint: the density, of a model that draws nothing beside its latents.
+    """
+
+    def __init__(self, log_joint: LogJoint) -> None:
+        self.log_joint = log_joint
+        self._map = WritingMap()
+        self._most: int | None = None  # draws at once; None before it is known, 0 for none
+        self._dtype = torch.float64
+
+    @torch.no_grad()
+    def __call__(self, draws: Tensor) -> Tensor:
+        """
+        Evaluates the density.
+
+        :param torch.Tensor draws: shape ``(n, m)``.
+        :returns: log-densities or NaN, shape ``(n,)``.
+        """
+        if self._most is None and len(draws) >= _FEWEST:
+            self._most = self._find_most(draws)
+        if not self._most or len(draws) < _FEWEST:
+            return self._looped(draws)
+        try:
+            values = torch.cat([self._mapped(some) for some in draws.split(self._most)])
+        except (ImplicitError, RuntimeError, ValueError, ArithmeticError):
+            return self._looped(draws)
+        bad = (~values.isfinite()).nonzero().flatten()
+        if len(bad):  # which single precision may know
+            values[bad] = self._looped(draws[bad]).to(values)
+        self.log_joint.value(draws[0])  # what a model keeps of its last run is to be numbers again
+        return values
+
+    def _looped(self, draws: Tensor) -> Tensor:
+        return torch.stack([self.log_joint.in_double(draw) for draw in draws])
+
+    def _find_most(self, draws: Tensor) -> int | None:
+        """How many at once, 0 for none; None if these tell nothing."""
+        some = draws[:2]
+        with LargestTensor() as largest:
+            expected = self._looped(some)
+        if not bool(expected.isfinite().all()):
+            return None
+        most = _LARGEST // max(largest.numel, 1)
+        if most < _FEWEST:
+            return 0
+        self._dtype = expected.dtype
+        try:
+            found = self._mapped(some)
+        except Exception:  # whatever a model does with a batched tensor
+            return 0
+        is_same = found.dtype == expected.dtype and torch.allclose(found, expected, *_SAME)
+        return most if is_same else 0
+
+    def _mapped(self, draws: Tensor) -> Tensor:
+        with _checks_alone():
+            values: Tensor = self._map(self._checked, draws.to(self._dtype))
+        return values
+
+    def _checked(self, u: Tensor) -> Tensor:
+        with NotedChecks() as checks:
+            value = self.log_joint(u)
+        return value.where(checks.passed(), torch.nan)
+
+
+@contextmanager
+def _checks_alone() -> Iterator[None]:
+    """Without Pyro's looks at each log-density, which read numbers."""
+    was = is_validation_enabled()
+    enable_validation(False)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        enable_validation(was)

@@ -1,0 +1,1 @@
+"""Networks that a program calls: their modes, parameters, buffers and places."""

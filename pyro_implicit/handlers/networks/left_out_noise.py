@@ -1,0 +1,80 @@
+"""Functions whose noise a network in evaluation mode leaves out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+from torch import nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from pyro_implicit.handlers.networks.evaluation_mode import is_random_function, was_training
+
+__all__ = ["LeftOutNoise"]
+
+#: by function, where its arguments have the probability (or None) and whether it is training
+_RANDOM: dict[Callable[..., Any], tuple[int | None, int]] = {
+    **{one: (1, 2) for one in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)},
+    **{one: (1, 2) for one in (F.alpha_dropout, F.feature_alpha_dropout)},
+    F.rrelu: (None, 3),
+}
+
+
+_MOST_FRAMES = 12  # between a function of torch and the module that calls it
+
+
+class LeftOutNoise(TorchFunctionMode):
+    """
+    Notes which of torch's random functions are called and told to leave their noise out.
+
+    Within ``evaluation_mode`` these are those that the methods of a module call which was in
+    training mode before: layers, and functions that a network's own ``self.training`` is handed to.
+
+    :ivar dict layers: the layers that are nothing but such a function.
+    :ivar dict functions: what the others are called, in the order of the calls.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers: dict[nn.Module, None] = {}
+        self.functions: dict[str, None] = {}
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        options = dict(kwargs or {})
+        if func in _RANDOM:
+            where, training = _RANDOM[func]
+            is_off = not _given(args, options, training, "training", True)
+            rate = 1.0 if where is None else _given(args, options, where, "p", 0.5)
+            module = _caller() if is_off and rate else None
+            if module is not None and was_training(module):
+                self._note(func, module)
+        return func(*args, **options)
+
+    def _note(self, func: Callable[..., Any], module: nn.Module) -> None:
+        if is_random_function(module):
+            self.layers[module] = None
+        else:
+            self.functions[f"F.{func.__name__}"] = None
+
+
+def _caller() -> Any:
+    """The module whose method has called, if any."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(_MOST_FRAMES):
+        if frame is None or isinstance(frame.f_locals.get("self"), nn.Module):
+            break
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals.get("self")
+
+
+def _given(args: Any, options: Mapping[str, Any], place: int, name: str, default: Any) -> Any:
+    return args[place] if len(args) > place else options.get(name, default)

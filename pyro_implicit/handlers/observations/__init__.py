@@ -1,0 +1,1 @@
+"""What is observed: whether it counts, has a gradient, a fitting shape and enough digits."""

@@ -1,0 +1,1 @@
+"""Rows of a plate: cut, ordered, and whether they belong together."""

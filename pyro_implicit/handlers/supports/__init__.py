@@ -1,0 +1,1 @@
+"""Supports of latents and observations."""

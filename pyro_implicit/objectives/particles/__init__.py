@@ -1,0 +1,1 @@
+"""Draws of an objective: runs of guide and model, one by one, vectorised or mapped."""

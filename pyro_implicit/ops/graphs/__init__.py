@@ -1,0 +1,1 @@
+"""Functions of tensors recorded as graphs, and replayed with the same bits."""

@@ -1,0 +1,98 @@
+"""What the losses of a run tell a user, in words."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from pyro_implicit.training.fitting.pace.stall import Slope
+
+__all__ = ["told_limit", "told_other_run", "told_resolution", "told_rise"]
+
+_COARSE = 1.0  # nats: who cannot see less is told so
+_EARLY, _LATE = 3, 30  # steps that the loss began with, and after which it should be no higher
+_BEFORE = 50  # last steps of a run that is gone on with
+_SPREADS = 10.0  # of these losses, by which the next ones are others
+
+
+def told_limit(num_steps: int, slope: Slope | None, level_at: int | None = None) -> str:
+    """
+    Says that the steps were too few, and what the last of them at the full rate brought.
+
+    :param int num_steps: the limit.
+    :param slope: of the loss at the full rate, or None of a run too short for one.
+    :param level_at: the step at which the loss was level and deviations were off, if the run went
+        on for that.
+    :returns: what to say.
+    """
+    if level_at is not None:
+        return (
+            f"the objective was level after {level_at} steps, where importance weights told that "
+            "the guide was not at the posterior; the run went on, and the limit of "
+            f"{num_steps} steps came before it was level again: more steps may bring more"
+        )
+    much = ""
+    if slope is not None:
+        gain, error = max(slope.gain, 0.0), slope.standard_error
+        much = f" (by {gain:.2g} +- {error:.1g} in the last quarter at the full rate)"
+    return (
+        f"the limit of {num_steps} steps came before the objective was seen to be level: more "
+        f"steps may bring more{much}"
+    )
+
+
+def told_rise(history: Sequence[float]) -> list[str]:
+    """
+    Says that a run ended above where it began, as those do whose rate is too high.
+
+    :param history: the loss of each step.
+    :returns: what to say, if anything.
+    """
+    last = history[-max(len(history) // 10, 1) :]
+    if len(history) < _LATE:
+        return []
+    begin, end = statistics.fmean(history[:_EARLY]), statistics.fmean(last)
+    if end - begin <= max(3 * statistics.pstdev(last), _COARSE):
+        return []
+    return [
+        f"the loss ended {end - begin:.3g} above that of the first steps ({begin:.5g}): the start "
+        "was better than what came of it. Try a lower lr, or more steps"
+    ]
+
+
+def told_resolution(slope: Slope | None) -> list[str]:
+    """
+    Says what the noise of batches may hide.
+
+    :param slope: of the loss, or None of a run too short for one.
+    :returns: what to say, if anything.
+    """
+    if slope is None or slope.tolerance <= _COARSE:
+        return []
+    return [
+        "each step sees some of the rows, and the noise of that hides gains of less than "
+        f"{slope.tolerance:.2g} nats: the loss is level as far as can be told, but deviations may "
+        "be off. Larger batches or more steps (resume) tell more"
+    ]
+
+
+def told_other_run(history: Sequence[float], begun: int) -> list[str]:
+    """
+    Says that a run does not go on where the one that it resumes ended: of another model, or data.
+
+    :param history: the loss of each step of both.
+    :param int begun: the steps of the run that is resumed; 0 if there is none.
+    :returns: what to say, if anything.
+    """
+    before, first = history[max(begun - _BEFORE, 0) : begun], history[begun : begun + _EARLY]
+    if len(before) < _EARLY or not first:
+        return []
+    level, now = statistics.fmean(before), statistics.fmean(first)
+    if abs(now - level) <= max(_SPREADS * statistics.pstdev(before), _COARSE):
+        return []
+    return [
+        f"the run that was resumed ended at a loss of {level:.5g}, and this one began at "
+        f"{now:.5g}: model, data, objective, guide or learning rate are not those of that run. "
+        "That is right for more data of the same model; fit another model with a new guide, "
+        "without resume"
+    ]

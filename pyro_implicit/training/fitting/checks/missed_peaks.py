@@ -1,0 +1,182 @@
+"""Peaks of a posterior of few latents that a fitted guide does not reach."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from pyro_implicit._random import RandomStream
+from pyro_implicit.exceptions import ImplicitError
+from pyro_implicit.guides.base import ImplicitGuide
+from pyro_implicit.guides.initialization.curvature import hessian
+from pyro_implicit.guides.initialization.lbfgs import maximise
+from pyro_implicit.guides.initialization.search_density import SearchDensity
+from pyro_implicit.guides.values import unconstrain
+from pyro_implicit.handlers.log_joint import LogJoint
+from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
+
+__all__ = ["missed_peaks"]
+
+_MOST_LATENTS = 20
+_FROM_PRIOR, _UNIFORM = 8, 4  # points that the search begins at
+_STEPS = 50  # of each, at most
+_EVALUATIONS = 600  # of the density, in all: what a few dozen steps of training take
+_DRAWS = 1000
+_ABOUT = 400  # draws that tell the mass about a peak
+_HEAVY = 0.05  # of the evidence, by Laplace's method: a peak that matters
+_EMPTY = 0.1  # of that in draws: a peak that the guide does not reach
+_FAILURES = (ImplicitError, RuntimeError, ValueError, ArithmeticError)
+
+
+@dataclass(frozen=True)
+class _Peak:
+    point: Tensor
+    precision: Tensor
+    log_mass: float  # by Laplace's method, or by draws
+
+
+def missed_peaks(
+    guide: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], bound: float
+) -> list[str]:
+    """
+    Looks for peaks with a good part of the posterior's mass and hardly a draw of the guide.
+
+    The divergence that guides are trained by asks them to leave out what they cannot reach, and
+    neither the loss nor the draws tell. Peaks are searched uphill from draws of the prior and from
+    uniform points; the mass of each is that of the ellipsoid about it, by draws of the Gaussian of
+    Laplace's method and their importance weights: in a funnel that method alone errs by thousands.
+
+    :param guide: a fitted guide; others than an :class:`~pyro_implicit.guides.ImplicitGuide` of at
+        most 20 latents are not looked at.
+    :param model: the model.
+    :param args: its arguments, the whole data.
+    :param kwargs: its keyword arguments.
+    :param float bound: the evidence bound that was reached, in nats.
+    :returns: what a user should know, in words: at most one text.
+    """
+    if not isinstance(guide, ImplicitGuide) or not math.isfinite(bound):
+        return []
+    try:
+        sites = list(guide.sites)
+        if not sites or sum(site.numel for site in sites) > _MOST_LATENTS:
+            return []
+        joint = LogJoint(model, sites, args, kwargs)
+        with RandomStream(0), evaluation_mode(), pyro.validation_enabled(False), torch.no_grad():
+            draws, _ = unconstrain(guide.sample(_DRAWS), sites, next(guide.parameters()))
+            joint.check_deterministic(draws[0], "")  # another subsample at each call, for example
+            density = SearchDensity(joint)
+            density.record(draws[0])
+            peaks = list(_peaks(density, draws))
+            missed = [peak for peak in peaks if _is_missed(peak, draws, bound)]
+            missed = [_weighed(peak, density) for peak in missed]
+            missed = [peak for peak in missed if _is_missed(peak, draws, bound)]
+            return [_told(missed, joint, bound)] if missed else []
+    except _FAILURES:
+        return []  # a model without a density at all points, or with draws of its own
+
+
+def _peaks(density: SearchDensity, draws: Tensor) -> Iterator[_Peak]:
+    """Distinct peaks with a proper curvature, as many as some evaluations find."""
+    found: list[_Peak] = []
+    joint, count = density.log_joint, 0
+
+    def counted(u: Tensor) -> Tensor:
+        nonlocal count
+        count += 1
+        return density.quick(u) if count <= _EVALUATIONS else math.nan * u.sum()
+
+    for start in _starts(joint, draws):
+        try:
+            point, _ = maximise(counted, start, _STEPS)
+        except _FAILURES:
+            continue  # one start that leads nowhere; peaks that others lead to count
+        if count > _EVALUATIONS:
+            return
+        value = float(joint.in_double(point))
+        if not math.isfinite(value) or any(_is_near(point, peak) for peak in found):
+            continue
+        precision = -hessian(joint.value, point).double()
+        root, info = torch.linalg.cholesky_ex(precision)
+        if int(info) or not bool(root.isfinite().all()):
+            continue
+        log_mass = value + 0.5 * len(point) * math.log(2 * math.pi)
+        log_mass -= float(root.diagonal().log().sum())
+        found.append(_Peak(point, precision, log_mass))
+        yield found[-1]
+
+
+def _weighed(peak: _Peak, density: SearchDensity) -> _Peak:
+    """The same peak with the mass of the ellipsoid about it, if that is less than Laplace's."""
+    root = torch.linalg.cholesky(peak.precision)
+    noise = torch.randn(_ABOUT, len(peak.point), 1, dtype=torch.float64).to(root.device)
+    steps = torch.linalg.solve_triangular(root.mT, noise, upper=True)[..., 0]
+    squares = noise.square().sum((-1, -2))
+    inside = squares < _radius(len(peak.point))
+    values = density.at_draws((peak.point + steps[inside]).to(peak.point)).double()
+    top = float(density.log_joint.in_double(peak.point))
+    log_ratios = (values - top + 0.5 * squares[inside]).nan_to_num(nan=-math.inf)
+    log_share = float(log_ratios.logsumexp(0)) - math.log(max(len(values), 1))
+    return replace(peak, log_mass=peak.log_mass + min(log_share, 0.0))
+
+
+def _starts(joint: LogJoint, draws: Tensor) -> Iterator[Tensor]:
+    like = draws[0]
+    for _ in range(_FROM_PRIOR):
+        trace = poutine.block(poutine.trace(joint.model).get_trace)(*joint.args, **joint.kwargs)
+        nodes: dict[str, Any] = dict(trace.nodes)
+        values = {site.name: nodes[site.name]["value"].unsqueeze(0) for site in joint.sites}
+        yield unconstrain(values, joint.sites, like)[0][0].to(like)
+    for _ in range(_UNIFORM):
+        yield 4 * torch.rand_like(like) - 2
+
+
+def _distances(points: Tensor, peak: _Peak) -> Tensor:
+    """Squared Mahalanobis distances from a peak, shape ``(n,)``."""
+    apart = (points - peak.point).double()
+    return ((apart @ peak.precision) * apart).sum(-1)
+
+
+def _radius(size: int) -> float:
+    """The squared distance that nearly all draws of a Gaussian are within."""
+    return size + 3.0 * math.sqrt(2.0 * size)
+
+
+def _is_near(point: Tensor, peak: _Peak) -> bool:
+    return float(_distances(point.unsqueeze(0), peak)) < _radius(len(point))
+
+
+def _share(peak: _Peak, bound: float) -> float:
+    """A peak's part of the posterior, at most 1: the evidence is the bound at least."""
+    return 1.0 / (1.0 + math.exp(min(bound - peak.log_mass, 700.0)))
+
+
+def _is_missed(peak: _Peak, draws: Tensor, bound: float) -> bool:
+    inside = (_distances(draws, peak) < _radius(draws.shape[-1])).double().mean()
+    share = _share(peak, bound)
+    return share > _HEAVY and float(inside) < _EMPTY * share
+
+
+def _told(missed: list[_Peak], joint: LogJoint, bound: float) -> str:
+    peak = max(missed, key=lambda one: one.log_mass)
+    values, _ = joint.values(peak.point)
+    where = ", ".join(f"{name} = {_shown(value)}" for name, value in list(values.items())[:3])
+    count = "a peak" if len(missed) == 1 else f"{len(missed)} peaks"
+    return (
+        f"the posterior has {count} that the guide does not reach; one of about "
+        f"{_share(peak, bound):.0%} of the mass, by draws about it, is at {where}. Where peaks "
+        "mean the same (labels that may be exchanged), predictions are right with one; else join "
+        "guides that start at each (init_loc_fn, EnsembleGuide), or run refine(model, 16, ...)"
+    )
+
+
+def _shown(value: Tensor) -> str:
+    few = [f"{number:.3g}" for number in value.reshape(-1)[:3].tolist()]
+    dots = ", ..." if value.numel() > 3 else ""
+    return few[0] if value.numel() == 1 else f"({', '.join(few)}{dots})"

@@ -1,0 +1,1 @@
+"""Parameters and running statistics that a fit trains, copies and puts back."""

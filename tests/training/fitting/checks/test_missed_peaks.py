@@ -1,0 +1,185 @@
+"""A peak that a fitted guide leaves out is told; nothing is said where there is none."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer.autoguide import AutoNormal
+
+from pyro_implicit import HyperNetworkGuide, fit
+from pyro_implicit.guides import ImplicitGuide
+from pyro_implicit.training.fitting import fit as module
+from pyro_implicit.training.fitting.checks import missed_peaks as searching
+from pyro_implicit.training.fitting.checks.missed_peaks import missed_peaks
+
+
+def mixture(weight: float, apart: float) -> Any:
+    """Two normal distributions of deviation 0.5 in the plane."""
+
+    def model() -> None:
+        locs = torch.tensor([[-apart, 0.0], [apart, 1.0]])
+        parts = dist.Normal(locs, 0.5).to_event(1)
+        weights = dist.Categorical(torch.tensor([1 - weight, weight]))
+        pyro.sample("x", dist.MixtureSameFamily(weights, parts))
+
+    return model
+
+
+def at_one(model: Any, where: tuple[float, float], scale: float) -> ImplicitGuide:
+    guide = HyperNetworkGuide(
+        model,
+        init_from=None,
+        init_scale=scale,
+        init_loc_fn=lambda site: torch.tensor(where),
+    )
+    guide()
+    return guide
+
+
+@pytest.mark.parametrize("weight", [0.3, 0.7])
+def test_a_mode_left_out_is_told_with_its_mass_and_place(weight: float) -> None:
+    pyro.set_rng_seed(0)
+    model = mixture(weight, 3.0)
+    guide = at_one(model, (-3.0, 0.0), 0.5)
+    (told,) = missed_peaks(guide, model, (), {}, math.log(1 - weight))
+    assert "a peak that the guide does not reach" in told
+    assert "x = (3, 1)" in told
+    # of the evidence, of which the bound knows one part: w / (w + (1 - w))
+    assert f"about {weight:.0%} of the mass" in told
+
+
+@pytest.mark.long
+def test_a_peak_without_mass_about_it_is_not_told() -> None:
+    """In the neck of a funnel Laplace's method is wrong by a factor of hundreds."""
+
+    def funnels() -> None:
+        y = torch.tensor([0.0, 0.1, -0.2, 2.0, 0.3, -0.1, 1.0, 0.0])
+        with pyro.plate("pairs", 8):
+            scale = pyro.sample("scale", dist.HalfCauchy(1.0))
+            b = pyro.sample("b", dist.Normal(0.0, 0.1 * scale))
+            pyro.sample("y", dist.Normal(b, 0.5), obs=y)
+
+    guide = HyperNetworkGuide(funnels, init_from=None, init_scale=0.3)
+    guide()
+    told = missed_peaks(guide, funnels, (), {}, -9.135)  # the evidence, by grids
+    assert told == []
+
+
+@pytest.mark.parametrize("most", [60, 90, 120])
+def test_peaks_that_were_found_count_where_the_search_runs_out(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searching, "_EVALUATIONS", most)
+    pyro.set_rng_seed(0)
+    model = mixture(0.7, 3.0)
+    guide = at_one(model, (-3.0, 0.0), 0.5)
+    (told,) = missed_peaks(guide, model, (), {}, math.log(0.3))
+    assert "x = (3, 1)" in told
+
+
+def test_a_start_that_leads_nowhere_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    pyro.set_rng_seed(0)
+    model = mixture(0.7, 3.0)
+    guide, search, count = at_one(model, (-3.0, 0.0), 0.5), searching.maximise, [0]
+
+    def fails_first(*args: Any) -> Any:
+        count[0] += 1
+        if count[0] == 1:
+            raise RuntimeError("no")
+        return search(*args)
+
+    monkeypatch.setattr(searching, "maximise", fails_first)
+    (told,) = missed_peaks(guide, model, (), {}, math.log(0.3))
+    assert "x = (3, 1)" in told
+
+
+@pytest.mark.parametrize(
+    ("model", "where", "scale"),
+    [
+        (mixture(0.5, 0.3), (0.0, 0.5), 0.6),  # one peak
+        (mixture(0.5, 1.5), (0.0, 0.5), 2.0),  # both are reached
+        (mixture(0.01, 3.0), (-3.0, 0.0), 0.5),  # hardly any mass
+    ],
+)
+def test_nothing_is_told_where_nothing_is_left_out(model: Any, where: Any, scale: float) -> None:
+    pyro.set_rng_seed(0)
+    assert missed_peaks(at_one(model, where, scale), model, (), {}, 0.0) == []
+
+
+def test_a_mode_where_torch_has_no_second_derivative() -> None:
+    def model() -> None:
+        x = pyro.sample("x", dist.Normal(0.0, 5.0))
+        peaks = (-2.0 * (x - place).square() for place in (6.0, -6.0))
+        pyro.factor("two", torch.logaddexp(*peaks))
+
+    guide = HyperNetworkGuide(
+        model, init_from=None, init_scale=0.5, init_loc_fn=lambda site: torch.tensor(-6.0)
+    )
+    guide()
+    # each peak is one of N(0, 25) times a normal density without its constant
+    evidence = dist.Normal(0.0, 25.25**0.5).log_prob(torch.tensor(6.0)) + 0.5 * math.log(
+        math.pi / 2
+    )
+    (told,) = missed_peaks(guide, model, (), {}, float(evidence))
+    assert "about 50% of the mass" in told and "x = 5.94" in told
+
+
+def test_densities_of_other_rows_at_each_call_are_not_judged() -> None:
+    y = torch.randn(200, generator=torch.Generator().manual_seed(0))
+
+    def model() -> None:
+        mixture(0.5, 3.0)()
+        with pyro.plate("rows", 200, subsample_size=10) as rows:
+            pyro.sample("y", dist.Normal(0.0, 1.0), obs=y[rows])
+
+    guide = at_one(mixture(0.5, 3.0), (-3.0, 0.0), 0.5)
+    assert missed_peaks(guide, model, (), {}, -280.0) == []
+
+
+def test_a_spike_without_mass_is_no_matter() -> None:
+    """Higher than the peak, and narrow."""
+
+    def model() -> None:
+        parts = dist.Normal(torch.tensor([0.0, 5.0]), torch.tensor([1.0, 1e-4]))
+        pyro.sample(
+            "x", dist.MixtureSameFamily(dist.Categorical(torch.tensor([0.99, 0.01])), parts)
+        )
+
+    guide = HyperNetworkGuide(model, init_from=None, init_scale=1.0)
+    guide()
+    assert missed_peaks(guide, model, (), {}, 0.0) == []
+
+
+def test_other_guides_larger_models_and_random_densities_are_not_looked_at() -> None:
+    model = mixture(0.5, 3.0)
+    assert missed_peaks(AutoNormal(model), model, (), {}, 0.0) == []
+    guide = at_one(model, (-3.0, 0.0), 0.5)
+    assert missed_peaks(guide, model, (), {}, math.inf) == []
+    assert missed_peaks(HyperNetworkGuide(model), model, (), {}, 0.0) == []  # not built
+
+    def wide() -> None:
+        pyro.sample("x", dist.Normal(0.0, 1.0).expand([21]).to_event(1))
+
+    large = HyperNetworkGuide(wide, init_from=None)
+    large()
+    assert missed_peaks(large, wide, (), {}, 0.0) == []
+
+    def refusing() -> None:
+        raise ValueError("no")
+
+    assert missed_peaks(guide, refusing, (), {}, 0.0) == []
+
+
+@pytest.mark.long
+def test_fit_tells_after_a_long_run_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LONG", 30)
+    model = mixture(0.5, 4.0)
+    for num_steps, count in ((20, 0), (30, 1)):
+        guide = at_one(model, (-4.0, 0.0), 0.5)
+        result = fit(model, guide, num_steps=num_steps, lr=1e-4, seed=0, progress=False)
+        assert sum("does not reach" in text for text in result.warnings) == count
