@@ -44,7 +44,6 @@ from importlib import import_module as _import_module
 from importlib import metadata as _metadata
 from typing import TYPE_CHECKING, Any
 
-from pyro_implicit._main import early as _early  # noqa: F401, first: it answers Ctrl-C
 from pyro_implicit.arviz.to_arviz import to_arviz
 from pyro_implicit.bayesian.module import BayesianModule
 from pyro_implicit.chains.ensemble import EnsembleGuide

@@ -23,7 +23,5 @@ def new_or_given(ax: Any) -> Any:
     try:
         from matplotlib import pyplot
     except ImportError as error:
-        raise MissingExtraError(
-            "plots need Matplotlib: pip install pyro-implicit[tutorials]"
-        ) from error
+        raise MissingExtraError("plots need Matplotlib: pip install pyro-implicit[main]") from error
     return pyplot.subplots()[1]

@@ -122,7 +122,7 @@ def count(module: nn.Module) -> int:
 def load_mnist(root: Path, download: bool) -> dict[str, Tensor]:
     """
     MNIST from ``mnist.npz`` in ``root`` if that is there, else by torchvision (which needs the
-    extra ``vision``).
+    extra ``benchmarks``).
 
     :returns: ``x_train``, ``x_test`` of shape ``(N, 1, 28, 28)`` in [0, 1], ``y_train``,
         ``y_test``.

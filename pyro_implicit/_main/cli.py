@@ -12,7 +12,6 @@ from pyro_implicit.exceptions import ArgumentError, ImplicitError, MissingExtraE
 
 from .console import Console, open_console
 from .data import TEST_FRACTION, DataFileError
-from .early import INTERRUPTED, watch_no_more
 from .outputs import Outputs, check_folder, describe
 from .read_csv import HEADER_CHOICES, load_csv
 
@@ -24,6 +23,7 @@ NUTS), prints how well each predicts held-out rows and whether they differ, and 
 there is none, that of the chains, of NUTS or of mean-field)."""
 
 LARGEST_COUNT = 10**9
+INTERRUPTED = 130  # exit status of a program that Ctrl-C ended, as shells count: 128 + SIGINT
 NUTS_SAMPLES = 200
 CHAIN_STEPS = 5000
 GUIDE_FILE = "guide.pt"
@@ -50,7 +50,6 @@ def _guarded(console: Console, argv: Sequence[str] | None) -> int:
     """Runs the job; errors that are not ours to mend become a line and a status."""
     outputs: Outputs | None = None
     try:
-        watch_no_more()
         arguments = _parser().parse_args(argv)
         outputs = Outputs(arguments.output_dir)
         _run(arguments, console, outputs)

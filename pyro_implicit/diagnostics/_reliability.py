@@ -74,7 +74,7 @@ def calibration_error(probabilities: Tensor, labels: Tensor, num_bins: int) -> f
         from torchmetrics.functional.classification import multiclass_calibration_error
     except ImportError as error:
         raise MissingExtraError(
-            "plot_reliability needs torchmetrics: pip install pyro-implicit[tutorials]"
+            "plot_reliability needs torchmetrics: pip install pyro-implicit[main]"
         ) from error
     num_classes = probabilities.shape[-1]
     return float(multiclass_calibration_error(probabilities, labels, num_classes, n_bins=num_bins))

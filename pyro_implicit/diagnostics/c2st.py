@@ -123,7 +123,7 @@ def _cross_validated(
         from sklearn.neural_network import MLPClassifier
     except ImportError as error:
         raise MissingExtraError(
-            "c2st needs scikit-learn: pip install pyro-implicit[tutorials]"
+            "c2st needs scikit-learn: pip install pyro-implicit[main]"
         ) from error
     width = min(10 * features.shape[1], 200)
     if classifier is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,7 +25,7 @@ from pyro_implicit._misspelt import check_class_options
 from pyro_implicit._params import emit_params, take_loaded
 from pyro_implicit._signature import leading_arguments
 from pyro_implicit.distributions.implicit_sites import draw_site
-from pyro_implicit.exceptions import SiteError, StateError
+from pyro_implicit.exceptions import ArgumentError, SiteError, StateError
 from pyro_implicit.generators.preconditioner import Preconditioner
 from pyro_implicit.guides.argument_dims import shapes_of_arguments
 from pyro_implicit.guides.diverged import refuse_spoilt_draws
@@ -158,6 +157,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         create_plates: Callable[..., Any] | None = None,
         **unknown: Any,
     ) -> None:
+        self._check_hooks()
         check_class_options(type(self), unknown)
         check_model(model)
         if init_loc_fn is not None:
@@ -196,7 +196,6 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
 
     _default_init_loc_fn: Callable[[dict[str, Any]], Tensor] = staticmethod(init_to_median)
 
-    @abstractmethod
     def _make_generator(
         self, output_dim: int, sites: list[LatentSite], preconditioned: bool
     ) -> Any:
@@ -209,6 +208,18 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
             with the deviation :meth:`_own_scale` rather than with the guide's ``init_scale``.
         :returns: a :class:`~pyro_implicit.generators.Generator` of ``output_dim`` outputs.
         """
+        raise NotImplementedError  # refused when the guide is made
+
+    @classmethod
+    def _check_hooks(cls) -> None:
+        """Refuses a class that fills neither hook, as the bases themselves."""
+        makes = (cls._make_generator, cls._make_sampler)
+        if makes == (ImplicitGuide._make_generator, ImplicitGuide._make_sampler):
+            raise ArgumentError(
+                f"{cls.__name__} is a base without a generator of its own: a subclass fills "
+                "_make_generator (_make_sampler, if each row has a distribution of its own). "
+                "HyperNetworkGuide(model) and ConditionalHyperNetworkGuide(model) are ready."
+            )
 
     def _start(self, sites: list[LatentSite], start: GaussianStart) -> GaussianStart:
         """The initialisation of one part; a subclass may set units for latents without a scale."""

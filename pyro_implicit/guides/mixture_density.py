@@ -103,11 +103,6 @@ class MixtureDensityGuide(ConditionalGuide):
     def _make_sampler(self, sites: list[LatentSite], start: GaussianStart) -> Any:
         return MixtureDensityNetwork(self._context_dim or 0, start.loc, **self._network_options)
 
-    def _make_generator(
-        self, output_dim: int, sites: list[LatentSite], preconditioned: bool
-    ) -> Any:
-        raise NotImplementedError("a mixture density guide has no generator")
-
     def _sampler_state(self, sampler: Any) -> dict[str, Any]:
         dtype = str(sampler.loc.dtype).removeprefix("torch.")
         return {**sampler.config(), "output_dim": sampler.output_dim, "dtype": dtype}

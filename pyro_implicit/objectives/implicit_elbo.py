@@ -85,6 +85,8 @@ class ImplicitELBO(ParticleObjective):
     #: whether the entropy estimate is, for any guide and in expectation, never above the entropy;
     #: a linearised one is not: it counts mass twice where a nonlinear generator folds
     bounds_entropy: bool = False
+    #: whether it never is for a guide whose draws and noises determine each other
+    bounds_bijective: bool = False
     #: whether :meth:`estimate` asks for ``site.distribution.linearisation()``: the draws are then
     #: made with it, and the generator is run once for both
     linearises: bool = False
@@ -202,11 +204,7 @@ class ImplicitELBO(ParticleObjective):
 
         True means proven: False does not say that it exceeds the evidence.
         """
-        honest = self.power == 0 and self.kl_weight >= 1 and self.prior_weight == 1
-        return self.bounds_entropy and honest
-
-    #: whether the same holds for a guide whose draws and noises determine each other
-    bounds_bijective: bool = False
+        return self.bounds_entropy and self._has_whole_terms
 
     def is_bound_for(self, guide: Any) -> bool:
         """
@@ -221,9 +219,13 @@ class ImplicitELBO(ParticleObjective):
         :raises ArgumentError: if it cannot be called.
         """
         check_guide(guide)
-        honest = self.power == 0 and self.kl_weight >= 1 and self.prior_weight == 1
         bijective = self.bounds_bijective and _is_bijective(guide)
-        return self.is_bound or (honest and bijective)
+        return self.is_bound or (bijective and self._has_whole_terms)
+
+    @property
+    def _has_whole_terms(self) -> bool:
+        """Whether no term counts for more, or for less, than a bound allows."""
+        return self.power == 0 and self.kl_weight >= 1 and self.prior_weight == 1
 
     # ----
 

@@ -81,7 +81,7 @@ class LinearisedELBO(ImplicitELBO):
         objective.is_bound_for(guide)                      # up to 1024 latents a true bound
 
     ``SVI(model, guide, optim, RecordedObjective(objective))`` takes steps of small models as a
-    recorded graph, as ``fit`` does: the same bits in a third to a half of the time
+    recorded graph, as ``fit`` does: the same bits in 0.4 to 0.6 of the time
     (:class:`~pyro_implicit.training.RecordedObjective`).
 
     :param int num_particles: number of draws.

@@ -141,5 +141,3 @@ def test_options_of_implicit_guides_are_refused() -> None:
         MixtureDensityGuide(conjugate, scale=0.1, shared_noise=True)
     with pytest.raises(ArgumentError, match="num_components=0"):
         MixtureDensityGuide(conjugate, num_components=0)
-    with pytest.raises(NotImplementedError, match="no generator"):
-        MixtureDensityGuide(conjugate)._make_generator(1, [], False)

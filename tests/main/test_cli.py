@@ -26,7 +26,7 @@ from scipy import stats
 
 import pyro_implicit
 from pyro_implicit import HyperNetworkGuide, predict
-from pyro_implicit._main import cli, early, fit, outputs, report
+from pyro_implicit._main import cli, fit, outputs, report
 from pyro_implicit._main.cli import main
 from pyro_implicit._main.data import split_table
 from pyro_implicit._main.model import build_model
@@ -563,47 +563,6 @@ def test_what_all_draws_predict_alike_has_agreed(monkeypatch, table):
     model = build_model(2, len(split.x_train))
     chains = fit.fit_chains(model, split, num_steps=100, seed=0, quiet=True)
     assert not any("r-hat" in text for text in chains.told)
-
-
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no /proc")
-def test_interrupt_of_the_imports(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[2])}
-    command = [sys.executable, "-m", "pyro_implicit", "--quiet", "--num-steps", "100000000"]
-    before = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs of a shell may ignore it
-    try:
-        process = subprocess.Popen(
-            command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
-        )
-    finally:
-        signal.signal(signal.SIGINT, before)
-    try:
-        maps = Path(f"/proc/{process.pid}/maps")
-        while "libtorch" not in maps.read_text():  # the import of PyTorch has begun
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 130 and err == "pyro_implicit: interrupted\n"
-    assert not list(tmp_path.iterdir())
-
-
-def test_interrupts_of_other_programs_are_left_alone():
-    before = signal.getsignal(signal.SIGINT)
-    assert before is not early.leave  # the package was imported by another program
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        early.watch()
-        early.watch_no_more()
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        early.watch()
-        assert signal.getsignal(signal.SIGINT) is early.leave
-        early.watch_no_more()
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.distributions.implicit_sites import KeptLinearisations
 from pyro_implicit.exceptions import DensityError, GuideError, NonFiniteError, SiteError
 from pyro_implicit.handlers.enumeration.discrete_latents import NoticeEnumeration, enumerated
-from pyro_implicit.handlers.looks.no_parameters import making_no_parameters
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.handlers.masks.replicates import Replicates
 from pyro_implicit.handlers.rows.latent_rows import ParametersAtRows
@@ -179,7 +178,7 @@ def plate_nesting(
     yet, as where a run is resumed in another process, goes on with those that one which has would
     draw.
     """
-    with making_no_parameters(), unseen_run(warns=True), pyro.validation_enabled(False):
+    with unseen_run(warns=True), pyro.validation_enabled(False):
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
         model_trace = replayed_run(model, guide_trace, args, kwargs)
     dims = [

@@ -17,7 +17,6 @@ from pyro.poutine.util import site_is_subsample
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import LayerError, NonFiniteError
 from pyro_implicit.handlers.enumeration.discrete_latents import nesting_of
-from pyro_implicit.handlers.looks.no_parameters import making_no_parameters
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.objectives.exact_determinant import exact_is_cheap
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
@@ -133,7 +132,7 @@ def default_num_particles(
 @torch.no_grad()
 def _num_observed(model: Any, guide: Any, args: Any, kwargs: Any) -> int:
     """Numbers that the model observes at a draw of the guide; none where it has no densities."""
-    with making_no_parameters(), unseen_run(), pyro.validation_enabled(False):
+    with unseen_run(), pyro.validation_enabled(False):
         drawn = poutine.trace(guide).get_trace(*args, **kwargs)
         trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*args, **kwargs)
     nodes = [trace.nodes[name] for name in trace.observation_nodes]
@@ -144,7 +143,7 @@ def _num_observed(model: Any, guide: Any, args: Any, kwargs: Any) -> int:
 @torch.no_grad()
 def _lists_values(model: Any, guide: Any, args: Any, kwargs: Any) -> bool:
     """Whether a latent of either is marked for enumeration, and not drawn by the guide as it is."""
-    with making_no_parameters(), unseen_run(), pyro.validation_enabled(False):
+    with unseen_run(), pyro.validation_enabled(False):
         drawn = poutine.trace(guide).get_trace(*args, **kwargs)
         trace = poutine.trace(poutine.block(model, hide=list(drawn.nodes))).get_trace(
             *args, **kwargs

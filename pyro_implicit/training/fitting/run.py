@@ -45,9 +45,9 @@ from pyro_implicit.training.recorded import RecordedObjective
 __all__ = ["Run"]
 
 _TERMS_EVERY = 50
-_MOST_SKIPPED = 20  # steps in a row without a finite loss
-_WORTH_RECORDING = 500  # steps that are left: to record one takes as long as some hundred
-_ASTRAY = 10  # and so many, if there are parameters to go back to
+_MAX_SKIPPED = 20  # steps in a row without a finite loss, before the run gives up
+_MAX_BEFORE_RETREAT = 10  # where there are good parameters to go back to
+_MIN_STEPS_TO_RECORD = 500  # that are left: to record one takes as long as some hundred
 
 
 class Run:
@@ -263,11 +263,12 @@ class Run:
         self.course.statistics.commit()
         self.skipped.append(why)
         self.num_skipped_now += 1
-        if self.num_skipped_now >= _ASTRAY and self.course.retreat.is_possible(len(self.history)):
+        can_retreat = self.course.retreat.is_possible(len(self.history))
+        if can_retreat and self.num_skipped_now >= _MAX_BEFORE_RETREAT:
             self.due = [Due.RETREAT]
-        elif self.num_skipped_now >= _MOST_SKIPPED:
+        elif self.num_skipped_now >= _MAX_SKIPPED:
             raise NonFiniteError(
-                f"{_MOST_SKIPPED} steps in a row had no finite loss and gradient, after "
+                f"{_MAX_SKIPPED} steps in a row had no finite loss and gradient, after "
                 f"{len(self.history)} that had; the last one: {why}"
             ) from error
 
@@ -435,7 +436,7 @@ def _at_rows(guide: Any, objective: Any) -> Any:
 
 def _stepper_for(objective: Any, num_steps: int) -> Any:
     """What takes the steps: recorded ones, where so many are worth it."""
-    if num_steps < _WORTH_RECORDING or type(objective) not in (LinearisedELBO, LanczosELBO):
+    if num_steps < _MIN_STEPS_TO_RECORD or type(objective) not in (LinearisedELBO, LanczosELBO):
         return objective
     if not objective.vectorize_particles:
         return objective

@@ -23,6 +23,7 @@ class _Program:
 
     def __call__(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         pyro.module("norm", self.norm)
+        pyro.param("offset", lambda: torch.randn(()))
         warnings.warn("of the program", UserWarning, stacklevel=2)
         slopes = pyro.sample("slopes", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
         with pyro.plate("rows", len(x)):
@@ -39,7 +40,7 @@ def test_nothing_outside_can_tell(evaluates: bool) -> None:
         was_training = program.norm.training
     with unseen_run(evaluates=evaluates):
         assert torch.equal(program(x), first)  # the same numbers at each look
-    assert not capture.trace.nodes
+    assert not capture.trace.nodes and not list(pyro.get_param_store().keys())
     assert torch.equal(torch.get_rng_state(), before)
     assert was_training is not evaluates and program.norm.training
     assert program.norm.num_batches_tracked == 0
@@ -75,3 +76,25 @@ def test_sparse_buffers_are_no_statistics(layout: str) -> None:
     graph, x = Graph(), torch.randn(3, 2)
     with unseen_run():
         assert torch.equal(graph(x), x)
+
+
+@pytest.mark.parametrize("batches", [False, True])
+def test_the_seed_of_a_fit_decides_where_parameters_begin(batches: bool) -> None:
+    x, y = torch.randn(8), torch.randn(8)
+
+    def model(x: Tensor, y: Tensor | None = None) -> Tensor:
+        offset = pyro.param("offset", lambda: torch.randn(3))
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", 8, subsample_size=len(x)):
+            return pyro.sample("y", dist.Normal(slope * x + offset.sum(), 1.0), obs=y)
+
+    def start(seed: int) -> Tensor:
+        pyro.clear_param_store()
+        guide = HyperNetworkGuide(model, init_from=None)
+        given = {"batches": [(x[:4], y[:4]), (x[4:], y[4:])]} if batches else {}
+        args = () if batches else (x, y)
+        fit(model, guide, *args, seed=seed, num_steps=1, lr=1e-9, progress=False, **given)
+        return pyro.param("offset").detach().clone()
+
+    assert torch.equal(start(0), start(0))
+    assert not torch.allclose(start(0), start(1), atol=1e-3)

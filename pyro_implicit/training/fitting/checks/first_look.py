@@ -24,7 +24,6 @@ from pyro_implicit.exceptions import (
 )
 from pyro_implicit.handlers.errors.explained_errors import RAW, explained, without_shapes
 from pyro_implicit.handlers.errors.value_errors import entries_not_finite, told_of_scale
-from pyro_implicit.handlers.looks.no_parameters import making_no_parameters
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.handlers.masks.masked_latents import told_of_masked_latent
 from pyro_implicit.handlers.masks.missing_data import missing_data
@@ -83,7 +82,7 @@ def first_look(
     number_of_rows(args, dict(kwargs))
     look = _Look(in_plates, has_failed)
     try:
-        with making_no_parameters(), unseen_run(warns=True), torch.no_grad(), look.listening():
+        with unseen_run(warns=True), torch.no_grad(), look.listening():
             with evaluation_mode() as silenced, LeftOutNoise() as noise, SiteVisitor(look.visit):
                 Replicates()(model)(*args, **kwargs)
                 look.warnings.extend(_random_layers(silenced, noise))

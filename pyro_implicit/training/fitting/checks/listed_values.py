@@ -19,7 +19,6 @@ from pyro_implicit.handlers.enumeration.listed_rows import CoupledRowsError, che
 from pyro_implicit.handlers.enumeration.sum_out import OutsidePlateError
 from pyro_implicit.handlers.errors.explained_errors import RAW
 from pyro_implicit.handlers.errors.type_errors import first_line
-from pyro_implicit.handlers.looks.no_parameters import making_no_parameters
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.training.fitting.arguments import Arguments
 
@@ -43,7 +42,7 @@ def check_plates_of_listed(model: Any, guide: Any, args: Any, kwargs: Mapping[st
         other rows of its plate.
     """
     try:
-        with making_no_parameters(), unseen_run(), torch.no_grad(), validation_enabled(False):
+        with unseen_run(), torch.no_grad(), validation_enabled(False):
             drawn = poutine.trace(guide).get_trace(*args, **kwargs)
             values = {name: drawn.nodes[name]["value"] for name in drawn.stochastic_nodes}
             run_summed_out(model, args, kwargs, lambda site: None, values=values)
@@ -94,7 +93,7 @@ def _is_in_enumerated(error: BaseException) -> bool:
 def _listed(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
     """Names of the latents to be enumerated of a model that runs with a value of each."""
     try:
-        with making_no_parameters(), unseen_run():
+        with unseen_run():
             nodes = poutine.trace(model).get_trace(*args, **kwargs).nodes.values()
     except Exception:  # whatever a model raises: the latents are not to blame
         return []
