@@ -136,10 +136,10 @@ def check_number(
         (f"<= {maximum:g}", x <= maximum) if maximum is not None else None,
         (f"< {below:g}", x < below) if below is not None else None,
     ]
-    told = [bound for bound in bounds if bound is not None]
+    notes = [bound for bound in bounds if bound is not None]
     wrong = not math.isfinite(x) if finite else number is None
-    if wrong or not all(holds for _, holds in told):
-        limits = "".join(f" {'and ' if i else ''}{text}" for i, (text, _) in enumerate(told))
+    if wrong or not all(holds for _, holds in notes):
+        limits = "".join(f" {'and ' if i else ''}{text}" for i, (text, _) in enumerate(notes))
         kind = "a finite number" if finite else "a number"
         raise ArgumentError(f"{name}={shown(value)}; expected {kind}{limits}{why}.")
     return x
@@ -216,8 +216,8 @@ def check_choice(name: str, value: Any, choices: Collection[T], why: str = "") -
     """
     # by type too: True equals 1, and an unhashable value equals nothing
     if not any(type(value) is type(choice) and value == choice for choice in choices):
-        told = [repr(choice) for choice in choices]
-        listed = told[0] if len(told) == 1 else f"{', '.join(told[:-1])} or {told[-1]}"
+        quoted = [repr(choice) for choice in choices]
+        listed = " or ".join(filter(None, [", ".join(quoted[:-1]), quoted[-1]]))
         raise ArgumentError(f"{name}={shown(value)}; expected {listed}{why}.")
     chosen: T = value
     return chosen

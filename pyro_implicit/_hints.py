@@ -7,7 +7,7 @@ from pyro_implicit.exceptions import PerformanceHint
 
 __all__ = ["hint"]
 
-_told: set[str] = set()
+_shown_hints: set[str] = set()
 
 
 def hint(topic: str, message: str) -> None:
@@ -18,9 +18,9 @@ def hint(topic: str, message: str) -> None:
     :param str message: what was found and what to write instead.
     :warns PerformanceHint: the first time.
     """
-    if topic in _told:
+    if topic in _shown_hints:
         return
-    _told.add(topic)
+    _shown_hints.add(topic)
     warn(
         f"Performance hint: {message} (Said once; warnings.simplefilter('ignore', "
         "pyro_implicit.exceptions.PerformanceHint) silences all hints.)",

@@ -76,7 +76,7 @@ def first_difference(
             if _equal(found, expected)
             else f"{where} is {shown(found)} there and {shown(expected)} here"
         )
-    return next((told for w, a, b in pairs if (told := first_difference(a, b, w, but))), None)
+    return next((notes for w, a, b in pairs if (notes := first_difference(a, b, w, but))), None)
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -45,7 +45,7 @@ class Fit:
     guide: Any
     seconds: float
     objective: ELBO | None = None
-    told: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 class Chain:
@@ -147,18 +147,18 @@ def fit_chains(model: Model, split: Split, *, num_steps: int, seed: int, quiet: 
     if chains.interrupted:
         raise KeyboardInterrupt
     seconds = time.perf_counter() - start
-    told = [str(o.message).rstrip(".") for o in caught if issubclass(o.category, UserWarning)]
+    notes = [str(o.message).rstrip(".") for o in caught if issubclass(o.category, UserWarning)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # told in words of the command line
         r_hats = chains.predictive_r_hat(split.x_test[:JUDGED_ROWS])["y"]
     r_hat = float(r_hats.nan_to_num(1.0).max())  # NaN of what all draws predict alike
     if not r_hat <= CONVERGED:
-        told.append(
+        notes.append(
             f"r-hat of predictions is up to {r_hat:.2f}: the chains do not agree yet, and are an "
             "ensemble rather than draws of the posterior; a larger --refine brings them nearer"
         )
     method = METHODS["refine"]
-    return Fit(method, chains, seconds, told=[f"{method}: {text}" for text in told])
+    return Fit(method, chains, seconds, notes=[f"{method}: {text}" for text in notes])
 
 
 def _fit(
@@ -186,8 +186,8 @@ def _fit(
     )
     if result.reason == "interrupted":
         raise KeyboardInterrupt  # fit keeps what was reached, which nobody asked to see
-    told = [f"{METHODS[method]}: {warning}" for warning in result.warnings]
-    return Fit(METHODS[method], guide, result.seconds, objective, told)
+    notes = [f"{METHODS[method]}: {warning}" for warning in result.warnings]
+    return Fit(METHODS[method], guide, result.seconds, objective, notes)
 
 
 def fit_all(

@@ -178,12 +178,12 @@ def find_dialect(head: str, separator: str | None) -> Dialect:
     rows = _rows(lines, chosen)
     cells = [cell for row in rows for cell in row]
     decimal = "," if chosen != "," and any(map(DECIMAL_COMMA.match, cells)) else "."
-    told: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     if separator is None and chosen != ",":
         name = SEPARATORS.get(chosen, chosen)
         commas = ", decimals written with commas" if decimal == "," else ""
-        told = (f"columns were read as separated by {name}{commas}; --sep says otherwise",)
-    return Dialect(chosen, decimal, rows, told)
+        notes = (f"columns were read as separated by {name}{commas}; --sep says otherwise",)
+    return Dialect(chosen, decimal, rows, notes)
 
 
 def _rows(lines: list[str], separator: str) -> list[list[str]]:

@@ -23,7 +23,7 @@ from pyro_implicit.handlers.enumeration.choice_for_all import (
 )
 from pyro_implicit.handlers.enumeration.discrete_latents import is_to_be_enumerated
 from pyro_implicit.handlers.held.held_sites import HeldSites
-from pyro_implicit.handlers.held.told_of_held import drawn_unheard
+from pyro_implicit.handlers.held.held_warnings import drawn_unheard
 from pyro_implicit.handlers.looks.upstream import upstream_sites
 from pyro_implicit.handlers.observations.observed_shape import check_observation
 from pyro_implicit.handlers.pointwise import (
@@ -107,7 +107,7 @@ class Program:
         self.row_plates: set[str] = set()
         #: sites that poutine.condition holds, which are no data, and what is to be told of it
         self.held: set[str] = set()
-        self.told_of_held: list[str] = []
+        self.warning_of_held: list[str] = []
         #: distributions of the latents that the guide draws
         self.priors: dict[str, Any] = {}
         #: sites that are drawn before values that are held and depend on them
@@ -284,7 +284,7 @@ class Program:
             with self.held_on(batch, draw):
                 return upstream_sites(model, batch.args, batch.kwargs, draw)
 
-        self.told_of_held = held.warnings(data, parents)
+        self.warning_of_held = held.warnings(data, parents)
         self.unheard = self._unheard(run.sites, parents)
         sites = {name: site for name, site in run.sites.items() if name not in self.held}
         if self._cuts and self.batches.batch_size is not None:

@@ -26,9 +26,9 @@ from pyro_implicit.exceptions import ArgumentError, SiteError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.handlers.enumeration.choice_for_all import choices_of_groups
 from pyro_implicit.handlers.errors.explained_errors import explained_errors
-from pyro_implicit.handlers.held.told_of_held import told_of_unheard
+from pyro_implicit.handlers.held.held_warnings import warning_of_unheard
 from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
-from pyro_implicit.handlers.pointwise import told_of_factors, told_of_factors_alone
+from pyro_implicit.handlers.pointwise import warning_of_factors, warning_of_factors_alone
 from pyro_implicit.handlers.supports.own_support import own_support
 from pyro_implicit.inference.fitted_call import FittedCall
 from pyro_implicit.inference.from_prior import of_another_model
@@ -129,7 +129,7 @@ def to_arviz(
     calls = [FittedCall(to_arviz, model, one, args, kwargs) for one in guides]
     _check_built(guides)
     for call in calls:
-        call.tell(call.told_of_arguments(is_scored=True))
+        call.warn(call.warning_of_arguments(is_scored=True))
     num_restarts = len(guides) if isinstance(guide, (list, tuple)) else None
     with seeded(seed):
         programs = _programs(model, guides, RowBatches(args, kwargs, batch_size))
@@ -144,9 +144,9 @@ def to_arviz(
                 programs, guides, export.plan, export.num_samples, bool(num_restarts), export.draws
             )
     if refused:
-        _tell_of_the_prior(refused, groups)
-    told = _told_of(programs, arrays, chosen=groups is not None)
-    calls[0].tell([*told, *(text for one in calls for text in one.watched.warnings())])
+        _warn_of_the_prior(refused, groups)
+    notes = _warning_of(programs, arrays, chosen=groups is not None)
+    calls[0].warn([*notes, *(text for one in calls for text in one.watched.warnings())])
     if stats is not None:
         arrays["sample_stats"] = stats.arrays(arrays["posterior"])
     return export.made(arrays, run_attrs(guides[0], objective, export.notes, seed))
@@ -165,27 +165,27 @@ def _programs(
     return programs
 
 
-def _told_of(programs: list[Program], arrays: Mapping[str, Any], chosen: bool) -> list[str]:
+def _warning_of(programs: list[Program], arrays: Mapping[str, Any], chosen: bool) -> list[str]:
     """What looks wrong in the groups that were made, in words."""
     first = programs[0]
     factors = uncounted_factors(first) if "log_likelihood" in arrays else set()
-    told = [told_of_factors(factors)] if factors else []
+    notes = [warning_of_factors(factors)] if factors else []
     if first.factors and not (chosen or first.of_kind("observed")):
-        told.append(told_of_factors_alone(first.factors))
+        notes.append(warning_of_factors_alone(first.factors))
     if "posterior_predictive" in arrays:
-        told.append(told_of_unheard(first.unheard))
-        told.append(choices_of_groups(first.choices, first.predicted, first.row_plates))
+        notes.append(warning_of_unheard(first.unheard))
+        notes.append(choices_of_groups(first.choices, first.predicted, first.row_plates))
     if first.moving_data:
-        told.append(
+        notes.append(
             f"{sorted(first.moving_data)} observes what follows latents (residuals, say): "
             "observed_data has its values at one draw. Let the model observe the data themselves, "
             "and put what follows latents into the distribution."
         )
-    told.append(_told_of_supports(first, arrays.get("posterior", {})))
-    return told + [text for one in programs for text in one.told_of_held]
+    notes.append(_warning_of_supports(first, arrays.get("posterior", {})))
+    return notes + [text for one in programs for text in one.warning_of_held]
 
 
-def _told_of_supports(program: Program, posterior: Mapping[str, Any]) -> str:
+def _warning_of_supports(program: Program, posterior: Mapping[str, Any]) -> str:
     """Latents whose draws the model's prior would never make."""
     return drawn_outside(
         {
@@ -196,7 +196,7 @@ def _told_of_supports(program: Program, posterior: Mapping[str, Any]) -> str:
     )
 
 
-def _tell_of_the_prior(refused: str, groups: Sequence[str] | None) -> None:
+def _warn_of_the_prior(refused: str, groups: Sequence[str] | None) -> None:
     """
     Says why there are no draws of the prior.
 

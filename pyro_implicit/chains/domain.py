@@ -40,18 +40,18 @@ def check_domain(program: Program, sites: list[LatentSite], points: Tensor) -> N
     """
     chosen = evenly(points, _POINTS)
     density = program.density(sites, points.dtype)
-    told = [(point, text) for point in chosen if (text := _refused(density, point))]
-    if len(told) < 2:
+    notes = [(point, text) for point in chosen if (text := _refused(density, point))]
+    if len(notes) < 2:
         return
     wide = program.density(sites, torch.float64)
-    again = [_refused(wide, point.double()) for point, _ in told]
+    again = [_refused(wide, point.double()) for point, _ in notes]
     num_certain = sum(bool(text) for text in again)
     num_uncertain = sum(text is None for text in again)
     is_wrong = num_certain >= max(2, _SHARE * len(chosen))
     if is_wrong or num_certain + num_uncertain >= max(2, _UNCERTAIN_SHARE * len(chosen)):
         raise SiteError(
             f"at {num_certain + num_uncertain} of {len(chosen)} points of the chains that were "
-            f"looked at the model has no density: {told[-1][1]} Its distribution would go on with "
+            f"looked at the model has no density: {notes[-1][1]} Its distribution would go on with "
             "any number there, and chains with it. Let no value of the latents lead out of the "
             "domain: logits= in place of probs=, f.exp() for a rate or a scale, scale_tril= in "
             "place of a covariance, or priors on what is allowed, as y.min() less what has a "

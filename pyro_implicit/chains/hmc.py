@@ -112,7 +112,7 @@ class HMC:
             new["trail"] = torch.cat([state["trail"], new["u"][None]])[-length:]
             if self.step_size is None:
                 new |= self._tuned(state, float(probability.mean()))
-        told = {
+        stats = {
             "lp": new["value"],
             "energy_error": torch.where(usable, -change, torch.zeros_like(change)),
             "acceptance_rate": probability,
@@ -120,7 +120,7 @@ class HMC:
             "n_steps": torch.full_like(probability, count),
             "diverging": ~usable | (change < -_DIVERGENT),
         }
-        return new, told
+        return new, stats
 
     def _tuned(self, state: State, accepted: float) -> State:
         """One step of dual averaging: gamma = 0.05, t0 = 10, kappa = 0.75."""

@@ -27,7 +27,7 @@ from pyro_implicit.guides.initialization.prototype import (
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.observations.data_use import DataUse
-from pyro_implicit.handlers.observations.observed_shape import told_of_one_for_all
+from pyro_implicit.handlers.observations.observed_shape import warning_of_one_for_all
 from pyro_implicit.handlers.pointwise import is_auxiliary
 from pyro_implicit.handlers.supports.served_supports import cut_off
 
@@ -174,7 +174,7 @@ def _warn_if_nothing_is_observed(trace: Any) -> None:
             use.note(node)
     said = use.nothing_observed("refine(model, 16, x, y)")
     observed = [trace.nodes[name] for name in trace.observation_nodes]
-    one_for_all = [told_of_one_for_all(node) for node in observed if not is_auxiliary(node)]
+    one_for_all = [warning_of_one_for_all(node) for node in observed if not is_auxiliary(node)]
     for text in filter(None, [said, *one_for_all]):
         warn(text)  # of refine
 

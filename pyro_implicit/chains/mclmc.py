@@ -127,13 +127,13 @@ class MCLMC:
             new |= self._tuned(state, error, usable)
         travelled = new["step_size"][:, None] / self._length(u.shape[-1])
         new["velocity"] = wobble(new["velocity"], normal_like(u, generator), travelled)
-        told = {
+        stats = {
             "lp": new["value"],
             "energy_error": where(usable, error, torch.zeros_like(error)),
             "step_size": state["step_size"],
             "diverging": ~usable,
         }
-        return new, told
+        return new, stats
 
     def _length(self, num_latents: int) -> float:
         return self.decoherence or 0.5 * math.sqrt(num_latents)

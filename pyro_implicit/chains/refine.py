@@ -49,8 +49,8 @@ from pyro_implicit.handlers.errors.type_errors import first_line, joins_types
 from pyro_implicit.handlers.errors.value_errors import entries_not_finite, is_outside_support
 from pyro_implicit.handlers.held.held_sites import refuse_condition_around
 from pyro_implicit.handlers.log_joint import LogJoint
-from pyro_implicit.handlers.masks.masked_latents import told_of_masked_latent
-from pyro_implicit.handlers.observations.data_gradient import told_of_no_gradient
+from pyro_implicit.handlers.masks.masked_latents import warning_of_masked_latent
+from pyro_implicit.handlers.observations.data_gradient import warning_of_no_gradient
 from pyro_implicit.handlers.rows.row_slices import number_of_rows
 from pyro_implicit.handlers.rows.same_rows import fingerprint
 
@@ -176,7 +176,7 @@ def refine(
             density.fit_to(u)
             check_finite(u, density(u), density.log_joint)
             check_supports_at(model, sites, u, args, kwargs)
-            for text in filter(None, [*watched.warnings(), *_told(density.log_joint, u[0])]):
+            for text in filter(None, [*watched.warnings(), *_described(density.log_joint, u[0])]):
                 warn(text)
             generator = torch.Generator(u.device).manual_seed(seed)
             walk = Walk.begin(moves, num_warmup, generator, u, density)
@@ -191,12 +191,12 @@ def refine(
         return chains
 
 
-def _told(log_joint: LogJoint, u: Tensor) -> list[str]:
+def _described(log_joint: LogJoint, u: Tensor) -> list[str]:
     """What looks wrong with the model where chains begin, in words, or empty ones."""
     values, _ = log_joint.values(u)
-    no_gradient = told_of_no_gradient(log_joint.model, values, log_joint.args, log_joint.kwargs)
+    no_gradient = warning_of_no_gradient(log_joint.model, values, log_joint.args, log_joint.kwargs)
     nodes = _nodes(log_joint.trace(u)[0])
-    return [no_gradient, *(told_of_masked_latent(nodes[site.name]) for site in log_joint.sites)]
+    return [no_gradient, *(warning_of_masked_latent(nodes[site.name]) for site in log_joint.sites)]
 
 
 def _note_data(chains: Chains, program: Program) -> None:

@@ -271,7 +271,7 @@ class Chains(DrawsGuide):
                 Progress(state, now.random, 0, now.num_steps, now.num_after, now.num_kept),
                 now.num_steps,
                 [u[one] for u in self._walk.kept],
-                [{k: v[one] for k, v in told.items()} for told in self._walk.statistics],
+                [{k: v[one] for k, v in stats.items()} for stats in self._walk.statistics],
             )
             parts.append(Chains(self.sites, self.dtype, walk, None))
             parts[-1].observed, parts[-1]._rows_seen = self.observed, self._rows_seen
@@ -380,8 +380,8 @@ class Chains(DrawsGuide):
         there = by_chain.shape[1]
         count = min(max(num_samples // self.num_chains, 1), there)
         places = [(i + 1) * there // count - 1 for i in range(count)]
-        told = {name: value[:, places] for name, value in self.sample_stats.items()}
-        return self.constrained(by_chain[:, places]), told
+        stats = {name: value[:, places] for name, value in self.sample_stats.items()}
+        return self.constrained(by_chain[:, places]), stats
 
     def __str__(self) -> str:
         settings = self.settings
@@ -404,12 +404,12 @@ class Chains(DrawsGuide):
 
     def _steps_in_words(self) -> str:
         """Step size, how exact the steps are by the kernel's own measure, and how many failed."""
-        told = self.sample_stats
-        size, refused = told["step_size"].double().mean(), told["diverging"].bool()
-        if "acceptance_rate" in told:
-            how = f"acceptance rate {float(told['acceptance_rate'].double().mean()):.2g}"
+        stats = self.sample_stats
+        size, refused = stats["step_size"].double().mean(), stats["diverging"].bool()
+        if "acceptance_rate" in stats:
+            how = f"acceptance rate {float(stats['acceptance_rate'].double().mean()):.2g}"
         else:  # of a refused step the error may be anything
-            error = told["energy_error"].double()[~refused]
+            error = stats["energy_error"].double()[~refused]
             per_latent = float(error.square().mean()) / self.by_chain.shape[-1]
             how = f"squared energy error per latent {per_latent:.2g}"
         return (
@@ -467,10 +467,10 @@ class Chains(DrawsGuide):
             generator, is_other = _generator_of(progress)
             kept = [] if state["kept"] is None else list(state["kept"].unbind(1))
             columns = {name: value.unbind(1) for name, value in state["statistics"].items()}
-            told = [{n: c[i] for n, c in columns.items()} for i in range(len(kept))]
+            stats = [{n: c[i] for n, c in columns.items()} for i in range(len(kept))]
             kernel = kernel_from(state["kernel"])
             walk = Walk(
-                kernel, state["num_warmup"], generator, progress, state["target"], kept, told
+                kernel, state["num_warmup"], generator, progress, state["target"], kept, stats
             )
             sites = [LatentSite.from_state(site) for site in state["sites"]]
             program = None if model is None else Program(model, args, kwargs)

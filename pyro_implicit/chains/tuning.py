@@ -37,19 +37,19 @@ def check_draws(kept: int, num_warmup: int, num_steps: int, thin: int) -> None:
         )
 
 
-def warn_of_steps(told: Statistics, settings: dict[str, Any], num_latents: int) -> None:
+def warn_of_steps(stats: Statistics, settings: dict[str, Any], num_latents: int) -> None:
     """
     Warns of a step size that does not suit the posterior.
 
-    :param dict told: statistics by name, shape ``(C, T)``.
+    :param dict stats: statistics by name, shape ``(C, T)``.
     :param dict settings: of the kernel, with the length of the warm-up.
     :param int num_latents: number of unconstrained latents.
     """
     asked = settings.get("energy_error") or 0.0
-    found = _signs(told, num_latents, max(_ENERGY, _ENERGY_SHARE * asked))
+    found = _signs(stats, num_latents, max(_ENERGY, _ENERGY_SHARE * asked))
     if not found:
         return
-    size = f"{float(told['step_size'].double().mean()):.3g}"
+    size = f"{float(stats['step_size'].double().mean()):.3g}"
     if settings.get("step_size") is not None:
         advice = "Give a smaller one, or none: it is then tuned in the warm-up."
     else:
@@ -64,15 +64,15 @@ def warn_of_steps(told: Statistics, settings: dict[str, Any], num_latents: int) 
     )
 
 
-def _signs(told: Statistics, num_latents: int, most: float) -> str:
-    refused = told["diverging"]
+def _signs(stats: Statistics, num_latents: int, most: float) -> str:
+    refused = stats["diverging"]
     signs = []
     if float(refused.double().mean()) > _REFUSED:
         signs.append(f"{int(refused.sum())} of {refused.numel()} draws follow a refused step")
-    accepted: Tensor | None = told.get("acceptance_rate")
+    accepted: Tensor | None = stats.get("acceptance_rate")
     if accepted is not None and float(accepted.double().mean()) < _ACCEPTED:
         signs.append(f"proposals are accepted with probability {float(accepted.mean()):.2g}")
-    error = float(told["energy_error"].double().square().mean()) / num_latents
+    error = float(stats["energy_error"].double().square().mean()) / num_latents
     if accepted is None and error > most:
         signs.append(f"the squared energy error per latent is {error:.2g}")
     return ", ".join(signs)

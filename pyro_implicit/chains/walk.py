@@ -95,7 +95,7 @@ class Walk:
         try:
             while self.progress.num_steps < self.target:
                 self.progress = self._step(density)
-                self._tell(bar)
+                self._show(bar)
         except BaseException as error:  # or a later call would take the steps that are left, too
             del self.kept[self.progress.num_kept :], self.statistics[self.progress.num_kept :]
             self.generator.set_state(self.progress.random)
@@ -108,7 +108,7 @@ class Walk:
     def _step(self, density: ChainDensity) -> Progress:
         now = self.progress
         tune = now.num_steps < self.num_warmup
-        state, told = self.kernel.step(now.state, density, self.generator, tune)
+        state, stats = self.kernel.step(now.state, density, self.generator, tune)
         spent = density.num_gradients - now.num_gradients
         num_steps = now.num_steps + spent // len(state["u"])
         if tune:
@@ -120,7 +120,7 @@ class Walk:
             num_gradients=density.num_gradients,
             num_steps=num_steps,
         )
-        return new if tune else self._keep(new, told)
+        return new if tune else self._keep(new, stats)
 
     def _learned(self, state: State, before: int, after: int) -> State:
         """What the warm-up learns from a step."""
@@ -137,16 +137,16 @@ class Walk:
         state = self.kernel.settle(state)
         return {name: v for name, v in state.items() if not name.startswith("window_")}
 
-    def _keep(self, new: Progress, told: Statistics) -> Progress:
-        seen = told["diverging"] if new.diverging is None else new.diverging | told["diverging"]
+    def _keep(self, new: Progress, stats: Statistics) -> Progress:
+        seen = stats["diverging"] if new.diverging is None else new.diverging | stats["diverging"]
         new = replace(new, num_after=new.num_after + 1, diverging=seen)
         if new.num_after % self.kernel.thin:
             return new
         self.kept.append(new.state["u"])
-        self.statistics.append({**told, "diverging": seen})
+        self.statistics.append({**stats, "diverging": seen})
         return replace(new, num_kept=new.num_kept + 1, diverging=None)
 
-    def _tell(self, bar: Any) -> None:
+    def _show(self, bar: Any) -> None:
         now = self.progress
         bar.update(min(now.num_steps, self.target) - bar.n)
         if now.num_steps % 20 == 0:

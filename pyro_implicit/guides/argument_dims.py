@@ -14,8 +14,8 @@ __all__ = [
     "are_rows_of_the_fit",
     "latents_of_other_rows",
     "shapes_of_arguments",
-    "told_of_other_rows",
-    "told_of_other_shapes",
+    "warning_of_other_rows",
+    "warning_of_other_shapes",
 ]
 
 Shape = tuple[int, ...]
@@ -31,7 +31,7 @@ def shapes_of_arguments(args: tuple[Any, ...]) -> tuple[Shape | None, ...]:
     return tuple(tuple(one.shape) if isinstance(one, Tensor) else None for one in args)
 
 
-def told_of_other_shapes(guide: Any, args: tuple[Any, ...]) -> list[str]:
+def warning_of_other_shapes(guide: Any, args: tuple[Any, ...]) -> list[str]:
     """
     Tells of arguments that a model would take for what they are not.
 
@@ -81,7 +81,9 @@ def _holds(site: Any, frame: Any, count: int) -> bool:
     return bool(frame.size == count and site.shape[place:][:1] == (count,))
 
 
-def told_of_other_rows(guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
+def warning_of_other_rows(
+    guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> list[str]:
     """
     Tells where latents of one row would be taken for those of another.
 

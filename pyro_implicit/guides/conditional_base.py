@@ -372,9 +372,9 @@ class ConditionalGuide(ImplicitGuide):
             dim = state.get("context_dim")
             flags = {name: state.get(name) for name in _FLAGS}
             if type(dim) is not int or dim < 0 or any(type(f) is not bool for f in flags.values()):
-                told = ", ".join(f"{name}={shown(flag)}" for name, flag in flags.items())
+                notes = ", ".join(f"{name}={shown(flag)}" for name, flag in flags.items())
                 raise StateError(
-                    f"the state has context_dim={shown(dim)}, {told}; "
+                    f"the state has context_dim={shown(dim)}, {notes}; "
                     "expected a number of entries, and True or False."
                 )
             if self._sites is not None and self._context_dim != dim:

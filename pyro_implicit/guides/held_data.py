@@ -28,7 +28,7 @@ __all__ = [
     "observed_when_built",
     "program_of",
     "sampled_when_built",
-    "told_of_held_data",
+    "warning_of_held_data",
     "unconditioned",
 ]
 
@@ -190,7 +190,7 @@ def unconditioned(model: Any) -> Any:
     return model
 
 
-def told_of_held_data(
+def warning_of_held_data(
     model: Any, guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> list[str]:
     """

@@ -139,10 +139,10 @@ def check_same(found: dict[str, Any], own: dict[str, Any]) -> None:
     names, mine = ([site["name"] for site in state["sites"]] for state in (found, own))
     if names != mine:
         raise StateError(f"the state has sites {names}; this guide has {mine}.")
-    told = first_difference(_function(found), _function(own), but=(FIRST_CALL,))
-    if told:
+    notes = first_difference(_function(found), _function(own), but=(FIRST_CALL,))
+    if notes:
         raise StateError(
-            f"the state is of another {guide}: {told}. Make the guide with the same arguments, or "
+            f"the state is of another {guide}: {notes}. Make the guide with the same arguments, or "
             "load the state before it is built."
         )
 

@@ -17,14 +17,14 @@ from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, latent_site
 from pyro_implicit.handlers.rows.row_coupling import can_be_looked_at
 from pyro_implicit.ops.graphs.same_bits import same_bits
 
-__all__ = ["TOLD_ONCE", "told_of_seen_observations"]
+__all__ = ["TOLD_ONCE", "warning_of_seen_observations"]
 
 #: how the warning begins
 TOLD_ONCE = "the guide makes its latents from what"
 
 
 @torch.no_grad()
-def told_of_seen_observations(
+def warning_of_seen_observations(
     model: Any, guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str | None:
     """
@@ -41,7 +41,7 @@ def told_of_seen_observations(
         many to be looked at.
     """
     if isinstance(members := getattr(guide, "guides", None), list):  # of an ensemble
-        said = (told_of_seen_observations(model, one, args, kwargs) for one in members)
+        said = (warning_of_seen_observations(model, one, args, kwargs) for one in members)
         return next(filter(None, said), None)
     readers = _readers(guide)
     may_read = bool(readers) or _may_read(guide)

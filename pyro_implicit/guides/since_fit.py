@@ -161,7 +161,9 @@ def moved_since_fit(guide: Any) -> list[str]:
         not by ``fit``, knows nothing.
     :returns: texts, each once.
     """
-    return list(dict.fromkeys(text for one, fit in _fits_in(guide) for text in _told(one, fit)))
+    return list(
+        dict.fromkeys(text for one, fit in _fits_in(guide) for text in _described(one, fit))
+    )
 
 
 def replaced_since_fit(guide: Any) -> list[str]:
@@ -174,7 +176,7 @@ def replaced_since_fit(guide: Any) -> list[str]:
     return [_REPLACED] if any(fit.is_replaced(one) for one, fit in _fits_in(guide)) else []
 
 
-def _told(guide: Any, fit: _Fit) -> list[str]:
+def _described(guide: Any, fit: _Fit) -> list[str]:
     if fit.is_replaced(guide):
         return [_REPLACED]
     moved = fit.moved(guide)

@@ -35,7 +35,7 @@ from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta
 from pyro_implicit.handlers.rows.latent_rows import AtDraw, Cuts, at_rows, by_number, check_permuted
 from pyro_implicit.handlers.rows.row_order import BY_NUMBER
 from pyro_implicit.handlers.rows.row_slices import is_recording
-from pyro_implicit.handlers.supports.support_edge import told_of_edge
+from pyro_implicit.handlers.supports.support_edge import warning_of_edge
 
 __all__ = ["LogJoint"]
 
@@ -241,7 +241,7 @@ class LogJoint:
         bad = [f"of {what} is {term}" for what, term in terms.items() if not math.isfinite(term)]
         if bad:
             observed = [trace.nodes[name] for name in trace.observation_nodes]
-            at_edge = [told for told in map(told_of_edge, observed) if told is not None]
+            at_edge = [notes for notes in map(warning_of_edge, observed) if notes is not None]
             return f" (the log-density {', that '.join(bad)}{'; '.join(['', *at_edge])})"
         top = max(terms, key=lambda what: abs(terms[what]))
         return f" (the largest term is that of {top}, {terms[top]:.3g})"

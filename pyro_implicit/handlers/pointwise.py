@@ -33,8 +33,8 @@ __all__ = [
     "latent_sites",
     "pointwise_log_prob",
     "reduced_dims",
-    "told_of_factors",
-    "told_of_factors_alone",
+    "warning_of_factors",
+    "warning_of_factors_alone",
     "run_model",
     "unmasked",
     "wide_log_prob",
@@ -175,7 +175,7 @@ def is_factor_of_rows(site: Any) -> bool:
     return any(one.vectorized for one in site["cond_indep_stack"])
 
 
-def told_of_factors(names: Iterable[str]) -> str:
+def warning_of_factors(names: Iterable[str]) -> str:
     """
     Says that densities of rows are left out of scores.
 
@@ -189,7 +189,7 @@ def told_of_factors(names: Iterable[str]) -> str:
     )
 
 
-def told_of_factors_alone(names: Iterable[str]) -> str:
+def warning_of_factors_alone(names: Iterable[str]) -> str:
     """
     Says that nothing is observed but densities of rows.
 
@@ -259,8 +259,8 @@ def unmasked(site: Any, shape: torch.Size) -> Tensor:
         fn = fn.base_dist
     for mask, event_dim in masks:
         if mask is not None:
-            told = torch.as_tensor(mask, device=kept.device)
-            kept = kept & told.reshape(told.shape + (1,) * event_dim)
+            notes = torch.as_tensor(mask, device=kept.device)
+            kept = kept & notes.reshape(notes.shape + (1,) * event_dim)
     return kept
 
 
@@ -299,10 +299,10 @@ def batch_log_prob(site: Any, *, wide: bool = False) -> Tensor:
     try:
         log_prob = evaluate(site["fn"], site["value"], *site["args"], **site["kwargs"])
     except ValueError as error:  # a distribution with checks, which tells the whole tensor
-        told = missing_data(site)
-        if told is None:
+        notes = missing_data(site)
+        if notes is None:
             raise
-        raise NonFiniteError(told) from error
+        raise NonFiniteError(notes) from error
     log_prob = scale_and_mask(log_prob, mask=site["mask"])
     shape = torch.broadcast_shapes(log_prob.shape, site["fn"].batch_shape)
     expanded: Tensor = log_prob.expand(shape)

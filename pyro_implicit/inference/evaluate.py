@@ -115,7 +115,7 @@ def evaluate(
         print(evaluate(model, guide, x_test, y_test))
     """
     call = FittedCall(evaluate, model, guide, args, kwargs)
-    call.tell(call.told_of_arguments(is_scored=True))
+    call.warn(call.warning_of_arguments(is_scored=True))
     num_samples = check_count("num_samples", num_samples)
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
@@ -135,12 +135,12 @@ def evaluate(
         except NotSliceable:  # noise that cannot be drawn by row: as many rows as share a state
             job.evaluate(UNIT, exactly=True)
         job.check_guide_is_for_the_model()
-    told = plan.warnings()
+    notes = plan.warnings()
     if batch_size is not None and not rows:
-        told.append(NOT_CUT)
+        notes.append(NOT_CUT)
     job.from_prior = forgotten_of(model, guide, job.from_prior)
-    call.tell([*told, *call.told_of_runs(plan.joint_rows), job.missing_latents()])
-    call.tell(call.told_of_seen_observations())  # last: a function's draws may end
+    call.warn([*notes, *call.warning_of_runs(plan.joint_rows), job.missing_latents()])
+    call.warn(call.warning_of_seen_observations())  # last: a function's draws may end
     return _report(job, guide, seed)
 
 

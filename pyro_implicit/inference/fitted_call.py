@@ -11,16 +11,16 @@ from pyro_implicit._signature import leading_arguments
 from pyro_implicit._warn import warn
 from pyro_implicit.guides.argument_dims import (
     are_rows_of_the_fit,
-    told_of_other_rows,
-    told_of_other_shapes,
+    warning_of_other_rows,
+    warning_of_other_shapes,
 )
 from pyro_implicit.guides.argument_order import check_order
 from pyro_implicit.guides.diverged import refuse_diverged
-from pyro_implicit.guides.held_data import told_of_held_data
+from pyro_implicit.guides.held_data import warning_of_held_data
 from pyro_implicit.guides.model_parameters import WatchedParameters
-from pyro_implicit.guides.seen_observations import told_of_seen_observations
+from pyro_implicit.guides.seen_observations import warning_of_seen_observations
 from pyro_implicit.handlers.held.held_sites import refuse_condition_around
-from pyro_implicit.handlers.rows.joint_rows import told_of_joint_rows
+from pyro_implicit.handlers.rows.joint_rows import warning_of_joint_rows
 
 __all__ = ["FittedCall"]
 
@@ -58,7 +58,7 @@ class FittedCall:
         check_misspelt(function, model, kwargs)
         self.watched = WatchedParameters(guide)
 
-    def tell(self, texts: Iterable[str | None]) -> None:
+    def warn(self, texts: Iterable[str | None]) -> None:
         """
         Warns the caller of the function.
 
@@ -68,39 +68,39 @@ class FittedCall:
         for text in dict.fromkeys(filter(None, texts)):
             warn(text)
 
-    def told_of_arguments(self, *, is_scored: bool) -> list[str]:
+    def warning_of_arguments(self, *, is_scored: bool) -> list[str]:
         """
         Tells of arguments that are not those that the guide was made for.
 
         :param bool is_scored: whether the data that the model observes are scored.
         :returns: texts for :meth:`tell`.
         """
-        told = told_of_other_shapes(self.guide, self._leading)
-        told += told_of_other_rows(self.guide, self._leading, self.kwargs)
+        notes = warning_of_other_shapes(self.guide, self._leading)
+        notes += warning_of_other_rows(self.guide, self._leading, self.kwargs)
         if is_scored:
-            told += told_of_held_data(self.model, self.guide, self.args, self.kwargs)
-        return told
+            notes += warning_of_held_data(self.model, self.guide, self.args, self.kwargs)
+        return notes
 
     @property
     def _leading(self) -> tuple[Any, ...]:
         return leading_arguments(self.model, self.args, self.kwargs)
 
-    def told_of_runs(self, joint_rows: Collection[str]) -> list[str]:
+    def warning_of_runs(self, joint_rows: Collection[str]) -> list[str]:
         """
         Tells of what runs of the model have shown.
 
         :param joint_rows: names of sites that are one datum of all rows.
         :returns: texts for :meth:`tell`, those on lost parameters among them.
         """
-        told = [*self.watched.warnings()]
+        notes = [*self.watched.warnings()]
         if joint_rows and not are_rows_of_the_fit(self.guide, self._leading):
-            told.insert(0, told_of_joint_rows(joint_rows))
-        return told
+            notes.insert(0, warning_of_joint_rows(joint_rows))
+        return notes
 
-    def told_of_seen_observations(self) -> list[str | None]:
+    def warning_of_seen_observations(self) -> list[str | None]:
         """
         Tells where each datum is scored by latents that were made from it, which draws anew.
 
         :returns: texts for :meth:`tell`.
         """
-        return [told_of_seen_observations(self.model, self.guide, self.args, self.kwargs)]
+        return [warning_of_seen_observations(self.model, self.guide, self.args, self.kwargs)]

@@ -54,12 +54,12 @@ class HeldInRuns(HeldValues):
 
     def warnings(self) -> tuple[str, ...]:
         """What is to be told of it; texts may be empty."""
-        return self.told_of_overruled(), self.ambiguous
+        return self.warning_of_overruled(), self.ambiguous
 
     def look(self, parents: Callable[[], Mapping[str, Collection[str]] | None]) -> None:
         """
         Sees whether what was taken for data may be something else.
 
-        :param parents: see ``told_of_data_among_held``.
+        :param parents: see ``warning_of_data_among_held``.
         """
         self.ambiguous = self.ambiguity(self.data, parents)

@@ -38,8 +38,8 @@ from pyro_implicit.handlers.pointwise import (
     is_factor_of_rows,
     pointwise_log_prob,
     run_model,
-    told_of_factors,
-    told_of_factors_alone,
+    warning_of_factors,
+    warning_of_factors_alone,
 )
 from pyro_implicit.handlers.rows.joint_rows import is_joint_of_rows
 from pyro_implicit.handlers.rows.own_subsample import OwnSubsample, sizes_of_arguments
@@ -113,15 +113,15 @@ def log_predictive_density(
         it observes is held so and not clearly data.
     """
     call = FittedCall(log_predictive_density, model, guide, args, kwargs)
-    call.tell(call.told_of_arguments(is_scored=True))
+    call.warn(call.warning_of_arguments(is_scored=True))
     num_samples = check_num_samples("log_predictive_density(model, guide, ...", num_samples)
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
     kwargs = in_order(model, kwargs)
     noted = Noted(rows=number_of_rows(args, kwargs))
     densities = mean_densities(model, guide, args, kwargs, num_samples, seed, noted)
     noted.forgotten = forgotten_of(model, guide, noted.forgotten)
-    call.tell([*noted.warnings(), *call.told_of_runs(noted.joint_rows)])
-    call.tell(call.told_of_seen_observations())  # last: a function's draws may end
+    call.warn([*noted.warnings(), *call.warning_of_runs(noted.joint_rows)])
+    call.warn(call.warning_of_seen_observations())  # last: a function's draws may end
     return densities
 
 
@@ -167,13 +167,13 @@ class Noted:
 
     def warnings(self) -> list[str]:
         """What is wrong with the densities."""
-        told = (
+        notes = (
             came_from_prior(self.forgotten),
             drawn_outside(self.outside),
-            told_of_factors(self.factors) if self.factors else "",
+            warning_of_factors(self.factors) if self.factors else "",
             *(self.held or ()),
         )
-        return [text for text in told if text]
+        return [text for text in notes if text]
 
 
 def mean_densities(
@@ -244,10 +244,10 @@ class _Densities:
         parameters = held.sites.keys() - own
         if self.noted.held is None:
             self.noted.held = held.warnings(own, parents)
-        for name, key, value, told in self.parts:
+        for name, key, value, notes in self.parts:
             if name not in parameters:
                 data[key] = data[key] + value if key in data else value
-                kept[key] = kept[key] | told if key in kept else told
+                kept[key] = kept[key] | notes if key in kept else notes
         if self.noted.data:  # the order of the first run, which latents may turn
             keys = [one.key for one in self.noted.data]
             if set(keys) != data.keys():
@@ -278,10 +278,10 @@ class _Densities:
         value = pointwise_log_prob(site)
         refuse_missing_data(site, value)
         value = value.to(torch.promote_types(value.dtype, torch.float32))
-        told = counted_in_sum(site, value.shape) if marginal else counted(site)
+        notes = counted_in_sum(site, value.shape) if marginal else counted(site)
         if marginal and data_in_sum(site):  # a factor beside masked data counts nothing
-            value = torch.where(told, value, 0.0)
-        self.parts.append((site["name"], tuple(frames), value, told))
+            value = torch.where(notes, value, 0.0)
+        self.parts.append((site["name"], tuple(frames), value, notes))
 
     def _look(self, site: Any, marginal: Any) -> None:
         """Notes latents that the guide leaves out, or draws where the prior never would."""
@@ -331,7 +331,7 @@ def _log_densities(
             found.clear()
             run_summed_out(model, args, kwargs, found.visit, values=latents, order=order)
     if not found.parts and noted.all_factors:
-        raise SiteError(told_of_factors_alone(noted.all_factors))
+        raise SiteError(warning_of_factors_alone(noted.all_factors))
     if not found.parts:
         raise SiteError(
             "the model observes nothing with these arguments, so there is no predictive density: "

@@ -54,8 +54,8 @@ def drawn_outside(supports: Mapping[str, Any]) -> str:
     """
     if not supports:
         return ""
-    told = ", ".join(f"{name!r} outside {supports[name]}" for name in sorted(supports))
+    notes = ", ".join(f"{name!r} outside {supports[name]}" for name in sorted(supports))
     return (
-        f"the guide draws {told}, which is the support that the model's prior has: it was made for "
-        "another model, or loaded with another one's state. Fit a guide to this model."
+        f"the guide draws {notes}, which is the support that the model's prior has: it was made "
+        "for another model, or loaded with another one's state. Fit a guide to this model."
     )

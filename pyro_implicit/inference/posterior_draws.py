@@ -75,12 +75,12 @@ def posterior_draws(
     num_samples = check_num_samples("posterior_draws(guide, ...", num_samples)
     with seeded(seed):
         draws = draws_of(guide, num_samples, *args, **kwargs)
-    for text in [*replaced_since_fit(guide), *_told_of_observed(guide, args, kwargs)]:
+    for text in [*replaced_since_fit(guide), *_warning_of_observed(guide, args, kwargs)]:
         warn(text)
     return draws
 
 
-def _told_of_observed(
+def _warning_of_observed(
     guide: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[str]:
     """Of a function that observes data, which may be the model in the place of the guide."""

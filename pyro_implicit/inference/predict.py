@@ -21,9 +21,9 @@ from pyro_implicit.exceptions import NonFiniteError
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.handlers.errors.explained_errors import explained_errors
 from pyro_implicit.handlers.errors.value_errors import entries_not_finite
-from pyro_implicit.handlers.held.told_of_held import told_of_unheard
+from pyro_implicit.handlers.held.held_warnings import warning_of_unheard
 from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
-from pyro_implicit.handlers.pointwise import told_of_factors_alone
+from pyro_implicit.handlers.pointwise import warning_of_factors_alone
 from pyro_implicit.handlers.rows.own_subsample import sizes_of_arguments
 from pyro_implicit.handlers.rows.row_slices import NotSliceable, number_of_rows
 from pyro_implicit.inference.fitted_call import FittedCall
@@ -112,7 +112,7 @@ def predict(
         the guide draws too, or that depend on sites before them; ``batch_size`` without a tensor.
     """
     call = FittedCall(predict, model, guide, args, kwargs)
-    call.tell(call.told_of_arguments(is_scored=False))
+    call.warn(call.warning_of_arguments(is_scored=False))
     num_samples = check_num_samples("predict(model, guide, ...", num_samples)
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)
     sites = None if sites is None else check_names("sites", sites)
@@ -137,18 +137,18 @@ def predict(
             job.check_guide_is_for_the_model()
             forgotten = job.forgotten_latents(guide)
             unheard = set(job.unheard()) - set(forgotten)
-    told = plan.warnings()
+    notes = plan.warnings()
     if unheard:
-        told.append(told_of_unheard(unheard))
+        notes.append(warning_of_unheard(unheard))
     if not found and plan.factors:
-        told.append(told_of_factors_alone(plan.factors))
+        notes.append(warning_of_factors_alone(plan.factors))
     if batch_size is not None and not rows:
-        told.append(NOT_CUT)
-    told += call.told_of_runs(plan.joint_rows)
+        notes.append(NOT_CUT)
+    notes += call.warning_of_runs(plan.joint_rows)
     if forgotten:
         unknown, anew = set(draws) - plan.met, any(plan.free.values())
-        told.append(came_from_prior(forgotten, unknown, drawn_anew=anew))
-    call.tell(told)
+        notes.append(came_from_prior(forgotten, unknown, drawn_anew=anew))
+    call.warn(notes)
     _check_finite(found, args, kwargs)
     return found
 

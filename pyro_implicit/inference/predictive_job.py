@@ -12,7 +12,7 @@ from torch import Tensor
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.handlers.held.held_sites import HeldSites
-from pyro_implicit.handlers.held.told_of_held import drawn_unheard
+from pyro_implicit.handlers.held.held_warnings import drawn_unheard
 from pyro_implicit.handlers.looks.upstream import upstream_sites
 from pyro_implicit.handlers.rows.row_coupling import can_be_looked_at, draws_of_little
 from pyro_implicit.inference.draws_apart import DrawsApart

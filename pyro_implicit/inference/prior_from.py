@@ -134,14 +134,14 @@ def prior_from(
     sizes = [(site.name, site.shape[: len(site.shape) - site.event_dim]) for site in sites]
     traded: list[str] = []
     if form == "diagonal" and rows.dim() == 2:
-        traded = _told_of_traded(sites, rows, None if known is not None else num_samples)
+        traded = _warning_of_traded(sites, rows, None if known is not None else num_samples)
     for text in [*traded, *replaced_since_fit(guide)]:
         warn(text)
     prior._same_rows = SameRows(getattr(guide, "_rows_seen", None), sizes)
     return prior
 
 
-def _told_of_traded(sites: list[JointSite], rows: Tensor, num_draws: int | None) -> list[str]:
+def _warning_of_traded(sites: list[JointSite], rows: Tensor, num_draws: int | None) -> list[str]:
     """Of latents that the data tell together: ``rows`` of shape ``(S, m)``, draws or exact."""
     names = [site.name for site in sites for _ in range(site.numel)]
     if not 2 <= len(names) <= _MOST_PAIRS:

@@ -76,19 +76,19 @@ class RunPlan:
 
     def warnings(self) -> list[str]:
         """What is wrong with the predictions, once the model was run."""
-        told = (
+        notes = (
             self.drawn_processes(),
             drawn_outside(self.outside),
-            self._told_uncut(),
-            "" if self.sites is not None else self._told_of_choices(),
+            self._note_of_uncut(),
+            "" if self.sites is not None else self._warning_of_choices(),
             *self.held.warnings(),
         )
-        return [text for text in told if text]
+        return [text for text in notes if text]
 
-    def _told_of_choices(self) -> str:
+    def _warning_of_choices(self) -> str:
         return choices_of_groups(self.choices, self.predicted, self.row_plates)
 
-    def _told_uncut(self) -> str | None:
+    def _note_of_uncut(self) -> str | None:
         if self.uncut is None:
             return None
         return (

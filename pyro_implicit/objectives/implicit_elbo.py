@@ -287,7 +287,7 @@ def _is_bijective(guide: Any) -> bool:
     if isinstance(guide, AutoGuideList):
         return bool(len(guide)) and all(_is_bijective(part) for part in guide)
     kinds = ("is_bijective", "is_bijective_given_context")
-    told = [getattr(guide, kind) for kind in kinds if hasattr(guide, kind)]
+    notes = [getattr(guide, kind) for kind in kinds if hasattr(guide, kind)]
     explicit = isinstance(guide, (AutoContinuous, AutoNormal))
     is_point = isinstance(guide, AutoLaplaceApproximation)  # until it is a Gaussian
-    return any(told) if told else explicit and not is_point
+    return any(notes) if notes else explicit and not is_point

@@ -526,7 +526,7 @@ class ParticleObjective(ELBO):
         return self.__dict__ | {"last_terms": {}}
 
     def __repr__(self) -> str:
-        return self._told(self._own_settings())
+        return self._described(self._own_settings())
 
     def __str__(self) -> str:
         """What differs from the defaults alone."""
@@ -538,13 +538,15 @@ class ParticleObjective(ELBO):
             for one in signature(init).parameters.values()
         }
         own = self._own_settings().items()
-        return self._told({k: v for k, v in own if not self._is_usual(v, usual.get(k, _UNKNOWN))})
+        return self._described(
+            {k: v for k, v in own if not self._is_usual(v, usual.get(k, _UNKNOWN))}
+        )
 
     def _own_settings(self) -> dict[str, Any]:
-        told = ("objective", "is_bound")  # the class's name; what follows from the arguments
-        return {name: value for name, value in self.settings.items() if name not in told}
+        notes = ("objective", "is_bound")  # the class's name; what follows from the arguments
+        return {name: value for name, value in self.settings.items() if name not in notes}
 
-    def _told(self, settings: dict[str, Any]) -> str:
+    def _described(self, settings: dict[str, Any]) -> str:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in settings.items())})"
 
     def _is_usual(self, value: Any, usual: Any) -> bool:

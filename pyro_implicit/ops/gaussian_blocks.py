@@ -101,5 +101,5 @@ class LowRankBlocks:
         """
         weighted = self.factor[rows] / self.scale[rows].square().unsqueeze(-1)
         self._precision = self._precision + self.factor[rows].mT @ weighted
-        told = deviation @ weighted
-        self._sum = told if self._sum is None else self._sum + told
+        notes = deviation @ weighted
+        self._sum = notes if self._sum is None else self._sum + notes

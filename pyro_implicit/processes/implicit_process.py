@@ -197,8 +197,8 @@ class ImplicitProcess(dist.TorchDistribution):
         expected = (num_functions, len(inputs))
         if not isinstance(values, Tensor) or values.dim() < 2:
             raise ShapeError(
-                f"the prior returned {_told(values)}; expected a tensor (num_functions, ..., N) = "
-                f"({expected[0]}, ..., {expected[1]})."
+                f"the prior returned {_described(values)}; expected a tensor (num_functions, ..., "
+                f"N) = ({expected[0]}, ..., {expected[1]})."
             )
         if (values.shape[0], values.shape[-1]) != expected:
             raise ShapeError(
@@ -702,7 +702,7 @@ def _check_finite(name: str, value: Tensor) -> None:
         raise NonFiniteError(f"{name} has entries that are NaN or infinite; leave these rows out.")
 
 
-def _told(value: Any) -> str:
+def _described(value: Any) -> str:
     return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 

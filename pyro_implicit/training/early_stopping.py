@@ -205,10 +205,10 @@ def _check_fits(where: str, saved: dict[str, Any], now: dict[str, Any]) -> None:
                 f"{name!r} of {where} has shape {tuple(now[name].shape)}; expected that of "
                 f"its best state, {tuple(value.shape)}."
             )
-        told = (
+        notes = (
             None
             if isinstance(value, Tensor)
             else first_difference(now[name], value, name, (FIRST_CALL,))
         )
-        if told:
-            raise StateError(f"{where} has another structure than its best state: {told}.")
+        if notes:
+            raise StateError(f"{where} has another structure than its best state: {notes}.")

@@ -253,8 +253,8 @@ class RecordedObjective(ELBO):
     def _give_up(self, reason: str) -> None:
         self.reason, self._graphs = reason, {}
         if self.hints:
-            told = f"steps are not recorded, and may take twice as long: {reason}"
-            warn(told, PerformanceHint)
+            notes = f"steps are not recorded, and may take twice as long: {reason}"
+            warn(notes, PerformanceHint)
 
     def _turn(self, guide: Any) -> tuple[bool, ...]:
         """What the next step of a guide is to estimate, empty where only the program knows."""

@@ -21,7 +21,7 @@ from pyro_implicit import (
 )
 from pyro_implicit.guides.argument_dims import (
     shapes_of_arguments,
-    told_of_other_shapes,
+    warning_of_other_shapes,
 )
 from pyro_implicit.handlers.rows.same_rows import fingerprint
 
@@ -55,11 +55,11 @@ def test_a_row_with_its_dimension_is_one(guide: Any) -> None:
 
 def test_nothing_is_said_of_what_nobody_knows(guide: Any) -> None:
     assert shapes_of_arguments((X, 3, None, Y)) == ((5, 3), None, None, (5,))
-    assert told_of_other_shapes(guide, (X[None],)) == []  # several networks, for example
-    assert told_of_other_shapes(guide, ()) == []
-    assert told_of_other_shapes(guide, ("x",)) == []
-    assert told_of_other_shapes(lambda x: None, (X[0],)) == []
-    assert told_of_other_shapes(HyperNetworkGuide(model), (X[0],)) == []  # not built
+    assert warning_of_other_shapes(guide, (X[None],)) == []  # several networks, for example
+    assert warning_of_other_shapes(guide, ()) == []
+    assert warning_of_other_shapes(guide, ("x",)) == []
+    assert warning_of_other_shapes(lambda x: None, (X[0],)) == []
+    assert warning_of_other_shapes(HyperNetworkGuide(model), (X[0],)) == []  # not built
 
 
 def _levels(x: Tensor, y: Tensor | None = None) -> None:

@@ -23,7 +23,7 @@ from pyro_implicit import (
     fit,
     log_predictive_density,
 )
-from pyro_implicit.guides.seen_observations import told_of_seen_observations
+from pyro_implicit.guides.seen_observations import warning_of_seen_observations
 
 X, Y = torch.randn(8, 2), torch.randn(8)
 SEEN = r"made from it|makes its latents from what \['y'\] observes"
@@ -165,7 +165,7 @@ def test_a_context_of_the_inputs_is_not(joined: bool) -> None:
     automatic(x, y)
     for other in (one, automatic, of_inputs, of_no_seed):
         evaluate(rows, other, x, y, num_samples=2)
-    assert told_of_seen_observations(rows, without_a_number, (x, y), {}) is None
+    assert warning_of_seen_observations(rows, without_a_number, (x, y), {}) is None
 
 
 def test_large_data_and_broken_calls_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

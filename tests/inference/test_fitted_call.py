@@ -79,7 +79,7 @@ def test_what_no_function_can_use_is_refused_by_all(call: Any, guide: Any) -> No
 
 def test_a_text_is_told_once_and_nothing_is_no_text(guide: Any) -> None:
     def function() -> None:
-        FittedCall(predict, levels, guide, (X,), {}).tell(["a", None, "", "a", "b"])
+        FittedCall(predict, levels, guide, (X,), {}).warn(["a", None, "", "a", "b"])
 
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")

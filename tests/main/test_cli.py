@@ -310,7 +310,7 @@ def test_large_tables_are_trained_by_minibatches(table, monkeypatch):
     with pyro.settings.context(module_local_params=True):
         fitted = fit.fit_all(model, split, methods=["mean-field", "implicit"], **options)
     assert [one.method for one in fitted] == ["mean-field VI", "linearised implicit"]
-    assert all("the limit of 2 steps" in one.told[0] for one in fitted)
+    assert all("the limit of 2 steps" in one.notes[0] for one in fitted)
 
 
 def test_a_chain_gives_its_draws_in_turns():
@@ -562,7 +562,7 @@ def test_what_all_draws_predict_alike_has_agreed(monkeypatch, table):
     monkeypatch.setattr(Chains, "predictive_r_hat", lambda *_: found)
     model = build_model(2, len(split.x_train))
     chains = fit.fit_chains(model, split, num_steps=100, seed=0, quiet=True)
-    assert not any("r-hat" in text for text in chains.told)
+    assert not any("r-hat" in text for text in chains.notes)
 
 
 @pytest.mark.parametrize(

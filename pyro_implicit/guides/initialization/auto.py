@@ -141,9 +141,9 @@ def auto_start(
             num_samples = _JUDGES if task.is_whole else _FEW_JUDGES
             density = SearchDensity(_on_these_rows(log_joint, trace), bar)
             trials = Trials(density, num_samples, sizes or (loc.numel(),))
-            start, told = _search(trials, found, task)
+            start, notes = _search(trials, found, task)
     return start, StartReport(
-        *told,
+        *notes,
         tuple(trials.locations),
         tuple(trials.gaussians),
         density.num_gradients,

@@ -249,8 +249,8 @@ def mean_curvature(
         if matrix is None:
             continue
         total, used = total + matrix, used + 1
-        told = is_enough if used % 2 == 0 else None
-        if (told is not None and told(total / used)) or used == num_samples:
+        notes = is_enough if used % 2 == 0 else None
+        if (notes is not None and notes(total / used)) or used == num_samples:
             break
     if not used:
         density = "the log-density"

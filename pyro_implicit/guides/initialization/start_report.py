@@ -25,9 +25,9 @@ class Trial:
     note: str = ""
 
     def __str__(self) -> str:
-        return self.told()
+        return self.notes()
 
-    def told(self, best: float = -math.inf) -> str:
+    def notes(self, best: float = -math.inf) -> str:
         """
         The candidate in words.
 
@@ -68,8 +68,8 @@ class StartReport:
         ):
             if trials:
                 best = max(trial.score for trial in trials)
-                told = ", ".join(trial.told(best) for trial in trials)
-                lines.append(f"  {what}: {told}")
+                notes = ", ".join(trial.notes(best) for trial in trials)
+                lines.append(f"  {what}: {notes}")
         if self.num_gradients:
             lines.append(f"  {self.num_gradients} gradients, {self.seconds:.1f} s")
         return "\n".join(lines)

@@ -220,11 +220,11 @@ def _error(node: Any, listed: list[_Listed], many: Tensor, alone: Tensor) -> Cou
     symbols = set(node["infer"]["_dim_to_symbol"].values())
     named = [one.name for one in listed if one.symbol in symbols and one.name != node["name"]]
     far = (many - alone).abs().nan_to_num(0.0, posinf=torch.inf).argmax()
-    told, found = (float(x.expand((many - alone).shape).reshape(-1)[far]) for x in (alone, many))
+    notes, found = (float(x.expand((many - alone).shape).reshape(-1)[far]) for x in (alone, many))
     names = ", ".join(map(repr, named)) or "latents"
     return CoupledRowsError(
         f"site {node['name']!r} of the model depends on {names} of other rows, or further back in "
-        f"a chain than its history: its log-density is {told:.6g} at values drawn for each, and "
+        f"a chain than its history: its log-density is {notes:.6g} at values drawn for each, and "
         f"{found:.6g} at the same values where all are summed out. Enumeration lists one value "
         "for all rows of a plate at a time, so that a row may depend on its own latents alone: "
         "not on z.roll(1), z.cumsum(-1) or z.sum(-1). Make a site of each row by a loop, for i in "

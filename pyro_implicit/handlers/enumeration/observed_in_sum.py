@@ -45,10 +45,10 @@ def counted_in_sum(site: Any, shape: torch.Size) -> Tensor:
     plates = {frame.dim for frame in site["cond_indep_stack"] if frame.vectorized}
     kept = torch.zeros(shape, dtype=torch.bool, device=site["value"].device)
     for node in data_in_sum(site):
-        told = counted(node, keepdim=True)
-        others = [dim for dim in range(-told.dim(), 0) if dim not in plates]
-        told = told.sum(others, keepdim=True) > 0 if others else told
-        kept = kept | told.reshape(told.shape[max(told.dim() - len(shape), 0) :])
+        notes = counted(node, keepdim=True)
+        others = [dim for dim in range(-notes.dim(), 0) if dim not in plates]
+        notes = notes.sum(others, keepdim=True) > 0 if others else notes
+        kept = kept | notes.reshape(notes.shape[max(notes.dim() - len(shape), 0) :])
     return kept
 
 

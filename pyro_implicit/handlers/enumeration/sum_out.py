@@ -251,11 +251,11 @@ def _common_scale(nodes: list[Any], listed: list[str]) -> Any:
         scales[node["name"]] = float(scale)
     values = list(scales.values())
     if any(abs(value - values[0]) > 1e-6 * abs(values[0]) for value in values):
-        told = ", ".join(f"{name!r}: {value:.4g}" for name, value in scales.items())
+        notes = ", ".join(f"{name!r}: {value:.4g}" for name, value in scales.items())
         raise SiteError(
             f"sites that depend on {', '.join(listed)}, which is summed out, have different scales "
-            f"({told}): a minibatch weighs its rows outside of the sum, and can only if the latent "
-            "is in the same plate. Put it there, or pass all rows."
+            f"({notes}): a minibatch weighs its rows outside of the sum, and can only if the "
+            "latent is in the same plate. Put it there, or pass all rows."
         )
     return nodes[0]["scale"]
 

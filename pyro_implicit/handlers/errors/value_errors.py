@@ -19,7 +19,7 @@ __all__ = [
     "is_outside_support",
     "refuses_nan",
     "refuses_parameter",
-    "told_of_scale",
+    "warning_of_scale",
 ]
 
 _MOVING = ("Uniform", "Pareto", "TruncatedNormal", "AffineBeta")
@@ -51,7 +51,7 @@ def is_outside_support(error: Exception) -> bool:
     return isinstance(error, ValueError) and _SUPPORT.search(str(error)) is not None
 
 
-def told_of_scale(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+def warning_of_scale(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
     """
     The first argument with numbers so large that losses and gradients may overflow.
 

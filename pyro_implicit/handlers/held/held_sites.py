@@ -17,7 +17,7 @@ from pyro_implicit.exceptions import SiteError
 from pyro_implicit.handlers.enumeration.choice_for_all import plates_of
 from pyro_implicit.handlers.held.held_rows import held_at_rows
 from pyro_implicit.handlers.held.held_values import HeldValues
-from pyro_implicit.handlers.held.told_of_held import listed
+from pyro_implicit.handlers.held.held_warnings import listed
 from pyro_implicit.handlers.rows.latent_rows import ShownRows
 
 __all__ = [
@@ -88,11 +88,11 @@ class HeldSites(HeldValues, Messenger):
         What is to be told of what is held.
 
         :param data: names of those that are data.
-        :param parents: see ``told_of_data_among_held``.
+        :param parents: see ``warning_of_data_among_held``.
         :returns: texts of warnings.
         """
-        told = self.told_of_overruled(), self.ambiguity(data, parents)
-        return [text for text in told if text]
+        notes = self.warning_of_overruled(), self.ambiguity(data, parents)
+        return [text for text in notes if text]
 
 
 def is_held(site: Any) -> bool:

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 
 from pyro_implicit.handlers.held.held_rows import in_another_order
-from pyro_implicit.handlers.held.told_of_held import told_of_data_among_held, told_of_overruled
+from pyro_implicit.handlers.held.held_warnings import (
+    warning_of_data_among_held,
+    warning_of_overruled,
+)
 
 __all__ = ["HeldValues"]
 
@@ -76,15 +79,15 @@ class HeldValues:
         Says what was taken for data, where others might be.
 
         :param data: names of those that were taken for data.
-        :param parents: see ``told_of_data_among_held``.
+        :param parents: see ``warning_of_data_among_held``.
         :returns: a text for a warning, or an empty one.
         """
-        return told_of_data_among_held(self.sites, data, self.several, parents)
+        return warning_of_data_among_held(self.sites, data, self.several, parents)
 
-    def told_of_overruled(self) -> str:
+    def warning_of_overruled(self) -> str:
         """
         Says that the guide's draws were taken for what is held.
 
         :returns: a text for a warning; empty where none were.
         """
-        return told_of_overruled(self.overruled)
+        return warning_of_overruled(self.overruled)

@@ -11,7 +11,7 @@ from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.handlers.masks.hidden_observations import HIDDEN
 from pyro_implicit.handlers.pointwise import SiteVisitor, is_auxiliary, is_delta
 
-__all__ = ["NO_BOUND", "told_of_hidden_values", "told_of_masked_latent"]
+__all__ = ["NO_BOUND", "warning_of_hidden_values", "warning_of_masked_latent"]
 
 #: what a fit of such a model says
 NO_BOUND = "the loss is no bound on the evidence"
@@ -19,18 +19,18 @@ NO_BOUND = "the loss is no bound on the evidence"
 _REMEDY = "Mask the observations alone (poutine.mask around obs=)"
 
 
-def told_of_masked_latent(site: Any) -> str:
+def warning_of_masked_latent(site: Any) -> str:
     """
     Tells of a latent whose prior a mask takes away: its entropy has nothing to hold it.
 
     :param site: the message of a latent site, or its node in a trace.
     :returns: what to write, for a warning; empty for all others.
     """
-    told = _told(site)
-    return f"{told} {_REMEDY}." if told else ""
+    notes = _described(site)
+    return f"{notes} {_REMEDY}." if notes else ""
 
 
-def _told(site: Any) -> str:
+def _described(site: Any) -> str:
     if is_auxiliary(site) or is_delta(site) or (site["infer"] or {}).get("enumerate"):
         return ""  # what is summed out has no entropy
     masks = (site["mask"], getattr(site["fn"], "_mask", None))  # around it, and .mask(...)
@@ -51,7 +51,7 @@ def _is_discrete(fn: Any) -> bool:
         return False
 
 
-def told_of_hidden_values(
+def warning_of_hidden_values(
     model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> list[str]:
     """
@@ -65,10 +65,12 @@ def told_of_hidden_values(
     found: list[str] = []
 
     def visit(site: Any) -> None:
-        told = _told(site) if site["name"].endswith(HIDDEN) and not site["is_observed"] else ""
-        if told:
+        notes = (
+            _described(site) if site["name"].endswith(HIDDEN) and not site["is_observed"] else ""
+        )
+        if notes:
             found.append(
-                f"{told} Objectives of pyro_implicit take what obs_mask hides for replicates of "
+                f"{notes} Objectives of pyro_implicit take what obs_mask hides for replicates of "
                 f"the data, which hold it; those of Pyro do not. {_REMEDY} for these."
             )
 

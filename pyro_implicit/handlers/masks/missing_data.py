@@ -44,6 +44,6 @@ def refuse_missing_data(site: Any, log_prob: Tensor) -> None:
     :raises NonFiniteError: naming the site and the number of its NaN.
     """
     if bool(torch.isnan(log_prob.detach()).any()):
-        told = missing_data(site)
-        if told is not None:
-            raise NonFiniteError(told)
+        notes = missing_data(site)
+        if notes is not None:
+            raise NonFiniteError(notes)

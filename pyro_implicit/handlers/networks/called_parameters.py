@@ -60,7 +60,7 @@ class CalledParameters:
             if isinstance(one, nn.Parameter) and one.requires_grad:
                 self._found.setdefault(one, f"{name} of {type(module).__name__}")
 
-    def told_of_untrained(self, trained: Iterable[Tensor], instead: str = _INSTEAD) -> str:
+    def warning_of_untrained(self, trained: Iterable[Tensor], instead: str = _INSTEAD) -> str:
         """
         Says which of them stay as they are.
 

@@ -18,7 +18,7 @@ from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.pointwise import SiteVisitor, is_auxiliary, is_delta
 from pyro_implicit.handlers.rows.latent_rows import AtDraw
 
-__all__ = ["told_of_no_gradient", "told_of_own_noise"]
+__all__ = ["warning_of_no_gradient", "warning_of_own_noise"]
 
 _MOST = 10  # latents that are looked at, by a run of the model each
 #: of a latent, by which some row of the data comes to the other side of it
@@ -26,7 +26,7 @@ _FACTORS = (0.99, 0.9, 1.2, 0.5, 2.0)
 _WAYS = ".item(), float(), .numpy(), .detach(), torch.no_grad()"
 
 
-def told_of_no_gradient(
+def warning_of_no_gradient(
     model: Any,
     values: Mapping[str, Tensor],
     args: tuple[Any, ...],
@@ -79,7 +79,7 @@ def told_of_no_gradient(
     )
 
 
-def told_of_own_noise(
+def warning_of_own_noise(
     model: Any, values: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str:
     """

@@ -12,7 +12,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.distributions.transforms import Transform
 
-__all__ = ["InDouble", "in_double_if_large", "precise_log_prob", "told_of_rounding"]
+__all__ = ["InDouble", "in_double_if_large", "precise_log_prob", "warning_of_rounding"]
 
 #: of these the density is a small difference of terms as large as y log y
 _FAMILIES = (
@@ -73,7 +73,7 @@ def precise_log_prob(fn: Any, value: Any, *args: Any, **kwargs: Any) -> Tensor:
     return log_prob
 
 
-def told_of_rounding(site: Any) -> str:
+def warning_of_rounding(site: Any) -> str:
     """
     Tells of observations whose density single precision does not tell.
 

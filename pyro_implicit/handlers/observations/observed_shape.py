@@ -16,7 +16,7 @@ __all__ = [
     "check_observation",
     "is_event",
     "observed_batch_shape",
-    "told_of_one_for_all",
+    "warning_of_one_for_all",
 ]
 
 
@@ -137,7 +137,7 @@ def _is_endless(fn: Any) -> bool:
     return isinstance(fn, HiddenMarkovModel) and fn.duration is None and fn.event_shape[0] == 1
 
 
-def told_of_one_for_all(site: Any) -> str:
+def warning_of_one_for_all(site: Any) -> str:
     """
     Says of a value that several rows of plates observe.
 
@@ -149,7 +149,7 @@ def told_of_one_for_all(site: Any) -> str:
     if rows < 2 or not isinstance(value, Tensor) or site["infer"].get("_deterministic"):
         return ""
     if value.dim() > fn.event_dim:
-        return _told_of_outer_plates(site)
+        return _warning_of_outer_plates(site)
     if not value.dim():
         if isinstance(fn, torch.distributions.Bernoulli):
             return ""  # "it has happened in all rows", as of censoring
@@ -164,7 +164,7 @@ def told_of_one_for_all(site: Any) -> str:
     )
 
 
-def _told_of_outer_plates(site: Any) -> str:
+def _warning_of_outer_plates(site: Any) -> str:
     """Of values that have the dimensions of some plates, and count alike in each row of others."""
     fn, value = site["fn"], site["value"]
     missing = len(fn.batch_shape) - (value.dim() - fn.event_dim)

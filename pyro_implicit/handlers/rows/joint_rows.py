@@ -11,7 +11,7 @@ from pyro.distributions import MultivariateStudentT
 from pyro_implicit.handlers.enumeration.choice_for_all import plates_of_size
 from pyro_implicit.handlers.pointwise import base_distribution
 
-__all__ = ["is_joint_of_rows", "told_of_joint_rows"]
+__all__ = ["is_joint_of_rows", "warning_of_joint_rows"]
 
 _JOINT = (td.MultivariateNormal, td.LowRankMultivariateNormal, MultivariateStudentT)
 
@@ -30,7 +30,7 @@ def is_joint_of_rows(site: Any, num_rows: int) -> bool:
     return not plates_of_size(site, num_rows)
 
 
-def told_of_joint_rows(names: Collection[str]) -> str:
+def warning_of_joint_rows(names: Collection[str]) -> str:
     """
     Says that new rows know nothing of those of the fit.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_implicit.handlers.pointwise import batch_log_prob
 
-__all__ = ["told_of_edge"]
+__all__ = ["warning_of_edge"]
 
 #: by distribution: its edges, and what to write for data that have many there
 _EDGES: dict[type, tuple[tuple[float, ...], str]] = {
@@ -36,7 +36,7 @@ _EDGES: dict[type, tuple[tuple[float, ...], str]] = {
 }
 
 
-def told_of_edge(site: Any, at_edges: bool = True) -> str | None:
+def warning_of_edge(site: Any, at_edges: bool = True) -> str | None:
     """
     Tells of observations that have no likelihood although the support has them.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.exceptions import MissingExtraError, SiteError
-from pyro_implicit.handlers.pointwise import told_of_factors_alone
+from pyro_implicit.handlers.pointwise import warning_of_factors_alone
 from pyro_implicit.inference.evaluation.draw_chunks import DrawChunks
 from pyro_implicit.inference.evaluation.evaluation_run import EvaluationRun
 from pyro_implicit.inference.evaluation.observation import DatumKey, Observation
@@ -212,7 +212,7 @@ class EvaluationJob(PredictiveJob):
         if run.seen:
             return
         if listed:
-            raise SiteError(told_of_factors_alone(run.factors))
+            raise SiteError(warning_of_factors_alone(run.factors))
         raise SiteError(
             "the model observes nothing with these arguments, so there is nothing to evaluate: "
             "held-out data need the observations too, as training data do, such as "

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from pyro_implicit.exceptions import NonFiniteError
-from pyro_implicit.handlers.supports.support_edge import told_of_edge
+from pyro_implicit.handlers.supports.support_edge import warning_of_edge
 from pyro_implicit.objectives.particles.particle import Particle
 
 __all__ = ["check_finite"]
@@ -27,9 +27,9 @@ def _refuse_edge(particles: Sequence[Particle]) -> None:
     """
     for node in particles[0].model.nodes.values():
         if node.get("is_observed") and not math.isfinite(_number(node.get("log_prob_sum", 0.0))):
-            told = told_of_edge(node)
-            if told is not None:
-                raise NonFiniteError(told)
+            notes = warning_of_edge(node)
+            if notes is not None:
+                raise NonFiniteError(notes)
 
 
 def check_finite(terms: dict[str, Any], particles: Sequence[Particle]) -> None:

@@ -30,12 +30,12 @@ class _Seen:
     The latest looks at one site.
 
     :param looks: for each the noises with the rarer sign, and all whose sign was certain.
-    :param bool told: whether the warning was given.
+    :param bool warned: whether the warning was given.
     :param int number: of all looks so far, each of which has noises of its own.
     """
 
     looks: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_LOOKS))
-    told: bool = False
+    warned: bool = False
     number: int = 0
 
 
@@ -80,13 +80,13 @@ class FoldWatch:
             return
         sites = self._seen.setdefault(site.distribution.generator.origin, {})
         seen = sites.setdefault(site.name, _Seen())
-        if seen.told:
+        if seen.warned:
             return
         seen.number += 1
         seen.looks.append(_look(site, seen.number, pooled))
         rare, count = (sum(numbers) for numbers in zip(*seen.looks, strict=True))
         if rare >= max(2, _SHARE * count):
-            seen.told = True
+            seen.warned = True
             _warn(site.name, rare, count)
 
 

@@ -9,17 +9,19 @@ from typing import Any
 import pyro
 import pyro.distributions as dist
 import torch
+from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pyro_implicit._program_ref import ProgramRef
-from pyro_implicit._random import RandomStream
+from pyro_implicit._random import RandomStream, read_random_state
 from pyro_implicit.exceptions import ImplicitError, NonFiniteError, SiteError
 from pyro_implicit.handlers.errors.value_errors import refuses_nan
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.handlers.looks.unvalidated import Unvalidated
 from pyro_implicit.handlers.mapped.mapped_writing import WritingMap
+from pyro_implicit.handlers.networks.still_statistics import still_statistics
 
 __all__ = ["VMAP", "DrawApart", "MappedDraws", "check_mapped_finite"]
 
@@ -110,8 +112,7 @@ class MappedDraws:
         :raises SiteError: if the model runs for one draw and not under ``vmap``.
         """
         if self._known is None or not all(map(ProgramRef.is_of, self._known, (model, guide))):
-            with _tolerated_draws():
-                self._run_plainly(one)
+            self._make_parameters(one)
             self._known, self._vmap = (ProgramRef(model), ProgramRef(guide)), WritingMap()
             self._num_steps = 0
         self._num_steps += 1
@@ -125,8 +126,7 @@ class MappedDraws:
         except (ImplicitError, torch.OutOfMemoryError):
             raise
         except Exception:  # whatever a model does that vmap has no rule for
-            with _tolerated_draws():
-                self._run_plainly(one)  # if it fails as well, that is the error to see
+            self._make_parameters(one)  # if it fails as well, that is the error to see
         try:  # or parameters were missing, which a plain run makes
             return self._map(one, count)
         except ImplicitError:
@@ -146,6 +146,14 @@ class MappedDraws:
         finally:
             self.is_mapping = False
         return {name: term.mean(0) for name, term in terms.items()}
+
+    @staticmethod
+    def _make_parameters(one: One) -> None:
+        """By the caller's random numbers, so that a seed decides where they begin; none is used."""
+        numbers = RandomStream(0)
+        numbers.state = read_random_state()
+        with poutine.block(), numbers, still_statistics(), torch.no_grad(), _tolerated_draws():
+            one()
 
     @staticmethod
     def _run_plainly(one: One, seed: int = 0) -> None:

@@ -43,7 +43,7 @@ from pyro_implicit.training.fitting.checks.first_look import explained_steps
 from pyro_implicit.training.fitting.checks.listed_values import blames_listed_values
 from pyro_implicit.training.fitting.checks.missed_peaks import missed_peaks
 from pyro_implicit.training.fitting.checks.other_model import blames_other_model
-from pyro_implicit.training.fitting.checks.shared_scales import told_of_shared_scales
+from pyro_implicit.training.fitting.checks.shared_scales import warning_of_shared_scales
 from pyro_implicit.training.fitting.checks.wrong_widths import wrong_widths
 from pyro_implicit.training.fitting.parameters.adopted_parameters import AdoptedParameters
 from pyro_implicit.training.fitting.prepared_run import Request, prepared_run
@@ -210,7 +210,7 @@ def _finished(
         rates=run.rates,
         terms=run.terms,
         scores=({} if resume is None else dict(resume.scores)) | scores,
-        warnings=[*run.told(reason), *found, *hints],
+        warnings=[*run.notes(reason), *found, *hints],
         state=state,
         promise="" if any(NO_BOUND in text for text in hints) else _promise(run),
         start=_start_of(run.guide) or ("" if resume is None else resume.start),
@@ -222,7 +222,7 @@ def _found(run: Run, reason: str) -> list[str]:
     if reason == "interrupted" or len(run.history) < _LONG:
         return []
     if isinstance(run.objective, ImplicitELBO) and not run.objective.is_bound_for(run.guide):
-        return _thin(run.guide) or told_of_shared_scales(run.guide)
+        return _thin(run.guide) or warning_of_shared_scales(run.guide)
     if not _is_after_posterior(run) or run.first_steps.lacks_gradient:
         return []
     peaks, deviations = _looks(run)

@@ -11,14 +11,14 @@ from pyro import poutine
 from pyro_implicit._warn import warn
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.model_parameters import WatchedParameters
-from pyro_implicit.guides.seen_observations import told_of_seen_observations
+from pyro_implicit.guides.seen_observations import warning_of_seen_observations
 from pyro_implicit.handlers.errors.explained_errors import explained_errors
 from pyro_implicit.handlers.looks.no_parameters import making_no_parameters
-from pyro_implicit.handlers.masks.masked_latents import told_of_hidden_values
+from pyro_implicit.handlers.masks.masked_latents import warning_of_hidden_values
 from pyro_implicit.objectives.particle_objective import ParticleObjective
 from pyro_implicit.training.fitting.all_rows import all_rows
 from pyro_implicit.training.fitting.arguments import Arguments
-from pyro_implicit.training.fitting.checks.better_by_row import told_of_better_by_row
+from pyro_implicit.training.fitting.checks.better_by_row import warning_of_better_by_row
 from pyro_implicit.training.fitting.checks.first_look import first_look
 from pyro_implicit.training.fitting.default_objective import default_objective
 from pyro_implicit.training.fitting.pace.default_rate import default_rate, rate_times
@@ -82,7 +82,7 @@ def prepared_run(
     model, guide, arguments = request.model, request.guide, request.arguments
     some, named = arguments.peek()
     first_look(model, some, named, **request.look)
-    told = watched.look(model, some, named)  # before anything moves
+    notes = watched.look(model, some, named)  # before anything moves
     rows = None if arguments.batches is None else _all_rows(model, guide, arguments)
     objective = _objective(request, hints)
     rate = default_rate(guide, arguments) if request.lr is None else request.lr
@@ -94,7 +94,7 @@ def prepared_run(
     if request.resume is not None:
         run.resume(request.resume)
     run.first_steps.adopted = adopted
-    hints += [*told, *told_of_better_by_row(guide)]
+    hints += [*notes, *warning_of_better_by_row(guide)]
     if arguments.batches is not None:
         run.course.retreat.num_batches = arguments.num_batches
     return run
@@ -123,7 +123,7 @@ def _objective(request: Request, hints: list[str]) -> Any:
             hints += chosen
     if not isinstance(getattr(objective, "objective", objective), ParticleObjective):
         with making_no_parameters():
-            hidden = told_of_hidden_values(model, some, named)
+            hidden = warning_of_hidden_values(model, some, named)
         for text in hidden:
             warn(text)
     return objective
@@ -136,6 +136,6 @@ def _validation(request: Request, hints: list[str]) -> Validation | None:
     if what is None:
         return None
     held = held_arguments(what)
-    seen = None if held is None else told_of_seen_observations(model, guide, held, kept)
+    seen = None if held is None else warning_of_seen_observations(model, guide, held, kept)
     hints += [] if seen is None else [f"validation: {seen}"]
     return Validation(what, model, guide, kept)

@@ -106,18 +106,18 @@ class FitResult:
         if self.start:
             lines.append(self.start.splitlines()[0])
         if self.scores:
-            lines.append(self._told_scores())
+            lines.append(self._shown_scores())
         return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings)])
 
-    def _told_scores(self) -> str:
+    def _shown_scores(self) -> str:
         finite = {step: score for step, score in self.scores.items() if math.isfinite(score)}
         if not finite:
             return f"no validation score was finite, of {len(self.scores)}"
         best = max(finite, key=lambda step: finite[step])
-        told = f"best validation score {finite[best]:.6g}, after {best} steps"
+        notes = f"best validation score {finite[best]:.6g}, after {best} steps"
         if self.state.get("is_scored", True):
-            return told
-        return f"{told}, of a run before this one: the parameters that it ended with have no score"
+            return notes
+        return f"{notes}, of a run before this one: the parameters that it ended with have no score"
 
     def plot(self, ax: Any = None) -> Any:
         """

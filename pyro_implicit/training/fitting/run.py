@@ -28,10 +28,10 @@ from pyro_implicit.training.fitting.arguments import Arguments
 from pyro_implicit.training.fitting.between_steps import Due
 from pyro_implicit.training.fitting.checks.first_steps import FirstSteps
 from pyro_implicit.training.fitting.checks.loss_warnings import (
-    told_limit,
-    told_other_run,
-    told_resolution,
-    told_rise,
+    note_of_limit,
+    note_of_other_run,
+    note_of_resolution,
+    note_of_rise,
 )
 from pyro_implicit.training.fitting.pace.course import Course
 from pyro_implicit.training.fitting.pace.learning_rate import LearningRate
@@ -119,7 +119,7 @@ class Run:
             while True:
                 self._random = read_random_state()
                 self._follow_up()
-                self._tell(bar)
+                self._show(bar)
                 reason = self._reason()
                 if self.due:
                     continue
@@ -313,7 +313,7 @@ class Run:
         """Whether parameters were brought back at the end, of which the last losses are not."""
         return self.course.settling.is_start or self.validation is not None
 
-    def _tell(self, bar: Any) -> None:
+    def _show(self, bar: Any) -> None:
         step = len(self.history)
         bar.update(step - bar.n)
         if step and step % 10 == 0:
@@ -330,44 +330,44 @@ class Run:
         """Positional and keyword arguments of the last step, or of the first if none was taken."""
         return self._last or self.arguments.peek()
 
-    def told(self, reason: str) -> list[str]:
+    def notes(self, reason: str) -> list[str]:
         """What a user should know about a run that ended for this reason, in words."""
-        other = told_other_run(self.history, self._num_earlier)
-        told = list(other)
+        other = note_of_other_run(self.history, self._num_earlier)
+        notes = list(other)
         if self.skipped:
-            told.append(
+            notes.append(
                 f"{len(self.skipped)} steps were skipped, as the loss or its gradient was not "
                 f"finite; the last one: {self.skipped[-1]}"
             )
         kept = self.validation is None or self.validation.is_start_best
-        told += self.course.retreat.told() + self.course.settling.told(kept)
+        notes += self.course.retreat.notes() + self.course.settling.notes(kept)
         if getattr(self._stepper, "has_changed", False):
-            told.append(
+            notes.append(
                 "the model changed between steps from outside, and up to a hundred steps went by "
                 "what it was before: keep what changes in the model, the guide or their arguments"
             )
         scores = list(self.validation.scores.values()) if self.validation is not None else []
         num_bad = sum(not math.isfinite(score) for score in scores)
         if num_bad:
-            told.append(
+            notes.append(
                 f"{num_bad} of {len(scores)} validation scores were NaN or infinite, which are "
                 "never the best: look at what validation computes"
             )
         slope = self.course.slope(self.history)
         if slope is not None and slope.is_rising:
-            told.append(
+            notes.append(
                 f"it has diverged: the loss of the last quarter of the steps is {-slope.gain:.4g} "
                 "above that of the quarter before; try a lower lr"
             )
         elif self._is_one_series(reason) and not other:
-            told += told_rise(self.history) if is_comparable(self.objective) else []
+            notes += note_of_rise(self.history) if is_comparable(self.objective) else []
         if reason == "converged" and self.first_steps.is_cut and self.course.whole is None:
-            told += told_resolution(slope)
+            notes += note_of_resolution(slope)
         elif reason == "limit" and self._may_rise(slope):
             warm = self.course.at_full_rate(self.history)
             slope = self.course.slope(warm)
-            told.append(told_limit(self.course.rate.num_steps, slope, self.course.level_at))
-        return told
+            notes.append(note_of_limit(self.course.rate.num_steps, slope, self.course.level_at))
+        return notes
 
     def _may_rise(self, slope: Slope | None) -> bool:
         """Whether more steps may bring more; none does for latents without a gradient."""

@@ -150,11 +150,11 @@ def check_tensors(found: Any, expected: dict[str, Any], trained: Iterable[str] =
         theirs = found[name]
         if isinstance(value, Tensor):
             ours, theirs = _describe(value), _describe(theirs)
-            told = None if ours == theirs else f"{name} is {theirs} there and {ours} here"
+            notes = None if ours == theirs else f"{name} is {theirs} there and {ours} here"
         else:
-            told = first_difference(theirs, value, name, (FIRST_CALL,))
-        if told:
-            raise StateError(f"the checkpoint is of another model or guide: {told}.")
+            notes = first_difference(theirs, value, name, (FIRST_CALL,))
+        if notes:
+            raise StateError(f"the checkpoint is of another model or guide: {notes}.")
     bad = non_finite({name: found[name] for name in trained if name in found})
     if bad:
         raise StateError(f"the checkpoint's parameter {bad[0]} is not finite; take an older one.")

@@ -68,8 +68,8 @@ def evaluate_once(
             "statements, make the model a PyroModule with PyroParam attributes."
         )
     own = (one for net in networks for one in net.parameters())
-    told = called.told_of_untrained([*parameters(), *own], _MODULES)
-    return FirstBatch([told] if told else [], use.several_batches)
+    notes = called.warning_of_untrained([*parameters(), *own], _MODULES)
+    return FirstBatch([notes] if notes else [], use.several_batches)
 
 
 def first_batch(trainer: Any) -> Any:

@@ -23,7 +23,11 @@ from pyro_implicit import (
 )
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError
 from pyro_implicit.handlers.errors.explained_errors import explained, explained_errors
-from pyro_implicit.handlers.errors.value_errors import refuses_nan, refuses_parameter, told_of_scale
+from pyro_implicit.handlers.errors.value_errors import (
+    refuses_nan,
+    refuses_parameter,
+    warning_of_scale,
+)
 
 X = torch.ones(4, 2)
 
@@ -204,9 +208,9 @@ def test_parameters_that_are_made_of_data_are_told_with_their_values() -> None:
 
 @pytest.mark.long
 def test_numbers_that_overflow() -> None:
-    assert told_of_scale((X,), {"y": X}) is None
-    assert told_of_scale((X.long() * 10**7, X[:0]), {}) is None
-    text = told_of_scale((X,), {"y": 1e12 * X})
+    assert warning_of_scale((X,), {"y": X}) is None
+    assert warning_of_scale((X.long() * 10**7, X[:0]), {}) is None
+    text = warning_of_scale((X,), {"y": 1e12 * X})
     assert text is not None and text.startswith("y has numbers up to 1e+12: divide it by")
     guide = HyperNetworkGuide(with_any_scale, init_from=None)
     with pytest.raises(NonFiniteError, match=r"no finite loss.*1 has numbers up to 1e\+30"):

@@ -14,7 +14,10 @@ from pyro.infer.autoguide import AutoNormal
 from torch import Tensor
 
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO, fit, refine
-from pyro_implicit.handlers.masks.masked_latents import told_of_hidden_values, told_of_masked_latent
+from pyro_implicit.handlers.masks.masked_latents import (
+    warning_of_hidden_values,
+    warning_of_masked_latent,
+)
 from pyro_implicit.training import RecordedObjective
 
 Y = torch.randn(12)
@@ -67,7 +70,7 @@ def test_a_model_that_cannot_be_drawn_from_is_not_told_of() -> None:
     def model() -> None:
         raise ValueError("no")
 
-    assert told_of_hidden_values(model, (), {}) == []
+    assert warning_of_hidden_values(model, (), {}) == []
 
 
 def test_others_are_not_told() -> None:
@@ -77,4 +80,4 @@ def test_others_are_not_told() -> None:
             pyro.sample("all", dist.Normal(0.0, 1.0))
 
     trace = poutine.trace(model).get_trace()
-    assert [told_of_masked_latent(trace.nodes[name]) for name in ("plain", "all")] == ["", ""]
+    assert [warning_of_masked_latent(trace.nodes[name]) for name in ("plain", "all")] == ["", ""]

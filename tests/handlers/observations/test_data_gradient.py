@@ -17,7 +17,10 @@ from pyro.infer import TraceGraph_ELBO, config_enumerate
 from torch import Tensor
 
 from pyro_implicit import AlphaEnergy, HyperNetworkGuide, fit, refine
-from pyro_implicit.handlers.observations.data_gradient import told_of_no_gradient, told_of_own_noise
+from pyro_implicit.handlers.observations.data_gradient import (
+    warning_of_no_gradient,
+    warning_of_own_noise,
+)
 
 X = torch.linspace(-1.0, 1.0, 8)
 TOLD = "no observation has a density with a gradient for the latents"
@@ -95,8 +98,8 @@ def test_models_that_cannot_be_run_are_left_alone() -> None:
     def broken() -> None:
         raise KeyError
 
-    assert told_of_no_gradient(broken, {"w": torch.zeros(2)}, (), {}) == ""
-    assert told_of_no_gradient(BAD["item"], {}, (X, X), {}) == ""
+    assert warning_of_no_gradient(broken, {"w": torch.zeros(2)}, (), {}) == ""
+    assert warning_of_no_gradient(BAD["item"], {}, (X, X), {}) == ""
 
 
 def partly(scale: Callable[[Tensor], Any]) -> Any:
@@ -139,7 +142,7 @@ def test_a_latent_that_data_are_compared_with_is_named_wherever_it_is(tau: float
     """A hundredth of it may lie between two rows."""
     values = {"tau": torch.tensor(tau), "low": torch.tensor(3.0), "high": torch.tensor(8.0)}
     times = torch.arange(60.0)
-    told = told_of_no_gradient(change_point, values, (times, times), {})
+    told = warning_of_no_gradient(change_point, values, (times, times), {})
     assert told.startswith("densities depend on latents ['tau'] and have no gradient")
 
 
@@ -157,8 +160,8 @@ def test_scales_of_latents_and_unused_ones_have_no_gradient_and_need_none() -> N
     values = {name: torch.tensor(0.7) for name in ("tau", "w", "sigma")}
     for scale in (lambda s: s, lambda s: 0.3):
         model = partly(scale)
-        assert not told_of_no_gradient(model, values, (X, X), {})
-        assert not told_of_own_noise(model, values, (X, X), {})
+        assert not warning_of_no_gradient(model, values, (X, X), {})
+        assert not warning_of_own_noise(model, values, (X, X), {})
 
 
 @pytest.mark.parametrize("noise", [torch.randn_like, torch.rand_like, torch.bernoulli])
@@ -180,8 +183,8 @@ def test_rows_and_latents_that_are_drawn_are_no_noise_of_the_models_own() -> Non
         pyro.sample("y", dist.Normal(w + more, 1.0), obs=x[0])
 
     for model in (rows, two):
-        assert not told_of_own_noise(model, {"w": torch.tensor(0.3)}, (X,), {})
-    assert not told_of_own_noise(two, {}, (), {})  # which does not run
+        assert not warning_of_own_noise(model, {"w": torch.tensor(0.3)}, (X,), {})
+    assert not warning_of_own_noise(two, {}, (), {})  # which does not run
 
 
 def test_other_sites_in_another_run_are_noise_too() -> None:
@@ -190,7 +193,7 @@ def test_other_sites_in_another_run_are_noise_too() -> None:
         name = "a" if torch.rand(()) < torch.rand(()) else "b"
         pyro.sample(name, dist.Normal(w, 1.0), obs=x[0])
 
-    told = told_of_own_noise(one_of_two, {"w": torch.tensor(0.1)}, (X,), {})
+    told = warning_of_own_noise(one_of_two, {"w": torch.tensor(0.1)}, (X,), {})
     assert "other densities of ['a']" in told
 
 
@@ -222,5 +225,5 @@ def test_latents_that_only_others_depend_on_cost_a_few_runs() -> None:
             pyro.sample("y", dist.Normal(sum(w) * x, 1.0), obs=y)
 
     values = {f"{name}{i}": torch.tensor(0.7) for name in ("tau", "w") for i in range(8)}
-    assert not told_of_no_gradient(model, values, (X, X), {})
+    assert not warning_of_no_gradient(model, values, (X, X), {})
     assert len(runs) == 6

@@ -23,7 +23,7 @@ from pyro_implicit.handlers.observations.large_numbers import (
     InDouble,
     in_double_if_large,
     precise_log_prob,
-    told_of_rounding,
+    warning_of_rounding,
 )
 
 MILLIONS = torch.tensor(2e6)
@@ -168,7 +168,7 @@ def test_nothing_is_told_of_others() -> None:
         pyro.sample("few", dist.Poisson(torch.tensor(2000.0)), obs=torch.tensor(2000.0))
         pyro.sample("wide", dist.Poisson(MILLIONS.double()), obs=MILLIONS.double())
         pyro.sample("share", dist.Beta(MILLIONS, MILLIONS), obs=torch.tensor(0.5))
-    assert [told_of_rounding(found.trace.nodes[name]) for name in ("few", "wide", "share")] == [
+    assert [warning_of_rounding(found.trace.nodes[name]) for name in ("few", "wide", "share")] == [
         ""
     ] * 3
 

@@ -20,7 +20,7 @@ from pyro_implicit import (
     to_arviz,
 )
 from pyro_implicit.exceptions import ArgumentError, ShapeError
-from pyro_implicit.handlers.observations.observed_shape import told_of_one_for_all
+from pyro_implicit.handlers.observations.observed_shape import warning_of_one_for_all
 
 
 def _rows_as_one(x: torch.Tensor, y: Any = None) -> None:
@@ -176,5 +176,5 @@ def test_yes_of_all_rows_is_not_told() -> None:
             pyro.sample("z", dist.Normal(0.0, 1.0), obs=torch.tensor(1.0))
 
     nodes = pyro.poutine.trace(model).get_trace().nodes
-    assert told_of_one_for_all(nodes["y"]) == ""
-    assert "observes one number for all" in told_of_one_for_all(nodes["z"])
+    assert warning_of_one_for_all(nodes["y"]) == ""
+    assert "observes one number for all" in warning_of_one_for_all(nodes["z"])

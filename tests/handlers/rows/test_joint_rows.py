@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit import HyperNetworkGuide, evaluate, log_predictive_density, predict, refine
-from pyro_implicit.handlers.rows.joint_rows import is_joint_of_rows, told_of_joint_rows
+from pyro_implicit.handlers.rows.joint_rows import is_joint_of_rows, warning_of_joint_rows
 
 X, NEW = torch.linspace(0.0, 1.0, 12), torch.linspace(1.0, 1.5, 5)
 Y = torch.sin(6.0 * X)
@@ -98,4 +98,4 @@ def test_what_is_one_datum_of_all_rows() -> None:
     assert not is_joint_of_rows(site_of(lambda: NORMAL, 4), 4)  # four outputs of four rows
     one = dist.MultivariateNormal(torch.zeros(1), torch.eye(1))
     assert not is_joint_of_rows(site_of(lambda: one), 1)
-    assert told_of_joint_rows([]) == ""
+    assert warning_of_joint_rows([]) == ""

@@ -11,13 +11,13 @@ from pyro_implicit._few import few_of
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 
-__all__ = ["told_of_better_by_row"]
+__all__ = ["warning_of_better_by_row"]
 
 _LEAST = 50  # rows
 _LEAST_LEARNED = 20  # numbers of the model's parameters: a decoder, and not a deviation
 
 
-def told_of_better_by_row(guide: Any) -> list[str]:
+def warning_of_better_by_row(guide: Any) -> list[str]:
     """
     Names the guide that learns from all rows what the latents of one are.
 

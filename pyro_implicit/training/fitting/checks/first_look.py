@@ -23,24 +23,24 @@ from pyro_implicit.exceptions import (
     SiteError,
 )
 from pyro_implicit.handlers.errors.explained_errors import RAW, explained, without_shapes
-from pyro_implicit.handlers.errors.value_errors import entries_not_finite, told_of_scale
+from pyro_implicit.handlers.errors.value_errors import entries_not_finite, warning_of_scale
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
-from pyro_implicit.handlers.masks.masked_latents import told_of_masked_latent
+from pyro_implicit.handlers.masks.masked_latents import warning_of_masked_latent
 from pyro_implicit.handlers.masks.missing_data import missing_data
 from pyro_implicit.handlers.masks.replicates import Replicates
 from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode, is_random_function
 from pyro_implicit.handlers.networks.left_out_noise import LeftOutNoise
 from pyro_implicit.handlers.observations.data_use import IN_BATCHES, DataUse
-from pyro_implicit.handlers.observations.large_numbers import told_of_rounding
+from pyro_implicit.handlers.observations.large_numbers import warning_of_rounding
 from pyro_implicit.handlers.observations.observed_shape import (
     check_observation,
     is_event,
     observed_batch_shape,
-    told_of_one_for_all,
+    warning_of_one_for_all,
 )
 from pyro_implicit.handlers.pointwise import SiteVisitor, batch_log_prob, is_auxiliary, is_delta
 from pyro_implicit.handlers.rows.row_slices import is_cut, number_of_rows
-from pyro_implicit.handlers.supports.support_edge import told_of_edge
+from pyro_implicit.handlers.supports.support_edge import warning_of_edge
 from pyro_implicit.training.fitting.arguments import Arguments
 
 __all__ = ["explained_steps", "first_look"]
@@ -135,14 +135,16 @@ class _Look:
         if not site["is_observed"]:
             self.is_discrete |= bool(getattr(site["fn"], "has_enumerate_support", False))
             self.is_part |= is_cut(site)
-            self.warnings.extend(filter(None, [told_of_masked_latent(site)]))
+            self.warnings.extend(filter(None, [warning_of_masked_latent(site)]))
         elif not (is_auxiliary(site) or is_delta(site)):
             try:
                 _check_observed(site, self.in_plates, not self.is_discrete or self.has_failed)
             except ImplicitError as error:
                 self.refused = error
                 raise
-            self.warnings.extend(filter(None, [told_of_one_for_all(site), told_of_rounding(site)]))
+            self.warnings.extend(
+                filter(None, [warning_of_one_for_all(site), warning_of_rounding(site)])
+            )
 
 
 @contextmanager
@@ -176,7 +178,7 @@ def explained_steps(
         if known is not None:
             raise known from error
         site = "" if is_validation_enabled() else _named(objective, model, guide, last)
-        more = [said for said in (site, entries_not_finite(*last), told_of_scale(*last)) if said]
+        more = [said for said in (site, entries_not_finite(*last), warning_of_scale(*last)) if said]
         if isinstance(error, NonFiniteError) and more:
             raise NonFiniteError(". ".join([str(error).rstrip("."), *more])) from error
         raise
@@ -250,12 +252,12 @@ def _check_observed(site: Any, in_plates: bool, at_edges: bool) -> None:
                 "the entries of one row as .to_event(1); a last dimension of size 1 goes by "
                 "f.squeeze(-1)."
             )
-    at_edge = told_of_edge(site, at_edges)
+    at_edge = warning_of_edge(site, at_edges)
     if at_edge is not None:
         raise NonFiniteError(at_edge)
-    told = missing_data(site)
-    if told is None:
+    notes = missing_data(site)
+    if notes is None:
         return
     log_prob = batch_log_prob(site)  # which refuses them by itself with validation on
     if bool(scale_and_mask(log_prob, mask=site["mask"]).isnan().any()):
-        raise NonFiniteError(told)
+        raise NonFiniteError(notes)

@@ -13,19 +13,22 @@ from torch import Tensor
 
 from pyro_implicit._signature import leading_arguments
 from pyro_implicit._warn import warn
-from pyro_implicit.guides.argument_dims import latents_of_other_rows, told_of_other_shapes
+from pyro_implicit.guides.argument_dims import latents_of_other_rows, warning_of_other_shapes
 from pyro_implicit.handlers.errors.named_arguments import named_arguments, tensors_among
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.handlers.networks.called_parameters import CalledParameters
-from pyro_implicit.handlers.observations.data_gradient import told_of_no_gradient, told_of_own_noise
+from pyro_implicit.handlers.observations.data_gradient import (
+    warning_of_no_gradient,
+    warning_of_own_noise,
+)
 from pyro_implicit.handlers.observations.data_use import IN_BATCHES, DataUse
 from pyro_implicit.handlers.pointwise import latent_sites
 from pyro_implicit.handlers.rows.row_slices import number_of_rows
 from pyro_implicit.training.fitting.arguments import Arguments
 from pyro_implicit.training.fitting.checks.first_look import first_look
-from pyro_implicit.training.fitting.checks.left_out import told_of_left_out
+from pyro_implicit.training.fitting.checks.left_out import warning_of_left_out
 from pyro_implicit.training.fitting.checks.listed_values import check_plates_of_listed
-from pyro_implicit.training.fitting.checks.other_order import told_of_other_order
+from pyro_implicit.training.fitting.checks.other_order import warning_of_other_order
 from pyro_implicit.training.fitting.parameters.adopted_parameters import AdoptedParameters
 from pyro_implicit.training.fitting.validation import Validation
 
@@ -98,7 +101,7 @@ class FirstSteps:
         if self.arguments.batches is None:
             return
         leading = leading_arguments(self.model, args, kwargs)
-        self._tell(told_of_other_shapes(self.guide, leading))
+        self._show(warning_of_other_shapes(self.guide, leading))
         self._look_for_absent(args, kwargs)
         self._look_at_shapes(args, kwargs)
 
@@ -120,16 +123,16 @@ class FirstSteps:
                 check_plates_of_listed(self.model, self.guide, *call)
         if self._called is not None:
             called, self._called = self._called, None
-            self._tell([self._of_data(last), *self._of_untrained(called, last, params)])
+            self._show([self._of_data(last), *self._of_untrained(called, last, params)])
         if self.validation is not None and num_taken == 1:
             self.validation.try_once()  # while nothing is lost
         adopted, self.adopted = self.adopted, None
-        self._tell([] if adopted is None else adopted.told())
+        self._show([] if adopted is None else adopted.notes())
         if num_taken == 2 and self.arguments.batches is not None and last is not None:
-            self._tell([self._of_shared_latents(last)])
+            self._show([self._of_shared_latents(last)])
 
     @staticmethod
-    def _tell(said: Iterable[str | None]) -> None:
+    def _show(said: Iterable[str | None]) -> None:
         for text in filter(None, said):
             warn(text)
 
@@ -158,15 +161,15 @@ class FirstSteps:
         """Of networks, and of latents, that no step will learn of."""
         networks = getattr(self.objective, "networks", {}).values()  # which it trains itself
         own = [one for net in networks for one in net.parameters()]
-        said: list[str | None] = [called.told_of_untrained([*params.values(), *own])]
+        said: list[str | None] = [called.warning_of_untrained([*params.values(), *own])]
         if not any(one.requires_grad for one in params.values()):
             said.append(
                 "no parameter is trained: neither the guide nor the model has one that requires a "
                 "gradient. guide.requires_grad_(True) frees those of a guide that was frozen"
             )
         if last is not None:
-            said.append(told_of_left_out(self.model, self.guide, *last))
-            said.append(told_of_other_order(self.model, self.guide, *last))
+            said.append(warning_of_left_out(self.model, self.guide, *last))
+            said.append(warning_of_other_order(self.model, self.guide, *last))
             said.extend(self._of_densities(last))
         return said
 
@@ -180,11 +183,11 @@ class FirstSteps:
             return []
         values = {name: site["value"] for name, site in sites.items()}
         scored = [name for name, site in sites.items() if not site["fn"].has_rsample]
-        no_gradient = told_of_no_gradient(self.model, values, args, kwargs, learned_else=scored)
+        no_gradient = warning_of_no_gradient(self.model, values, args, kwargs, learned_else=scored)
         if no_gradient and self._share_parameters(args, kwargs):
             no_gradient = ""  # data reach the guide by these
         self.lacks_gradient = bool(no_gradient)
-        return [no_gradient, told_of_own_noise(self.model, values, args, kwargs)]
+        return [no_gradient, warning_of_own_noise(self.model, values, args, kwargs)]
 
     def _share_parameters(self, args: Any, kwargs: Any) -> bool:
         """Whether the model has parameters of its guide, as those of ``pyro.contrib.gp`` do."""
@@ -201,7 +204,7 @@ class FirstSteps:
         if self._given is None:
             self._given = {name: one is not None for name, one in given.items()}
         pairs = {name: self._given.get(name) for name in given}
-        self._tell(
+        self._show(
             f"{name} is None in some of the batches: what the model would observe of it there is "
             "drawn instead, and such a batch tells nothing of it. Leave it out, or give all "
             "batches their observations"
@@ -219,7 +222,7 @@ class FirstSteps:
                 nesting = getattr(self.objective, "max_plate_nesting", 0)
                 in_plates = nesting == math.inf
                 if not first_look(self.model, args, kwargs, in_plates=in_plates):
-                    self._tell([_NOTHING])
+                    self._show([_NOTHING])
 
     def _of_shared_latents(self, last: _Call) -> str | None:
         """Of latents of the rows of the first batch that the second one takes for its own."""

@@ -10,10 +10,10 @@ from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, latent_sites, run_model
 from pyro_implicit.inference.from_prior import of_another_model
 
-__all__ = ["told_of_left_out"]
+__all__ = ["warning_of_left_out"]
 
 
-def told_of_left_out(
+def warning_of_left_out(
     model: Any, guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str:
     """

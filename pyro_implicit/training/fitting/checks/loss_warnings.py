@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pyro_implicit.training.fitting.pace.stall import Slope
 
-__all__ = ["told_limit", "told_other_run", "told_resolution", "told_rise"]
+__all__ = ["note_of_limit", "note_of_other_run", "note_of_resolution", "note_of_rise"]
 
 _COARSE = 1.0  # nats: who cannot see less is told so
 _EARLY, _LATE = 3, 30  # steps that the loss began with, and after which it should be no higher
@@ -15,7 +15,7 @@ _BEFORE = 50  # last steps of a run that is gone on with
 _SPREADS = 10.0  # of these losses, by which the next ones are others
 
 
-def told_limit(num_steps: int, slope: Slope | None, level_at: int | None = None) -> str:
+def note_of_limit(num_steps: int, slope: Slope | None, level_at: int | None = None) -> str:
     """
     Says that the steps were too few, and what the last of them at the full rate brought.
 
@@ -41,7 +41,7 @@ def told_limit(num_steps: int, slope: Slope | None, level_at: int | None = None)
     )
 
 
-def told_rise(history: Sequence[float]) -> list[str]:
+def note_of_rise(history: Sequence[float]) -> list[str]:
     """
     Says that a run ended above where it began, as those do whose rate is too high.
 
@@ -60,7 +60,7 @@ def told_rise(history: Sequence[float]) -> list[str]:
     ]
 
 
-def told_resolution(slope: Slope | None) -> list[str]:
+def note_of_resolution(slope: Slope | None) -> list[str]:
     """
     Says what the noise of batches may hide.
 
@@ -76,7 +76,7 @@ def told_resolution(slope: Slope | None) -> list[str]:
     ]
 
 
-def told_other_run(history: Sequence[float], begun: int) -> list[str]:
+def note_of_other_run(history: Sequence[float], begun: int) -> list[str]:
     """
     Says that a run does not go on where the one that it resumes ended: of another model, or data.
 

@@ -77,7 +77,7 @@ def missed_peaks(
             missed = [peak for peak in peaks if _is_missed(peak, draws, bound)]
             missed = [_weighed(peak, density) for peak in missed]
             missed = [peak for peak in missed if _is_missed(peak, draws, bound)]
-            return [_told(missed, joint, bound)] if missed else []
+            return [_described(missed, joint, bound)] if missed else []
     except _FAILURES:
         return []  # a model without a density at all points, or with draws of its own
 
@@ -163,7 +163,7 @@ def _is_missed(peak: _Peak, draws: Tensor, bound: float) -> bool:
     return share > _HEAVY and float(inside) < _EMPTY * share
 
 
-def _told(missed: list[_Peak], joint: LogJoint, bound: float) -> str:
+def _described(missed: list[_Peak], joint: LogJoint, bound: float) -> str:
     peak = max(missed, key=lambda one: one.log_mass)
     values, _ = joint.values(peak.point)
     where = ", ".join(f"{name} = {_shown(value)}" for name, value in list(values.items())[:3])

@@ -17,10 +17,10 @@ from pyro_implicit.handlers.pointwise import run_model
 from pyro_implicit.handlers.rows.row_order import BY_NUMBER
 from pyro_implicit.handlers.rows.row_slices import are_same_numbers
 
-__all__ = ["told_of_other_order"]
+__all__ = ["warning_of_other_order"]
 
 
-def told_of_other_order(
+def warning_of_other_order(
     model: Any, guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str:
     """

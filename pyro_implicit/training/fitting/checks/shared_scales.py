@@ -9,13 +9,13 @@ from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.initialization.network import is_network
 
-__all__ = ["told_of_shared_scales"]
+__all__ = ["warning_of_shared_scales"]
 
 _SHARE = 100  # a site of so small a part of all latents is one that others share
 _SHOWN = 3
 
 
-def told_of_shared_scales(guide: Any) -> list[str]:
+def warning_of_shared_scales(guide: Any) -> list[str]:
     """
     Says of scales that they tend to come out too narrow, which no number here can tell.
 

@@ -93,12 +93,12 @@ def wrong_widths(
         return []  # a model that does not vectorise, or without a density at all points
     if not float(1 / weights.square().sum()) >= _FEWEST * num_draws:  # nor if no draw has a density
         far = _distance(log_ratios)
-        return [_told_of_distance(far)] if far > _FAR * draws.shape[-1] else []
+        return [_warning_of_distance(far)] if far > _FAR * draws.shape[-1] else []
     flat = {name: value.reshape(num_draws, -1).double() for name, value in values.items()}
     errors = _errors(sum(value.shape[-1] for value in flat.values()))
-    told = {name: _worst(value, weights, errors) for name, value in flat.items()}
-    wrong = {name: ratio for name, ratio in told.items() if ratio is not None}
-    return [_told(wrong, mode)] if wrong else []
+    notes = {name: _worst(value, weights, errors) for name, value in flat.items()}
+    wrong = {name: ratio for name, ratio in notes.items() if ratio is not None}
+    return [_described(wrong, mode)] if wrong else []
 
 
 def _size(joint: LogJoint, guide: ImplicitGuide) -> int:
@@ -190,7 +190,7 @@ def _ratios(draws: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     return ratio, 0.5 * ratio * change.square().sum(0).sqrt()
 
 
-def _told_of_distance(far: float) -> str:
+def _warning_of_distance(far: float) -> str:
     return (
         f"by importance weights, the guide is at least {far:.1f} nats from the posterior, so far "
         "that they do not tell in which latents; deviations may be much too small. Train on "
@@ -198,7 +198,7 @@ def _told_of_distance(far: float) -> str:
     )
 
 
-def _told(wrong: dict[str, float], mode: Any) -> str:
+def _described(wrong: dict[str, float], mode: Any) -> str:
     worst = sorted(wrong, key=lambda name: -abs(math.log(wrong[name])))
     few = ", ".join(f"{name!r} ({wrong[name]:.2f})" for name in worst[:3])
     more = f" and {len(worst) - 3} more" if len(worst) > 3 else ""

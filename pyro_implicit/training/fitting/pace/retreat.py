@@ -142,7 +142,7 @@ class Retreat:
         if not self.turns or self.turns[-1][0] != step:
             self.turns.append((step, good["step"]))
 
-    def told(self) -> list[str]:
+    def notes(self) -> list[str]:
         """What a user should know, in words."""
         if not self.turns:
             return []

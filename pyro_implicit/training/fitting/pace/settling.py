@@ -194,7 +194,7 @@ class Settling:
         if step not in self.turns:
             self.turns.append(step)
 
-    def told(self, is_kept: bool = True) -> list[str]:
+    def notes(self, is_kept: bool = True) -> list[str]:
         """
         What a user should know, in words.
 
@@ -203,13 +203,13 @@ class Settling:
         """
         if not self.is_start:
             return []
-        told = f"no step brought the loss below that of the start ({self._start_loss:.5g})"
+        notes = f"no step brought the loss below that of the start ({self._start_loss:.5g})"
         more = "A lower lr and more steps may find better ones"
         if is_kept:
             what = "whose parameters were brought back: the guide is what it began as"
-            return [f"{told}, {what}. {more}"]
+            return [f"{notes}, {what}. {more}"]
         return [
-            f"{told}; the parameters of the best validation score are back all the same. {more}"
+            f"{notes}; the parameters of the best validation score are back all the same. {more}"
         ]
 
     def state(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class AdoptedParameters:
             if was_trained(value) and id(value) not in own
         }
 
-    def told(self) -> list[str]:
+    def notes(self) -> list[str]:
         """
         What a user should know once the guide was called.
 

@@ -49,14 +49,14 @@ class SeenParameters:
         if missing or unknown:
             raise StateError(
                 "resume is the result of another model or guide: "
-                f"{_told('it has', missing, 'that these have not')}"
+                f"{_described('it has', missing, 'that these have not')}"
                 f"{'; ' if missing and unknown else ''}"
-                f"{_told('it lacks', unknown, 'that these have')}. Give fit the model and the "
+                f"{_described('it lacks', unknown, 'that these have')}. Give fit the model and the "
                 "guide of that run, or leave resume out."
             )
 
 
-def _told(before: str, names: list[str], after: str) -> str:
+def _described(before: str, names: list[str], after: str) -> str:
     if not names:
         return ""
     few = few_of([repr(name) for name in names])

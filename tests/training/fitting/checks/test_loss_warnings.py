@@ -13,27 +13,27 @@ from torch import Tensor
 
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO, fit
 from pyro_implicit.training.fitting.checks.loss_warnings import (
-    told_limit,
-    told_other_run,
-    told_resolution,
-    told_rise,
+    note_of_limit,
+    note_of_other_run,
+    note_of_resolution,
+    note_of_rise,
 )
 from pyro_implicit.training.fitting.pace.stall import slope_of
 
 
 def test_a_rise_is_told_beyond_the_noise() -> None:
-    assert told_rise([3.0] * 29) == []
-    assert told_rise([3.0] * 40) == []
-    assert told_rise([3.0] * 20 + [4.0] * 20) == []  # a nat is nothing
-    assert "5 above that of the first steps (3)" in told_rise([3.0] * 20 + [8.0] * 20)[0]
+    assert note_of_rise([3.0] * 29) == []
+    assert note_of_rise([3.0] * 40) == []
+    assert note_of_rise([3.0] * 20 + [4.0] * 20) == []  # a nat is nothing
+    assert "5 above that of the first steps (3)" in note_of_rise([3.0] * 20 + [8.0] * 20)[0]
     noise = [8.0 + 10 * (-1) ** i for i in range(20)]
-    assert told_rise([3.0] * 20 + noise * 10) == []
+    assert note_of_rise([3.0] * 20 + noise * 10) == []
 
 
 def test_coarse_batches_are_told() -> None:
-    assert told_resolution(None) == told_resolution(slope_of([1.0] * 500)) == []
+    assert note_of_resolution(None) == note_of_resolution(slope_of([1.0] * 500)) == []
     noise = (100 * torch.randn(500, generator=torch.Generator().manual_seed(0))).tolist()
-    assert "less than" in told_resolution(slope_of(noise))[0]
+    assert "less than" in note_of_resolution(slope_of(noise))[0]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_coarse_batches_are_told() -> None:
     ],
 )
 def test_another_run(history: list[float], begun: int, is_told: bool) -> None:
-    assert bool(told_other_run(history, begun)) == is_told
+    assert bool(note_of_other_run(history, begun)) == is_told
 
 
 def _model(scale: float) -> object:
@@ -99,13 +99,13 @@ def test_latents_of_rows_that_batches_share_are_told(is_other: bool) -> None:
 def test_the_limit_is_told_with_what_the_last_steps_brought() -> None:
     falling = slope_of([4.0] * 200 + [3.5] * 100 + [3.0] * 100)
     text = "the limit of 600 steps came before.*more steps may bring more"
-    assert re.search(text + r" \(by 0.5 \+- 0 in the last quarter", told_limit(600, falling))
-    assert re.search(text + "$", told_limit(600, None))
-    assert "(by 0 +-" in told_limit(600, slope_of([3.0] * 300 + [4.0] * 100))  # no gain
+    assert re.search(text + r" \(by 0.5 \+- 0 in the last quarter", note_of_limit(600, falling))
+    assert re.search(text + "$", note_of_limit(600, None))
+    assert "(by 0 +-" in note_of_limit(600, slope_of([3.0] * 300 + [4.0] * 100))  # no gain
 
 
 def test_a_loss_that_was_level_is_not_told_never_to_have_been() -> None:
-    told = told_limit(600, None, 300)
+    told = note_of_limit(600, None, 300)
     assert "level after 300 steps" in told and "limit of 600 steps came before it was level" in told
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_implicit import AlphaEnergy, PosteriorPredictiveLoss, fit
 from pyro_implicit.objectives import IWAE
-from pyro_implicit.training.fitting.checks.other_order import told_of_other_order
+from pyro_implicit.training.fitting.checks.other_order import warning_of_other_order
 
 ROWS = torch.tensor([2, 0, 1])
 Y = torch.tensor([1.0, 2.0, 3.0])
@@ -95,5 +95,5 @@ def test_models_that_cannot_be_run_are_left_alone() -> None:
 
     guide = AutoNormal(by_place)
     guide(ROWS)
-    assert told_of_other_order(broken, guide, (ROWS,), {}) == ""
-    assert told_of_other_order(by_place, lambda rows: None, (ROWS,), {}) == ""
+    assert warning_of_other_order(broken, guide, (ROWS,), {}) == ""
+    assert warning_of_other_order(by_place, lambda rows: None, (ROWS,), {}) == ""

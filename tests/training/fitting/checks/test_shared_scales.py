@@ -11,7 +11,7 @@ from torch import nn
 
 from pyro_implicit import BayesianModule, HyperNetworkGuide, LinearisedELBO, fit
 from pyro_implicit.training.fitting import fit as module
-from pyro_implicit.training.fitting.checks.shared_scales import told_of_shared_scales
+from pyro_implicit.training.fitting.checks.shared_scales import warning_of_shared_scales
 
 
 def groups() -> None:
@@ -48,15 +48,15 @@ def network() -> None:
 )
 def test_it_is_told_where_a_perceptron_is_left_with_them(model, options, is_told) -> None:
     guide = HyperNetworkGuide(model, init_from=None, **options).setup()
-    said = told_of_shared_scales(guide)
+    said = warning_of_shared_scales(guide)
     assert bool(said) is is_told
     if is_told:
         assert "('scale')" in said[0] and "generator=AutoregressiveGenerator" in said[0]
 
 
 def test_other_guides_are_not_looked_at() -> None:
-    assert told_of_shared_scales(AutoNormal(groups)) == []
-    assert told_of_shared_scales(HyperNetworkGuide(groups)) == []  # not built
+    assert warning_of_shared_scales(AutoNormal(groups)) == []
+    assert warning_of_shared_scales(HyperNetworkGuide(groups)) == []  # not built
 
 
 def test_a_fit_tells(monkeypatch: pytest.MonkeyPatch) -> None:

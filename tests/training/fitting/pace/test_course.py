@@ -49,4 +49,4 @@ def test_no_run_begins_anew_at_its_last_step(limit: int) -> None:
             run.settling.add(len(losses), run.kept)
     assert len(losses) == limit and float(weight.detach()) == 0.0
     assert run.settling.is_start
-    assert any("what it began as" in told for told in run.settling.told())
+    assert any("what it began as" in told for told in run.settling.notes())

@@ -44,7 +44,7 @@ def test_it_goes_back_to_the_copy_before_the_last_good_window() -> None:
         retreat.go_back(200, {"w": param, "new": torch.ones(1)})
         assert param.tolist() == [2.0, 2.0] and retreat.factor == 0.5
         assert retreat.turns == [(200, 100)]
-    (told,) = retreat.told()
+    (told,) = retreat.notes()
     assert "astray once" in told and "after 200 steps, to those after 100" in told
 
 
@@ -123,7 +123,7 @@ def test_it_does_not_go_back_for_ever() -> None:
         retreat.go_back(step, {"w": torch.ones(1)})
         assert not retreat.is_possible(step)
     assert not retreat.is_possible(7) and retreat.factor == 0.5**6
-    assert "6 times" in retreat.told()[0]
+    assert "6 times" in retreat.notes()[0]
 
 
 @pytest.mark.long

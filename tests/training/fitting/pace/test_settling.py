@@ -100,10 +100,10 @@ def test_it_goes_on_slower_from_the_start_three_times_and_then_stays_there() -> 
         assert (w.item(), settling.factor) == (1.0, 0.25**turn)
         settling.add(100 * turn + 5, {"w": w.fill_(5.0)})
     assert not settling.may_slow and not settling.is_above_start({"w": w})
-    assert settling.is_worse_than_start({"w": w}) and not settling.told()
+    assert settling.is_worse_than_start({"w": w}) and not settling.notes()
     settling.to_start({"w": w})
     settling.is_start = True
-    assert w.item() == 1.0 and "(1), whose parameters were brought back" in settling.told()[0]
+    assert w.item() == 1.0 and "(1), whose parameters were brought back" in settling.notes()[0]
 
 
 def test_what_is_not_known_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

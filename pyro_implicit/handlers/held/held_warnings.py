@@ -10,13 +10,13 @@ from pyro_implicit._few import few_of
 __all__ = [
     "drawn_unheard",
     "listed",
-    "told_of_data_among_held",
-    "told_of_overruled",
-    "told_of_unheard",
+    "warning_of_data_among_held",
+    "warning_of_overruled",
+    "warning_of_unheard",
 ]
 
 
-def told_of_overruled(names: Collection[str]) -> str:
+def warning_of_overruled(names: Collection[str]) -> str:
     """
     Says that the guide's draws were taken for what is held.
 
@@ -48,7 +48,7 @@ def drawn_unheard(
     return sorted(set(free) & above)
 
 
-def told_of_unheard(names: Collection[str]) -> str:
+def warning_of_unheard(names: Collection[str]) -> str:
     """
     Says that draws know nothing of what is held and comes after them.
 
@@ -65,7 +65,7 @@ def told_of_unheard(names: Collection[str]) -> str:
     )
 
 
-def told_of_data_among_held(
+def warning_of_data_among_held(
     held: Mapping[str, frozenset[str]],
     data: Collection[str],
     several: Collection[str],
