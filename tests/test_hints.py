@@ -20,7 +20,7 @@ from pyro_implicit.objectives.checks import looped_watch
 
 @pytest.fixture(autouse=True)
 def nothing_told(monkeypatch):
-    monkeypatch.setattr(_hints, "_told", set())
+    monkeypatch.setattr(_hints, "_shown_hints", set())
 
 
 @pytest.fixture

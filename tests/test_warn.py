@@ -58,7 +58,7 @@ def test_the_line_of_a_step_where_no_line_of_the_model_is_at_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Through our code and Pyro's, up to the step."""
-    monkeypatch.setattr(_hints, "_told", set())
+    monkeypatch.setattr(_hints, "_shown_hints", set())
 
     class Objective(Trace_ELBO):
         def loss(self, *args: object) -> float:

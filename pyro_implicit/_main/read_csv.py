@@ -83,16 +83,16 @@ def _frame(path: Path, text: TableText, dialect: Dialect, header: str) -> tuple[
         header == "auto" and not any(_is_number(cell, dialect.decimal) for cell in first)
     )
     frame = _parsed(path, text, dialect, named, [""] * (width - len(first)) + first)
-    notes = []
+    of_header = []
     if header == "auto" and not named and _all_numbers(frame):
         named, note = numeric_header(first, frame.to_numpy(np.float64)[1:])
         frame = frame.iloc[1:].reset_index(drop=True) if named else frame
-        notes.append(note)
+        of_header.append(note)
     if not named:
         first = [str(place) for place in range(1, width + 1)]
     frame, notes = _without_index(path, frame, first, named, width)
     hint = "; if that is in a header, say --header yes" if header == "auto" and not named else ""
-    return frame, [*notes, *notes], hint
+    return frame, [*of_header, *notes], hint
 
 
 def _parsed(path: Path, text: TableText, dialect: Dialect, named: bool, first: list[str]) -> Any:
@@ -123,12 +123,12 @@ def _parsed(path: Path, text: TableText, dialect: Dialect, named: bool, first: l
     except pandas.errors.EmptyDataError as error:
         raise DataFileError(f"{path}: is empty; expected rows of numbers") from error
     except pandas.errors.ParserError as error:
-        raise DataFileError(f"{path}{_described(str(error))}") from error
+        raise DataFileError(f"{path}{_in_words(str(error))}") from error
     frame = pandas.concat(parts, ignore_index=True)
     return frame[~frame.isna().all(axis=1)].reset_index(drop=True)
 
 
-def _described(message: str) -> str:
+def _in_words(message: str) -> str:
     found = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", message)
     if found:
         return f", line {found[2]}: {found[3]} columns found, expected {found[1]}"

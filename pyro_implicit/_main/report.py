@@ -69,15 +69,15 @@ def _cell(title: str, value: float) -> str:
 
 def notes(split: Split, fits: Sequence[Fit] = ()) -> list[str]:
     """What was taken for granted of the data, and what was left out of the outputs."""
-    notes = [*split.notes, *(line for fit in fits for line in fit.notes)]
+    found = [*split.notes, *(line for fit in fits for line in fit.notes)]
     if len(split.x_test) == 1:
-        notes.append("one test row has no standard error, and scores that say little")
+        found.append("one test row has no standard error, and scores that say little")
     if len(split.x_train) > EXPORT_ROWS:
-        notes.append(
+        found.append(
             f"{POSTERIOR_FILE} has {EXPORT_ROWS} of the {len(split.x_train)} training rows, drawn "
             "at random; its parameters are those of all rows"
         )
-    return notes
+    return found
 
 
 def export_bytes(split: Split, num_samples: int) -> int:

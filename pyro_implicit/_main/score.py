@@ -93,22 +93,22 @@ def verdicts(fits: list[Fit], scores: list[Score]) -> list[str]:
     others = {short: METHODS[key] for short, key in names.items() if METHODS[key] in found}
     if base not in found:
         return []
-    notes = {fit.method for fit in fits if fit.notes}
+    noted = {fit.method for fit in fits if fit.notes}
     return [
-        _verdict(short, *found[name].difference(found[base]), bool(notes & {name, base}))
+        _verdict(short, *found[name].difference(found[base]), bool(noted & {name, base}))
         for short, name in others.items()
     ]
 
 
 def _verdict(name: str, value: float, error: float, noted: bool) -> str:
     what = f"{name.removesuffix(' guide')} less mean-field"
-    notes = f"{value:+.4f} nats a row, standard error {error:.4f}"
+    size = f"{value:+.4f} nats a row, standard error {error:.4f}"
     if noted:
-        notes += "; see the notes on the fits"
+        size += "; see the notes on the fits"
     if math.isnan(error):
         return f"Verdict: none from one test row ({what}: {value:+.4f} nats)."
     if abs(value) <= 2 * error:
-        return f"Verdict: no difference that the test rows show ({what}: {notes})."
+        return f"Verdict: no difference that the test rows show ({what}: {size})."
     verb = "predict" if name == "chains" and value > 0 else "predicts"
     better = name if value > 0 else "mean-field fit"
-    return f"Verdict: the {better} {verb} better ({what}: {notes})."
+    return f"Verdict: the {better} {verb} better ({what}: {size})."

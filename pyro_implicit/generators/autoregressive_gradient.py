@@ -192,7 +192,7 @@ def through_steps(
         ],
         1,
     )
-    return of_value + of_gap.sum(1), of_out.flatten(1)
+    return of_value + of_gap.sum(1), of_out.reshape(len(of_out), -1)
 
 
 def through_network(layer: Layer, kept: Kept, of_out: Tensor) -> tuple[Tensor, Tensor]:

@@ -48,7 +48,7 @@ class Preconditioner(nn.Module):
                 f"preconditioner of {m} latents with unit {tuple(unit.shape)}; expected ({m},)."
             )
         self.register_buffer("loc", loc.detach().clone())
-        self.register_buffer("factor", None if factor is None else factor.detach().clone())
+        self.register_buffer("factor", None if factor is None else _copied(factor))
         self.register_buffer("log_abs_det", _log_abs_det(factor).to(loc))
         self.register_buffer("unit", None if unit is None else unit.detach().clone())
         self.shift = None if unit is None else nn.Parameter(torch.zeros_like(self.loc))
@@ -102,3 +102,8 @@ def _log_abs_det(factor: Tensor | None) -> Tensor:
         return wide.abs().log_().sum(dtype=torch.float64)
     log_abs_det: Tensor = torch.linalg.slogdet(upcast(factor)).logabsdet
     return log_abs_det
+
+
+def _copied(factor: Tensor) -> Tensor:
+    """A copy row by row, as a loaded one is: products of another layout have other last bits."""
+    return factor.detach().clone(memory_format=torch.contiguous_format)

@@ -100,6 +100,16 @@ class MixtureDensityGuide(ConditionalGuide):
             "init_scale": probe.init_scale,
         }
 
+    @property
+    def is_bijective(self) -> bool:
+        """False: several noises lead to one draw. The density is known all the same."""
+        return False
+
+    @property
+    def is_bijective_given_context(self) -> bool:
+        """See :attr:`is_bijective`."""
+        return False
+
     def _make_sampler(self, sites: list[LatentSite], start: GaussianStart) -> Any:
         return MixtureDensityNetwork(self._context_dim or 0, start.loc, **self._network_options)
 

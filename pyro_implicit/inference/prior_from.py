@@ -25,8 +25,8 @@ from pyro_implicit._warn import warn
 from pyro_implicit.bayesian.joint_prior import JointPrior
 from pyro_implicit.bayesian.joint_site import JointSite
 from pyro_implicit.exceptions import ArgumentError, SiteError
-from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
+from pyro_implicit.guides.draw_quantiles import DrawQuantiles
 from pyro_implicit.guides.held_data import program_of
 from pyro_implicit.guides.initialization.gaussian_start import gaussian_of
 from pyro_implicit.guides.latent_site import LatentSite
@@ -192,8 +192,12 @@ def _check_spread(sites: list[JointSite], loc: Tensor, scale: Tensor) -> None:
 
 def _sites(guide: Callable[..., Any], args: Any, kwargs: Any) -> list[JointSite]:
     """The latents of a guide with their supports."""
-    if isinstance(guide, ImplicitGuide):
-        return [_known(site) for site in guide.sites]
+    members = getattr(guide, "guides", None) if isinstance(guide, DrawQuantiles) else None
+    if members:  # an ensemble, all of whose guides draw the same sites
+        return _sites(members[0], args, kwargs)
+    if isinstance(guide, DrawQuantiles):  # an implicit guide, or chains
+        sites: list[LatentSite] = guide.sites
+        return [_known(site) for site in sites]
     prototype = getattr(guide, "prototype_trace", None)
     if isinstance(guide, AutoGuide) and prototype is not None:
         nodes = dict(prototype.iter_stochastic_nodes())

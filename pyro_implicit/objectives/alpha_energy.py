@@ -64,8 +64,8 @@ class AlphaEnergy(LinearisedELBO):
                 f"likelihood={options['likelihood']!r}: alpha takes its place. Write alpha=0 for "
                 "'expected' and alpha=1 for 'per_datum'."
             )
+        self.alpha = float(alpha)  # first: the base asks for the power
         super().__init__(num_particles, **options)
-        self.alpha = float(alpha)
 
     @property
     def power(self) -> float:

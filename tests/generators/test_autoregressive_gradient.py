@@ -200,3 +200,16 @@ def test_pyros_jit_objectives_trace_it() -> None:
     objective = JitTrace_ELBO(ignore_jit_warnings=True)
     traced = [objective.loss_and_grads(model, guide, y) for _ in range(2)]
     assert all(map(math.isfinite, traced))
+
+
+def test_second_derivatives_of_all_directions_at_once() -> None:
+    torch.manual_seed(0)
+    generator = AutoregressiveGenerator(3).double()
+    z = torch.randn(3, dtype=torch.double, requires_grad=True)
+    value = generator(z).square().sum()
+    (gradient,) = torch.autograd.grad(value, z, create_graph=True)
+    (rows,) = torch.autograd.grad(
+        gradient, z, torch.eye(3, dtype=torch.double), is_grads_batched=True, retain_graph=True
+    )
+    one_by_one = [torch.autograd.grad(g, z, retain_graph=True)[0] for g in gradient]
+    torch.testing.assert_close(rows, torch.stack(one_by_one))

@@ -87,3 +87,17 @@ def test_logarithms_are_not_rounded_to_half_precision(dtype: torch.dtype) -> Non
     factor = torch.full((4000,), 0.01, dtype=dtype)
     expected = 4000 * factor[0].double().log()
     assert _log_abs_det(factor).item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_a_loaded_copy_has_the_same_bits() -> None:
+    """A Cholesky factor lies in memory column by column, and products then have other last bits."""
+    torch.manual_seed(0)
+    a = torch.randn(5, 5)
+    root = torch.linalg.cholesky(a @ a.mT + torch.eye(5))[1:, 1:]
+    first = Preconditioner(torch.zeros(4), root)
+    again = Preconditioner(torch.zeros(4), torch.eye(4))
+    again.load_state_dict(first.state_dict())
+    assert first.factor is not None and again.factor is not None
+    assert first.factor.stride() == again.factor.stride()
+    w = torch.randn(100, 4)
+    assert torch.equal(first(w), again(w))

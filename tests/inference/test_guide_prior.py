@@ -381,3 +381,11 @@ def test_no_prior_of_a_guide_or_for_a_part_of_a_network() -> None:
             prior(wrong)
     with pytest.raises(ArgumentError, match=r"is a module.*prior\(model\)"):
         BayesianModule(nn.Linear(2, 1), prior=prior)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("start", ["laplace", "hessian", "full-rank"])
+def test_starts_by_curvature_take_the_model_of_a_default_guide(start: str) -> None:
+    """Second derivatives of the guide's own density, many directions at once."""
+    model = GuidePrior(bent(HyperNetworkGuide(line, init_from=None).setup(X[:20], Y[:20])))(line)
+    guide = HyperNetworkGuide(model, init_from=start).setup(X[20:], Y[20:])
+    assert all(bool(value.isfinite().all()) for value in guide.sample(3).values())

@@ -19,7 +19,14 @@ from pyro.infer.autoguide import (
 )
 from torch import Tensor
 
-from pyro_implicit import BayesianModule, ConditionalHyperNetworkGuide, HyperNetworkGuide
+from pyro_implicit import (
+    BayesianModule,
+    ConditionalHyperNetworkGuide,
+    EnsembleGuide,
+    HyperNetworkGuide,
+    posterior_draws,
+    refine,
+)
 from pyro_implicit.exceptions import ArgumentError, SiteError, StateError
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.inference import prior_from
@@ -253,3 +260,38 @@ def test_the_largest_of_many_correlations_of_few_draws_is_luck() -> None:
 def test_a_function_without_its_arguments_is_told():
     with pytest.raises(ArgumentError, match="Hand over all that the model takes"):
         prior_from(line)
+
+
+def two_latents() -> None:
+    w = pyro.sample("w", dist.Normal(1.0, 0.5))
+    pyro.sample("s", dist.LogNormal(0.0, 0.3))
+    pyro.sample("y", dist.Normal(w, 1.0), obs=torch.zeros(()))
+
+
+def kinds() -> dict[str, Any]:
+    guides = [HyperNetworkGuide(two_latents, init_from=None).setup() for _ in range(2)]
+    normal = AutoNormal(two_latents)
+    normal()
+    return {
+        "ensemble": EnsembleGuide(guides),
+        "ensemble of Pyro's": EnsembleGuide([normal]),
+        "chains": refine(
+            two_latents, guides[0], num_chains=2, num_steps=20, progress=False, seed=0
+        ),
+    }
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::UserWarning")  # chains of 20 steps are short
+@pytest.mark.parametrize("kind", ["ensemble", "ensemble of Pyro's", "chains"])
+def test_guides_that_pick_draws_have_moments_too(kind: str) -> None:
+    guide = kinds()[kind]
+    pyro.set_rng_seed(0)
+    prior = prior_from(guide, num_samples=4000, seed=0)
+    draws = posterior_draws(guide, 4000, seed=1)
+    flat = torch.stack([draws["w"], draws["s"].log()], -1)
+    pyro.set_rng_seed(0)
+    told = [poutine.trace(prior(two_latents)).get_trace().nodes for _ in range(2000)]
+    found = torch.stack([torch.stack([t["w"]["value"], t["s"]["value"].log()]) for t in told])
+    torch.testing.assert_close(found.mean(0), flat.mean(0), atol=0.1, rtol=0.0)
+    torch.testing.assert_close(found.std(0), flat.std(0), atol=0.1, rtol=0.1)

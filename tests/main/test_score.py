@@ -85,7 +85,7 @@ def test_one_row_has_no_standard_error():
     assert math.isnan(values["(std. error)"]) and math.isfinite(values["test log-lik"])
 
 
-def judged(gap, rows=200, told=(), method="implicit"):
+def judged(gap, rows=200, notes=(), method="implicit"):
     """The verdict on a method whose mean is nearer to the truth by so much."""
     x = torch.zeros(rows)
     y = torch.randn(rows)
@@ -96,7 +96,7 @@ def judged(gap, rows=200, told=(), method="implicit"):
             pyro.sample("y", dist.Normal(w + x, 1.0), obs=y)
 
     offsets = {method: max(-gap, 0.0), "mean-field": max(gap, 0.0)}
-    fits = [Fit(METHODS[name], None, 1.0, told=list(told)) for name in offsets]
+    fits = [Fit(METHODS[name], None, 1.0, notes=list(told)) for name in offsets]
     reports = [
         evaluate(model, Chain({"w": torch.tensor([w])}), x, y, num_samples=1)
         for w in offsets.values()
@@ -111,7 +111,7 @@ def test_verdicts():
     assert judged(-1.0).startswith("Verdict: the mean-field fit predicts better (implicit less")
     assert judged(0.0).startswith("Verdict: no difference that the test rows show")
     assert judged(1.0, rows=1).startswith("Verdict: none from one test row")
-    assert judged(1.0, told=["the limit came"]).endswith("; see the notes on the fits).")
+    assert judged(1.0, notes=["the limit came"]).endswith("; see the notes on the fits).")
     assert verdicts([], []) == []
     assert judged(1.0, method="refine").startswith("Verdict: the chains predict better (chains")
     assert judged(-1.0, method="refine").startswith(

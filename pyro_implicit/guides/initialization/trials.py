@@ -83,5 +83,5 @@ class Trials:
 
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    notes = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    return f"{notes[:120]}: dropped"
+    line = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return f"{line[:120]}: dropped"

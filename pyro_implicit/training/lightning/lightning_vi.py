@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -24,6 +26,7 @@ from pyro_implicit.exceptions import NonFiniteError, StateError
 from pyro_implicit.guides.since_fit import forget_fit, remember_fit
 from pyro_implicit.inference.log_predictive_density import log_predictive_density
 from pyro_implicit.objectives.gradients import all_finite, names_of_non_finite
+from pyro_implicit.training.fitting.checks.first_look import explained_steps, first_look
 from pyro_implicit.training.lightning.anneal import Anneal
 from pyro_implicit.training.lightning.arguments import (
     check_arguments,
@@ -226,7 +229,7 @@ class LightningVI(pytorch.LightningModule):
         """Takes one batch; see Lightning."""
         args, kwargs = self.batch_to_args(batch)
         self._last = [args, kwargs]
-        with self._stream:
+        with self._explained(args, kwargs), self._stream:
             loss: Tensor = self(*args, **kwargs)
         now: Any = {"on_step": True, "on_epoch": False, "batch_size": 1}
         self.log("train_loss", loss.detach(), prog_bar=True, **now)
@@ -299,10 +302,22 @@ class LightningVI(pytorch.LightningModule):
         """
         self._warm_up(batch)
 
+    @property
+    def _look(self) -> dict[str, bool]:
+        """How batches are looked at, see :func:`first_look`."""
+        nesting = getattr(self.objective, "max_plate_nesting", 0)
+        return {"in_batches": True, "in_plates": nesting == math.inf}
+
+    def _explained(self, args: Any, kwargs: Any) -> AbstractContextManager[None]:
+        """Says of an error within what is wrong with a batch, if that is the cause."""
+        return explained_steps(self.model, self.guide, self.objective, (args, kwargs), **self._look)
+
     def _warm_up(self, batch: Any) -> None:
         args, kwargs = self.batch_to_args(batch)
         own = getattr(self.objective, "networks", {}).values()
-        seen = evaluate_once(self, args, kwargs, self.parameters, networks=own)
+        with self._explained(args, kwargs):
+            first_look(self.model, args, kwargs, **self._look)
+            seen = evaluate_once(self, args, kwargs, self.parameters, networks=own)
         for text in seen.warnings:
             warn(text)
         self._of_several = seen.of_several

@@ -23,7 +23,13 @@ from lightning.pytorch.utilities import CombinedLoader
 
 from pyro_implicit import BayesianModule, HyperNetworkGuide, LightningVI, LinearisedELBO, predict
 from pyro_implicit._random import RandomStream
-from pyro_implicit.exceptions import ArgumentError, NonFiniteError, SiteError, StateError
+from pyro_implicit.exceptions import (
+    ArgumentError,
+    NonFiniteError,
+    ShapeError,
+    SiteError,
+    StateError,
+)
 from pyro_implicit.generators import MLPGenerator
 from pyro_implicit.inference.evaluation.draw_chunks import DrawChunks
 from pyro_implicit.training import ResumableLoader
@@ -586,3 +592,48 @@ def test_several_loaders_after_a_warm_up():
         vi = Both(unscaled, HyperNetworkGuide(unscaled, init_from=None), LinearisedELBO())
         vi.warm_up(next(iter(loader())))
         trainer(max_steps=1).fit(vi, loaders)
+
+
+# ---- batches that no step could use
+
+
+def observed(x, y=None):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", 40, subsample_size=len(x)):
+        return pyro.sample("y", dist.Normal(w * x, 1.0), obs=y)
+
+
+GOOD = (torch.linspace(-1.0, 1.0, 20), torch.zeros(20))
+NAN = torch.full((20,), math.nan)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(
+    ("batch", "error", "message"),
+    [
+        ((GOOD[0], NAN), NonFiniteError, "site 'y' observes 20 NaN"),
+        ((NAN, GOOD[1]), NonFiniteError, "argument 0 has 20 entries that are not finite"),
+        ((GOOD[0], GOOD[1][:5]), ShapeError, r"'y' observes a tensor of shape \(5,\)"),
+        ((GOOD[0][:0], GOOD[1][:0]), ShapeError, "has no rows"),
+    ],
+    ids="nan nan-inputs short empty".split(),
+)
+def test_batches_are_blamed_in_words_of_the_data(is_first, batch, error, message):
+    vi = LightningVI(observed, HyperNetworkGuide(observed, init_from=None), LinearisedELBO(2))
+    with pytest.raises(error, match=message):
+        batches = [batch] if is_first else [GOOD, batch]
+        trainer(max_epochs=1).fit(vi, DataLoader(batches, batch_size=None))
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "message"),
+    [
+        ((GOOD[0],), SiteError, "the model observes nothing"),
+        ((GOOD[0], GOOD[1] + 0j), ArgumentError, "observes complex numbers"),
+    ],
+    ids="unobserved complex".split(),
+)
+def test_the_first_batch_shows_what_a_loader_lacks(batch, error, message):
+    vi = LightningVI(observed, HyperNetworkGuide(observed, init_from=None), LinearisedELBO(2))
+    with pytest.raises(error, match=message):
+        trainer(max_epochs=1).fit(vi, DataLoader([batch], batch_size=None))

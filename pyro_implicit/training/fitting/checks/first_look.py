@@ -149,7 +149,7 @@ class _Look:
 
 @contextmanager
 def explained_steps(
-    model: Any, guide: Any, objective: Any, arguments: Arguments, **options: Any
+    model: Any, guide: Any, objective: Any, arguments: Arguments | tuple[Any, Any], **options: Any
 ) -> Iterator[None]:
     """
     Says of an error within what is wrong with the data of the last step, if that is the cause.
@@ -157,15 +157,15 @@ def explained_steps(
     :param model: a Pyro model.
     :param guide: its guide.
     :param objective: what is minimised.
-    :param Arguments arguments: those of the steps.
+    :param arguments: those of the steps, or of a single one as ``(args, kwargs)``.
     :param options: those of :func:`first_look`.
     :raises ImplicitError: as :func:`first_look` does; for losses that are not finite without
         Pyro's validation the same error, naming the site.
     """
     try:
         yield
-    except (*RAW, NonFiniteError) as error:
-        last = arguments.last
+    except (*RAW, ZeroDivisionError, NonFiniteError) as error:
+        last = arguments if isinstance(arguments, tuple) else arguments.last
         is_clear = isinstance(error, ImplicitError) and not isinstance(error, NonFiniteError)
         without_shapes(error)
         if is_clear or last is None:
