@@ -118,6 +118,7 @@ def train(
     :param batch_size: rows of a step, all by default: the model has to weigh them by itself.
     :param bool light: see :func:`record`.
     :returns: minus the mean loss of the last tenth of the steps.
+    :raises FloatingPointError: if one of these is not finite.
     """
     loss_module = objective(model, guide)
     data, rows = _shown(data, batch_size)
@@ -138,5 +139,5 @@ def train(
             if index >= num_steps - max(1, num_steps // 10):
                 tail.append(float(value))
         if not math.isfinite(sum(tail)):
-            raise SystemExit(f"error: the loss of {bar or type(guide).__name__} is not finite")
+            raise FloatingPointError(f"the loss of {bar or type(guide).__name__} is not finite")
     return -sum(tail) / len(tail)

@@ -122,9 +122,14 @@ def fit(
     found = []
     for rate in SETTINGS["rates"]:
         with fixed_seed(seed):
-            guide, bound = _trained(method, start, (x, y), num_steps, rate, quiet)
+            try:
+                guide, bound = _trained(method, start, (x, y), num_steps, rate, quiet)
+            except FloatingPointError:  # at this rate it diverges: the other one counts
+                continue
             draws = posterior_draws(guide, SETTINGS["num_draws"], x, y)
         found.append((draws, {"rate": rate, "bound": bound}))
+    if not found:
+        raise SystemExit(f"error: the loss of {method} is not finite at any rate")
     return max(found, key=lambda one: one[1]["bound"])
 
 

@@ -5,7 +5,7 @@ A 1-3-1 network of tanh units, ten weights, on 100 rows of a curve with known no
 mean the same in all draws, the prior tells the units apart: weights into them are log-normal, hence
 positive, their biases lie around 2, 0 and -2; those after them are N(0, 1). All guides start at the
 same mode with draws of deviation 0.05, and are fitted at two rates, of which the one with the
-higher bound is told.
+higher bound is told (the other, if one diverges).
 
 HMC                 16 chains from modes: the reference; its own error is that of one half of the
                     chains against the other
