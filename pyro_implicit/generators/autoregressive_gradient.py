@@ -192,7 +192,7 @@ def through_steps(
         ],
         1,
     )
-    return of_value + of_gap.sum(1), of_out.reshape(len(of_out), -1)
+    return of_value + of_gap.sum(1), of_out.reshape(len(of_out), of_out.shape[1] * of_out.shape[2])
 
 
 def through_network(layer: Layer, kept: Kept, of_out: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from pyro.infer.autoguide import AutoCallable, AutoGuide
 from torch import Tensor, nn
 from torch.utils import _pytree
 
+from pyro_implicit._few import few_of
 from pyro_implicit._random import RandomStream
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, latent_sites, run_model
@@ -62,7 +63,7 @@ def warning_of_seen_observations(
     except Exception:  # what is wrong with a call is told by the call itself
         return None
     return (
-        f"{TOLD_ONCE} {names} observes, which is then scored by them: "
+        f"{TOLD_ONCE} [{few_of(list(map(repr, names)))}] observes, which is then scored by them: "
         "this tells how well data are reconstructed that were seen, and predicts nothing; it may "
         "be above the evidence. For the evidence of new rows write -IWAE(100).loss(model, guide, "
         "...), of pyro_implicit.objectives, and divide it by the size of the plate; "
@@ -107,7 +108,7 @@ def _changed(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tu
     def visit(site: Any) -> None:
         is_data = site["type"] == "sample" and site["is_observed"]
         if is_data and isinstance(site["value"], Tensor):
-            if not (is_auxiliary(site) or is_delta(site)) and site["value"].numel() > 1:
+            if not (is_auxiliary(site) or is_delta(site)):
                 observed[site["name"]] = site["value"]
 
     run_model(model, args, dict(kwargs), visit)
@@ -116,7 +117,8 @@ def _changed(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tu
     read = [False] * len(leaves)
     for name, value in observed.items():
         found = [_is_part(value, leaf) for leaf in leaves]
-        found = found if any(found) else [_is_equal(value, leaf) for leaf in leaves]
+        if value.numel() > 1 and not any(found):  # one number may be that of another by chance
+            found = [_is_equal(value, leaf) for leaf in leaves]
         names += [name] if any(found) else []
         read = [one or other for one, other in zip(read, found, strict=True)]
     others = [leaf.flip(0) if one else leaf for leaf, one in zip(leaves, read, strict=True)]

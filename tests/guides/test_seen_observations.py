@@ -174,3 +174,26 @@ def test_large_data_and_broken_calls_are_left_alone(monkeypatch: pytest.MonkeyPa
         evaluate(rows, guide, X, Y[:3], num_samples=2)
     monkeypatch.setattr("pyro_implicit.handlers.rows.row_coupling._MOST_NUMBERS", 5)
     log_predictive_density(rows, guide, X, Y, num_samples=2)
+
+
+def test_observations_that_are_sites_of_one_number_each() -> None:
+    """Of a series, which a guide by hand reads whole."""
+    y = torch.tensor([0.3, -0.4, 1.1, 0.2])
+
+    def series(y: Tensor) -> None:
+        level = torch.zeros(())
+        for t in range(len(y)):
+            level = pyro.sample(f"level_{t}", dist.Normal(level, 1.0))
+            pyro.sample(f"y_{t}", dist.Normal(level, 0.5), obs=y[t])
+
+    def reads(y: Tensor) -> None:
+        for t in range(len(y)):
+            pyro.sample(f"level_{t}", dist.Normal(y[t], 0.5))
+
+    def reads_nothing(y: Tensor) -> None:
+        for t in range(len(y)):
+            pyro.sample(f"level_{t}", dist.Normal(0.0, 0.5))
+
+    said = warning_of_seen_observations(series, reads, (y,), {})
+    assert said is not None and "['y_0', 'y_1', 'y_2' and 1 more]" in said
+    assert warning_of_seen_observations(series, reads_nothing, (y,), {}) is None

@@ -105,7 +105,8 @@ def choice_for_all(name: str) -> SiteError:
         f"discrete latent {name!r} is summed out and in no plate: the data that the guide was "
         "fitted to tell of it, and a prediction would draw it from its prior. Draw it given these "
         f"data, {_ONE_EACH} Or put it into the "
-        "plate of the rows, if each has its own. What needs no value of it works as it is: "
-        "posterior_draws(guide, 1000), log_predictive_density(model, guide, *data) and "
-        "to_arviz(model, guide, *data, groups=['posterior', 'log_likelihood'])."
+        "plate of the rows, if each has its own. (States to come, behind those that such a guide "
+        "draws: predict with the model as it was before config_enumerate.) What needs no value of "
+        "it works as it is: posterior_draws(guide, 1000), log_predictive_density(model, guide, "
+        "*data) and to_arviz(model, guide, *data, groups=['posterior', 'log_likelihood'])."
     )

@@ -11,12 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.ops.test_graph_passes import COLUMNS, ROWS, program
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_implicit.ops.graphs.operation_tracer import is_tracing
 from pyro_implicit.ops.graphs.recording import trace_operations
+from tests.ops.graphs.test_graph_passes import COLUMNS, ROWS, program
 
 HELD, NUMBER, PARAM = torch.randn(3, 3), torch.tensor(3.0), nn.Parameter(torch.randn(3, 3))
 ARRAY = np.ones(2, dtype=np.float32)
