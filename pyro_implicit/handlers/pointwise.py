@@ -13,6 +13,7 @@ from pyro.poutine.util import site_is_factor, site_is_subsample
 from torch import Tensor
 
 from pyro_implicit.exceptions import NonFiniteError
+from pyro_implicit.handlers.held.held_sites import is_held
 from pyro_implicit.handlers.masks.missing_data import missing_data
 from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.observations.large_numbers import precise_log_prob
@@ -124,14 +125,16 @@ def latent_sites(
     :param callable guide: a guide.
     :param tuple args: its positional arguments.
     :param dict kwargs: its keyword arguments.
-    :returns: the latent sites (messages, as in a trace) by name.
+    :returns: the latent sites (messages, as in a trace) by name, those among them that
+        ``poutine.condition`` holds for the guide.
     :raises ShapeError: if a latent has a value for each row, and nobody has said which rows these
         are.
     """
     sites: dict[str, Any] = {}
 
     def visit(site: Any) -> None:
-        if not site["is_observed"] and not is_auxiliary(site):
+        is_drawn = not site["is_observed"] or is_held(site)  # poutine.condition around a guide
+        if is_drawn and not is_auxiliary(site):
             sites[site["name"]] = site
 
     with torch.no_grad(), evaluation_mode(), SiteVisitor(visit), RowsNotNamed():

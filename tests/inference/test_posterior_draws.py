@@ -18,7 +18,7 @@ from pyro.infer.autoguide import (
     AutoNormal,
 )
 
-from pyro_implicit import HyperNetworkGuide
+from pyro_implicit import HyperNetworkGuide, predict
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
 from pyro_implicit.inference.posterior_draws import posterior_draws
 
@@ -191,3 +191,19 @@ def test_a_guide_of_pyro_that_was_stored_without_its_model():
     guide()
     guide._model = None  # as pickles of it are
     assert posterior_draws(guide, 3)["w"].shape == (3,)
+
+
+def test_what_a_condition_holds_for_a_guide_is_a_draw() -> None:
+    """As for Pyro's ``Predictive``: the model is given it, and draws nothing from the prior."""
+
+    def model() -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(w, 0.01))
+
+    def guide() -> None:
+        pyro.sample("w", dist.Normal(0.0, 1.0))
+
+    held = poutine.condition(guide, data={"w": torch.tensor(5.0)})
+    assert torch.equal(posterior_draws(held, 3)["w"], torch.full((3,), 5.0))
+    drawn = predict(model, held, num_samples=20, seed=0)["y"]
+    torch.testing.assert_close(drawn, torch.full((20,), 5.0), atol=0.1, rtol=0.0)

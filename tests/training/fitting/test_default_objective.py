@@ -75,6 +75,24 @@ def test_many_rows_take_few_draws(rows: int, num_particles: int) -> None:
     assert (objective.num_particles, hints) == (num_particles, [])
 
 
+@pytest.mark.parametrize("num_rows", [6, 3])
+def test_rows_in_minibatches_take_the_whole_gradient(num_rows: int) -> None:
+    """Their noise is larger than what the gradient along the path leaves out."""
+
+    def plates(y: Tensor) -> Any:
+        return pyro.plate("rows", 6, subsample_size=len(y))
+
+    def model(y: Tensor) -> None:
+        with plates(y):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+    guide = ConditionalHyperNetworkGuide(model, create_plates=plates)
+    objective, _ = default_objective(model, guide, (torch.zeros(num_rows),), {})
+    assert isinstance(objective, LinearisedELBO)
+    assert objective.path_gradient is (num_rows == 6)
+
+
 def test_a_guide_of_pyro_is_trained_as_pyro_does() -> None:
     model = model_of(3)
     objective, hints = default_objective(model, AutoNormal(model), (), {})
