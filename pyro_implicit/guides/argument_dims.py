@@ -33,11 +33,11 @@ def shapes_of_arguments(args: tuple[Any, ...]) -> tuple[Shape | None, ...]:
 
 def warning_of_other_shapes(guide: Any, args: tuple[Any, ...]) -> list[str]:
     """
-    Tells of arguments that a model would take for what they are not.
+    Warns of arguments whose shapes suggest a mistake that would broadcast without an error.
 
-    A model takes one row without its dimension for as many rows as it has columns, and one column
-    for all that its latents are multiplied with. Any other number of columns is believed: sequences
-    have any length.
+    These are a single row without its batch dimension, which is read as one row for each of its
+    columns, and one column where there were several, or the reverse. Any other number of columns
+    is accepted: sequences have any length.
 
     :param guide: any guide; one that is not of this package knows nothing.
     :param args: positional arguments of the model.

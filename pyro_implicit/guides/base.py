@@ -81,34 +81,12 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
 
     A subclass fills :meth:`_make_generator`; nothing else needs to be overridden.
 
-    The guide is built at its first call, or by :meth:`setup`, or from a saved state, which needs
-    neither the data nor a call of the model. The first call pays for the start.
-
-    **The start**, ``init_from="auto"``: several locations (that of the class, the values of a
-    wrapped module, a fresh initialisation by fan-in, prior medians, one uniform point) are
-    judged by the log-joint density after a few steps uphill. Around the best one Gaussians are
-    judged by their evidence bound on draws that all share: up to 1000 latents the mode with its
-    Hessian, short mean-field fits, and what the best of them becomes as a Gaussian with all
-    covariances by steps uphill of that bound; up to 20 000 the mean-field fits; above, and where
-    the first call shows only some rows, one of four deviations, which the prior's scale or the
-    fan-in of the weights multiplies. A *network of more than 256 latents* (two or more sites of
-    two or more event dimensions, and with what else belongs to a
-    :class:`~pyro_implicit.BayesianModule` half of all latents) begins narrow instead, with
-    deviations of 0.014 (less where a weight's fan-in is above 10) at the wrapped module's own
-    values: what a quick fit gives up to the prior there does not come back. It takes at most
-    1800 gradients of one draw (1250 above 256 latents, 150 where nothing is fitted, 25 above
-    20 000 latents; beside Hessians, of a gradient for each latent, 30 000 of these at most, and
-    fits that are made again where they have left the model's domain) and shows a bar if it takes
-    long; :attr:`start_report` tells what was tried and why the winner won. Arguments are
-    honoured: with an ``init_loc_fn`` the Gaussian is found uphill from there and moved to
-    that location (for a network only the deviations are judged); with an ``init_scale``, a
-    ``scale`` or a generator of one's own only the location; with both it is None. Where other
-    latents are hidden from the guide, or a latent site shows only some of its rows, it is bare.
-
-    A generator that is not of full rank has learned output noise (``learn_scale="diagonal"``) that
-    begins as that Gaussian, while its own part begins with a tenth of the Gaussian's deviations
-    (where it begins narrow, with as much), and a learned location: the family contains mean-field,
-    and begins there.
+    The guide is built at its first call, by :meth:`setup`, or from a saved state, which needs
+    neither the data nor a call of the model. With ``init_from="auto"`` the first call also tries
+    several locations and Gaussians, by at most some 1800 gradients of one draw, and the guide
+    begins as the best of them; :attr:`start_report` lists them. Networks of more than 256 latents
+    begin narrow, at their own initial values. :doc:`Where a guide starts </howto/start>` has the
+    procedure.
 
     Example::
 
@@ -124,7 +102,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         autoguides; without a search ``init_to_median`` by default (``init_to_fan_in`` for matrix
         guides). Sites without a density to draw from (``ImproperUniform``) start at the image of
         zero.
-    :param init_from: ``"auto"`` (see above); None, a bare start at ``init_loc_fn``;
+    :param init_from: ``"auto"``, the best of several Gaussians; None, bare at ``init_loc_fn``;
         ``"mean-field"``, ``"full-rank"``, ``"laplace"``, ``"hessian"``, ``"ggn"`` or a fitted
         Gaussian autoguide: start as that Gaussian, preconditioned by it, see
         :func:`~pyro_implicit.guides.initialization.gaussian_start.gaussian_start`.

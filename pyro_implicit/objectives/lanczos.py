@@ -74,38 +74,20 @@ class LanczosELBO(ImplicitELBO):
     *When to use it:* when the exact determinant is too dear, from some thousands of latents on.
     Prefer it to :class:`~pyro_implicit.SingularValueELBO`, whose cost is the same.
 
-    *Bias*, in nats, of half the log-determinant: Gauss, Gauss-Radau, and the spread of one probe,
-    which both have in common:
-
-    ===================================  ==============  ============  ============  ======
-    generator, condition number          k = 5           k = 10        k = 20        spread
-    ===================================  ==============  ============  ============  ======
-    perceptron 50 -> 751, trained, 1200  +2 / -13        +0.1 / -2     0 / 0         7
-    MMNN 576 -> 7510, untrained, 440     +19 / -115      +3 / -21      +0.1 / -1     21
-    MMNN 4225 -> 44 426, untrained, 350  +119 / -782     +17 / -135    +0.8 / -7     50
-    MMNN 4225 -> 44 426, trained, 1500   +188 / -2952    +35 / -687    +3 / -82      42
-    ===================================  ==============  ============  ============  ======
-
-    The converged bound by the smallest singular value is off by -76, -943, -6366 and -8141 there.
+    *Bias*: with 5 steps some nats too high (Gauss) for trained networks of hundreds of latents, and
+    some hundred nats for ten thousands; it falls about tenfold with 5 to 10 more. The bound by the
+    smallest singular value is off by tens of times as much.
 
     *Gradient:* that of :func:`~pyro_implicit.ops.lanczos.gradient_surrogate`, the same for all
-    rules. Its cosine to the exact gradient with 32 probes is 0.94 with 5 steps and 0.97 with 10
-    (the last line above), with one probe 0.64 and 0.67: probes and draws, not steps, limit it. With
-    200 probes and a perceptron of condition number near 3400 it was 0.88; the obvious surrogate
-    had 0.32, the singular-value bound 0.14.
+    rules. Its cosine to the exact one is 0.94 with 32 probes, with one probe 0.64: probes and
+    draws, not steps, limit it.
 
     *Cost:* ``num_steps`` products with the Jacobian and as many with its transpose, for each probe
-    of each draw, and the gradient of a product of two vectors, of a matrix generator by one matrix
-    product for each of its factors where what the other products met fits into memory. A step for
-    LeNet (44 426 latents, batch 256, two draws, one CPU thread) took 4.2 MAP steps, with the
-    entropy of one of the two draws 3.5, with ``entropy_every=4`` 3.3, and without entropy 2.8
-    (``python -m benchmarks run step_cost``, generator B; before that gradient).
+    of each draw. ``num_entropy_particles=1`` or ``entropy_every=4`` save most of it.
 
-    *Precision:* float32 is enough down to ``sigma = 1e-4`` times the largest singular value: errors
-    below 0.01 nats, and of the gradient (``n`` probes, ``n`` steps) below a part in 10 000, also
-    for generators with directions that change nothing (hidden layers narrower than the noise).
-    Singular values below ``2e-6`` times the largest cannot be told from 0 there, and count as 0.
-    The small matrices are treated in float64.
+    *Precision:* float32 is enough down to ``sigma = 1e-4`` times the largest singular value.
+    Singular values below ``2e-6`` times the largest count as 0. The tables are in
+    :doc:`How accurate are the numbers? </results/numerics>`.
 
     Sources:
 

@@ -66,37 +66,23 @@ class RecordedObjective(ELBO):
     """
     An objective whose steps are recorded as graphs of tensor operations and replayed.
 
-    It gives the same bits as the objective itself, and takes 0.4 to 0.6 of the time for
-    small models: about that of a loop written by hand without Pyro. It takes the objective's place
+    Replayed steps give the same bits as the objective itself, losses and gradients, without the
+    cost of Pyro's handlers: 0.4 to 0.6 of the time for small models. It takes the objective's place
     in ``SVI``, with any optimiser.
 
-    A :class:`~pyro_implicit.LanczosELBO` that looks for folds, as it does of generators of up to
-    512 noises, stays as it is; its ``last_report`` is that of the last step of the program.
+    Model and guide must do the same at every step: no branch on the value of a tensor, no shapes
+    that follow from draws, no counts in Python, no buffers that they write (batch norm in training
+    mode). What is seen to differ keeps the program as it is, with a
+    :class:`~pyro_implicit.exceptions.PerformanceHint`, and so does no gain. One recording is made
+    for each kind of arguments (shapes, dtypes, devices, values that are no tensors), training mode
+    and settings, and a new one where something that model or guide hold was replaced, or a
+    parameter frozen. Every hundredth step is compared with the program again.
 
-    The first steps are those of the program; then one is recorded for each kind of arguments
-    (shapes, dtypes, devices; values that are no tensors), training mode and settings, and two where
-    ``entropy_every`` is above 1: with the entropy and without. Whatever
-    shows that the program is not the same at each step keeps it as it is, with a
-    :class:`~pyro_implicit.exceptions.PerformanceHint`: operations that cannot be recorded (a number
-    read from a tensor, as a branch on its value does), shapes that follow from draws, numbers that
-    model or guide count or draw by themselves, buffers that they write (batch norm in training
-    mode), parameters outside of Pyro's store, arguments that ask for gradients, three trials with
-    other bits, or no gain. Every hundredth step is compared with the program again.
-
-    Where a shape follows from the numbers of an argument (``y[~y.isnan()]``), steps are replayed
-    for the numbers of the recording alone; others are left to the program.
-
-    Numbers, tensors and arrays that model or guide hold, name, or have as an attribute (of modules,
-    classes and objects that they name, too) are looked at before each step: if another has taken
-    its place, or a parameter was frozen or freed, a new recording is made, a few times at most
-    unless hundreds of steps lie between. Optimisers are told of frozen parameters, as ever.
-
-    **What it cannot see**: what a model reads of a file or a clock, of objects in objects more than
-    a few levels deep, in lists of more than a hundred objects or arrays of more than ten thousand
-    numbers that were written in place, and what code in other languages than Python makes of the
-    memory of tensors (``data_ptr()``, ``to_dlpack``), is that of the recording until the next
-    comparison. Of Pyro's validation, replayed steps keep what arguments decide, with the latents of
-    one draw; what is valid for some draws alone is checked by the comparisons.
+    **What it cannot see** until that comparison: files and clocks, objects a few levels deep in
+    others, large lists and arrays that were written in place. Of Pyro's validation, replayed steps
+    keep what arguments decide. A :class:`~pyro_implicit.LanczosELBO` that looks for folds, as it
+    does of generators of up to 512 noises, stays as it is. :doc:`Vectorise, and record
+    </howto/vectorise>` tells more.
 
     :param objective: a :class:`~pyro_implicit.LinearisedELBO` or
         :class:`~pyro_implicit.LanczosELBO` with vectorised particles.

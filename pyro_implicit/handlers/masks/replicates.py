@@ -15,15 +15,14 @@ __all__ = ["Replicates"]
 
 class Replicates(Messenger):
     r"""
-    Gives the values that ``obs_mask`` has no use for a density: that of replicates of the data.
+    Treats all entries of the latent that ``obs_mask`` makes as draws from their prior.
 
     ``pyro.sample("y", fn, obs=y, obs_mask=seen)`` makes a latent of the whole shape,
-    ``y_unobserved``, and masks its prior where a value is seen. There nothing reads it, nothing
-    holds it, and its entropy grows without end. With its prior left on,
-    :math:`\int p(\tilde y \mid z)\,d\tilde y = 1` whatever the latents :math:`z` are: the evidence
-    and the posterior of all else are the same, and these values are replicates. Where no guide
-    draws them the model does, from their prior, which then is both their density and that of their
-    draws and counts nowhere.
+    ``y_unobserved``, and masks its prior where ``y`` is seen. A guide that draws this site would
+    have unbounded entropy there. This handler takes that mask away. The prior integrates to one,
+    :math:`\int p(\tilde y \mid z)\,d\tilde y = 1`, so that the evidence and the posterior of all
+    other latents stay the same; the entries are replicates of the data. Where no guide draws them,
+    the model draws them from their prior, and they count nowhere.
 
     Discrete ones are left alone, and so are masks of a user around both halves. It is to be around
     the model, within what sets or records values.

@@ -1,4 +1,4 @@
-"""What of an argument a model may go by."""
+"""Keys for the caches of checks that are made once for each kind of arguments."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["kind_of"]
 
 def kind_of(value: Any) -> Hashable:
     """
-    Tells what checks of a model are made once for.
+    A hashable key for an argument, so that a check of a model is made once for each.
 
     :param value: an argument of a model.
-    :returns: a tensor's shape, a flag itself, else the type.
+    :returns: the shape of a tensor, the value of a flag, else the type.
     """
     if isinstance(value, (bool, type(None))):
         return value

@@ -46,12 +46,12 @@ _SLOWER, _MOST_SLOWER = 0.25, 3
 
 class Settling:
     """
-    Sees to it that a run ends in the middle of where it wanders, and not above its start.
+    Averages parameters before the rate is cooled, and goes back to a start that was better.
 
-    With many parameters, a rate that learns fast wanders far: at 0.002, the loss of a generator of
-    150 latents is 12 nats above that of the Gaussian which it started as, where a level loss means
-    that nothing more is learned *at that rate*. The mean of the parameters is most of the way back,
-    and what it leaves is known by the losses at both, and at the start, by the same draws.
+    At a constant learning rate parameters fluctuate around the optimum: at 0.002, the loss of a
+    generator of 150 latents is 12 nats above that of the Gaussian which it started as. Their
+    running mean usually has a lower loss, so cooling begins there. Losses at the parameters, at
+    their mean and at the start are compared by the same draws.
 
     :param loss: of the whole data; None where losses do not mean the same, or batches are seen.
     :param state: what :meth:`state` returned, to go on from.
