@@ -88,6 +88,7 @@ class WatchedParameters:
         if self._called or any(name not in pyro.get_param_store() for name in self._absent):
             with unseen_run(evaluates=True), torch.no_grad():
                 model(*args, **kwargs)
+                return self.warnings()  # before what it has made is taken back
         return self.warnings()
 
     def warnings(self) -> list[str]:

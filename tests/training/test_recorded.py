@@ -658,7 +658,7 @@ def test_the_rest_is_the_objectives(slow_program: None) -> None:
 def test_fit_records_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for worth in (1, 10**9):
-        monkeypatch.setattr(run, "_WORTH_RECORDING", worth)
+        monkeypatch.setattr(run, "_MIN_STEPS_TO_RECORD", worth)
         pyro.clear_param_store()
         guide = bare(simple)
         result = fit(simple, guide, DATA, seed=0, num_steps=60, progress=False)
@@ -671,7 +671,7 @@ def test_fit_records_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None
 def test_fit_tells_of_a_change_from_outside(
     slow_program: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "_WORTH_RECORDING", 1)
+    monkeypatch.setattr(run, "_MIN_STEPS_TO_RECORD", 1)
     monkeypatch.setattr("pyro_implicit.training.recorded._AUDIT", 5)
     outside = Outside()
 

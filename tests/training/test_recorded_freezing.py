@@ -355,7 +355,7 @@ def test_fit_trains_what_its_validation_frees(monkeypatch: pytest.MonkeyPatch) -
     model, read = by_name()
     found = []
     for worth in (1, 10**9):
-        monkeypatch.setattr(run, "_WORTH_RECORDING", worth)
+        monkeypatch.setattr(run, "_MIN_STEPS_TO_RECORD", worth)
         pyro.clear_param_store()
         pyro.param("b", PLAIN.clone())
         read().requires_grad_(False)
