@@ -73,7 +73,7 @@ class FittedCall:
         Tells of arguments that are not those that the guide was made for.
 
         :param bool is_scored: whether the data that the model observes are scored.
-        :returns: texts for :meth:`tell`.
+        :returns: texts for :meth:`warn`.
         """
         notes = warning_of_other_shapes(self.guide, self._leading)
         notes += warning_of_other_rows(self.guide, self._leading, self.kwargs)
@@ -90,7 +90,7 @@ class FittedCall:
         Tells of what runs of the model have shown.
 
         :param joint_rows: names of sites that are one datum of all rows.
-        :returns: texts for :meth:`tell`, those on lost parameters among them.
+        :returns: texts for :meth:`warn`, those on lost parameters among them.
         """
         notes = [*self.watched.warnings()]
         if joint_rows and not are_rows_of_the_fit(self.guide, self._leading):
@@ -101,6 +101,6 @@ class FittedCall:
         """
         Tells where each datum is scored by latents that were made from it, which draws anew.
 
-        :returns: texts for :meth:`tell`.
+        :returns: texts for :meth:`warn`.
         """
         return [warning_of_seen_observations(self.model, self.guide, self.args, self.kwargs)]

@@ -13,7 +13,6 @@ from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.seen_observations import warning_of_seen_observations
 from pyro_implicit.handlers.errors.explained_errors import explained_errors
-from pyro_implicit.handlers.looks.no_parameters import making_no_parameters
 from pyro_implicit.handlers.masks.masked_latents import warning_of_hidden_values
 from pyro_implicit.objectives.particle_objective import ParticleObjective
 from pyro_implicit.training.fitting.all_rows import all_rows
@@ -122,9 +121,7 @@ def _objective(request: Request, hints: list[str]) -> Any:
             )
             hints += chosen
     if not isinstance(getattr(objective, "objective", objective), ParticleObjective):
-        with making_no_parameters():
-            hidden = warning_of_hidden_values(model, some, named)
-        for text in hidden:
+        for text in warning_of_hidden_values(model, some, named):
             warn(text)
     return objective
 
