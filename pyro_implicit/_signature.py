@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
-__all__ = ["in_order", "leading_arguments", "parameters_of", "places_of"]
+__all__ = ["arguments_by_place", "in_order", "leading_arguments", "parameters_of", "places_of"]
 
 
 def parameters_of(program: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
@@ -57,8 +57,22 @@ def leading_arguments(
     :param dict kwargs: its keyword arguments.
     :returns: the positional ones, and those by keyword that come right after them.
     """
+    return arguments_by_place(places_of(program), args, kwargs)
+
+
+def arguments_by_place(
+    names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """
+    The first arguments of a call, however they were given.
+
+    :param names: what :func:`places_of` says of the program.
+    :param tuple args: its positional arguments.
+    :param dict kwargs: its keyword arguments.
+    :returns: the positional ones, and those by keyword that come right after them.
+    """
     found = list(args)
-    for name in places_of(program)[len(args) :]:
+    for name in names[len(args) :]:
         if name not in kwargs:
             break
         found.append(kwargs[name])

@@ -204,7 +204,7 @@ def _note_data(chains: Chains, program: Program) -> None:
     model, args, kwargs = program.model, program.args, program.kwargs
     held = HeldData(model, args, kwargs)
     chains.observed, chains.sampled = frozenset(held.observed), held.sampled
-    chains._rows_seen = fingerprint(leading_arguments(model, args, kwargs))
+    chains.rows_seen = fingerprint(leading_arguments(model, args, kwargs))
 
 
 def _nodes(trace: Any) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class Chains(DrawsGuide):
         self.observed: frozenset[str] = frozenset()
         #: all sites that the model had; None where that is not known
         self.sampled: frozenset[str] | None = None
-        self._rows_seen: Fingerprint | None = None  # of the first argument
+        self.rows_seen: Fingerprint | None = None  # of the first argument
 
     # ---- going on
 
@@ -274,7 +274,7 @@ class Chains(DrawsGuide):
                 [{k: v[one] for k, v in stats.items()} for stats in self._walk.statistics],
             )
             parts.append(Chains(self.sites, self.dtype, walk, None))
-            parts[-1].observed, parts[-1]._rows_seen = self.observed, self._rows_seen
+            parts[-1].observed, parts[-1].rows_seen = self.observed, self.rows_seen
             share_fit(self, parts[-1])
         return parts
 

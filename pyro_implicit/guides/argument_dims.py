@@ -7,12 +7,18 @@ from typing import Any
 
 from torch import Tensor
 
-from pyro_implicit.handlers.rows.same_rows import are_alike, are_other_rows, fingerprint
+from pyro_implicit.handlers.rows.same_rows import (
+    Fingerprint,
+    are_alike,
+    are_other_rows,
+    fingerprint,
+)
 
 __all__ = [
     "Shape",
     "are_rows_of_the_fit",
     "latents_of_other_rows",
+    "rows_of_first_call",
     "shapes_of_arguments",
     "warning_of_other_rows",
     "warning_of_other_shapes",
@@ -44,7 +50,8 @@ def warning_of_other_shapes(guide: Any, args: tuple[Any, ...]) -> list[str]:
     :returns: a text if the guide was built with one dimension more in the first argument, and one
         if an argument with as many rows has one column, or had one.
     """
-    seen: tuple[Shape | None, ...] = getattr(guide, "_argument_shapes", ())
+    known = getattr(guide, "first_call", None)
+    seen: tuple[Shape | None, ...] = () if known is None else known.shapes
     return [*filter(None, (_lost_dimension(seen, args), _other_columns(seen, args)))]
 
 
@@ -104,6 +111,18 @@ def warning_of_other_rows(
     ]
 
 
+def rows_of_first_call(guide: Any) -> Fingerprint | None:
+    """
+    Says which rows a guide was built with.
+
+    :param guide: any guide, or chains; one that is not of this package knows nothing.
+    :returns: the fingerprint of the first argument then, or None.
+    """
+    known = getattr(guide, "first_call", None)
+    found: Fingerprint | None = getattr(known, "rows", getattr(guide, "rows_seen", None))
+    return found
+
+
 def are_rows_of_the_fit(guide: Any, args: tuple[Any, ...]) -> bool:
     """
     Tells whether the first argument is that of the guide's first call.
@@ -112,7 +131,7 @@ def are_rows_of_the_fit(guide: Any, args: tuple[Any, ...]) -> bool:
     :param args: positional arguments of the model.
     :returns: False for other rows, for another number of them, and for another order.
     """
-    seen, now = getattr(guide, "_rows_seen", None), fingerprint(args)
+    seen, now = rows_of_first_call(guide), fingerprint(args)
     return seen is None or now is None or are_alike(seen, now)
 
 
@@ -128,7 +147,7 @@ def latents_of_other_rows(
     :returns: names of latents with a value for each of as many rows, which are others, or the same
         in an order that no argument tells; and the number of these rows.
     """
-    seen = getattr(guide, "_rows_seen", None)
+    seen = rows_of_first_call(guide)
     if seen is None or hasattr(guide, "read_context"):  # the latter's latents follow their rows
         return [], 0
     count: int = seen[0]

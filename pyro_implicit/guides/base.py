@@ -23,7 +23,7 @@ from pyro_implicit._checks import (
 from pyro_implicit._inference_mode import refuse_inference_mode
 from pyro_implicit._misspelt import check_class_options
 from pyro_implicit._params import emit_params, take_loaded
-from pyro_implicit._signature import leading_arguments
+from pyro_implicit._signature import leading_arguments, places_of
 from pyro_implicit.distributions.implicit_sites import draw_site
 from pyro_implicit.exceptions import ArgumentError, SiteError, StateError
 from pyro_implicit.generators.preconditioner import Preconditioner
@@ -308,7 +308,13 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         held = HeldData(self._bare_model[0], args, kwargs)
         parameters = ModelParameters(held.parameters, ModelStatistics(called.outermost()))
         first = leading_arguments(self._bare_model[0], args, kwargs)
-        self._know(FirstCall(shapes_of_arguments(first), fingerprint(first), held, parameters))
+        self._first_call = FirstCall(
+            shapes_of_arguments(first),
+            fingerprint(first),
+            held,
+            parameters,
+            places_of(self._bare_model[0]),
+        )
         pairs = [self._read_site(node) for _, node in nodes]
         parts = parts_of(self.factorized, [site.name for site, _ in pairs])
         sites, locs = zip(*(pairs[i] for part in parts.values() for i in part), strict=True)

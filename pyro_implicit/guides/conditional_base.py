@@ -19,7 +19,7 @@ from pyro_implicit._checks import check_count, check_counts, check_flag, check_i
 from pyro_implicit._memory import check_fits
 from pyro_implicit._params import emit_params, take_loaded
 from pyro_implicit._random import seed_torch
-from pyro_implicit._signature import leading_arguments
+from pyro_implicit._signature import arguments_by_place, places_of
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.distributions.implicit_sites import draw_site
 from pyro_implicit.exceptions import (
@@ -130,10 +130,17 @@ class ConditionalGuide(ImplicitGuide):
             )
         context = self._own_network or self._context[0]
         if context is None:
-            args = leading_arguments(self._bare_model[0], args, kwargs)
+            args = arguments_by_place(self._names_of_arguments(), args, kwargs)
         value = read_context(context, args, kwargs)
         self._check_context(value)
         return value
+
+    def _names_of_arguments(self) -> list[str]:
+        """Of the model by place, which a guide that was loaded without it has in its state."""
+        model, call = self._bare_model[0], self.first_call
+        if model is not None or call is None:
+            return places_of(model)
+        return call.names
 
     @property
     def _own_network(self) -> nn.Module | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pyro_implicit._checks import shown
@@ -35,6 +36,7 @@ class FirstCall:
     :param rows: fingerprint of the first argument, or None.
     :param HeldData held: arguments and observations.
     :param ModelParameters parameters: of the model.
+    :param names: of the model's arguments by place, for a guide that is loaded without it.
     """
 
     def __init__(
@@ -43,8 +45,10 @@ class FirstCall:
         rows: Fingerprint | None,
         held: HeldData,
         parameters: ModelParameters,
+        names: Sequence[str] = (),
     ) -> None:
         self.shapes, self.rows, self.held, self.parameters = shapes, rows, held, parameters
+        self.names = list(names)
 
     def to_state(self) -> dict[str, Any]:
         """
@@ -56,6 +60,7 @@ class FirstCall:
         return {
             "shapes": [_listed(shape) for shape in self.shapes],
             "rows": _listed(self.rows),
+            "names": list(self.names),
             "arguments": sorted(list(one) for one in self.held.arguments),
             "observed": observed,
             "sampled": None if self.held.sampled is None else sorted(self.held.sampled),
@@ -73,10 +78,11 @@ class FirstCall:
         :raises StateError: if it is anything else.
         """
         check_like(state, _LIKE, FIRST_CALL)
+        sampled = state.get("sampled")  # which older states do not have, nor "names"
         held = HeldData.from_prints(
             {_print(one, "arguments") for one in state["arguments"] if one is not None},
             {name: _print(one, "observed") for name, one in state["observed"].items()},
-            _names(state.get("sampled")),  # which older states do not have
+            None if sampled is None else frozenset(_names(sampled)),
         )
         prints = {n: _print(one, "statistics") for n, one in state["statistics"].items()}
         saved = {name: one for name, one in prints.items() if one is not None}
@@ -84,16 +90,18 @@ class FirstCall:
         for name, one in state["parameters"].items():
             parameters.saved[name] = _print(one, "parameters")
         return cls(
-            tuple(map(_shape, state["shapes"])), _print(state["rows"], "rows"), held, parameters
+            tuple(map(_shape, state["shapes"])),
+            _print(state["rows"], "rows"),
+            held,
+            parameters,
+            _names(state.get("names", [])),
         )
 
 
-def _names(value: Any) -> frozenset[str] | None:
-    if value is None:
-        return None
+def _names(value: Any) -> list[str]:
     if not isinstance(value, list) or any(type(name) is not str for name in value):
-        raise StateError(f"sites in {FIRST_CALL!r} of the state are {shown(value)}.")
-    return frozenset(value)
+        raise StateError(f"names in {FIRST_CALL!r} of the state are {shown(value)}.")
+    return value
 
 
 def _listed(value: Any) -> list[Any] | None:

@@ -104,6 +104,12 @@ class HeldData:
         return bool(now) and bool(self.arguments) and not now & self.arguments
 
 
+def _held_by(guide: Any) -> HeldData | None:
+    known = getattr(guide, "first_call", None)
+    held: HeldData | None = None if known is None else known.held
+    return held
+
+
 def observed_when_built(guide: Any) -> frozenset[str]:
     """
     Sites that the model observed when the guide was built: what may be left out to be predicted.
@@ -113,7 +119,7 @@ def observed_when_built(guide: Any) -> frozenset[str]:
     :returns: their names; of data with an ``obs_mask`` both that of the whole site and of the part
         that was seen.
     """
-    held: HeldData | None = getattr(guide, "_held_data", None)
+    held = _held_by(guide)
     if held is not None:
         return frozenset(held.observed) | {name.removesuffix(SHOWN) for name in held.observed}
     parts = getattr(guide, "guides", ())
@@ -138,7 +144,7 @@ def sampled_when_built(model: Any, guide: Any) -> frozenset[str] | None:
     own = model_of(guide)
     if own is None or unconditioned(model) is not unconditioned(own):
         return None
-    held: HeldData | None = getattr(guide, "_held_data", None)
+    held = _held_by(guide)
     if held is not None:
         return held.sampled
     if hasattr(guide, "sampled"):  # chains
@@ -203,7 +209,7 @@ def warning_of_held_data(
     :returns: a text if all arguments are others than those the guide was built with, and an
         observed site has the same values.
     """
-    held: HeldData | None = getattr(guide, "_held_data", None)
+    held = _held_by(guide)
     if held is None or not can_be_looked_at([*args, *kwargs.values()]):
         return []
     names = held.still_there(model, args, kwargs)

@@ -65,10 +65,12 @@ class WatchedParameters:
 
     def __init__(self, guide: Any) -> None:
         parts = guide.modules() if isinstance(guide, nn.Module) else getattr(guide, "guides", ())
-        found = ((part, getattr(part, "_model_parameters", None)) for part in parts)
+        found = ((part, getattr(part, "first_call", None)) for part in parts)
         store = pyro.get_param_store()
         self._guide = guide
-        self._known: dict[Any, ModelParameters] = {p: one for p, one in found if one is not None}
+        self._known: dict[Any, ModelParameters] = {
+            p: one.parameters for p, one in found if one is not None
+        }
         self._called: CalledNetworks | None = None
         if any(one.statistics.is_loaded(part) for part, one in self._known.items()):
             self._called = CalledNetworks()

@@ -15,7 +15,6 @@ from pyro_implicit._plain import as_state_error
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.guides.first_call import FIRST_CALL, FirstCall
 from pyro_implicit.guides.latent_site import LatentSite
-from pyro_implicit.guides.model_parameters import ModelParameters
 from pyro_implicit.guides.saved_state import (
     STATE_VERSION,
     check_fits,
@@ -48,15 +47,11 @@ class SavedGuide(AutoGuide):
     _bare_model: list[Any]
 
     _first_call: FirstCall | None = None
-    _model_parameters: ModelParameters | None = None
 
-    def _know(self, call: FirstCall | None) -> None:
-        """Takes up what is known of the call that the guide was built with."""
-        self._first_call = call
-        self._argument_shapes = () if call is None else call.shapes
-        self._rows_seen = None if call is None else call.rows
-        self._held_data = None if call is None else call.held
-        self._model_parameters = None if call is None else call.parameters
+    @property
+    def first_call(self) -> FirstCall | None:
+        """What is known of the call that the guide was built with; None before it."""
+        return self._first_call
 
     @abstractmethod
     def _build(
@@ -109,7 +104,7 @@ class SavedGuide(AutoGuide):
         call = None if known is None else FirstCall.from_state(known)
         if self._sites is not None:
             check_same(state, self.get_extra_state())
-            self._know(call or self._first_call)
+            self._first_call = call or self._first_call
             return
         check_guide_class(state, type(self).__name__)
         sites = [LatentSite.from_state(site) for site in state["sites"]]
@@ -117,7 +112,7 @@ class SavedGuide(AutoGuide):
         parts = [(name, size) for name, size in state["parts"]]
         check_sizes(sites, parts, state["samplers"])
         self._build(sites, parts, samplers)
-        self._know(call)
+        self._first_call = call
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -140,7 +135,7 @@ class SavedGuide(AutoGuide):
         except RuntimeError as error:
             if not was_built:
                 self._sites, self._parts = None, []
-                self._know(None)
+                self._first_call = None
                 self._modules.pop("_samplers", None)
             if isinstance(error, StateError):
                 raise
@@ -157,7 +152,7 @@ class SavedGuide(AutoGuide):
                 if state is not None:
                     self.set_extra_state(state)  # compares
                 loaded = self._first_call
-                self._know(known)
+                self._first_call = known
                 if known is not None and loaded is not None:
                     known.parameters.statistics = loaded.parameters.statistics
                 check_fits(tensors, self, type(self).__name__, partly=True)
@@ -165,12 +160,12 @@ class SavedGuide(AutoGuide):
                 check_structure(state)
                 check_justified(self, state, tensors)
         super()._load_from_state_dict(state_dict, prefix, *args)
-        if self._model_parameters is not None:
-            self._model_parameters.statistics.note_saved(tensors)
+        if self._first_call is not None:
+            self._first_call.parameters.statistics.note_saved(tensors)
 
     def _note_statistics(self) -> None:
-        if self._model_parameters is not None:
-            self._model_parameters.statistics.note(self)
+        if self._first_call is not None:
+            self._first_call.parameters.statistics.note(self)
 
     def _sampler_state(self, sampler: Any) -> dict[str, Any]:
         """The structure of one sampler as plain values."""
@@ -190,7 +185,7 @@ class SavedGuide(AutoGuide):
         :raises StateError: if it is damaged, or a part of it cannot be stored by value.
         """
         guide = cls(lambda: None)
-        guide._model = (None,)
+        guide._model, guide._bare_model = (None,), [None]
         guide.load_state_dict(check_state(cls, state_dict))
         return guide
 

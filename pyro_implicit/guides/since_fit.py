@@ -212,9 +212,9 @@ def _parameters_of(guide: Any) -> list[nn.Parameter]:
 def _know_networks(guide: Any, networks: list[nn.Module]) -> None:
     """The model that a guide was fitted to is the one whose statistics it is saved with."""
     for part in guide.modules() if isinstance(guide, nn.Module) else ():
-        known = getattr(part, "_model_parameters", None)
+        known = getattr(part, "first_call", None)
         if known is not None:
-            known.statistics.take(networks)
+            known.parameters.statistics.take(networks)
 
 
 @torch.no_grad()

@@ -23,6 +23,7 @@ from pyro_implicit._checks import (
 )
 from pyro_implicit.bayesian.sampled_sites import check_met
 from pyro_implicit.exceptions import ArgumentError, GuideError, SiteError, StateError
+from pyro_implicit.guides.argument_dims import rows_of_first_call
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.latent_site import LatentSite
@@ -81,7 +82,7 @@ class GuidePrior(nn.Module):
         for site in self._map.sites:
             check_all_rows(site)
         sizes = [(site.name, [f.full_size for f in site.frames]) for site in self._map.sites]
-        self._same_rows = SameRows(getattr(guide, "_rows_seen", None), sizes)
+        self._same_rows = SameRows(rows_of_first_call(guide), sizes)
         #: name of the one latent of the new model
         self.noise_name = (
             _next_name(self.names) if noise_name is None else check_text("noise_name", noise_name)

@@ -25,6 +25,7 @@ from pyro_implicit._warn import warn
 from pyro_implicit.bayesian.joint_prior import JointPrior
 from pyro_implicit.bayesian.joint_site import JointSite
 from pyro_implicit.exceptions import ArgumentError, SiteError
+from pyro_implicit.guides.argument_dims import rows_of_first_call
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.draw_quantiles import DrawQuantiles
 from pyro_implicit.guides.held_data import program_of
@@ -137,7 +138,7 @@ def prior_from(
         traded = _warning_of_traded(sites, rows, None if known is not None else num_samples)
     for text in [*traded, *replaced_since_fit(guide)]:
         warn(text)
-    prior._same_rows = SameRows(getattr(guide, "_rows_seen", None), sizes)
+    prior._same_rows = SameRows(rows_of_first_call(guide), sizes)
     return prior
 
 

@@ -669,3 +669,25 @@ def test_a_guide_with_a_network_as_context_can_be_pickled() -> None:
     fit(model, guide, X, Y, num_steps=2, progress=False)
     again = pickle.loads(pickle.dumps(guide))
     torch.testing.assert_close(again.read_context(X, Y), guide.read_context(X, Y))
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        lambda guide: ConditionalHyperNetworkGuide.from_state_dict(guide.state_dict()),
+        lambda guide: pickle.loads(pickle.dumps(guide)),
+    ],
+)
+def test_the_order_of_keywords_does_not_matter_without_the_model_either(again: Any) -> None:
+    def model(x: Tensor, y: Tensor | None = None) -> None:
+        with pyro.plate("rows", len(x)):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z + x, 1.0), obs=y)
+
+    x, y = torch.randn(2, 4)
+    guide = ConditionalHyperNetworkGuide(model, init_from=None)
+    guide(x, y)
+    guide = again(guide)
+    assert guide.read_context(y=y, x=x).equal(x[:, None])
+    assert guide.read_context(x, y=y).equal(x[:, None])
+    assert guide.read_context(x=x).equal(x[:, None])

@@ -122,7 +122,7 @@ def test_what_is_wrong_with_a_call_is_told_by_it() -> None:
 def test_large_data_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyro_implicit.handlers.rows.row_coupling._MOST_NUMBERS", 5)
     guide = HyperNetworkGuide(_takes, init_from=None).setup(X, HELD)
-    held = guide._held_data
+    held = guide.first_call.held
     assert not held.arguments and held.observed == {"y": None}
     predicted = predict(_takes, guide, X, num_samples=2)  # of what was observed, nothing is told
     assert predicted["y"].shape == (2, 6)

@@ -245,5 +245,5 @@ def test_a_saved_guide_with_its_model_knows_what_is_new() -> None:
     with pytest.warns(UserWarning, match=r"does not draw \['more'\]"):
         evaluate(_state_space, old, LEVELS, ahead=3, future=torch.ones(3), num_samples=3)
     state["_extra_state"]["first_call"]["sampled"] = [3]
-    with pytest.raises(StateError, match=r"sites in 'first_call' of the state are \[3\]"):
+    with pytest.raises(StateError, match=r"names in 'first_call' of the state are \[3\]"):
         HyperNetworkGuide(_state_space, init_from=None).load_state_dict(state)

@@ -39,7 +39,8 @@ def other_columns(error: Exception, args: tuple[Any, ...], guide: Any) -> ShapeE
     :param guide: a guide that may know the shapes of arguments that it was built with.
     :returns: the clear error, or None for any other error.
     """
-    seen: tuple[tuple[int, ...] | None, ...] = getattr(guide, "_argument_shapes", ())
+    known = getattr(guide, "first_call", None)
+    seen: tuple[tuple[int, ...] | None, ...] = () if known is None else known.shapes
     if isinstance(error, ImplicitError) or _ROWS.search(str(error)) is None:
         return None
     for index, (old, one) in enumerate(zip(seen, args, strict=False)):

@@ -27,18 +27,18 @@ def warning_of_better_by_row(guide: Any) -> list[str]:
     :param guide: any guide; one that is not built yet says nothing.
     :returns: at most one text.
     """
-    seen = getattr(guide, "_rows_seen", None)
-    known = getattr(guide, "_model_parameters", None)
     if not isinstance(guide, ImplicitGuide) or isinstance(guide, ConditionalGuide):
         return []
-    if seen is None or known is None or not known.saved or seen[0] < _LEAST:
+    call = guide.first_call
+    seen, learned = (None, {}) if call is None else (call.rows, call.parameters.saved)
+    if seen is None or not learned or seen[0] < _LEAST:
         return []
     names = [site.name for site in guide.sites if any(f.size == seen[0] for f in site.frames)]
-    if not names or _size_of(known.saved) < _LEAST_LEARNED:
+    if not names or _size_of(learned) < _LEAST_LEARNED:
         return []
-    learned = few_of([name.replace("$$$", ".") for name in known.saved], 2)
+    network = few_of([name.replace("$$$", ".") for name in learned], 2)
     return [
-        f"the model learns a network ({learned}) beside latents of each of the {seen[0]} rows "
+        f"the model learns a network ({network}) beside latents of each of the {seen[0]} rows "
         f"({few_of(names, 2)}), as an autoencoder does: this guide finds those "
         "of each row by itself, and knows none of other rows. ConditionalHyperNetworkGuide(model) "
         "reads them from the row, learns faster and goes on to new rows."
