@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_seed
+from pyro_implicit._few import few_of
 from pyro_implicit._random import RandomStream
 from pyro_implicit._signature import in_order
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.conditional_base import ConditionalGuide
+from pyro_implicit.guides.held_data import observed_when_built
 from pyro_implicit.handlers.errors.explained_errors import explained_errors
 from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.rows.own_subsample import sizes_of_arguments
@@ -165,6 +167,7 @@ def _report(job: EvaluationJob, guide: Any, seed: int) -> EvaluationReport:
             "where values decide which of them are masked (censoring), scores of the others but "
             "their densities are of rows that were chosen by what is scored"
         ] = None
+    _note_new_sites(job, guide)
     never = int((whole["log_density"] == -math.inf).sum())
     if never:
         job.notes[f"{never} data have density 0 at every draw"] = None
@@ -181,6 +184,19 @@ def _report(job: EvaluationJob, guide: Any, seed: int) -> EvaluationReport:
         rows=whole,
         notes=tuple(job.notes),
     )
+
+
+def _note_new_sites(job: EvaluationJob, guide: Any) -> None:
+    """Those of a forecast, which are not to be taken for those of the fit."""
+    known = observed_when_built(guide)
+    new = [name for name in job.sites if name not in known]
+    if new and len(new) < len(job.sites):
+        listed = few_of(list(map(repr, new)))
+        job.notes[
+            f"the density of all sites is that of {listed}, which the model did not observe when "
+            "the guide was built, and of sites that it did, together; each has scores of its own, "
+            f"such as report[{new[0]!r}].log_density"
+        ] = None
 
 
 def _site(data: SiteData) -> SiteEvaluation:

@@ -211,6 +211,13 @@ def test_what_is_new_in_a_forecast_is_not_forgotten(kind: Any) -> None:
     assert {"y", "later"} <= report.sites.keys()
 
 
+def test_that_a_density_is_also_that_of_the_fits_own_series_is_noted() -> None:
+    guide = HyperNetworkGuide(_state_space, init_from=None).setup(LEVELS)
+    both = evaluate(_state_space, guide, LEVELS, ahead=3, future=torch.ones(3), num_samples=3)
+    assert sum("'later', which the model did not observe" in note for note in both.notes) == 1
+    assert not evaluate(_state_space, guide, LEVELS, num_samples=3).notes
+
+
 def test_what_is_new_and_follows_from_data_is_told() -> None:
     """Series of the data drawn anew, of which the forecast is another one's."""
 
