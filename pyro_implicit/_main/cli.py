@@ -81,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pyro_implicit", description=DESCRIPTION)
     _add_data_options(parser)
     _add_fit_options(parser)
+    _add_chain_options(parser)
     _add_output_options(parser)
     return parser
 
@@ -143,6 +144,12 @@ def _add_fit_options(parser: argparse.ArgumentParser) -> None:
         help="draws of the posterior for scores and files (default: 500)",
     )
     parser.add_argument(
+        "--save", action="store_true", help=f"also write the guide's state ({GUIDE_FILE})"
+    )
+
+
+def _add_chain_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--refine",
         type=_chain_steps,
         nargs="?",
@@ -159,9 +166,6 @@ def _add_fit_options(parser: argparse.ArgumentParser) -> None:
         default=0,
         metavar="N",
         help="also draw N (default: 200) samples by NUTS, after as many warm-up steps",
-    )
-    parser.add_argument(
-        "--save", action="store_true", help=f"also write the guide's state ({GUIDE_FILE})"
     )
 
 

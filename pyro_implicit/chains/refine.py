@@ -174,8 +174,7 @@ def refine(
         with density.ready(u):
             u, interrupted = job.points(density, u)
             density.fit_to(u)
-            check_finite(u, density(u), density.log_joint)
-            check_supports_at(model, sites, u, args, kwargs)
+            _check_starts(density, u)
             for text in filter(None, [*watched.warnings(), *_described(density.log_joint, u[0])]):
                 warn(text)
             generator = torch.Generator(u.device).manual_seed(seed)
@@ -189,6 +188,13 @@ def refine(
             check_domain(program, sites, chains.unconstrained if num_steps else u)
         remember_fit(model, chains, args, kwargs, are_chains=True)
         return chains
+
+
+def _check_starts(density: ChainDensity, u: Tensor) -> None:
+    """Chains begin where the model has a density, and its supports hold."""
+    log_joint = density.log_joint
+    check_finite(u, density(u), log_joint)
+    check_supports_at(log_joint.model, log_joint.sites, u, log_joint.args, log_joint.kwargs)
 
 
 def _described(log_joint: LogJoint, u: Tensor) -> list[str]:

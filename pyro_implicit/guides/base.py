@@ -286,36 +286,9 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         refuse_inference_mode(f"{type(self).__name__}.setup")
-        with explained_errors(args, kwargs), still_statistics():
-            try:
-                super()._setup_prototype(*args, **kwargs)  # type: ignore[no-untyped-call]
-            except NotImplementedError as error:
-                if "sequential" not in str(error):
-                    raise
-                self._prototype_frames = vectorised_frames(self.prototype_trace)
-        prototype: Any = self.prototype_trace
-        nodes = [
-            (name, node)
-            for name, node in prototype.iter_stochastic_nodes()
-            if not is_summed_out(node)
-        ]
-        if not nodes:
-            raise SiteError(
-                "the model has no latent site to infer: every sample statement is observed or "
-                "hidden. Write a latent pyro.sample(...) without obs=, or train without a guide."
-            )
-        called = CalledNetworks()
-        held = HeldData(self._bare_model[0], args, kwargs)
-        parameters = ModelParameters(held.parameters, ModelStatistics(called.outermost()))
-        first = leading_arguments(self._bare_model[0], args, kwargs)
-        self._first_call = FirstCall(
-            shapes_of_arguments(first),
-            fingerprint(first),
-            held,
-            parameters,
-            places_of(self._bare_model[0]),
-        )
-        pairs = [self._read_site(node) for _, node in nodes]
+        nodes = self._trace_prototype(args, kwargs)
+        self._first_call = self._know_call(args, kwargs)
+        pairs = [self._read_site(node) for node in nodes]
         parts = parts_of(self.factorized, [site.name for site, _ in pairs])
         sites, locs = zip(*(pairs[i] for part in parts.values() for i in part), strict=True)
         loc = torch.cat(locs)
@@ -324,13 +297,42 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         numels = [sum(site.numel for site in group) for group in groups]
         check_parts(dict(zip(parts, numels, strict=True)))
         log_joint = LogJoint(self._bare_model[0], sites, args, kwargs)
-        self._is_network = is_network(sites, prototype)
+        self._is_network = is_network(sites, self.prototype_trace)
         start = self._find_start(log_joint, loc, numels)
         starts = [start] if len(groups) == 1 else start.in_blocks(numels).split(numels)
         samplers = [self._make_sampler(g, begin) for g, begin in zip(groups, starts, strict=True)]
         self._build(list(sites), sizes, samplers)
-        for _, node in nodes:  # the start is found, and values take as much memory as a draw
+        for node in nodes:  # the start is found, and values take as much memory as a draw
             node["value"] = node["value"].new_zeros(()).expand(node["value"].shape)
+
+    def _trace_prototype(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Runs the model once; its latent sites, those left out that a sum takes out."""
+        with explained_errors(args, kwargs), still_statistics():
+            try:
+                super()._setup_prototype(*args, **kwargs)  # type: ignore[no-untyped-call]
+            except NotImplementedError as error:
+                if "sequential" not in str(error):
+                    raise
+                self._prototype_frames = vectorised_frames(self.prototype_trace)
+        prototype: Any = self.prototype_trace
+        nodes = [n for _, n in prototype.iter_stochastic_nodes() if not is_summed_out(n)]
+        if not nodes:
+            raise SiteError(
+                "the model has no latent site to infer: every sample statement is observed or "
+                "hidden. Write a latent pyro.sample(...) without obs=, or train without a guide."
+            )
+        return nodes
+
+    def _know_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FirstCall:
+        """What tells these arguments from those of later calls."""
+        model, called = self._bare_model[0], CalledNetworks()
+        held = HeldData(model, args, kwargs)
+        parameters = ModelParameters(held.parameters, ModelStatistics(called.outermost()))
+        first = leading_arguments(model, args, kwargs)
+        shapes, rows = shapes_of_arguments(first), fingerprint(first)
+        return FirstCall(shapes, rows, held, parameters, places_of(model))
 
     def _find_start(self, log_joint: LogJoint, loc: Tensor, sizes: Sequence[int]) -> GaussianStart:
         init_from, fixed, has_units = self._init_from[0], self._has_location, self._has_units()

@@ -20,7 +20,7 @@ from pyro.infer import ELBO
 from pyro.infer.util import is_validation_enabled
 from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.trace_messenger import TraceMessenger
-from torch import Tensor
+from torch import Tensor, fx
 from torch.utils import _pytree
 
 from pyro_implicit._checks import check_flag, shown
@@ -250,30 +250,15 @@ class RecordedObjective(ELBO):
 
     def _record(self, graph: RecordedStep, call: StepCall) -> None:
         """Records one step, if its program is the same at each step as far as can be seen."""
-        model, guide = call.model, call.guide
-        reason = why_not_recorded(self.objective, guide) or graph.reason or call.unfit()
+        reason = why_not_recorded(self.objective, call.guide) or graph.reason or call.unfit()
         if reason:
             self._give_up(reason)
             return
         graph.met.listen()
         params = graph.met.trained
-
-        def step(*tensors: Tensor) -> tuple[Tensor, ...]:
-            some, named = call.filled(tensors)
-            loss = self.objective.differentiable_loss(model, guide, *some, **named)
-            gradients = torch.autograd.grad(loss, params, allow_unused=True)
-            return loss.detach(), *as_backward_leaves_them(gradients)
-
         state, terms = read_random_state(), self.objective.last_terms
-        number, read = NoticedOperation(NUMBER_READ), ReadValues()
-        turns = self._turns
-        uncounted = turns.uncounted(guide) if turns else nullcontext(graph.sites)
         try:
-            with warnings.catch_warnings(), pyro.validation_enabled(False), Unvalidated():
-                warnings.simplefilter("ignore")
-                with number, read, uncounted as graph.sites:
-                    # objects of their own: another argument, or the model, may hold the same one
-                    recorded = trace_operations(step, *(one.detach() for one in call.tensors))
+            recorded, reads = self._traced(graph, call, params)
             write_random_state(state)
             other = foreign(recorded, params)
             if shapes_of_values(recorded, trained=params, arguments=False):
@@ -288,11 +273,32 @@ class RecordedObjective(ELBO):
         finally:
             write_random_state(state)
             self.objective.last_terms = terms
-        if number.found or read.found or other:
-            self._give_up(READS if number.found or read.found else other)
+        if reads or other:
+            self._give_up(READS if reads else other)
             return
-        graph.run, graph.state = torch.no_grad()(recorded), python_state(model, guide)
+        graph.run, graph.state = torch.no_grad()(recorded), python_state(call.model, call.guide)
         graph.checks = ArgumentChecks(call) if is_validation_enabled() else None
+
+    def _traced(
+        self, graph: RecordedStep, call: StepCall, params: list[Tensor]
+    ) -> tuple[fx.GraphModule, bool]:
+        """The operations of a step and its gradients; whether it reads numbers out of tensors."""
+
+        def step(*tensors: Tensor) -> tuple[Tensor, ...]:
+            some, named = call.filled(tensors)
+            loss = self.objective.differentiable_loss(call.model, call.guide, *some, **named)
+            gradients = torch.autograd.grad(loss, params, allow_unused=True)
+            return loss.detach(), *as_backward_leaves_them(gradients)
+
+        number, read = NoticedOperation(NUMBER_READ), ReadValues()
+        turns = self._turns
+        uncounted = turns.uncounted(call.guide) if turns else nullcontext(graph.sites)
+        with warnings.catch_warnings(), pyro.validation_enabled(False), Unvalidated():
+            warnings.simplefilter("ignore")
+            with number, read, uncounted as graph.sites:
+                # objects of their own: another argument, or the model, may hold the same one
+                recorded = trace_operations(step, *(one.detach() for one in call.tensors))
+        return recorded, bool(number.found or read.found)
 
     def _look(self, graph: RecordedStep, call: StepCall) -> float:
         """A step of the program, its parameters, and what it changes beside the gradients."""
