@@ -66,6 +66,7 @@ SETTINGS: dict[str, Any] = {
     "every": 30,
     "draws": 30,
     "init_scale": 0.02,
+    "rows_at_once": 500,  # of a prediction: ten functions of 4500 rows and 200 units are 3 GB
 }
 Prediction = tuple[Tensor, Tensor]
 Part = tuple[Tensor, Tensor]
@@ -89,14 +90,20 @@ def by_fit(
     fitted, held, test = parts
     fit = make(network)
 
+    def predict(new: Tensor) -> Prediction:
+        # functions of a process of whole data are evaluated there too: once
+        blocks = [new] if isinstance(fit, Collapsed) else new.split(SETTINGS["rows_at_once"])
+        means, deviations = zip(*(fit.predict(*fitted, rows) for rows in blocks), strict=True)
+        return torch.cat(means), torch.cat(deviations)
+
     def score() -> float:
-        return negative_log_likelihood(held[1], fit.predict(*fitted, held[0]))
+        return negative_log_likelihood(held[1], predict(held[0]))
 
     every = min(SETTINGS["every"], len(steps))
     options = {"batch_size": SETTINGS["batch_size"], "patience": SETTINGS["patience"]}
     count = train(fit, fitted, steps, rate=SETTINGS["rate"], score=score, every=every, **options)
     with torch.no_grad():
-        return fit.predict(*fitted, test[0]), count
+        return predict(test[0]), count
 
 
 def mean_field(parts: Sequence[Part], steps: Any, network: nn.Module) -> tuple[Prediction, int]:
