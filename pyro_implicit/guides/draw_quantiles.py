@@ -34,7 +34,8 @@ class DrawQuantiles:
         Estimates marginal medians of the posterior from draws.
 
         :param int num_samples: number of draws that the medians are taken over.
-        :returns: the marginal posterior median of each latent entry, by site.
+        :returns: the marginal posterior median of each latent entry, by site. Entries that belong
+            together, as those of a simplex or a covariance, need not fit together as medians.
         """
         return {
             name: values[0]

@@ -22,6 +22,7 @@ __all__ = ["REMEDY", "blames_vectorisation", "check_particles_apart", "log_prob_
 REMEDY = (
     "Count dimensions from the right and name them: w[..., 0], not w[0]; (w * x).sum(-1), not "
     "x @ w nor w.sum(); softmax(w, -1), not softmax(w, 0); w * x[:, 0], not w * x[:, :1]; "
+    "s[..., :, None] * L, not s[:, None] * L; "
     "torch.stack([a, b], -1); and put every batch dimension of a site into a plate or .to_event. "
     "Or loop: vectorize_particles=False."
 )

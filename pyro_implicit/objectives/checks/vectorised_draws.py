@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pyro
@@ -22,9 +23,13 @@ from pyro_implicit.objectives.particles.particle import Particle, sample_nodes
 
 __all__ = ["check_same_alone"]
 
-_TOLERANCE = 1e-2  # of nats and of the density: sums in other orders
+_TOLERANCE = 1e-2  # of nats and of the density of a site: sums in other orders
 _COARSE = 0.1  # of half precision
 _HALF = (torch.float16, torch.bfloat16)
+_FINE = 1e-4  # of each entry of it: what differs by more is compared with what rounding does
+_PERTURBED_RUNS = 3
+_ROUNDINGS = 4.0  # by which latents and data are perturbed, in units of their precision
+_TIMES_ROUNDING = 10.0  # where the model is ill-conditioned
 
 
 def check_same_alone(model: Any, args: Any, kwargs: Any, particle: Particle, count: int) -> None:
@@ -33,7 +38,8 @@ def check_same_alone(model: Any, args: Any, kwargs: Any, particle: Particle, cou
 
     Such are models that ask for the value of a latent, as ``if (w > 0).any():`` does, which is one
     question about all draws; and models that mix draws where no gradient shows it to
-    ``check_particles_apart``: by ranks, the largest entry, a comparison with a mean. The first draw
+    ``check_particles_apart``: by ranks, the largest entry, a comparison with a mean; and models
+    that broadcast otherwise with draws in front, such as ``scale[:, None] * chol``. The first draw
     is evaluated by itself, twice, and three others once. A model that draws numbers of its own, or
     does not run so, is not judged.
 
@@ -50,6 +56,7 @@ def check_same_alone(model: Any, args: Any, kwargs: Any, particle: Particle, cou
         with unseen_run(), torch.no_grad(), Unvalidated():
             with pyro.validation_enabled(False):
                 place, alone = _run_alone(model, args, kwargs, particle, count)
+                mixed = _first_mixed(model, args, kwargs, particle, together, alone)
     except Exception:  # whatever a model does with draws that were made for many
         return
     if place is not None:
@@ -59,26 +66,87 @@ def check_same_alone(model: Any, args: Any, kwargs: Any, particle: Particle, cou
             "particles that is one question about all draws, and one answer. Write "
             "torch.where(w > 0, a, b), or loop: vectorize_particles=False."
         )
-    for index, found in alone.items():
-        for name, value in found.items():
-            many = together.get(name)
-            if many is not None and not _is_near(many[index], value):
-                raise SiteError(
-                    f"the log-density of site {name!r} of the model is {float(many[index]):.6g} at "
-                    f"one of {count} vectorised particles, and {float(value):.6g} at the same "
-                    f"latents by themselves: the model mixes draws. {REMEDY}"
-                )
+    if mixed is not None:
+        name, many, one = mixed
+        raise SiteError(
+            f"the log-density of site {name!r} of the model is {many:.7g} at one of {count} "
+            f"vectorised particles, and {one:.7g} at the same latents by themselves: the model "
+            f"mixes draws, or broadcasts otherwise with draws in front. {REMEDY}"
+        )
 
 
 def _by_draw(node: Any, count: int) -> Tensor | None:
-    """A site's log-densities, a sum for each draw; None if draws are not in front."""
+    """A site's log-densities, those of each draw in a row; None if draws are not in front."""
     if "log_prob" not in node:
         return None
-    log_prob = node["log_prob"].detach()
+    log_prob: Tensor = node["log_prob"].detach()
     if not log_prob.dim() or len(log_prob) != count:
         return None
-    summed: Tensor = log_prob.reshape(count, -1).sum(1)
-    return summed
+    return log_prob.reshape(count, -1)
+
+
+def _first_mixed(
+    model: Any,
+    args: Any,
+    kwargs: Any,
+    particle: Particle,
+    together: dict[str, Tensor | None],
+    alone: dict[int, dict[str, Tensor]],
+) -> tuple[str, float, float] | None:
+    """A site whose density is another one among other draws: its name, and both densities."""
+    for index, found in alone.items():
+        rounding: dict[str, float] | None = None
+        for name, one in found.items():
+            many = together.get(name)
+            if many is None or not (_is_finite(many[index]) and _is_finite(one)):
+                continue
+            is_mixed = not _is_near(many[index].sum(), one.sum())
+            difference = _largest_difference(many[index], one)
+            if not is_mixed and difference > _FINE and _is_precise(one):
+                if rounding is None:
+                    rounding = _rounding(model, args, kwargs, particle, index, found)
+                is_mixed = difference > _TIMES_ROUNDING * rounding.get(name, math.inf)
+            if is_mixed:
+                return name, float(many[index].sum()), float(one.sum())
+    return None
+
+
+def _largest_difference(one: Tensor, other: Tensor) -> float:
+    """Of entries, in units of their size; of sums, where one has entries that the other lacks."""
+    if one.numel() != other.numel():
+        one, other = one.sum(), other.sum()
+    return float(((one - other).abs() / (1.0 + other.abs())).max()) if one.numel() else 0.0
+
+
+def _rounding(
+    model: Any,
+    args: Any,
+    kwargs: Any,
+    particle: Particle,
+    index: int,
+    found: dict[str, Tensor],
+) -> dict[str, float]:
+    """How far densities of one draw move by site, if latents and data do in their last digits."""
+    single, values = _single(model, particle), _values(particle, index)
+    most = dict.fromkeys(found, 0.0)
+    for _ in range(_PERTURBED_RUNS):
+        moved = {
+            name: value if name in particle.rows else _perturbed(value)
+            for name, value in values.items()
+        }
+        some = [_perturbed(value) for value in args]
+        named = {name: _perturbed(value) for name, value in kwargs.items()}
+        for name, value in _densities(single, some, named, moved).items():
+            if name in most and _is_finite(value):
+                most[name] = max(most[name], _largest_difference(value, found[name]))
+    return most
+
+
+def _perturbed(value: Any) -> Any:
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.is_sparse:
+        return value
+    by = _ROUNDINGS * torch.finfo(value.dtype).eps
+    return value * (1.0 + by * (2.0 * torch.rand_like(value) - 1.0))
 
 
 def _run_alone(
@@ -133,12 +201,21 @@ def _densities(single: Any, args: Any, kwargs: Any, values: dict[str, Tensor]) -
     trace.compute_log_prob()
     sum_out(trace)
     nodes = sample_nodes(trace)
-    return {name: node["log_prob_sum"] for name, node in nodes.items() if "log_prob_sum" in node}
+    return {name: node["log_prob"].flatten() for name, node in nodes.items() if "log_prob" in node}
+
+
+def _is_finite(value: Tensor) -> bool:
+    return bool(value.isfinite().all())
+
+
+def _is_precise(value: Tensor) -> bool:
+    """Whether two runs of the same numbers differ in the last digits alone, as on a CPU."""
+    if torch.is_autocast_enabled(value.device.type) or value.dtype in _HALF:
+        return False
+    return value.device.type == "cpu" or value.dtype == torch.float64  # others may use TF32
 
 
 def _is_near(one: Tensor, other: Tensor) -> bool:
-    if not (bool(one.isfinite()) and bool(other.isfinite())):
-        return True
     half = torch.is_autocast_enabled(one.device.type)
     tolerance = _COARSE if half or one.dtype in _HALF or other.dtype in _HALF else _TOLERANCE
     return bool((one - other).abs() <= tolerance * (1 + other.abs()))

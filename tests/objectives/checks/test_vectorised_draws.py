@@ -13,6 +13,7 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import config_enumerate
+from pyro.infer.autoguide import init_to_value
 from pyro.ops.indexing import Vindex
 from torch import Tensor, nn
 
@@ -56,6 +57,57 @@ APART = {
 def test_what_mixes_draws_is_refused(name: str, count: int) -> None:
     with pytest.raises(SiteError, match=r"of site 'y' of the model is .* the model mixes draws"):
         _loss(_model(MIXING[name]), count)
+
+
+def _covariance(front: Any) -> Callable[..., Any]:
+    """Rows of a Cholesky factor scaled for one draw; with draws in front as the index has it."""
+
+    def model(x: Tensor, y: Tensor) -> None:
+        chol = pyro.sample("chol", dist.LKJCholesky(3, 1.0))
+        scales = pyro.sample("scales", dist.LogNormal(torch.zeros(3), 1.0).to_event(1))
+        with pyro.plate("data", len(x)):
+            factor = scales[front] * chol
+            pyro.sample("x", dist.MultivariateNormal(torch.zeros(3), scale_tril=factor), obs=x)
+
+    return model
+
+
+@pytest.mark.parametrize("count", [8, 32])
+@pytest.mark.parametrize("scale", [0.1, 0.03])
+def test_small_differences_are_told_from_rounding(count: int, scale: float) -> None:
+    x = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
+    for front, mixes in (((slice(None), None), True), ((..., slice(None), None), False)):
+        model = _covariance(front)
+        guide = HyperNetworkGuide(model, init_from=None, init_scale=scale).setup(x, Y)
+        torch.manual_seed(0)
+        objective = LinearisedELBO(count, vectorize_particles=True)
+        refused = pytest.raises(SiteError, match=r"or broadcasts otherwise with draws in front")
+        with refused if mixes else nullcontext():
+            objective.differentiable_loss(model, guide, x, Y)
+
+
+@pytest.mark.parametrize("times", [10.0, 1e-3])
+def test_what_rounding_does_to_one_draw_it_may_do_to_many(
+    times: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another order of a sum is no mixture of draws, however much is lost by rounding."""
+    monkeypatch.setattr("pyro_implicit.objectives.checks.vectorised_draws._TIMES_ROUNDING", times)
+    x = 1e4 * torch.randn(20, 50, generator=torch.Generator().manual_seed(0))
+
+    def model(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(50), 1.0).to_event(1))
+        terms = x * w
+        mean = sum((terms.flip(-1) if w.dim() > 1 else terms).unbind(-1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    at = init_to_value(values={"w": torch.ones(50)})
+    guide = HyperNetworkGuide(model, init_from=None, init_loc_fn=at, init_scale=1e-5)
+    guide.setup(x, x.sum(-1))
+    torch.manual_seed(0)
+    refused = pytest.raises(SiteError, match="the model mixes draws")  # no small difference
+    with nullcontext() if times > 1 else refused:
+        LinearisedELBO(32, vectorize_particles=True).loss(model, guide, x, x.sum(-1))
 
 
 @pytest.mark.parametrize("name", APART)
