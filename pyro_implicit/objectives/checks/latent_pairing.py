@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
+import torch
 from pyro.poutine.util import site_is_subsample
 
 from pyro_implicit.exceptions import GuideError, SiteError
 
-__all__ = ["check_pairing"]
+__all__ = ["check_pairing", "check_same_weight"]
 
 Nodes = Mapping[str, Any]
 
@@ -46,7 +47,7 @@ def _check_latents(model_nodes: Nodes, guide_nodes: Nodes) -> None:
     """
     _check_sampled_by_model(model_nodes, guide_nodes)
     _check_independent(guide_nodes)
-    _check_same_size(model_nodes, guide_nodes)
+    check_same_weight(model_nodes, guide_nodes)
 
 
 def _check_supports(model_nodes: Nodes, guide_nodes: Nodes) -> None:
@@ -94,14 +95,25 @@ def _check_independent(guide_nodes: Nodes) -> None:
             )
 
 
-def _check_same_size(model_nodes: Nodes, guide_nodes: Nodes) -> None:
-    """Refuses latents whose entropy would count more or less often than their prior."""
-    made = [node["infer"].get("implicit_latents", ()) for node in guide_nodes.values()]
-    for latent in dict.fromkeys(chain.from_iterable(made)):
-        if latent not in guide_nodes:
+def check_same_weight(model_nodes: Nodes, guide_nodes: Nodes) -> None:
+    """
+    Refuses latents whose entropy would count more or less often than their prior.
+
+    :param model_nodes: the model's sample sites by name.
+    :param guide_nodes: those of the guide. Latents that are made from an implicit site have no
+        weight of their own, and must be in plates of the same sizes; others may be scaled.
+    :raises SiteError: for a plate that has another number of all rows in the guide.
+    """
+    nodes = guide_nodes.values()
+    made = set(chain.from_iterable(node["infer"].get("implicit_latents", ()) for node in nodes))
+    for latent, node in guide_nodes.items():
+        prior = model_nodes.get(latent)
+        if prior is None or node["is_observed"] or site_is_subsample(node):
             continue
-        mine = {f.name: f.full_size for f in guide_nodes[latent]["cond_indep_stack"]}
-        for frame in model_nodes[latent]["cond_indep_stack"]:
+        if latent not in made and _is_equal(node["scale"], prior["scale"]):
+            continue
+        mine = {f.name: f.full_size for f in node["cond_indep_stack"]}
+        for frame in prior["cond_indep_stack"]:
             size = mine.get(frame.name, frame.full_size)
             if size != frame.full_size:
                 raise SiteError(
@@ -111,3 +123,7 @@ def _check_same_size(model_nodes: Nodes, guide_nodes: Nodes) -> None:
                     "number of all data, pyro.plate(name, num_data, subsample_size=len(x)), or the "
                     "guide create_plates (a function of the model's arguments that returns it)."
                 )
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    return bool((torch.as_tensor(one) == torch.as_tensor(other).to(torch.as_tensor(one))).all())

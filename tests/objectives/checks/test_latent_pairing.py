@@ -17,11 +17,13 @@ from pyro_implicit import (
     ImplicitDistribution,
     KernelDensityRatioELBO,
     LinearisedELBO,
+    MixtureDensityGuide,
     PosteriorPredictiveLoss,
 )
 from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.generators import ResidualGenerator
+from pyro_implicit.objectives import IWAE
 
 Make = Callable[..., Any]
 Y = torch.tensor([-1.0, 0.5, 2.0])
@@ -184,3 +186,24 @@ def test_bounds_of_another_precision_are_the_same() -> None:
 
     with pytest.raises(SiteError, match=r"upper_bound=a tensor of shape \(7,\)"):
         LinearisedELBO(2).loss(other, guide, Y)
+
+
+# ---- rows that weigh more on one side
+
+
+def _rows(x: torch.Tensor, y: torch.Tensor) -> None:
+    with pyro.plate("rows", len(x)):
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(z + x, 0.5), obs=y)
+
+
+@pytest.mark.parametrize(
+    "objective", [AlphaEnergy(20, alpha=0.0), IWAE(20), AlphaEnergy(20, alpha=0.5)]
+)
+def test_rows_of_an_explicit_guide_weigh_as_in_the_model(objective: Any) -> None:
+    x, y = torch.randn(2, 12)
+    guide = MixtureDensityGuide(_rows)
+    guide(x, y)
+    assert objective.loss(_rows, guide, x, y) < float("inf")
+    with pytest.raises(SiteError, match=r"'z' is in plate 'rows', which has 6 rows in all in the"):
+        objective.loss(_rows, guide, x[:6], y[:6])

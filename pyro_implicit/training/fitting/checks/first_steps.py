@@ -24,11 +24,13 @@ from pyro_implicit.handlers.observations.data_gradient import (
 from pyro_implicit.handlers.observations.data_use import IN_BATCHES, DataUse
 from pyro_implicit.handlers.pointwise import latent_sites
 from pyro_implicit.handlers.rows.row_slices import number_of_rows
+from pyro_implicit.objectives.particle_objective import ParticleObjective
 from pyro_implicit.training.fitting.arguments import Arguments
 from pyro_implicit.training.fitting.checks.first_look import first_look
 from pyro_implicit.training.fitting.checks.left_out import warning_of_left_out
 from pyro_implicit.training.fitting.checks.listed_values import check_plates_of_listed
 from pyro_implicit.training.fitting.checks.other_order import warning_of_other_order
+from pyro_implicit.training.fitting.checks.plate_sizes import check_plate_sizes
 from pyro_implicit.training.fitting.parameters.adopted_parameters import AdoptedParameters
 from pyro_implicit.training.fitting.validation import Validation
 
@@ -74,6 +76,7 @@ class FirstSteps:
         self._called: CalledParameters | None = CalledParameters()
         self._given: dict[str, bool] | None = None  # arguments of the first step that were not None
         self._shapes: set[Any] = set()  # of arguments so far
+        self._sizes: set[Any] = set()  # likewise, of those whose plates were compared
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -95,9 +98,11 @@ class FirstSteps:
         :param dict kwargs: keyword arguments.
         :raises ImplicitError: as :func:`first_look` does, for batches of other shapes than those
             before.
+        :raises SiteError: with one of Pyro's objectives, as :func:`check_plate_sizes` does.
         :warns UserWarning: for batches of other shapes than the guide was built with, or without
             what the first one had.
         """
+        self._look_at_plates(args, kwargs)
         if self.arguments.batches is None:
             return
         leading = leading_arguments(self.model, args, kwargs)
@@ -198,6 +203,15 @@ class FirstSteps:
             found.append(set(capture.trace.param_nodes))
         return bool(set.intersection(*found))
 
+    def _look_at_plates(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """What Pyro's objectives take as it comes, at arguments of other shapes than before."""
+        if not isinstance(self.objective, ELBO) or isinstance(self.objective, ParticleObjective):
+            return
+        key = _shapes_of(args, kwargs)
+        if key not in self._sizes and len(self._sizes) < _MOST_SHAPES:
+            self._sizes.add(key)
+            check_plate_sizes(self.model, self.guide, args, kwargs)
+
     def _look_for_absent(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Of batches without an argument that the first one had, or with one that it had not."""
         given = named_arguments(args, kwargs)
@@ -214,7 +228,7 @@ class FirstSteps:
 
     def _look_at_shapes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """The first run of a model was at those of the first batch alone."""
-        key = tuple((name, tuple(one.shape)) for name, one in tensors_among(args, kwargs).items())
+        key = _shapes_of(args, kwargs)
         is_new = bool(self._shapes) and key not in self._shapes
         if len(self._shapes) < _MOST_SHAPES:
             self._shapes.add(key)
@@ -238,3 +252,7 @@ class FirstSteps:
             "subsample_size=len(x)) and a ConditionalHyperNetworkGuide, or name the rows of "
             "a batch (create_plates)."
         )
+
+
+def _shapes_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple((name, tuple(one.shape)) for name, one in tensors_among(args, kwargs).items())
