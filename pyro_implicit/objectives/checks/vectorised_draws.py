@@ -17,14 +17,14 @@ from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.handlers.looks.unvalidated import Unvalidated
 from pyro_implicit.handlers.masks.replicates import Replicates
 from pyro_implicit.objectives.checks.batch_dims import PARTICLE_PLATE
-from pyro_implicit.objectives.checks.particle_coupling import REMEDY
+from pyro_implicit.objectives.checks.particle_coupling import ADVICE_ON_VECTORISATION
 from pyro_implicit.objectives.particles.particle import Particle, sample_nodes
 
 __all__ = ["check_same_alone"]
 
-_TOLERANCE = 1e-2  # of nats and of the density: sums in other orders
-_COARSE = 0.1  # of half precision
-_HALF = (torch.float16, torch.bfloat16)
+_LOG_PROB_TOLERANCE = 1e-2  # in nats, and relative: the sums are in other orders
+_HALF_PRECISION_TOLERANCE = 0.1
+_HALF_PRECISION_DTYPES = (torch.float16, torch.bfloat16)
 
 
 def check_same_alone(model: Any, args: Any, kwargs: Any, particle: Particle, count: int) -> None:
@@ -66,7 +66,7 @@ def check_same_alone(model: Any, args: Any, kwargs: Any, particle: Particle, cou
                 raise SiteError(
                     f"the log-density of site {name!r} of the model is {float(many[index]):.6g} at "
                     f"one of {count} vectorised particles, and {float(value):.6g} at the same "
-                    f"latents by themselves: the model mixes draws. {REMEDY}"
+                    f"latents by themselves: the model mixes draws. {ADVICE_ON_VECTORISATION}"
                 )
 
 
@@ -140,5 +140,9 @@ def _is_near(one: Tensor, other: Tensor) -> bool:
     if not (bool(one.isfinite()) and bool(other.isfinite())):
         return True
     half = torch.is_autocast_enabled(one.device.type)
-    tolerance = _COARSE if half or one.dtype in _HALF or other.dtype in _HALF else _TOLERANCE
+    tolerance = (
+        _HALF_PRECISION_TOLERANCE
+        if half or one.dtype in _HALF_PRECISION_DTYPES or other.dtype in _HALF_PRECISION_DTYPES
+        else _LOG_PROB_TOLERANCE
+    )
     return bool((one - other).abs() <= tolerance * (1 + other.abs()))
