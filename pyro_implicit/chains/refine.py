@@ -56,7 +56,7 @@ from pyro_implicit.handlers.rows.same_rows import fingerprint
 
 __all__ = ["refine"]
 
-_TRIES = 10  # to draw a start where the density is finite
+_MAX_REDRAWS_OF_A_START = 10  # where the density is not finite
 
 
 def refine(
@@ -314,7 +314,7 @@ class _Start:
         if not isinstance(self.start, int):
             return u, False
         found = density(u)
-        for _ in range(_TRIES):
+        for _ in range(_MAX_REDRAWS_OF_A_START):
             bad = is_bad(found)
             if not bool(bad.any()):
                 break
