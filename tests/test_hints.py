@@ -72,8 +72,8 @@ def train(model, objective, num_steps=1, **options):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(looped_watch, "_PATIENCE", 0.0)
-    monkeypatch.setattr(looped_watch, "_STEPS", 3)
+    monkeypatch.setattr(looped_watch, "_MIN_SECONDS_BEFORE_TRIAL", 0.0)
+    monkeypatch.setattr(looped_watch, "_MIN_STEPS_BEFORE_TRIAL", 3)
 
 
 @pytest.mark.long
@@ -115,7 +115,7 @@ def test_draws_that_are_left_alone(heard, impatient, model, objective):
 def test_the_trial_does_not_change_training(impatient):
     found = []
     for patience in (0.0, 1e9):
-        looped_watch._PATIENCE = patience
+        looped_watch._MIN_SECONDS_BEFORE_TRIAL = patience
         pyro.set_rng_seed(0)
         pyro.clear_param_store()
         model = vectorisable()
@@ -141,7 +141,7 @@ def test_as_many_noises_as_latents(heard):
 
 
 def test_an_exact_determinant_of_a_large_jacobian(heard, monkeypatch):
-    monkeypatch.setattr("pyro_implicit.objectives.exact_determinant._ENTRIES", 50)
+    monkeypatch.setattr("pyro_implicit.objectives.exact_determinant._MAX_ENTRIES_OF_JACOBIAN", 50)
     train(vectorisable(20), LinearisedELBO(), 2, noise_dim=3, hidden_dims=(2,), scale=0.1)
     (text,) = texts(heard)
     assert "20 latents and 3 noises" in text and "LanczosELBO, which fit chooses" in text

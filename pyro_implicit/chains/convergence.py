@@ -16,11 +16,10 @@ from pyro_implicit._warn import warn
 from pyro_implicit.arviz.compatibility import import_arviz
 from pyro_implicit.exceptions import StateError
 
-__all__ = ["LIMIT", "agreement", "effective_sizes", "r_hats", "warn_of"]
+__all__ = ["MAX_R_HAT", "agreement", "effective_sizes", "r_hats", "warn_of"]
 
-#: the r-hat above which chains are said to disagree
-LIMIT = 1.1
-_FEWEST = 4
+MAX_R_HAT = 1.1  # chains with a larger one are said to disagree
+_MIN_DRAWS_PER_CHAIN = 4  # of which ArviZ computes an r-hat
 
 
 def r_hats(draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -58,13 +57,13 @@ def agreement(draws: Mapping[str, Tensor]) -> str:
     :returns: the largest r-hat and the smallest effective size; nothing of a single chain, or of
         too few draws.
     """
-    if any(len(one) < 2 or one.shape[1] < _FEWEST for one in draws.values()):
+    if any(len(one) < 2 or one.shape[1] < _MIN_DRAWS_PER_CHAIN for one in draws.values()):
         return ""
     found = {name: _without_nan(one) for name, one in r_hats(draws).items() if one.numel()}
     worst = max(found, key=lambda name: float(found[name].max()))
-    over = torch.cat([one.reshape(-1) for one in found.values()]) > LIMIT
+    over = torch.cat([one.reshape(-1) for one in found.values()]) > MAX_R_HAT
     sizes = torch.cat([one.reshape(-1) for one in effective_sizes(draws).values()])
-    share = f" and above {LIMIT} for {float(over.double().mean()):.0%} of the entries"
+    share = f" and above {MAX_R_HAT} for {float(over.double().mean()):.0%} of the entries"
     return (
         f"r-hat of latents up to {float(found[worst].max()):.3g} ({worst!r})"
         f"{share if bool(over.any()) else ''}, effective sample size at least "
@@ -83,10 +82,10 @@ def _summary(function: str, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, values in draws.items():
         count = values.shape[1]
-        if count < _FEWEST:
+        if count < _MIN_DRAWS_PER_CHAIN:
             raise StateError(
-                f"each chain has {count} draws; {function} needs {_FEWEST}. Let them go on: "
-                "chains.run(1000)."
+                f"each chain has {count} draws; {function} needs {_MIN_DRAWS_PER_CHAIN}. Let "
+                "them go on: chains.run(1000)."
             )
         flat = values.detach().double().cpu().reshape(*values.shape[:2], -1).numpy()
         dims = ("chain", "draw", "entry")
@@ -99,7 +98,7 @@ def _summary(function: str, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def warn_of(what: str, found: Mapping[str, Tensor], remark: str, limit: float = LIMIT) -> bool:
+def warn_of(what: str, found: Mapping[str, Tensor], remark: str, limit: float = MAX_R_HAT) -> bool:
     """
     Warns where chains disagree.
 
@@ -113,10 +112,10 @@ def warn_of(what: str, found: Mapping[str, Tensor], remark: str, limit: float = 
     if over:
         worst = max(over, key=lambda name: float(_without_nan(over[name]).max()))
         values = over[worst]
-        share = float((values > LIMIT).double().mean())
+        share = float((values > MAX_R_HAT).double().mean())
         warn(
             f"the r-hat of {what} is up to {float(_without_nan(values).max()):.3g} (site "
-            f"{worst!r}; above {LIMIT} for {share:.0%} of its entries): the chains have not "
+            f"{worst!r}; above {MAX_R_HAT} for {share:.0%} of its entries): the chains have not "
             f"mixed. {remark}"
         )
     return bool(over)

@@ -21,7 +21,7 @@ from pyro_implicit.ops.graphs.recording import record
 
 __all__ = ["ChainDensity"]
 
-_NO_DENSITY = (
+_ADVICE_ON_OWN_RANDOMNESS = (
     ": it draws random numbers beside its latents, so that it has no density to sample from. "
     "Give every random quantity a pyro.sample statement, and call .eval() on networks with dropout."
 )
@@ -63,7 +63,7 @@ class ChainDensity:
         :raises SiteError: if two evaluations at one point differ.
         """
         with self.typed(), pyro.validation_enabled(False):
-            self.log_joint.check_deterministic(u[0], _NO_DENSITY)
+            self.log_joint.check_deterministic(u[0], _ADVICE_ON_OWN_RANDOMNESS)
             self._num_chains = 0
             self.fit_to(u)
             yield self

@@ -17,9 +17,9 @@ from pyro_implicit.handlers.errors.value_errors import is_outside_support, refus
 
 __all__ = ["check_domain"]
 
-_POINTS = 32  # that are looked at, each by a run of the model or two
-_SHARE = 0.1  # of them, two at least, that are certain to be outside
-_UNCERTAIN_SHARE = 0.5  # of those too that nobody can look at in double precision
+_NUM_POINTS = 32  # each is looked at by a run of the model or two
+_MIN_SHARE_OUTSIDE = 0.1  # of the points, certain to be outside (two at least), to refuse chains
+_MIN_SHARE_IF_UNCERTAIN = 0.5  # counting those that cannot be looked at in double precision
 
 
 def check_domain(program: Program, sites: list[LatentSite], points: Tensor) -> None:
@@ -38,7 +38,7 @@ def check_domain(program: Program, sites: list[LatentSite], points: Tensor) -> N
         :meth:`ChainDensity.ready`.
     :raises SiteError: if a tenth of some points are outside.
     """
-    chosen = evenly(points, _POINTS)
+    chosen = evenly(points, _NUM_POINTS)
     density = program.density(sites, points.dtype)
     notes = [(point, text) for point in chosen if (text := _refused(density, point))]
     if len(notes) < 2:
@@ -47,8 +47,8 @@ def check_domain(program: Program, sites: list[LatentSite], points: Tensor) -> N
     again = [_refused(wide, point.double()) for point, _ in notes]
     num_certain = sum(bool(text) for text in again)
     num_uncertain = sum(text is None for text in again)
-    is_wrong = num_certain >= max(2, _SHARE * len(chosen))
-    if is_wrong or num_certain + num_uncertain >= max(2, _UNCERTAIN_SHARE * len(chosen)):
+    is_wrong = num_certain >= max(2, _MIN_SHARE_OUTSIDE * len(chosen))
+    if is_wrong or num_certain + num_uncertain >= max(2, _MIN_SHARE_IF_UNCERTAIN * len(chosen)):
         raise SiteError(
             f"at {num_certain + num_uncertain} of {len(chosen)} points of the chains that were "
             f"looked at the model has no density: {notes[-1][1]} Its distribution would go on with "

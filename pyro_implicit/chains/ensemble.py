@@ -30,7 +30,7 @@ from pyro_implicit.ops.stacking import stacking_weights
 
 __all__ = ["EnsembleGuide"]
 
-_SHOWN = 8  # weights in a printed ensemble
+_MAX_WEIGHTS_PRINTED = 8
 
 
 class EnsembleGuide(DrawQuantiles):
@@ -116,8 +116,8 @@ class EnsembleGuide(DrawQuantiles):
 
     def __repr__(self) -> str:
         shares = [f"{weight:.3g}" for weight in self.weights.tolist()]
-        if len(shares) > _SHOWN:
-            shares = [*shares[: _SHOWN - 1], "...", shares[-1]]
+        if len(shares) > _MAX_WEIGHTS_PRINTED:
+            shares = [*shares[: _MAX_WEIGHTS_PRINTED - 1], "...", shares[-1]]
         count = len(self.guides)
         return f"EnsembleGuide({count} guide{'s' * (count > 1)}, weights {', '.join(shares)})"
 

@@ -16,10 +16,10 @@ from pyro_implicit.chains.units import PRECONDITIONS, log_size, pulled, shrunk, 
 
 __all__ = ["HMC"]
 
-_FIRST_STEP = 0.1
-_DIVERGENT = 1000.0  # nats of energy error
-_TRAIL = 64  # latest positions of a window, for the longest direction
-_MOST_NUMBERS = 10**7  # in these positions
+_FIRST_STEP_SIZE = 0.1
+_MAX_ENERGY_ERROR_IN_NATS = 1000.0  # a draw with a larger one is divergent
+_MAX_POSITIONS_OF_TRAIL = 64  # the latest of a window, which tell its longest direction
+_MAX_NUMBERS_OF_TRAIL = 10**7
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class HMC:
     def begin(self, u: Tensor, density: Density, generator: torch.Generator) -> State:
         """See :class:`~pyro_implicit.chains.kernel.Kernel`."""
         value, gradient = density(u)
-        size = u.new_tensor(self.step_size or _FIRST_STEP)
+        size = u.new_tensor(self.step_size or _FIRST_STEP_SIZE)
         return {
             "u": u,
             "value": value,
@@ -108,7 +108,7 @@ class HMC:
             "gradient": where(accepted, gradient, state["gradient"]),
         }
         if tune:
-            length = max(3, min(_TRAIL, _MOST_NUMBERS // u.numel()))
+            length = max(3, min(_MAX_POSITIONS_OF_TRAIL, _MAX_NUMBERS_OF_TRAIL // u.numel()))
             new["trail"] = torch.cat([state["trail"], new["u"][None]])[-length:]
             if self.step_size is None:
                 new |= self._tuned(state, float(probability.mean()))
@@ -118,7 +118,7 @@ class HMC:
             "acceptance_rate": probability,
             "step_size": torch.full_like(probability, size),
             "n_steps": torch.full_like(probability, count),
-            "diverging": ~usable | (change < -_DIVERGENT),
+            "diverging": ~usable | (change < -_MAX_ENERGY_ERROR_IN_NATS),
         }
         return new, stats
 

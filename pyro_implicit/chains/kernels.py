@@ -13,7 +13,7 @@ from pyro_implicit.exceptions import ArgumentError
 
 __all__ = ["kernel_from", "make_kernel"]
 
-_KINDS: dict[str, Any] = {"mclmc": MCLMC, "hmc": HMC}
+_KERNELS_BY_NAME: dict[str, Any] = {"mclmc": MCLMC, "hmc": HMC}
 
 
 def make_kernel(kernel: Any) -> Kernel:
@@ -24,8 +24,8 @@ def make_kernel(kernel: Any) -> Kernel:
     :returns: the kernel.
     :raises ArgumentError: for anything else.
     """
-    if isinstance(kernel, str) and kernel in _KINDS:
-        made: Kernel = _KINDS[kernel]()
+    if isinstance(kernel, str) and kernel in _KERNELS_BY_NAME:
+        made: Kernel = _KERNELS_BY_NAME[kernel]()
         return made
     if isinstance(kernel, Kernel) and not isinstance(kernel, type):
         return kernel
@@ -43,5 +43,5 @@ def kernel_from(settings: Mapping[str, Any]) -> Kernel:
     :returns: the kernel.
     """
     given = dict(settings)
-    made: Kernel = _KINDS[given.pop("kernel")](**given)
+    made: Kernel = _KERNELS_BY_NAME[given.pop("kernel")](**given)
     return made

@@ -34,7 +34,7 @@ from pyro_implicit.handlers.supports.served_supports import cut_off
 __all__ = ["dispersed_start", "latent_shapes", "read_latents"]
 
 Model = Callable[..., Any]
-_MEDIAN_OF = 501
+_DRAWS_FOR_PRIOR_MEDIAN = 501  # so many that all chains do not share the luck of a few
 
 
 def read_latents(
@@ -50,8 +50,7 @@ def read_latents(
     :raises SiteError: if there is none, or none with a number, a discrete one, a plate that shows
         some of its rows, or one whose support another latent decides.
     """
-    # of so many draws that all chains do not share the luck of a few
-    trace = _run(model, partial(init_to_median, num_samples=_MEDIAN_OF), args, kwargs)
+    trace = _run(model, partial(init_to_median, num_samples=_DRAWS_FOR_PRIOR_MEDIAN), args, kwargs)
     for name, node in trace.nodes.items():
         if node["type"] == "sample":
             _check_all_rows(name, node)

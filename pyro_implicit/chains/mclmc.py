@@ -12,17 +12,25 @@ from torch import Tensor
 
 from pyro_implicit._checks import check_choice, check_count, check_number
 from pyro_implicit.chains.kernel import Density, State, Statistics, normal_like, where
-from pyro_implicit.chains.units import FEW_LATENTS, PRECONDITIONS, log_size, pulled, stretched
+from pyro_implicit.chains.units import (
+    MAX_LATENTS_FOR_COVARIANCE,
+    PRECONDITIONS,
+    log_size,
+    pulled,
+    stretched,
+)
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.ops.microcanonical import turn, unit, wobble
 
 __all__ = ["MCLMC", "target_of"]
 
-_MEMORY = 200  # steps that the running mean of the energy error's constant looks back
-_MOST = 1.3  # times the step size may grow in one step, and 1 / _MOST**2 shrink
-_SURPRISE = 100.0  # times the target: more is not believed of one step
-_OF_FEW, _OF_MANY = 1.25e-3, 5e-3  # energy errors of few latents and of many
-_FIRST_STEP = 0.02  # in units of the square root of the number of latents
+_STEPS_OF_RUNNING_MEAN = 200  # of the energy error's constant
+_MAX_STEP_SIZE_GROWTH = 1.3  # factor in one step; it may shrink to 1 / _MAX_STEP_SIZE_GROWTH**2
+_MAX_ERROR_IN_TARGETS = 100.0  # a larger energy error of one step is not believed
+#: Mean squared energy errors per latent and step, that the step size is tuned to.
+_TARGET_OF_FEW_LATENTS = 1.25e-3
+_TARGET_OF_MANY_LATENTS = 5e-3
+_FIRST_STEP_SIZE = 0.02  # in units of the square root of the number of latents
 
 
 @dataclass(frozen=True)
@@ -91,7 +99,7 @@ class MCLMC:
                 "cannot turn; the model has one. Write kernel='hmc'."
             )
         value, gradient = density(u)
-        first = self.step_size or _FIRST_STEP * math.sqrt(u.shape[-1])
+        first = self.step_size or _FIRST_STEP_SIZE * math.sqrt(u.shape[-1])
         return {
             "u": u,
             "value": value,
@@ -146,17 +154,19 @@ class MCLMC:
         """
         size, num_latents = state["step_size"], state["u"].shape[-1]
         target = target_of(self, num_latents)
-        found = (error.square() / num_latents).clamp(max=_SURPRISE * target)
-        found = torch.where(usable, found, torch.full_like(found, _SURPRISE * target))
+        found = (error.square() / num_latents).clamp(max=_MAX_ERROR_IN_TARGETS * target)
+        found = torch.where(usable, found, torch.full_like(found, _MAX_ERROR_IN_TARGETS * target))
         # theory/chains.md (mclmc-tuner)
         constant = found / size.pow(6)
-        weight = 1 / (state["tuned"] + 1).clamp(max=_MEMORY)
+        weight = 1 / (state["tuned"] + 1).clamp(max=_STEPS_OF_RUNNING_MEAN)
         constant = ((1 - weight) * state["constant"] + weight * constant).clamp(min=1e-30)
         wanted = (target / constant).pow(1 / 6)
         return {
             "constant": constant,
             "tuned": state["tuned"] + 1,
-            "step_size": wanted.clamp(size / _MOST**2, size * _MOST),
+            "step_size": wanted.clamp(
+                size / _MAX_STEP_SIZE_GROWTH**2, size * _MAX_STEP_SIZE_GROWTH
+            ),
         }
 
     def rescale(self, state: State, scale: Tensor, generator: torch.Generator) -> State:
@@ -191,4 +201,8 @@ def target_of(kernel: MCLMC, num_latents: int) -> float:
     :param int num_latents: ``m``.
     :returns: the mean squared energy error per latent and step.
     """
-    return kernel.energy_error or (_OF_FEW if num_latents <= FEW_LATENTS else _OF_MANY)
+    return kernel.energy_error or (
+        _TARGET_OF_FEW_LATENTS
+        if num_latents <= MAX_LATENTS_FOR_COVARIANCE
+        else _TARGET_OF_MANY_LATENTS
+    )

@@ -15,11 +15,13 @@ from pyro_implicit.ops.adam_direction import AdamDirection
 
 __all__ = ["find_modes"]
 
-_FEW = 32  # latents, up to which curvature is cheaper than many steps
-_NEWTON_STEPS = 50
-_RATE = 1e-2
-_LEVEL = 0.01  # nats per step and square root of a latent: what is not worth going on for
-_LOOK = 100  # steps between two looks
+_MAX_LATENTS_FOR_CURVATURE = 32  # up to which L-BFGS is cheaper than many steps of Adam
+_MAX_LBFGS_STEPS = 50
+_LEARNING_RATE = 1e-2  # of Adam, at the start of its cosine schedule
+#: Nats between the means of two looks, by square root of the number of latents: less is not worth
+#: going on for.
+_MAX_GAIN_WHEN_LEVEL = 0.01
+_STEPS_BETWEEN_LOOKS = 100
 
 
 def find_modes(
@@ -38,7 +40,7 @@ def find_modes(
     :param bar: a progress bar.
     :returns: the points reached, shape ``(C, m)``, and whether it was interrupted.
     """
-    if starts.shape[-1] <= _FEW:
+    if starts.shape[-1] <= _MAX_LATENTS_FOR_CURVATURE:
         return _by_curvature(density, starts, bar)
     return _by_adam(density, starts, num_steps, bar)
 
@@ -52,7 +54,7 @@ def _by_curvature(density: ChainDensity, starts: Tensor, bar: Any) -> tuple[Tens
 
     try:
         for index, start in enumerate(starts):
-            reached[index] = maximise(counted, start, _NEWTON_STEPS)[0]
+            reached[index] = maximise(counted, start, _MAX_LBFGS_STEPS)[0]
             bar.update()
     except KeyboardInterrupt:
         return torch.stack(reached), True
@@ -71,11 +73,11 @@ def _by_adam(
             value, gradient = density(u)
             finite = value.isfinite() & gradient.isfinite().all(-1)
             gradient = torch.where(finite[:, None], gradient, torch.zeros_like(gradient))
-            rate = _RATE * (0.02 + 0.49 * (1 + math.cos(math.pi * (step - 1) / num_steps)))
+            rate = _LEARNING_RATE * (0.02 + 0.49 * (1 + math.cos(math.pi * (step - 1) / num_steps)))
             u = u + rate * direction(gradient)
             bar.update()
             recent.append(value)
-            if step % _LOOK == 0:
+            if step % _STEPS_BETWEEN_LOOKS == 0:
                 level = torch.stack(recent).nanmean(0)
                 recent = []
                 bar.set_postfix(lp=f"{float(level.mean()):.5g}", refresh=False)
@@ -88,4 +90,4 @@ def _by_adam(
 
 
 def _is_level(gain: Tensor, num_latents: int) -> bool:
-    return bool((gain <= _LEVEL * math.sqrt(num_latents)).all())
+    return bool((gain <= _MAX_GAIN_WHEN_LEVEL * math.sqrt(num_latents)).all())

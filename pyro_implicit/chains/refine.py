@@ -44,7 +44,7 @@ from pyro_implicit.guides.held_data import HeldData
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.since_fit import remember_fit
-from pyro_implicit.handlers.errors.explained_errors import RAW, explained_errors
+from pyro_implicit.handlers.errors.explained_errors import RAW_ERRORS, explained_errors
 from pyro_implicit.handlers.errors.type_errors import first_line, joins_types
 from pyro_implicit.handlers.errors.value_errors import entries_not_finite, is_outside_support
 from pyro_implicit.handlers.held.held_sites import refuse_condition_around
@@ -56,7 +56,7 @@ from pyro_implicit.handlers.rows.same_rows import fingerprint
 
 __all__ = ["refine"]
 
-_TRIES = 10  # to draw a start where the density is finite
+_MAX_REDRAWS_OF_A_START = 10  # where the density is not finite
 
 
 def refine(
@@ -227,7 +227,7 @@ def _check_data(density: ChainDensity, u: Tensor, own: torch.dtype) -> None:
         with torch.no_grad(), warnings.catch_warnings(), density.typed():
             warnings.simplefilter("ignore")
             log_joint(u)
-    except RAW as error:  # other errors are those of this point, and told where chains begin
+    except RAW_ERRORS as error:  # other errors are those of this point, and told where chains begin
         finite = entries_not_finite(log_joint.args, log_joint.kwargs) is None
         if finite and is_outside_support(error):
             raise
@@ -244,7 +244,7 @@ def _read(model: Any, start: Any, args: Any, kwargs: Any) -> tuple[list[LatentSi
     """The latents; a start that looks like data is told where the model does not run without it."""
     try:
         return read_latents(model, args, kwargs)
-    except (*RAW, ImplicitError) as error:
+    except (*RAW_ERRORS, ImplicitError) as error:
         if not isinstance(start, Tensor):
             raise
         raise ArgumentError(
@@ -320,7 +320,7 @@ class _Start:
         if not isinstance(self.start, int):
             return u, False
         found = density(u)
-        for _ in range(_TRIES):
+        for _ in range(_MAX_REDRAWS_OF_A_START):
             bad = is_bad(found)
             if not bool(bad.any()):
                 break

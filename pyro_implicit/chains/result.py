@@ -14,7 +14,7 @@ from pyro_implicit._plain import as_state_error
 from pyro_implicit._progress import progress_bar
 from pyro_implicit._random import mixed_seed
 from pyro_implicit._warn import warn
-from pyro_implicit.chains.convergence import LIMIT, agreement, effective_sizes, r_hats, warn_of
+from pyro_implicit.chains.convergence import MAX_R_HAT, agreement, effective_sizes, r_hats, warn_of
 from pyro_implicit.chains.density import ChainDensity
 from pyro_implicit.chains.domain import check_domain
 from pyro_implicit.chains.draws_guide import DrawsGuide
@@ -33,26 +33,28 @@ from pyro_implicit.handlers.rows.same_rows import Fingerprint
 
 __all__ = ["Chains"]
 
-_OTHER_DEVICE = (
+_WARNING_OF_OTHER_DEVICE = (
     "the chains ran on another kind of device: they go on where they were, with other random "
     "numbers than they would have had there."
 )
-_OF_LATENTS = (
+_ADVICE_ON_R_HATS = (
     "Where hidden units can change places (networks), that of weights means nothing: look at "
     "chains.predictive_r_hat(...). Else let them go on (chains.run), or start elsewhere."
 )
-_OF_PREDICTIONS = (
+_ADVICE_ON_PREDICTIVE_R_HATS = (
     "Predictions pool them all the same, as an ensemble does, but their spread is not the "
     "posterior's. Let them go on: chains.run(...)."
 )
 
-#: an r-hat that is no matter of chance, for so many draws of each chain at least
-_LIMITS = ((50, LIMIT), (10, 1.5))
-_FEW, _TOGETHER = 25, 400  # draws of each of many chains, which tell as much: 1.04 by chance of 16
-_LOOKED_AT = 50  # draws of each chain, for what r-hats cannot see
-#: most latents, and numbers in all, whose r-hats are asked for without having been
-_MOST_LATENTS = 1000
-_MOST_NUMBERS = 5_000_000
+#: With so many draws of each chain at least, a larger r-hat is no matter of chance.
+_MAX_R_HAT_BY_MIN_DRAWS = ((50, MAX_R_HAT), (10, 1.5))
+#: Of many chains so few draws each, with so many of all together, tell as much as 50 draws of each:
+#: the r-hat of 16 chains is up to 1.04 by chance.
+_MIN_DRAWS_OF_MANY_CHAINS = 25
+_MIN_DRAWS_TOGETHER = 400
+_MIN_DRAWS_FOR_VIRIALS = 50  # of each chain; virials tell what r-hats cannot see
+_MAX_LATENTS_FOR_R_HATS = 1000  # up to which r-hats are computed unasked
+_MAX_NUMBERS_FOR_R_HATS = 5_000_000  # of all draws together
 
 
 class Chains(DrawsGuide):
@@ -154,19 +156,28 @@ class Chains(DrawsGuide):
 
     def _warn_of_disagreement(self) -> bool:
         """Whether there was reason to."""
-        limit = next((limit for draws, limit in _LIMITS if self.num_draws >= draws), None)
-        if self.num_draws >= _FEW and self.num_draws * self.num_chains >= _TOGETHER:
-            limit = LIMIT
+        limit = next(
+            (limit for draws, limit in _MAX_R_HAT_BY_MIN_DRAWS if self.num_draws >= draws), None
+        )
+        if (
+            self.num_draws >= _MIN_DRAWS_OF_MANY_CHAINS
+            and self.num_draws * self.num_chains >= _MIN_DRAWS_TOGETHER
+        ):
+            limit = MAX_R_HAT
         if limit is None:
             return False
-        return warn_of("latents", r_hats(self.draws), _OF_LATENTS, limit)
+        return warn_of("latents", r_hats(self.draws), _ADVICE_ON_R_HATS, limit)
 
     def _warn_of_bias(self, density: ChainDensity) -> None:
         """Looks at the gradients at some of the draws, which are not counted."""
         kernel, draws = self._walk.kernel, self.by_chain
-        if not isinstance(kernel, MCLMC) or self.num_chains < 8 or self.num_draws < _LOOKED_AT:
+        if (
+            not isinstance(kernel, MCLMC)
+            or self.num_chains < 8
+            or self.num_draws < _MIN_DRAWS_FOR_VIRIALS
+        ):
             return
-        some = draws[:, :: self.num_draws // _LOOKED_AT]
+        some = draws[:, :: self.num_draws // _MIN_DRAWS_FOR_VIRIALS]
         num_gradients = density.num_gradients
         try:
             gradients = torch.stack([density(u)[1] for u in some.unbind(1)], 1)
@@ -182,7 +193,10 @@ class Chains(DrawsGuide):
     def _is_small(self) -> bool:
         """Whether r-hats of all latents take a second at most."""
         chains, draws, latents = self.by_chain.shape
-        return latents <= _MOST_LATENTS and chains * draws * latents <= _MOST_NUMBERS
+        return (
+            latents <= _MAX_LATENTS_FOR_R_HATS
+            and chains * draws * latents <= _MAX_NUMBERS_FOR_R_HATS
+        )
 
     @property
     def _has_layers(self) -> bool:
@@ -295,7 +309,7 @@ class Chains(DrawsGuide):
         B. Carpenter, P.-C. Bürkner; computed by ArviZ.
         """
         found = r_hats(self.draws)
-        warn_of("latents", found, _OF_LATENTS)
+        warn_of("latents", found, _ADVICE_ON_R_HATS)
         return found
 
     def effective_size(self) -> dict[str, Tensor]:
@@ -330,7 +344,7 @@ class Chains(DrawsGuide):
         :raises StateError: for fewer than 4 draws, a single chain, or chains without a model.
         """
         found = r_hats(self._predictions(args, kwargs, sites, num_samples))
-        warn_of("predictions", found, _OF_PREDICTIONS)
+        warn_of("predictions", found, _ADVICE_ON_PREDICTIVE_R_HATS)
         return found
 
     def predictive_effective_size(
@@ -482,7 +496,7 @@ class Chains(DrawsGuide):
         if program is not None:
             program.check_latents(sites)
             if is_other:
-                warn(_OTHER_DEVICE)
+                warn(_WARNING_OF_OTHER_DEVICE)
         return chains
 
 

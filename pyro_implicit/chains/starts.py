@@ -19,7 +19,7 @@ from pyro_implicit.inference.posterior_draws import draws_of
 
 __all__ = ["check_finite", "check_start", "given_starts", "is_bad"]
 
-_START = (
+_EXPECTED_STARTS = (
     "a number of modes to search for, a fitted guide, a list of guides, draws by site (n, *shape), "
     "or unconstrained draws (n, m)"
 )
@@ -50,7 +50,7 @@ def check_start(start: Any, num_chains: int) -> Any:
         return [check_guide(guide, f"start[{i}]") for i, guide in enumerate(start)]
     if callable(start):
         return [check_guide(start, "start")]
-    raise ArgumentError(f"start={shown(start)}; expected {_START}.")
+    raise ArgumentError(f"start={shown(start)}; expected {_EXPECTED_STARTS}.")
 
 
 def given_starts(

@@ -24,8 +24,9 @@ from pyro_implicit.handlers.supports.served_supports import bounds_of
 __all__ = ["check_supports", "check_supports_at", "evenly"]
 
 Model = Callable[..., Any]
-_DRAWS = 8  # of the prior, or of chains: what a model decides by `if` shows at some of them
-_ELSEWHERE = "where the other latents are elsewhere"
+#: Of the prior, or of chains: what a model decides by `if` shows at some of them.
+_NUM_DRAWS_CHECKED = 8
+_WHERE_SUPPORTS_DIFFER = "where the other latents are elsewhere"
 
 
 def check_supports(model: Model, sites: Sequence[LatentSite], args: Any, kwargs: Any) -> None:
@@ -43,7 +44,7 @@ def check_supports(model: Model, sites: Sequence[LatentSite], args: Any, kwargs:
     """
     bounded = any(bounds_of(site.support) for site in sites)
     with RandomStream(0):
-        for draw in range(_DRAWS if bounded else 1):
+        for draw in range(_NUM_DRAWS_CHECKED if bounded else 1):
             trace = _run(model, forgiving(init_to_sample), args, kwargs)
             if trace is None:
                 continue
@@ -67,7 +68,7 @@ def check_supports_at(
     """
     if not any(bounds_of(site.support) for site in sites):
         return
-    for point in evenly(points, _DRAWS):
+    for point in evenly(points, _NUM_DRAWS_CHECKED):
         flat = point.split([site.numel for site in sites])
         values = {s.name: s.value(s.unpack(part)) for s, part in zip(sites, flat, strict=True)}
         trace = _run(model, partial(_given, values), args, kwargs)
@@ -90,7 +91,7 @@ def evenly(points: Tensor, most: int) -> Tensor:
 def _check_run(sites: Sequence[LatentSite], trace: Any) -> None:
     for site in sites:
         if site.name in trace:
-            site.check_prior(trace.nodes[site.name]["fn"], _ELSEWHERE)
+            site.check_prior(trace.nodes[site.name]["fn"], _WHERE_SUPPORTS_DIFFER)
 
 
 def _check_followed(

@@ -12,10 +12,10 @@ from pyro_implicit.exceptions import ArgumentError
 
 __all__ = ["check_draws", "warn_of_steps"]
 
-_REFUSED = 0.5  # share of draws
-_ACCEPTED = 0.4
-_ENERGY = 0.1  # squared error per latent and step, twenty times the largest default
-_ENERGY_SHARE = 10.0  # and so many times what was asked for
+_MAX_SHARE_OF_REFUSED_DRAWS = 0.5
+_MIN_ACCEPTANCE = 0.4
+_MAX_ENERGY_ERROR = 0.1  # squared, per latent and step: twenty times the largest default
+_MAX_ENERGY_ERROR_IN_TARGETS = 10.0  # and so many times what was asked for
 
 
 def check_draws(kept: int, num_warmup: int, num_steps: int, thin: int) -> None:
@@ -46,7 +46,7 @@ def warn_of_steps(stats: Statistics, settings: dict[str, Any], num_latents: int)
     :param int num_latents: number of unconstrained latents.
     """
     asked = settings.get("energy_error") or 0.0
-    found = _signs(stats, num_latents, max(_ENERGY, _ENERGY_SHARE * asked))
+    found = _signs(stats, num_latents, max(_MAX_ENERGY_ERROR, _MAX_ENERGY_ERROR_IN_TARGETS * asked))
     if not found:
         return
     size = f"{float(stats['step_size'].double().mean()):.3g}"
@@ -67,10 +67,10 @@ def warn_of_steps(stats: Statistics, settings: dict[str, Any], num_latents: int)
 def _signs(stats: Statistics, num_latents: int, most: float) -> str:
     refused = stats["diverging"]
     signs = []
-    if float(refused.double().mean()) > _REFUSED:
+    if float(refused.double().mean()) > _MAX_SHARE_OF_REFUSED_DRAWS:
         signs.append(f"{int(refused.sum())} of {refused.numel()} draws follow a refused step")
     accepted: Tensor | None = stats.get("acceptance_rate")
-    if accepted is not None and float(accepted.double().mean()) < _ACCEPTED:
+    if accepted is not None and float(accepted.double().mean()) < _MIN_ACCEPTANCE:
         signs.append(f"proposals are accepted with probability {float(accepted.mean()):.2g}")
     error = float(stats["energy_error"].double().square().mean()) / num_latents
     if accepted is None and error > most:

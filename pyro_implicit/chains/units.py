@@ -9,7 +9,7 @@ from torch import Tensor
 from pyro_implicit.chains.kernel import State
 
 __all__ = [
-    "FEW_LATENTS",
+    "MAX_LATENTS_FOR_COVARIANCE",
     "PRECONDITIONS",
     "kind_of",
     "learned_scale",
@@ -22,13 +22,12 @@ __all__ = [
     "window_ends",
 ]
 
-#: what a kernel may ask for
 PRECONDITIONS = ("auto", "dense", "diagonal", None)
-#: up to which "auto" learns a whole covariance, and MCLMC is tuned to smaller steps
-FEW_LATENTS = 64
+#: Up to here "auto" learns a whole covariance, and MCLMC is tuned to smaller steps.
+MAX_LATENTS_FOR_COVARIANCE = 64
 
-_ENDS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.45, 0.7)  # of the warm-up
-_FEWEST = 3  # observations that a window needs, and the weight of the units before it
+_WINDOW_ENDS_AS_SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.45, 0.7)  # of the warm-up
+_MIN_OBSERVATIONS_PER_WINDOW = 3  # and the weight of the units before it
 
 
 def kind_of(precondition: str | None, num_latents: int) -> str | None:
@@ -41,7 +40,7 @@ def kind_of(precondition: str | None, num_latents: int) -> str | None:
     """
     if precondition != "auto":
         return precondition
-    return "dense" if num_latents <= FEW_LATENTS else None
+    return "dense" if num_latents <= MAX_LATENTS_FOR_COVARIANCE else None
 
 
 def stretched(scale: Tensor, x: Tensor) -> Tensor:
@@ -99,7 +98,7 @@ def window_ends(num_warmup: int) -> list[int]:
     :param int num_warmup: number of steps of the warm-up.
     :returns: numbers of steps after which a window ends; each is longer than the one before.
     """
-    return sorted({round(end * num_warmup) for end in _ENDS} - {0})
+    return sorted({round(end * num_warmup) for end in _WINDOW_ENDS_AS_SHARES} - {0})
 
 
 def opened(u: Tensor, kind: str) -> State:
@@ -152,7 +151,7 @@ def learned_scale(state: State) -> Tensor | None:
         is too short, or no chain moved in it: units of zero would keep them there for ever.
     """
     count, squares = float(state["window_count"]), state["window_squares"]
-    if count < _FEWEST:
+    if count < _MIN_OBSERVATIONS_PER_WINDOW:
         return None
     seen = squares / ((count - 1) * len(state["u"]))
     before = state["scale"].square()
@@ -161,7 +160,7 @@ def learned_scale(state: State) -> Tensor | None:
     variance = seen.diagonal() if seen.dim() == 2 else seen
     if not bool((variance > 0).all()):
         return None
-    weight = count / (count + _FEWEST)
+    weight = count / (count + _MIN_OBSERVATIONS_PER_WINDOW)
     mixed = weight * variance + (1 - weight) * before * _relative(variance, before)
     deviations = mixed.sqrt().clamp(min=torch.finfo(mixed.dtype).tiny ** 0.5)
     if seen.dim() == 1:

@@ -20,8 +20,8 @@ from pyro_implicit._warn import warn
 
 __all__ = ["virials", "warn_of_virials"]
 
-_CERTAIN = 4.5  # standard errors by 15 chains: once in 2000 sites by chance
-_FAR = 0.075  # from 1
+_MIN_STANDARD_ERRORS_OFF = 4.5  # of 15 chains: once in 2000 sites by chance
+_MIN_DISTANCE_FROM_ONE = 0.075
 
 
 def virials(draws: Tensor, gradients: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -55,7 +55,9 @@ def warn_of_virials(
     :param float energy_error: that the step size was tuned to.
     """
     mean, error = found
-    is_off = ((mean - 1).abs() > _FAR) & ((mean - 1).abs() > _CERTAIN * error)
+    is_off = ((mean - 1).abs() > _MIN_DISTANCE_FROM_ONE) & (
+        (mean - 1).abs() > _MIN_STANDARD_ERRORS_OFF * error
+    )
     off = [(name, float(mean[i])) for i, name in enumerate(names) if bool(is_off[i])]
     if not off:
         return

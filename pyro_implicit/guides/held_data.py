@@ -17,7 +17,7 @@ from pyro_implicit.exceptions import StateError
 from pyro_implicit.handlers.held.held_sites import HeldSites
 from pyro_implicit.handlers.looks.any_value import AnyValue
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
-from pyro_implicit.handlers.masks.hidden_observations import SHOWN
+from pyro_implicit.handlers.masks.hidden_observations import SHOWN_SUFFIX
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, run_model
 from pyro_implicit.handlers.rows.row_coupling import can_be_looked_at
 from pyro_implicit.handlers.rows.same_rows import fingerprint
@@ -121,7 +121,9 @@ def observed_when_built(guide: Any) -> frozenset[str]:
     """
     held = _held_by(guide)
     if held is not None:
-        return frozenset(held.observed) | {name.removesuffix(SHOWN) for name in held.observed}
+        return frozenset(held.observed) | {
+            name.removesuffix(SHOWN_SUFFIX) for name in held.observed
+        }
     parts = getattr(guide, "guides", ())
     return frozenset().union(*map(observed_when_built, parts), getattr(guide, "observed", ()))
 

@@ -39,11 +39,11 @@ from pyro_implicit.handlers.supports.support_edge import warning_of_edge
 
 __all__ = ["LogJoint"]
 
-#: what models raise at latents outside of where they can be evaluated; others are bugs to be seen
-_REFUSALS = (ValueError, ArithmeticError, torch.linalg.LinAlgError)
-#: nats by which a density of single precision may differ from one of double
-_ROUGH = 0.01
-_ALL_DATA = (
+#: What models raise at latents where they cannot be evaluated; other errors are bugs to be seen.
+_ERRORS_OUTSIDE_OF_DOMAIN = (ValueError, ArithmeticError, torch.linalg.LinAlgError)
+#: between densities in single and in double precision; the latter is taken above it
+_MAX_ROUNDING_IN_NATS = 0.01
+_ADVICE_ON_ALL_DATA = (
     ": a latent site of the model is not among the draws, or a plate draws a random subsample. "
     "Pass all data, write pyro.plate(name, size, subsample_size=len(x)), and draw every latent."
 )
@@ -195,7 +195,7 @@ class LogJoint:
                 return self(u)
         except ImplicitError:
             raise
-        except _REFUSALS:
+        except _ERRORS_OUTSIDE_OF_DOMAIN:
             return u.sum() * math.nan
 
     def in_double(self, u: Tensor) -> Tensor:
@@ -230,7 +230,7 @@ class LogJoint:
             with torch.no_grad(), pyro.validation_enabled(False):
                 trace, correction = self.trace(u)
                 trace.log_prob_sum()
-        except _REFUSALS as error:
+        except _ERRORS_OUTSIDE_OF_DOMAIN as error:
             return f" (the model says: {str(error).strip().splitlines()[0]})"
         terms = {
             f"site {name!r}": float(node["log_prob_sum"])
@@ -302,8 +302,8 @@ class LogJoint:
         :raises SiteError: if two evaluations at one of them differ.
         """
         with torch.no_grad(), evaluation_mode():
-            self.check_deterministic(u[0], _ALL_DATA)
-            is_rough = float((self(u[0]) - self.in_double(u[0])).abs()) > _ROUGH
+            self.check_deterministic(u[0], _ADVICE_ON_ALL_DATA)
+            is_rough = float((self(u[0]) - self.in_double(u[0])).abs()) > _MAX_ROUNDING_IN_NATS
             return torch.stack([self.in_double(row) if is_rough else self(row) for row in u])
 
     def scores(self, u: Tensor) -> Tensor:
@@ -317,7 +317,7 @@ class LogJoint:
         """
         rows = []
         with evaluation_mode():
-            self.check_deterministic(u[0], _ALL_DATA)
+            self.check_deterministic(u[0], _ADVICE_ON_ALL_DATA)
             for row in u:
                 leaf = row.detach().requires_grad_(True)
                 with torch.enable_grad():

@@ -27,8 +27,8 @@ from pyro_implicit.objectives.implicit_site import ImplicitSite
 
 __all__ = ["AdversarialELBO"]
 
-_SATURATED = 0.95
-_MEMORY = 0.9  # of the running accuracy
+_SATURATED_ACCURACY = 0.95  # of a critic whose value and gradient say nothing any more
+_DECAY_OF_MEAN_ACCURACY = 0.9
 
 
 class AdversarialELBO(ContrastiveELBO):
@@ -235,10 +235,12 @@ class AdversarialELBO(ContrastiveELBO):
 
     def _record(self, name: str, accuracy: Tensor) -> None:
         before = self._accuracy.get(name, torch.full_like(accuracy, 0.5))
-        now = self._accuracy[name] = _MEMORY * before + (1 - _MEMORY) * accuracy
+        now = self._accuracy[name] = (
+            _DECAY_OF_MEAN_ACCURACY * before + (1 - _DECAY_OF_MEAN_ACCURACY) * accuracy
+        )
         if name + ":saturated" in self._warned or not is_validation_enabled():
             return
-        if float(now) > _SATURATED:
+        if float(now) > _SATURATED_ACCURACY:
             adaptive = self.contrast == "adaptive"
             remedy = "covariance='full'" if adaptive else "contrast='adaptive'"
             self._warn(

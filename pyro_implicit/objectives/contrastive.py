@@ -26,9 +26,11 @@ from pyro_implicit.ops.moments import standardise
 
 __all__ = ["ContrastiveELBO"]
 
-_LARGEST_RANK_CHECK = 512
-_FAR, _MEMORY = 0.4, 0.98  # of a direction's spread that one draw may make up; of the mean of it
-_ENOUGH = 50  # draws from which normal ones have none as far as that (0.26 with 256 latents)
+_MAX_LATENTS_FOR_RANK_CHECK = 512  # of larger sites the rank is what the sizes allow
+_MAX_SHARE_OF_ONE_DRAW = 0.4  # of the spread in its direction, on average over the latest steps
+_DECAY_OF_MEAN_SHARE = 0.98
+#: Of so many normal draws none makes up that share (0.26 with 256 latents).
+_MIN_DRAWS_TO_JUDGE_TAILS = 50
 
 
 class ContrastiveELBO(ImplicitELBO):
@@ -196,11 +198,13 @@ class ContrastiveELBO(ImplicitELBO):
         A few steps of a young guide do that too: the mean of the latest ones counts.
         """
         key = f"{name}:tails"
-        if key in self._warned or len(u) < _ENOUGH or not is_validation_enabled():
+        if key in self._warned or len(u) < _MIN_DRAWS_TO_JUDGE_TAILS or not is_validation_enabled():
             return
         now = _farthest(u, self._covariance_for(name, u.shape[1]))
-        far = self._far[name] = _MEMORY * self._far.get(name, 0.0) + (1 - _MEMORY) * now
-        if far > _FAR:
+        far = self._far[name] = (
+            _DECAY_OF_MEAN_SHARE * self._far.get(name, 0.0) + (1 - _DECAY_OF_MEAN_SHARE) * now
+        )
+        if far > _MAX_SHARE_OF_ONE_DRAW:
             self._warn(
                 key,
                 f"implicit site {name!r}: one of {len(u)} draws makes up {far:.0%} of the spread in"
@@ -251,7 +255,7 @@ def _rank(fn: ImplicitDistribution) -> int:
     m, d = fn.generator.output_dim, fn.generator.noise_dim
     if fn.generator.full_rank or not is_zero(fn.scale):
         return m
-    if d < m or m > _LARGEST_RANK_CHECK:
+    if d < m or m > _MAX_LATENTS_FOR_RANK_CHECK:
         return min(d, m)
     z = fn.noise.reshape(-1, *fn.generator.noise_shape)[0]  # type: ignore[union-attr]
     jacobian = fn.generator.jacobian(z).reshape(-1, m, d)[0]  # of the first row, if conditional

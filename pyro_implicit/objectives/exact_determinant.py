@@ -10,11 +10,12 @@ from pyro_implicit.ops.logdet import is_zero
 
 __all__ = ["exact_is_cheap"]
 
-_ENTRIES = 2000**2  # of a Jacobian up to which it is cheaper than an estimate
-#: Multiplications of its Gram matrix (and of about each layer that its columns go through) up to
-#: which the same holds where no structure helps. Of guides with matrices of noise, steps with the
-#: exact determinant take 5, 16, 84 and 108 ms at 30, 100, 256 and 3000 latents, others 8.
-_PRODUCTS = 5_000_000
+_MAX_ENTRIES_OF_JACOBIAN = 2000**2  # up to which the exact determinant is cheaper than an estimate
+#: Those of the Jacobian's Gram matrix (and of about each layer that its columns go through), up to
+#: which the exact determinant is cheaper where no structure helps. Of guides with matrices of
+#: noise, steps with the exact determinant take 5, 16, 84 and 108 ms at 30, 100, 256 and 3000
+#: latents, others 8.
+_MAX_MULTIPLICATIONS = 5_000_000
 
 
 def exact_is_cheap(generator: Generator, scale: float | Tensor) -> bool:
@@ -34,8 +35,8 @@ def exact_is_cheap(generator: Generator, scale: float | Tensor) -> bool:
         return True
     entries = inner.noise_dim * inner.output_dim
     if type(inner).half_log_det is not Generator.half_log_det:
-        return entries <= _ENTRIES
-    return entries <= _ENTRIES and entries * inner.noise_dim <= _PRODUCTS
+        return entries <= _MAX_ENTRIES_OF_JACOBIAN
+    return entries <= _MAX_ENTRIES_OF_JACOBIAN and entries * inner.noise_dim <= _MAX_MULTIPLICATIONS
 
 
 def _innermost(generator: Generator) -> Generator:

@@ -17,7 +17,7 @@ from pyro_implicit.objectives.particles.particle import Particle, sample_nodes
 
 __all__ = ["OwnGradients", "all_finite", "names_of_non_finite"]
 
-_NAMED = 3  # parameters that a message tells by name
+_MAX_PARAMETERS_NAMED = 3
 
 
 class OwnGradients:
@@ -139,8 +139,10 @@ def names_of_non_finite(leaves: Iterable[Tensor], names: dict[int, str]) -> str:
         grad = leaf.grad
         if grad is not None and not (grad._values() if grad.is_sparse else grad).isfinite().all():
             bad.append(names.get(id(leaf), f"a tensor of shape {tuple(leaf.shape)}"))
-    rest = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
-    return ", ".join(map(repr, bad[:_NAMED])) + rest
+    rest = (
+        f" and {len(bad) - _MAX_PARAMETERS_NAMED} more" if len(bad) > _MAX_PARAMETERS_NAMED else ""
+    )
+    return ", ".join(map(repr, bad[:_MAX_PARAMETERS_NAMED])) + rest
 
 
 def _leaves(loss: Tensor) -> Iterator[Tensor]:

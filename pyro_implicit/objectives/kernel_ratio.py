@@ -19,15 +19,15 @@ from pyro_implicit.ops.density_ratio import bandwidths, kl_divergence
 
 __all__ = ["KernelDensityRatioELBO"]
 
-_PUBLISHED: dict[str, Any] = {
+_PUBLISHED_SETTINGS: dict[str, Any] = {
     "orientation": "p/q",
     "bases": "p",
     "ridge": 1e-3,
     "bandwidth": 1.0,
     "num_bases": 100,
 }
-#: by contrast: near a Gaussian narrow kernels see shapes; far from the prior they only add noise
-_OURS: dict[str, dict[str, Any]] = {
+#: Near a Gaussian narrow kernels see shapes; far from the prior they only add noise.
+_SETTINGS_BY_CONTRAST: dict[str, dict[str, Any]] = {
     "adaptive": {
         "orientation": "q/p",
         "bases": "q",
@@ -117,7 +117,9 @@ class KernelDensityRatioELBO(ContrastiveELBO):
             "bandwidth": bandwidth,
             "num_bases": num_bases,
         }
-        fit: dict[str, Any] = dict(_PUBLISHED if published else _OURS[self.contrast])
+        fit: dict[str, Any] = dict(
+            _PUBLISHED_SETTINGS if published else _SETTINGS_BY_CONTRAST[self.contrast]
+        )
         fit.update({name: value for name, value in given.items() if value is not None})
         self._fit: dict[str, Any] = {
             "orientation": check_choice("orientation", fit["orientation"], ("q/p", "p/q")),

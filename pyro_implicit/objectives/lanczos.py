@@ -36,12 +36,12 @@ from pyro_implicit.ops.lanczos import (
 )
 from pyro_implicit.ops.scaled_jacobian import ScaledJacobian
 
-__all__ = ["WATCHED", "LanczosELBO", "LanczosReport"]
+__all__ = ["MAX_NOISE_DIM_WATCHED", "LanczosELBO", "LanczosReport"]
 
-#: noise dimensions up to which a look at the whole Jacobian costs nothing beside the steps
-WATCHED = 512
+#: Up to here a look at the whole Jacobian for folds costs nothing beside the steps.
+MAX_NOISE_DIM_WATCHED = 512
 
-RULES = ("gauss", "radau", "average")
+_QUADRATURE_RULES = ("gauss", "radau", "average")
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class LanczosELBO(ImplicitELBO):
         super().__init__(num_particles, **options)
         self.num_steps = check_count("num_steps", num_steps)
         self.num_probes = check_count("num_probes", num_probes)
-        self.rule = check_choice("rule", rule, RULES)
+        self.rule = check_choice("rule", rule, _QUADRATURE_RULES)
         self.entropy_every = check_count("entropy_every", entropy_every)
         self.probes = check_choice("probes", probes, PROBES)
         self.watch_folds = check_count("watch_folds", watch_folds, 0)
@@ -186,7 +186,7 @@ class LanczosELBO(ImplicitELBO):
             site.
         """
         rest = rest_of_entropy(site)
-        if site.distribution.generator.noise_dim <= WATCHED:
+        if site.distribution.generator.noise_dim <= MAX_NOISE_DIM_WATCHED:
             self._watch(self.training_step, site, self.watch_folds, self.vectorised)
         weight = self._weight(site)
         if weight == 0:

@@ -26,7 +26,7 @@ from pyro_implicit.ops.logdet import is_zero
 
 __all__ = ["LinearisedELBO"]
 
-_SMALL = 256  # latents up to which as many noises are no burden
+_MAX_NOISES_WITHOUT_HINT = 256  # up to here as many noises as latents are no burden
 
 
 class LinearisedELBO(ImplicitELBO):
@@ -176,7 +176,7 @@ def _hint_at_size(site: ImplicitSite) -> None:
             f"{size}, and LinearisedELBO computes and factorises all of its Jacobian for every "
             "draw. LanczosELBO, which fit chooses here, is cheaper.",
         )
-    elif num_noises == num_latents > _SMALL:
+    elif num_noises == num_latents > _MAX_NOISES_WITHOUT_HINT:
         hint(
             "noise_dim",
             f"{size}: a determinant of that size for every draw. Leave noise_dim out (100 noises "

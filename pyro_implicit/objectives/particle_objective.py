@@ -55,7 +55,7 @@ __all__ = ["ParticleObjective", "Terms"]
 Terms = dict[str, Tensor]
 
 
-_UNKNOWN = object()  # the default of a setting that no argument is
+_NO_DEFAULT = object()  # of a setting that is no argument of the constructor
 
 
 class TrainingStep(NamedTuple):
@@ -539,7 +539,7 @@ class ParticleObjective(ELBO):
         }
         own = self._own_settings().items()
         return self._described(
-            {k: v for k, v in own if not self._is_usual(v, usual.get(k, _UNKNOWN))}
+            {k: v for k, v in own if not self._is_usual(v, usual.get(k, _NO_DEFAULT))}
         )
 
     def _own_settings(self) -> dict[str, Any]:

@@ -22,14 +22,16 @@ from pyro_implicit.objectives.particles.particle_batch import ParticleBatch
 __all__ = ["PosteriorPredictiveLoss"]
 
 _FORMS = ("per_datum", "expected", "per_batch")
-_OF_PYRO = {
+#: what every objective of Pyro takes
+_OPTIONS_OF_PYRO = {
     "retain_graph",
     "strict_enumeration_warning",
     "ignore_jit_warnings",
     "jit_options",
     "tail_adaptive_beta",
 }
-_RAW = ("raw", "density", "eq4", "mean")
+#: They are refused: such a mean of densities underflows.
+_FORMS_WITHOUT_LOGARITHM = ("raw", "density", "eq4", "mean")
 
 
 class PosteriorPredictiveLoss(ParticleObjective):
@@ -100,14 +102,14 @@ class PosteriorPredictiveLoss(ParticleObjective):
         max_plate_nesting: float = math.inf,
         **options: Any,
     ) -> None:
-        if isinstance(form, str) and form in _RAW:
+        if isinstance(form, str) and form in _FORMS_WITHOUT_LOGARITHM:
             raise ArgumentError(
                 f"form={form!r}: a mean of densities without a logarithm (Eq. 4 as printed) "
                 "underflows as soon as a few data are multiplied, and does not train. Write "
                 "form='per_datum', the logarithm of the mean for each datum."
             )
         check_choice("form", form, _FORMS)
-        unknown = sorted(options.keys() - _OF_PYRO)
+        unknown = sorted(options.keys() - _OPTIONS_OF_PYRO)
         if unknown == ["likelihood"]:
             raise ArgumentError(
                 "PosteriorPredictiveLoss has no option likelihood=: write form= "

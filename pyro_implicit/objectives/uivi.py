@@ -25,7 +25,9 @@ from pyro_implicit.ops.logdet import is_zero
 
 __all__ = ["UIVI"]
 
-_FIRST_STEP, _ACCEPTANCE, _RATE = 0.1, 0.8, 0.2
+_FIRST_STEP_SIZE = 0.1
+_TARGET_ACCEPTANCE = 0.8
+_ADAPTATION_RATE = 0.2  # of the logarithm of the step size, by training step
 
 
 class UIVI(ImplicitELBO):
@@ -141,13 +143,15 @@ class UIVI(ImplicitELBO):
         def log_density(z: Tensor) -> Tensor:
             return fn.given(z).conditional_log_prob(value) + fn.base_dist.log_prob(z)
 
-        size = self.step_sizes.get(site.name, _FIRST_STEP)
+        size = self.step_sizes.get(site.name, _FIRST_STEP_SIZE)
         num_steps = self.num_burn_in + self.num_inner
         states, rate = hamiltonian_chain(
             log_density, site.noise, size, num_steps, self.num_leapfrog
         )
         if self.training_step is not None:
-            self.step_sizes[site.name] = size * math.exp(_RATE * (float(rate) - _ACCEPTANCE))
+            self.step_sizes[site.name] = size * math.exp(
+                _ADAPTATION_RATE * (float(rate) - _TARGET_ACCEPTANCE)
+            )
         return states[self.num_burn_in :]
 
 

@@ -9,11 +9,11 @@ from pyro.infer.util import is_validation_enabled
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-from pyro_implicit.handlers.looks.kept_place import PLAIN
+from pyro_implicit.handlers.looks.kept_place import PLAIN_TYPES
 
 __all__ = ["StepCall"]
 
-_SEEN = (*PLAIN, torch.Size, torch.dtype, torch.device)  # as an argument
+_SEEN = (*PLAIN_TYPES, torch.Size, torch.dtype, torch.device)  # as an argument
 
 
 class StepCall:
@@ -100,7 +100,9 @@ def _kind(tensor: Tensor) -> tuple[Any, ...]:
     """What a graph takes for granted of an argument."""
     dense = tensor.layout is torch.strided
     lies = tensor.stride() if dense else tensor.layout
-    own = tuple((name, repr(one)) for name, one in vars(tensor).items() if isinstance(one, PLAIN))
+    own = tuple(
+        (name, repr(one)) for name, one in vars(tensor).items() if isinstance(one, PLAIN_TYPES)
+    )
     return tuple(tensor.shape), lies, tensor.dtype, tensor.device, tensor.requires_grad, own
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyro_implicit.objectives.lanczos import WATCHED, LanczosELBO
+from pyro_implicit.objectives.lanczos import MAX_NOISE_DIM_WATCHED, LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
 
 __all__ = ["READS", "what_differs", "why_it_fails", "why_not_recorded"]
@@ -65,7 +65,9 @@ def _watches(objective: Any, guide: Any) -> bool:
     if not isinstance(objective, LanczosELBO):
         return True
     samplers = getattr(guide, "samplers", None)
-    return samplers is None or any(one.generator.noise_dim <= WATCHED for one in samplers)
+    return samplers is None or any(
+        one.generator.noise_dim <= MAX_NOISE_DIM_WATCHED for one in samplers
+    )
 
 
 def why_it_fails(error: Exception) -> str:

@@ -21,7 +21,7 @@ from pyro_implicit.arviz.to_arviz import to_arviz
 from pyro_implicit.bayesian.module import BayesianModule
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.guides.hypernetwork import HyperNetworkGuide
-from pyro_implicit.handlers.rows.row_coupling import _MOST_MADE
+from pyro_implicit.handlers.rows.row_coupling import _MAX_NUMBERS_OF_A_LOOK
 from pyro_implicit.inference.posterior_draws import posterior_draws
 from pyro_implicit.objectives.linearised import LinearisedELBO
 
@@ -167,7 +167,7 @@ def test_memory_beyond_the_result_is_that_of_one_batch_and_of_one_look():
 
     megabyte = 2**20
     assert beyond_the_result(2, 0) > 400 * megabyte  # 300,000 rows of 400 hidden units at once
-    look = 4 * _MOST_MADE  # the numbers of a run on many rows at once, in single precision
+    look = 4 * _MAX_NUMBERS_OF_A_LOOK  # bytes of a run on many rows at once, in single precision
     for num_samples in (2, 40):
         assert beyond_the_result(num_samples, 3000) < 60 * megabyte + look
     assert beyond_the_result(50, 10_000, rows=1_000_000) < 100 * megabyte + look

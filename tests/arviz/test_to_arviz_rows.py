@@ -64,7 +64,7 @@ def test_prior_and_predictions_of_all_batches_belong_together():
 
 
 def test_no_run_of_many_rows_sees_more_than_asked_for(monkeypatch):
-    monkeypatch.setattr(row_coupling, "_MOST_NUMBERS", 8)
+    monkeypatch.setattr(row_coupling, "_MAX_NUMBERS_OF_ARGUMENTS", 8)
     seen = []
 
     def counting(x, y=None):

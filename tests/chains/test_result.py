@@ -154,7 +154,7 @@ def test_an_interrupted_search_for_modes_keeps_what_was_reached(kind, monkeypatc
         call = ChainDensity.__call__
         monkeypatch.setattr(ChainDensity, "__call__", lambda self, u: (stop(), call(self, u))[1])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("pyro_implicit.chains.modes._FEW", 1)
+            patch.setattr("pyro_implicit.chains.modes._MAX_LATENTS_FOR_CURVATURE", 1)
             chains = run(start=2)
     assert chains.interrupted and chains.num_steps == 0
     assert posterior_draws(chains, 5)["w"].shape == (5, 2)
@@ -335,7 +335,7 @@ def test_chains_of_one_mode_agree(chains):
 def test_the_print_says_where_agreement_is_to_be_looked_for(chains, monkeypatch):
     assert "r-hat of latents up to 1.0" in str(chains)
     assert "r-hat" not in str(chains.split()[0])
-    monkeypatch.setattr("pyro_implicit.chains.result._MOST_LATENTS", 2)
+    monkeypatch.setattr("pyro_implicit.chains.result._MAX_LATENTS_FOR_R_HATS", 2)
     assert str(chains).endswith("whether they agree: chains.r_hat()")
 
     def network(x: torch.Tensor, y: torch.Tensor) -> None:

@@ -341,7 +341,7 @@ def test_a_context_network_is_trained_and_labels_can_be_a_context() -> None:
 def test_predictions_come_from_each_row_whatever_the_batch_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pyro_implicit.handlers.rows.row_coupling._LITTLE", 0)
+    monkeypatch.setattr("pyro_implicit.handlers.rows.row_coupling._MAX_NUMBERS_OF_SMALL_RUN", 0)
     x = torch.linspace(-2, 2, 100)[:, None]
     model = make_model(100)
     for shared in (False, True):

@@ -120,7 +120,7 @@ def test_what_is_wrong_with_a_call_is_told_by_it() -> None:
 
 
 def test_large_data_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyro_implicit.handlers.rows.row_coupling._MOST_NUMBERS", 5)
+    monkeypatch.setattr("pyro_implicit.handlers.rows.row_coupling._MAX_NUMBERS_OF_ARGUMENTS", 5)
     guide = HyperNetworkGuide(_takes, init_from=None).setup(X, HELD)
     held = guide.first_call.held
     assert not held.arguments and held.observed == {"y": None}

@@ -172,7 +172,7 @@ def test_large_data_and_broken_calls_are_left_alone(monkeypatch: pytest.MonkeyPa
     guide = ConditionalHyperNetworkGuide(rows, context=both).setup(X, Y)
     with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
         evaluate(rows, guide, X, Y[:3], num_samples=2)
-    monkeypatch.setattr("pyro_implicit.handlers.rows.row_coupling._MOST_NUMBERS", 5)
+    monkeypatch.setattr("pyro_implicit.handlers.rows.row_coupling._MAX_NUMBERS_OF_ARGUMENTS", 5)
     log_predictive_density(rows, guide, X, Y, num_samples=2)
 
 

@@ -38,7 +38,7 @@ from tests.contract.registry import MODELS
 @pytest.fixture(autouse=True)
 def however_few_rows(monkeypatch):
     """Batches are as small as they are asked for, though there is nothing to save by that here."""
-    monkeypatch.setattr(row_coupling, "_LITTLE", 0)
+    monkeypatch.setattr(row_coupling, "_MAX_NUMBERS_OF_SMALL_RUN", 0)
 
 
 def line(x, y=None, size=None, noise=0.5):

@@ -27,7 +27,7 @@ ROWS = 75
 @pytest.fixture(autouse=True)
 def however_few_rows(monkeypatch):
     """Batches are as small as they are asked for, though there is nothing to save by that here."""
-    monkeypatch.setattr(row_coupling, "_LITTLE", 0)
+    monkeypatch.setattr(row_coupling, "_MAX_NUMBERS_OF_SMALL_RUN", 0)
 
 
 X = torch.linspace(-1, 1, 2 * ROWS).sin().reshape(ROWS, 2)

@@ -85,7 +85,7 @@ def test_the_same_whatever_is_taken_at_a_time(
     options = {**options, "num_samples": num_samples}
     whole = seeded(model, X[:rows], **options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_coupling, "_LITTLE", little)
+        patch.setattr(row_coupling, "_MAX_NUMBERS_OF_SMALL_RUN", little)
         parts = seeded(model, X[:rows], batch_size=batch_size, **options)
     assert parts.keys() == whole.keys()
     for name, value in whole.items():
@@ -109,7 +109,7 @@ def test_batches_that_save_nothing_are_joined(how: str) -> None:
 def test_batches_that_save_memory_are_as_small_as_they_are_asked_for(
     event_dim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_coupling, "_MOST_MADE", 2**22)
+    monkeypatch.setattr(row_coupling, "_MAX_NUMBERS_OF_A_LOOK", 2**22)
     seen: list[Any] = []
     model = make(width=2**14, seen=seen, event_dim=event_dim)  # 64 rows make a million numbers
     seeded(model, X[:300], num_samples=3, batch_size=64)
@@ -121,7 +121,7 @@ def test_batches_that_save_memory_are_as_small_as_they_are_asked_for(
 
 
 def test_what_the_look_found_is_not_evaluated_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_coupling, "_LITTLE", 0)
+    monkeypatch.setattr(row_coupling, "_MAX_NUMBERS_OF_SMALL_RUN", 0)
     seen: list[Any] = []
     model = make(seen=seen)
     parts = seeded(model, X[:96], num_samples=2, batch_size=32)
@@ -199,8 +199,9 @@ def test_draws_at_a_time_do_not_depend_on_the_batches() -> None:
 def test_rows_that_belong_to_others_far_away_are_seen(
     apart: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_coupling, "_LITTLE", 0)
-    monkeypatch.setattr(row_coupling, "_MOST_MADE", 1000)  # fewer rows than they are apart
+    monkeypatch.setattr(row_coupling, "_MAX_NUMBERS_OF_SMALL_RUN", 0)
+    # fewer rows than they are apart
+    monkeypatch.setattr(row_coupling, "_MAX_NUMBERS_OF_A_LOOK", 1000)
     groups = torch.arange(ROWS) % apart
 
     def model(x: Tensor, group: Tensor) -> None:
@@ -220,8 +221,8 @@ def test_rows_that_belong_to_others_far_away_are_seen(
 def test_a_model_that_fails_on_rows_in_another_order_is_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(row_coupling, "_LITTLE", 0)
-    monkeypatch.setattr(row_coupling, "_MOST_MADE", 1000)
+    monkeypatch.setattr(row_coupling, "_MAX_NUMBERS_OF_SMALL_RUN", 0)
+    monkeypatch.setattr(row_coupling, "_MAX_NUMBERS_OF_A_LOOK", 1000)
 
     def model(x: Tensor) -> None:
         w = pyro.sample("w", dist.Normal(0.0, 1.0))
@@ -235,7 +236,7 @@ def test_a_model_that_fails_on_rows_in_another_order_is_cut(
 
 
 def test_groups_that_are_counted_in_a_batch_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_coupling, "_LITTLE", 0)
+    monkeypatch.setattr(row_coupling, "_MAX_NUMBERS_OF_SMALL_RUN", 0)
     groups = torch.arange(ROWS) // 100
 
     def model(x: Tensor, group: Tensor) -> None:

@@ -328,7 +328,7 @@ def test_large_runs_are_not_recorded(made: list[bool], monkeypatch: pytest.Monke
 
 @pytest.mark.long
 def test_batches_are_tried_once(made: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyro_implicit.handlers.rows.row_coupling._LITTLE", 0)
+    monkeypatch.setattr("pyro_implicit.handlers.rows.row_coupling._MAX_NUMBERS_OF_SMALL_RUN", 0)
     predict(branches, guide, X, num_samples=4, batch_size=32)
     assert made == [False]
     made.clear()

@@ -52,7 +52,7 @@ def test_limits(generator: Any, scale: float, cheap: bool, wrapped: bool) -> Non
 
 
 def test_output_noise_as_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact_determinant, "_ENTRIES", 8)
+    monkeypatch.setattr(exact_determinant, "_MAX_ENTRIES_OF_JACOBIAN", 8)
     generator = AutoregressiveGenerator(3, 2)
     assert exact_is_cheap(generator, 0.0)
     assert not exact_is_cheap(generator, torch.full((3,), 0.1))

@@ -32,7 +32,7 @@ from pyro_implicit import (
 )
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, PerformanceHint
 from pyro_implicit.generators import AutoregressiveGenerator, MLPGenerator
-from pyro_implicit.objectives.lanczos import WATCHED
+from pyro_implicit.objectives.lanczos import MAX_NOISE_DIM_WATCHED
 from pyro_implicit.training import RecordedObjective
 from pyro_implicit.training.fitting import run
 from pyro_implicit.training.why_not_recorded import why_not_recorded
@@ -365,7 +365,7 @@ def test_objectives_whose_steps_differ_are_told_apart() -> None:
     products = LanczosELBO(2, vectorize_particles=True)  # it looks at few noises alone
     assert "folds" in why_not_recorded(products, folding)
     assert "folds" in why_not_recorded(products, lambda: None)
-    many = bare(simple, generator=lambda m: MLPGenerator(WATCHED + 1, m))
+    many = bare(simple, generator=lambda m: MLPGenerator(MAX_NOISE_DIM_WATCHED + 1, m))
     many(DATA)
     assert why_not_recorded(products, many) == ""
     assert "folds" in why_not_recorded(linearised(), many)

@@ -15,8 +15,9 @@ __all__ = [
     "plates_of_size",
 ]
 
-#: a value that is held by ``poutine.condition`` would be one for all draws of the guide
-_ONE_EACH = (
+#: A value that is held by ``poutine.condition`` would be one for all draws of the guide, hence the
+#: replay of each.
+_ADVICE_ON_DRAWING_GIVEN_DATA = (
     "one value for each draw of the guide: predict with a guide of your own that draws the fitted "
     "one's latents, and it by infer_discrete(poutine.replay(model, trace_of_guide), "
     "first_available_dim)(*data). docs/howto/discrete.md has it (A discrete latent that all data "
@@ -75,7 +76,7 @@ def choices_of_groups(
     return (
         f"discrete latents {names} are those of groups, and predictions draw them from their "
         "prior: right for new groups, and not for those of the data, of which these tell. Draw "
-        f"them given the data, {_ONE_EACH}"
+        f"them given the data, {_ADVICE_ON_DRAWING_GIVEN_DATA}"
     )
 
 
@@ -104,7 +105,7 @@ def choice_for_all(name: str) -> SiteError:
     return SiteError(
         f"discrete latent {name!r} is summed out and in no plate: the data that the guide was "
         "fitted to tell of it, and a prediction would draw it from its prior. Draw it given these "
-        f"data, {_ONE_EACH} Or put it into the "
+        f"data, {_ADVICE_ON_DRAWING_GIVEN_DATA} Or put it into the "
         "plate of the rows, if each has its own. (States to come, behind those that such a guide "
         "draws: predict with the model as it was before config_enumerate.) What needs no value of "
         "it works as it is: posterior_draws(guide, 1000), log_predictive_density(model, guide, "

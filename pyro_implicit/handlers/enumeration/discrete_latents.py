@@ -35,7 +35,7 @@ __all__ = [
     "run_summed_out",
 ]
 
-_INSTEAD = (
+_ADVICE_ON_DISCRETE_LATENTS = (
     "Mark it infer={'enumerate': 'parallel'}, or all such sites by pyro.infer.config_enumerate, or "
     "sum it out in the model: dist.MixtureSameFamily(dist.Categorical(weights), components) in "
     "place of a choice and what depends on it, dist.DiscreteHMM for a chain, or torch.logsumexp "
@@ -85,7 +85,7 @@ def is_to_be_enumerated(site: Any) -> bool:
     raise SiteError(
         f"site {site['name']!r} of the model is to be enumerated ({found}), which objectives for "
         "implicit guides do not do: they sum over all values of a latent of the model, in "
-        f"parallel. {_INSTEAD if finite else cut_off(site['name'], site['fn'])}"
+        f"parallel. {_ADVICE_ON_DISCRETE_LATENTS if finite else cut_off(site['name'], site['fn'])}"
     )
 
 

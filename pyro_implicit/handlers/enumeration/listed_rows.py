@@ -23,10 +23,10 @@ from pyro_implicit.handlers.rows.row_slices import is_recording
 
 __all__ = ["CoupledRowsError", "check_listed_rows"]
 
-_TOLERANCE = 1e-2  # of nats and of the density: sums in other orders
-_COARSE = 0.1  # of half precision
-_DIGITS = 6  # runs with drawn values, each as long as a draw of a step
-_HALF = (torch.float16, torch.bfloat16)
+_LOG_PROB_TOLERANCE = 1e-2  # in nats, and relative: the sums are in other orders
+_HALF_PRECISION_TOLERANCE = 0.1
+_MAX_RUNS = 6  # one for each digit of a row's place; each takes as long as a draw of a step
+_HALF_PRECISION_DTYPES = (torch.float16, torch.bfloat16)
 
 
 class CoupledRowsError(SiteError):
@@ -58,7 +58,7 @@ class _Listed:
         :param int most: number of all rows of all latents.
         """
         count, rows = len(self.support), first + torch.arange(self.num_rows)
-        if most > count**_DIGITS:
+        if most > count**_MAX_RUNS:
             index = torch.randint(count, rows.shape)
         else:
             index = rows // count**digit % count
@@ -119,7 +119,7 @@ def _coupled(
         if not (node["is_observed"] or _is_listed(node) or _depends(node, nesting))
     }
     own: set[str] = set()  # sites that draw numbers of their own
-    for digit in range(min(_DIGITS, (firsts[-1] - 1).bit_length())):
+    for digit in range(min(_MAX_RUNS, (firsts[-1] - 1).bit_length())):
         index = {
             one.symbol: one.chosen(digit, first, firsts[-1])
             for one, first in zip(listed, firsts, strict=False)
@@ -210,8 +210,12 @@ def _at(node: Any, index: Mapping[str, Tensor], nesting: int) -> Tensor | None:
 
 
 def _are_near(one: Tensor, other: Tensor) -> bool:
-    is_half = one.dtype in _HALF or other.dtype in _HALF
-    tolerance = _COARSE if is_half or torch.is_autocast_enabled(one.device.type) else _TOLERANCE
+    is_half = one.dtype in _HALF_PRECISION_DTYPES or other.dtype in _HALF_PRECISION_DTYPES
+    tolerance = (
+        _HALF_PRECISION_TOLERANCE
+        if is_half or torch.is_autocast_enabled(one.device.type)
+        else _LOG_PROB_TOLERANCE
+    )
     apart = (one - other).abs() > tolerance * (1 + other.abs())
     return not bool((apart & (one != other) & ~one.isnan() & ~other.isnan()).any())
 

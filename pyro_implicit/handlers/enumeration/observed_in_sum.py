@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.handlers.masks.hidden_observations import HIDDEN
+from pyro_implicit.handlers.masks.hidden_observations import HIDDEN_SUFFIX
 from pyro_implicit.handlers.pointwise import counted, is_auxiliary, is_delta
 
 __all__ = ["counted_in_sum", "data_in_sum", "refuse_undrawn"]
 
-_OF_HIDDEN = (
+_ADVICE_ON_OBS_MASK = (
     ". What obs_mask hides is integrated out where nothing else depends on it, and here something "
     "does; write rows that are missing with poutine.mask in place of obs_mask, or without them"
 )
@@ -73,9 +73,9 @@ def refuse_undrawn(site: Any, drawn: Collection[str], instead: str = "") -> None
     data = [node["name"] for node in data_in_sum(site)]
     if not (unknown and data):
         return
-    hidden = any(name.endswith(HIDDEN) for name in unknown)
+    hidden = any(name.endswith(HIDDEN_SUFFIX) for name in unknown)
     raise SiteError(
         f"the log-likelihood of {', '.join(data)} depends on {unknown}, which share a discrete "
         f"latent with it and which the guide does not draw; add them to the guide{instead}"
-        f"{_OF_HIDDEN if hidden else ''}"
+        f"{_ADVICE_ON_OBS_MASK if hidden else ''}"
     )

@@ -24,30 +24,38 @@ from pyro_implicit.exceptions import (
     SiteError,
 )
 from pyro_implicit.handlers.errors.named_arguments import named_arguments, tensors_among
-from pyro_implicit.handlers.errors.shape_errors import SHAPE_KINDS, other_columns
-from pyro_implicit.handlers.errors.type_errors import LONGEST, TYPE_KINDS, first_line
-from pyro_implicit.handlers.errors.value_errors import VALUE_KINDS
+from pyro_implicit.handlers.errors.shape_errors import SHAPE_EXPLAINERS, other_columns
+from pyro_implicit.handlers.errors.type_errors import (
+    MAX_RAW_CHARACTERS,
+    TYPE_EXPLAINERS,
+    first_line,
+)
+from pyro_implicit.handlers.errors.value_errors import VALUE_EXPLAINERS
 from pyro_implicit.handlers.observations.other_shape import sites_of_other_shape
 
-__all__ = ["RAW", "explained", "explained_errors", "without_shapes"]
+__all__ = ["RAW_ERRORS", "explained", "explained_errors", "without_shapes"]
 
-#: what models raise on data that they do not expect
-RAW = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+#: what torch, Pyro and models raise on data that they do not expect
+RAW_ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
-_COUNTS = "Inhomogeneous total count"
-_CLASH = re.compile(r"Multiple (?:sample|param) sites named '(.*?)'")
-_ARGUMENT = re.compile(r"missing \d+ required positional arguments?: ")
-#: where libraries are, this one among them
-_INSTALLED = (
+_MESSAGE_OF_UNEQUAL_COUNTS = "Inhomogeneous total count"
+_PATTERN_OF_SAME_NAMES = re.compile(r"Multiple (?:sample|param) sites named '(.*?)'")
+_PATTERN_OF_MISSING_ARGUMENTS = re.compile(r"missing \d+ required positional arguments?: ")
+#: Those of Python, of all that is installed, and of this package.
+_LIBRARY_FOLDERS = (
     *(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "purelib", "platlib")),
     *(str(Path(file).parent) + os.sep for file in (pyro.__file__, torch.__file__)),
     str(Path(__file__).parents[1]) + os.sep,
 )
-#: a call passes through these, and through no line of the user's, on its way to the model
-_PASSED = {"pyro", "pyro_implicit", "torch", "contextlib", "functools"}
-_OF_ENTRIES = "converted to an index|expected Tensor as element|'(?:float|int)' object has no attr"
-_TOO_MANY = re.compile(r"takes .*\d+ positional arguments? but \d+ .*(?:was|were) given")
-_UNKNOWN = re.compile(r"got an unexpected keyword argument '(.*?)'")
+#: A call passes through these, and through no line of the user's, on its way to the model.
+_PACKAGES_BEFORE_THE_MODEL = {"pyro", "pyro_implicit", "torch", "contextlib", "functools"}
+_PATTERN_OF_LIST_ENTRIES = (
+    "converted to an index|expected Tensor as element|'(?:float|int)' object has no attr"
+)
+_PATTERN_OF_EXTRA_ARGUMENTS = re.compile(
+    r"takes .*\d+ positional arguments? but \d+ .*(?:was|were) given"
+)
+_PATTERN_OF_UNKNOWN_ARGUMENTS = re.compile(r"got an unexpected keyword argument '(.*?)'")
 
 
 @contextmanager
@@ -71,7 +79,7 @@ def explained_errors(
     """
     try:
         yield
-    except RAW as error:
+    except RAW_ERRORS as error:
         clear = explained(error, args, kwargs) or other_columns(error, args, guide)
         if clear is None:
             without_shapes(error)
@@ -106,7 +114,7 @@ def explained(
     if isinstance(error, (AttributeError, KeyError, TypeError)):
         return _other_arguments(error) or _no_tensors(error, args, kwargs)
     tensors = tensors_among(args, kwargs)
-    made = (kind(error, tensors) for kind in _KINDS)
+    made = (explain(error, tensors) for explain in _EXPLAINERS)
     known = next((clear for clear in made if clear is not None), None)
     return known or _no_tensors(error, args, kwargs) or _other_shape(error)
 
@@ -120,26 +128,26 @@ def _is_raised_by_user(error: Exception) -> bool:
         return False
     code = last.tb_frame.f_code
     is_raise = code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
-    return is_raise and not code.co_filename.startswith(_INSTALLED)
+    return is_raise and not code.co_filename.startswith(_LIBRARY_FOLDERS)
 
 
 def _other_arguments(error: Exception) -> ArgumentError | None:
     """The model was called with other arguments than it takes; by Pyro or us, not within it."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     roots = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame in frames]
-    by_us = roots[-1:] in (["pyro"], ["pyro_implicit"]) and _PASSED >= set(roots)
-    if by_us and _ARGUMENT.search(str(error)):
+    by_us = roots[-1:] in (["pyro"], ["pyro_implicit"]) and _PACKAGES_BEFORE_THE_MODEL >= set(roots)
+    if by_us and _PATTERN_OF_MISSING_ARGUMENTS.search(str(error)):
         return ArgumentError(
             f"{error}. Hand over all that the model takes; observations that it is to predict need "
             "a default, as in def model(x, y=None)."
         )
-    if by_us and (unknown := _UNKNOWN.search(str(error))):
+    if by_us and (unknown := _PATTERN_OF_UNKNOWN_ARGUMENTS.search(str(error))):
         return ArgumentError(
             f"{error}. Model and guide are both given all arguments: hand over what both take, by "
             "their names. (Dictionaries in batches are keyword arguments: for a model of one "
             f"dictionary write batches that hold tuples of it, [(batch,), ...], not {unknown[1]}=.)"
         )
-    if by_us and _TOO_MANY.search(str(error)):
+    if by_us and _PATTERN_OF_EXTRA_ARGUMENTS.search(str(error)):
         return ArgumentError(
             f"{error}. Hand over what the model takes, in its order; options of this call are "
             "given by name."
@@ -163,8 +171,8 @@ def _no_tensors(
         return _packed(error, args)
     kinds = ", ".join(f"{name} is a {type(value).__name__}" for name, value in others.items())
     return ArgumentError(
-        f"{kinds}, and the model says: {str(error).strip()[:LONGEST]}. Models compute with "
-        "tensors: write torch.as_tensor(x, dtype=torch.float32), and torch.as_tensor(y) for "
+        f"{kinds}, and the model says: {str(error).strip()[:MAX_RAW_CHARACTERS]}. Models compute "
+        "with tensors: write torch.as_tensor(x, dtype=torch.float32), and torch.as_tensor(y) for "
         "labels; *data for a tuple of them."
     )
 
@@ -216,7 +224,7 @@ def _written_in_place(error: Exception, _: dict[str, Tensor]) -> ImplicitError |
 
 
 def _same_names(error: Exception, _: dict[str, Tensor]) -> ImplicitError | None:
-    found = _CLASH.search(str(error))
+    found = _PATTERN_OF_SAME_NAMES.search(str(error))
     if found is None:
         return None
     return SiteError(
@@ -227,7 +235,7 @@ def _same_names(error: Exception, _: dict[str, Tensor]) -> ImplicitError | None:
 
 
 def _not_drawn(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
-    if _COUNTS not in str(error):
+    if _MESSAGE_OF_UNEQUAL_COUNTS not in str(error):
         return None
     return SiteError(
         "a Multinomial or DirichletMultinomial of the model has rows of different counts, which "
@@ -237,21 +245,21 @@ def _not_drawn(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | 
     )
 
 
-#: in the order in which they are asked
-_KINDS: tuple[Callable[[Exception, dict[str, Tensor]], ImplicitError | None], ...] = (
-    *TYPE_KINDS,
+#: They are asked in this order, and the first clear error is raised.
+_EXPLAINERS: tuple[Callable[[Exception, dict[str, Tensor]], ImplicitError | None], ...] = (
+    *TYPE_EXPLAINERS,
     _same_names,
     _written_in_place,
-    *SHAPE_KINDS,
+    *SHAPE_EXPLAINERS,
     _not_drawn,
-    *VALUE_KINDS,
+    *VALUE_EXPLAINERS,
 )
 
 
 def _is_array(value: Any, said: str) -> bool:
     """Numbers in anything but a tensor: a list that is spoken of, an array, a column, a table."""
     if isinstance(value, (list, tuple)):
-        kind = rf"\b({type(value).__name__}|str|sequence)\b|{_OF_ENTRIES}"
+        kind = rf"\b({type(value).__name__}|str|sequence)\b|{_PATTERN_OF_LIST_ENTRIES}"
         if value and isinstance(value[0], (list, tuple)):  # which torch takes for indices
             kind += "|too many indices"
         return (

@@ -11,21 +11,23 @@ from torch import Tensor
 from pyro_implicit.exceptions import ImplicitError, ShapeError
 from pyro_implicit.handlers.errors.type_errors import first_line
 
-__all__ = ["SHAPE_KINDS", "other_columns"]
+__all__ = ["SHAPE_EXPLAINERS", "other_columns"]
 
-_ROWS = re.compile(
+_PATTERN_OF_SIZE_ERRORS = re.compile(
     r"size of tensor a \(\d+\) must match|[Bb]roadcast a dimension of length|not broadcastable"
 )
-_PRODUCT = re.compile(
+_PATTERN_OF_PRODUCT_ERRORS = re.compile(
     r"shapes cannot be multiplied|size mismatch, got input|to have \d+ channels, but got"
     r"|size does not match weight size"
     r"|input\.size\(-1\) must be equal to input_size|inconsistent tensor size, expected tensor"
 )
-_INDICES = re.compile(
+_PATTERN_OF_INDEX_ERRORS = re.compile(
     r"too many indices for tensor|Dimension out of range|out of bounds for dimension"
 )
-_SUBSAMPLE = re.compile(r"subsample_size does not match len\(subsample\), (\d+) vs (\d+)")
-_PLATE = re.compile(
+_PATTERN_OF_SUBSAMPLE_ERRORS = re.compile(
+    r"subsample_size does not match len\(subsample\), (\d+) vs (\d+)"
+)
+_PATTERN_OF_PLATE_ERRORS = re.compile(
     r"Shape mismatch inside plate\((.*?)\) at site (.*?) dim (-\d+), (\d+) vs (\d+)"
 )
 
@@ -41,7 +43,7 @@ def other_columns(error: Exception, args: tuple[Any, ...], guide: Any) -> ShapeE
     """
     known = getattr(guide, "first_call", None)
     seen: tuple[tuple[int, ...] | None, ...] = () if known is None else known.shapes
-    if isinstance(error, ImplicitError) or _ROWS.search(str(error)) is None:
+    if isinstance(error, ImplicitError) or _PATTERN_OF_SIZE_ERRORS.search(str(error)) is None:
         return None
     for index, (old, one) in enumerate(zip(seen, args, strict=False)):
         new = tuple(one.shape) if isinstance(one, Tensor) else None
@@ -56,7 +58,9 @@ def other_columns(error: Exception, args: tuple[Any, ...], guide: Any) -> ShapeE
 
 def _unequal_rows(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
     unequal = len({len(one) for one in tensors.values() if one.dim()}) > 1
-    if not (unequal and _ROWS.search(str(error))) or _PLATE.search(str(error)):
+    if not (
+        unequal and _PATTERN_OF_SIZE_ERRORS.search(str(error))
+    ) or _PATTERN_OF_PLATE_ERRORS.search(str(error)):
         return None
     return ShapeError(
         f"the arguments have other numbers of rows: {_shapes(tensors)}, and torch says: "
@@ -65,7 +69,11 @@ def _unequal_rows(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError
 
 
 def _columns(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
-    if not (tensors and isinstance(error, RuntimeError) and _PRODUCT.search(first_line(error))):
+    if not (
+        tensors
+        and isinstance(error, RuntimeError)
+        and _PATTERN_OF_PRODUCT_ERRORS.search(first_line(error))
+    ):
         return None
     return ShapeError(
         f"the model's numbers do not fit the data: {_shapes(tensors)}, and torch says: "
@@ -76,7 +84,9 @@ def _columns(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | No
 
 def _other_order(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
     """A column comes before a table of as many rows, and sizes or indices do not agree."""
-    if not (_ROWS.search(str(error)) or _INDICES.search(str(error))) or _PLATE.search(str(error)):
+    if not (
+        _PATTERN_OF_SIZE_ERRORS.search(str(error)) or _PATTERN_OF_INDEX_ERRORS.search(str(error))
+    ) or _PATTERN_OF_PLATE_ERRORS.search(str(error)):
         return None
     shapes = [tuple(one.shape) for one in tensors.values()]
     is_column_first = bool(shapes) and len(shapes[0]) == 1
@@ -89,7 +99,7 @@ def _other_order(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError 
 
 
 def _rows_shown(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
-    sizes = _SUBSAMPLE.search(first_line(error))
+    sizes = _PATTERN_OF_SUBSAMPLE_ERRORS.search(first_line(error))
     if sizes is None:
         return None
     here, there = map(int, sizes.groups())
@@ -101,7 +111,7 @@ def _rows_shown(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError |
 
 
 def _plate_size(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
-    found = _PLATE.search(str(error))
+    found = _PATTERN_OF_PLATE_ERRORS.search(str(error))
     if found is None:
         return None
     plate, site, dim, size, other = found.groups()
@@ -112,8 +122,8 @@ def _plate_size(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError |
     )
 
 
-#: from an error and the tensors among a model's arguments to a clear one, or None
-SHAPE_KINDS: tuple[Callable[[Exception, dict[str, Tensor]], ImplicitError | None], ...] = (
+#: Functions from an error and the tensors among a model's arguments to a clear error, or None.
+SHAPE_EXPLAINERS: tuple[Callable[[Exception, dict[str, Tensor]], ImplicitError | None], ...] = (
     _unequal_rows,
     _columns,
     _other_order,

@@ -10,21 +10,24 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import ArgumentError, ImplicitError
 
-__all__ = ["LONGEST", "TYPE_KINDS", "first_line", "joins_types"]
+__all__ = ["MAX_RAW_CHARACTERS", "TYPE_EXPLAINERS", "first_line", "joins_types"]
 
-#: characters of a raw message
-LONGEST = 160
+MAX_RAW_CHARACTERS = 160  # of a raw message, that a clear one quotes
 
-_TYPES = re.compile(
+_PATTERN_OF_DTYPE_ERRORS = re.compile(
     r"must have the same dtype|to have the same dtype|scalar type \w+ but found \w+"
     r"|Input type \(.*\) and (bias|weight) type"
 )
-_WHOLE = re.compile(r"result type Float can't be cast to the desired output type")
-_TRUTH = re.compile(r"with a bool tensor|Subtraction, the `-` operator")
-_COMPLEX = re.compile(
+_PATTERN_OF_INTEGER_ERRORS = re.compile(
+    r"result type Float can't be cast to the desired output type"
+)
+_PATTERN_OF_BOOL_ERRORS = re.compile(r"with a bool tensor|Subtraction, the `-` operator")
+_PATTERN_OF_COMPLEX_ERRORS = re.compile(
     r"only for real scalar outputs but got torch.complex|for '?[Cc]omplex|Complex(Float|Double)"
 )
-_SPARSE = re.compile(r"Sparse(Csr)?(CPU|CUDA)|[Ss]parse (tensors?|layout)|layout Sparse")
+_PATTERN_OF_SPARSE_ERRORS = re.compile(
+    r"Sparse(Csr)?(CPU|CUDA)|[Ss]parse (tensors?|layout)|layout Sparse"
+)
 
 
 def first_line(error: Exception) -> str:
@@ -34,7 +37,7 @@ def first_line(error: Exception) -> str:
     :param error: any error.
     :returns: the line, without its full stop.
     """
-    return next(iter(str(error).splitlines()), "")[:LONGEST].rstrip(". ")
+    return next(iter(str(error).splitlines()), "")[:MAX_RAW_CHARACTERS].rstrip(". ")
 
 
 def joins_types(error: Exception) -> bool:
@@ -44,7 +47,10 @@ def joins_types(error: Exception) -> bool:
     :param error: any error.
     :returns: whether it did.
     """
-    return isinstance(error, RuntimeError) and _TYPES.search(first_line(error)) is not None
+    return (
+        isinstance(error, RuntimeError)
+        and _PATTERN_OF_DTYPE_ERRORS.search(first_line(error)) is not None
+    )
 
 
 def _types(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
@@ -59,7 +65,11 @@ def _types(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None
 
 
 def _whole_numbers(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
-    if not (tensors and isinstance(error, RuntimeError) and _WHOLE.search(first_line(error))):
+    if not (
+        tensors
+        and isinstance(error, RuntimeError)
+        and _PATTERN_OF_INTEGER_ERRORS.search(first_line(error))
+    ):
         return None
     return ArgumentError(
         "the likelihood computes with observations that are whole numbers, as dist.Bernoulli "
@@ -68,7 +78,7 @@ def _whole_numbers(error: Exception, tensors: dict[str, Tensor]) -> ImplicitErro
 
 
 def _truth_values(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
-    if not (tensors and _TRUTH.search(first_line(error))):
+    if not (tensors and _PATTERN_OF_BOOL_ERRORS.search(first_line(error))):
         return None
     return ArgumentError(
         "the likelihood computes with observations that are true or false, and torch says: "
@@ -78,7 +88,7 @@ def _truth_values(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError
 
 def _complex_numbers(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
     named = [name for name, tensor in tensors.items() if tensor.is_complex()]
-    if not named or _COMPLEX.search(str(error)) is None:
+    if not named or _PATTERN_OF_COMPLEX_ERRORS.search(str(error)) is None:
         return None
     return ArgumentError(
         f"{', '.join(named)} is of complex numbers, and so is the log-density that the model makes "
@@ -89,7 +99,7 @@ def _complex_numbers(error: Exception, tensors: dict[str, Tensor]) -> ImplicitEr
 
 def _sparse_tensors(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
     named = [name for name, tensor in tensors.items() if tensor.layout is not torch.strided]
-    if not named or _SPARSE.search(str(error)) is None:
+    if not named or _PATTERN_OF_SPARSE_ERRORS.search(str(error)) is None:
         return None
     return ArgumentError(
         f"{', '.join(named)} is sparse, and the model does with it what torch has for dense "
@@ -98,8 +108,8 @@ def _sparse_tensors(error: Exception, tensors: dict[str, Tensor]) -> ImplicitErr
     )
 
 
-#: from an error and the tensors among a model's arguments to a clear one, or None
-TYPE_KINDS: tuple[Callable[[Exception, dict[str, Tensor]], ImplicitError | None], ...] = (
+#: Functions from an error and the tensors among a model's arguments to a clear error, or None.
+TYPE_EXPLAINERS: tuple[Callable[[Exception, dict[str, Tensor]], ImplicitError | None], ...] = (
     _types,
     _whole_numbers,
     _truth_values,

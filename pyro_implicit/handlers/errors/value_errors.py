@@ -11,10 +11,10 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import ArgumentError, ImplicitError, NonFiniteError
 from pyro_implicit.handlers.errors.named_arguments import tensors_among
-from pyro_implicit.handlers.errors.type_errors import LONGEST, first_line
+from pyro_implicit.handlers.errors.type_errors import MAX_RAW_CHARACTERS, first_line
 
 __all__ = [
-    "VALUE_KINDS",
+    "VALUE_EXPLAINERS",
     "entries_not_finite",
     "is_outside_support",
     "refuses_nan",
@@ -22,23 +22,28 @@ __all__ = [
     "warning_of_scale",
 ]
 
-_MOVING = ("Uniform", "Pareto", "TruncatedNormal", "AffineBeta")
-_LONGEST_SUPPORT = 200  # characters in a message
-_INDEX = re.compile(r"index (-?\d+) is out of bounds for dimension -?\d+ with size (\d+)")
-_NO_INDEX = "tensors used as indices must be"
-_SUPPORT = re.compile(r"to be within the support \((.*?)\) of the distribution (\w+)", re.DOTALL)
-_PARAMETER = re.compile(
+_FAMILIES_BOUNDED_BY_ARGUMENTS = ("Uniform", "Pareto", "TruncatedNormal", "AffineBeta")
+_MAX_CHARACTERS_OF_SUPPORT = 200
+_PATTERN_OF_INDEX_BOUNDS = re.compile(
+    r"index (-?\d+) is out of bounds for dimension -?\d+ with size (\d+)"
+)
+_MESSAGE_OF_INDEX_DTYPE = "tensors used as indices must be"
+_PATTERN_OF_SUPPORT_ERRORS = re.compile(
+    r"to be within the support \((.*?)\) of the distribution (\w+)", re.DOTALL
+)
+_PATTERN_OF_PARAMETER_ERRORS = re.compile(
     r"Expected parameter (\w+) .*? of distribution (\w+)\(.*?\) to satisfy the constraint (\w+).*?"
     r"but found invalid values: (.*)"
 )
-_WORDS = {
+_WORDS_FOR_CONSTRAINTS = {
     "GreaterThan": "positive",
     "GreaterThanEq": "at its lower bound or above",
     "Interval": "within its limits",
 }
-_HUGE = 1e6
-_CLASSES = re.compile(r"IntegerInterval\(lower_bound=0, upper_bound=(\d+)\)")
-_SITE = re.compile(r"log_prob at site '(.*?)'")
+#: of an argument: losses and gradients of larger numbers may overflow
+_MAX_ABS_WITHOUT_WARNING = 1e6
+_PATTERN_OF_CLASS_SUPPORT = re.compile(r"IntegerInterval\(lower_bound=0, upper_bound=(\d+)\)")
+_PATTERN_OF_SITE_NAME = re.compile(r"log_prob at site '(.*?)'")
 
 
 def is_outside_support(error: Exception) -> bool:
@@ -48,7 +53,9 @@ def is_outside_support(error: Exception) -> bool:
     :param error: what torch raised.
     :returns: whether it is that.
     """
-    return isinstance(error, ValueError) and _SUPPORT.search(str(error)) is not None
+    return (
+        isinstance(error, ValueError) and _PATTERN_OF_SUPPORT_ERRORS.search(str(error)) is not None
+    )
 
 
 def warning_of_scale(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
@@ -61,7 +68,7 @@ def warning_of_scale(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | 
     """
     for name, tensor in tensors_among(args, kwargs).items():
         most = float(tensor.abs().max()) if tensor.numel() and tensor.is_floating_point() else 0.0
-        if most > _HUGE:
+        if most > _MAX_ABS_WITHOUT_WARNING:
             return (
                 f"{name} has numbers up to {most:.3g}: divide it by its standard deviation, and "
                 "multiply predictions by that"
@@ -119,7 +126,7 @@ def _indices(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | No
     """Of arguments that a model takes for the numbers of groups, or of other entries."""
     if not isinstance(error, IndexError):
         return None
-    if _NO_INDEX in str(error):
+    if _MESSAGE_OF_INDEX_DTYPE in str(error):
         whole = [
             f"{name} has the type {tensor.dtype} and whole numbers"
             for name, tensor in tensors.items()
@@ -131,7 +138,7 @@ def _indices(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | No
             f"the model takes a tensor for indices that is of no type for them; {', '.join(whole)}."
             " Write .long() for numbers of groups."
         )
-    found = _INDEX.search(str(error))
+    found = _PATTERN_OF_INDEX_BOUNDS.search(str(error))
     if found is None:
         return None
     index, size = int(found[1]), int(found[2])
@@ -151,7 +158,7 @@ def _indices(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | No
 
 def _not_finite(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
     text = first_line(error)
-    refused = refuses_parameter(error) or _SUPPORT.search(str(error))
+    refused = refuses_parameter(error) or _PATTERN_OF_SUPPORT_ERRORS.search(str(error))
     if not (refused and isinstance(error, ValueError)):
         return None
     found = _entries_not_finite(tensors)
@@ -160,44 +167,49 @@ def _not_finite(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError |
 
 def _outside_domain(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
     """A latent that may have any value is taken for a scale, say."""
-    found = _PARAMETER.search(" ".join(str(error).split()))
+    found = _PATTERN_OF_PARAMETER_ERRORS.search(" ".join(str(error).split()))
     if not refuses_parameter(error) or refuses_nan(error) or found is None:
         return None
     parameter, kind, wanted, values = found.groups()
     remedy = "Look at the latents and data that it is made of."
-    if wanted in _WORDS:
+    if wanted in _WORDS_FOR_CONSTRAINTS:
         remedy = (
             "If it is made of a latent, give that a prior which keeps to it (dist.LogNormal, "
             "dist.HalfNormal or dist.Gamma for a scale, dist.Beta for a probability), or map it "
             "there: s.exp(), torch.nn.functional.softplus(s), p.sigmoid(). If it is made of data, "
             "look at these."
         )
-    said = values.strip() if len(values) <= LONGEST else f"{values.strip()[:LONGEST]} ..."
+    said = (
+        values.strip()
+        if len(values) <= MAX_RAW_CHARACTERS
+        else f"{values.strip()[:MAX_RAW_CHARACTERS]} ..."
+    )
+    rule = _WORDS_FOR_CONSTRAINTS.get(wanted, wanted)
     return NonFiniteError(
-        f"the model gives {kind} a {parameter} that is not {_WORDS.get(wanted, wanted)}, at these "
-        f"latents and data: {said}. {remedy}"
+        f"the model gives {kind} a {parameter} that is not {rule}, at these latents and data: "
+        f"{said}. {remedy}"
     )
 
 
 def _outside_support(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
-    found = _SUPPORT.search(str(error)) if isinstance(error, ValueError) else None
+    found = _PATTERN_OF_SUPPORT_ERRORS.search(str(error)) if isinstance(error, ValueError) else None
     if found is None or not tensors:
         return None
     support, kind = found.groups()
-    site = _SITE.search(str(error))
+    site = _PATTERN_OF_SITE_NAME.search(str(error))
     where = "a value" if site is None else f"site {site[1]!r}"
     ranges = ", ".join(
         f"{name} has values from {tensor.min():.4g} to {tensor.max():.4g}"
         for name, tensor in tensors.items()
         if tensor.numel() and tensor.layout is torch.strided and not tensor.is_complex()
     )
-    classes = _CLASSES.search(support)
+    classes = _PATTERN_OF_CLASS_SUPPORT.search(support)
     if classes is not None:
         remedy = (
             f"The {int(classes[1]) + 1} classes count from 0: write y - 1 for labels from 1, and "
             "give the network an output for each class."
         )
-    elif kind in _MOVING:
+    elif kind in _FAMILIES_BOUNDED_BY_ARGUMENTS:
         remedy = (
             "Where latents are the limits of a support, some of their values have no density at "
             "all, and nothing leads away from them: write limits that all data keep, as in "
@@ -209,13 +221,13 @@ def _outside_support(error: Exception, tensors: dict[str, Tensor]) -> ImplicitEr
             "that shift or limit what is observed, which are to keep it inside."
         )
     said = " ".join(support.split())
-    if len(said) > _LONGEST_SUPPORT:  # bounds that have a number for each row
-        said = f"{said[:_LONGEST_SUPPORT]} ..."
+    if len(said) > _MAX_CHARACTERS_OF_SUPPORT:  # bounds that have a number for each row
+        said = f"{said[:_MAX_CHARACTERS_OF_SUPPORT]} ..."
     return ArgumentError(f"{where} is outside of the support of {kind}, {said}; {ranges}. {remedy}")
 
 
-#: from an error and the tensors among a model's arguments to a clear one, or None
-VALUE_KINDS: tuple[Callable[[Exception, dict[str, Tensor]], ImplicitError | None], ...] = (
+#: Functions from an error and the tensors among a model's arguments to a clear error, or None.
+VALUE_EXPLAINERS: tuple[Callable[[Exception, dict[str, Tensor]], ImplicitError | None], ...] = (
     _indices,
     _not_finite,
     _outside_domain,

@@ -16,8 +16,8 @@ from torch.utils import _pytree
 
 __all__ = ["AskedValues"]
 
-#: what gives Python a value
-_ASKING = frozenset(
+#: They hand a tensor's values to Python, which may branch on them.
+_FUNCTIONS_READING_VALUES = frozenset(
     {
         Tensor.__bool__,
         Tensor.__float__,
@@ -38,8 +38,8 @@ _ASKING = frozenset(
         torch.allclose,
     }
 )
-#: what gives it a number of entries, which is one
-_COUNTING = frozenset(
+#: The shape of what they return depends on values, and Python can read it.
+_FUNCTIONS_SIZED_BY_VALUES = frozenset(
     {
         Tensor.argwhere,
         Tensor.bincount,
@@ -55,9 +55,10 @@ _COUNTING = frozenset(
         torch.unique_consecutive,
     }
 )
-_FLAGS = (torch.bool, torch.uint8)
-_BETWEEN = ("torch._tensor", "torch.overrides")  # modules on the way from a program to a tensor
-_LIBRARIES = frozenset({"torch", "pyro", "pyro_implicit"})  # which ask to check, not to branch
+_MASK_DTYPES = (torch.bool, torch.uint8)  # indexing by such a tensor is sized by its values, too
+_DISPATCHING_MODULES = ("torch._tensor", "torch.overrides")  # on the way from a program to a tensor
+#: they ask for values to check, not to branch
+_PACKAGES_THAT_ONLY_CHECK = frozenset({"torch", "pyro", "pyro_implicit"})
 
 
 class AskedValues(TorchFunctionMode):
@@ -109,13 +110,13 @@ class AskedValues(TorchFunctionMode):
         return made
 
     def _asks(self, func: Any, args: Any, kwargs: Any) -> bool:
-        if func in _ASKING or func in _COUNTING:
+        if func in _FUNCTIONS_READING_VALUES or func in _FUNCTIONS_SIZED_BY_VALUES:
             return True
         if func is torch.where:  # of a condition alone: the places where it is true
             return len(args) + len(kwargs) == 1
         if func is Tensor.__getitem__:
             return any(
-                isinstance(one, Tensor) and one.dtype in _FLAGS and self._is_followed(one)
+                isinstance(one, Tensor) and one.dtype in _MASK_DTYPES and self._is_followed(one)
                 for one in _pytree.tree_leaves(args[1:])
             )
         if func in (torch.repeat_interleave, Tensor.repeat_interleave):
@@ -136,7 +137,10 @@ def _place(frame: Any) -> str | None:
     """The line that asks; None if it is one of a library, or a program's assertion."""
     while frame is not None and _is_between(frame):
         frame = frame.f_back
-    if frame is None or frame.f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES:
+    if (
+        frame is None
+        or frame.f_globals.get("__name__", "").partition(".")[0] in _PACKAGES_THAT_ONLY_CHECK
+    ):
         return None
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
     if line.lstrip().startswith("assert "):  # true of all draws, or an error: nothing branches
@@ -146,5 +150,5 @@ def _place(frame: Any) -> str | None:
 
 def _is_between(frame: Any) -> bool:
     """Whether a frame hands on what a program asks: torch's, or that of a mode within."""
-    between = frame.f_globals.get("__name__") in _BETWEEN
+    between = frame.f_globals.get("__name__") in _DISPATCHING_MODULES
     return between or frame.f_code.co_name == "__torch_function__"

@@ -12,31 +12,29 @@ import numpy as np
 from torch import Tensor
 
 __all__ = [
-    "CONTENTS",
-    "CURRENT",
+    "CONTENTS_KEY",
+    "CONTEXT_KEY",
     "GONE",
-    "LENGTH",
-    "MAPPINGS",
-    "PLAIN",
-    "SEQUENCES",
-    "VALUES",
+    "LENGTH_KEY",
+    "MAPPING_TYPES",
+    "PLAIN_TYPES",
+    "SEQUENCE_TYPES",
+    "VALUE_TYPES",
     "Place",
     "as_bytes",
     "contents",
 ]
 
-#: what has a value and nothing else
-PLAIN = (bool, int, float, complex, str, bytes, type(None))
-#: what is compared by what it is, or by whether it is the same
-VALUES = (*PLAIN, Tensor, np.ndarray)
-#: what has entries by their numbers, and may get others
-SEQUENCES = (list, deque)
-#: what has entries by their keys
-MAPPINGS = (dict, MappingProxyType)
-#: where nothing is
-GONE = object()
-#: in the place of a key: how many entries there are, all of them, what a context has
-LENGTH, CONTENTS, CURRENT = object(), object(), object()
+#: whose objects have a value and nothing else
+PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None))
+#: They are compared by value if plain, and else by identity.
+VALUE_TYPES = (*PLAIN_TYPES, Tensor, np.ndarray)
+SEQUENCE_TYPES = (list, deque)  # whose entries have numbers, and may be replaced
+MAPPING_TYPES = (dict, MappingProxyType)
+GONE = object()  # stands for the value of a place where nothing is
+LENGTH_KEY = object()  # in place of a key: the value is the number of all entries
+CONTENTS_KEY = object()  # in place of a key: the value is a copy of all entries
+CONTEXT_KEY = object()  # in place of a key: the value is what a context variable has now
 
 
 class Place(NamedTuple):
@@ -45,7 +43,7 @@ class Place(NamedTuple):
 
     :param str name: for messages.
     :param container: a dictionary, list, module, class, object, array, cell or context variable.
-    :param key: of the entry; or ``LENGTH``, ``CONTENTS`` or ``CURRENT``.
+    :param key: of the entry; or ``LENGTH_KEY``, ``CONTENTS_KEY`` or ``CONTEXT_KEY``.
     :param value: what is there.
     """
 
@@ -61,13 +59,13 @@ class Place(NamedTuple):
         :returns: what is there now; ``GONE`` if nothing is.
         """
         container, key = self.container, self.key
-        if key is LENGTH:
+        if key is LENGTH_KEY:
             return len(container)
-        if key is CURRENT:
+        if key is CONTEXT_KEY:
             return container.get(GONE)
-        if isinstance(container, MAPPINGS):
+        if isinstance(container, MAPPING_TYPES):
             return container.get(key, GONE)
-        if isinstance(container, SEQUENCES):
+        if isinstance(container, SEQUENCE_TYPES):
             return container[key] if key < len(container) else GONE
         if isinstance(container, (type, ModuleType)):
             return vars(container).get(key, GONE)
@@ -81,7 +79,7 @@ class Place(NamedTuple):
 
         :returns: False for the same object, or an equal plain value.
         """
-        if self.key is CONTENTS:
+        if self.key is CONTENTS_KEY:
             return not _same_contents(self.container, self.value)
         now = self.now()
         return now is not self.value and not _is_equal(now, self.value)
@@ -118,7 +116,7 @@ def _same_contents(container: Any, kept: Any) -> bool:
         return False
     if isinstance(container, set):
         return bool(container == kept)
-    if isinstance(container, MAPPINGS):
+    if isinstance(container, MAPPING_TYPES):
         if container.keys() != kept.keys():
             return False
         container, kept = [container[key] for key in kept], kept.values()
@@ -130,4 +128,4 @@ def _same_contents(container: Any, kept: Any) -> bool:
 
 def _is_equal(one: Any, other: Any) -> bool:
     """Whether two objects are the same plain value."""
-    return isinstance(one, PLAIN) and type(one) is type(other) and repr(one) == repr(other)
+    return isinstance(one, PLAIN_TYPES) and type(one) is type(other) and repr(one) == repr(other)

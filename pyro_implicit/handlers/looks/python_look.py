@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from pyro_implicit.handlers.looks.kept_place import (
-    CONTENTS,
-    CURRENT,
+    CONTENTS_KEY,
+    CONTEXT_KEY,
     GONE,
-    LENGTH,
-    MAPPINGS,
-    PLAIN,
-    SEQUENCES,
-    VALUES,
+    LENGTH_KEY,
+    MAPPING_TYPES,
+    PLAIN_TYPES,
+    SEQUENCE_TYPES,
+    VALUE_TYPES,
     Place,
     as_bytes,
     contents,
@@ -37,21 +37,22 @@ from pyro_implicit.handlers.networks.network_places import network_places
 
 __all__ = ["Look", "TooMuchToSee", "unseen"]
 
-_MOST = 100  # entries of a list or dictionary that are looked into
-_LONGEST = 10_000  # entries that are compared at each step, in a tenth of a millisecond
-_MOST_PLACES = 10_000  # that are looked at at each step, in milliseconds
-_DEEP = 6  # functions in functions, objects in objects
-_LOOKS = itertools.count()
-_SETS = (set, frozenset)
-_KEPT = (*VALUES, *SEQUENCES, *_SETS, *MAPPINGS, bytearray, array)
-#: networks of these packages hold nothing that a step changes but what torch knows of
-_OURS = ("torch.", "pyro.", "pyro_implicit.")
-#: modules whose functions and objects are none of a user
+_MAX_ENTRIES_LOOKED_INTO = 100  # longer lists and dictionaries are compared as a whole
+_MAX_ENTRIES_COMPARED = 10_000  # of a container at each step, which takes a tenth of a millisecond
+_MAX_PLACES = 10_000  # they are looked at at each step, which takes milliseconds
+_MAX_DEPTH = 6  # of functions in functions, and objects in objects
+_COUNTER_OF_UNSEEN = itertools.count()  # gives what cannot be seen a value that no other look has
+_SET_TYPES = (set, frozenset)
+#: what names and attributes of classes may hold that is data, not code
+_DATA_TYPES = (*VALUE_TYPES, *SEQUENCE_TYPES, *_SET_TYPES, *MAPPING_TYPES, bytearray, array)
+#: Networks of these packages hold nothing that a step changes but what torch knows of.
+_KNOWN_NETWORK_PREFIXES = ("torch.", "pyro.", "pyro_implicit.")
+#: Their functions and objects are not the user's.
 _LIBRARIES = {"torch", "pyro", "pyro_implicit", "numpy", *sys.stdlib_module_names}
-#: what PyTorch keeps in each network, whose tensors, layers and hooks are looked at by themselves
-_OF_MODULES = frozenset(nn.Module().__dict__)
-#: methods that make, copy or show an object
-_OF_MAKING = {
+#: PyTorch keeps them in each network; its tensors, layers and hooks are looked at by themselves.
+_ATTRIBUTES_OF_ANY_MODULE = frozenset(nn.Module().__dict__)
+#: They make, copy or show an object.
+_METHODS_OUTSIDE_OF_STEPS = {
     "__init__",
     "__new__",
     "__post_init__",
@@ -60,8 +61,8 @@ _OF_MAKING = {
     "__reduce__",
     "__del__",
 }
-#: what reads a name from a text
-_READERS = {
+#: A function that uses one of these may read what its strings name.
+_LOOKUPS_BY_STRING = {
     "modules",
     "import_module",
     "getattr",
@@ -93,7 +94,7 @@ class Look:
         self._seen: dict[int, Any] = {}  # and alive, so that no other object has its number
         self._placed: set[tuple[int, Any]] = set()
 
-    def at(self, value: Any, name: str, depth: int = _DEEP) -> None:
+    def at(self, value: Any, name: str, depth: int = _MAX_DEPTH) -> None:
         """
         At a value, and what it holds.
 
@@ -101,7 +102,7 @@ class Look:
         :param str name: for messages.
         :param int depth: how many objects further.
         """
-        if isinstance(value, PLAIN):
+        if isinstance(value, PLAIN_TYPES):
             self.values[name] = value
             return
         if isinstance(value, Tensor):
@@ -114,7 +115,7 @@ class Look:
         self._at_numbers(value, name)
         if isinstance(value, (np.ndarray, bytearray, array)):
             self._at_array(value, name)
-        elif isinstance(value, (*SEQUENCES, *_SETS, tuple, *MAPPINGS)):
+        elif isinstance(value, (*SEQUENCE_TYPES, *_SET_TYPES, tuple, *MAPPING_TYPES)):
             self._at_container(value, name, depth)
         elif isinstance(value, nn.Module):
             self._at_module(value, name)
@@ -124,7 +125,7 @@ class Look:
         elif isinstance(value, weakref.ref):
             self.at(value(), name, depth)
         elif isinstance(value, ContextVar):
-            self._entry(value, CURRENT, value.get(GONE), name, depth)
+            self._entry(value, CONTEXT_KEY, value.get(GONE), name, depth)
         elif inspect.ismethod(value):
             own = value.__self__
             self.at(own, name, depth)
@@ -140,30 +141,30 @@ class Look:
 
     def _place(self, name: str, container: Any, key: Any, value: Any) -> None:
         if (id(container), key) not in self._placed:
-            if len(self.places) >= _MOST_PLACES:
+            if len(self.places) >= _MAX_PLACES:
                 raise TooMuchToSee
             self._placed.add((id(container), key))
             self.places.append(Place(name, container, key, value))
 
     def _at_array(self, value: np.ndarray | bytearray | array[Any], name: str) -> None:
         """At the numbers of a short array, which may be written."""
-        if (value.size if isinstance(value, np.ndarray) else len(value)) <= _LONGEST:
+        if (value.size if isinstance(value, np.ndarray) else len(value)) <= _MAX_ENTRIES_COMPARED:
             kept = as_bytes(value)
-            self._place(f"an entry of {name}", value, CONTENTS, kept)
+            self._place(f"an entry of {name}", value, CONTENTS_KEY, kept)
             self.values[f"an entry of {name}"] = hash(kept)
 
     def _at_container(self, value: Any, name: str, depth: int) -> None:
         """At each entry of a short one; of a long one, and of a set, at whether they are others."""
-        if isinstance(value, _SETS) or len(value) > _MOST:
-            if not isinstance(value, (tuple, frozenset)) and len(value) <= _LONGEST:
+        if isinstance(value, _SET_TYPES) or len(value) > _MAX_ENTRIES_LOOKED_INTO:
+            if not isinstance(value, (tuple, frozenset)) and len(value) <= _MAX_ENTRIES_COMPARED:
                 kept = value.copy()
-                self._place(f"an entry of {name}", value, CONTENTS, kept)
-                plain = [one for one in _flat(value) if isinstance(one, PLAIN)]
+                self._place(f"an entry of {name}", value, CONTENTS_KEY, kept)
+                plain = [one for one in _flat(value) if isinstance(one, PLAIN_TYPES)]
                 self.values[f"an entry of {name}"] = hash(repr(plain))
             return
         if not isinstance(value, tuple):
-            self._place(f"the length of {name}", value, LENGTH, len(value))
-        for key, entry in value.items() if isinstance(value, MAPPINGS) else enumerate(value):
+            self._place(f"the length of {name}", value, LENGTH_KEY, len(value))
+        for key, entry in value.items() if isinstance(value, MAPPING_TYPES) else enumerate(value):
             self._entry(value, key, entry, f"{name}[{key!r}]", depth - 1)
 
     def _at_numbers(self, value: Any, name: str) -> None:
@@ -197,7 +198,7 @@ class Look:
         for key, entry in held.items():
             self._entry(container, key, entry, f"{where}.{key}", depth - 1)
         if isinstance(container, dict) and not _is_library(type(value)):
-            self._place(f"the attributes of {where}", container, LENGTH, len(container))
+            self._place(f"the attributes of {where}", container, LENGTH_KEY, len(container))
         call = getattr(type(value), "__call__", None)  # noqa: B004
         if inspect.isfunction(call):
             self._at_function(call, depth)
@@ -214,7 +215,7 @@ class Look:
             for kind in found:
                 self._entry_of_class(kind, name, where)
                 self._at_helper(value, where, vars(kind)[name])
-            if found and isinstance(vars(found[0])[name], VALUES):
+            if found and isinstance(vars(found[0])[name], VALUE_TYPES):
                 before = kinds[: kinds.index(found[0])]
                 for held in (*before, *([] if name in own else [own])):
                     self._place(f"{where}.{name}", held, name, GONE)
@@ -222,7 +223,7 @@ class Look:
     def _entry_of_class(self, kind: type, name: str, where: str) -> None:
         value = vars(kind)[name]
         self._place(f"{where}.{name}", kind, name, value)
-        if isinstance(value, _KEPT):
+        if isinstance(value, _DATA_TYPES):
             self.at(value, f"{where}.{name}", 1)
         elif not _is_library(type(value)):  # what has code of its own for being read
             self.at(value, f"{where}.{name}", 2)
@@ -233,7 +234,7 @@ class Look:
         if not inspect.isfunction(helper) or id(helper) in self._seen:
             return
         self._seen[id(helper)] = helper
-        self._at_function(helper, _DEEP - 1)
+        self._at_function(helper, _MAX_DEPTH - 1)
         self._at_class(value, where, _names_of(helper))
 
     def _at_module(self, module: nn.Module, name: str) -> None:
@@ -243,7 +244,7 @@ class Look:
             if not all(map(_is_ours, type(part).__mro__)):
                 self._at_own_module(part, where)
             for key, value in part.__dict__.items():
-                if isinstance(value, PLAIN):
+                if isinstance(value, PLAIN_TYPES):
                     self.values[f"{where}.{key}"] = value
                 if isinstance(value, Tensor):
                     self.values[f"the tensor {where}.{key}"] = _written(value)
@@ -257,11 +258,13 @@ class Look:
     def _at_own_module(self, part: nn.Module, where: str) -> None:
         """At what a user's own network holds beside tensors, and what its forward reads."""
         for key, value in part.__dict__.items():
-            if key == "_pyro_samples" or not (key in _OF_MODULES or key.startswith("_pyro")):
-                self._entry(part.__dict__, key, value, f"{where}.{key}", _DEEP - 1)
+            if key == "_pyro_samples" or not (
+                key in _ATTRIBUTES_OF_ANY_MODULE or key.startswith("_pyro")
+            ):
+                self._entry(part.__dict__, key, value, f"{where}.{key}", _MAX_DEPTH - 1)
         forward = inspect.unwrap(type(part).forward)
         if inspect.isfunction(forward):
-            self._at_function(forward, _DEEP - 1)
+            self._at_function(forward, _MAX_DEPTH - 1)
             self._at_class(part, where, _names_of(forward))
 
     def _at_function(self, function: Callable[..., Any], depth: int) -> None:
@@ -320,7 +323,7 @@ class Look:
 
     def _entry_by_name(self, owner: type | ModuleType, name: str, place: str, depth: int) -> None:
         value = vars(owner)[name]
-        if value is os.environ or isinstance(value, _KEPT):
+        if value is os.environ or isinstance(value, _DATA_TYPES):
             self._entry(owner, name, value, place, max(depth, 1))
         elif not _is_library(owner):
             self._place(place, owner, name, value)
@@ -333,7 +336,7 @@ def unseen() -> int:
 
     :returns: a number that no other call gives.
     """
-    return next(_LOOKS)
+    return next(_COUNTER_OF_UNSEEN)
 
 
 def _plainly(value: Any) -> Any:
@@ -351,7 +354,9 @@ def _called_by_signs(kind: type) -> list[str]:
     found = [
         name for one in kinds for name, value in vars(one).items() if inspect.isfunction(value)
     ]
-    return [name for name in found if name.startswith("__") and name not in _OF_MAKING]
+    return [
+        name for name in found if name.startswith("__") and name not in _METHODS_OUTSIDE_OF_STEPS
+    ]
 
 
 def _names_of(function: Any) -> tuple[str, ...]:
@@ -372,7 +377,7 @@ def _names(code: CodeType) -> tuple[str, ...]:
     """Names that a function reads, those of functions and comprehensions inside of it as well."""
     inner = [one for one in code.co_consts if isinstance(one, CodeType)]
     texts = [one for one in code.co_consts if isinstance(one, str) and one.isidentifier()]
-    read = texts if _READERS.intersection(code.co_names) else []
+    read = texts if _LOOKUPS_BY_STRING.intersection(code.co_names) else []
     return (*code.co_names, *read, *(name for one in inner for name in _names(one)))
 
 
@@ -383,7 +388,7 @@ def _written(tensor: Tensor) -> Any:
 
 def _is_ours(kind: type) -> bool:
     """Whether a class is of Python, or of a package whose code a step does not change."""
-    return kind is object or (kind.__module__ or "").startswith(_OURS)
+    return kind is object or (kind.__module__ or "").startswith(_KNOWN_NETWORK_PREFIXES)
 
 
 def _has_attributes(value: Any) -> bool:
@@ -413,6 +418,6 @@ def _mangled(kind: type, name: str) -> str:
 
 def _flat(value: Any) -> list[Any]:
     """Keys and entries; those of a set in an order that does not depend on the process."""
-    if isinstance(value, MAPPINGS):
+    if isinstance(value, MAPPING_TYPES):
         return [*value.keys(), *value.values()]
-    return sorted(value, key=repr) if isinstance(value, _SETS) else [*value]
+    return sorted(value, key=repr) if isinstance(value, _SET_TYPES) else [*value]

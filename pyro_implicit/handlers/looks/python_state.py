@@ -8,14 +8,14 @@ from typing import Any
 from torch import Tensor
 
 from pyro_implicit._random import read_random_state
-from pyro_implicit.handlers.looks.kept_place import CONTENTS, GONE, LENGTH, Place
+from pyro_implicit.handlers.looks.kept_place import CONTENTS_KEY, GONE, LENGTH_KEY, Place
 from pyro_implicit.handlers.looks.python_look import Look, TooMuchToSee, unseen
 
 __all__ = ["PythonState", "python_state"]
 
-_FLAG = "requires_grad"  # of a tensor
-_TOO_MUCH = "more than can be looked at each time"
-_WALKS = 4  # methods that call methods of other classes, at most
+_REQUIRES_GRAD = "requires_grad"  # the key of a place that is a tensor's flag
+_TOO_MUCH_TO_SEE = "more than can be looked at each time"
+_MAX_WALKS = 4  # a chain of methods that call those of other classes is followed so far
 
 
 @dataclass
@@ -39,12 +39,14 @@ class PythonState:
 
     def __post_init__(self) -> None:
         held = [p for p in self.places if isinstance(p.container, dict)]
-        entries = [p for p in held if p.key is not CONTENTS and p.key is not LENGTH]
+        entries = [p for p in held if p.key is not CONTENTS_KEY and p.key is not LENGTH_KEY]
         self._entries = [(p.container, p.key, p.value, p) for p in entries]
-        self._empty = [p for p in held if p.key is CONTENTS and not p.container]
-        lengths = [p for p in self.places if p.key is LENGTH]
+        self._empty = [p for p in held if p.key is CONTENTS_KEY and not p.container]
+        lengths = [p for p in self.places if p.key is LENGTH_KEY]
         self._lengths = [(p.container, p.value, p) for p in lengths]
-        flags = [p for p in self.places if isinstance(p.container, Tensor) and p.key == _FLAG]
+        flags = [
+            p for p in self.places if isinstance(p.container, Tensor) and p.key == _REQUIRES_GRAD
+        ]
         self._flags = [(p.container, p.value, p) for p in flags]
         fast = {id(place) for place in (*entries, *lengths, *flags, *self._empty)}
         self._rest = [p for p in self.places if id(p) not in fast]
@@ -95,10 +97,10 @@ def python_state(*programs: Any) -> PythonState:
     :returns: what was read.
     """
     look = _walk(Look(), programs)
-    for _ in range(_WALKS):  # until no function is found that reads other names
+    for _ in range(_MAX_WALKS):  # until no function is found that reads other names
         known = len(look.names)
         look = _walk(Look(look.names), programs)
-        if len(look.names) == known or _TOO_MUCH in look.values:
+        if len(look.names) == known or _TOO_MUCH_TO_SEE in look.values:
             break
     state = read_random_state()
     _, keys, *rest = state["numpy"]
@@ -112,7 +114,7 @@ def _walk(look: Look, programs: tuple[Any, ...]) -> Look:
         try:
             look.at(program, "")
         except TooMuchToSee:
-            look.values[_TOO_MUCH] = unseen()
+            look.values[_TOO_MUCH_TO_SEE] = unseen()
             break
         except Exception:  # of attributes that run a user's code
             look.values["what cannot be looked at"] = unseen()

@@ -11,7 +11,7 @@ from pyro.distributions import coalescent, hmm
 from pyro.ops.einsum import torch_log
 from torch import Tensor
 
-_USERS: tuple[Any, ...] = (torch_log, hmm, coalescent)
+_MODULES_USING_SAFE_LOG: tuple[Any, ...] = (torch_log, hmm, coalescent)
 
 __all__ = ["mappable_logarithm", "safe_log"]
 
@@ -52,11 +52,11 @@ def mappable_logarithm() -> Iterator[None]:
 
     Pyro's own is an ``autograd.Function`` without the method that ``torch.func`` asks for.
     """
-    before = [user.safe_log for user in _USERS]
-    for user in _USERS:
+    before = [user.safe_log for user in _MODULES_USING_SAFE_LOG]
+    for user in _MODULES_USING_SAFE_LOG:
         user.safe_log = safe_log
     try:
         yield
     finally:
-        for user, own in zip(_USERS, before, strict=True):
+        for user, own in zip(_MODULES_USING_SAFE_LOG, before, strict=True):
             user.safe_log = own

@@ -19,9 +19,9 @@ from pyro_implicit.ops.largest_tensor import LargestTensor
 
 __all__ = ["MappedDensity"]
 
-_FEWEST = 3  # draws that are worth a map
-_LARGEST = 4_000_000  # numbers of the largest tensor, of all draws at once
-_SAME = 1e-5, 1e-4  # relative and absolute, of a draw by itself and among others
+_MIN_DRAWS_FOR_A_MAP = 3
+_MAX_NUMBERS_OF_A_TENSOR = 4_000_000  # of the largest one, for all draws of a map together
+_RTOL_AND_ATOL = 1e-5, 1e-4  # between the density of a draw by itself and among others
 
 _Function = Callable[[Tensor], Tensor]
 
@@ -51,9 +51,9 @@ class MappedDensity:
         :param torch.Tensor draws: shape ``(n, m)``.
         :returns: log-densities or NaN, shape ``(n,)``.
         """
-        if self._most is None and len(draws) >= _FEWEST:
+        if self._most is None and len(draws) >= _MIN_DRAWS_FOR_A_MAP:
             self._most = self._find_most(draws)
-        if not self._most or len(draws) < _FEWEST:
+        if not self._most or len(draws) < _MIN_DRAWS_FOR_A_MAP:
             return self._looped(draws)
         try:
             values = torch.cat([self._mapped(some) for some in draws.split(self._most)])
@@ -75,15 +75,15 @@ class MappedDensity:
             expected = self._looped(some)
         if not bool(expected.isfinite().all()):
             return None
-        most = _LARGEST // max(largest.numel, 1)
-        if most < _FEWEST:
+        most = _MAX_NUMBERS_OF_A_TENSOR // max(largest.numel, 1)
+        if most < _MIN_DRAWS_FOR_A_MAP:
             return 0
         self._dtype = expected.dtype
         try:
             found = self._mapped(some)
         except Exception:  # whatever a model does with a batched tensor
             return 0
-        is_same = found.dtype == expected.dtype and torch.allclose(found, expected, *_SAME)
+        is_same = found.dtype == expected.dtype and torch.allclose(found, expected, *_RTOL_AND_ATOL)
         return most if is_same else 0
 
     def _mapped(self, draws: Tensor) -> Tensor:

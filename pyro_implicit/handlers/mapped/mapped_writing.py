@@ -17,7 +17,7 @@ from pyro_implicit.handlers.mapped.mappable_logarithm import mappable_logarithm
 
 __all__ = ["WritingMap"]
 
-_MAKERS = {
+_FUNCTIONS_MAKING_TENSORS = {
     torch.zeros,
     torch.ones,
     torch.empty,
@@ -40,7 +40,7 @@ _MAKERS = {
 }
 
 
-_NO_RULE = "There is a performance drop"
+_WARNING_OF_NO_VMAP_RULE = "There is a performance drop"  # how the warning begins
 _One = Callable[[Tensor], Any]
 _Mapped = Callable[[_One], Any]
 
@@ -56,7 +56,7 @@ class _NewOfEach(TorchFunctionMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         made = function(*args, **(kwargs or {}))
-        if function not in _MAKERS or not made.is_floating_point():
+        if function not in _FUNCTIONS_MAKING_TENSORS or not made.is_floating_point():
             return made
         return made if made.is_leaf and made.requires_grad else made + self._zero.to(made)
 
@@ -122,7 +122,7 @@ class WritingMap:
             with _rules_are("error"):
                 return mapped(function)
         except UserWarning as warning:
-            if _NO_RULE not in str(warning):
+            if _WARNING_OF_NO_VMAP_RULE not in str(warning):
                 raise
         self._lacks_rules = True
         write_random_state(before)
@@ -134,7 +134,7 @@ class WritingMap:
 def _rules_are(action: Literal["error", "ignore"]) -> Iterator[None]:
     """Torch tells, at each call, of operations that it maps one by one: no matter of the user's."""
     with warnings.catch_warnings():
-        warnings.filterwarnings(action, _NO_RULE)
+        warnings.filterwarnings(action, _WARNING_OF_NO_VMAP_RULE)
         yield
 
 

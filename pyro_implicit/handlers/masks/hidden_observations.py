@@ -11,10 +11,11 @@ from pyro.poutine.messenger import Messenger
 
 from pyro_implicit.handlers.looks.asked_values import AskedValues
 
-__all__ = ["HIDDEN", "SHOWN", "HiddenObservations"]
+__all__ = ["HIDDEN_SUFFIX", "SHOWN_SUFFIX", "HiddenObservations"]
 
-#: how the names of the two sites end that Pyro makes of ``pyro.sample(..., obs_mask=)``
-HIDDEN, SHOWN = "_unobserved", "_observed"
+#: Pyro makes two sites of ``pyro.sample(name, ..., obs_mask=)``, whose names end in these.
+HIDDEN_SUFFIX = "_unobserved"
+SHOWN_SUFFIX = "_observed"
 
 
 class HiddenObservations(Messenger):
@@ -65,9 +66,9 @@ def _hidden(trace: Trace) -> list[str]:
     """Names of sites of hidden values that are drawn, not listed."""
     found = []
     for name, node in trace.nodes.items():
-        if node["type"] == "sample" and name.endswith(HIDDEN) and not node["is_observed"]:
-            whole = name.removesuffix(HIDDEN)
-            shown, both = trace.nodes.get(whole + SHOWN), trace.nodes.get(whole)
+        if node["type"] == "sample" and name.endswith(HIDDEN_SUFFIX) and not node["is_observed"]:
+            whole = name.removesuffix(HIDDEN_SUFFIX)
+            shown, both = trace.nodes.get(whole + SHOWN_SUFFIX), trace.nodes.get(whole)
             is_pair = shown is not None and shown["is_observed"] and both is not None
             if is_pair and (node["infer"] or {}).get("_enumerate_dim") is None:
                 found.append(name)
@@ -76,5 +77,5 @@ def _hidden(trace: Trace) -> list[str]:
 
 def _is_in_use(trace: Trace, name: str) -> bool:
     """Whether any value is hidden: the site's mask has one, or one around both lets none see."""
-    shown = trace.nodes[name.removesuffix(HIDDEN) + SHOWN]["mask"]
+    shown = trace.nodes[name.removesuffix(HIDDEN_SUFFIX) + SHOWN_SUFFIX]["mask"]
     return not bool(torch.as_tensor(True if shown is None else shown).all())

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
-from pyro_implicit.handlers.masks.hidden_observations import HIDDEN
+from pyro_implicit.handlers.masks.hidden_observations import HIDDEN_SUFFIX
 from pyro_implicit.handlers.pointwise import SiteVisitor, is_auxiliary, is_delta
 
-__all__ = ["NO_BOUND", "warning_of_hidden_values", "warning_of_masked_latent"]
+__all__ = ["LOSS_IS_NO_BOUND", "warning_of_hidden_values", "warning_of_masked_latent"]
 
-#: what a fit of such a model says
-NO_BOUND = "the loss is no bound on the evidence"
+#: the warnings of a fit say so, and it then promises no bound
+LOSS_IS_NO_BOUND = "the loss is no bound on the evidence"
 
-_REMEDY = "Mask the observations alone (poutine.mask around obs=)"
+_ADVICE_ON_MASKS = "Mask the observations alone (poutine.mask around obs=)"
 
 
 def warning_of_masked_latent(site: Any) -> str:
@@ -27,7 +27,7 @@ def warning_of_masked_latent(site: Any) -> str:
     :returns: what to write, for a warning; empty for all others.
     """
     notes = _described(site)
-    return f"{notes} {_REMEDY}." if notes else ""
+    return f"{notes} {_ADVICE_ON_MASKS}." if notes else ""
 
 
 def _described(site: Any) -> str:
@@ -40,7 +40,7 @@ def _described(site: Any) -> str:
         return ""
     return (
         f"latent site {site['name']!r} is masked in {count} places, where its entropy counts and "
-        f"no prior holds it: {NO_BOUND} and may fall without end, and draws mean nothing."
+        f"no prior holds it: {LOSS_IS_NO_BOUND} and may fall without end, and draws mean nothing."
     )
 
 
@@ -66,12 +66,14 @@ def warning_of_hidden_values(
 
     def visit(site: Any) -> None:
         notes = (
-            _described(site) if site["name"].endswith(HIDDEN) and not site["is_observed"] else ""
+            _described(site)
+            if site["name"].endswith(HIDDEN_SUFFIX) and not site["is_observed"]
+            else ""
         )
         if notes:
             found.append(
                 f"{notes} Objectives of pyro_implicit take what obs_mask hides for replicates of "
-                f"the data, which hold it; those of Pyro do not. {_REMEDY} for these."
+                f"the data, which hold it; those of Pyro do not. {_ADVICE_ON_MASKS} for these."
             )
 
     try:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from pyro.poutine.messenger import Messenger
 
-from pyro_implicit.handlers.masks.hidden_observations import HIDDEN, SHOWN
+from pyro_implicit.handlers.masks.hidden_observations import HIDDEN_SUFFIX, SHOWN_SUFFIX
 
 __all__ = ["Replicates"]
 
@@ -43,10 +43,12 @@ class Replicates(Messenger):
         if mask is None or not isinstance(name, str):
             return
         if msg["is_observed"]:
-            if name.endswith(SHOWN):
-                self._shown[name.removesuffix(SHOWN)] = mask
-        elif name.endswith(HIDDEN) and not getattr(msg["fn"], "has_enumerate_support", False):
-            shown = self._shown.get(name.removesuffix(HIDDEN))
+            if name.endswith(SHOWN_SUFFIX):
+                self._shown[name.removesuffix(SHOWN_SUFFIX)] = mask
+        elif name.endswith(HIDDEN_SUFFIX) and not getattr(
+            msg["fn"], "has_enumerate_support", False
+        ):
+            shown = self._shown.get(name.removesuffix(HIDDEN_SUFFIX))
             if shown is None or _shape(shown) != _shape(mask):
                 return
             if self._drawn is None or name in self._drawn:

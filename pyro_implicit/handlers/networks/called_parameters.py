@@ -17,7 +17,7 @@ from pyro_implicit._few import few_of
 __all__ = ["CalledParameters"]
 
 
-_INSTEAD = (
+_ADVICE_ON_PYRO_MODULE = (
     "Pyro knows those that it is told of. Write pyro.module('net', net) in the model, or make net "
     "a pyro.nn.PyroModule"
 )
@@ -60,7 +60,9 @@ class CalledParameters:
             if isinstance(one, nn.Parameter) and one.requires_grad:
                 self._found.setdefault(one, f"{name} of {type(module).__name__}")
 
-    def warning_of_untrained(self, trained: Iterable[Tensor], instead: str = _INSTEAD) -> str:
+    def warning_of_untrained(
+        self, trained: Iterable[Tensor], instead: str = _ADVICE_ON_PYRO_MODULE
+    ) -> str:
         """
         Says which of them stay as they are.
 

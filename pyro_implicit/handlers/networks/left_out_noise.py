@@ -15,15 +15,16 @@ from pyro_implicit.handlers.networks.evaluation_mode import is_random_function, 
 
 __all__ = ["LeftOutNoise"]
 
-#: by function, where its arguments have the probability (or None) and whether it is training
-_RANDOM: dict[Callable[..., Any], tuple[int | None, int]] = {
+#: By random function of torch: the positions of its arguments for the probability (None if it has
+#: none) and for whether it is training.
+_POSITIONS_OF_P_AND_TRAINING: dict[Callable[..., Any], tuple[int | None, int]] = {
     **{one: (1, 2) for one in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)},
     **{one: (1, 2) for one in (F.alpha_dropout, F.feature_alpha_dropout)},
     F.rrelu: (None, 3),
 }
 
 
-_MOST_FRAMES = 12  # between a function of torch and the module that calls it
+_MAX_FRAMES_TO_MODULE = 12  # between a function of torch and the method of a module that calls it
 
 
 class LeftOutNoise(TorchFunctionMode):
@@ -50,8 +51,8 @@ class LeftOutNoise(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         options = dict(kwargs or {})
-        if func in _RANDOM:
-            where, training = _RANDOM[func]
+        if func in _POSITIONS_OF_P_AND_TRAINING:
+            where, training = _POSITIONS_OF_P_AND_TRAINING[func]
             is_off = not _given(args, options, training, "training", True)
             rate = 1.0 if where is None else _given(args, options, where, "p", 0.5)
             module = _caller() if is_off and rate else None
@@ -69,7 +70,7 @@ class LeftOutNoise(TorchFunctionMode):
 def _caller() -> Any:
     """The module whose method has called, if any."""
     frame: FrameType | None = sys._getframe(2)
-    for _ in range(_MOST_FRAMES):
+    for _ in range(_MAX_FRAMES_TO_MODULE):
         if frame is None or isinstance(frame.f_locals.get("self"), nn.Module):
             break
         frame = frame.f_back

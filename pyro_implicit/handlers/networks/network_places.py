@@ -6,11 +6,17 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from pyro_implicit.handlers.looks.kept_place import CONTENTS, GONE, LENGTH, VALUES, Place
+from pyro_implicit.handlers.looks.kept_place import (
+    CONTENTS_KEY,
+    GONE,
+    LENGTH_KEY,
+    VALUE_TYPES,
+    Place,
+)
 
 __all__ = ["network_places"]
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HOOK_DICTS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def network_places(part: nn.Module, where: str) -> Iterator[Place]:
@@ -27,17 +33,17 @@ def network_places(part: nn.Module, where: str) -> Iterator[Place]:
     """
     held = part.__dict__
     for key, value in held.items():
-        if isinstance(value, VALUES):
+        if isinstance(value, VALUE_TYPES):
             yield Place(f"{where}.{key}", held, key, value)
     yield Place(f"{where}.forward", held, "forward", held.get("forward", GONE))
-    yield Place(f"the attributes of {where}", held, LENGTH, len(held))
+    yield Place(f"the attributes of {where}", held, LENGTH_KEY, len(held))
     layers, buffers, parameters = part._modules, part._buffers, part._parameters
     for kind, entries in (("layers", layers), ("buffers", buffers), ("parameters", parameters)):
-        yield Place(f"the {kind} of {where}", entries, LENGTH, len(entries))
+        yield Place(f"the {kind} of {where}", entries, LENGTH_KEY, len(entries))
         for key, entry in entries.items():
             yield Place(f"{where}.{key}", entries, key, entry)
-    for hooks in (getattr(part, name) for name in _HOOKS):
-        yield Place(f"the hooks of {where}", hooks, CONTENTS, dict(hooks))
+    for hooks in (getattr(part, name) for name in _HOOK_DICTS):
+        yield Place(f"the hooks of {where}", hooks, CONTENTS_KEY, dict(hooks))
     for key, parameter in parameters.items():
         if parameter is not None and not parameter.requires_grad:  # others are trained
             yield Place(f"{where}.{key}.requires_grad", parameter, "requires_grad", False)

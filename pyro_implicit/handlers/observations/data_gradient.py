@@ -20,10 +20,10 @@ from pyro_implicit.handlers.rows.latent_rows import AtDraw
 
 __all__ = ["warning_of_no_gradient", "warning_of_own_noise"]
 
-_MOST = 10  # latents that are looked at, by a run of the model each
-#: of a latent, by which some row of the data comes to the other side of it
-_FACTORS = (0.99, 0.9, 1.2, 0.5, 2.0)
-_WAYS = ".item(), float(), .numpy(), .detach(), torch.no_grad()"
+_MAX_LATENTS_TRIED = 10  # each by a run of the model for each factor
+#: By one of these some row of the data comes to the other side of a latent.
+_FACTORS_OF_TRIED_LATENTS = (0.99, 0.9, 1.2, 0.5, 2.0)
+_CALLS_THAT_DETACH = ".item(), float(), .numpy(), .detach(), torch.no_grad()"
 
 
 def warning_of_no_gradient(
@@ -59,7 +59,7 @@ def warning_of_no_gradient(
             return ""
         lost = first.unreached(leaves)
         if len(lost) < len(leaves):  # those of other latents' priors have none, and need none
-            lost = first.need(lost[:_MOST], model, values, args, kwargs)
+            lost = first.need(lost[:_MAX_LATENTS_TRIED], model, values, args, kwargs)
     except Exception:  # what a model does with another draw than those of the steps
         return ""
     if not lost:
@@ -67,14 +67,14 @@ def warning_of_no_gradient(
     if len(lost) == len(leaves):
         return (
             "no observation has a density with a gradient for the latents: the model leaves torch "
-            f"on the way ({_WAYS}), or does not use them. Nothing of the data reaches the guide or "
-            "the chains; compute with tensors throughout"
+            f"on the way ({_CALLS_THAT_DETACH}), or does not use them. Nothing of the data "
+            "reaches the guide or the chains; compute with tensors throughout"
         )
     return (
         f"densities depend on latents {sorted(lost)} and have no gradient for them: the model "
-        f"leaves torch on the way ({_WAYS}), or compares with them (t < tau), so that the data "
-        "teach nothing of these, and no step mends it. Compute with tensors throughout, smooth "
-        "steps (torch.sigmoid), or make a latent of few values discrete and sum it out "
+        f"leaves torch on the way ({_CALLS_THAT_DETACH}), or compares with them (t < tau), so that "
+        "the data teach nothing of these, and no step mends it. Compute with tensors throughout, "
+        "smooth steps (torch.sigmoid), or make a latent of few values discrete and sum it out "
         "(infer={'enumerate': 'parallel'})"
     )
 
@@ -157,7 +157,7 @@ class _Densities:
         """The latents at other values of which data have other densities."""
 
         def differ(those: list[str]) -> bool:
-            for factor in _FACTORS:
+            for factor in _FACTORS_OF_TRIED_LATENTS:
                 other = {**values, **{name: factor * values[name] for name in those}}
                 try:
                     if self.of(model, other, args, kwargs).differ_from(self):

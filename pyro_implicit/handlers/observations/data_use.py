@@ -12,13 +12,13 @@ from torch import Tensor
 from pyro_implicit.handlers.pointwise import is_auxiliary
 from pyro_implicit.handlers.rows.row_slices import is_cut
 
-__all__ = ["IN_BATCHES", "DataUse"]
+__all__ = ["CALL_WITH_BATCHES", "DataUse"]
 
-#: how data are handed to ``fit`` in batches
-IN_BATCHES = "fit(model, guide, batches=DataLoader(TensorDataset(x, y), 64))"
+#: how messages write a fit to data in batches
+CALL_WITH_BATCHES = "fit(model, guide, batches=DataLoader(TensorDataset(x, y), 64))"
 
-_SHOWN = 5  # sites in a message
-_BIASED = 0.25  # deviations of the posterior by which its mean may be off without a word
+_MAX_SITES_NAMED = 5
+_MAX_BIAS_IN_SDS = 0.25  # of the posterior, by which its mean may be off without a word
 
 
 class DataUse(Messenger):
@@ -128,7 +128,7 @@ class DataUse(Messenger):
         counts = [num_rows / (n * len(sizes)) for n in sizes]
         squares = (n * (w - 1) ** 2 for n, w in zip(sizes, counts, strict=True))
         bias = math.sqrt(sum(squares) / num_rows)
-        if bias < _BIASED:
+        if bias < _MAX_BIAS_IN_SDS:
             return None
         return (
             f"batches have {min(sizes)} to {max(sizes)} rows, the same in each epoch, and each is "
@@ -164,5 +164,5 @@ class DataUse(Messenger):
 
 def _listed(names: Any) -> str:
     names = list(names)
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(map(repr, names[:_SHOWN])) + more
+    more = f" and {len(names) - _MAX_SITES_NAMED} more" if len(names) > _MAX_SITES_NAMED else ""
+    return ", ".join(map(repr, names[:_MAX_SITES_NAMED])) + more

@@ -14,8 +14,8 @@ from torch.distributions.transforms import Transform
 
 __all__ = ["InDouble", "in_double_if_large", "precise_log_prob", "warning_of_rounding"]
 
-#: of these the density is a small difference of terms as large as y log y
-_FAMILIES = (
+#: Their density is a small difference of terms as large as y log y.
+_FAMILIES_WITH_LARGE_TERMS = (
     torch_dist.Beta,
     torch_dist.Binomial,
     torch_dist.Dirichlet,
@@ -28,9 +28,10 @@ _FAMILIES = (
     dist.DirichletMultinomial,
     dist.GammaPoisson,
 )
-_OF_TRANSFORMS = ("_inv", "_cached_x_y")  # references and caches
-_MUCH = 0.5  # nats, of the loss of a fit
-_LARGE = 1000.0  # at which rounding of such a term is some ten thousandths of a nat
+#: and references to inverses: no parts of the density
+_CACHES_OF_TRANSFORMS = ("_inv", "_cached_x_y")
+_MIN_ROUNDING_IN_NATS = 0.5  # in the loss of a fit, that is worth a warning
+_MIN_LARGE_NUMBER = 1000.0  # here rounding of such a term is some ten thousandths of a nat
 
 
 def in_double_if_large(fn: Any, value: Any) -> tuple[Any, Any]:
@@ -45,7 +46,9 @@ def in_double_if_large(fn: Any, value: Any) -> tuple[Any, Any]:
     """
     numbers = _numbers(fn, value)
     try:
-        is_large = any(one.numel() and float(one.detach().abs().max()) >= _LARGE for one in numbers)
+        is_large = any(
+            one.numel() and float(one.detach().abs().max()) >= _MIN_LARGE_NUMBER for one in numbers
+        )
     except RuntimeError:  # of several draws in one pass, which no number can be read from
         return fn, value
     return (_in_double(fn), value.double()) if is_large else (fn, value)
@@ -84,11 +87,11 @@ def warning_of_rounding(site: Any) -> str:
     if not _numbers(fn, value) or value.dtype == torch.float64 or not value.numel():
         return ""
     most = float(value.abs().max())
-    if most < _LARGE:
+    if most < _MIN_LARGE_NUMBER:
         return ""
     gaps = precise_log_prob(fn, value) - fn.log_prob(value)
     off = float(gaps.nan_to_num(0.0, 0.0, 0.0).square().sum().sqrt())
-    if off < _MUCH:
+    if off < _MIN_ROUNDING_IN_NATS:
         return ""
     return (
         f"site {name!r} observes numbers up to {most:.3g}, of which single precision "
@@ -110,7 +113,7 @@ def _numbers(fn: Any, value: Any) -> list[Tensor]:
     """All numbers of a distribution with large terms, and its value; none of any other one."""
     if not isinstance(value, Tensor) or _has_network(fn):
         return []
-    if not isinstance(fn, _FAMILIES):
+    if not isinstance(fn, _FAMILIES_WITH_LARGE_TERMS):
         return [one for part in _parts(fn) for one in _numbers(part, value)]
     own = [one for one in vars(fn).values() if isinstance(one, Tensor)]
     return [value, *own, *(one for part in _parts(fn) for one in _numbers(part, value))]
@@ -120,7 +123,7 @@ def _has_network(fn: Any) -> bool:
     """Whether a density runs functions or networks of its own, which take their own precision."""
     if isinstance(fn, nn.Module):
         return True
-    parts = [one for name, one in vars(fn).items() if name not in _OF_TRANSFORMS]
+    parts = [one for name, one in vars(fn).items() if name not in _CACHES_OF_TRANSFORMS]
     parts += [one for some in parts if isinstance(some, (list, tuple)) for one in some]
     kinds = (torch_dist.Distribution, Transform)
     inner = [one for one in parts if isinstance(one, kinds)]

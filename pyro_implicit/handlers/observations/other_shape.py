@@ -15,8 +15,8 @@ __all__ = ["OtherShape", "check_batch", "check_event", "of_another_model", "site
 #: name, shape of the distribution, shape of the value
 OtherShape = tuple[str, tuple[int, ...], tuple[int, ...]]
 
-_DIST = re.compile(r"^ *(\S.*?) dist +([\d ]*)\|([\d ]*)$")
-_VALUE = re.compile(r"^ +value +([\d ]*)\|([\d ]*)$")
+_PATTERN_OF_DIST_LINE = re.compile(r"^ *(\S.*?) dist +([\d ]*)\|([\d ]*)$")
+_PATTERN_OF_VALUE_LINE = re.compile(r"^ +value +([\d ]*)\|([\d ]*)$")
 
 
 def check_event(site: Any, value: Tensor) -> None:
@@ -75,7 +75,7 @@ def sites_of_other_shape(message: str) -> list[OtherShape]:
     """
     found = []
     for line, after in pairwise(message.splitlines()):
-        fn, value = _DIST.match(line), _VALUE.match(after)
+        fn, value = _PATTERN_OF_DIST_LINE.match(line), _PATTERN_OF_VALUE_LINE.match(after)
         if fn is None or value is None:
             continue
         ours, theirs = _sizes(fn[2], fn[3]), _sizes(value[1], value[2])

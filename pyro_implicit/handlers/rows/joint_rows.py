@@ -13,7 +13,7 @@ from pyro_implicit.handlers.pointwise import base_distribution
 
 __all__ = ["is_joint_of_rows", "warning_of_joint_rows"]
 
-_JOINT = (td.MultivariateNormal, td.LowRankMultivariateNormal, MultivariateStudentT)
+_JOINT_FAMILIES = (td.MultivariateNormal, td.LowRankMultivariateNormal, MultivariateStudentT)
 
 
 def is_joint_of_rows(site: Any, num_rows: int) -> bool:
@@ -25,7 +25,7 @@ def is_joint_of_rows(site: Any, num_rows: int) -> bool:
     :returns: True for one with a covariance over as many entries, in no plate of as many.
     """
     fn = base_distribution(site["fn"])
-    if num_rows < 2 or not isinstance(fn, _JOINT) or fn.event_shape[-1] != num_rows:
+    if num_rows < 2 or not isinstance(fn, _JOINT_FAMILIES) or fn.event_shape[-1] != num_rows:
         return False
     return not plates_of_size(site, num_rows)
 

@@ -31,7 +31,7 @@ __all__ = [
 #: by latent, dimensions and the rows that were taken along them
 Cuts = dict[str, list[tuple[int, Any]]]
 
-_NEW_ROWS = (
+_ADVICE_ON_NEW_ROWS = (
     "For rows that the guide was not fitted to, make the latent a function of the inputs "
     "(ConditionalHyperNetworkGuide), or leave it to its prior: poutine.block(guide, hide=[name]) "
     "in place of the guide."
@@ -51,13 +51,14 @@ def rows_not_named(what: str, plate: str, size: int, shown: int) -> ShapeError:
     found = f"{what} of the guide has {size} rows in plate {plate!r}, a value for each"
     if shown > size:
         return ShapeError(
-            f"{found}, and none for more of them: in this call the plate has {shown}. {_NEW_ROWS}"
+            f"{found}, and none for more of them: in this call the plate has {shown}. "
+            f"{_ADVICE_ON_NEW_ROWS}"
         )
     return ShapeError(
         f"{found}, and in this call the plate has {shown}: nobody has said which of the {size} "
         f"these are, and their numbers would be drawn at random. Pass all {size} rows in the order "
         f"of the fit; or name them, pyro.plate({plate!r}, {size}, subsample=rows) with rows among "
-        f"the arguments of the model. {_NEW_ROWS}"
+        f"the arguments of the model. {_ADVICE_ON_NEW_ROWS}"
     )
 
 

@@ -34,11 +34,11 @@ __all__ = [
 ]
 
 
-_ULPS = 64  # units of rounding of the largest number
-_MOST_NUMBERS = 4_000_000
-_MOST_MADE = 2**26  # numbers that all operations of a run that is only looked at may make
-_MANY = 2**22  # those of several draws at once, above which nothing is saved by more
-_LITTLE = 2**20  # those that a run may make whatever the batches it was to come in
+_TOLERANCE_IN_ULPS = 64  # of the largest number
+_MAX_NUMBERS_OF_ARGUMENTS = 4_000_000  # of models that may be run on all rows at once
+_MAX_NUMBERS_OF_A_LOOK = 2**26  # those that all operations make of a run that is only looked at
+_MAX_NUMBERS_OF_DRAWS = 2**22  # those of several draws at once; more of them save nothing
+_MAX_NUMBERS_OF_SMALL_RUN = 2**20  # of a run that may take all rows, whatever the batches
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def can_be_looked_at(args: Iterable[Any]) -> bool:
     :param args: all arguments of the model.
     :returns: whether the tensors among them have at most four million numbers.
     """
-    return sum(one.numel() for one in args if isinstance(one, Tensor)) <= _MOST_NUMBERS
+    return sum(one.numel() for one in args if isinstance(one, Tensor)) <= _MAX_NUMBERS_OF_ARGUMENTS
 
 
 def numbers_of_a_row(run: Callable[[int], Any], few: int) -> float:
@@ -138,9 +138,9 @@ def rows_to_look_at(by_row: float, size: int, rows: int) -> int:
     :param int rows: number of rows.
     :returns: all of them, or those that make 67 million numbers, but two batches at least.
     """
-    if not by_row * rows > _MOST_MADE:
+    if not by_row * rows > _MAX_NUMBERS_OF_A_LOOK:
         return rows
-    return min(rows, max(int(_MOST_MADE / by_row), 2 * size))
+    return min(rows, max(int(_MAX_NUMBERS_OF_A_LOOK / by_row), 2 * size))
 
 
 def rows_of_little(by_row: float, unit: int) -> int:
@@ -151,7 +151,7 @@ def rows_of_little(by_row: float, unit: int) -> int:
     :param int unit: of rows.
     :returns: as many units as make a million numbers; 0 if that is less than one.
     """
-    return int(_LITTLE / by_row) // unit * unit if by_row > 0 else 0
+    return int(_MAX_NUMBERS_OF_SMALL_RUN / by_row) // unit * unit if by_row > 0 else 0
 
 
 def draws_of_little(by_row: float, rows: int) -> float:
@@ -162,7 +162,7 @@ def draws_of_little(by_row: float, rows: int) -> float:
     :param int rows: number of rows.
     :returns: as many as make four million numbers; infinity if nobody knows.
     """
-    return _MANY / (by_row * rows) if by_row > 0 and rows else math.inf
+    return _MAX_NUMBERS_OF_DRAWS / (by_row * rows) if by_row > 0 and rows else math.inf
 
 
 def all_batches(rows: int, size: int) -> list[tuple[int, int]]:
@@ -306,4 +306,4 @@ def _tolerance(values: Tensor) -> float:
             return 0.0
         low, high = map(float, finite.aminmax())
     eps = float(torch.finfo(values.dtype).eps)
-    return math.sqrt(eps) * (high - low) + _ULPS * eps * max(-low, high)
+    return math.sqrt(eps) * (high - low) + _TOLERANCE_IN_ULPS * eps * max(-low, high)

@@ -83,5 +83,5 @@ def _in_order(rows: Any) -> bool:
 
 #: latents of all rows are in the order of the rows' numbers
 BY_NUMBER = RowOrder(None)
-#: they are in the order in which a call shows the rows
+#: latents of all rows are in the order in which a call shows the rows
 BY_PLACE = RowOrder()

@@ -29,8 +29,8 @@ __all__ = [
     "take_rows",
 ]
 
-#: arguments of which a distribution holds one, and makes the others from it
-_ALTERNATIVES = (
+#: A distribution holds one of each group, and makes the others from it.
+_ALTERNATIVE_ARGUMENTS = (
     {"logits", "probs"},
     {"covariance_matrix", "precision_matrix", "scale_tril"},
 )
@@ -253,7 +253,7 @@ def _parameters_of(kind: type) -> frozenset[str]:
 
 def _own_arguments(fn: dist.TorchDistribution) -> list[str]:
     names = list(fn.arg_constraints)
-    for group in _ALTERNATIVES:
+    for group in _ALTERNATIVE_ARGUMENTS:
         found = [name for name in names if name in group]
         if len(found) > 1:
             held = [name for name in found if name in fn.__dict__] or found

@@ -15,7 +15,8 @@ from pyro_implicit._warn import warn
 
 __all__ = ["Fingerprint", "SameRows", "are_alike", "are_other_rows", "fingerprint"]
 
-_ROUNDING = 1e-13  # of sums in double precision, by another number of threads: 50 times as much
+#: of sums in double precision; 50 times what another number of threads changes
+_RELATIVE_ROUNDING = 1e-13
 
 #: number of rows, sum, sum of squares, and sum weighted by place
 Fingerprint = tuple[int, float, float, float]
@@ -77,7 +78,7 @@ def are_other_rows(
     :returns: False for the same rows in an order that is told.
     """
     now = fingerprint(args)
-    if seen is None or now is None or now[0] != seen[0] or are_alike(now, seen, _ROUNDING):
+    if seen is None or now is None or now[0] != seen[0] or are_alike(now, seen, _RELATIVE_ROUNDING):
         return False
     near = 1e-9 * math.sqrt(now[0] * max(now[2], seen[2]))  # sums of standardised rows are near 0
     same = abs(now[1] - seen[1]) <= near and math.isclose(now[2], seen[2], rel_tol=1e-9)

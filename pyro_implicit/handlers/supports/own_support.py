@@ -16,7 +16,7 @@ __all__ = ["hidden_vector", "own_support"]
 #: a bound, or None where there is none
 _Bound = Any
 _Limits = tuple[_Bound, _Bound]
-_STATED = TransformedDistribution.support
+_TORCH_SUPPORT = TransformedDistribution.support  # a class with another one states its own support
 
 
 def own_support(fn: Any) -> constraints.Constraint:
@@ -45,7 +45,7 @@ def hidden_vector(fn: Any) -> Any:
     """
     while isinstance(fn, (MaskedDistribution, ExpandedDistribution, Independent)):
         fn = fn.base_dist
-    if not isinstance(fn, TransformedDistribution) or type(fn).support is not _STATED:
+    if not isinstance(fn, TransformedDistribution) or type(fn).support is not _TORCH_SUPPORT:
         return None
     for index, transform in enumerate(reversed(_parts(fn.transforms))):
         if _cuts_vectors(transform.codomain):
@@ -75,7 +75,7 @@ def _narrower(fn: Any) -> constraints.Constraint | None:
         inner = _narrower(fn.base_dist)
         dims = fn.reinterpreted_batch_ndims
         return None if inner is None else constraints.independent(inner, dims)
-    if not isinstance(fn, TransformedDistribution) or type(fn).support is not _STATED:
+    if not isinstance(fn, TransformedDistribution) or type(fn).support is not _TORCH_SUPPORT:
         return None
     limits, transforms = _limits(own_support(fn.base_dist)), _parts(fn.transforms)
     if not transforms:

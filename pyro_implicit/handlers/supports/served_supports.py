@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from pyro_implicit.exceptions import SiteError, StateError
-from pyro_implicit.handlers.masks.hidden_observations import HIDDEN
+from pyro_implicit.handlers.masks.hidden_observations import HIDDEN_SUFFIX
 from pyro_implicit.handlers.supports.own_support import hidden_vector, own_support
 
 __all__ = [
@@ -32,8 +32,8 @@ __all__ = [
     "same_support",
 ]
 
-#: constructor arguments of the constraints that have some, and the attributes that hold them
-_PARAMETRIC: dict[str, tuple[str, ...]] = {
+#: By constraint: the attributes that hold the arguments of its constructor, in their order.
+_ARGUMENTS_OF_CONSTRAINTS: dict[str, tuple[str, ...]] = {
     "greater_than": ("lower_bound",),
     "greater_than_eq": ("lower_bound",),
     "half_open_interval": ("lower_bound", "upper_bound"),
@@ -43,16 +43,16 @@ _PARAMETRIC: dict[str, tuple[str, ...]] = {
 }
 
 
-_COVARIANCE = (
+_ADVICE_ON_COVARIANCE = (
     "Draw correlations and scales instead (another prior than the one found, with the same "
     "support): r = pyro.sample('{name}_corr', dist.LKJCholesky({n}, 1.0)); s = "
     "pyro.sample('{name}_scale', dist.HalfNormal(torch.ones({n})).to_event(1)); {name} = "
     "pyro.deterministic('{name}', {value})."
 )
-_ROOT = "s.unsqueeze(-1) * r"
+_CODE_OF_FACTOR = "s.unsqueeze(-1) * r"
 
-#: what to write in place of a site whose support has no bijection from the real line
-_REMEDIES: dict[str, str] = {
+#: What to write in place of a site whose support has no bijection from the real line.
+_ADVICE_BY_SUPPORT: dict[str, str] = {
     "sphere": (
         "Draw an unconstrained vector and divide it by its norm: for a ProjectedNormal, "
         "poutine.reparam(model, {{'{name}': ProjectedNormalReparam()}}) (from pyro.infer.reparam); "
@@ -62,10 +62,11 @@ _REMEDIES: dict[str, str] = {
     ),
     **dict.fromkeys(
         ["positive_definite", "positive_semidefinite"],
-        _COVARIANCE.replace("{value}", f"({_ROOT}) @ ({_ROOT}).mT"),
+        _ADVICE_ON_COVARIANCE.replace("{value}", f"({_CODE_OF_FACTOR}) @ ({_CODE_OF_FACTOR}).mT"),
     ),
     **dict.fromkeys(
-        ["lower_cholesky", "softplus_lower_cholesky"], _COVARIANCE.replace("{value}", _ROOT)
+        ["lower_cholesky", "softplus_lower_cholesky"],
+        _ADVICE_ON_COVARIANCE.replace("{value}", _CODE_OF_FACTOR),
     ),
     **dict.fromkeys(
         ["lower_triangular", "unit_lower_cholesky", "symmetric", "square"],
@@ -74,13 +75,13 @@ _REMEDIES: dict[str, str] = {
         "{name} = pyro.deterministic('{name}', ...).",
     ),
 }
-_ELSE = (
+_ADVICE_ON_OTHER_SUPPORTS = (
     "Draw an unconstrained or positive latent and transform it in the model (pyro.deterministic), "
     "or register a bijection with torch.distributions.biject_to.register."
 )
 
-#: distributions of angles, whose support is said to be the whole line
-_CIRCULAR = (torch.distributions.VonMises, dist.SineBivariateVonMises, dist.SineSkewed)
+#: Their support is said to be the whole line.
+_FAMILIES_OF_ANGLES = (torch.distributions.VonMises, dist.SineBivariateVonMises, dist.SineSkewed)
 
 
 def check_support(name: str, fn: Any) -> None:
@@ -116,11 +117,11 @@ def check_support(name: str, fn: Any) -> None:
 
 def _discrete(name: str, fn: Any) -> SiteError:
     """The error for a discrete latent, by what could be done with it."""
-    if name.endswith(HIDDEN):
+    if name.endswith(HIDDEN_SUFFIX):
         return SiteError(
             f"site {name!r} is what obs_mask hides of a discrete site ({type(fn).__name__}); an "
             "implicit guide is continuous. A mask in its place leaves out what is missing: with "
-            f"poutine.mask(mask=seen): pyro.sample({name.removesuffix(HIDDEN)!r}, ..., "
+            f"poutine.mask(mask=seen): pyro.sample({name.removesuffix(HIDDEN_SUFFIX)!r}, ..., "
             "obs=y), where y has any number at the places that are not seen."
         )
     own = fn
@@ -193,7 +194,8 @@ def circular_part(fn: Any) -> Any:
     :param fn: a distribution.
     :returns: the distribution of angles; None without one.
     """
-    if isinstance(fn, _CIRCULAR) and is_real(fn.support):  # a subclass may restrict it to one turn
+    # a subclass may restrict it to one turn
+    if isinstance(fn, _FAMILIES_OF_ANGLES) and is_real(fn.support):
         return fn
     for part in ("base_dist", "component_distribution", "component0", "component1"):
         inner = getattr(fn, part, None)
@@ -232,7 +234,7 @@ def same_support(one: constraints.Constraint, other: constraints.Constraint) -> 
         return True
     if type(one) is not type(other):
         return False
-    names = _PARAMETRIC.get(_snake(type(one).__name__), ())
+    names = _ARGUMENTS_OF_CONSTRAINTS.get(_snake(type(one).__name__), ())
     return all(_same_bound(getattr(one, name), getattr(other, name)) for name in names)
 
 
@@ -286,7 +288,7 @@ def no_bijection(
     return SiteError(
         f"latent site {name!r} has the support {found!r}, and no bijection with a known Jacobian "
         "maps the real line on it: no implicit guide serves it. "
-        + _REMEDIES.get(found, _ELSE).format(name=name, n=n)
+        + _ADVICE_BY_SUPPORT.get(found, _ADVICE_ON_OTHER_SUPPORTS).format(name=name, n=n)
     )
 
 
@@ -353,8 +355,8 @@ def encode_support(support: constraints.Constraint) -> dict[str, Any]:
         if getattr(constraints, name) is support:
             return {"type": name}
     kind = _snake(type(support).__name__)
-    if kind in _PARAMETRIC:
-        values = [getattr(support, attribute) for attribute in _PARAMETRIC[kind]]
+    if kind in _ARGUMENTS_OF_CONSTRAINTS:
+        values = [getattr(support, attribute) for attribute in _ARGUMENTS_OF_CONSTRAINTS[kind]]
         return {"type": kind, "args": [_encode_value(value) for value in values]}
     for name in _singletons():
         if type(getattr(constraints, name)) is type(support):
@@ -372,7 +374,7 @@ def decode_support(code: dict[str, Any], site: str) -> constraints.Constraint:
     :raises StateError: if the constraint cannot be made without the model.
     """
     kind = code.get("type", "unknown")
-    if kind in _PARAMETRIC:
+    if kind in _ARGUMENTS_OF_CONSTRAINTS:
         values = [decode_support(a, site) if isinstance(a, dict) else a for a in code["args"]]
         made: constraints.Constraint = getattr(constraints, kind)(*values)
         return made
@@ -399,9 +401,9 @@ def map_support(
     if type(support).__name__ == "MixtureSameFamilyConstraint":
         return map_support(support.base_constraint, change)  # type: ignore[attr-defined]
     kind = _snake(type(support).__name__)
-    if kind not in _PARAMETRIC:
+    if kind not in _ARGUMENTS_OF_CONSTRAINTS:
         return support
-    values = [getattr(support, attribute) for attribute in _PARAMETRIC[kind]]
+    values = [getattr(support, attribute) for attribute in _ARGUMENTS_OF_CONSTRAINTS[kind]]
     if kind == "independent":
         return constraints.independent(map_support(values[0], change), values[1])
     constraint: constraints.Constraint = getattr(constraints, kind)(*map(change, values))

@@ -14,8 +14,8 @@ from pyro_implicit.handlers.pointwise import batch_log_prob
 
 __all__ = ["warning_of_edge"]
 
-#: by distribution: its edges, and what to write for data that have many there
-_EDGES: dict[type, tuple[tuple[float, ...], str]] = {
+#: The edges of the support, and what to write for data that have many values there.
+_EDGES_AND_ADVICE_BY_FAMILY: dict[type, tuple[tuple[float, ...], str]] = {
     torch_dist.Gamma: (  # Chi2 and Exponential-like ones among them
         (0.0,),
         "a Bernoulli that tells zeros from the rest, and the {kind} for the rest",
@@ -63,7 +63,7 @@ def warning_of_edge(site: Any, at_edges: bool = True) -> str | None:
         )
     if not at_edges:
         return None
-    for kind, (edges, remedy) in _EDGES.items():
+    for kind, (edges, remedy) in _EDGES_AND_ADVICE_BY_FAMILY.items():
         if not isinstance(fn, kind):
             continue
         num = sum(int((value == edge).sum()) for edge in edges)

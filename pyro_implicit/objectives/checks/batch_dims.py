@@ -12,8 +12,9 @@ from pyro_implicit.exceptions import SiteError
 
 __all__ = ["PARTICLE_PLATE", "check_batch_dims", "is_vectorised"]
 
+#: how Pyro's objectives name the plate of vectorised particles
 PARTICLE_PLATE = "num_particles_vectorized"
-_ANY = -1  # what Pyro writes for a plate without a size, pyro.plate("data")
+_SIZE_OF_UNSIZED_PLATE = -1  # what Pyro writes for pyro.plate("data")
 
 
 def is_vectorised(nodes: Iterable[Any]) -> bool:
@@ -60,14 +61,14 @@ def _check_side(side: str, nodes: Iterable[Any]) -> None:
             continue
         sizes = {f.dim: f.size for f in node["cond_indep_stack"] if f.vectorized}
         for dim in range(-len(shape), 0):
-            if shape[dim] != 1 and sizes.get(dim, 1) not in (shape[dim], _ANY):
+            if shape[dim] != 1 and sizes.get(dim, 1) not in (shape[dim], _SIZE_OF_UNSIZED_PLATE):
                 raise SiteError(_message(side, node, shape, dim))
 
 
 def _message(side: str, node: Any, shape: tuple[int, ...], dim: int) -> str:
     frames = sorted((f for f in node["cond_indep_stack"] if f.vectorized), key=lambda f: f.dim)
     plates = ["the particles" if f.name == PARTICLE_PLATE else f"plate {f.name!r}" for f in frames]
-    sizes = ["of any size" if f.size == _ANY else str(f.size) for f in frames]
+    sizes = ["of any size" if f.size == _SIZE_OF_UNSIZED_PLATE else str(f.size) for f in frames]
     pairs = zip(plates, sizes, frames, strict=True)
     declared = [f"{plate} ({size}) at {frame.dim}" for plate, size, frame in pairs]
     what = "pyro.factor" if site_is_factor(node) else "site"

@@ -19,8 +19,8 @@ from pyro_implicit.objectives.particles.particle import Particle
 
 __all__ = ["CouplingCheck"]
 
-#: handlers around a step that change nothing; under others a run by itself would be another one
-_LOOKING = (BlockMessenger, DataUse, TraceMessenger)
+#: Around a step they change nothing; under others a run by itself would be another one.
+_HARMLESS_HANDLERS = (BlockMessenger, DataUse, TraceMessenger)
 
 
 class CouplingCheck:
@@ -61,7 +61,9 @@ class CouplingCheck:
         num_steps = self._passed[shapes] + 1
         if looks_at_gradients and _is_power_of_ten(num_steps):
             check_particles_apart(particle, count)
-        if num_steps == 1 and all(isinstance(handler, _LOOKING) for handler in _PYRO_STACK):
+        if num_steps == 1 and all(
+            isinstance(handler, _HARMLESS_HANDLERS) for handler in _PYRO_STACK
+        ):
             check_same_alone(model, args, kwargs, particle, count)
         self._passed[shapes] = num_steps  # last: what was refused is looked at again
 

@@ -18,10 +18,9 @@ from pyro_implicit.objectives.implicit_site import ImplicitSite
 
 __all__ = ["FoldWatch", "can_tell"]
 
-#: noises of a look, at least; a step's own come first
-_NOISES = 4
-#: looks that are counted together, and the share of their noises that is told
-_LOOKS, _SHARE = 10, 0.01
+_MIN_NOISES_PER_LOOK = 4  # a step's own come first
+_LOOKS_COUNTED_TOGETHER = 10
+_MIN_SHARE_OF_RARER_SIGN = 0.01  # of all noises of these looks, that is told as a fold
 
 
 @dataclass
@@ -34,7 +33,9 @@ class _Seen:
     :param int number: of all looks so far, each of which has noises of its own.
     """
 
-    looks: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_LOOKS))
+    looks: deque[tuple[int, int]] = field(
+        default_factory=lambda: deque(maxlen=_LOOKS_COUNTED_TOGETHER)
+    )
     warned: bool = False
     number: int = 0
 
@@ -85,7 +86,7 @@ class FoldWatch:
         seen.number += 1
         seen.looks.append(_look(site, seen.number, pooled))
         rare, count = (sum(numbers) for numbers in zip(*seen.looks, strict=True))
-        if rare >= max(2, _SHARE * count):
+        if rare >= max(2, _MIN_SHARE_OF_RARER_SIGN * count):
             seen.warned = True
             _warn(site.name, rare, count)
 
@@ -114,7 +115,7 @@ def _look(site: ImplicitSite, seed: int, pooled: bool) -> tuple[int, int]:
         noise = noise.reshape(-1, *generator.noise_shape)
     elif not pooled:
         noise = noise[None]
-    missing = _NOISES - len(noise)
+    missing = _MIN_NOISES_PER_LOOK - len(noise)
     if missing > 0:
         stream, shape = torch.Generator("cpu").manual_seed(seed), (missing, *noise.shape[1:])
         fresh = torch.randn(shape, generator=stream, dtype=torch.float64, device="cpu")

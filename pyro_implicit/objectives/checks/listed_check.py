@@ -20,7 +20,8 @@ from pyro_implicit.objectives.particles.particle import sample_nodes
 
 __all__ = ["ListedCheck"]
 
-_MOST = 4  # shapes for each mode: batches may all be of other ones, and a look is several runs
+#: Batches may all be of other shapes, and a look is several runs of the model.
+_MAX_SHAPES_PER_MODE = 4
 
 
 class ListedCheck:
@@ -47,7 +48,7 @@ class ListedCheck:
         shapes = tuple(one for one in kinds if isinstance(one, tuple))
         flags = tuple(one for one in kinds if not isinstance(one, tuple))
         passed = self._passed.setdefault((getattr(model, "training", None), flags), set())
-        if shapes in passed or len(passed) == _MOST:
+        if shapes in passed or len(passed) == _MAX_SHAPES_PER_MODE:
             return
         with unseen_run(), torch.no_grad(), pyro.validation_enabled(False):
             nodes = sample_nodes(poutine.trace(guide).get_trace(*args, **kwargs))

@@ -14,9 +14,9 @@ from pyro_implicit.objectives.particles.mapped_draws import VMAP
 
 __all__ = ["LoopedWatch"]
 
-_PATIENCE = 20.0  # seconds of looped training before it is worth a trial
-_STEPS = 50
-_GAIN = 2.0
+_MIN_SECONDS_BEFORE_TRIAL = 20.0  # of looped training: after less a trial is not worth its time
+_MIN_STEPS_BEFORE_TRIAL = 50
+_MIN_SPEED_UP = 2.0  # of vectorised draws over looped ones, that is worth a hint
 
 
 class LoopedWatch:
@@ -45,7 +45,11 @@ class LoopedWatch:
         :warns PerformanceHint: if a vectorised pass is at least twice as fast.
         """
         self.seconds, self.steps = self.seconds + seconds, self.steps + 1
-        if self.done or self.seconds < _PATIENCE or self.steps < _STEPS:
+        if (
+            self.done
+            or self.seconds < _MIN_SECONDS_BEFORE_TRIAL
+            or self.steps < _MIN_STEPS_BEFORE_TRIAL
+        ):
             return
         self.done = True
         for way in (True, VMAP) if objective.can_be_mapped else (True,):
@@ -54,7 +58,7 @@ class LoopedWatch:
                 at_once = _timed(objective, way, model, guide, args, kwargs)
             except Exception:  # whatever a model does with shapes that it does not expect
                 continue
-            if looped > _GAIN * at_once:
+            if looped > _MIN_SPEED_UP * at_once:
                 hint(
                     "vectorize_particles",
                     f"{type(objective).__name__} makes its {objective.num_particles} draws one "

@@ -16,10 +16,14 @@ from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.objectives.checks.batch_dims import PARTICLE_PLATE
 from pyro_implicit.objectives.particles.particle import Particle
 
-__all__ = ["REMEDY", "blames_vectorisation", "check_particles_apart", "log_prob_of"]
+__all__ = [
+    "ADVICE_ON_VECTORISATION",
+    "blames_vectorisation",
+    "check_particles_apart",
+    "log_prob_of",
+]
 
-#: what to write in a model for vectorised particles
-REMEDY = (
+ADVICE_ON_VECTORISATION = (
     "Count dimensions from the right and name them: w[..., 0], not w[0]; (w * x).sum(-1), not "
     "x @ w nor w.sum(); softmax(w, -1), not softmax(w, 0); w * x[:, 0], not w * x[:, :1]; "
     "s[..., :, None] * L, not s[:, None] * L; "
@@ -50,7 +54,7 @@ def blames_vectorisation(single: Callable[[], Any]) -> Iterator[None]:
         said = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
         raise SiteError(
             "the model runs with one draw, and fails with vectorised particles, where latents have "
-            f"a dimension of draws in front ({said}). {REMEDY}"
+            f"a dimension of draws in front ({said}). {ADVICE_ON_VECTORISATION}"
         ) from error
 
 
@@ -76,7 +80,7 @@ def check_particles_apart(particle: Particle, count: int) -> None:
             raise SiteError(
                 f"site {name!r} of the model has other data for each of the {count} vectorised "
                 "particles: the rows of its data, as many, stand where the particles belong. "
-                f"{REMEDY}"
+                f"{ADVICE_ON_VECTORISATION}"
             )
     draws = _draws(particle, count)
     for name, node in nodes.items():
@@ -84,7 +88,7 @@ def check_particles_apart(particle: Particle, count: int) -> None:
             raise SiteError(
                 f"the log-density of site {name!r} of the model at one of the {count} vectorised "
                 "particles depends on the latents of the others: the model sums or indexes over "
-                f"their dimension, or takes it for that of the rows. {REMEDY}"
+                f"their dimension, or takes it for that of the rows. {ADVICE_ON_VECTORISATION}"
             )
 
 

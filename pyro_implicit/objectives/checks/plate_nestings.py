@@ -9,7 +9,7 @@ from pyro_implicit.objectives.particles.draw_particle import plate_nesting
 
 __all__ = ["PlateNestings"]
 
-_MOST = 32  # pairs; the oldest is looked at again where there are more
+_MAX_PAIRS = 32  # of models and guides; where there are more, the oldest is looked at again
 _Pair = tuple[ProgramRef, ProgramRef, int]
 
 
@@ -52,7 +52,7 @@ class PlateNestings:
                 raise
             nesting = otherwise
         alive = [pair for pair in self._pairs if pair[0]() is not None and pair[1]() is not None]
-        self._pairs = [*alive[1 - _MOST :], (ProgramRef(model), ProgramRef(guide), nesting)]
+        self._pairs = [*alive[1 - _MAX_PAIRS :], (ProgramRef(model), ProgramRef(guide), nesting)]
         return nesting
 
     def __reduce__(self) -> Any:

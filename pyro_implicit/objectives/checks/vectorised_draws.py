@@ -18,18 +18,18 @@ from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.handlers.looks.unvalidated import Unvalidated
 from pyro_implicit.handlers.masks.replicates import Replicates
 from pyro_implicit.objectives.checks.batch_dims import PARTICLE_PLATE
-from pyro_implicit.objectives.checks.particle_coupling import REMEDY
+from pyro_implicit.objectives.checks.particle_coupling import ADVICE_ON_VECTORISATION
 from pyro_implicit.objectives.particles.particle import Particle, sample_nodes
 
 __all__ = ["check_same_alone"]
 
-_TOLERANCE = 1e-2  # of nats and of the density of a site: sums in other orders
-_COARSE = 0.1  # of half precision
-_HALF = (torch.float16, torch.bfloat16)
-_FINE = 1e-4  # of each entry of it: what differs by more is compared with what rounding does
-_PERTURBED_RUNS = 3
-_ROUNDINGS = 4.0  # by which latents and data are perturbed, in units of their precision
-_TIMES_ROUNDING = 10.0  # where the model is ill-conditioned
+_LOG_PROB_TOLERANCE = 1e-2  # in nats, and relative: the sums are in other orders
+_HALF_PRECISION_TOLERANCE = 0.1
+_HALF_PRECISION_DTYPES = (torch.float16, torch.bfloat16)
+_ENTRY_TOLERANCE = 1e-4  # what differs by more is compared with what rounding does
+_NUM_PERTURBED_RUNS = 3
+_PERTURBATION_IN_EPS = 4.0
+_MAX_TIMES_ROUNDING = 10.0  # rounding in three runs is told to a factor of a few
 
 
 def check_same_alone(model: Any, args: Any, kwargs: Any, particle: Particle, count: int) -> None:
@@ -71,7 +71,7 @@ def check_same_alone(model: Any, args: Any, kwargs: Any, particle: Particle, cou
         raise SiteError(
             f"the log-density of site {name!r} of the model is {many:.7g} at one of {count} "
             f"vectorised particles, and {one:.7g} at the same latents by themselves: the model "
-            f"mixes draws, or broadcasts otherwise with draws in front. {REMEDY}"
+            f"mixes draws, or broadcasts otherwise with draws in front. {ADVICE_ON_VECTORISATION}"
         )
 
 
@@ -102,10 +102,10 @@ def _first_mixed(
                 continue
             is_mixed = not _is_near(many[index].sum(), one.sum())
             difference = _largest_difference(many[index], one)
-            if not is_mixed and difference > _FINE and _is_precise(one):
+            if not is_mixed and difference > _ENTRY_TOLERANCE and _is_precise(one):
                 if rounding is None:
                     rounding = _rounding(model, args, kwargs, particle, index, found)
-                is_mixed = difference > _TIMES_ROUNDING * rounding.get(name, math.inf)
+                is_mixed = difference > _MAX_TIMES_ROUNDING * rounding.get(name, math.inf)
             if is_mixed:
                 return name, float(many[index].sum()), float(one.sum())
     return None
@@ -129,7 +129,7 @@ def _rounding(
     """How far densities of one draw move by site, if latents and data do in their last digits."""
     single, values = _single(model, particle), _values(particle, index)
     most = dict.fromkeys(found, 0.0)
-    for _ in range(_PERTURBED_RUNS):
+    for _ in range(_NUM_PERTURBED_RUNS):
         moved = {
             name: value if name in particle.rows else _perturbed(value)
             for name, value in values.items()
@@ -145,7 +145,7 @@ def _rounding(
 def _perturbed(value: Any) -> Any:
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.is_sparse:
         return value
-    by = _ROUNDINGS * torch.finfo(value.dtype).eps
+    by = _PERTURBATION_IN_EPS * torch.finfo(value.dtype).eps
     return value * (1.0 + by * (2.0 * torch.rand_like(value) - 1.0))
 
 
@@ -210,12 +210,16 @@ def _is_finite(value: Tensor) -> bool:
 
 def _is_precise(value: Tensor) -> bool:
     """Whether two runs of the same numbers differ in the last digits alone, as on a CPU."""
-    if torch.is_autocast_enabled(value.device.type) or value.dtype in _HALF:
+    if torch.is_autocast_enabled(value.device.type) or value.dtype in _HALF_PRECISION_DTYPES:
         return False
     return value.device.type == "cpu" or value.dtype == torch.float64  # others may use TF32
 
 
 def _is_near(one: Tensor, other: Tensor) -> bool:
     half = torch.is_autocast_enabled(one.device.type)
-    tolerance = _COARSE if half or one.dtype in _HALF or other.dtype in _HALF else _TOLERANCE
+    tolerance = (
+        _HALF_PRECISION_TOLERANCE
+        if half or one.dtype in _HALF_PRECISION_DTYPES or other.dtype in _HALF_PRECISION_DTYPES
+        else _LOG_PROB_TOLERANCE
+    )
     return bool((one - other).abs() <= tolerance * (1 + other.abs()))

@@ -32,14 +32,22 @@ from pyro_implicit.objectives.checks.batch_dims import check_batch_dims, is_vect
 from pyro_implicit.objectives.checks.latent_pairing import check_pairing
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.particles.large_normal import is_large_normal, log_density_of_large
-from pyro_implicit.objectives.particles.particle import ALL, Particle, Reads, sample_nodes
+from pyro_implicit.objectives.particles.particle import (
+    READS_OF_A_BOUND,
+    Particle,
+    Reads,
+    sample_nodes,
+)
 from pyro_implicit.objectives.particles.replayed_run import replayed_run
 from pyro_implicit.objectives.particles.summed_out import summed_out
 
 __all__ = ["draw_particle", "lost_gradients", "plate_nesting"]
 
-#: modules whose ``score_parts`` have none for what is reparameterised, or that of what they wrap
-_WITHOUT_SCORE = ("pyro.distributions.distribution", "pyro.distributions.torch_distribution")
+#: Their ``score_parts`` have no score of what is reparameterised, or that of what they wrap.
+_MODULES_WITHOUT_SCORE = (
+    "pyro.distributions.distribution",
+    "pyro.distributions.torch_distribution",
+)
 
 
 def draw_particle(
@@ -48,7 +56,7 @@ def draw_particle(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     max_plate_nesting: float,
-    reads: Reads = ALL,
+    reads: Reads = READS_OF_A_BOUND,
     implicit_prior: Callable[[ImplicitDistribution, Tensor], Tensor] | None = None,
     *,
     enumerate_latents: bool = False,
@@ -306,8 +314,10 @@ def _check_reparameterised(particle: Particle) -> None:
 def _rejects(fn: Any) -> bool:
     """Whether a distribution, or one that it is made from, has a score beside its rsample."""
     while fn is not None:
-        home = getattr(getattr(type(fn), "score_parts", None), "__module__", _WITHOUT_SCORE[0])
-        if home not in _WITHOUT_SCORE:
+        home = getattr(
+            getattr(type(fn), "score_parts", None), "__module__", _MODULES_WITHOUT_SCORE[0]
+        )
+        if home not in _MODULES_WITHOUT_SCORE:
             return True
         fn = getattr(fn, "base_dist", None)
     return False

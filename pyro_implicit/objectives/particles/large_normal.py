@@ -12,8 +12,8 @@ from pyro_implicit.ops.normal_density import normal_log_density
 
 __all__ = ["is_large_normal", "log_density_of_large"]
 
-_LARGE = 2**18  # numbers
-_WIDE = (torch.float32, torch.float64)
+_MIN_NUMBERS_OF_LARGE_SITE = 2**18
+_SERVED_DTYPES = (torch.float32, torch.float64)
 
 
 def is_large_normal(node: Any) -> bool:
@@ -28,7 +28,11 @@ def is_large_normal(node: Any) -> bool:
     value, normal = node["value"], _innermost(node["fn"])
     if type(normal) not in (dist.Normal, torch.distributions.Normal):
         return False
-    if not isinstance(value, Tensor) or value.numel() < _LARGE or value.dtype not in _WIDE:
+    if (
+        not isinstance(value, Tensor)
+        or value.numel() < _MIN_NUMBERS_OF_LARGE_SITE
+        or value.dtype not in _SERVED_DTYPES
+    ):
         return False
     parameters = (normal.loc, normal.scale)
     if any(one.requires_grad or one.dtype != value.dtype for one in parameters):

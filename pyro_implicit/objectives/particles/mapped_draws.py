@@ -25,8 +25,9 @@ from pyro_implicit.handlers.networks.still_statistics import still_statistics
 
 __all__ = ["VMAP", "DrawApart", "MappedDraws", "check_mapped_finite"]
 
-_PLAIN_EVERY = 100  # steps, of which the last is looked at outside of the map, too
-_PLAIN = 4  # draws then: of those without a density, one in ten is found in a few hundred steps
+_STEPS_BETWEEN_PLAIN_RUNS = 100  # runs of the model outside of the map, too
+#: Where one draw in ten has no density, so many find one within a few hundred steps.
+_PLAIN_RUNS_AT_A_TIME = 4
 
 #: what to write for ``vectorize_particles``
 VMAP = "vmap"
@@ -116,11 +117,11 @@ class MappedDraws:
             self._known, self._vmap = (ProgramRef(model), ProgramRef(guide)), WritingMap()
             self._num_steps = 0
         self._num_steps += 1
-        if self._num_steps % _PLAIN_EVERY == 0 or self.looks_next:
+        if self._num_steps % _STEPS_BETWEEN_PLAIN_RUNS == 0 or self.looks_next:
             self.looks_next = False
-            for k in range(_PLAIN):
+            for k in range(_PLAIN_RUNS_AT_A_TIME):
                 with _tolerated_draws():
-                    self._run_plainly(one, _PLAIN * self._num_steps + k)
+                    self._run_plainly(one, _PLAIN_RUNS_AT_A_TIME * self._num_steps + k)
         try:
             return self._map(one, count)
         except (ImplicitError, torch.OutOfMemoryError):

@@ -50,8 +50,7 @@ class Reads:
     apart: bool = False
 
 
-#: what an evidence bound reads
-ALL = Reads()
+READS_OF_A_BOUND = Reads()
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.since_fit import forget_fit, remember_fit
 from pyro_implicit.guides.unfilled_directions import unfilled
 from pyro_implicit.handlers.held.held_sites import refuse_condition_around
-from pyro_implicit.handlers.masks.masked_latents import NO_BOUND
+from pyro_implicit.handlers.masks.masked_latents import LOSS_IS_NO_BOUND
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.training.fitting.arguments import Arguments
 from pyro_implicit.training.fitting.checks.collected_warnings import collected_warnings
@@ -212,7 +212,7 @@ def _finished(
         scores=({} if resume is None else dict(resume.scores)) | scores,
         warnings=[*run.notes(reason), *found, *hints],
         state=state,
-        promise="" if any(NO_BOUND in text for text in hints) else _promise(run),
+        promise="" if any(LOSS_IS_NO_BOUND in text for text in hints) else _promise(run),
         start=_start_of(run.guide) or ("" if resume is None else resume.start),
     )
 

@@ -352,7 +352,7 @@ def test_what_another_library_raises_is_explained(monkeypatch: pytest.MonkeyPatc
     exec(code, names)  # noqa: S102
     with pytest.raises(RuntimeError, match="^a list of what"), explained_errors(([1.0],), {}):
         names["run"]([1.0])
-    monkeypatch.setattr(explained_errors_file, "_INSTALLED", ("/lib",))
+    monkeypatch.setattr(explained_errors_file, "_LIBRARY_FOLDERS", ("/lib",))
     with pytest.raises(ArgumentError, match="argument 0 is a list"), explained_errors(([1.0],), {}):
         names["run"]([1.0])
 
@@ -391,7 +391,7 @@ def test_lists_of_numbers_are_to_blame_for_what_torch_says_of_entries(
 
 
 def test_libraries_are_folders_and_not_what_their_names_begin() -> None:
-    beside = f"{explained_errors_file._INSTALLED[-1].rstrip(os.sep)}_projects/model.py"
+    beside = f"{explained_errors_file._LIBRARY_FOLDERS[-1].rstrip(os.sep)}_projects/model.py"
     for place, kind in ((beside, RuntimeError), (pyro.__file__, ArgumentError)):
         names: dict[str, Any] = {}
         exec(compile("def run(x):\n    raise RuntimeError('a list')", place, "exec"), names)

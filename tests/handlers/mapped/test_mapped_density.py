@@ -105,7 +105,7 @@ def test_which_models_are_mapped() -> None:
 
 
 def test_large_data_are_gone_through_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapped_density, "_LARGEST", 11)
+    monkeypatch.setattr(mapped_density, "_MAX_NUMBERS_OF_A_TENSOR", 11)
     mapped = MappedDensity(density(normal))
     mapped(torch.randn(4, 3))
     assert mapped._most == 0

@@ -30,7 +30,7 @@ X = torch.linspace(-1, 1, ROWS)
 @pytest.fixture(autouse=True)
 def however_few_rows(monkeypatch):
     """Batches are as small as they are asked for, though there is nothing to save by that here."""
-    monkeypatch.setattr(row_coupling, "_LITTLE", 0)
+    monkeypatch.setattr(row_coupling, "_MAX_NUMBERS_OF_SMALL_RUN", 0)
 
 
 def kernel(x, jitter=1e-3):
@@ -402,7 +402,7 @@ def test_a_look_takes_no_more_memory_than_it_may(
     monkeypatch: pytest.MonkeyPatch, how: str, width: int
 ) -> None:
     """It once ran the model on all rows at once, whose memory batch_size was given to save."""
-    monkeypatch.setattr(row_coupling, "_MOST_MADE", 300_000)
+    monkeypatch.setattr(row_coupling, "_MAX_NUMBERS_OF_A_LOOK", 300_000)
     seen = []
 
     def model(x: Tensor, y: Tensor | None = None) -> None:
@@ -430,7 +430,7 @@ def test_a_look_takes_no_more_memory_than_it_may(
 def test_wide_rows_that_belong_together_are_still_seen(
     monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(row_coupling, "_MOST_MADE", 300_000)
+    monkeypatch.setattr(row_coupling, "_MAX_NUMBERS_OF_A_LOOK", 300_000)
 
     def model(x: Tensor, y: Tensor | None = None) -> None:
         w = pyro.sample("w", dist.Normal(0.0, 1.0))

@@ -91,7 +91,9 @@ def test_what_rounding_does_to_one_draw_it_may_do_to_many(
     times: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another order of a sum is no mixture of draws, however much is lost by rounding."""
-    monkeypatch.setattr("pyro_implicit.objectives.checks.vectorised_draws._TIMES_ROUNDING", times)
+    monkeypatch.setattr(
+        "pyro_implicit.objectives.checks.vectorised_draws._MAX_TIMES_ROUNDING", times
+    )
     x = 1e4 * torch.randn(20, 50, generator=torch.Generator().manual_seed(0))
 
     def model(x: Tensor, y: Tensor) -> None:

@@ -17,7 +17,7 @@ from pyro_implicit.bayesian import BayesianModule
 from pyro_implicit.objectives.particles import large_normal
 from pyro_implicit.objectives.particles.large_normal import is_large_normal, log_density_of_large
 
-MANY = large_normal._LARGE
+MANY = large_normal._MIN_NUMBERS_OF_LARGE_SITE
 SCALES = dist.LogNormal(0.0, 0.3)
 
 
@@ -76,7 +76,7 @@ def test_an_objective_has_the_same_value_and_gradients(
     elbo = LanczosELBO(2, vectorize_particles=vectorised, max_plate_nesting=1)
     found = []
     for least in (MANY, 1):
-        monkeypatch.setattr(large_normal, "_LARGE", least)
+        monkeypatch.setattr(large_normal, "_MIN_NUMBERS_OF_LARGE_SITE", least)
         torch.manual_seed(1)
         guide.zero_grad()
         loss = elbo.differentiable_loss(model, guide, *data)
@@ -102,7 +102,7 @@ def test_latents_of_the_prior_keep_their_gradients(
     elbo = LinearisedELBO(3, vectorize_particles=vectorised, max_plate_nesting=1)
     found = []
     for least in (MANY, 1):
-        monkeypatch.setattr(large_normal, "_LARGE", least)
+        monkeypatch.setattr(large_normal, "_MIN_NUMBERS_OF_LARGE_SITE", least)
         torch.manual_seed(1)
         guide.zero_grad()
         elbo.differentiable_loss(model, guide).backward()

@@ -360,8 +360,10 @@ def test_explicit_sites_are_drawn_as_ever(fn: Any) -> None:
 
 @pytest.mark.long
 def test_a_loop_is_told_of_the_map(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyro_implicit.objectives.checks.looped_watch._PATIENCE", 0.0)
-    monkeypatch.setattr("pyro_implicit.objectives.checks.looped_watch._STEPS", 1)
+    monkeypatch.setattr(
+        "pyro_implicit.objectives.checks.looped_watch._MIN_SECONDS_BEFORE_TRIAL", 0.0
+    )
+    monkeypatch.setattr("pyro_implicit.objectives.checks.looped_watch._MIN_STEPS_BEFORE_TRIAL", 1)
     said: list[str] = []
     monkeypatch.setattr(
         "pyro_implicit.objectives.checks.looped_watch.hint", lambda key, text: said.append(text)

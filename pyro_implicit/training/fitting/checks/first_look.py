@@ -22,7 +22,7 @@ from pyro_implicit.exceptions import (
     ShapeError,
     SiteError,
 )
-from pyro_implicit.handlers.errors.explained_errors import RAW, explained, without_shapes
+from pyro_implicit.handlers.errors.explained_errors import RAW_ERRORS, explained, without_shapes
 from pyro_implicit.handlers.errors.value_errors import entries_not_finite, warning_of_scale
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.handlers.masks.masked_latents import warning_of_masked_latent
@@ -30,7 +30,7 @@ from pyro_implicit.handlers.masks.missing_data import missing_data
 from pyro_implicit.handlers.masks.replicates import Replicates
 from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode, is_random_function
 from pyro_implicit.handlers.networks.left_out_noise import LeftOutNoise
-from pyro_implicit.handlers.observations.data_use import IN_BATCHES, DataUse
+from pyro_implicit.handlers.observations.data_use import CALL_WITH_BATCHES, DataUse
 from pyro_implicit.handlers.observations.large_numbers import warning_of_rounding
 from pyro_implicit.handlers.observations.observed_shape import (
     check_observation,
@@ -98,7 +98,7 @@ def first_look(
         raise clear from error
     for text in dict.fromkeys(look.warnings):
         warn(text)
-    said = look.use.nothing_observed(IN_BATCHES)
+    said = look.use.nothing_observed(CALL_WITH_BATCHES)
     if in_batches and look.is_part and said is not None:
         raise SiteError(said)
     return said is None
@@ -164,7 +164,7 @@ def explained_steps(
     """
     try:
         yield
-    except (*RAW, ZeroDivisionError, NonFiniteError) as error:
+    except (*RAW_ERRORS, ZeroDivisionError, NonFiniteError) as error:
         last = arguments if isinstance(arguments, tuple) else arguments.last
         is_clear = isinstance(error, ImplicitError) and not isinstance(error, NonFiniteError)
         without_shapes(error)

@@ -21,7 +21,7 @@ from pyro_implicit.handlers.observations.data_gradient import (
     warning_of_no_gradient,
     warning_of_own_noise,
 )
-from pyro_implicit.handlers.observations.data_use import IN_BATCHES, DataUse
+from pyro_implicit.handlers.observations.data_use import CALL_WITH_BATCHES, DataUse
 from pyro_implicit.handlers.pointwise import latent_sites
 from pyro_implicit.handlers.rows.row_slices import number_of_rows
 from pyro_implicit.objectives.particle_objective import ParticleObjective
@@ -150,7 +150,9 @@ class FirstSteps:
         said, arguments = None, self.arguments
         if arguments.is_any:
             in_batches = arguments.batches is not None
-            said = seen.nothing_observed(IN_BATCHES if in_batches else "fit(model, guide, x, y)")
+            said = seen.nothing_observed(
+                CALL_WITH_BATCHES if in_batches else "fit(model, guide, x, y)"
+            )
         if said is None and arguments.num_batches > 1:
             said = seen.unscaled_batches()
         if said is None and last is not None:

@@ -17,7 +17,7 @@ from pyro_implicit.exceptions import ArgumentError, ImplicitError, ShapeError, S
 from pyro_implicit.handlers.enumeration.discrete_latents import run_summed_out
 from pyro_implicit.handlers.enumeration.listed_rows import CoupledRowsError, check_listed_rows
 from pyro_implicit.handlers.enumeration.sum_out import OutsidePlateError
-from pyro_implicit.handlers.errors.explained_errors import RAW
+from pyro_implicit.handlers.errors.explained_errors import RAW_ERRORS
 from pyro_implicit.handlers.errors.type_errors import first_line
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.training.fitting.arguments import Arguments
@@ -64,9 +64,9 @@ def blames_listed_values(model: Any, arguments: Arguments) -> Iterator[None]:
     """
     try:
         yield
-    except (ArgumentError, ShapeError, *RAW) as error:
+    except (ArgumentError, ShapeError, *RAW_ERRORS) as error:
         raw = error.__cause__ if isinstance(error, (ArgumentError, ShapeError)) else error
-        if not isinstance(raw, RAW) or isinstance(raw, ImplicitError):
+        if not isinstance(raw, RAW_ERRORS) or isinstance(raw, ImplicitError):
             raise  # ours from the beginning, and about something else
         if not (_OF_SHAPES.search(first_line(raw)) and _is_in_enumerated(raw)):
             raise
