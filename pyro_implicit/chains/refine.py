@@ -47,6 +47,7 @@ from pyro_implicit.guides.since_fit import remember_fit
 from pyro_implicit.handlers.errors.explained_errors import RAW_ERRORS, explained_errors
 from pyro_implicit.handlers.errors.type_errors import first_line, joins_types
 from pyro_implicit.handlers.errors.value_errors import entries_not_finite, is_outside_support
+from pyro_implicit.handlers.errors.weights_around import refuse_weights_around
 from pyro_implicit.handlers.held.held_sites import refuse_condition_around
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.handlers.masks.masked_latents import warning_of_masked_latent
@@ -124,7 +125,8 @@ def refine(
     :raises NonFiniteError: if the density is not finite at a start.
     :raises SiteError: for discrete latents, plates that show some of their rows, supports that
         depend on another latent, models that draw random numbers beside their latents, and chains
-        that go where a distribution of the model has no parameters.
+        that go where a distribution of the model has no parameters; within ``with
+        poutine.condition(...)``, ``poutine.scale`` or ``poutine.mask``.
     :raises StateError: within ``torch.inference_mode()``.
     :raises ShapeError: for starts of another shape than the latents', observations of another shape
         than their distributions, and for no rows.
@@ -147,6 +149,7 @@ def refine(
     """
     refuse_inference_mode("refine")
     refuse_condition_around("refine")
+    refuse_weights_around("refine")
     check_model(model)
     check_order(model, "refine(model, guide, ...)", start)
     refuse_diverged(start)

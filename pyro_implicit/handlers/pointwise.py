@@ -133,9 +133,10 @@ def latent_sites(
     sites: dict[str, Any] = {}
 
     def visit(site: Any) -> None:
-        is_drawn = not site["is_observed"] or is_held(site)  # poutine.condition around a guide
-        if is_drawn and not is_auxiliary(site):
-            sites[site["name"]] = site
+        held = is_held(site)  # by poutine.condition around a guide, perhaps at a number
+        if (held or not site["is_observed"]) and not is_auxiliary(site):
+            value = torch.as_tensor(site["value"]) if held else site["value"]
+            sites[site["name"]] = {**site, "value": value}
 
     with torch.no_grad(), evaluation_mode(), SiteVisitor(visit), RowsNotNamed():
         guide(*args, **kwargs)

@@ -10,6 +10,7 @@ from typing import Any
 import pyro
 import torch
 from pyro.infer.autoguide import AutoContinuous, AutoGuide, AutoNormal
+from pyro.poutine.messenger import unwrap
 from torch import Tensor
 
 from pyro_implicit._checks import (
@@ -98,7 +99,7 @@ def prior_from(
     :param kwargs: keyword arguments of the guide.
     :returns: the prior; :meth:`~pyro_implicit.bayesian.JointPrior.restricted` takes a part of it.
     :raises ArgumentError: for a bad number or form, an option that is none of this function, fewer
-        draws than latents with ``"full"``, or a conditional guide.
+        draws than latents with ``"full"``, a conditional guide, or an implicit one within handlers.
     :raises SiteError: for latents that only some rows were shown of, or whose draws do not differ.
     :warns UserWarning: if Pyro's store has given the guide the parameters of another one since its
         own fit ended; if ``"diagonal"`` forgets correlations above 0.7.
@@ -107,11 +108,7 @@ def prior_from(
     check_misspelt(prior_from, program_of(guide), kwargs)
     check_choice("form", form, _FORMS)
     rank, widen = check_count("rank", rank), check_number("widen", widen, above=0)
-    if isinstance(guide, ConditionalGuide):
-        raise ArgumentError(
-            f"guide is a {type(guide).__name__}, whose latents are functions of each row's inputs: "
-            "there is no posterior of theirs to carry on to other rows."
-        )
+    _check_carried(guide)
     with explained_errors(args, kwargs):
         sites = _sites(guide, args, kwargs)
     seed = int(torch.randint(2**31, ())) if seed is None else check_seed("seed", seed)
@@ -140,6 +137,25 @@ def prior_from(
         warn(text)
     prior._same_rows = SameRows(rows_of_first_call(guide), sizes)
     return prior
+
+
+def _check_carried(guide: Any) -> None:
+    """Refuses guides without a posterior of their own, also among several."""
+    parts = getattr(guide, "guides", None)
+    for part in parts if isinstance(parts, list) else []:
+        _check_carried(part)
+    if isinstance(guide, ConditionalGuide):
+        raise ArgumentError(
+            f"guide is a {type(guide).__name__}, whose latents are functions of each row's inputs: "
+            "there is no posterior of theirs to carry on to other rows."
+        )
+    inner: Any = unwrap(guide)
+    if inner is not guide and isinstance(inner, DrawQuantiles):
+        raise ArgumentError(
+            f"guide is a {type(inner).__name__} within handlers (poutine.condition, block), of "
+            "which its latents know nothing. Hand over the guide itself, and of its prior take the "
+            "sites that are to be carried on: prior_from(guide).restricted(['w'])."
+        )
 
 
 def _warning_of_traded(sites: list[JointSite], rows: Tensor, num_draws: int | None) -> list[str]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit import (
+    EnsembleGuide,
     HyperNetworkGuide,
     evaluate,
     fit,
@@ -20,10 +21,14 @@ from pyro_implicit import (
     to_arviz,
 )
 from pyro_implicit.guides.argument_dims import (
+    are_rows_of_the_fit,
+    latents_of_other_rows,
+    rows_of_first_call,
     shapes_of_arguments,
     warning_of_other_shapes,
 )
 from pyro_implicit.handlers.rows.same_rows import fingerprint
+from pyro_implicit.inference.prior_from import prior_from
 
 X, Y = torch.randn(5, 3), torch.randn(5)
 
@@ -83,6 +88,25 @@ def test_latents_of_other_rows_are_told() -> None:
         call(x)
         with pytest.warns(UserWarning, match=r"a value of \['level'\] for each of the 6 rows"):
             call(x + 1)
+
+
+def test_a_mixture_of_guides_knows_what_its_guides_do() -> None:
+    x, y = torch.zeros(6, 1), torch.randn(6)
+    some = HyperNetworkGuide(_levels, init_from=None).setup(x, y)
+    other = HyperNetworkGuide(_levels, init_from=None).setup(x + 1, y)
+    for members, rows in (([some, some], x), ([lambda x, y=None: None, some], x)):
+        guide = EnsembleGuide(members)
+        assert rows_of_first_call(guide) == fingerprint((x,))
+        assert are_rows_of_the_fit(guide, (rows,)) and not are_rows_of_the_fit(guide, (x + 2,))
+        assert latents_of_other_rows(guide, (rows,), {}) == ([], 0)
+        assert latents_of_other_rows(guide, (x + 2,), {}) == (["level"], 6)
+        assert len(warning_of_other_shapes(guide, (x[:, 0],))) == 1
+    assert not are_rows_of_the_fit(EnsembleGuide([some, other]), (x,))
+    with pytest.warns(UserWarning, match=r"a value of \['level'\] for each of the 6 rows"):
+        predict(_levels, EnsembleGuide([some, some]), x + 1, num_samples=2)
+    prior = prior_from(EnsembleGuide([some, some]), x, y, num_samples=50)
+    with pytest.warns(UserWarning, match=r"the prior has a value of \['level'\] for each of the 6"):
+        prior(_levels)(x + 1, y)
 
 
 def test_latents_of_all_rows_are_not() -> None:

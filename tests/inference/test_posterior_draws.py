@@ -203,7 +203,8 @@ def test_what_a_condition_holds_for_a_guide_is_a_draw() -> None:
     def guide() -> None:
         pyro.sample("w", dist.Normal(0.0, 1.0))
 
-    held = poutine.condition(guide, data={"w": torch.tensor(5.0)})
-    assert torch.equal(posterior_draws(held, 3)["w"], torch.full((3,), 5.0))
-    drawn = predict(model, held, num_samples=20, seed=0)["y"]
-    torch.testing.assert_close(drawn, torch.full((20,), 5.0), atol=0.1, rtol=0.0)
+    for value in (torch.tensor(5.0), 5.0):
+        held = poutine.condition(guide, data={"w": value})
+        assert torch.equal(posterior_draws(held, 3)["w"], torch.full((3,), 5.0))
+        drawn = predict(model, held, num_samples=20, seed=0)["y"]
+        torch.testing.assert_close(drawn, torch.full((20,), 5.0), atol=0.1, rtol=0.0)

@@ -202,6 +202,8 @@ def test_posteriors_that_cannot_be_carried_on() -> None:
     point(X, Y)
     with pytest.raises(SiteError, match=r"do not differ at \['w', 'b'\]: it is a point"):
         prior_from(point, num_samples=3)
+    with pytest.raises(ArgumentError, match="a HyperNetworkGuide within handlers"):
+        prior_from(poutine.condition(by_draws, data={"b": torch.tensor(0.0)}), X, Y)
     with pytest.raises(SiteError, match="the guide has no latent site"):
         prior_from(lambda: None)
 
@@ -220,6 +222,9 @@ def test_latents_of_rows() -> None:
         prior_from(some)
     with pytest.raises(ArgumentError, match="ConditionalHyperNetworkGuide, whose latents are func"):
         prior_from(ConditionalHyperNetworkGuide(local))
+    both = [ConditionalHyperNetworkGuide(local), ConditionalHyperNetworkGuide(local)]
+    with pytest.raises(ArgumentError, match="ConditionalHyperNetworkGuide, whose latents are func"):
+        prior_from(EnsembleGuide(both))
 
 
 def test_latents_that_trade_off_are_told() -> None:
