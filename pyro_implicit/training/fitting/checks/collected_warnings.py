@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TextIO
 
-from pyro_implicit._warn import PACKAGE, user_line
+from pyro_implicit._warn import PACKAGE_FOLDER, user_line
 from pyro_implicit.exceptions import PerformanceHint
 
 __all__ = ["collected_warnings"]
@@ -60,7 +60,7 @@ def collected_warnings(into: list[str]) -> Iterator[None]:
             if is_shown or not issubclass(category, PerformanceHint):
                 into.append(text)
             if is_shown:
-                place = call if filename.startswith(PACKAGE) else place
+                place = call if filename.startswith(PACKAGE_FOLDER) else place
                 show(message, category, *place, file, line)
             else:
                 silenced[place] += 1
