@@ -111,8 +111,8 @@ __all__ = [
 ]
 
 
-#: sub-packages that are the home of the names that are not here
-_HOMES = (
+#: whose names are public too, where they are not names of this module
+_SUBMODULES = (
     "arviz",
     "bayesian",
     "chains",
@@ -136,10 +136,10 @@ def __getattr__(name: str) -> Any:
         from pyro_implicit.training.lightning import LightningVI
 
         return LightningVI
-    homes = [home for home in _HOMES if name in _import_module(f"{__name__}.{home}").__all__]
+    homes = [home for home in _SUBMODULES if name in _import_module(f"{__name__}.{home}").__all__]
     where = f"; it is in pyro_implicit.{homes[0]}" if homes else ""
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{where}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_HOMES, "LightningVI", *(n for n in globals() if n[:2] == "__")})
+    return sorted({*__all__, *_SUBMODULES, "LightningVI", *(n for n in globals() if n[:2] == "__")})

@@ -34,7 +34,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-_LARGEST = 2**63 - 1  # what an integer of torch holds
+_MAX_INT64 = 2**63 - 1  # what an integer of torch holds at most
 
 
 def shown(value: Any, width: int = 60) -> str:
@@ -68,7 +68,8 @@ def check_count(
     :returns: ``value`` as a plain integer.
     :raises ArgumentError: for anything else.
     """
-    if not _is_integer(value) or not minimum <= value <= (_LARGEST if maximum is None else maximum):
+    most = _MAX_INT64 if maximum is None else maximum
+    if not _is_integer(value) or not minimum <= value <= most:
         limit = "" if maximum is None else f" and <= {maximum}"
         raise ArgumentError(f"{name}={shown(value)}; expected an integer >= {minimum}{limit}{why}.")
     return int(value)

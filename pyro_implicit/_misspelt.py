@@ -12,10 +12,10 @@ from pyro_implicit.exceptions import ArgumentError
 
 __all__ = ["check_class_options", "check_misspelt"]
 
-_OPTIMISERS = ("optim", "optimizer", "optimiser")
+_OPTIONS_OF_OPTIMISERS = ("optim", "optimizer", "optimiser")
 
-#: what other libraries call them
-_ALIASES = {
+#: options of this package by what other libraries call them
+_NAMES_IN_OTHER_LIBRARIES = {
     "learning_rate": "lr",
     "loss": "objective",
     "elbo": "objective",
@@ -27,8 +27,8 @@ _ALIASES = {
     "samples": "num_samples",
     "draws": "num_samples",
 }
-#: what other classes of this package and of Pyro call an option
-_ELSEWHERE = {
+#: options of this package by what other classes of it and of Pyro call them
+_NAMES_IN_OTHER_CLASSES = {
     "form": "likelihood",
     "num_samples": "num_particles",
     "num_draws": "num_particles",
@@ -36,18 +36,21 @@ _ELSEWHERE = {
     "temperature": "kl_weight",
     "hidden": "hidden_dims",
 }
-_EPOCHS = (
+_ADVICE_ON_EPOCHS = (
     "fit counts steps, of a batch each, and no epochs: write num_steps=num_epochs * len(batches)."
 )
-_CHAINS = (
+_ADVICE_ON_CHAIN_LENGTHS = (
     "refine counts gradients of each chain, the warm-up included: num_steps=, of num_chains= "
     "chains; posterior_draws(chains, n) then has n draws."
 )
-_ADAM = "fit has Adam, with lr=; any other goes into SVI(model, guide, optim, loss)."
-#: what is no other name of an option, by function
-_HINTS = {
-    "fit": dict.fromkeys(_OPTIMISERS, _ADAM) | dict.fromkeys(("epochs", "num_epochs"), _EPOCHS),
-    "refine": dict.fromkeys(("num_samples", "num_draws", "warmup_steps"), _CHAINS),
+_ADVICE_ON_OPTIMISERS = (
+    "fit has Adam, with lr=; any other goes into SVI(model, guide, optim, loss)."
+)
+#: by function, for names that stand for none of its options
+_ADVICE_BY_FUNCTION = {
+    "fit": dict.fromkeys(_OPTIONS_OF_OPTIMISERS, _ADVICE_ON_OPTIMISERS)
+    | dict.fromkeys(("epochs", "num_epochs"), _ADVICE_ON_EPOCHS),
+    "refine": dict.fromkeys(("num_samples", "num_draws", "warmup_steps"), _ADVICE_ON_CHAIN_LENGTHS),
 }
 
 
@@ -70,14 +73,14 @@ def check_misspelt(
     accepted = inspect.signature(function).parameters.values()
     options = [p.name for p in accepted if p.kind is inspect.Parameter.KEYWORD_ONLY]
     own = function.__name__
-    aliases = {alias: name for alias, name in _ALIASES.items() if name in options}
+    aliases = {alias: name for alias, name in _NAMES_IN_OTHER_LIBRARIES.items() if name in options}
     for name in kwargs:
         if name in taken:
             continue
         near = difflib.get_close_matches(name, [*options, *aliases], 1)
         meant = aliases.get(near[0], near[0]) if near else None
         hint = f"Did you mean {meant}=?" if meant else f"{own} has {', '.join(options)}."
-        hint = _HINTS.get(own, {}).get(name, hint)
+        hint = _ADVICE_BY_FUNCTION.get(own, {}).get(name, hint)
         raise ArgumentError(
             f"{name}= is neither an option of {own} nor an argument of the model, which takes "
             f"{', '.join(taken) or 'none'}. {hint}"
@@ -102,7 +105,7 @@ def check_class_options(kind: type, given: Collection[str]) -> None:
         options += [p.name for p in own if p.kind is inspect.Parameter.KEYWORD_ONLY]
         options += [p.name for p in own if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     name = next(iter(given))
-    others = [_ELSEWHERE[name]] if _ELSEWHERE.get(name) in options else []
+    others = [_NAMES_IN_OTHER_CLASSES[name]] if _NAMES_IN_OTHER_CLASSES.get(name) in options else []
     near = others or difflib.get_close_matches(name, options, 1)
     known = ", ".join(dict.fromkeys(options))
     hint = f"Did you mean {near[0]}=?" if near else f"It has {known}."

@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 
 __all__ = ["hidden_progress", "progress_bar", "progress_is_hidden"]
 
-_HIDDEN: ContextVar[bool] = ContextVar("progress_is_hidden", default=False)
+_IS_PROGRESS_HIDDEN: ContextVar[bool] = ContextVar("progress_is_hidden", default=False)
 
 
 @contextmanager
@@ -21,16 +21,16 @@ def hidden_progress(hide: bool) -> Iterator[None]:
 
     :param bool hide: whether it does.
     """
-    token = _HIDDEN.set(hide or _HIDDEN.get())
+    token = _IS_PROGRESS_HIDDEN.set(hide or _IS_PROGRESS_HIDDEN.get())
     try:
         yield
     finally:
-        _HIDDEN.reset(token)
+        _IS_PROGRESS_HIDDEN.reset(token)
 
 
 def progress_is_hidden() -> bool:
     """Tell whether bars are hidden here."""
-    return _HIDDEN.get()
+    return _IS_PROGRESS_HIDDEN.get()
 
 
 def progress_bar(iterable: Iterable[Any] | None = None, *, shown: bool, **options: Any) -> Any:

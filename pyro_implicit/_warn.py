@@ -9,13 +9,13 @@ import sys
 import warnings
 from types import FrameType
 
-__all__ = ["PACKAGE", "user_line", "warn"]
+__all__ = ["PACKAGE_FOLDER", "user_line", "warn"]
 
 #: where the files of this package are
-PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+PACKAGE_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
 #: through which calls pass on their way from a user's line
-_LIBRARIES = ("pyro_implicit", "pyro", "torch", "lightning", "pytorch_lightning")
-_HELPERS = (contextlib.__file__, functools.__file__)
+_SKIPPED_LIBRARIES = ("pyro_implicit", "pyro", "torch", "lightning", "pytorch_lightning")
+_SKIPPED_FILES = (contextlib.__file__, functools.__file__)
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
@@ -43,11 +43,11 @@ def _found() -> tuple[int, FrameType]:
     """How many frames up from here the user's line is, and its frame; or the outermost one."""
     folders = tuple(
         os.path.dirname(file) + os.sep
-        for name in _LIBRARIES
+        for name in _SKIPPED_LIBRARIES
         if (file := getattr(sys.modules.get(name), "__file__", None))
     )
     level, frame = 1, sys._getframe()
-    while frame.f_code.co_filename.startswith(folders + _HELPERS):
+    while frame.f_code.co_filename.startswith(folders + _SKIPPED_FILES):
         outer: FrameType | None = frame.f_back
         if outer is None:
             break

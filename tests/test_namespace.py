@@ -16,7 +16,7 @@ def test_no_other_name_is_made_up():
 
 
 def test_names_that_are_not_of_daily_use_say_where_they_are():
-    for home in pyro_implicit._HOMES:
+    for home in pyro_implicit._SUBMODULES:
         package = importlib.import_module(f"pyro_implicit.{home}")
         for name in set(package.__all__) - set(vars(pyro_implicit)) - {"LightningVI"}:
             with pytest.raises(AttributeError, match=rf"{name!r}; it is in pyro_implicit\.\w+$"):
@@ -27,13 +27,13 @@ def test_names_that_are_not_of_daily_use_say_where_they_are():
 def test_every_package_is_a_home():
     found = {one.name for one in pkgutil.iter_modules(pyro_implicit.__path__)}
     of_nobody = {"handlers", "ops"}  # whose names nobody needs by themselves
-    assert {one for one in found if one[0] != "_"} - of_nobody == set(pyro_implicit._HOMES)
+    assert {one for one in found if one[0] != "_"} - of_nobody == set(pyro_implicit._SUBMODULES)
 
 
 def test_nothing_else_is_listed():
     listed = {name for name in dir(pyro_implicit) if name[:2] != "__"}
     assert listed == set(pyro_implicit.__all__) - {"__version__"} | {
-        *pyro_implicit._HOMES,
+        *pyro_implicit._SUBMODULES,
         "LightningVI",
     }
 

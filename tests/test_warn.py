@@ -79,7 +79,8 @@ def test_no_line_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     exec(code, names)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        monkeypatch.setattr("pyro_implicit._warn._HELPERS", ("",))  # every file is a library's
+        # every file is a library's
+        monkeypatch.setattr("pyro_implicit._warn._SKIPPED_FILES", ("",))
         names["led"](warn)  # type: ignore[operator]
     assert [str(one.message) for one in caught] == ["said"]
 

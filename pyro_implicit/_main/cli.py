@@ -22,14 +22,14 @@ NUTS), prints how well each predicts held-out rows and whether they differ, and 
 (scores.txt), a figure (predictive.png) and the implicit posterior for ArviZ (posterior.nc; where
 there is none, that of the chains, of NUTS or of mean-field)."""
 
-LARGEST_COUNT = 10**9
-INTERRUPTED = 130  # exit status of a program that Ctrl-C ended, as shells count: 128 + SIGINT
-NUTS_SAMPLES = 200
-CHAIN_STEPS = 5000
+MAX_COUNT = 10**9
+EXIT_STATUS_OF_INTERRUPT = 130  # as shells count: 128 + SIGINT
+DEFAULT_NUTS_SAMPLES = 200
+DEFAULT_CHAIN_STEPS = 5000
 GUIDE_FILE = "guide.pt"
 METHOD_CHOICES = ("mean-field", "implicit", "refine", "nuts")
-EXPORTED = ("implicit", "refine", "nuts", "mean-field")  # the first of these that was run
-SAVED = ("implicit", "mean-field")  # which have a state
+METHODS_TO_EXPORT = ("implicit", "refine", "nuts", "mean-field")  # the first one that was run
+METHODS_TO_SAVE = ("implicit", "mean-field")  # those with a state: the first one that was run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,7 +57,7 @@ def _guarded(console: Console, argv: Sequence[str] | None) -> int:
         written = [str(path) for path in outputs.written] if outputs else []
         so_far = f"; written before: {', '.join(written)}" if written else ""
         console.complain(f"interrupted{so_far}")
-        return INTERRUPTED
+        return EXIT_STATUS_OF_INTERRUPT
     except (DataFileError, ArgumentError, MissingExtraError) as error:
         console.complain(f"error: {error}")
         return 2
@@ -153,7 +153,7 @@ def _add_chain_options(parser: argparse.ArgumentParser) -> None:
         "--refine",
         type=_chain_steps,
         nargs="?",
-        const=CHAIN_STEPS,
+        const=DEFAULT_CHAIN_STEPS,
         default=0,
         metavar="N",
         help="also run 16 chains of N (default: 5000) gradients of all rows from as many modes",
@@ -162,7 +162,7 @@ def _add_chain_options(parser: argparse.ArgumentParser) -> None:
         "--nuts",
         type=_positive,
         nargs="?",
-        const=NUTS_SAMPLES,
+        const=DEFAULT_NUTS_SAMPLES,
         default=0,
         metavar="N",
         help="also draw N (default: 200) samples by NUTS, after as many warm-up steps",
@@ -192,8 +192,8 @@ def _integer(name: str, least: int, most: int, expected: str) -> Callable[[str],
     return convert
 
 
-_positive = _integer("integer", 1, LARGEST_COUNT, f"a positive number up to {LARGEST_COUNT}")
-_chain_steps = _integer("integer", 100, LARGEST_COUNT, "at least 100 gradients a chain")
+_positive = _integer("integer", 1, MAX_COUNT, f"a positive number up to {MAX_COUNT}")
+_chain_steps = _integer("integer", 100, MAX_COUNT, "at least 100 gradients a chain")
 _seed = _integer("integer", 0, 2**32 - 1, "0 to 2**32 - 1")
 
 
@@ -245,7 +245,7 @@ def _run(arguments: argparse.Namespace, console: Console, outputs: Outputs) -> N
     from .data import load_bundled, split_table
     from .fit import fit_all
     from .model import build_model
-    from .report import FILES, export_bytes, require_extras
+    from .report import REPORT_FILES, export_bytes, require_extras
     from .score import score
 
     methods = _methods(arguments)
@@ -256,7 +256,7 @@ def _run(arguments: argparse.Namespace, console: Console, outputs: Outputs) -> N
     )
     split = split_table(table, arguments.seed, arguments.test_fraction)
     del table
-    names = (*FILES, *([GUIDE_FILE] if arguments.save else []))
+    names = (*REPORT_FILES, *([GUIDE_FILE] if arguments.save else []))
     needed = export_bytes(split, arguments.num_samples)
     check_folder(outputs.folder, names, needed // 2)  # compressed, it takes less
     require_extras(bool(split.classes))
@@ -269,8 +269,8 @@ def _run(arguments: argparse.Namespace, console: Console, outputs: Outputs) -> N
             methods=sorted(methods),
             seed=arguments.seed,
             num_steps=arguments.num_steps,
-            nuts_samples=arguments.nuts or NUTS_SAMPLES,
-            chain_steps=arguments.refine or CHAIN_STEPS,
+            nuts_samples=arguments.nuts or DEFAULT_NUTS_SAMPLES,
+            chain_steps=arguments.refine or DEFAULT_CHAIN_STEPS,
             quiet=arguments.quiet,
         )
         pyro.set_rng_seed(arguments.seed)
@@ -284,10 +284,10 @@ def _methods(arguments: argparse.Namespace) -> set[str]:
     """What is to be fitted."""
     methods = {*arguments.method}
     methods |= {name for name in ("refine", "nuts") if getattr(arguments, name)}
-    if arguments.save and not methods & {*SAVED}:
+    if arguments.save and not methods & {*METHODS_TO_SAVE}:
         raise ArgumentError(
             f"--save with --method {' '.join(sorted(methods))}, which have no guide to save; "
-            f"expected one of {', '.join(SAVED)} among the methods."
+            f"expected one of {', '.join(METHODS_TO_SAVE)} among the methods."
         )
     return methods
 
@@ -306,12 +306,12 @@ def _report(
     from .report import FIGURE_FILE, POSTERIOR_FILE, SCORES_FILE, draw, export, format_table, saved
 
     table = format_table(split, arguments.seed, fits, scores)
-    exported = _first(fits, EXPORTED)
+    exported = _first(fits, METHODS_TO_EXPORT)
     outputs.write(SCORES_FILE, lambda: f"{table}\n".encode("utf-8", "backslashreplace"))
     outputs.write(FIGURE_FILE, lambda: draw(split, fits, scores))
     console.say(table)
     if arguments.save:
-        outputs.write(GUIDE_FILE, lambda: saved(_first(fits, SAVED), split))
+        outputs.write(GUIDE_FILE, lambda: saved(_first(fits, METHODS_TO_SAVE), split))
     outputs.write(
         POSTERIOR_FILE,
         lambda: netcdf_bytes(export(model, exported, split, arguments.num_samples)),
@@ -327,7 +327,7 @@ def _report(
 
 def _first(fits: list[Any], names: Sequence[str]) -> Any:
     """The fit by the first of these methods that there is."""
-    from .fit import METHODS
+    from .fit import METHOD_NAMES
 
     found = {fit.method: fit for fit in fits}
-    return next(found[METHODS[name]] for name in names if METHODS[name] in found)
+    return next(found[METHOD_NAMES[name]] for name in names if METHOD_NAMES[name] in found)

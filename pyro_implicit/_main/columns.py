@@ -14,11 +14,11 @@ from .data import DataFileError, Table
 __all__ = ["as_table"]
 
 MIN_ROWS = 10
-MOST_KINDS = 20
+MAX_KINDS_OF_TEXT = 20
 
-_FEW = 10  # whole numbers that look like labels
-_CODES = (-9, -99, -999, -9999, -99999, 99, 999, 9999, 99999)
-_REPEATED = 3  # times, from which a number far from all others is no chance
+_MAX_LABELS = 10  # a target of so few whole numbers may hold labels
+_CODES_OF_NO_VALUE = (-9, -99, -999, -9999, -99999, 99, 999, 9999, 99999)
+_MIN_REPEATS_OF_CODE = 3  # a number that is found as often, far from all others, is no chance
 
 
 def as_table(path: Path, frame: Any, target: str | None, notes: list[str], hint: str) -> Table:
@@ -65,7 +65,7 @@ def as_table(path: Path, frame: Any, target: str | None, notes: list[str], hint:
 def _looks_like_labels(name: str, values: np.ndarray) -> str:
     """What to say of a target of few whole numbers; empty for others."""
     few = np.unique(values)
-    if len(few) > _FEW or len(values) < 10 * len(few) or bool((few != few.round()).any()):
+    if len(few) > _MAX_LABELS or len(values) < 10 * len(few) or bool((few != few.round()).any()):
         return ""
     return (
         f"{name!r} has {len(few)} whole numbers alone and was taken for a quantity; if these are "
@@ -75,10 +75,10 @@ def _looks_like_labels(name: str, values: np.ndarray) -> str:
 
 def _looks_like_a_code(name: str, values: np.ndarray) -> str:
     """What to say of a column where -999 or the like may stand for no value; empty for others."""
-    for code in _CODES:
+    for code in _CODES_OF_NO_VALUE:
         rest = values[values != code]
         count = len(values) - len(rest)
-        if count < _REPEATED or not len(rest):
+        if count < _MIN_REPEATS_OF_CODE or not len(rest):
             continue
         gap = max(rest.min() - code, code - rest.max())
         if gap > rest.max() - rest.min():
@@ -147,10 +147,10 @@ def _target(path: Path, frame: Any, name: str, hint: str) -> tuple[np.ndarray, l
     column = frame[name]
     if column.dtype == bool or not _is_numeric(path, column, name, hint):
         kinds = sorted(set(column.astype(str).str.strip()))
-        if not 2 <= len(kinds) <= MOST_KINDS:
+        if not 2 <= len(kinds) <= MAX_KINDS_OF_TEXT:
             raise DataFileError(
                 f"{path}: the target {name!r} holds text of {len(kinds)} kinds; expected numbers, "
-                f"or 2 to {MOST_KINDS} classes"
+                f"or 2 to {MAX_KINDS_OF_TEXT} classes"
             )
         places = {kind: place for place, kind in enumerate(kinds)}
         return column.astype(str).str.strip().map(places).to_numpy(np.float64), kinds
@@ -168,11 +168,11 @@ def _feature(
     if _is_numeric(path, column, name, hint):
         return [(name, _numbers(path, column, name, hint))]
     kinds = sorted(set(column.astype(str)))
-    if len(kinds) > MOST_KINDS:
+    if len(kinds) > MAX_KINDS_OF_TEXT:
         raise DataFileError(
             f"{path}: column {name!r} holds text of {len(kinds)} kinds, such as "
-            f"{_shorten(kinds[0])!r}; expected numbers, or {MOST_KINDS} kinds at most. Take the "
-            "column out, or make numbers of it"
+            f"{_shorten(kinds[0])!r}; expected numbers, or {MAX_KINDS_OF_TEXT} kinds at most. Take "
+            "the column out, or make numbers of it"
         )
     notes.append(f"column {name!r} holds text of {len(kinds)} kinds, and became a column for each")
     text = column.astype(str)

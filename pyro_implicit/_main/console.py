@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-__all__ = ["BROKEN_PIPE", "Console", "one_line", "open_console"]
+__all__ = ["EXIT_STATUS_OF_BROKEN_PIPE", "Console", "one_line", "open_console"]
 
-#: exit status of a program whose reader has gone, as shells count: 128 + SIGPIPE
-BROKEN_PIPE = 141
+#: of a program whose reader has gone, as shells count: 128 + SIGPIPE
+EXIT_STATUS_OF_BROKEN_PIPE = 141
 
 
 def one_line(text: str) -> str:
@@ -49,7 +49,7 @@ class Console:
                 raise ValueError("it is closed")
             print(text, flush=True)
         except BrokenPipeError:
-            self._lose(BROKEN_PIPE, "its reader has gone")
+            self._lose(EXIT_STATUS_OF_BROKEN_PIPE, "its reader has gone")
         except OSError as error:
             self._lose(1, error.strerror or str(error))
         except ValueError:  # what Python raises for a file that is closed
@@ -133,7 +133,7 @@ def open_console() -> Iterator[Console]:
                 if sys.stdout is not None:
                     sys.stdout.flush()
             except BrokenPipeError:
-                console._lose(BROKEN_PIPE, "its reader has gone")
+                console._lose(EXIT_STATUS_OF_BROKEN_PIPE, "its reader has gone")
             except OSError as error:
                 console._lose(1, error.strerror or str(error))
         _set_errors(sys.stdout, errors)

@@ -11,7 +11,7 @@ from torch import Tensor
 from pyro_implicit.exceptions import ImplicitError, MissingExtraError
 
 TEST_FRACTION = 0.1
-LARGEST = 1e300  # beyond it sums and squares of doubles overflow
+MAX_ABSOLUTE_VALUE = 1e300  # beyond it sums and squares of doubles overflow
 
 
 class DataFileError(ImplicitError, ValueError):
@@ -90,7 +90,7 @@ def split_table(table: Table, seed: int, test_fraction: float = TEST_FRACTION) -
     num_test = min(max(1, round(test_fraction * len(table.target))), len(table.target) - 2)
     order = np.random.default_rng(seed).permutation(len(table.target))
     test, train = order[:num_test], order[num_test:]
-    if max(np.abs(table.features).max(), np.abs(table.target).max()) > LARGEST:
+    if max(np.abs(table.features).max(), np.abs(table.target).max()) > MAX_ABSOLUTE_VALUE:
         raise DataFileError(f"{table.name}: a column has values too large to standardise")
     x_mean, x_scale = _mean_and_scale(table.features[train])
     y_mean, y_scale = _units_of_target(table, table.target[train])

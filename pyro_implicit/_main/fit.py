@@ -25,15 +25,15 @@ from pyro_implicit.training.fitting.fit import fit
 from .data import Split
 
 BATCH_SIZE = 1024  # rows a step; smaller tables are used whole
-METHODS = {
+METHOD_NAMES = {
     "mean-field": "mean-field VI",
     "implicit": "linearised implicit",
     "refine": "chains from modes",
     "nuts": "NUTS",
 }
 NUM_CHAINS = 16
-CONVERGED = 1.1  # r-hat of predictions
-JUDGED_ROWS = 2000  # of the test rows, which are in random order
+MAX_R_HAT = 1.1  # of predictions of chains that agree
+MAX_ROWS_FOR_R_HAT = 2000  # the first test rows, which are in random order
 Model = Callable[..., Tensor]
 
 
@@ -122,7 +122,7 @@ def fit_nuts(model: Model, split: Split, *, num_samples: int, quiet: bool) -> Fi
         disable_progbar=quiet,
     )
     mcmc.run(split.x_train, split.y_train)
-    return Fit(METHODS["nuts"], Chain(mcmc.get_samples()), time.perf_counter() - start)
+    return Fit(METHOD_NAMES["nuts"], Chain(mcmc.get_samples()), time.perf_counter() - start)
 
 
 def fit_chains(model: Model, split: Split, *, num_steps: int, seed: int, quiet: bool) -> Fit:
@@ -150,14 +150,14 @@ def fit_chains(model: Model, split: Split, *, num_steps: int, seed: int, quiet: 
     notes = [str(o.message).rstrip(".") for o in caught if issubclass(o.category, UserWarning)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # told in words of the command line
-        r_hats = chains.predictive_r_hat(split.x_test[:JUDGED_ROWS])["y"]
+        r_hats = chains.predictive_r_hat(split.x_test[:MAX_ROWS_FOR_R_HAT])["y"]
     r_hat = float(r_hats.nan_to_num(1.0).max())  # NaN of what all draws predict alike
-    if not r_hat <= CONVERGED:
+    if not r_hat <= MAX_R_HAT:
         notes.append(
             f"r-hat of predictions is up to {r_hat:.2f}: the chains do not agree yet, and are an "
             "ensemble rather than draws of the posterior; a larger --refine brings them nearer"
         )
-    method = METHODS["refine"]
+    method = METHOD_NAMES["refine"]
     return Fit(method, chains, seconds, notes=[f"{method}: {text}" for text in notes])
 
 
@@ -186,8 +186,8 @@ def _fit(
     )
     if result.reason == "interrupted":
         raise KeyboardInterrupt  # fit keeps what was reached, which nobody asked to see
-    notes = [f"{METHODS[method]}: {warning}" for warning in result.warnings]
-    return Fit(METHODS[method], guide, result.seconds, objective, notes)
+    notes = [f"{METHOD_NAMES[method]}: {warning}" for warning in result.warnings]
+    return Fit(METHOD_NAMES[method], guide, result.seconds, objective, notes)
 
 
 def fit_all(

@@ -9,8 +9,8 @@ import numpy as np
 
 __all__ = ["index_note", "is_index", "numeric_header"]
 
-WHOLE = re.compile(r"\s*[+-]?\d+\s*\Z")
-UNNAMED = re.compile(r"(unnamed: \d+(\.\d+)?)?\Z")
+PATTERN_OF_WHOLE_NUMBERS = re.compile(r"\s*[+-]?\d+\s*\Z")
+PATTERN_OF_NO_NAME = re.compile(r"(unnamed: \d+(\.\d+)?)?\Z")  # as pandas calls such columns
 INDEX_NAMES = frozenset(["id", "index", "no", "nr", "row", "rowid", "rownames", "#"])
 
 
@@ -26,7 +26,7 @@ def numeric_header(first: Sequence[str], below: np.ndarray) -> tuple[bool, str]:
     :param numpy.ndarray below: the other rows, shape ``(rows, columns)``.
     :returns: whether it is one, and what to tell of it; empty if there is nothing to tell.
     """
-    if not all(WHOLE.match(cell) for cell in first) or len(below) == 0:
+    if not all(PATTERN_OF_WHOLE_NUMBERS.match(cell) for cell in first) or len(below) == 0:
         return False, ""
     numbers = np.array([float(cell) for cell in first])
     shown = ", ".join(cell.strip() for cell in first[:3]) + (", ..." if len(first) > 3 else "")
@@ -56,7 +56,7 @@ def is_index(name: str, column: np.ndarray) -> bool:
     if (np.mod(column, 1.0) != 0.0).any() or (np.diff(ordered) == 0.0).any():
         return False
     name = name.strip().lower()
-    if UNNAMED.match(name):
+    if PATTERN_OF_NO_NAME.match(name):
         return True
     return re.sub(r"[\s_.]", "", name) in INDEX_NAMES and _counts_up(ordered)
 

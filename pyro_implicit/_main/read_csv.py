@@ -22,7 +22,7 @@ from .table_file import SEPARATORS, Dialect, TableText, find_dialect, open_table
 
 __all__ = ["HEADER_CHOICES", "load_csv"]
 
-CHECK_EVERY = 2**14  # rows
+ROWS_PER_MEMORY_CHECK = 2**14
 HEADER_CHOICES = ("auto", "yes", "no")
 
 
@@ -112,7 +112,7 @@ def _parsed(path: Path, text: TableText, dialect: Dialect, named: bool, first: l
                 decimal=dialect.decimal,
                 skipinitialspace=True,
                 na_values=["?"],  # what the tables of UCI write for a gap
-                chunksize=CHECK_EVERY,
+                chunksize=ROWS_PER_MEMORY_CHECK,
                 **options,
             ):
                 parts.append(part)

@@ -15,13 +15,13 @@ import torch
 from pyro_implicit.exceptions import MissingExtraError
 
 from .data import Split
-from .fit import METHODS, Fit, most_draws
+from .fit import METHOD_NAMES, Fit, most_draws
 from .score import Score, verdicts
 
-EXPORT_ROWS = 5000  # of the training rows; more would take gigabytes
-FIGURE_ROWS = 2000  # of the test rows; more could not be told apart
+MAX_EXPORTED_ROWS = 5000  # of the training rows; more would take gigabytes
+MAX_ROWS_IN_FIGURE = 2000  # of the test rows; more could not be told apart
 SCORES_FILE, FIGURE_FILE, POSTERIOR_FILE = "scores.txt", "predictive.png", "posterior.nc"
-FILES = (SCORES_FILE, FIGURE_FILE, POSTERIOR_FILE)
+REPORT_FILES = (SCORES_FILE, FIGURE_FILE, POSTERIOR_FILE)
 
 
 def require_extras(classes: bool = False) -> None:
@@ -53,7 +53,7 @@ def format_table(split: Split, seed: int, fits: list[Fit], scores: list[Score]) 
         cells = [_cell(title, score.values[title]) for title in titles]
         lines.append(f"{fit.method:<20}{''.join(f'{c:>14}' for c in cells)}{fit.seconds:>10.1f}")
     lines += verdicts(fits, scores)
-    if any(fit.method == METHODS["implicit"] for fit in fits):
+    if any(fit.method == METHOD_NAMES["implicit"] for fit in fits):
         lines.append("The implicit guide starts from a mean-field fit; its seconds include that.")
     lines += [f"Note: {note}." for note in notes(split, fits)]
     return "\n".join(lines)
@@ -72,10 +72,10 @@ def notes(split: Split, fits: Sequence[Fit] = ()) -> list[str]:
     found = [*split.notes, *(line for fit in fits for line in fit.notes)]
     if len(split.x_test) == 1:
         found.append("one test row has no standard error, and scores that say little")
-    if len(split.x_train) > EXPORT_ROWS:
+    if len(split.x_train) > MAX_EXPORTED_ROWS:
         found.append(
-            f"{POSTERIOR_FILE} has {EXPORT_ROWS} of the {len(split.x_train)} training rows, drawn "
-            "at random; its parameters are those of all rows"
+            f"{POSTERIOR_FILE} has {MAX_EXPORTED_ROWS} of the {len(split.x_train)} training rows, "
+            "drawn at random; its parameters are those of all rows"
         )
     return found
 
@@ -83,12 +83,12 @@ def notes(split: Split, fits: Sequence[Fit] = ()) -> list[str]:
 def export_bytes(split: Split, num_samples: int) -> int:
     """About what :func:`export` takes, before it is compressed: five numbers a row, and weights."""
     weights = 50 * (split.x_train.shape[-1] + 1 + (len(split.classes) or 1)) + 2
-    return num_samples * (24 * min(len(split.x_train), EXPORT_ROWS) + 8 * weights)
+    return num_samples * (24 * min(len(split.x_train), MAX_EXPORTED_ROWS) + 8 * weights)
 
 
 def export(model: Any, fit: Fit, split: Split, num_samples: int) -> Any:
     """
-    A fit for ArviZ, on at most ``EXPORT_ROWS`` of the training rows.
+    A fit for ArviZ, on at most ``MAX_EXPORTED_ROWS`` of the training rows.
 
     Data and predictions are in the units of the table; the parameters are those of the network,
     whose inputs and outputs are standardised.
@@ -103,8 +103,8 @@ def export(model: Any, fit: Fit, split: Split, num_samples: int) -> Any:
         data = to_arviz(
             model,
             fit.guide,
-            split.x_train[:EXPORT_ROWS],  # a random part: the split is in random order
-            split.y_train[:EXPORT_ROWS],
+            split.x_train[:MAX_EXPORTED_ROWS],  # a random part: the split is in random order
+            split.y_train[:MAX_EXPORTED_ROWS],
             num_samples=most_draws(fit.guide, num_samples),
             objective=fit.objective,
             dims={"x": ["data", "feature"]},
@@ -118,7 +118,7 @@ def export(model: Any, fit: Fit, split: Split, num_samples: int) -> Any:
         target_scale=split.y_scale,
         classes=", ".join(split.classes),
         training_rows=len(split.x_train),
-        exported_rows=min(len(split.x_train), EXPORT_ROWS),
+        exported_rows=min(len(split.x_train), MAX_EXPORTED_ROWS),
         notes="; ".join(notes(split, [fit])),
     )
     return data
@@ -174,7 +174,7 @@ def draw(split: Split, fits: list[Fit], scores: list[Score]) -> bytes:
 
     if split.classes:
         return _draw_classes(split, fits, scores)
-    shown = slice(FIGURE_ROWS)  # a random part: the split is in random order
+    shown = slice(MAX_ROWS_IN_FIGURE)  # a random part: the split is in random order
     observed, exponent = _scaled(split.y_test.numpy()[shown])
     span = np.array([observed.min(), observed.max()])
     figure = Figure(figsize=(4.2 * len(fits), 4.2), layout="constrained")
@@ -190,8 +190,8 @@ def draw(split: Split, fits: list[Fit], scores: list[Score]) -> bytes:
         panel.set(title=fit.method, xlabel="observed")
     unit = f", in 1e{exponent:+d}" if exponent else ""
     panels[0].set_ylabel(f"predicted, with 90% band{unit}")
-    few = f" ({FIGURE_ROWS} of {len(split.y_test)} test rows)"
-    return _as_png(figure, split, few if len(split.y_test) > FIGURE_ROWS else "")
+    few = f" ({MAX_ROWS_IN_FIGURE} of {len(split.y_test)} test rows)"
+    return _as_png(figure, split, few if len(split.y_test) > MAX_ROWS_IN_FIGURE else "")
 
 
 def _draw_classes(split: Split, fits: list[Fit], scores: list[Score]) -> bytes:

@@ -15,9 +15,9 @@ from pyro_implicit.inference.evaluate import evaluate
 from pyro_implicit.inference.evaluation.report import EvaluationReport
 
 from .data import Split
-from .fit import METHODS, Fit, most_draws
+from .fit import METHOD_NAMES, Fit, most_draws
 
-COVERAGE = 90
+COVERAGE_PERCENT = 90
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def score(
         return Score(report, first | density | {"ECE": found["ece"].value})
     rows = report["y"].rows
     shown = {"test RMSE": split.y_scale * found["rmse"].value} | density
-    shown["90% coverage"] = found[f"coverage_{COVERAGE}"].value
+    shown["90% coverage"] = found[f"coverage_{COVERAGE_PERCENT}"].value
     shown["CRPS"] = split.y_scale * found["crps"].value
     return Score(
         report,
@@ -88,9 +88,10 @@ def verdicts(fits: list[Fit], scores: list[Score]) -> list[str]:
     :returns: the lines; none of what is not there.
     """
     found = {fit.method: one.report for fit, one in zip(fits, scores, strict=True)}
-    base = METHODS["mean-field"]
+    base = METHOD_NAMES["mean-field"]
     names = {"implicit guide": "implicit", "chains": "refine"}
-    others = {short: METHODS[key] for short, key in names.items() if METHODS[key] in found}
+    printed = {short: METHOD_NAMES[key] for short, key in names.items()}
+    others = {short: name for short, name in printed.items() if name in found}
     if base not in found:
         return []
     noted = {fit.method for fit in fits if fit.notes}

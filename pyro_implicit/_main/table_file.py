@@ -22,12 +22,12 @@ from .data import DataFileError
 
 __all__ = ["Dialect", "TableText", "find_dialect", "open_table"]
 
-HEAD = 2**16  # bytes that encoding and separator are told by
-MAX_LINE = 2**24  # characters; a file without line breaks is no table, and may have no end
-COPIES = 6  # of the numbers, that reading, splitting and standardising hold at a time
+HEAD_SIZE = 2**16  # bytes that encoding and separator are told by; and characters read at a time
+MAX_LINE_CHARACTERS = 2**24  # a file without line breaks is no table, and may have no end
+NUM_COPIES_IN_MEMORY = 6  # of the numbers, while they are read, split and standardised
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": "blanks"}
-DECIMAL_COMMA = re.compile(r"\s*[+-]?\d+,\d+\s*\Z")
-_MAGIC: dict[bytes, tuple[str, Any]] = {
+PATTERN_OF_DECIMAL_COMMA = re.compile(r"\s*[+-]?\d+,\d+\s*\Z")
+_OPENERS_BY_MAGIC_BYTES: dict[bytes, tuple[str, Any]] = {
     b"\x1f\x8b": ("gzip", gzip.open),
     b"BZh": ("bzip2", bz2.open),
     b"\xfd7zXZ\x00": ("xz", lzma.open),
@@ -68,12 +68,14 @@ class TableText(io.TextIOBase):
         return True
 
     def read(self, size: int | None = -1) -> str:
-        """The next characters; of no line more than ``MAX_LINE``."""
-        text = self.stream.read(HEAD if size is None or size < 0 else min(size, HEAD))
+        """The next characters; of no line more than ``MAX_LINE_CHARACTERS``."""
+        text = self.stream.read(HEAD_SIZE if size is None or size < 0 else min(size, HEAD_SIZE))
         _refuse_nul(self.path, text)
         first, last = text.find("\n"), text.rfind("\n")
-        if self._since_break + (len(text) if first < 0 else first) > MAX_LINE:
-            raise DataFileError(f"{self.path}: has a line of more than {MAX_LINE} characters")
+        if self._since_break + (len(text) if first < 0 else first) > MAX_LINE_CHARACTERS:
+            raise DataFileError(
+                f"{self.path}: has a line of more than {MAX_LINE_CHARACTERS} characters"
+            )
         self._since_break = len(text) - last - 1 + (self._since_break if last < 0 else 0)
         self.count += len(text)
         return text
@@ -86,7 +88,7 @@ class TableText(io.TextIOBase):
 
     def check_memory(self, held: int, what: str) -> None:
         """Refuses a file whose numbers, at the rate so far, will not fit."""
-        needed = COPIES * held * max(1.0, self.size / max(self.count, 1))
+        needed = NUM_COPIES_IN_MEMORY * held * max(1.0, self.size / max(self.count, 1))
         free = free_memory() + held
         if needed > free:
             raise DataFileError(
@@ -119,7 +121,7 @@ def _as_text(path: Path, raw: Any) -> TableText:
     size = status.st_size if stat.S_ISREG(status.st_mode) else 0
     binary, how = _decompressed(path, raw)
     notes = [f"the file is compressed ({how})"] if how else []
-    head = binary.peek(HEAD)
+    head = binary.peek(HEAD_SIZE)
     encoding = _encoding(path, head)
     if not encoding.startswith("utf-8"):
         notes.append(f"the file is encoded in {encoding}")
@@ -137,17 +139,17 @@ def _refuse_nul(path: Path, text: str) -> None:
 
 def _decompressed(path: Path, raw: Any) -> tuple[io.BufferedReader, str]:
     start = raw.peek(6)
-    for magic, (how, opener) in _MAGIC.items():
+    for magic, (how, opener) in _OPENERS_BY_MAGIC_BYTES.items():
         if start.startswith(magic):
-            return io.BufferedReader(opener(raw, "rb"), HEAD), how
+            return io.BufferedReader(opener(raw, "rb"), HEAD_SIZE), how
     if start.startswith(b"PK\x03\x04"):
         archive = zipfile.ZipFile(raw)
         names = [name for name in archive.namelist() if not name.endswith("/")]
         if len(names) != 1:
             raise DataFileError(f"{path}: holds {len(names)} files; expected one table")
         inner: Any = archive.open(names[0])
-        return io.BufferedReader(inner, HEAD), f"zip, {names[0]}"
-    return io.BufferedReader(raw, HEAD), ""
+        return io.BufferedReader(inner, HEAD_SIZE), f"zip, {names[0]}"
+    return io.BufferedReader(raw, HEAD_SIZE), ""
 
 
 def _encoding(path: Path, head: bytes) -> str:
@@ -171,13 +173,13 @@ def find_dialect(head: str, separator: str | None) -> Dialect:
     :returns: the dialect, with the rows of the head.
     """
     lines = [line for line in head.splitlines() if line.strip(" ,;\t|")]
-    if len(head) >= HEAD // 4 and len(lines) > 1:
+    if len(head) >= HEAD_SIZE // 4 and len(lines) > 1:
         lines = lines[:-1]  # it may be cut
     lines = lines[:100]
     chosen = separator or _likely(lines)
     rows = _rows(lines, chosen)
     cells = [cell for row in rows for cell in row]
-    decimal = "," if chosen != "," and any(map(DECIMAL_COMMA.match, cells)) else "."
+    decimal = "," if chosen != "," and any(map(PATTERN_OF_DECIMAL_COMMA.match, cells)) else "."
     notes: tuple[str, ...] = ()
     if separator is None and chosen != ",":
         name = SEPARATORS.get(chosen, chosen)

@@ -18,7 +18,15 @@ from pyro_implicit.handlers.observations.observed_shape import check_duration
 from pyro_implicit.handlers.pointwise import pointwise_log_prob
 from pyro_implicit.inference.posterior_draws import draws_of
 
-__all__ = ["GUIDE_GROUPS", "PRIOR", "ExportPlan", "collect", "make_plan", "nbytes", "to_numpy"]
+__all__ = [
+    "GUIDE_GROUPS",
+    "PRIOR_GROUPS",
+    "ExportPlan",
+    "collect",
+    "make_plan",
+    "nbytes",
+    "to_numpy",
+]
 
 #: group -> variable -> what it looks like (without the sample dimensions)
 ExportPlan = dict[str, dict[str, Slot]]
@@ -26,8 +34,8 @@ ExportPlan = dict[str, dict[str, Slot]]
 #: the groups that follow from draws of a guide, and so differ from restart to restart
 GUIDE_GROUPS = ("posterior", "posterior_predictive", "log_likelihood")
 
-#: those that follow from draws of the prior
-PRIOR = frozenset(("prior", "prior_predictive"))
+#: the groups that follow from draws of the prior
+PRIOR_GROUPS = frozenset(("prior", "prior_predictive"))
 
 #: which draw, and of which restart if there are several
 Index = tuple[int, ...]
@@ -150,8 +158,8 @@ def collect(
     :param dict chains: draws of the one guide by site, ``(C, T, *site_shape)``; None to draw them.
     :returns: group to variable to array: ``(1, num_samples, *shape)``, with ``restarts``
         ``(1, num_samples, num_guides, *shape)``, with ``chains`` ``(C, T, *shape)`` in
-        :data:`GUIDE_GROUPS`, or the bare data; and why the groups of :data:`PRIOR` are left out, or
-        an empty text.
+        :data:`GUIDE_GROUPS`, or the bare data; and why the groups of :data:`PRIOR_GROUPS` are left
+        out, or an empty text.
     """
     sampled = {group: slots for group, slots in plan.items() if group != "observed_data"}
     arrays = _Arrays(sampled, num_samples, len(guides) if restarts else None)
@@ -166,7 +174,9 @@ def collect(
             draws = program.at_rows(draws)
             last = last or {name: value[-1] for name, value in draws.items()}
             _guide_draws(program, draws, arrays, num_samples, (r,) if restarts else ())
-    refused = _prior_draws(programs[0], arrays, num_samples) if sampled.keys() & PRIOR else ""
+    refused = (
+        _prior_draws(programs[0], arrays, num_samples) if sampled.keys() & PRIOR_GROUPS else ""
+    )
     by_chain = (1,) if chains is None else (len(next(iter(chains.values()))),)
     result = {
         group: {name: _by_chain(array, group, by_chain) for name, array in variables.items()}
@@ -181,7 +191,7 @@ def collect(
             programs[0].moving_data |= {
                 name for name in data if not np.array_equal(data[name], found[name], equal_nan=True)
             }
-    left_out = PRIOR if refused else frozenset()
+    left_out = PRIOR_GROUPS if refused else frozenset()
     return {group: result[group] for group in plan if group not in left_out}, refused
 
 

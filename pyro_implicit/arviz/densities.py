@@ -14,10 +14,10 @@ from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.values import unconstrain
 from pyro_implicit.handlers.log_joint import LogJoint
 
-__all__ = ["DENSITIES", "check_densities", "densities"]
+__all__ = ["SLOTS_OF_DENSITIES", "check_densities", "densities"]
 
-#: what the group ``sample_stats`` has
-DENSITIES = {name: Slot((), torch.float64, ()) for name in ("lp", "log_q")}
+#: the variables of the group ``sample_stats``
+SLOTS_OF_DENSITIES = {name: Slot((), torch.float64, ()) for name in ("lp", "log_q")}
 
 
 def check_densities(guides: list[Any], chosen: tuple[str, ...], restarts: bool) -> ImplicitGuide:

@@ -24,8 +24,8 @@ GROUPS = (
     "constant_data",
 )
 
-#: costs one more run of the model for each draw
-ON_REQUEST = "sample_stats"
+#: made only where it is asked for: it costs one more run of the model for each draw
+GROUP_ON_REQUEST = "sample_stats"
 
 
 def choose_groups(
@@ -48,7 +48,7 @@ def choose_groups(
     undrawable = [name for name, site in program.sites.items() if not site.drawable]
     notes: dict[str, str] = {}
     if groups is None:
-        left_out = set(empty) if has_statistics else {*empty, ON_REQUEST}
+        left_out = set(empty) if has_statistics else {*empty, GROUP_ON_REQUEST}
         chosen = [group for group in GROUPS if group not in left_out]
         if undrawable:
             chosen = [group for group in chosen if not group.startswith("prior")]

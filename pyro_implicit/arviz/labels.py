@@ -11,10 +11,10 @@ from pyro_implicit._checks import check_names
 from pyro_implicit.arviz.site import Slot
 from pyro_implicit.exceptions import ArgumentError, SiteError
 
-__all__ = ["RESTART", "Labels", "netcdf_names"]
+__all__ = ["RESTART_DIM", "Labels", "netcdf_names"]
 
 SAMPLE_DIMS = ("chain", "draw")
-RESTART = "restart"
+RESTART_DIM = "restart"
 
 
 def netcdf_names(names: Collection[str]) -> dict[str, str]:
@@ -62,7 +62,7 @@ class Labels:
         num_restarts: int | None = None,
         restart_groups: Collection[str] = (),
     ) -> None:
-        self.taken = SAMPLE_DIMS if num_restarts is None else (*SAMPLE_DIMS, RESTART)
+        self.taken = SAMPLE_DIMS if num_restarts is None else (*SAMPLE_DIMS, RESTART_DIM)
         self.variables = {name for slots in plan.values() for name in slots}
         self.user_dims = {
             name: list(check_names(f"dims[{name!r}]", names))
@@ -84,14 +84,14 @@ class Labels:
 
     def _add_restarts(self, num_restarts: int, groups: Collection[str]) -> None:
         """The dimension of the restarts, in front of all others of a variable."""
-        if RESTART in self.variables:
+        if RESTART_DIM in self.variables:
             raise ArgumentError(
-                f"a list of guides becomes a dimension {RESTART!r}, but the model has a site of "
-                "that name; rename the site"
+                f"a list of guides becomes a dimension {RESTART_DIM!r}, but the model has a site "
+                "of that name; rename the site"
             )
-        self.sizes[RESTART] = self.plate_sizes[RESTART] = num_restarts
+        self.sizes[RESTART_DIM] = self.plate_sizes[RESTART_DIM] = num_restarts
         for group in set(groups) & self.dims.keys():
-            self.dims[group] = {n: [RESTART, *names] for n, names in self.dims[group].items()}
+            self.dims[group] = {n: [RESTART_DIM, *names] for n, names in self.dims[group].items()}
 
     def _check_variables(self) -> None:
         taken = sorted(self.variables & set(SAMPLE_DIMS))

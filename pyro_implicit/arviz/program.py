@@ -52,7 +52,7 @@ from pyro_implicit.inference.row_numbers import numbered_if_drawn
 
 __all__ = ["Program"]
 
-_FEW_ROWS = 32  # on which the numbers are counted that a run makes of a row
+_MAX_ROWS_TO_COUNT_ON = 32  # the numbers that a run of the model makes of each row
 
 
 @dataclass
@@ -247,7 +247,7 @@ class Program:
             refuse_coupled(sites, part, functions, start)
         rows, calls = self.batches.num_rows, self.batches
         if can_be_looked_at((*calls.args, *calls.kwargs.values())):  # rows far apart
-            few = min(size, _FEW_ROWS)
+            few = min(size, _MAX_ROWS_TO_COUNT_ON)
             by_row = numbers_of_a_row(lambda k: self._sites_on(calls.cut(0, k), draw), few)
             most = rows_to_look_at(by_row, size, rows)
             _, _, whole = self._sites_on(calls.cut(0, most), draw)

@@ -9,7 +9,7 @@ import numpy as np
 
 from pyro_implicit.arviz.chain_draws import ChainDraws
 from pyro_implicit.arviz.collect import to_numpy
-from pyro_implicit.arviz.densities import DENSITIES, check_densities, densities
+from pyro_implicit.arviz.densities import SLOTS_OF_DENSITIES, check_densities, densities
 from pyro_implicit.arviz.site import Slot
 
 __all__ = ["SampleStats", "sample_stats"]
@@ -57,5 +57,5 @@ def sample_stats(
     model, args, kwargs = call
     guide = check_densities(list(guides), chosen, restarts)
     return SampleStats(
-        DENSITIES, lambda posterior: densities(model, guide, posterior, args, kwargs)
+        SLOTS_OF_DENSITIES, lambda posterior: densities(model, guide, posterior, args, kwargs)
     )

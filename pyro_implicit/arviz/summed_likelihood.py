@@ -27,8 +27,10 @@ from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, pointwise_l
 
 __all__ = ["SummedLikelihood", "summed_likelihood", "uncounted_factors"]
 
-_MOST_NAMES = 3  # of sites that one variable is named after
-_INSTEAD = ", or leave the log-likelihood out: groups=('posterior', 'posterior_predictive')"
+_MAX_SITES_IN_NAME = 3  # of a variable: of more the first and the last are named
+_ADVICE_ON_GROUPS = (
+    ", or leave the log-likelihood out: groups=('posterior', 'posterior_predictive')"
+)
 
 
 class SummedLikelihood:
@@ -122,7 +124,7 @@ class SummedLikelihood:
                 data = [node["name"] for node in data_in_sum(site)]
                 if not data:
                     continue
-                refuse_undrawn(site, values, _INSTEAD)
+                refuse_undrawn(site, values, _ADVICE_ON_GROUPS)
                 nodes = site["infer"]["marginal_nodes"]
                 self.factors |= {node["name"] for node in nodes if site_is_factor(node)}
                 value = pointwise_log_prob(site, wide=True)
@@ -163,4 +165,4 @@ def _like(own: Slot | None, slot: Slot) -> Slot:
 
 def _name(names: list[str]) -> str:
     """What the variable of some sites is called."""
-    return ", ".join(names) if len(names) <= _MOST_NAMES else f"{names[0]} to {names[-1]}"
+    return ", ".join(names) if len(names) <= _MAX_SITES_IN_NAME else f"{names[0]} to {names[-1]}"

@@ -15,7 +15,7 @@ from pyro_implicit._signature import in_order
 from pyro_implicit._warn import warn
 from pyro_implicit.arviz.attrs import run_attrs
 from pyro_implicit.arviz.chain_draws import chain_draws
-from pyro_implicit.arviz.collect import PRIOR, collect
+from pyro_implicit.arviz.collect import PRIOR_GROUPS, collect
 from pyro_implicit.arviz.export import Export
 from pyro_implicit.arviz.program import Program
 from pyro_implicit.arviz.rows import RowBatches
@@ -202,10 +202,11 @@ def _warn_of_the_prior(refused: str, groups: Sequence[str] | None) -> None:
 
     :raises SiteError: if they were asked for.
     """
-    if groups is not None and PRIOR.intersection(groups):
+    if groups is not None and PRIOR_GROUPS.intersection(groups):
+        asked = " and ".join(sorted(PRIOR_GROUPS.intersection(groups)))
         raise SiteError(
-            f"{' and '.join(sorted(PRIOR.intersection(groups)))} asked for, and {refused}. Leave "
-            "it out of groups, or give the prior a lighter tail."
+            f"{asked} asked for, and {refused}. Leave it out of groups, or give the prior a "
+            "lighter tail."
         )
     warn(
         f"the groups prior and prior_predictive are left out: {refused}. The other groups do not "

@@ -20,8 +20,8 @@ from pyro_implicit.exceptions import ArgumentError, LayerError
 
 __all__ = ["AdaptedLinear", "with_adapters"]
 
-#: layers that read the weights of the linear layers within them directly
-_DIRECT = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+#: layers that read the weights of the linear layers within them directly, without calling these
+_LAYERS_READING_WEIGHTS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 
 class AdaptedLinear(nn.Module):
@@ -117,7 +117,7 @@ def with_adapters(
         layer = use.layer
         if id(layer) not in chosen:
             continue
-        if isinstance(use.parent, _DIRECT):
+        if isinstance(use.parent, _LAYERS_READING_WEIGHTS):
             raise LayerError(
                 f"layer {use.name!r} is within a {type(use.parent).__name__}, which reads its "
                 "weights directly: an adapter would do nothing there. Leave it out by layers=..., "

@@ -173,16 +173,18 @@ class JointPrior(nn.Module):
             for dim, some in numbers.items():
                 loc = rows_of(loc, dim - event_dim, some)
                 scale = rows_of(scale, dim - event_dim, some)
-            base = dist.Normal(loc, scale, _CHECKS).to_event(event_dim)
+            base = dist.Normal(loc, scale, _VALIDATE_ARGS).to_event(event_dim)
         else:
             shift, factor = blocks.conditional(rows)
             loc = loc if shift is None else loc + shift
             if self.root is not None:
-                base = dist.MultivariateNormal(loc, scale_tril=factor, validate_args=_CHECKS)
+                base = dist.MultivariateNormal(loc, scale_tril=factor, validate_args=_VALIDATE_ARGS)
             else:
                 assert self.scale is not None
                 diagonal = self.scale[rows].square()
-                base = dist.LowRankMultivariateNormal(loc, factor, diagonal, validate_args=_CHECKS)
+                base = dist.LowRankMultivariateNormal(
+                    loc, factor, diagonal, validate_args=_VALIDATE_ARGS
+                )
             if site.unconstrained_shape != (site.numel,):
                 transforms.append(
                     ReshapeTransform(torch.Size((site.numel,)), site.unconstrained_shape)
@@ -210,14 +212,14 @@ class JointPrior(nn.Module):
         return f"{len(self.sites)} sites with {self.loc.numel()} entries, {form}"
 
 
-_CHECKS = False  # the numbers were checked when the prior was made
+_VALIDATE_ARGS = False  # the numbers were checked when the prior was made
 
 
 class _Mapped(dist.TransformedDistribution):  # type: ignore[misc]
     """A distribution on a support; the last transform's codomain may be wider (``real``)."""
 
     def __init__(self, base: Any, transforms: list[Transform], support: Any) -> None:
-        super().__init__(base, transforms, validate_args=_CHECKS)
+        super().__init__(base, transforms, validate_args=_VALIDATE_ARGS)
         self._support = support
 
     @property

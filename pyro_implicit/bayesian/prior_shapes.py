@@ -119,7 +119,7 @@ def map_tensors(value: T, function: Callable[[Tensor], Tensor]) -> T:
     return rebuilt
 
 
-_WALKED = (Distribution, Transform, Constraint, torch.nn.Module)
+_TYPES_TO_LOOK_INTO = (Distribution, Transform, Constraint, torch.nn.Module)
 
 
 def _collect(
@@ -140,7 +140,7 @@ def _collect(
     elif type(value) in (list, tuple):
         for item in value:
             _collect(item, function, tensors, seen)
-    elif isinstance(value, _WALKED):
+    elif isinstance(value, _TYPES_TO_LOOK_INTO):
         _collect(value.__dict__, function, tensors, seen)
 
 
@@ -154,7 +154,7 @@ def _rebuilt(value: Any, memo: dict[int, Any]) -> Any:
         return items
     if type(value) in (list, tuple):
         return type(value)(_rebuilt(item, memo) for item in value)
-    if isinstance(value, _WALKED):
+    if isinstance(value, _TYPES_TO_LOOK_INTO):
         memo[id(value)] = new = object.__new__(type(value))
         for key, item in value.__dict__.items():
             # Without Pyro's patch a transform keeps its inverse by weak reference: the old one's.

@@ -13,7 +13,9 @@ from pyro_implicit.exceptions import ArgumentError
 
 __all__ = ["priors_by_type"]
 
-_KINDS = "a dict from classes of layers to priors, such as {nn.Linear: dist.Normal(0.0, 1.0)}"
+_EXPECTED_PRIORS = (
+    "a dict from classes of layers to priors, such as {nn.Linear: dist.Normal(0.0, 1.0)}"
+)
 
 
 def priors_by_type(module: nn.Module, priors: Mapping[type[nn.Module], Any]) -> dict[str, Any]:
@@ -31,10 +33,10 @@ def priors_by_type(module: nn.Module, priors: Mapping[type[nn.Module], Any]) -> 
     :raises ArgumentError: if a class or a prior is none, or no trainable parameter gets a prior.
     """
     check_instance("module", module, nn.Module, "a network, torch.nn.Module")
-    check_instance("priors", priors, Mapping, _KINDS)
+    check_instance("priors", priors, Mapping, _EXPECTED_PRIORS)
     for kind, prior in priors.items():
         if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-            raise ArgumentError(f"priors has the key {shown(kind)}; expected {_KINDS}.")
+            raise ArgumentError(f"priors has the key {shown(kind)}; expected {_EXPECTED_PRIORS}.")
         if prior is not None:
             check_rule(f"priors[{kind.__name__}]", prior)
     names = {one: name for name, one in module.named_parameters() if one.requires_grad}

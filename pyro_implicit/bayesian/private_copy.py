@@ -24,7 +24,7 @@ __all__ = [
     "to_buffers",
 ]
 
-_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+_COMPRESSED_LAYOUTS = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 def private_copy(module: nn.Module) -> nn.Module:
@@ -60,7 +60,7 @@ def deep_copy(module: nn.Module) -> nn.Module:
     memo: dict[int, Any] = {}
     for child in module.modules():
         for value in (*child._buffers.values(), *vars(child).values()):
-            if isinstance(value, Tensor) and value.layout in _COMPRESSED:
+            if isinstance(value, Tensor) and value.layout in _COMPRESSED_LAYOUTS:
                 memo[id(value)] = value.clone()
     return copy.deepcopy(module, memo)
 

@@ -43,7 +43,7 @@ class _Unfused(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kind = _KINDS.get(getattr(func, "__name__", ""))
+        kind = _STEPS_BY_FUSED_FUNCTION.get(getattr(func, "__name__", ""))
         if kind is None:
             return func(*args, **(kwargs or {}))
         try:
@@ -81,7 +81,7 @@ def _rnn_relu(inputs: Tensor, hidden: Tensor, state: State) -> State:
     return ((inputs + hidden).relu(),)
 
 
-_KINDS: dict[str, Step] = {
+_STEPS_BY_FUSED_FUNCTION: dict[str, Step] = {
     "gru": _gru,
     "lstm": _lstm,
     "rnn_tanh": _rnn_tanh,

@@ -12,7 +12,7 @@ from pyro_implicit.exceptions import ArgumentError
 
 __all__ = ["refuse_unusable", "refuse_unusable_latents"]
 
-_PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+_PARALLEL_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def refuse_unusable(module: nn.Module) -> None:
@@ -77,7 +77,7 @@ def _why_not(part: nn.Module) -> str:
         return "a ScriptModule, whose parameters stay its own. Wrap it before torch.jit sees it."
     if hasattr(part, "_orig_mod"):  # to ask for its class would import the compiler
         return "compiled, and keeps its parameters. Wrap what was compiled: net._orig_mod."
-    if isinstance(part, _PARALLEL):
+    if isinstance(part, _PARALLEL_WRAPPERS):
         return (
             f"a {type(part).__name__}, which copies its parameters. Wrap its network, net.module; "
             "LightningVI trains on several devices."

@@ -16,7 +16,7 @@ from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import LayerError, ShapeError
 
 __all__ = [
-    "IN_DATA_PLATE",
+    "WORDS_OF_PLATE_WARNING",
     "Call",
     "How",
     "common_batch_shape",
@@ -25,8 +25,8 @@ __all__ = [
     "warn_inside_data_plate",
 ]
 
-#: in the warning of a call that belongs outside of the plate
-IN_DATA_PLATE = "a module draws"
+#: by which the warning of a call that belongs outside of the data plate is known
+WORDS_OF_PLATE_WARNING = "a module draws"
 
 How: TypeAlias = Literal["vmap", "loop"]
 Values: TypeAlias = dict[str, Tensor]
@@ -86,7 +86,7 @@ def warn_inside_data_plate(
     names = [plate.name for plate in get_plates() if plate.vectorized and plate.dim == -1]
     if names:
         warn(
-            f"inside of plate '{names[0]}' {IN_DATA_PLATE} {batch[-1]} times all of its "
+            f"inside of plate '{names[0]}' {WORDS_OF_PLATE_WARNING} {batch[-1]} times all of its "
             "parameters, and applies each of them to all rows of the inputs, which are as many. "
             "Call it outside of the data plate if the rows share one network, or build it with "
             "local=True if each row has a network of its own."

@@ -19,14 +19,14 @@ from pyro_implicit.inference.run_plan import RunPlan
 
 __all__ = ["DrawsApart", "draws_with_extremes"]
 
-_REMEDY = (
+_ADVICE_ON_DIMENSIONS = (
     "Count dimensions from the right and name them, w[..., 0] and (w * x).sum(-1), not w[0] and "
     "w.sum(), or leave parallel out."
 )
-_TOLERANCE = 1e-3  # of a tensor's largest number: sums in other orders
-_ROUNDINGS = 8  # of half precision
-_ALONE = 2  # of those with extremes that are evaluated by themselves
-_ENTRIES = 8  # of a latent whose extremes are looked for one by one
+_RELATIVE_TOLERANCE = 1e-3  # of a tensor's largest number: sums come in other orders
+_TOLERANCE_IN_EPSILONS = 8  # of the dtype: the larger tolerance of the two in half precision
+_NUM_EXTREMES_BY_THEMSELVES = 2  # draws with extremes that are evaluated one by one too
+_MAX_ENTRIES_PER_LATENT = 8  # whose extremes are looked for one by one
 
 
 class DrawsApart:
@@ -74,7 +74,7 @@ class DrawsApart:
         which = draws_with_extremes(self.plan.draws, self._most)
         if len(which) > 2:
             many, count = self._run(which), len(which)
-            places = {0, count // 3, *range(max(count - _ALONE, 0), count)}
+            places = {0, count // 3, *range(max(count - _NUM_EXTREMES_BY_THEMSELVES, 0), count)}
             runs = {
                 place: self._run_alone(many, place, which[place], asks=False)
                 for place in sorted(places)
@@ -168,7 +168,7 @@ class DrawsApart:
     def _refusal(self, name: str) -> SiteError:
         return SiteError(
             f"with parallel=True what one draw predicts at site {name!r} depends on the other "
-            f"draws. {_REMEDY}"
+            f"draws. {_ADVICE_ON_DIMENSIONS}"
         )
 
 
@@ -199,7 +199,7 @@ def _extremes(numbers: Tensor) -> list[int]:
     numbers = numbers if numbers.is_floating_point() else numbers.float()
     largest, smallest = numbers.amax(1), numbers.amin(1)
     whole = [largest.argmin(), smallest.argmax(), largest.argmax(), smallest.argmin()]
-    some = numbers[:, :_ENTRIES]
+    some = numbers[:, :_MAX_ENTRIES_PER_LATENT]
     found: list[int] = torch.cat([torch.stack(whole), some.argmax(0), some.argmin(0)]).tolist()
     return found
 
@@ -220,7 +220,7 @@ def _is_near(many: Tensor, one: Tensor) -> bool:
         return True
     if not one.is_floating_point():
         return torch.equal(many, one)
-    tolerance = max(_TOLERANCE, _ROUNDINGS * _precision(one))
+    tolerance = max(_RELATIVE_TOLERANCE, _TOLERANCE_IN_EPSILONS * _precision(one))
     largest = one[one.isfinite()].abs().max() if one.isfinite().any() else 0.0
     return torch.allclose(
         many, one, rtol=tolerance, atol=float(tolerance * largest) + 1e-5, equal_nan=True

@@ -27,13 +27,13 @@ from pyro_implicit.inference.evaluation.summed_out import with_exact_densities
 from pyro_implicit.inference.fitted_call import FittedCall
 from pyro_implicit.inference.from_prior import forgotten_of
 from pyro_implicit.inference.row_numbers import numbered_if_drawn
-from pyro_implicit.inference.run_plan import NOT_CUT, UNIT, RunPlan
+from pyro_implicit.inference.run_plan import NOTE_OF_UNUSED_BATCH_SIZE, ROWS_PER_SEED, RunPlan
 from pyro_implicit.ops.scoring import mean_and_error
 
 __all__ = ["evaluate"]
 
-_NO_SCORE = ("row", "mean", "lower_", "upper_")
-_BINS = 15
+_PREFIXES_OF_NO_SCORES = ("row", "mean", "lower_", "upper_")
+_NUM_ECE_BINS = 15
 
 
 @torch.no_grad()
@@ -135,11 +135,11 @@ def evaluate(
         try:
             job.evaluate(batch_size)
         except NotSliceable:  # noise that cannot be drawn by row: as many rows as share a state
-            job.evaluate(UNIT, exactly=True)
+            job.evaluate(ROWS_PER_SEED, exactly=True)
         job.check_guide_is_for_the_model()
     notes = plan.warnings()
     if batch_size is not None and not rows:
-        notes.append(NOT_CUT)
+        notes.append(NOTE_OF_UNUSED_BATCH_SIZE)
     job.from_prior = forgotten_of(model, guide, job.from_prior)
     call.warn([*notes, *call.warning_of_runs(plan.joint_rows), job.missing_latents()])
     call.warn(call.warning_of_seen_observations())  # last: a function's draws may end
@@ -203,7 +203,7 @@ def _site(data: SiteData) -> SiteEvaluation:
     rows = data.joined()
     scores: dict[str, Score] = {}
     for name, values in rows.items():
-        if name.startswith(_NO_SCORE) or not len(values):
+        if name.startswith(_PREFIXES_OF_NO_SCORES) or not len(values):
             continue
         mean, error = mean_and_error(values, rows["row"])
         if name == "squared_error":
@@ -221,4 +221,5 @@ def _calibration_error(confidence: Tensor, right: Tensor) -> float:
     """The expected calibration error of the predicted class."""
     from torchmetrics.functional.classification import binary_calibration_error
 
-    return float(binary_calibration_error(confidence, right.long(), n_bins=_BINS, norm="l1"))
+    is_right = right.long()
+    return float(binary_calibration_error(confidence, is_right, n_bins=_NUM_ECE_BINS, norm="l1"))

@@ -13,7 +13,7 @@ from pyro_implicit.inference.run_plan import RunPlan
 
 __all__ = ["came_from_prior", "forgotten_latents", "forgotten_of", "of_another_model"]
 
-_FORECAST = (
+_ADVICE_ON_FORECASTS = (
     " Data that were passed have been drawn anew too: to predict what follows from them (a "
     "forecast, a part that is missing), hold them, predict(poutine.condition(model, "
     "data={'y': y}), guide, ...)."
@@ -53,7 +53,7 @@ def came_from_prior(
     return (
         f"the guide does not draw {sorted(names)}, which the model samples: they "
         f"came from their prior, as if nothing had been learned of them.{others} Expected a "
-        "draw of each latent of the model, under the same name." + _FORECAST * drawn_anew
+        "draw of each latent of the model, under the same name." + _ADVICE_ON_FORECASTS * drawn_anew
     )
 
 

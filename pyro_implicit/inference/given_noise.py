@@ -14,11 +14,11 @@ from pyro_implicit._random import mixed_seed, seed_torch
 from pyro_implicit.handlers.rows.row_coupling import without_events
 from pyro_implicit.inference.noise_by_block import Noise, RowBlocks
 from pyro_implicit.inference.predictive_run import PredictiveRun
-from pyro_implicit.inference.run_plan import UNIT, RunPlan
+from pyro_implicit.inference.run_plan import ROWS_PER_SEED, RunPlan
 
 __all__ = ["GivenNoise", "NoiseNeeded", "OtherNoise"]
 
-_HALVES = (torch.float16, torch.bfloat16)
+_HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
 class OtherNoise(Exception):  # noqa: N818 (a signal within one call, never shown)
@@ -57,7 +57,7 @@ class NoiseNeeded:
         """
 
         def seed(row: int) -> int:
-            return mixed_seed(plan.seed, draw, row // UNIT, self.site)
+            return mixed_seed(plan.seed, draw, row // ROWS_PER_SEED, self.site)
 
         if self.dim is None:
             seed_torch(seed(0))
@@ -115,9 +115,11 @@ class GivenNoise(PredictiveRun):
 
     def _drawn(self, fn: Any, unit: int) -> Tensor:
         base = without_events(fn)
-        if type(base) not in (dist.Normal, dist.LogNormal) or unit or base.loc.dtype in _HALVES:
+        if type(base) not in (dist.Normal, dist.LogNormal) or unit:
             raise OtherNoise
         loc = base.loc
+        if loc.dtype in _HALF_DTYPES:
+            raise OtherNoise
         noise = self._given(Tensor.normal_, base.batch_shape, None, loc.dtype, loc.device)
         value: Tensor = loc + noise * base.scale
         return value.exp() if type(base) is dist.LogNormal else value

@@ -33,7 +33,7 @@ from pyro_implicit.inference.noise_map import NoiseMap
 
 __all__ = ["GuidePrior", "check_all_rows"]
 
-_NOISE = "prior_noise"
+_NAME_OF_NOISE_SITE = "prior_noise"  # with a number behind it where priors follow each other
 
 
 class GuidePrior(nn.Module):
@@ -270,9 +270,9 @@ def check_all_rows(site: LatentSite) -> None:
 
 def _next_name(taken: tuple[str, ...]) -> str:
     """A name for noise that no prior before this one can have taken."""
-    numbers = [re.fullmatch(rf"{_NOISE}(?:_(\d+))?", name) for name in taken]
+    numbers = [re.fullmatch(rf"{_NAME_OF_NOISE_SITE}(?:_(\d+))?", name) for name in taken]
     last = max((int(found[1] or 1) for found in numbers if found), default=0)
-    return _NOISE if last == 0 else f"{_NOISE}_{last + 1}"
+    return _NAME_OF_NOISE_SITE if last == 0 else f"{_NAME_OF_NOISE_SITE}_{last + 1}"
 
 
 def _checked(guide: Any) -> ImplicitGuide:

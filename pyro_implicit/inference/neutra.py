@@ -23,7 +23,7 @@ from pyro_implicit.inference.noise_map import NoiseMap
 __all__ = ["NeuTraReparam"]
 
 #: the one latent site of a model that is transported
-NOISE = "neutra_noise"
+NOISE_SITE = "neutra_noise"
 
 
 class NeuTraReparam:
@@ -74,7 +74,7 @@ class NeuTraReparam:
         base = dist.Normal(zeros, torch.ones_like(zeros)).to_event(1).mask(False)
 
         def transported(*args: Any, **kwargs: Any) -> Any:
-            noise = pyro.sample(NOISE, base)
+            noise = pyro.sample(NOISE_SITE, base)
             values, log_volume = self._change(noise)
             pyro.factor("neutra_log_volume", log_volume)  # theory/after.md (neutra-density)
             with AtDraw(values, BY_NUMBER):
@@ -91,7 +91,7 @@ class NeuTraReparam:
         :raises ArgumentError: if it is no tensor.
         :raises ShapeError: for another size.
         """
-        return self._map.transform_sample(latent, NOISE)
+        return self._map.transform_sample(latent, NOISE_SITE)
 
     def _change(self, noise: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """The latents that one noise leads to, and ``log |dlatents/dnoise|``."""

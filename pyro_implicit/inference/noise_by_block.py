@@ -15,10 +15,10 @@ from pyro_implicit._random import torch_seeder
 
 __all__ = ["RowBlocks", "drawn_by_blocks"]
 
-_FEWEST, _MOST = 32, 2048  # rows of a block
-_ENTRIES = 2**15  # numbers of a block: drawn whole, whatever of it a batch needs
-_HALVES = (torch.float16, torch.bfloat16)
-_NO_DOUBLE = ("mps",)  # devices without double precision
+_MIN_ROWS_PER_BLOCK, _MAX_ROWS_PER_BLOCK = 32, 2048
+_NUMBERS_PER_BLOCK = 2**15  # between these: a block is drawn whole, whatever of it a batch needs
+_HALF_DTYPES = (torch.float16, torch.bfloat16)
+_DEVICES_WITHOUT_DOUBLE = ("mps",)
 
 Noise = Callable[[Tensor], Tensor]
 
@@ -81,8 +81,8 @@ class RowBlocks:
 
     def _blocks(self, entries: int) -> Iterator[tuple[int, int]]:
         """First and last rows of the blocks of this batch, by the numbers that a row has."""
-        wanted = max(_ENTRIES // max(entries, 1), 1)
-        size = min(max(1 << (wanted.bit_length() - 1), _FEWEST), _MOST)
+        wanted = max(_NUMBERS_PER_BLOCK // max(entries, 1), 1)
+        size = min(max(1 << (wanted.bit_length() - 1), _MIN_ROWS_PER_BLOCK), _MAX_ROWS_PER_BLOCK)
         for first in range(self.start - self.start % size, self.stop, size):
             yield first, min(first + size, self.total)
 
@@ -100,18 +100,18 @@ def drawn_by_blocks(fn: Any, dim: int, blocks: RowBlocks) -> Tensor | None:
     """
     while isinstance(fn, (torch.distributions.Independent, dist.MaskedDistribution)):
         fn = fn.base_dist
-    found = _DRAWS.get(type(fn))
+    found = _DRAW_FUNCTIONS.get(type(fn))
     shape = getattr(fn, "batch_shape", ())
     if found is None or len(shape) < -dim or shape[dim] != blocks.stop - blocks.start:
         return None
-    if found in (_bernoulli, _categorical) and fn.probs.device.type in _NO_DOUBLE:
+    if found in (_bernoulli, _categorical) and fn.probs.device.type in _DEVICES_WITHOUT_DOUBLE:
         return None
     return found(fn, dim, blocks)
 
 
 def _normal(fn: Any, dim: int, blocks: RowBlocks) -> Tensor:
     loc = fn.loc
-    dtype = torch.float32 if loc.dtype in _HALVES else loc.dtype  # of the noise that is drawn
+    dtype = torch.float32 if loc.dtype in _HALF_DTYPES else loc.dtype  # of the noise that is drawn
     noise = blocks.noise(Tensor.normal_, fn.batch_shape, dim, dtype, loc.device).to(loc.dtype)
     value: Tensor = loc + noise * fn.scale
     return value
@@ -146,7 +146,7 @@ def _uniform(blocks: RowBlocks, shape: torch.Size, dim: int, like: Tensor) -> Te
     return blocks.noise(Tensor.uniform_, shape, dim, torch.float64, like.device)
 
 
-_DRAWS: dict[type, Callable[[Any, int, RowBlocks], Tensor | None]] = {
+_DRAW_FUNCTIONS: dict[type, Callable[[Any, int, RowBlocks], Tensor | None]] = {
     dist.Normal: _normal,
     dist.LogNormal: _log_normal,
     dist.Bernoulli: _bernoulli,

@@ -13,8 +13,8 @@ from pyro_implicit.handlers.supports.served_supports import bounds_of, is_real, 
 
 __all__ = ["drawn_outside", "is_outside"]
 
-#: a draw at the edge, which rounding has put there, says nothing
-_SOME = 0.01
+#: of draws, since one at the edge, which rounding has put there, says nothing
+_MAX_SHARE_OUTSIDE = 0.01
 
 
 def is_outside(fn: Any, values: Tensor) -> bool:
@@ -36,7 +36,7 @@ def is_outside(fn: Any, values: Tensor) -> bool:
         inside = support.check(_beside(values, support))
     except (AttributeError, NotImplementedError, RuntimeError, ValueError):
         return False
-    return 1 - float(torch.as_tensor(inside).float().mean()) > _SOME
+    return 1 - float(torch.as_tensor(inside).float().mean()) > _MAX_SHARE_OUTSIDE
 
 
 def _beside(values: Tensor, support: Any) -> Tensor:

@@ -32,7 +32,7 @@ from pyro_implicit.inference.parallel_errors import blames_parallel
 from pyro_implicit.inference.posterior_draws import draws_of
 from pyro_implicit.inference.predictive_job import PredictiveJob
 from pyro_implicit.inference.row_numbers import numbered_if_drawn
-from pyro_implicit.inference.run_plan import NOT_CUT, UNIT, RunPlan
+from pyro_implicit.inference.run_plan import NOTE_OF_UNUSED_BATCH_SIZE, ROWS_PER_SEED, RunPlan
 
 __all__ = ["predict"]
 
@@ -133,7 +133,7 @@ def predict(
                 with blames_parallel(parallel):
                     found = job.run(batch_size)
             except NotSliceable:  # noise that cannot be drawn by row: as many rows as share a state
-                found = job.run(UNIT, exactly=True)
+                found = job.run(ROWS_PER_SEED, exactly=True)
             job.check_guide_is_for_the_model()
             forgotten = job.forgotten_latents(guide)
             unheard = set(job.unheard()) - set(forgotten)
@@ -143,7 +143,7 @@ def predict(
     if not found and plan.factors:
         notes.append(warning_of_factors_alone(plan.factors))
     if batch_size is not None and not rows:
-        notes.append(NOT_CUT)
+        notes.append(NOTE_OF_UNUSED_BATCH_SIZE)
     notes += call.warning_of_runs(plan.joint_rows)
     if forgotten:
         unknown, anew = set(draws) - plan.met, any(plan.free.values())

@@ -21,12 +21,12 @@ from pyro_implicit.inference.moments import Draws, Moments
 from pyro_implicit.inference.predictive_run import PREDICTIVE_PLATE, PredictiveRun
 from pyro_implicit.inference.recorded_draws import RecordedDraws, saves_time
 from pyro_implicit.inference.rows_of_a_model import RowsOfAModel
-from pyro_implicit.inference.run_plan import UNIT, RunPlan
+from pyro_implicit.inference.run_plan import ROWS_PER_SEED, RunPlan
 
 __all__ = ["PredictiveJob"]
 
-_CHUNK = 64  # draws evaluated at once if parallel, at most
-_MOST_OF_ALL_ROWS = 16  # that are looked at beforehand where this takes all rows
+_MAX_DRAWS_AT_ONCE = 64  # if parallel
+_MAX_CHECKED_DRAWS_OF_ALL_ROWS = 16  # in the check of the draws, where that takes all rows
 
 
 class PredictiveJob(RowsOfAModel):
@@ -72,7 +72,7 @@ class PredictiveJob(RowsOfAModel):
         :param guide: any guide.
         :returns: their names.
         """
-        rows = self.plan.rows if self.plan.whole else min(self.plan.rows, UNIT)
+        rows = self.plan.rows if self.plan.whole else min(self.plan.rows, ROWS_PER_SEED)
         args, kwargs = self._cut(0, rows)
         if self.guide is not None:
             self._draw_rows(args, kwargs, 0, rows, 0, 1)
@@ -86,7 +86,7 @@ class PredictiveJob(RowsOfAModel):
 
         :returns: their names.
         """
-        held, rows = self.plan.held, min(self.plan.rows, UNIT)
+        held, rows = self.plan.held, min(self.plan.rows, ROWS_PER_SEED)
         stays = {name for name in held.sites if held.stays(name)}
         if not held.before or not stays:
             return []
@@ -107,7 +107,7 @@ class PredictiveJob(RowsOfAModel):
         :returns: draws or moments by site.
         """
         rows = max(self.plan.rows, 1)
-        step = -(-(batch_size or rows) // UNIT) * UNIT
+        step = -(-(batch_size or rows) // ROWS_PER_SEED) * ROWS_PER_SEED
         step = self.rows_at_a_time(step, exactly=exactly)
         self._size = self._draws_at_a_time()
         self.parallel = self.parallel and min(self._size, self.num_samples) > 1
@@ -167,8 +167,8 @@ class PredictiveJob(RowsOfAModel):
             return 1
         values = (*self.args, *self.kwargs.values())
         if any(isinstance(one, Tensor) and one.device.type != "cpu" for one in values):
-            return _CHUNK
-        return int(max(1, min(_CHUNK, draws_of_little(self.by_row, self.plan.rows))))
+            return _MAX_DRAWS_AT_ONCE
+        return int(max(1, min(_MAX_DRAWS_AT_ONCE, draws_of_little(self.by_row, self.plan.rows))))
 
     def _known_values(self, start: int, stop: int) -> dict[str, Tensor] | None:
         """What the first draw has on some rows, if that was found out before."""
@@ -222,7 +222,7 @@ class PredictiveJob(RowsOfAModel):
         :raises SiteError: naming the site, or the line.
         """
         plan, draws = self.plan, self.plan.draws
-        rows = min(stop, UNIT) if plan.layout.row_dims and not plan.whole else stop
+        rows = min(stop, ROWS_PER_SEED) if plan.layout.row_dims and not plan.whole else stop
         if rows < plan.rows and not self._has_latents_of_rows():
             self._order = torch.linspace(0, plan.rows - 1, rows).round().long()
         args, kwargs = self._cut(0, rows)
@@ -236,7 +236,7 @@ class PredictiveJob(RowsOfAModel):
         if self.guide is not None:
             plan.draws = {name: value[:, :rows] for name, value in draws.items()}
         try:
-            most = self._size if rows < stop else min(self._size, _MOST_OF_ALL_ROWS)
+            most = self._size if rows < stop else min(self._size, _MAX_CHECKED_DRAWS_OF_ALL_ROWS)
             DrawsApart(plan, evaluate, rows, most).check()
         finally:
             plan.draws = draws

@@ -29,7 +29,7 @@ from pyro_implicit.handlers.rows.own_subsample import refuse_own_subsample
 from pyro_implicit.handlers.rows.row_coupling import Observed, RowsTogether, distribution_of
 from pyro_implicit.handlers.rows.row_slices import NotSliceable, take_rows
 from pyro_implicit.inference.noise_by_block import RowBlocks, drawn_by_blocks
-from pyro_implicit.inference.run_plan import UNIT, RunPlan
+from pyro_implicit.inference.run_plan import ROWS_PER_SEED, RunPlan
 
 __all__ = ["PREDICTIVE_PLATE", "PredictiveRun"]
 
@@ -62,7 +62,7 @@ class PredictiveRun(Messenger):
         *,
         vectorised: bool,
         given: dict[str, Tensor] | None = None,
-        given_rows: int = UNIT,
+        given_rows: int = ROWS_PER_SEED,
         spare: dict[str, Tensor] | None = None,
     ) -> None:
         super().__init__()
@@ -243,8 +243,8 @@ class PredictiveRun(Messenger):
             row_dim >= -fn.event_dim and isinstance(fn, torch.distributions.Independent)
         ):
             fn = fn.base_dist  # rows were made event dimensions by .to_event
-        if self.here <= UNIT or row_dim >= -fn.event_dim:
-            return self._drawn(fn, self.start // UNIT)
+        if self.here <= ROWS_PER_SEED or row_dim >= -fn.event_dim:
+            return self._drawn(fn, self.start // ROWS_PER_SEED)
         try:
             return self._by_units(fn, row_dim)
         except NotSliceable:
@@ -256,10 +256,10 @@ class PredictiveRun(Messenger):
     def _by_units(self, fn: Any, row_dim: int) -> Tensor:
         """A draw of the site at hand, unit by unit."""
         parts = []
-        for offset in range(0, self.here, UNIT):
-            end = min(offset + UNIT, self.here)
+        for offset in range(0, self.here, ROWS_PER_SEED):
+            end = min(offset + ROWS_PER_SEED, self.here)
             rows = take_rows(fn, row_dim + fn.event_dim, offset, end)
-            parts.append(self._drawn(rows, (self.start + offset) // UNIT))
+            parts.append(self._drawn(rows, (self.start + offset) // ROWS_PER_SEED))
         return torch.cat(parts, row_dim)
 
     def _blocks(self) -> RowBlocks:
@@ -267,7 +267,7 @@ class PredictiveRun(Messenger):
         site = len(self.shapes)
 
         def seed(row: int) -> int:
-            return mixed_seed(self.plan.seed, self.first, row // UNIT, site)
+            return mixed_seed(self.plan.seed, self.first, row // ROWS_PER_SEED, site)
 
         return RowBlocks(self.start, self.stop, self.plan.rows, seed, self.sample_shape)
 

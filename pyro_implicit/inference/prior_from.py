@@ -43,8 +43,10 @@ from pyro_implicit.ops.moments import draws_in_factors
 __all__ = ["prior_from"]
 
 _FORMS = ("diagonal", "low-rank", "full")
-_TRADED = 0.7  # a correlation, without which a deviation is 1.4 times as large as with it, or more
-_MOST_PAIRS = 2000  # latents whose correlations are looked at
+_MIN_CORRELATION = (
+    0.7  # to warn of: a deviation is 1.4 times that at a known value of the other latent
+)
+_MAX_LATENTS_TO_CORRELATE = 2000
 
 
 @torch.no_grad()
@@ -161,7 +163,7 @@ def _check_carried(guide: Any) -> None:
 def _warning_of_traded(sites: list[JointSite], rows: Tensor, num_draws: int | None) -> list[str]:
     """Of latents that the data tell together: ``rows`` of shape ``(S, m)``, draws or exact."""
     names = [site.name for site in sites for _ in range(site.numel)]
-    if not 2 <= len(names) <= _MOST_PAIRS:
+    if not 2 <= len(names) <= _MAX_LATENTS_TO_CORRELATE:
         return []
     unit = rows / rows.square().sum(0).sqrt()
     pairs = (unit.mT @ unit).tril(-1)
@@ -171,7 +173,7 @@ def _warning_of_traded(sites: list[JointSite], rows: Tensor, num_draws: int | No
     error = 0.0  # of Fisher's transform, of the largest of so many pairs
     if num_draws is not None:
         error = math.sqrt(2 * math.log(len(names) ** 2) / max(num_draws - 3, 1))
-    if not math.atanh(min(abs(correlation), 1 - 1e-6)) - error > math.atanh(_TRADED):
+    if not math.atanh(min(abs(correlation), 1 - 1e-6)) - error > math.atanh(_MIN_CORRELATION):
         return []
     which = " and ".join(repr(name) for name in dict.fromkeys([names[j], names[i]]))
     return [

@@ -25,10 +25,10 @@ from pyro_implicit.ops.largest_tensor import LargestTensor
 
 __all__ = ["RecordedDraws", "saves_time"]
 
-_RUNS = 300  # above, what they save is more than what it takes to record one
-_MOST_MADE = 2**17  # numbers of a run: above, a graph saves little beside the arithmetic
+_MIN_RUNS_TO_RECORD = 300  # fewer save less than it takes to record one
+_MAX_NUMBERS_PER_RUN = 2**17  # of all tensors: above, a graph saves little beside the arithmetic
 
-_STOPPING = ("_linalg_check_errors", "_assert")
+_CHECKING_OPS = ("_linalg_check_errors", "_assert")  # parts of their names
 
 Values = dict[str, Tensor]
 
@@ -40,7 +40,7 @@ def saves_time(num_runs: int) -> bool:
     :param int num_runs: how many.
     :returns: whether to record.
     """
-    return num_runs >= _RUNS
+    return num_runs >= _MIN_RUNS_TO_RECORD
 
 
 class RecordedDraws:
@@ -139,7 +139,7 @@ class RecordedDraws:
         before = python_state(self._call[0])
         with LargestTensor() as made:
             self._names = list(self._run(GivenNoise(self._note, self._plan, *self._rows)))
-        if before.changes(python_state(self._call[0])) or made.total > _MOST_MADE:
+        if before.changes(python_state(self._call[0])) or made.total > _MAX_NUMBERS_PER_RUN:
             return None
         example = self._inputs(0)
         with NoticedOperation(NUMBER_READ) as number, ReadValues() as read:
@@ -181,7 +181,7 @@ class RecordedDraws:
 
 def _stops(node: fx.Node) -> bool:
     """Whether an operation gives nothing and may raise an error (of a matrix, an assertion)."""
-    return node.op == "call_function" and any(name in str(node.target) for name in _STOPPING)
+    return node.op == "call_function" and any(name in str(node.target) for name in _CHECKING_OPS)
 
 
 def _same(found: Values, expected: Values) -> bool:

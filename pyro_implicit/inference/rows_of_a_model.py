@@ -26,15 +26,15 @@ from pyro_implicit.handlers.rows.row_coupling import (
 from pyro_implicit.handlers.rows.row_slices import between
 from pyro_implicit.inference.layout import Layout
 from pyro_implicit.inference.predictive_run import PredictiveRun
-from pyro_implicit.inference.run_plan import UNIT, RunPlan
+from pyro_implicit.inference.run_plan import ROWS_PER_SEED, RunPlan
 from pyro_implicit.ops.largest_tensor import LargestTensor
 
 __all__ = ["RowsOfAModel"]
 
-#: rows that a site is looked at with, of the first UNIT. No row is in both, so that what one row
-#: tells all others (the largest) is missing in one of them; nor do both start and end with a group
-#: of rows of any size but 1 (pairs, windows).
-_PARTS = ((0, 13), (14, UNIT))
+#: Rows that a site is looked at with, of the first ROWS_PER_SEED. No row is in both, so that what
+#: one row tells all others (the largest) is missing in one of them; nor do both start and end with
+#: a group of rows of any size but 1 (pairs, windows).
+_RANGES_OF_PROBED_ROWS = ((0, 13), (14, ROWS_PER_SEED))
 
 
 class RowsOfAModel:
@@ -76,7 +76,7 @@ class RowsOfAModel:
             its error then.)
         """
         rows = self.plan.rows
-        if rows <= UNIT:
+        if rows <= ROWS_PER_SEED:
             if self.parallel:
                 self._lay_out_all()
             return
@@ -108,12 +108,12 @@ class RowsOfAModel:
         found: list[PredictiveRun] = []
         made = {}
         try:
-            for part in _PARTS:
+            for part in _RANGES_OF_PROBED_ROWS:
                 with LargestTensor() as counted:
                     found.append(self._probe(more, *part))
                 made[part[1] - part[0]] = counted.total
         except Exception:  # what a model does under the count, or does on some rows
-            return [self._probe(more, *part) for part in _PARTS]
+            return [self._probe(more, *part) for part in _RANGES_OF_PROBED_ROWS]
         (few, least), (many, most) = sorted(made.items())
         self.by_row = (most - least) / (many - few)
         return found
@@ -128,7 +128,9 @@ class RowsOfAModel:
         }
         if coupled:
             self.plan.whole = True
-            check_rows_fit(parts[0].functions, more.functions, coupled, self.plan.rows / UNIT)
+            check_rows_fit(
+                parts[0].functions, more.functions, coupled, self.plan.rows / ROWS_PER_SEED
+            )
 
     def rows_at_a_time(self, batch_size: int, *, exactly: bool = False) -> int:
         """
@@ -158,7 +160,7 @@ class RowsOfAModel:
 
     def rows_of_little(self) -> int:
         """Counts the rows that take little memory, whatever the batches they are to come in."""
-        return rows_of_little(self.by_row, UNIT)
+        return rows_of_little(self.by_row, ROWS_PER_SEED)
 
     def _changes(self, size: int) -> bool:
         """Whether the distributions of rows are others when the rows of other batches are there."""
@@ -204,7 +206,7 @@ class RowsOfAModel:
     def _by_row(self) -> float:
         """What a run makes of a row, counted anew where parts of the first rows did not tell."""
         if math.isnan(self.by_row):
-            return numbers_of_a_row(lambda stop: self._probe(stop=stop), UNIT)
+            return numbers_of_a_row(lambda stop: self._probe(stop=stop), ROWS_PER_SEED)
         return self.by_row
 
     def kind_to_look_with(self) -> Callable[..., Any]:
@@ -222,7 +224,7 @@ class RowsOfAModel:
         self.plan.layout = Layout(run.shapes, {}, run.deepest)
 
     def _probe(
-        self, more: PredictiveRun | None = None, start: int = 0, stop: int = UNIT
+        self, more: PredictiveRun | None = None, start: int = 0, stop: int = ROWS_PER_SEED
     ) -> PredictiveRun:
         """A run of the first rows; or of some of them, with the noise of the run of all."""
         args, kwargs = self._cut(start, stop)
@@ -285,11 +287,11 @@ class RowsOfAModel:
                 f"the context has {len(context)} rows for {stop - start} rows of the arguments; "
                 "predict needs one row of context for each."
             )
-        units = range(0, stop - start, UNIT)
+        units = range(0, stop - start, ROWS_PER_SEED)
         parts = [
             self.guide.sample_at(
                 last - first,
-                context[offset : offset + UNIT],
+                context[offset : offset + ROWS_PER_SEED],
                 seeds=(self.plan.seeded(first, -1), self.plan.seeded(first, start + offset)),
             )
             for offset in units

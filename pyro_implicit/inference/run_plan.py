@@ -15,13 +15,13 @@ from pyro_implicit.inference.held_in_runs import HeldInRuns
 from pyro_implicit.inference.layout import Layout
 from pyro_implicit.inference.outside_support import drawn_outside, is_outside
 
-__all__ = ["NOT_CUT", "UNIT", "RunPlan"]
+__all__ = ["NOTE_OF_UNUSED_BATCH_SIZE", "ROWS_PER_SEED", "RunPlan"]
 
-NOT_CUT = (
+NOTE_OF_UNUSED_BATCH_SIZE = (
     "batch_size does nothing here: no argument is a tensor, and tensors within other objects, such "
     "as a dictionary, are not cut. Hand them over as arguments of their own"
 )
-UNIT = 32  # rows that share one state of the random generator
+ROWS_PER_SEED = 32  # which share one state of the random generator, whatever the batches
 
 
 @dataclass
@@ -117,7 +117,7 @@ class RunPlan:
 
     def seeded(self, first: int, row: int) -> int:
         """A seed for latents of draw ``first`` and the unit of rows from ``row`` on (-1: all)."""
-        return mixed_seed(self.seed, first, row // UNIT, -1)
+        return mixed_seed(self.seed, first, row // ROWS_PER_SEED, -1)
 
     def own_seed(self, first: int, count: int) -> int:
         """A seed for what a model draws by itself (dropout), on ``count`` rows."""

@@ -22,7 +22,7 @@ from pyro_implicit.training.step_call import StepCall
 __all__ = ["ArgumentChecks"]
 
 _aten = torch.ops.aten
-_SMALL = 10_000  # numbers, which are compared in microseconds
+_MAX_NUMBERS_TO_COPY = 10_000  # of an argument: so many are compared in microseconds
 
 
 class _Taken(NamedTuple):
@@ -34,7 +34,7 @@ class _Taken(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> _Taken:
-        small = tensor.numel() <= _SMALL
+        small = tensor.numel() <= _MAX_NUMBERS_TO_COPY
         return cls(tensor, tensor._version, tensor.detach().clone() if small else None)
 
     def is_still(self, other: Tensor) -> bool:

@@ -46,7 +46,7 @@ from pyro_implicit.training.met_parameters import met_in
 from pyro_implicit.training.recorded_step import RecordedStep, as_backward_leaves_them, foreign
 from pyro_implicit.training.step_call import StepCall
 from pyro_implicit.training.why_not_recorded import (
-    READS,
+    REASON_OF_READ_NUMBERS,
     what_differs,
     why_it_fails,
     why_not_recorded,
@@ -54,12 +54,12 @@ from pyro_implicit.training.why_not_recorded import (
 
 __all__ = ["RecordedObjective"]
 
-_WARM_UP = 3  # steps before one is recorded: the first makes parameters
-_TRIALS = 3  # steps in which the graph must give the bits of the step, and be faster
-_AUDIT = 100  # steps from one comparison with the program itself to the next
-_MOST_GRAPHS = 4  # kinds of arguments, such as a last batch that is shorter
-_EARNED = 500  # steps of one recording, after which it has paid for itself
-_FASTER = 0.9  # of the time of a step, at most
+_NUM_WARM_UP_STEPS = 3  # before one is recorded: the first makes parameters
+_NUM_TRIAL_STEPS = 3  # in which the graph must give the bits of the program's step, and be faster
+_STEPS_BETWEEN_AUDITS = 100  # from one comparison with the program itself to the next
+_MAX_GRAPHS = 4  # one for each kind of arguments, such as a last batch that is shorter
+_STEPS_THAT_PAY_FOR_RECORDING = 500  # after which a graph that was replaced counts no more
+_MAX_RELATIVE_STEP_TIME = 0.9  # of the graph, to that of the program
 
 
 class RecordedObjective(ELBO):
@@ -166,26 +166,26 @@ class RecordedObjective(ELBO):
             return self._program(call)
         graph = self._graph(call)
         graph.num_steps += 1
-        if graph.num_steps == _WARM_UP:
+        if graph.num_steps == _NUM_WARM_UP_STEPS:
             return self._look(graph, call)
-        if graph.num_steps < _WARM_UP:
+        if graph.num_steps < _NUM_WARM_UP_STEPS:
             return self._program(call)
-        if graph.num_steps == _WARM_UP + 1:
+        if graph.num_steps == _NUM_WARM_UP_STEPS + 1:
             self._record(graph, call)
         if graph.met.is_hooked:
             self._give_up("a parameter has a hook on its gradient")
             return self._program(call)
-        num_replayed = graph.num_steps - _WARM_UP - 1
+        num_replayed = graph.num_steps - _NUM_WARM_UP_STEPS - 1
         if graph.run is None or not graph.is_for(call.tensors):
             return self._program(call)
         if graph.checks is not None and graph.checks.refuse(call.tensors):
             loss = self._program(call)
             graph.checks.passed(call.tensors)
             return loss
-        is_trial = len(graph.seconds) < _TRIALS
-        if not is_trial and num_replayed % _AUDIT == 0:
+        is_trial = len(graph.seconds) < _NUM_TRIAL_STEPS
+        if not is_trial and num_replayed % _STEPS_BETWEEN_AUDITS == 0:
             self.objective.look_plainly()
-        if is_trial or num_replayed % _AUDIT == 0:
+        if is_trial or num_replayed % _STEPS_BETWEEN_AUDITS == 0:
             return self._compare(graph, call)
         return self._replay(graph, call)
 
@@ -223,7 +223,7 @@ class RecordedObjective(ELBO):
         key = kind, self._turn(call.guide)
         graph = self._graphs.get(key)
         known = {one for one, _ in self._graphs}
-        if graph is None and len(known | {kind}) > _MOST_GRAPHS:
+        if graph is None and len(known | {kind}) > _MAX_GRAPHS:
             self._give_up(what_differs(list(known), kind))
         elif graph is not None:
             if graph.is_current():
@@ -231,7 +231,7 @@ class RecordedObjective(ELBO):
             replaced = graph.replaced()
             self._graphs = {key: one for key, one in self._graphs.items() if one.is_current()}
             self._num_replaced += bool(replaced)
-            if self._num_replaced > _MOST_GRAPHS:
+            if self._num_replaced > _MAX_GRAPHS:
                 self._give_up(f"{replaced} changes from step to step")
         graph = self._graphs[key] = RecordedStep(programs=(call.model, call.guide))
         return graph
@@ -274,7 +274,7 @@ class RecordedObjective(ELBO):
             write_random_state(state)
             self.objective.last_terms = terms
         if reads or other:
-            self._give_up(READS if reads else other)
+            self._give_up(REASON_OF_READ_NUMBERS if reads else other)
             return
         graph.run, graph.state = torch.no_grad()(recorded), python_state(call.model, call.guide)
         graph.checks = ArgumentChecks(call) if is_validation_enabled() else None
@@ -371,20 +371,20 @@ class RecordedObjective(ELBO):
         return value
 
     def _judge(self, graph: RecordedStep, same: bool) -> None:
-        if not same and len(graph.seconds) > _TRIALS:
+        if not same and len(graph.seconds) > _NUM_TRIAL_STEPS:
             self.has_changed = True
             self._give_up(
                 "the program has changed since it was recorded, at most "
-                f"{_AUDIT} steps ago, which went by the recording"
+                f"{_STEPS_BETWEEN_AUDITS} steps ago, which went by the recording"
             )
         elif not same:
             self._give_up("a recorded step gives other numbers")
-        elif len(graph.seconds) == _TRIALS:
+        elif len(graph.seconds) == _NUM_TRIAL_STEPS:
             # the least of each: others may be at work on the machine
             program, recorded = (min(times) for times in zip(*graph.seconds, strict=True))
-            if recorded > _FASTER * program:
+            if recorded > _MAX_RELATIVE_STEP_TIME * program:
                 self._give_up("a recorded step takes as long")
-        elif graph.num_steps > _EARNED:
+        elif graph.num_steps > _STEPS_THAT_PAY_FOR_RECORDING:
             self._num_replaced = 0
 
 

@@ -14,8 +14,8 @@ from pyro_implicit.exceptions import ArgumentError, StateError
 
 __all__ = ["ResumableLoader"]
 
-_PLACE = ("batches", "batch", "epoch")
-_EPOCH_STRIDE = 1_000_003  # seeds of epochs do not meet those of neighbouring seeds
+_COUNTERS_OF_PLACE = ("batches", "batch", "epoch")
+_SEED_STRIDE_OF_EPOCHS = 1_000_003  # so that they do not meet those of neighbouring seeds
 
 
 class ResumableLoader(DataLoader[Any]):
@@ -79,7 +79,7 @@ class ResumableLoader(DataLoader[Any]):
     def _batches(self) -> Iterator[Any]:
         epoch, skip = self._turn, self._skip
         self._epoch, self._given, self._turn, self._skip = epoch, 0, epoch + 1, 0
-        stream = RandomStream(self.seed + _EPOCH_STRIDE * epoch)
+        stream = RandomStream(self.seed + _SEED_STRIDE_OF_EPOCHS * epoch)
         with stream:
             iterator = super().__iter__()
         while True:
@@ -113,12 +113,12 @@ class ResumableLoader(DataLoader[Any]):
             number of rows.
         """
         here = {"seed": self.seed, **self._data()}
-        if not isinstance(state, dict) or set(state) != {*_PLACE, *here}:
+        if not isinstance(state, dict) or set(state) != {*_COUNTERS_OF_PLACE, *here}:
             raise StateError(
                 f"not the place of a ResumableLoader: {shown(state)}; expected the entries "
-                f"{', '.join(sorted({*_PLACE, *here}))}."
+                f"{', '.join(sorted({*_COUNTERS_OF_PLACE, *here}))}."
             )
-        for name in _PLACE:
+        for name in _COUNTERS_OF_PLACE:
             if type(state[name]) is not int or state[name] < 0 or state["batch"] > state["batches"]:
                 raise StateError(
                     f"not the place of a ResumableLoader: {name} is {shown(state[name])}; expected "

@@ -13,7 +13,8 @@ from pyro_implicit.handlers.looks.kept_place import PLAIN_TYPES
 
 __all__ = ["StepCall"]
 
-_SEEN = (*PLAIN_TYPES, torch.Size, torch.dtype, torch.device)  # as an argument
+#: of arguments that are no tensors: a graph holds for their values alone
+_VALUE_TYPES = (*PLAIN_TYPES, torch.Size, torch.dtype, torch.device)
 
 
 class StepCall:
@@ -76,7 +77,7 @@ class StepCall:
 
         :returns: the reason, or an empty text.
         """
-        unseen = [leaf for leaf in self.leaves if not isinstance(leaf, (Tensor, *_SEEN))]
+        unseen = [leaf for leaf in self.leaves if not isinstance(leaf, (Tensor, *_VALUE_TYPES))]
         if unseen:
             return f"an argument is a {type(unseen[0]).__name__}: give tensors or numbers"
         if any(

@@ -7,11 +7,12 @@ from typing import Any
 from pyro_implicit.objectives.lanczos import MAX_NOISE_DIM_WATCHED, LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
 
-__all__ = ["READS", "what_differs", "why_it_fails", "why_not_recorded"]
+__all__ = ["REASON_OF_READ_NUMBERS", "what_differs", "why_it_fails", "why_not_recorded"]
 
-#: what keeps most models from it
-READS = "it reads a number from a tensor, as a branch on its value does"
-_PARTS = (
+#: what keeps most models from being recorded
+REASON_OF_READ_NUMBERS = "it reads a number from a tensor, as a branch on its value does"
+#: by the part of :meth:`StepCall.kind` that differs; that of the first is told argument by argument
+_REASONS_BY_PART_OF_KIND = (
     "",
     "arguments with more than four structures (numbers of entries, keys)",
     "more than four combinations of layers in training and evaluation mode",
@@ -30,7 +31,7 @@ def what_differs(known: list[Any], new: Any) -> str:
     """
     changed = {i for i, part in enumerate(new) if any(part != one[i] for one in known)}
     if changed != {0}:
-        return f"it is given {_PARTS[min(changed - {0}, default=4)]}"
+        return f"it is given {_REASONS_BY_PART_OF_KIND[min(changed - {0}, default=4)]}"
     for number, leaf in enumerate(new[0]):
         others = [one[0][number] for one in known if len(one[0]) == len(new[0])]
         if isinstance(leaf, str) and any(leaf != other for other in others):
@@ -79,5 +80,5 @@ def why_it_fails(error: Exception) -> str:
     """
     said = str(error).strip()
     if "value out of a tracing tensor" in said or "data-dependent" in said:
-        return READS
+        return REASON_OF_READ_NUMBERS
     return f"{type(error).__name__}: {(said.splitlines() or [''])[0][:200]}"

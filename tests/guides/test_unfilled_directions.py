@@ -52,7 +52,7 @@ def line(y):
 
 @pytest.mark.long
 def test_fit_and_report_tell(monkeypatch):
-    monkeypatch.setattr("pyro_implicit.training.fitting.fit._LONG", 20)
+    monkeypatch.setattr("pyro_implicit.training.fitting.fit._MIN_STEPS_TO_JUDGE_GUIDE", 20)
     guide = HyperNetworkGuide(line, noise_dim=2, scale=1e-3, init_from=None)
     result = fit(line, guide, torch.zeros(5), num_steps=20, progress=False, seed=0)
     text = "fill 2 of 6 directions: in the other 4 its draws have nothing but the output noise"

@@ -31,7 +31,7 @@ from pyro_implicit.exceptions import (
     SiteError,
 )
 from pyro_implicit.handlers.rows import row_coupling
-from pyro_implicit.inference.evaluation import draw_chunks
+from pyro_implicit.inference.evaluation import draw_chunks, evaluation_job
 from tests.contract.registry import MODELS
 
 
@@ -186,7 +186,7 @@ def test_batches_change_nothing(kind, rows, batch_size, few):
     make = ConditionalHyperNetworkGuide if kind == "local" else HyperNetworkGuide
     guide = make(model, hidden_dims=(3,)).setup(x, y)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draw_chunks, "_KEPT", 2 if few else 10**6)
+        patch.setattr(draw_chunks, "_MAX_NUMBERS_HELD", 2 if few else 10**6)
         whole, parts = (
             evaluate(model, guide, x, y, num_samples=5, seed=3, batch_size=size)
             for size in (None, batch_size)
@@ -195,7 +195,7 @@ def test_batches_change_nothing(kind, rows, batch_size, few):
 
 
 def test_draws_that_are_not_kept_are_as_many_and_all_different(monkeypatch):
-    monkeypatch.setattr(draw_chunks, "_KEPT", 3)
+    monkeypatch.setattr(draw_chunks, "_MAX_NUMBERS_HELD", 3)
     chunks = draw_chunks.DrawChunks(gaussian_guide, (), {}, 8, seed=1)
 
     def draw(index):
@@ -235,7 +235,7 @@ def test_few_rows_at_a_time_by_default_where_draws_take_much_memory(monkeypatch)
         sizes.append(len(x))
         line(x, y)
 
-    monkeypatch.setattr("pyro_implicit.inference.evaluation.evaluation_job._AT_A_TIME", 1000 * 32)
+    monkeypatch.setattr(evaluation_job, "_MAX_NUMBERS_OF_OUTCOMES", 1000 * 32)
     x = torch.randn(100)
     evaluate(watched, gaussian_guide, x, x, num_samples=2)
     assert sizes.count(100) == 1  # the look at what the cut changes

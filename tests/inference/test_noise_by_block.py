@@ -137,6 +137,6 @@ def test_what_is_left_to_others(fn: Any) -> None:
 def test_devices_without_double_precision(
     monkeypatch: pytest.MonkeyPatch, kind: str, drawn: bool
 ) -> None:
-    monkeypatch.setattr(noise_by_block, "_NO_DOUBLE", ("cpu",))
+    monkeypatch.setattr(noise_by_block, "_DEVICES_WITHOUT_DOUBLE", ("cpu",))
     found = drawn_by_blocks(KINDS[kind](torch.zeros(40)), -1, blocks(0, 40, 40))
     assert (found is not None) is drawn

@@ -321,7 +321,7 @@ def test_a_model_that_is_looked_at_is_run(made: list[bool]) -> None:
 
 
 def test_large_runs_are_not_recorded(made: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded_draws, "_MOST_MADE", 1000)
+    monkeypatch.setattr(recorded_draws, "_MAX_NUMBERS_PER_RUN", 1000)
     predict(RECORDED["normal"], guide, X, num_samples=4)
     assert made == [False]
 

@@ -177,7 +177,7 @@ def run(capsys, table, folder, *arguments):
     assert lines[0] == f"table.csv: 36 training rows, 4 test rows, 2 features, seed {lines[0][-1]}"
     assert lines[1] == "predicted: target"
     assert lines[2].split("  ")[0] == "method"
-    assert lines[-3:] == [f"wrote {folder / name}" for name in report.FILES]
+    assert lines[-3:] == [f"wrote {folder / name}" for name in report.REPORT_FILES]
     assert (folder / "scores.txt").read_text() == "\n".join(lines[:-3]) + "\n"
     last = next(i for i, line in enumerate(lines) if line.startswith("Verdict: "))
     assert "nats a row, standard error" in lines[last]
@@ -194,7 +194,7 @@ def test_small_run(capsys, tmp_path, table, monkeypatch):
         assert (
             0.0 < rmse < 100.0 and -20.0 < log_likelihood < 0.0 < error and 0.0 <= coverage <= 1.0
         )
-    assert sorted(path.name for path in folder.iterdir()) == sorted(report.FILES)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(report.REPORT_FILES)
     assert (folder / "predictive.png").read_bytes().startswith(b"\x89PNG")
 
     posterior = az.from_netcdf(folder / "posterior.nc")
@@ -350,7 +350,7 @@ def test_a_file_that_fails_takes_no_other_with_it(
     out, err = capsys.readouterr()
     why = error.strerror if isinstance(error, OSError) else "out of memory"
     assert err == f"pyro_implicit: error: {folder / failed} was not written: {why}\n"
-    assert names_in(folder) == sorted(set(report.FILES) - {failed})
+    assert names_in(folder) == sorted(set(report.REPORT_FILES) - {failed})
     assert "linearised implicit" in out and f"wrote {folder / failed}" not in out
     (folder / failed).write_text("old")
     assert quick(table, folder) == 1
@@ -474,7 +474,7 @@ def test_standard_output_that_cannot_be_written_to(tmp_path, table, made_fits, s
         "pyro_implicit: error: standard output cannot be written to: "
         f"{why.get(how, 'it is closed')}; the table is in {folder / 'scores.txt'}\n"
     )
-    assert names_in(folder) == sorted(report.FILES)
+    assert names_in(folder) == sorted(report.REPORT_FILES)
     assert "linearised implicit" in (folder / "scores.txt").read_text()
 
 
@@ -582,7 +582,7 @@ def test_names_that_are_no_folder(capsys, tmp_path, table, folder, message):
     assert err.count("\n") == 1 and re.search(message, err)
 
 
-@pytest.mark.parametrize("name", report.FILES)
+@pytest.mark.parametrize("name", report.REPORT_FILES)
 def test_folder_in_the_place_of_a_file(capsys, tmp_path, table, name):
     (tmp_path / name).mkdir()
     assert quick(table, tmp_path) == 2
@@ -620,8 +620,8 @@ def test_errors_that_are_not_of_the_user_are_raised(tmp_path, table, monkeypatch
 
 @pytest.mark.long
 def test_rows_of_the_outputs_are_capped(capsys, tmp_path, table, made_fits, monkeypatch):
-    monkeypatch.setattr(report, "EXPORT_ROWS", 7)
-    monkeypatch.setattr(report, "FIGURE_ROWS", 2)
+    monkeypatch.setattr(report, "MAX_EXPORTED_ROWS", 7)
+    monkeypatch.setattr(report, "MAX_ROWS_IN_FIGURE", 2)
     folder = tmp_path / "output"
     assert quick(table, folder) == 0
     assert "Note: posterior.nc has 7 of the 36 training rows" in capsys.readouterr().out
@@ -660,5 +660,5 @@ def test_a_quarter_of_a_million_rows(tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert names_in(folder) == sorted(report.FILES)
+    assert names_in(folder) == sorted(report.REPORT_FILES)
     assert float(done.stdout.splitlines()[-1]) < 1500.0  # MiB, of which the imports take 600

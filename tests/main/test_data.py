@@ -350,7 +350,7 @@ def test_test_row_too_far_away():
 
 @pytest.mark.parametrize("regular", [True, False])
 def test_file_larger_than_the_memory(tmp_path, monkeypatch, regular):
-    monkeypatch.setattr(read_csv, "CHECK_EVERY", 10)
+    monkeypatch.setattr(read_csv, "ROWS_PER_MEMORY_CHECK", 10)
     monkeypatch.setattr(table_file, "free_memory", lambda: 10_000.0)
     assert len(read(tmp_path, ROWS).target) == 12
     path = tmp_path / "table.csv"
@@ -367,8 +367,8 @@ def test_file_larger_than_the_memory(tmp_path, monkeypatch, regular):
 
 
 def test_line_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(table_file, "MAX_LINE", 1000)
-    monkeypatch.setattr(table_file, "HEAD", 500)
+    monkeypatch.setattr(table_file, "MAX_LINE_CHARACTERS", 1000)
+    monkeypatch.setattr(table_file, "HEAD_SIZE", 500)
     with pytest.raises(DataFileError, match="a line of more than 1000 characters"):
         read(tmp_path, ROWS + "1" * 1001 + ",2,3\n")
     with pytest.raises(DataFileError, match="NUL characters"):

@@ -15,7 +15,7 @@ from scipy import stats
 
 from pyro_implicit import evaluate
 from pyro_implicit._main.data import Split
-from pyro_implicit._main.fit import METHODS, Chain, Fit
+from pyro_implicit._main.fit import METHOD_NAMES, Chain, Fit
 from pyro_implicit._main.score import Score, score, verdicts
 
 
@@ -96,7 +96,7 @@ def judged(gap, rows=200, notes=(), method="implicit"):
             pyro.sample("y", dist.Normal(w + x, 1.0), obs=y)
 
     offsets = {method: max(-gap, 0.0), "mean-field": max(gap, 0.0)}
-    fits = [Fit(METHODS[name], None, 1.0, notes=list(notes)) for name in offsets]
+    fits = [Fit(METHOD_NAMES[name], None, 1.0, notes=list(notes)) for name in offsets]
     reports = [
         evaluate(model, Chain({"w": torch.tensor([w])}), x, y, num_samples=1)
         for w in offsets.values()

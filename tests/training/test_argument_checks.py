@@ -119,7 +119,7 @@ def test_numbers_that_the_model_draws_are_left_alone() -> None:
 def test_a_replayed_step_ends_in_the_error_of_the_program(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pyro_implicit.training.recorded._FASTER", 1e9)
+    monkeypatch.setattr("pyro_implicit.training.recorded._MAX_RELATIVE_STEP_TIME", 1e9)
     model, (y, a) = make(name, True), LIKELIHOODS[name][1:]
     recorded = RecordedObjective(LinearisedELBO(2, vectorize_particles=True))
     svi = SVI(model, HyperNetworkGuide(model), pyro.optim.Adam({"lr": 1e-3}), recorded)

@@ -142,7 +142,7 @@ def test_the_bits_are_those_of_the_program(
 @pytest.fixture
 def slow_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the clock says, recorded steps are faster."""
-    monkeypatch.setattr("pyro_implicit.training.recorded._FASTER", 1e9)
+    monkeypatch.setattr("pyro_implicit.training.recorded._MAX_RELATIVE_STEP_TIME", 1e9)
 
 
 def lazy(every: int) -> LanczosELBO:
@@ -411,7 +411,7 @@ def test_what_changes_too_often_is_named(kind: str) -> None:
 
 @pytest.mark.long
 def test_a_recording_that_is_no_faster_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyro_implicit.training.recorded._FASTER", 0.0)
+    monkeypatch.setattr("pyro_implicit.training.recorded._MAX_RELATIVE_STEP_TIME", 0.0)
     recorded = RecordedObjective(linearised())
     with pytest.warns(PerformanceHint, match="takes as long"):
         trained(recorded, simple, bare(simple), [(DATA,)] * 10)
@@ -421,7 +421,7 @@ def test_a_recording_that_is_no_faster_is_not_used(monkeypatch: pytest.MonkeyPat
 def test_a_change_from_outside_is_found_at_the_next_comparison(
     slow_program: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pyro_implicit.training.recorded._AUDIT", 5)
+    monkeypatch.setattr("pyro_implicit.training.recorded._STEPS_BETWEEN_AUDITS", 5)
     outside = Outside()
 
     def model(x: Tensor) -> None:
@@ -569,7 +569,7 @@ def test_the_mode_of_a_network_that_the_model_names_is_followed(slow_program: No
 def test_a_model_whose_batch_is_put_into_it_at_each_step_is_the_program(
     slow_program: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pyro_implicit.training.recorded._MOST_GRAPHS", 1)
+    monkeypatch.setattr("pyro_implicit.training.recorded._MAX_GRAPHS", 1)
     found = []
     for wrap in (RecordedObjective, lambda objective: objective):
         pyro.set_rng_seed(0)
@@ -672,7 +672,7 @@ def test_fit_tells_of_a_change_from_outside(
     slow_program: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "_MIN_STEPS_TO_RECORD", 1)
-    monkeypatch.setattr("pyro_implicit.training.recorded._AUDIT", 5)
+    monkeypatch.setattr("pyro_implicit.training.recorded._STEPS_BETWEEN_AUDITS", 5)
     outside = Outside()
 
     def model(x: Tensor) -> None:

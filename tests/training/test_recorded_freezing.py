@@ -34,7 +34,7 @@ PLAIN = torch.tensor(0.1)
 @pytest.fixture
 def slow_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the clock says, recorded steps are faster."""
-    monkeypatch.setattr("pyro_implicit.training.recorded._FASTER", 1e9)
+    monkeypatch.setattr("pyro_implicit.training.recorded._MAX_RELATIVE_STEP_TIME", 1e9)
 
 
 def observed(x: Tensor, mean: Tensor, scale: Tensor | float = 0.5) -> None:
@@ -351,7 +351,7 @@ def adam() -> Any:
 
 @pytest.mark.long
 def test_fit_trains_what_its_validation_frees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyro_implicit.training.fitting.run.EVERY", 10)
+    monkeypatch.setattr("pyro_implicit.training.fitting.run.STEPS_BETWEEN_SCORES", 10)
     model, read = by_name()
     found = []
     for worth in (1, 10**9):
@@ -384,7 +384,7 @@ def test_a_parameter_that_is_freed_out_of_sight_is_found_by_the_comparison(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """``pyro.module`` tells of it from then on: that it is none of the recording's is seen."""
-    monkeypatch.setattr("pyro_implicit.training.recorded._AUDIT", 5)
+    monkeypatch.setattr("pyro_implicit.training.recorded._STEPS_BETWEEN_AUDITS", 5)
     net = nn.Linear(1, 1).eval()
     net.bias.requires_grad_(False)
     held = [Deep(None)] * 200 + [Deep(net)]  # longer than what is looked into
@@ -425,7 +425,8 @@ def test_what_is_frozen_and_freed_all_the_time_stays_the_program() -> None:
 def test_changes_far_from_each_other_are_recorded_each(
     apart: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"_AUDIT": 3, "_EARNED": 10, "_MOST_GRAPHS": 1}.items():
+    limits = {"_STEPS_BETWEEN_AUDITS": 3, "_STEPS_THAT_PAY_FOR_RECORDING": 10, "_MAX_GRAPHS": 1}
+    for name, value in limits.items():
         monkeypatch.setattr(f"pyro_implicit.training.recorded.{name}", value)
 
     def change(step: int, read: Any) -> None:
@@ -441,7 +442,7 @@ def test_changes_far_from_each_other_are_recorded_each(
 def test_a_change_counts_once_whatever_the_number_of_recordings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pyro_implicit.training.recorded._MOST_GRAPHS", 2)
+    monkeypatch.setattr("pyro_implicit.training.recorded._MAX_GRAPHS", 2)
     pyro.set_rng_seed(3)
     model, read = by_name()
     step = RecordedObjective(linearised())

@@ -40,7 +40,7 @@ def above(y: Tensor) -> None:
 
 @pytest.fixture
 def objective(monkeypatch: pytest.MonkeyPatch) -> RecordedObjective:
-    monkeypatch.setattr(recorded, "_FASTER", float("inf"))
+    monkeypatch.setattr(recorded, "_MAX_RELATIVE_STEP_TIME", float("inf"))
     return RecordedObjective(LinearisedELBO(5, vectorize_particles=True, max_plate_nesting=0))
 
 
@@ -217,7 +217,7 @@ def _each(seen: Seen, step: int) -> None:
 def test_shapes_that_follow_tensors_that_the_model_holds(
     change: Change, is_recorded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorded, "_FASTER", float("inf"))
+    monkeypatch.setattr(recorded, "_MAX_RELATIVE_STEP_TIME", float("inf"))
     data = torch.linspace(-1, 1, 6)
 
     def losses(record: bool) -> list[float]:
@@ -248,7 +248,7 @@ def test_shapes_that_follow_tensors_that_the_model_holds(
 
 @pytest.mark.long
 def test_a_mask_that_changes_at_each_step_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "_FASTER", float("inf"))
+    monkeypatch.setattr(recorded, "_MAX_RELATIVE_STEP_TIME", float("inf"))
     seen = Seen()
 
     def model(y: Tensor) -> None:
@@ -291,7 +291,7 @@ def test_a_step_that_is_refused_while_it_is_compared_leaves_gradients_alone(
         pyro.factor("y", -(y.sum() - mean).square())
 
     guide, y = HyperNetworkGuide(model, init_from=None), torch.ones(4)
-    for _ in range(recorded._WARM_UP + 2):  # recorded, and compared once of several times
+    for _ in range(recorded._NUM_WARM_UP_STEPS + 2):  # recorded, and compared once of several times
         objective.loss_and_grads(model, guide, y)
     assert objective.is_recorded
     before = {n: p.grad.clone() for n, p in guide.named_parameters() if p.grad is not None}

@@ -13,7 +13,7 @@ from pyro_implicit.inference.posterior_draws import draws_of
 
 __all__ = ["DrawChunks"]
 
-_KEPT = 2**26  # numbers, a quarter of a gibibyte in single precision
+_MAX_NUMBERS_HELD = 2**26  # of draws: a quarter of a gibibyte in single precision
 
 
 class DrawChunks:
@@ -42,7 +42,7 @@ class DrawChunks:
         self.num_samples, self.seed = num_samples, seed
         self.first = self._drawn(1, 0)
         numel = sum(value.numel() for value in self.first.values())
-        self.size = max(1, _KEPT // max(numel, 1))  # draws held at a time
+        self.size = max(1, _MAX_NUMBERS_HELD // max(numel, 1))  # draws held at a time
         self._held, self._offset = self.first, 0
         if 1 < num_samples <= self.size:
             self._held = self._all()

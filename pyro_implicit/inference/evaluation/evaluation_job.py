@@ -19,13 +19,14 @@ from pyro_implicit.inference.from_prior import came_from_prior
 from pyro_implicit.inference.layout import Layout
 from pyro_implicit.inference.predictive_job import PredictiveJob
 from pyro_implicit.inference.predictive_run import PredictiveRun
-from pyro_implicit.inference.run_plan import UNIT
+from pyro_implicit.inference.run_plan import ROWS_PER_SEED
 
 __all__ = ["EvaluationJob", "SiteData"]
 
-_OUTCOMES = 1000  # draws of the observations at least, for intervals
-_AT_A_TIME = 2**23  # numbers that draws of observations may have, unless a batch size is given
-_MOST_ROWS = 4096
+_MIN_OUTCOMES = 1000  # draws of the observations, for intervals
+# Of the draws of a batch, unless a batch size is given.
+_MAX_NUMBERS_OF_OUTCOMES = 2**23
+_MAX_ROWS_PER_BATCH = 4096
 
 
 @dataclass
@@ -77,7 +78,7 @@ class EvaluationJob(PredictiveJob):
         :param chunks: the draws; None for a conditional guide, which draws by row.
         """
         self.chunks = chunks
-        self.num_outcomes = -(-_OUTCOMES // self.num_samples)
+        self.num_outcomes = -(-_MIN_OUTCOMES // self.num_samples)
         self.kinds: dict[str, str] = {}
         self.run_kind = partial(EvaluationRun, num_outcomes=self.num_outcomes, kinds=self.kinds)
         self.sites: dict[str, SiteData] = {}
@@ -103,7 +104,7 @@ class EvaluationJob(PredictiveJob):
         before = self.plan.layout
         self._lay_out_few_rows()
         layout, rows = self.plan.layout, self.plan.rows
-        here = min(rows, UNIT) if layout is before else rows
+        here = min(rows, ROWS_PER_SEED) if layout is before else rows
         many = {n for n, dim in layout.row_dims.items() if layout.shapes[n][dim] != here}
         if many:  # several data of a row, each by itself: they are not those of one row at a time
             dims = {name: dim for name, dim in layout.row_dims.items() if name not in many}
@@ -114,7 +115,7 @@ class EvaluationJob(PredictiveJob):
         plan = self.plan
         if plan.rows < 2 or plan.whole or plan.layout.row_dims:
             return
-        found = self._one_row_less(self.run_kind) if plan.rows <= UNIT else None
+        found = self._one_row_less(self.run_kind) if plan.rows <= ROWS_PER_SEED else None
         if found is None:
             found = self._one_row_less(PredictiveRun)
             if found is None or not found.row_dims:
@@ -164,13 +165,13 @@ class EvaluationJob(PredictiveJob):
     def _step(self, batch_size: int | None, rows: int) -> int:
         layout = self.plan.layout
         if batch_size is None:
-            sizes = [layout.shapes[name].numel() // UNIT for name in layout.row_dims]
+            sizes = [layout.shapes[name].numel() // ROWS_PER_SEED for name in layout.row_dims]
             if not sizes:
                 return rows
             draws = self.num_outcomes * self.num_samples
-            most = _AT_A_TIME // (draws * max(*sizes, 1))
-            batch_size = min(max(most, 1), _MOST_ROWS)
-        return -(-batch_size // UNIT) * UNIT
+            most = _MAX_NUMBERS_OF_OUTCOMES // (draws * max(*sizes, 1))
+            batch_size = min(max(most, 1), _MAX_ROWS_PER_BATCH)
+        return -(-batch_size // ROWS_PER_SEED) * ROWS_PER_SEED
 
     def _one_batch(self, start: int, stop: int) -> None:
         """All draws of some rows."""

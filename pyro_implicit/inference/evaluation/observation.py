@@ -20,8 +20,8 @@ from pyro_implicit.handlers.supports.served_supports import circular_part, plain
 
 __all__ = ["Observation", "kind_of"]
 
-_LIBRARIES = ("pyro", "pyro_implicit", "torch")
-_COUNTS = (
+_KNOWN_LIBRARIES = ("pyro", "pyro_implicit", "torch")  # their means are those of their draws
+_SUPPORTS_OF_COUNTS = (
     type(constraints.nonnegative_integer),
     type(constraints.integer),
     constraints.integer_interval,
@@ -53,7 +53,7 @@ def kind_of(name: str, fn: Any) -> str:
         return "real" if circular_part(fn) is None else "angle"
     if support is constraints.boolean or support is constraints.one_hot or _is_categorical(fn):
         return "class"
-    if isinstance(support, _COUNTS):
+    if isinstance(support, _SUPPORTS_OF_COUNTS):
         return "count"
     raise SiteError(
         f"observed site {name!r} has a discrete {kind} distribution on {support}, which are "
@@ -103,7 +103,7 @@ def _has_mean_of_another(kind: type) -> bool:
     def is_own(*names: str) -> bool:
         """Whether a class of theirs tells one, made from that which tells the mean."""
         found, mean = map(definer, names), definer("mean")
-        theirs = (one for one in found if one.__module__.partition(".")[0] not in _LIBRARIES)
+        theirs = (one for one in found if one.__module__.partition(".")[0] not in _KNOWN_LIBRARIES)
         return any(one is not mean and issubclass(one, mean) for one in theirs)
 
     return is_own("log_prob") and is_own("sample", "rsample")

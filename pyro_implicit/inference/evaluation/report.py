@@ -15,7 +15,7 @@ from pyro_implicit.ops.scoring import mean_and_error
 
 __all__ = ["EvaluationReport", "Score", "SiteEvaluation"]
 
-_MANY, _FEW = 8, 2  # of more sites than the first, so many are printed
+_MAX_SITES_PRINTED, _NUM_SITES_PRINTED_OF_MORE = 8, 2
 
 
 class Score(NamedTuple):
@@ -169,7 +169,8 @@ class EvaluationReport:
         lines = [f"{'site':<{width}}  {'score':<16}{'value':>12}{'std. error':>12}"]
         if len(self.sites) != 1 or "log_density" not in next(iter(self.sites.values())).scores:
             lines.append(_line("all sites", "log_density", self.log_density, width))
-        shown = list(self.sites)[: _FEW if len(self.sites) > _MANY else None]
+        most = _NUM_SITES_PRINTED_OF_MORE if len(self.sites) > _MAX_SITES_PRINTED else None
+        shown = list(self.sites)[:most]
         for name in shown:
             for score, value in self.sites[name].scores.items():
                 lines.append(_line(name, score, value, width))
@@ -187,7 +188,7 @@ def _check_rows(rows: Any) -> None:
         check_instance(f"rows[{name!r}]", value, Tensor, "a tensor")
 
 
-_SHOWN = {
+_LABELS_OF_SCORES = {
     "log_density": "log density",
     "rmse": "RMSE",
     "mae": "MAE",
@@ -200,6 +201,6 @@ _SHOWN = {
 
 def _line(site: str, name: str, score: Score, width: int) -> str:
     kind, _, percent = name.partition("_")
-    shown = _SHOWN.get(name, f"{kind} of {percent}%" if percent else name)
+    shown = _LABELS_OF_SCORES.get(name, f"{kind} of {percent}%" if percent else name)
     error = "" if math.isnan(score.standard_error) else f"{score.standard_error:.4g}"
     return f"{site:<{width}}  {shown:<16}{score.value:>12.4g}{error:>12}"

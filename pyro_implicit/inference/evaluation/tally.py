@@ -12,10 +12,10 @@ from torch import Tensor
 from pyro_implicit.inference.evaluation.observation import Observation
 from pyro_implicit.ops.scoring import central_interval, crps_of_sorted
 
-__all__ = ["LEVELS", "ClassTally", "DensityTally", "NumberTally"]
+__all__ = ["INTERVAL_LEVELS", "ClassTally", "DensityTally", "NumberTally"]
 
-LEVELS = (0.5, 0.9, 0.95)  # of the central intervals
-_COLUMNS = 2**22  # numbers that are sorted at a time
+INTERVAL_LEVELS = (0.5, 0.9, 0.95)  # of central intervals
+_MAX_NUMBERS_TO_SORT = 2**22  # at a time
 
 
 class DensityTally:
@@ -92,7 +92,7 @@ class NumberTally:
             return {}
         draws, flat = torch.cat(self.draws), observed.flatten()
         parts = []
-        step = max(_COLUMNS // len(draws), 1)
+        step = max(_MAX_NUMBERS_TO_SORT // len(draws), 1)
         for start in range(0, draws.shape[-1], step):
             few = slice(start, start + step)
             parts.append(self._of_columns(draws[:, few].double(), flat[few]))
@@ -103,7 +103,7 @@ class NumberTally:
         """Scores of draws ``(M, entries)`` of what was observed, ``(entries,)``."""
         errors = (draws - observed).sort(0).values
         found = {"absolute_error": _median(errors).abs(), "crps": crps_of_sorted(errors)}
-        for level in LEVELS:
+        for level in INTERVAL_LEVELS:
             low, high = central_interval(errors, level, self.whole)
             percent = f"{100 * level:g}"
             found[f"coverage_{percent}"] = ((low <= 0.0) & (high >= 0.0)).double()

@@ -19,9 +19,9 @@ __all__ = ["Call", "all_rows"]
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
-_MOST_ROWS = 5000
-_MOST_NUMBERS = 2**20  # of all arguments together
-_MOST_LATENTS = 256
+_MAX_ROWS = 5000
+_MAX_NUMBERS_OF_ARGUMENTS = 2**20
+_MAX_LATENTS = 256
 
 
 def all_rows(model: Callable[..., Any], arguments: Arguments) -> Call | None:
@@ -57,7 +57,7 @@ def _is_small(model: Callable[..., Any], arguments: Arguments) -> bool:
         if is_cut(node):
             return False
         num_latents += node["value"].numel()
-    return is_part and 0 < num_latents <= _MOST_LATENTS
+    return is_part and 0 < num_latents <= _MAX_LATENTS
 
 
 def _joined(arguments: Arguments) -> Call | None:
@@ -75,27 +75,27 @@ def _joined(arguments: Arguments) -> Call | None:
         columns.append(leaves)
         num_rows += lengths.pop()
         num_numbers += sum(leaf.numel() for leaf in tensors)
-        if num_rows > _MOST_ROWS or num_numbers > _MOST_NUMBERS:
+        if num_rows > _MAX_ROWS or num_numbers > _MAX_NUMBERS_OF_ARGUMENTS:
             return None
     entries = [_entry(column) for column in zip(*columns, strict=True)]
-    if not entries or any(entry is _DIFFERENT for entry in entries):
+    if not entries or any(entry is _NOT_JOINABLE for entry in entries):
         return None
     args, kwargs = _pytree.tree_unflatten(entries, shape)
     return args, kwargs
 
 
-_DIFFERENT = object()
+_NOT_JOINABLE = object()  # in place of an argument that batches do not have in common
 
 
 def _entry(column: tuple[Any, ...]) -> Any:
     """One argument of all batches."""
     first = column[0]
     if not isinstance(first, Tensor):
-        return first if all(repr(one) == repr(first) for one in column) else _DIFFERENT
+        return first if all(repr(one) == repr(first) for one in column) else _NOT_JOINABLE
     if not all(isinstance(one, Tensor) for one in column):  # None in some batches
-        return _DIFFERENT
+        return _NOT_JOINABLE
     if any(one.shape[1:] != first.shape[1:] or one.dtype != first.dtype for one in column):
-        return _DIFFERENT
+        return _NOT_JOINABLE
     return torch.cat(column)
 
 

@@ -19,13 +19,13 @@ __all__ = ["Arguments"]
 
 Args = tuple[Any, ...]
 
-_BATCHES = (
+_EXPECTED_BATCHES = (
     "something that can be gone through again and again and gives the model's arguments, such as "
     "a DataLoader or a list of tuples (x, y)"
 )
 
 
-_LOOKED_AT = 20  # batches of a list, before the first step
+_MAX_BATCHES_TO_LOOK_AT = 20  # of a list, before the first step
 
 
 class Arguments:
@@ -71,11 +71,11 @@ class Arguments:
             )
         refused = (str, bytes, Mapping, Tensor, np.ndarray, set, type)
         if isinstance(batches, refused) or not isinstance(batches, Iterable):
-            raise ArgumentError(f"batches={shown(batches)}; expected {_BATCHES}.")
+            raise ArgumentError(f"batches={shown(batches)}; expected {_EXPECTED_BATCHES}.")
         if isinstance(batches, Iterator):
             raise ArgumentError(
                 f"batches is {shown(batches)}, which can be gone through once only; expected "
-                f"{_BATCHES}."
+                f"{_EXPECTED_BATCHES}."
             )
 
     def next(self) -> tuple[Args, dict[str, Any]]:
@@ -127,7 +127,7 @@ class Arguments:
     def others(self) -> Iterator[tuple[Args, dict[str, Any]]]:
         """The arguments of the first batches, where they are a list of them."""
         if isinstance(self.batches, (list, tuple)):
-            yield from map(self.call, self.batches[:_LOOKED_AT])
+            yield from map(self.call, self.batches[:_MAX_BATCHES_TO_LOOK_AT])
 
     @property
     def is_any(self) -> bool:
@@ -166,4 +166,6 @@ class Arguments:
             for batch in self._epoch:
                 return batch
             self._epoch = None
-        raise ArgumentError(f"batches={shown(self.batches)} is empty; expected {_BATCHES}.")
+        raise ArgumentError(
+            f"batches={shown(self.batches)} is empty; expected {_EXPECTED_BATCHES}."
+        )

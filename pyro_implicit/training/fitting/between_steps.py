@@ -16,22 +16,22 @@ class Due(str, Enum):
 
     #: all parameters go back to where they still were good
     RETREAT = "retreat"
-    #: to their mean, to be cooled from there
-    MEAN = "mean"
-    #: to those of the start, to go on from there at a lower rate
-    SLOWER = "slower"
-    #: to those of the start, to end there
-    START = "start"
-    #: parameters belong into their mean
-    ADD = "add"
+    #: all parameters are set to their mean, to be cooled from there
+    GO_TO_MEAN = "mean"
+    #: all parameters are set to those of the start, to go on from there at a lower rate
+    RESTART_SLOWER = "slower"
+    #: all parameters are set to those of the start, to end there
+    GO_TO_START = "start"
+    #: the parameters are taken into their mean
+    ADD_TO_MEAN = "add"
     #: the objective's terms are evaluated
-    TERMS = "terms"
+    EVALUATE_TERMS = "terms"
     #: the validation score is taken
-    SCORE = "score"
-    #: the same, as that of the start
-    SCORE_START = "score start"
+    EVALUATE_SCORE = "score"
+    #: the validation score is taken, and counts as that of the start
+    EVALUATE_START_SCORE = "score start"
 
     @property
     def moves(self) -> bool:
         """Whether it sets all parameters."""
-        return self in (Due.RETREAT, Due.MEAN, Due.SLOWER, Due.START)
+        return self in (Due.RETREAT, Due.GO_TO_MEAN, Due.RESTART_SLOWER, Due.GO_TO_START)

@@ -27,20 +27,21 @@ from pyro_implicit.ops.logdet import is_zero
 
 __all__ = ["default_num_particles", "default_objective"]
 
-_PARTICLES = ((300, 8), (10_000, 4))  # up to so many latents, so many draws a step
-_FEWEST = 2
+_PARTICLES_BY_LATENTS = ((300, 8), (10_000, 4))  # up to so many latents, so many draws a step
+_MIN_PARTICLES = 2  # of more latents than these
 #: A step of few latents and numbers takes as long with four times the draws, and fits end sooner
 #: and nearer to the posterior. Chosen on varying slopes, counts in groups and a growth curve.
-_MANY, _SMALL, _SHORT = 32, 100, 5000
-#: The same where gradients have little noise (path_gradient). Chosen on a 2PL model of 147 latents:
-#: 1000 steps of 32 draws end at a k-hat of 0.45, in the time in which those of 8 end at 0.74.
-_QUIET = 256
-#: Observed numbers of all draws of a step with many rows. On 256 digits of MNIST a step with one
+_PARTICLES_IF_SMALL, _MAX_LATENTS_IF_SMALL, _MAX_OBSERVED_IF_SMALL = 32, 100, 5000
+#: The limit of latents where gradients have little noise (path_gradient). Chosen on a 2PL model of
+#: 147 latents: 1000 steps of 32 draws end at a k-hat of 0.45, in the time in which those of 8 end
+#: at 0.74.
+_MAX_LATENTS_IF_QUIET = 256
+#: Observed numbers times draws of a step with many rows. On 256 digits of MNIST a step with one
 #: draw takes a fifth of that with eight, and 45 seconds of it bring 26 nats a digit more.
-_ROOM = 50_000
-_LONGEST = 800  # characters of an error in a hint
-#: what follows in one: Pyro's table of shapes, and the advice that is followed here
-_LEFT_OUT = (" Trace Shapes:", " Write vectorize_particles=False")
+_MAX_OBSERVED_OF_ALL_DRAWS = 50_000
+_MAX_ERROR_CHARACTERS = 800  # of an error that a hint quotes
+#: Where a quoted error is cut: Pyro's table of shapes, and the advice that is followed here.
+_BEGINNINGS_LEFT_OUT_OF_ERRORS = (" Trace Shapes:", " Write vectorize_particles=False")
 
 
 def default_objective(
@@ -77,7 +78,7 @@ def default_objective(
     sites = [fn for fn in fns if isinstance(fn, ImplicitDistribution)]
     if not sites:
         is_point = bool(fns) and all(isinstance(_innermost(fn), dist.Delta) for fn in fns)
-        draws = 1 if is_point else _PARTICLES[1][1]
+        draws = 1 if is_point else _PARTICLES_BY_LATENTS[1][1]
         listing: Any = (args, kwargs) if _lists_values(model, guide, args, kwargs) else None
         if listing is None:
             listing = next((call for call in others if _lists_values(model, guide, *call)), None)
@@ -109,7 +110,7 @@ def default_objective(
     )
     if len(refused) > 1 and not refused[0].startswith((refused[1], LayerError.__name__)):
         hint += f" Nor can it be mapped (torch.func.vmap): {refused[1]}"
-    return kind(min(num_particles, _PARTICLES[0][1]), **options), [hint]
+    return kind(min(num_particles, _PARTICLES_BY_LATENTS[0][1]), **options), [hint]
 
 
 def default_num_particles(
@@ -128,11 +129,13 @@ def default_num_particles(
         observed numbers, else 8 up to 300 latents, 4 up to 10 000 and 2 above; with rows as many of
         these as see 50 000 observed numbers, or one.
     """
-    small = _QUIET if quiet and num_rows == 1 else _SMALL
-    if num_latents * num_rows <= small and num_observed <= _SHORT:
-        return _MANY
-    found = next((n for most, n in _PARTICLES if num_latents <= most), _FEWEST)
-    return found if num_rows == 1 else max(1, min(found, _ROOM // max(num_observed, 1)))
+    small = _MAX_LATENTS_IF_QUIET if quiet and num_rows == 1 else _MAX_LATENTS_IF_SMALL
+    if num_latents * num_rows <= small and num_observed <= _MAX_OBSERVED_IF_SMALL:
+        return _PARTICLES_IF_SMALL
+    found = next((n for most, n in _PARTICLES_BY_LATENTS if num_latents <= most), _MIN_PARTICLES)
+    if num_rows == 1:
+        return found
+    return max(1, min(found, _MAX_OBSERVED_OF_ALL_DRAWS // max(num_observed, 1)))
 
 
 @torch.no_grad()
@@ -188,7 +191,7 @@ def _why_looped(
         return None
     except Exception as error:  # what a model raises on shapes that it does not expect
         said = " ".join(str(error).split())
-        for end in _LEFT_OUT:
+        for end in _BEGINNINGS_LEFT_OUT_OF_ERRORS:
             said = said.partition(end)[0].rstrip()
         return f"{type(error).__name__}: {_whole_sentences(said)}"
     return None
@@ -206,8 +209,8 @@ def _warning_if_it_works() -> Iterator[None]:
 
 def _whole_sentences(text: str) -> str:
     """As many sentences as fit into a hint: the last of a message tells what to write instead."""
-    if len(text) <= _LONGEST:
+    if len(text) <= _MAX_ERROR_CHARACTERS:
         return text
-    cut = text[:_LONGEST]
+    cut = text[:_MAX_ERROR_CHARACTERS]
     end = cut.rfind(". ") + 1
     return cut[:end] if end else f"{cut[: cut.rfind(' ')] if ' ' in cut else cut} ..."

@@ -55,8 +55,8 @@ from pyro_implicit.training.fitting.validation import (
 
 __all__ = ["fit"]
 
-_NUM_STEPS = 10_000
-_LONG = 400  # steps after which a guide should be near the posterior
+_DEFAULT_NUM_STEPS = 10_000
+_MIN_STEPS_TO_JUDGE_GUIDE = 400  # after which it should be near the posterior
 
 
 def fit(
@@ -144,7 +144,7 @@ def fit(
     refuse_diverged(guide)
     check_misspelt(fit, model, kwargs)
     kwargs = in_order(model, kwargs)
-    limit = _NUM_STEPS if num_steps is None else check_count("num_steps", num_steps)
+    limit = _DEFAULT_NUM_STEPS if num_steps is None else check_count("num_steps", num_steps)
     lr = None if lr is None else check_number("lr", lr, above=0)
     check_flag("progress", progress)
     check_validation(validation)
@@ -219,7 +219,7 @@ def _finished(
 
 def _found(run: Run, reason: str) -> list[str]:
     """What the guide lacks, where the run was long enough to expect nothing."""
-    if reason == "interrupted" or len(run.history) < _LONG:
+    if reason == "interrupted" or len(run.history) < _MIN_STEPS_TO_JUDGE_GUIDE:
         return []
     if isinstance(run.objective, ImplicitELBO) and not run.objective.is_bound_for(run.guide):
         return _thin(run.guide) or warning_of_shared_scales(run.guide)
@@ -266,7 +266,7 @@ def _data(run: Run) -> tuple[Any, Any]:
 def _are_widths_wrong(run: Run) -> bool:
     """Whether a level loss hides deviations that are off, where more steps may mend them."""
     try:
-        is_long = len(run.history) >= _LONG
+        is_long = len(run.history) >= _MIN_STEPS_TO_JUDGE_GUIDE
         if run.first_steps.lacks_gradient:  # no step would mend it, and it is told
             return False
         return is_long and _is_after_posterior(run) and bool(_looks(run)[1])

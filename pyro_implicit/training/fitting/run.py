@@ -39,14 +39,14 @@ from pyro_implicit.training.fitting.pace.retreat import is_comparable
 from pyro_implicit.training.fitting.pace.stall import Slope
 from pyro_implicit.training.fitting.pace.whole_loss import WholeLoss
 from pyro_implicit.training.fitting.parameters.seen_parameters import SeenParameters
-from pyro_implicit.training.fitting.validation import EVERY, Validation
+from pyro_implicit.training.fitting.validation import STEPS_BETWEEN_SCORES, Validation
 from pyro_implicit.training.recorded import RecordedObjective
 
 __all__ = ["Run"]
 
-_TERMS_EVERY = 50
+_STEPS_BETWEEN_TERMS = 50
 _MAX_SKIPPED = 20  # steps in a row without a finite loss, before the run gives up
-_MAX_BEFORE_RETREAT = 10  # where there are good parameters to go back to
+_MAX_SKIPPED_BEFORE_RETREAT = 10  # where there are good parameters to go back to
 _MIN_STEPS_TO_RECORD = 500  # that are left: to record one takes as long as some hundred
 
 
@@ -236,9 +236,9 @@ class Run:
         """Counts a step that was taken; the same if it is called twice."""
         self.history[step:], self.rates[step:] = [loss], [rate]
         self.num_skipped_now = 0
-        scored = self.validation is not None and (step + 1) % EVERY == 0
-        terms = (step + 1) % _TERMS_EVERY == 0
-        more = [Due.TERMS] * terms + [Due.SCORE] * scored
+        scored = self.validation is not None and (step + 1) % STEPS_BETWEEN_SCORES == 0
+        terms = (step + 1) % _STEPS_BETWEEN_TERMS == 0
+        more = [Due.EVALUATE_TERMS] * terms + [Due.EVALUATE_SCORE] * scored
         self.due = self.course.after(self.history) + more
         self._pending = None
         self.course.statistics.commit()
@@ -247,10 +247,10 @@ class Run:
         """What the last step brings with it: terms of the objective, and a score."""
         step = len(self.history)
         others: dict[Due, Callable[[], None]] = {
-            Due.ADD: lambda: self.course.settling.add(step, self.course.kept),
-            Due.TERMS: self._evaluate_terms,
-            Due.SCORE: lambda: self._score(step),
-            Due.SCORE_START: lambda: self._score(0),
+            Due.ADD_TO_MEAN: lambda: self.course.settling.add(step, self.course.kept),
+            Due.EVALUATE_TERMS: self._evaluate_terms,
+            Due.EVALUATE_SCORE: lambda: self._score(step),
+            Due.EVALUATE_START_SCORE: lambda: self._score(0),
         }
         while self.due:
             first = self.due[0]
@@ -264,7 +264,7 @@ class Run:
         self.skipped.append(why)
         self.num_skipped_now += 1
         can_retreat = self.course.retreat.is_possible(len(self.history))
-        if can_retreat and self.num_skipped_now >= _MAX_BEFORE_RETREAT:
+        if can_retreat and self.num_skipped_now >= _MAX_SKIPPED_BEFORE_RETREAT:
             self.due = [Due.RETREAT]
         elif self.num_skipped_now >= _MAX_SKIPPED:
             raise NonFiniteError(

@@ -27,9 +27,9 @@ from pyro_implicit.training.fitting.parameters.running_statistics import Running
 
 __all__ = ["Validation", "check_validation", "held_arguments", "held_keywords"]
 
-EVERY = 100  # steps from one score to the next
-_PATIENCE = 10
-_NUM_SAMPLES = 50
+STEPS_BETWEEN_SCORES = 100
+_PATIENCE = 10  # scores in a row that are no better than the best, before training stops
+_NUM_SAMPLES_PER_SCORE = 50
 
 
 def check_validation(value: Any) -> Any:
@@ -160,7 +160,7 @@ class Validation:
         self._held: Callable[[int], float] | None = None
         if (held := held_arguments(what)) is not None:
             self._held = partial(_density, model, guide, held, kwargs)
-            self._score = partial(self._held, _NUM_SAMPLES)
+            self._score = partial(self._held, _NUM_SAMPLES_PER_SCORE)
         self._modules = [m for m in (model, guide) if isinstance(m, nn.Module)]
         self._stopping = EarlyStopping(_PATIENCE, mode="max")
         #: those of networks that the model calls, wherever it has them from

@@ -14,15 +14,15 @@ from pyro_implicit.guides.argument_order import check_order
 
 __all__ = ["check_arguments", "check_modules", "check_rises", "interval_of"]
 
-_GUIDE = (
+_EXPECTED_GUIDE = (
     "a module, such as HyperNetworkGuide(model) or one of pyro.infer.autoguide: the parameters of "
     "a function are not seen"
 )
-_OPTIMIZER = (
+_EXPECTED_OPTIMIZER = (
     "a function from parameters to an optimiser of torch, such as partial(torch.optim.Adam, "
     "lr=3e-3) (those of pyro.optim are for SVI)"
 )
-_SCHEDULER = (
+_EXPECTED_SCHEDULER = (
     "a function from the optimiser to a schedule, such as partial(CosineAnnealingLR, T_max=10_000)"
 )
 
@@ -37,18 +37,20 @@ def check_arguments(
     """
     check_model(model)
     check_order(model, "LightningVI(model, guide, ...)")
-    check_instance("guide", guide, nn.Module, _GUIDE)
+    check_instance("guide", guide, nn.Module, _EXPECTED_GUIDE)
     if isinstance(objective, type) or not hasattr(objective, "differentiable_loss"):
         raise ArgumentError(
             f"objective is {objective!r}; expected an instance of an objective, such as "
             "LinearisedELBO(num_particles=8)."
         )
     if isinstance(optimizer, PyroOptim):
-        raise ArgumentError(f"optimizer is a {type(optimizer).__name__}; expected {_OPTIMIZER}.")
+        raise ArgumentError(
+            f"optimizer is a {type(optimizer).__name__}; expected {_EXPECTED_OPTIMIZER}."
+        )
     if optimizer is not None:
-        check_callable("optimizer", optimizer, _OPTIMIZER)
+        check_callable("optimizer", optimizer, _EXPECTED_OPTIMIZER)
     if lr_scheduler is not None:
-        check_callable("lr_scheduler", lr_scheduler, _SCHEDULER)
+        check_callable("lr_scheduler", lr_scheduler, _EXPECTED_SCHEDULER)
     check_choice("lr_scheduler_interval", interval, (None, "step", "epoch"))
 
 

@@ -18,7 +18,7 @@ from pyro_implicit.saving import check_archive, save_state, unreadable
 __all__ = ["AtomicCheckpointIO"]
 
 #: what every file that Lightning has written holds
-_EXPECTED = ("state_dict", "pytorch-lightning_version")
+_KEYS_OF_LIGHTNING_FILES = ("state_dict", "pytorch-lightning_version")
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -125,7 +125,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 def _check_entries(checkpoint: Any, path: str) -> None:
     """Lightning itself trusts these, before any module sees the checkpoint."""
-    missing = [key for key in _EXPECTED if not (isinstance(checkpoint, dict) and key in checkpoint)]
+    found = checkpoint if isinstance(checkpoint, dict) else {}
+    missing = [key for key in _KEYS_OF_LIGHTNING_FILES if key not in found]
     if missing:
         raise StateError(
             f"{path} is no checkpoint of Lightning: it lacks {' and '.join(missing)}. (A "

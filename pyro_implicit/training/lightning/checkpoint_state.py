@@ -14,8 +14,8 @@ from pyro_implicit.exceptions import NonFiniteError, StateError
 from pyro_implicit.guides.first_call import FIRST_CALL
 
 __all__ = [
-    "KEY",
-    "VERSION",
+    "CHECKPOINT_KEY",
+    "FORMAT_VERSION",
     "check_finite_to_save",
     "check_header",
     "check_modules_fit",
@@ -24,9 +24,9 @@ __all__ = [
     "settings_of",
 ]
 
-KEY = "pyro_implicit"
-VERSION = 1
-_ENTRIES = {
+CHECKPOINT_KEY = "pyro_implicit"
+FORMAT_VERSION = 1
+_TYPES_OF_ENTRIES = {
     "objective": str,
     "settings": dict,
     "objective_state": dict,
@@ -34,8 +34,8 @@ _ENTRIES = {
     "random": list,
     "gradients": list,
 }
-#: of Pyro's base class, without an influence on ours
-_NO_SETTINGS = {
+#: of Pyro's base class, without an influence on the objectives of this package
+_IGNORED_ATTRIBUTES = {
     "max_plate_nesting",
     "retain_graph",
     "strict_enumeration_warning",
@@ -54,7 +54,7 @@ def settings_of(objective: Any) -> dict[str, Any]:
     return {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in public.items()
-        if name not in _NO_SETTINGS
+        if name not in _IGNORED_ATTRIBUTES
         and all(isinstance(v, plain) for v in (value if isinstance(value, tuple) else [value]))
     }
 
@@ -90,26 +90,28 @@ def check_header(checkpoint: dict[str, Any], objective: str) -> dict[str, Any]:
     :returns: our part of it.
     :raises StateError: if there is none, or it is of another version or objective.
     """
-    header = checkpoint.get(KEY)
+    header = checkpoint.get(CHECKPOINT_KEY)
     if not isinstance(header, dict):
         raise StateError(
-            f"not a checkpoint of LightningVI: it has no entry {KEY!r}, only "
+            f"not a checkpoint of LightningVI: it has no entry {CHECKPOINT_KEY!r}, only "
             f"{sorted(map(str, checkpoint))}. It was saved by another Lightning module."
         )
     version = header.get("version")
-    if type(version) is not int or version != VERSION:
+    if type(version) is not int or version != FORMAT_VERSION:
         raise StateError(
             f"the checkpoint has format version {version!r}; this release reads "
-            f"version {VERSION}. Go on with the release that wrote it, or start anew."
+            f"version {FORMAT_VERSION}. Go on with the release that wrote it, or start anew."
         )
-    missing = _ENTRIES.keys() - header.keys()
+    missing = _TYPES_OF_ENTRIES.keys() - header.keys()
     if missing:
-        raise StateError(f"the checkpoint is incomplete: {KEY!r} lacks {sorted(missing)}.")
-    for name, kind in _ENTRIES.items():
+        raise StateError(
+            f"the checkpoint is incomplete: {CHECKPOINT_KEY!r} lacks {sorted(missing)}."
+        )
+    for name, kind in _TYPES_OF_ENTRIES.items():
         if not isinstance(header[name], kind):
             raise StateError(
-                f"{name} in {KEY!r} of the checkpoint is a {type(header[name]).__name__}; expected "
-                f"a {kind.__name__}."
+                f"{name} in {CHECKPOINT_KEY!r} of the checkpoint is a "
+                f"{type(header[name]).__name__}; expected a {kind.__name__}."
             )
     for each in header["random"]:
         check_like(each, {"noise": {}, "outside": {}}, "random")

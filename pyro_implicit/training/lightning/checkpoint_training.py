@@ -16,7 +16,7 @@ from pyro_implicit.exceptions import StateError
 
 __all__ = ["check_callbacks", "check_loops", "check_training"]
 
-_ORDER = ("ready", "started", "processed", "completed")
+_COUNTERS_IN_ORDER = ("ready", "started", "processed", "completed")  # none is above those before it
 
 
 def check_loops(checkpoint: dict[str, Any], trainer: Any) -> None:
@@ -38,7 +38,7 @@ def check_loops(checkpoint: dict[str, Any], trainer: Any) -> None:
 def _check_counts(value: Any, where: str) -> None:
     """Everything counts something, is a flag, or a loader's place, which that loader checks."""
     if isinstance(value, dict):
-        steps = [value[name] for name in _ORDER if name in value]
+        steps = [value[name] for name in _COUNTERS_IN_ORDER if name in value]
         for name, entry in value.items():
             if name == "state_dict" or name.endswith(".state_dict"):
                 _check_places(entry, f"{where}[{name!r}]")

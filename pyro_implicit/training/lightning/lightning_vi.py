@@ -36,8 +36,8 @@ from pyro_implicit.training.lightning.arguments import (
 )
 from pyro_implicit.training.lightning.checkpoint_io import AtomicCheckpointIO
 from pyro_implicit.training.lightning.checkpoint_state import (
-    KEY,
-    VERSION,
+    CHECKPOINT_KEY,
+    FORMAT_VERSION,
     check_finite_to_save,
     check_header,
     check_modules_fit,
@@ -397,8 +397,8 @@ class LightningVI(pytorch.LightningModule):
         stream = self._stream
         random = {"noise": plain_state(stream.state), "outside": plain_state(stream.outside)}
         state_of = getattr(self.objective, "state_dict", dict)
-        checkpoint[KEY] = {
-            "version": VERSION,
+        checkpoint[CHECKPOINT_KEY] = {
+            "version": FORMAT_VERSION,
             "objective": type(self.objective).__name__,
             "settings": settings_of(self.objective),
             "objective_state": copy.deepcopy(state_of()),

@@ -21,10 +21,10 @@ from pyro_implicit._plain import check_like
 
 __all__ = ["accumulated_gradients", "continue_loops", "normalise_loops", "restore_gradients"]
 
-_BATCHES = "epoch_loop.batch_progress"
-_VALIDATION = "epoch_loop.val_loop.batch_progress"
-_OPTIMIZER = "epoch_loop.automatic_optimization.optim_progress"
-_PLACE = {"seed", "epoch", "batch"}
+_KEY_OF_BATCH_PROGRESS = "epoch_loop.batch_progress"
+_KEY_OF_VALIDATION_PROGRESS = "epoch_loop.val_loop.batch_progress"
+_KEY_OF_OPTIMIZER_PROGRESS = "epoch_loop.automatic_optimization.optim_progress"
+_KEYS_OF_LOADER_PLACE = {"seed", "epoch", "batch"}
 
 
 def normalise_loops(fit: dict[str, Any], accumulate: int) -> int:
@@ -35,7 +35,7 @@ def normalise_loops(fit: dict[str, Any], accumulate: int) -> int:
     :param int accumulate: batches per step of the optimiser.
     :returns: number of batches of the current epoch that are done; 0 before an epoch.
     """
-    batches, epochs = fit[_BATCHES], fit["epoch_progress"]
+    batches, epochs = fit[_KEY_OF_BATCH_PROGRESS], fit["epoch_progress"]
     done: int = batches["current"]["processed"]
     in_flight = batches["current"]["ready"] - done
     ended = bool(batches["is_last_batch"]) and done > 0
@@ -50,10 +50,10 @@ def normalise_loops(fit: dict[str, Any], accumulate: int) -> int:
             _set_all(count, done if which == "current" else count["processed"])
             # how Lightning saves after a batch: it completes that one by itself
             count["completed"] -= int(done > 0)
-    for which, count in fit[_VALIDATION].items():
+    for which, count in fit[_KEY_OF_VALIDATION_PROGRESS].items():
         if which != "is_last_batch":
             _set_all(count, count["completed"] if done else 0)
-    steps = fit[_OPTIMIZER]["optimizer"]["step"]["total"]["completed"]
+    steps = fit[_KEY_OF_OPTIMIZER_PROGRESS]["optimizer"]["step"]["total"]["completed"]
     if steps:  # not with manual optimisation; one less if Lightning is to add the last batch
         stepped = done > 0 and done % accumulate == 0
         fit["epoch_loop.state_dict"]["_batches_that_stepped"] = steps - int(stepped)
@@ -144,7 +144,7 @@ def _set_places(fit: dict[str, Any], in_flight: int, ended: bool) -> None:
     made that end come early; one that has given a batch which was not processed gives it again.
     """
     for place in fit["state_dict"].get("combined_loader", []):
-        if not (isinstance(place, dict) and place.keys() >= _PLACE):
+        if not (isinstance(place, dict) and place.keys() >= _KEYS_OF_LOADER_PLACE):
             continue  # of another class of loaders
         if ended and place["batch"]:
             place.update(epoch=place["epoch"] + 1, batch=0)

@@ -19,7 +19,7 @@ from pyro_implicit.training.batch_sizes import sizes_of_loader
 __all__ = ["FirstBatch", "check_copies", "evaluate_once", "first_batch", "sizes_of_batches"]
 
 
-_MODULES = "they are no part of LightningVI. Write LightningVI(..., modules=[net])"
+_ADVICE_ON_MODULES = "they are no part of LightningVI. Write LightningVI(..., modules=[net])"
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def evaluate_once(
             "statements, make the model a PyroModule with PyroParam attributes."
         )
     own = (one for net in networks for one in net.parameters())
-    notes = called.warning_of_untrained([*parameters(), *own], _MODULES)
+    notes = called.warning_of_untrained([*parameters(), *own], _ADVICE_ON_MODULES)
     return FirstBatch([notes] if notes else [], use.several_batches)
 
 

@@ -25,7 +25,7 @@ from pyro_implicit.diagnostics import khat, stein_discrepancy
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
 from pyro_implicit.handlers.rows.latent_rows import at_rows
 from pyro_implicit.inference import NeuTraReparam
-from pyro_implicit.inference.neutra import NOISE
+from pyro_implicit.inference.neutra import NOISE_SITE
 
 SIZE = 6
 LEVELS = torch.arange(float(SIZE))  # of row i: i
@@ -218,7 +218,7 @@ def test_densities_of_rows_in_another_order_are_those_of_the_same_rows(options):
         ratio = (stats["lp"] - stats["log_q"]).values
         assert ratio.mean() == pytest.approx(evidence, abs=0.05)
         neutra = poutine.trace(NeuTraReparam(guide).reparam(noisy)).get_trace(*data)
-        noise = float(dist.Normal(0, 1).log_prob(neutra.nodes[NOISE]["value"]).sum())
+        noise = float(dist.Normal(0, 1).log_prob(neutra.nodes[NOISE_SITE]["value"]).sum())
         assert float(neutra.log_prob_sum()) == pytest.approx(evidence + noise, abs=0.6)
 
 

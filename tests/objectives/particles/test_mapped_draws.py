@@ -175,7 +175,8 @@ def test_steps_of_svi_and_a_store_that_is_cleared() -> None:
 
 @pytest.mark.long
 def test_steps_are_recorded_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyro_implicit.training.recorded._FASTER", 1e9)  # whatever else runs
+    # whatever else runs
+    monkeypatch.setattr("pyro_implicit.training.recorded._MAX_RELATIVE_STEP_TIME", 1e9)
     model = PAIRS["matrix product"][0]
     losses = {}
     for recorded in (False, True):

@@ -111,7 +111,7 @@ def test_what_is_not_small_whole_and_plain_is_left_in_batches(
 
 
 def test_many_rows_or_numbers_stay_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, most in (("_MOST_ROWS", ROWS), ("_MOST_NUMBERS", 3 * ROWS)):
+    for name, most in (("_MAX_ROWS", ROWS), ("_MAX_NUMBERS_OF_ARGUMENTS", 3 * ROWS)):
         for few, is_given in ((0, True), (1, False)):
             with monkeypatch.context() as patch:
                 patch.setattr(f"pyro_implicit.training.fitting.all_rows.{name}", most - few)

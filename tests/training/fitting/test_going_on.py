@@ -33,8 +33,8 @@ def fitted(monkeypatch: pytest.MonkeyPatch, answers: list[Any], **options: Any) 
         return [OFF] if answer else []
 
     monkeypatch.setitem(fit.__globals__, "wrong_widths", look)
-    monkeypatch.setitem(fit.__globals__, "_LONG", 100)
-    monkeypatch.setattr(course, "FEWEST", 120)
+    monkeypatch.setitem(fit.__globals__, "_MIN_STEPS_TO_JUDGE_GUIDE", 100)
+    monkeypatch.setattr(course, "MIN_STEPS_TO_JUDGE", 120)
     pyro.set_rng_seed(0)
     guide = HyperNetworkGuide(normal, init_from=None)
     given: dict[str, Any] = {"seed": 0, "progress": False, "num_steps": 3000} | options

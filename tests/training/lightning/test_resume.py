@@ -16,7 +16,7 @@ from pyro_implicit import HyperNetworkGuide, LightningVI, LinearisedELBO
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.training import linear_schedule
 from pyro_implicit.training.lightning import Anneal
-from pyro_implicit.training.lightning.checkpoint_state import KEY
+from pyro_implicit.training.lightning.checkpoint_state import CHECKPOINT_KEY as KEY
 from tests.training.lightning.problem import OBJECTIVES, data, fit_module, flat, loader, trainer
 
 COSINE = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=10)

@@ -13,8 +13,8 @@ from pyro_implicit.guides.conditional_base import ConditionalGuide
 
 __all__ = ["warning_of_better_by_row"]
 
-_LEAST = 50  # rows
-_LEAST_LEARNED = 20  # numbers of the model's parameters: a decoder, and not a deviation
+_MIN_ROWS = 50
+_MIN_NETWORK_PARAMETERS = 20  # numbers that the model learns: fewer are no decoder, but deviations
 
 
 def warning_of_better_by_row(guide: Any) -> list[str]:
@@ -31,10 +31,10 @@ def warning_of_better_by_row(guide: Any) -> list[str]:
         return []
     call = guide.first_call
     seen, learned = (None, {}) if call is None else (call.rows, call.parameters.saved)
-    if seen is None or not learned or seen[0] < _LEAST:
+    if seen is None or not learned or seen[0] < _MIN_ROWS:
         return []
     names = [site.name for site in guide.sites if any(f.size == seen[0] for f in site.frames)]
-    if not names or _size_of(learned) < _LEAST_LEARNED:
+    if not names or _size_of(learned) < _MIN_NETWORK_PARAMETERS:
         return []
     network = few_of([name.replace("$$$", ".") for name in learned], 2)
     return [

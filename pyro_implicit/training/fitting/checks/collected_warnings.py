@@ -10,19 +10,19 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TextIO
 
-from pyro_implicit._warn import PACKAGE, user_line
+from pyro_implicit._warn import PACKAGE_FOLDER, user_line
 from pyro_implicit.exceptions import PerformanceHint
 
 __all__ = ["collected_warnings"]
 
 #: what torch says of itself, and no user can do anything about
-_OF_TORCH = (
+_IGNORED_WARNINGS_OF_TORCH = (
     "`torch.jit.script` is deprecated",  # when torch.func first loads its forward-mode rules
     "There is a performance drop because we have not yet implemented the batching rule",
 )
 
 
-_MOST_SILENCED = 3  # texts of one line, which may be others at each step
+_MAX_SILENCED_PER_LINE = 3  # texts that are kept: a line may have another one at each step
 
 
 @contextmanager
@@ -50,8 +50,8 @@ def collected_warnings(into: list[str]) -> Iterator[None]:
             line: str | None = None,
         ) -> None:
             text, place = str(message), (filename, lineno)
-            known = text in into or any(words in text for words in _OF_TORCH)
-            if known or silenced[place] >= _MOST_SILENCED:
+            known = text in into or any(words in text for words in _IGNORED_WARNINGS_OF_TORCH)
+            if known or silenced[place] >= _MAX_SILENCED_PER_LINE:
                 return
             # others have passed the filters of the caller already
             is_shown = not issubclass(category, UserWarning) or _is_shown(
@@ -60,7 +60,7 @@ def collected_warnings(into: list[str]) -> Iterator[None]:
             if is_shown or not issubclass(category, PerformanceHint):
                 into.append(text)
             if is_shown:
-                place = call if filename.startswith(PACKAGE) else place
+                place = call if filename.startswith(PACKAGE_FOLDER) else place
                 show(message, category, *place, file, line)
             else:
                 silenced[place] += 1

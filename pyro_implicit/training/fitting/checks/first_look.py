@@ -14,7 +14,7 @@ from pyro.infer.util import is_validation_enabled, validation_enabled
 from torch import nn
 
 from pyro_implicit._warn import warn
-from pyro_implicit.bayesian.vectorization import IN_DATA_PLATE
+from pyro_implicit.bayesian.vectorization import WORDS_OF_PLATE_WARNING
 from pyro_implicit.exceptions import (
     ArgumentError,
     ImplicitError,
@@ -88,7 +88,7 @@ def first_look(
                 look.warnings.extend(_random_layers(silenced, noise))
     except Exception as error:  # whatever a model does at draws of its prior
         if error is look.refused:
-            in_plate = next((text for text in look.said if IN_DATA_PLATE in text), None)
+            in_plate = next((text for text in look.said if WORDS_OF_PLATE_WARNING in text), None)
             if in_plate is None:
                 raise
             raise ShapeError(in_plate) from error

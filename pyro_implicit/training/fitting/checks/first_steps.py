@@ -37,8 +37,8 @@ from pyro_implicit.training.fitting.validation import Validation
 __all__ = ["FirstSteps"]
 
 _Call = tuple[Any, Any]
-_MOST_SHAPES = 20  # that are looked at: sequences may have any length
-_NOTHING = (
+_MAX_SHAPES_TO_LOOK_AT = 20  # of arguments: sequences may have any length
+_WARNING_OF_EMPTY_BATCHES = (
     "the model observes nothing in some of the batches, which tell nothing: each needs its "
     "observations, as the first one has them, or is left out"
 )
@@ -232,13 +232,13 @@ class FirstSteps:
         """The first run of a model was at those of the first batch alone."""
         key = _shapes_of(args, kwargs)
         is_new = bool(self._shapes) and key not in self._shapes
-        if len(self._shapes) < _MOST_SHAPES:
+        if len(self._shapes) < _MAX_SHAPES_TO_LOOK_AT:
             self._shapes.add(key)
             if is_new:
                 nesting = getattr(self.objective, "max_plate_nesting", 0)
                 in_plates = nesting == math.inf
                 if not first_look(self.model, args, kwargs, in_plates=in_plates):
-                    self._show([_NOTHING])
+                    self._show([_WARNING_OF_EMPTY_BATCHES])
 
     def _of_shared_latents(self, last: _Call) -> str | None:
         """Of latents of the rows of the first batch that the second one takes for its own."""

@@ -25,7 +25,9 @@ from pyro_implicit.training.fitting.arguments import Arguments
 __all__ = ["blames_listed_values", "check_plates_of_listed"]
 
 #: what torch and Pyro say where sizes do not agree
-_OF_SHAPES = re.compile("shape|size|dimension|broadcast|out of bounds|out of range", re.IGNORECASE)
+_PATTERN_OF_SIZE_ERRORS = re.compile(
+    "shape|size|dimension|broadcast|out of bounds|out of range", re.IGNORECASE
+)
 
 
 def check_plates_of_listed(model: Any, guide: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
@@ -68,7 +70,7 @@ def blames_listed_values(model: Any, arguments: Arguments) -> Iterator[None]:
         raw = error.__cause__ if isinstance(error, (ArgumentError, ShapeError)) else error
         if not isinstance(raw, RAW_ERRORS) or isinstance(raw, ImplicitError):
             raise  # ours from the beginning, and about something else
-        if not (_OF_SHAPES.search(first_line(raw)) and _is_in_enumerated(raw)):
+        if not (_PATTERN_OF_SIZE_ERRORS.search(first_line(raw)) and _is_in_enumerated(raw)):
             raise
         names = _listed(model, *(arguments.last or arguments.peek()))
         if not names:

@@ -9,10 +9,11 @@ from pyro_implicit.training.fitting.pace.stall import Slope
 
 __all__ = ["note_of_limit", "note_of_other_run", "note_of_resolution", "note_of_rise"]
 
-_COARSE = 1.0  # nats: who cannot see less is told so
-_EARLY, _LATE = 3, 30  # steps that the loss began with, and after which it should be no higher
-_BEFORE = 50  # last steps of a run that is gone on with
-_SPREADS = 10.0  # of these losses, by which the next ones are others
+_MIN_NATS_TO_TELL = 1.0  # a smaller rise or jump of the loss, or a smaller hidden gain, is not told
+_NUM_FIRST_STEPS = 3  # whose mean is the loss that a run begins with
+_MIN_STEPS_TO_TELL_RISE = 30
+_MAX_STEPS_BEFORE_RESUME = 50  # last steps of the resumed run, which the first ones are held to
+_MAX_JUMP_IN_SDS = 10.0  # of the losses of these steps: more is another model, or other data
 
 
 def note_of_limit(num_steps: int, slope: Slope | None, level_at: int | None = None) -> str:
@@ -49,10 +50,10 @@ def note_of_rise(history: Sequence[float]) -> list[str]:
     :returns: what to say, if anything.
     """
     last = history[-max(len(history) // 10, 1) :]
-    if len(history) < _LATE:
+    if len(history) < _MIN_STEPS_TO_TELL_RISE:
         return []
-    begin, end = statistics.fmean(history[:_EARLY]), statistics.fmean(last)
-    if end - begin <= max(3 * statistics.pstdev(last), _COARSE):
+    begin, end = statistics.fmean(history[:_NUM_FIRST_STEPS]), statistics.fmean(last)
+    if end - begin <= max(3 * statistics.pstdev(last), _MIN_NATS_TO_TELL):
         return []
     return [
         f"the loss ended {end - begin:.3g} above that of the first steps ({begin:.5g}): the start "
@@ -67,7 +68,7 @@ def note_of_resolution(slope: Slope | None) -> list[str]:
     :param slope: of the loss, or None of a run too short for one.
     :returns: what to say, if anything.
     """
-    if slope is None or slope.tolerance <= _COARSE:
+    if slope is None or slope.tolerance <= _MIN_NATS_TO_TELL:
         return []
     return [
         "each step sees some of the rows, and the noise of that hides gains of less than "
@@ -84,11 +85,12 @@ def note_of_other_run(history: Sequence[float], begun: int) -> list[str]:
     :param int begun: the steps of the run that is resumed; 0 if there is none.
     :returns: what to say, if anything.
     """
-    before, first = history[max(begun - _BEFORE, 0) : begun], history[begun : begun + _EARLY]
-    if len(before) < _EARLY or not first:
+    before = history[max(begun - _MAX_STEPS_BEFORE_RESUME, 0) : begun]
+    first = history[begun : begun + _NUM_FIRST_STEPS]
+    if len(before) < _NUM_FIRST_STEPS or not first:
         return []
     level, now = statistics.fmean(before), statistics.fmean(first)
-    if abs(now - level) <= max(_SPREADS * statistics.pstdev(before), _COARSE):
+    if abs(now - level) <= max(_MAX_JUMP_IN_SDS * statistics.pstdev(before), _MIN_NATS_TO_TELL):
         return []
     return [
         f"the run that was resumed ended at a loss of {level:.5g}, and this one began at "

@@ -24,15 +24,15 @@ from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
 
 __all__ = ["missed_peaks"]
 
-_MOST_LATENTS = 20
-_FROM_PRIOR, _UNIFORM = 8, 4  # points that the search begins at
-_STEPS = 50  # of each, at most
-_EVALUATIONS = 600  # of the density, in all: what a few dozen steps of training take
-_DRAWS = 1000
-_ABOUT = 400  # draws that tell the mass about a peak
-_HEAVY = 0.05  # of the evidence, by Laplace's method: a peak that matters
-_EMPTY = 0.1  # of that in draws: a peak that the guide does not reach
-_FAILURES = (ImplicitError, RuntimeError, ValueError, ArithmeticError)
+_MAX_LATENTS = 20
+_NUM_STARTS_FROM_PRIOR, _NUM_UNIFORM_STARTS = 8, 4
+_MAX_STEPS_PER_START = 50
+_MAX_DENSITY_EVALUATIONS = 600  # in all: as many as a few dozen steps of training take
+_NUM_GUIDE_DRAWS = 1000
+_DRAWS_PER_PEAK = 400  # by whose weights the mass of the ellipsoid about a peak is told
+_MIN_SHARE_OF_EVIDENCE = 0.05  # at a peak of less mass, by Laplace's method, nothing is told
+_MAX_RELATIVE_SHARE_OF_DRAWS = 0.1  # of the guide at a missed peak, to the peak's share of the mass
+_ERRORS_OF_MODELS = (ImplicitError, RuntimeError, ValueError, ArithmeticError)
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,11 @@ def missed_peaks(
         return []
     try:
         sites = list(guide.sites)
-        if not sites or sum(site.numel for site in sites) > _MOST_LATENTS:
+        if not sites or sum(site.numel for site in sites) > _MAX_LATENTS:
             return []
         joint = LogJoint(model, sites, args, kwargs)
         with RandomStream(0), evaluation_mode(), pyro.validation_enabled(False), torch.no_grad():
-            draws, _ = unconstrain(guide.sample(_DRAWS), sites, next(guide.parameters()))
+            draws, _ = unconstrain(guide.sample(_NUM_GUIDE_DRAWS), sites, next(guide.parameters()))
             joint.check_deterministic(draws[0], "")  # another subsample at each call, for example
             density = SearchDensity(joint)
             density.record(draws[0])
@@ -78,7 +78,7 @@ def missed_peaks(
             missed = [_weighed(peak, density) for peak in missed]
             missed = [peak for peak in missed if _is_missed(peak, draws, bound)]
             return [_described(missed, joint, bound)] if missed else []
-    except _FAILURES:
+    except _ERRORS_OF_MODELS:
         return []  # a model without a density at all points, or with draws of its own
 
 
@@ -90,14 +90,14 @@ def _peaks(density: SearchDensity, draws: Tensor) -> Iterator[_Peak]:
     def counted(u: Tensor) -> Tensor:
         nonlocal count
         count += 1
-        return density.quick(u) if count <= _EVALUATIONS else math.nan * u.sum()
+        return density.quick(u) if count <= _MAX_DENSITY_EVALUATIONS else math.nan * u.sum()
 
     for start in _starts(joint, draws):
         try:
-            point, _ = maximise(counted, start, _STEPS)
-        except _FAILURES:
+            point, _ = maximise(counted, start, _MAX_STEPS_PER_START)
+        except _ERRORS_OF_MODELS:
             continue  # one start that leads nowhere; peaks that others lead to count
-        if count > _EVALUATIONS:
+        if count > _MAX_DENSITY_EVALUATIONS:
             return
         value = float(joint.in_double(point))
         if not math.isfinite(value) or any(_is_near(point, peak) for peak in found):
@@ -115,7 +115,7 @@ def _peaks(density: SearchDensity, draws: Tensor) -> Iterator[_Peak]:
 def _weighed(peak: _Peak, density: SearchDensity) -> _Peak:
     """The same peak with the mass of the ellipsoid about it, if that is less than Laplace's."""
     root = torch.linalg.cholesky(peak.precision)
-    noise = torch.randn(_ABOUT, len(peak.point), 1, dtype=torch.float64).to(root.device)
+    noise = torch.randn(_DRAWS_PER_PEAK, len(peak.point), 1, dtype=torch.float64).to(root.device)
     steps = torch.linalg.solve_triangular(root.mT, noise, upper=True)[..., 0]
     squares = noise.square().sum((-1, -2))
     inside = squares < _radius(len(peak.point))
@@ -128,12 +128,12 @@ def _weighed(peak: _Peak, density: SearchDensity) -> _Peak:
 
 def _starts(joint: LogJoint, draws: Tensor) -> Iterator[Tensor]:
     like = draws[0]
-    for _ in range(_FROM_PRIOR):
+    for _ in range(_NUM_STARTS_FROM_PRIOR):
         trace = poutine.block(poutine.trace(joint.model).get_trace)(*joint.args, **joint.kwargs)
         nodes: dict[str, Any] = dict(trace.nodes)
         values = {site.name: nodes[site.name]["value"].unsqueeze(0) for site in joint.sites}
         yield unconstrain(values, joint.sites, like)[0][0].to(like)
-    for _ in range(_UNIFORM):
+    for _ in range(_NUM_UNIFORM_STARTS):
         yield 4 * torch.rand_like(like) - 2
 
 
@@ -160,7 +160,7 @@ def _share(peak: _Peak, bound: float) -> float:
 def _is_missed(peak: _Peak, draws: Tensor, bound: float) -> bool:
     inside = (_distances(draws, peak) < _radius(draws.shape[-1])).double().mean()
     share = _share(peak, bound)
-    return share > _HEAVY and float(inside) < _EMPTY * share
+    return share > _MIN_SHARE_OF_EVIDENCE and float(inside) < _MAX_RELATIVE_SHARE_OF_DRAWS * share
 
 
 def _described(missed: list[_Peak], joint: LogJoint, bound: float) -> str:

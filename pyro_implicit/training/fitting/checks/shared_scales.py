@@ -11,8 +11,8 @@ from pyro_implicit.guides.initialization.network import is_network
 
 __all__ = ["warning_of_shared_scales"]
 
-_SHARE = 100  # a site of so small a part of all latents is one that others share
-_SHOWN = 3
+_MIN_LATENTS_PER_SHARED = 100  # all latents over those of a site that counts as shared by others
+_MAX_SITES_NAMED = 3
 
 
 def warning_of_shared_scales(guide: Any) -> list[str]:
@@ -37,12 +37,12 @@ def warning_of_shared_scales(guide: Any) -> list[str]:
         return []
     sites = list(guide.sites)
     total = sum(site.numel for site in sites)
-    shared = [repr(site.name) for site in sites if _SHARE * site.numel <= total]
+    shared = [repr(site.name) for site in sites if _MIN_LATENTS_PER_SHARED * site.numel <= total]
     if not shared or is_network(sites, trace):
         return []
     return [
-        f"latents that many others share ({few_of(shared, _SHOWN)}) tend to come out too narrow "
-        f"from such a guide of {total} latents, and nothing here can tell by how much: compare "
-        "with HyperNetworkGuide(model, generator=AutoregressiveGenerator), whose steps take two to "
-        "four times as long, or with refine(model, guide, ...)"
+        f"latents that many others share ({few_of(shared, _MAX_SITES_NAMED)}) tend to come out too "
+        f"narrow from such a guide of {total} latents, and nothing here can tell by how much: "
+        "compare with HyperNetworkGuide(model, generator=AutoregressiveGenerator), whose steps "
+        "take two to four times as long, or with refine(model, guide, ...)"
     ]

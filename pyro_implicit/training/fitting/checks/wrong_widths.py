@@ -33,18 +33,20 @@ from pyro_implicit.ops.largest_tensor import LargestTensor
 
 __all__ = ["wrong_widths"]
 
-_MOST_LATENTS = 1024  # of the default guide: bijections by structure
-_DRAWS, _FEWEST_DRAWS = 40_000, 5000
-_NUMBERS = 10_000_000  # of all draws
-_WORK = 100_000_000  # numbers of the data, or of the largest tensor that the model makes of them,
-# times draws: as long as some ten steps of training
-_AT_ONCE = 10_000_000  # of these
-_MAPPED = 1_000_000  # numbers of noises at once, for which a generator keeps some ten each
-_FEWEST = 0.02  # of the draws, that the weights are worth: with fewer they know nothing better
-#: nats for each latent, as of deviations off by a seventh: with weights that are worth so little
-_FAR = 0.02
-_RATIO = 1.15  # of deviations: what a user would want to know
-_LEVEL = 0.005  # and of which the weights are certain, of all latents together
+_MAX_LATENTS = 1024  # for which the default guide has bijections by structure
+_MAX_DRAWS, _MIN_DRAWS = 40_000, 5000
+_MAX_NUMBERS_OF_DRAWS = 10_000_000  # draws times latents
+#: Draws times the numbers of the data, or of the largest tensor that the model makes of them: takes
+#: as long as some ten steps of training.
+_MAX_NUMBERS_OF_MODEL = 100_000_000
+_MAX_NUMBERS_PER_CHUNK = 10_000_000  # the same, of the draws that are evaluated at once
+_MAX_NOISES_PER_CHUNK = 1_000_000  # numbers of noise, for each of which a generator keeps some ten
+_MIN_RELATIVE_ESS = 0.02  # of the weights, by draw: with less they know no deviation better
+#: By which a guide is told to be far off where the weights are worth less than that: as many as
+#: deviations cost that are off by a seventh.
+_MIN_NATS_PER_LATENT = 0.02
+_MIN_RATIO_OF_SDS = 1.15  # a smaller one is not worth telling
+_SIGNIFICANCE_LEVEL = 0.005  # of the ratios of all latents together
 
 
 def wrong_widths(
@@ -72,28 +74,30 @@ def wrong_widths(
     try:
         sites = list(guide.sites)
         num_latents = sum(site.numel for site in sites)
-        if not 0 < num_latents <= _MOST_LATENTS:
+        if not 0 < num_latents <= _MAX_LATENTS:
             return []
         with RandomStream(0), evaluation_mode(), pyro.validation_enabled(False), Unvalidated():
             with torch.no_grad():
                 joint = LogJoint(model, sites, args, kwargs)
                 size = _size(joint, guide)
-                num_draws = min(_DRAWS, _NUMBERS // num_latents, _WORK // size)
-                if num_draws < _FEWEST_DRAWS:
+                most = min(_MAX_NUMBERS_OF_DRAWS // num_latents, _MAX_NUMBERS_OF_MODEL // size)
+                num_draws = min(_MAX_DRAWS, most)
+                if num_draws < _MIN_DRAWS:
                     return []
                 drawn = _draws(guide, num_draws)
                 if drawn is None:
                     return []
                 draws, log_density = drawn
                 joint.check_deterministic(draws[0], "")  # another subsample at each call
-                values, log_joint = _at(joint, draws, max(1, _AT_ONCE // size))
+                values, log_joint = _at(joint, draws, max(1, _MAX_NUMBERS_PER_CHUNK // size))
                 log_ratios = (log_joint - log_density).double()
                 weights = _truncated(log_ratios)
     except (ImplicitError, RuntimeError, ValueError, ArithmeticError):
         return []  # a model that does not vectorise, or without a density at all points
-    if not float(1 / weights.square().sum()) >= _FEWEST * num_draws:  # nor if no draw has a density
+    # NaN, which is not enough either, if no draw has a density
+    if not float(1 / weights.square().sum()) >= _MIN_RELATIVE_ESS * num_draws:
         far = _distance(log_ratios)
-        return [_warning_of_distance(far)] if far > _FAR * draws.shape[-1] else []
+        return [_warning_of_distance(far)] if far > _MIN_NATS_PER_LATENT * draws.shape[-1] else []
     flat = {name: value.reshape(num_draws, -1).double() for name, value in values.items()}
     errors = _errors(sum(value.shape[-1] for value in flat.values()))
     notes = {name: _worst(value, weights, errors) for name, value in flat.items()}
@@ -110,7 +114,7 @@ def _size(joint: LogJoint, guide: ImplicitGuide) -> int:
     data = _pytree.tree_leaves((joint.args, joint.kwargs))
     drawn = _draws(guide, 1)
     if drawn is None:
-        return _WORK
+        return _MAX_NUMBERS_OF_MODEL
     with LargestTensor() as largest:
         joint(drawn[0][0])
     given = sum(leaf.numel() for leaf in data if isinstance(leaf, Tensor))
@@ -119,8 +123,8 @@ def _size(joint: LogJoint, guide: ImplicitGuide) -> int:
 
 
 def _errors(num_latents: int) -> float:
-    """Standard errors that one of so many ratios is from 1 by chance with probability _LEVEL."""
-    return NormalDist().inv_cdf(1 - _LEVEL / max(1, num_latents))
+    """Standard errors that one of so many ratios is from 1 by chance at the significance level."""
+    return NormalDist().inv_cdf(1 - _SIGNIFICANCE_LEVEL / max(1, num_latents))
 
 
 def _draws(guide: ImplicitGuide, num_draws: int) -> tuple[Tensor, Tensor] | None:
@@ -131,7 +135,7 @@ def _draws(guide: ImplicitGuide, num_draws: int) -> tuple[Tensor, Tensor] | None
         if not fn.is_bijective:
             return None
         noise = fn.base_dist.sample((num_draws,))
-        at_once = max(1, _MAPPED // noise.shape[-1])
+        at_once = max(1, _MAX_NOISES_PER_CHUNK // noise.shape[-1])
         mapped = [_mapped(fn.given(some)) for some in noise.split(at_once)]
         draw, log_det = (torch.cat(parts) for parts in zip(*mapped, strict=True))
         draws.append(draw)
@@ -173,7 +177,7 @@ def _distance(log_ratios: Tensor) -> float:
 def _worst(draws: Tensor, weights: Tensor, errors: float) -> float | None:
     """The ratio of deviations ``(n, k)`` that is farthest from 1, if one is certainly far."""
     ratio, error = _ratios(draws, weights)
-    far = (ratio.log().abs() > math.log(_RATIO)) & ((ratio - 1).abs() > errors * error)
+    far = (ratio.log().abs() > math.log(_MIN_RATIO_OF_SDS)) & ((ratio - 1).abs() > errors * error)
     if not bool(far.any()):
         return None
     return float(max(ratio[far].tolist(), key=lambda one: abs(math.log(one))))

@@ -18,8 +18,10 @@ from pyro_implicit.training.fitting.parameters.running_statistics import Running
 
 __all__ = ["Course"]
 
-FEWEST = 400  # steps before the objective is asked whether it still rises
-_ASK_AGAIN = 1.1  # times as many steps later: who asks at every step is fooled by luck at some
+MIN_STEPS_TO_JUDGE = 400  # before it is asked whether the objective still rises
+#: Steps at the full rate until it is asked again, over those until it was asked last: who asks at
+#: every step is fooled by luck at some.
+_LOOK_STEPS_RATIO = 1.1
 
 
 class Course:
@@ -62,7 +64,7 @@ class Course:
         #: the step at which it last was, where the run went on all the same
         self.level_at: int | None = None
         self._warm_from = 0  # the step at which the rate was last set to its full height
-        self._ask_at = FEWEST  # steps at the full rate
+        self._ask_at = MIN_STEPS_TO_JUDGE  # steps at the full rate
 
     @property
     def kept(self) -> dict[str, Tensor]:
@@ -96,7 +98,7 @@ class Course:
         :param losses: of all steps so far.
         :returns: what is due.
         """
-        due = [Due.ADD] * (self.rate.begun is None and self.settling.wants(len(losses)))
+        due = [Due.ADD_TO_MEAN] * (self.rate.begun is None and self.settling.wants(len(losses)))
         return [Due.RETREAT] * self.retreat.look(losses, self.kept) + due
 
     # ---- what to do next
@@ -121,7 +123,7 @@ class Course:
             self.is_flat = slope is not None and slope.is_flat and is_level
             if self.is_flat:
                 due = self._level(step, params())
-            self._ask_at = int(_ASK_AGAIN * num_warm)  # last: who is interrupted asks anew
+            self._ask_at = int(_LOOK_STEPS_RATIO * num_warm)  # last: who is interrupted asks anew
         if self.rate.is_due(step) and step < self.rate.num_steps and not due:
             due = self._cool(step, params(), is_level=False)
         if due:
@@ -140,7 +142,7 @@ class Course:
         :param losses: of successive steps.
         :returns: None of a series that is too short to tell.
         """
-        return slope_of(losses, self._num_latents()) if len(losses) >= FEWEST else None
+        return slope_of(losses, self._num_latents()) if len(losses) >= MIN_STEPS_TO_JUDGE else None
 
     def at_full_rate(self, losses: Sequence[float]) -> Sequence[float]:
         """
@@ -153,22 +155,22 @@ class Course:
     def _level(self, step: int, params: Mapping[str, Tensor]) -> list[Due]:
         """Where the loss is level: cools, or goes on slower from the start if that was better."""
         if self.settling.is_above_start(params):
-            return [Due.SLOWER]
+            return [Due.RESTART_SLOWER]
         return self._cool(step, params, is_level=True)
 
     def _cool(self, step: int, params: Mapping[str, Tensor], is_level: bool) -> list[Due]:
         """From the mean of the parameters, where that is better."""
         if self.settling.plan(params, is_level):
-            return [Due.MEAN]
+            return [Due.GO_TO_MEAN]
         self.rate.cool(step, step - self._warm_from)
         return []
 
     def _last_look(self, step: int, params: Mapping[str, Tensor], may_slow: bool) -> list[Due]:
         """Goes on slower where a run has ended above its start, or brings that back."""
-        is_new = not self.settling.is_start and step >= FEWEST
+        is_new = not self.settling.is_start and step >= MIN_STEPS_TO_JUDGE
         if is_new and self.settling.is_worse_than_start(params):
             is_slow = may_slow and self.settling.may_slow
-            return [Due.SLOWER] if is_slow else [Due.START, Due.SCORE_START]
+            return [Due.RESTART_SLOWER] if is_slow else [Due.GO_TO_START, Due.EVALUATE_START_SCORE]
         return []
 
     # ---- what sets all parameters
@@ -186,11 +188,11 @@ class Course:
             self.adam.forget()
             if self.rate.begun is None:
                 self._begin_anew(step)
-        elif where is Due.MEAN:
+        elif where is Due.GO_TO_MEAN:
             self.settling.to_mean(params)
             self.adam.stand_still()
             self.rate.cool(step, step - self._warm_from, self.settling.planned)
-        elif where is Due.START:
+        elif where is Due.GO_TO_START:
             self.settling.to_start(params)
             self.settling.is_start = True
         else:
@@ -206,7 +208,7 @@ class Course:
         :param int step: the number of steps so far.
         """
         self._warm_up(step)
-        self._ask_at, self.level_at = max(FEWEST, step), step
+        self._ask_at, self.level_at = max(MIN_STEPS_TO_JUDGE, step), step
 
     def _warm_up(self, step: int) -> None:
         self.rate.begun, self.rate.length, self.rate.share = None, 0, 1.0
@@ -214,7 +216,7 @@ class Course:
 
     def _begin_anew(self, step: int) -> None:
         """Counts steps at the full rate from here."""
-        self._warm_from, self.is_flat, self._ask_at = step, False, FEWEST
+        self._warm_from, self.is_flat, self._ask_at = step, False, MIN_STEPS_TO_JUDGE
         self.settling.forget()
         if self.whole is not None:
             self.whole.values = []

@@ -18,14 +18,15 @@ from pyro_implicit.training.fitting.arguments import Arguments
 
 __all__ = ["default_rate", "rate_times"]
 
-_USUAL = 0.005
+_USUAL_RATE = 0.005
 # Chosen on four bent pairs, a hierarchical model and two networks of 62 latents, where the loss at
 # 0.005 stays 3 to 16 nats above that at 0.002 until the rate is cooled, and some runs diverge.
-_RESTLESS = 0.002
-# Chosen on four posteriors of one latent (a correlation, Gamma, Beta, Cauchy), whose tails are
-# learned by small steps alone at 0.002: a divergence of 0.117 nats after 1500 steps and of 0.015
-# at 0.02 (Cauchy). From two latents on a ring is lost at 0.02, and others end no nearer.
-_SINGLE = 0.02
+_AUTOREGRESSIVE_RATE = 0.002
+# That of an autoregressive generator too. Chosen on four posteriors of one latent (a correlation,
+# Gamma, Beta, Cauchy), whose tails are learned by small steps alone at 0.002: a divergence of 0.117
+# nats after 1500 steps and of 0.015 at 0.02 (Cauchy). From two latents on a ring is lost at 0.02,
+# and others end no nearer.
+_RATE_OF_ONE_LATENT = 0.02
 
 
 @torch.no_grad()
@@ -38,15 +39,15 @@ def default_rate(guide: Callable[..., Any], arguments: Arguments) -> float:
     :returns: the rate.
     """
     if not isinstance(guide, nn.Module):
-        return _USUAL
+        return _USUAL_RATE
     args, kwargs = arguments.peek()
     with poutine.block():
         guide(*args, **kwargs)
     kinds = (AutoregressiveGenerator, ConditionalAutoregressiveGenerator)
     sizes = [int(part.output_dim) for part in guide.modules() if isinstance(part, kinds)]
     if not sizes:
-        return _USUAL
-    return _SINGLE if max(sizes) == 1 else _RESTLESS
+        return _USUAL_RATE
+    return _RATE_OF_ONE_LATENT if max(sizes) == 1 else _AUTOREGRESSIVE_RATE
 
 
 def rate_times(guide: Callable[..., Any], rate: float) -> Callable[[Tensor], float]:
@@ -62,7 +63,7 @@ def rate_times(guide: Callable[..., Any], rate: float) -> Callable[[Tensor], flo
     :param float rate: what :func:`default_rate` chose.
     :returns: the factor of an unconstrained parameter.
     """
-    if not isinstance(guide, nn.Module) or rate == _USUAL:
+    if not isinstance(guide, nn.Module) or rate == _USUAL_RATE:
         return lambda param: 1.0
     ours = (ImplicitGuide, ConditionalGuide, AutoGuideList)
     parts = [p for p in guide.modules() if isinstance(p, AutoGuide) and not isinstance(p, ours)]
@@ -70,6 +71,6 @@ def rate_times(guide: Callable[..., Any], rate: float) -> Callable[[Tensor], flo
     own = {id(param) for param in guide.parameters()} - theirs
 
     def times(param: Tensor) -> float:
-        return 1.0 if id(param) in own else _USUAL / rate
+        return 1.0 if id(param) in own else _USUAL_RATE / rate
 
     return times

@@ -8,8 +8,10 @@ from pyro_implicit.training.schedules import geometric_schedule
 
 __all__ = ["LearningRate"]
 
-_COLDEST = 0.01  # the last rate, as a part of the first
-_SHARE = 3  # cooling takes a third as many steps as came before, and the last third at the latest
+_COOLING_FACTOR = 0.01  # the last rate over the first
+# Cooling takes a third as many steps as came before it, and begins with the last third of all at
+# the latest.
+_COOLING_DIVISOR = 3
 
 
 @dataclass
@@ -37,12 +39,12 @@ class LearningRate:
         """The rate of a step, counting from 0."""
         if self.begun is None:
             return self.lr
-        schedule = geometric_schedule(self.share * self.lr, _COLDEST * self.lr, self.length)
+        schedule = geometric_schedule(self.share * self.lr, _COOLING_FACTOR * self.lr, self.length)
         return schedule(step - self.begun)
 
     def is_due(self, step: int) -> bool:
         """Whether cooling has to begin at a step, to end by the limit."""
-        return self.begun is None and step >= self.num_steps - self.num_steps // _SHARE
+        return self.begun is None and step >= self.num_steps - self.num_steps // _COOLING_DIVISOR
 
     def cool(self, step: int, num_warm: int, share: float = 1.0) -> None:
         """
@@ -57,7 +59,7 @@ class LearningRate:
         is_due = self.is_due(step)
         self.begun, self.share = step, share
         left = self.num_steps - step
-        self.length = left if is_due else min(max(num_warm // _SHARE, 100), left)
+        self.length = left if is_due else min(max(num_warm // _COOLING_DIVISOR, 100), left)
 
     def is_cold(self, step: int) -> bool:
         """Whether cooling is over before a step."""

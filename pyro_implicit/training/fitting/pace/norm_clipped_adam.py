@@ -13,11 +13,11 @@ from pyro_implicit.exceptions import StateError
 
 __all__ = ["NormClippedAdam"]
 
-_SURELY = 1.001  # more than rounding
-_FIRST = 256  # entries that show whether a parameter was moved
+_ROUNDING_FACTOR = 1.001  # a limit above a norm by more than this is so whatever the rounding
+_NUM_GLANCED_ENTRIES = 256  # the first of a parameter, which show whether it was moved
 
-_USUAL = 10.0  # a gradient may be so many times longer than usual
-_MEMORY = 0.98  # of what is usual, from step to step
+_MAX_RELATIVE_NORM = 10.0  # of a gradient, to the geometric mean of the latest norms
+_DECAY_PER_STEP = 0.98  # of the weights in this mean
 
 
 class NormClippedAdam:
@@ -125,7 +125,7 @@ class NormClippedAdam:
     def _clip(self, trained: list[Tensor]) -> float:
         """The length of all gradients together, which are cut if it is more than allowed."""
         limit, norm = self._limit(), _length([param.grad for param in trained])
-        if limit > _SURELY * (norm + 1e-6) or not math.isfinite(norm):
+        if limit > _ROUNDING_FACTOR * (norm + 1e-6) or not math.isfinite(norm):
             return norm  # torch would multiply them by 1
         return float(torch.nn.utils.clip_grad_norm_(trained, limit))
 
@@ -174,12 +174,12 @@ class NormClippedAdam:
         """The longest gradient allowed now."""
         if self._weight < 0.1:  # a handful of steps: nothing is usual yet
             return math.inf
-        return _USUAL * math.exp(self._log_norm / self._weight)
+        return _MAX_RELATIVE_NORM * math.exp(self._log_norm / self._weight)
 
     def _remember(self, norm: float) -> None:
         norm = min(max(norm, 1e-30), self._limit())
-        self._log_norm = _MEMORY * self._log_norm + (1 - _MEMORY) * math.log(norm)
-        self._weight = _MEMORY * self._weight + (1 - _MEMORY)
+        self._log_norm = _DECAY_PER_STEP * self._log_norm + (1 - _DECAY_PER_STEP) * math.log(norm)
+        self._weight = _DECAY_PER_STEP * self._weight + (1 - _DECAY_PER_STEP)
 
 
 class _Glance(NamedTuple):
@@ -192,8 +192,8 @@ class _Glance(NamedTuple):
     def at(cls, param: Tensor, moments: Mapping[str, Any] | None) -> _Glance:
         """The first entries; all where none of them has a gradient, or to ask would be to wait."""
         grad: Any = param.grad
-        some = param.device.type == "cpu" and bool(grad.flatten()[:_FIRST].any())
-        count = min(_FIRST, param.numel()) if some else param.numel()
+        some = param.device.type == "cpu" and bool(grad.flatten()[:_NUM_GLANCED_ENTRIES].any())
+        count = min(_NUM_GLANCED_ENTRIES, param.numel()) if some else param.numel()
         if not moments:
             return cls(torch.zeros(()), grad.new_zeros(count))
         squares: Tensor = moments["exp_avg_sq"].flatten()[:count].clone()

@@ -18,10 +18,10 @@ from pyro_implicit.training.fitting.parameters.parameter_copies import copied, s
 
 __all__ = ["Retreat", "is_comparable"]
 
-_WINDOW = 50  # steps whose losses are looked at together
-_FAR = 10.0  # deviations of one step's loss: a window so much above the best has gone astray
-_NEAR = 3.0  # and one so near is worth keeping
-_MOST = 6  # how often a run goes back, at half the rate each time
+_STEPS_PER_WINDOW = 50  # whose losses are looked at together
+_MAX_RISE_IN_SDS = 10.0  # of one step's loss: a window so far above the best has gone astray
+_MAX_RISE_TO_KEEP_IN_SDS = 3.0  # the parameters after a window so near to the best are copied
+_MAX_RETREATS = 6  # each to half the rate
 
 
 def is_comparable(objective: Any) -> bool:
@@ -75,7 +75,7 @@ class Retreat:
         :param int step: the number of steps so far; without a new one nothing would change.
         """
         has_moved = not self.turns or self.turns[-1][0] != step
-        return bool(self._kept) and has_moved and len(self.turns) < _MOST
+        return bool(self._kept) and has_moved and len(self.turns) < _MAX_RETREATS
 
     def begin_at(self, step: int) -> None:
         """
@@ -104,26 +104,28 @@ class Retreat:
         :returns: whether the run has gone astray.
         """
         num_new = len(losses) - self._begin
-        if num_new < _WINDOW or num_new % _WINDOW:
+        if num_new < _STEPS_PER_WINDOW or num_new % _STEPS_PER_WINDOW:
             return False
-        level = float(np.median(losses[-_WINDOW:]))
+        level = float(np.median(losses[-_STEPS_PER_WINDOW:]))
         judges = self.judges_losses and self.num_batches != 0
-        if judges and level > self._best + _FAR * self._noise:
+        if judges and level > self._best + _MAX_RISE_IN_SDS * self._noise:
             return self.is_possible(len(losses))
         self._learn(losses, num_new)
-        is_near = not judges or level <= self._best + _NEAR * self._noise
+        is_near = not judges or level <= self._best + _MAX_RISE_TO_KEEP_IN_SDS * self._noise
         if is_near and not (self._kept and self._kept[-1]["step"] == len(losses)):
             self._kept = [*self._kept[-1:], {"step": len(losses), "params": copied(params)}]
         return False
 
     def _learn(self, losses: Sequence[float], num_new: int) -> None:
         """What a good level is, from the last losses."""
-        window = np.asarray(losses[-_WINDOW:])
+        window = np.asarray(losses[-_STEPS_PER_WINDOW:])
         if self.num_batches is not None:
-            span = max(2 * self.num_batches, _WINDOW) + _WINDOW - 1  # windows of any phase
+            # windows of any phase
+            span = max(2 * self.num_batches, _STEPS_PER_WINDOW) + _STEPS_PER_WINDOW - 1
             if num_new < span:
                 return
-            windows = np.lib.stride_tricks.sliding_window_view(np.asarray(losses[-span:]), _WINDOW)
+            series = np.asarray(losses[-span:])
+            windows = np.lib.stride_tricks.sliding_window_view(series, _STEPS_PER_WINDOW)
             window = windows[np.median(windows, axis=-1).argmax()]
         level = float(np.median(window))
         if level < self._best:

@@ -28,20 +28,22 @@ __all__ = ["Settling"]
 
 _Params = Mapping[str, Tensor]
 
-_MOST_NUMBERS = 5_000_000  # of all parameters: of more none is copied
-_EVERY = 5  # steps: neighbours hardly differ
-_FORGETTING = 3  # the mean weighs its k-th value by k to this power
-_DRAWS, _FEWEST = 128, 8  # draws, and losses, that are compared
-_CERTAIN = 2.0  # standard errors of their differences
-_CERTAIN_SIGNS = 1.4  # roots of their number, of signs beyond half: 24 of 32, 8 of 8
-_WANDERING = 0.5  # nats that cooling begins with
-_LEAST = 0.25  # nats that the mean has to be better by: a banana is learned by its last steps too
-# Parts of the rate that it may begin with: where the loss is level, and where the limit is near.
-# Chosen on a 2PL model (146 latents), a Poisson one (153), a horseshoe (122), varying slopes (42)
-# and eight schools: at the full rate, the wandering that the mean has left behind comes back.
-_LEVEL, _LIMIT = 0.1, 0.3
-_TOO_HIGH = 1.0  # nats that the mean of a level run may be above its start
-_SLOWER, _MOST_SLOWER = 0.25, 3
+_MAX_NUMBERS_TO_COPY = 5_000_000  # of all parameters: where there are more nothing is averaged
+_STEPS_BETWEEN_VALUES = 5  # that are averaged: neighbours hardly differ
+_POWER_OF_WEIGHTS = 3  # the mean weighs its k-th value by k to this power
+_MIN_DRAWS_TO_COMPARE, _MIN_LOSSES_TO_COMPARE = 128, 8
+_CERTAIN_STANDARD_ERRORS = 2.0  # of a mean difference of losses that is no chance
+_CERTAIN_EXCESS_OF_SIGNS = 1.4  # beyond half, in roots of their number: 24 of 32, 8 of 8
+_WANDERING_NATS_TO_COOL_FROM = 0.5  # by so much parameters that wander raise the loss there
+# By which the mean has to be better than the parameters: the last steps still learn a banana.
+_MIN_GAIN_OF_MEAN_IN_NATS = 0.25
+# Parts of the rate that cooling begins with at the least: where the loss is level, and where the
+# limit of steps is near. Chosen on a 2PL model (146 latents), a Poisson one (153), a horseshoe
+# (122), varying slopes (42) and eight schools: at the full rate, the wandering that the mean has
+# left behind comes back.
+_MIN_RELATIVE_RATE_IF_LEVEL, _MIN_RELATIVE_RATE_AT_LIMIT = 0.1, 0.3
+_MAX_NATS_ABOVE_START = 1.0  # of the mean of a level run: one that is higher begins anew, slower
+_RATE_FACTOR_OF_SLOWING, _MAX_SLOWINGS = 0.25, 3
 
 
 class Settling:
@@ -79,7 +81,7 @@ class Settling:
         """
         if self._loss is None or self._start:
             return
-        if sum(param.numel() for param in params.values()) > _MOST_NUMBERS:
+        if sum(param.numel() for param in params.values()) > _MAX_NUMBERS_TO_COPY:
             self._loss = None
         else:
             self._start = copied(params)
@@ -95,7 +97,7 @@ class Settling:
 
         :param int step: the number of steps so far.
         """
-        return self._loss is not None and step % _EVERY == 0
+        return self._loss is not None and step % _STEPS_BETWEEN_VALUES == 0
 
     @torch.no_grad()
     def add(self, step: int, params: _Params) -> None:
@@ -115,12 +117,12 @@ class Settling:
     @property
     def factor(self) -> float:
         """What the learning rate is multiplied by."""
-        return _SLOWER ** len(self.turns)
+        return _RATE_FACTOR_OF_SLOWING ** len(self.turns)
 
     @property
     def may_slow(self) -> bool:
         """Whether the rate may be lowered once more."""
-        return len(self.turns) < _MOST_SLOWER
+        return len(self.turns) < _MAX_SLOWINGS
 
     def is_above_start(self, params: _Params) -> bool:
         """
@@ -131,7 +133,7 @@ class Settling:
         if not self._is_known(params) or not self.may_slow:
             return False
         gap, error = _gap(self._at(params, self._start), self._at(params, self._mean.values))
-        return gap + _CERTAIN * error < -_TOO_HIGH
+        return gap + _CERTAIN_STANDARD_ERRORS * error < -_MAX_NATS_ABOVE_START
 
     def plan(self, params: _Params, is_level: bool) -> bool:
         """
@@ -144,9 +146,10 @@ class Settling:
         if not self._is_known(params):
             return False
         gap, _ = _gap(self.losses(), self._at(params, self._mean.values))
-        if not gap > _LEAST:
+        if not gap > _MIN_GAIN_OF_MEAN_IN_NATS:
             return False
-        self.planned = min(max(_WANDERING / gap, _LEVEL if is_level else _LIMIT), 1.0)
+        least = _MIN_RELATIVE_RATE_IF_LEVEL if is_level else _MIN_RELATIVE_RATE_AT_LIMIT
+        self.planned = min(max(_WANDERING_NATS_TO_COOL_FROM / gap, least), 1.0)
         return True
 
     def is_worse_than_start(self, params: _Params) -> bool:
@@ -163,8 +166,8 @@ class Settling:
             return math.isfinite(self._start_loss)
         gap, error = _gap(losses, now)
         num_worse = sum(a > b for a, b in zip(now, losses, strict=True))
-        are_certain = num_worse >= len(now) / 2 + _CERTAIN_SIGNS * math.sqrt(len(now))
-        return gap < 0 and (gap + _CERTAIN * error < 0 or are_certain)
+        are_certain = num_worse >= len(now) / 2 + _CERTAIN_EXCESS_OF_SIGNS * math.sqrt(len(now))
+        return gap < 0 and (gap + _CERTAIN_STANDARD_ERRORS * error < 0 or are_certain)
 
     def to_mean(self, params: _Params) -> None:
         """
@@ -241,7 +244,7 @@ class Settling:
         if self._loss is None:
             return []
         draws = int(self._loss.objective.num_particles)
-        return self._loss.by_seed(max(_FEWEST, -(-_DRAWS // draws)))
+        return self._loss.by_seed(max(_MIN_LOSSES_TO_COMPARE, -(-_MIN_DRAWS_TO_COMPARE // draws)))
 
     def _at(self, params: _Params, values: _Params) -> list[float]:
         """The losses at other values, which are taken back whatever happens."""
@@ -262,7 +265,7 @@ class _Mean:
     values: dict[str, Tensor] = field(default_factory=dict)
 
     def with_values(self, step: int, params: _Params) -> _Mean:
-        weight = (_FORGETTING + 1) / (self.number + 1 + _FORGETTING)
+        weight = (_POWER_OF_WEIGHTS + 1) / (self.number + 1 + _POWER_OF_WEIGHTS)
         values = {
             name: self.values[name].to(param).lerp(param, weight)
             if name in self.values and param.is_floating_point()

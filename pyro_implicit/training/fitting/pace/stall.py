@@ -16,16 +16,16 @@ import numpy as np
 
 __all__ = ["Slope", "noise_of_step", "slope_of"]
 
-_NUM_BATCHES = 10  # of a window, whose means are nearly independent
-_SHARE = 4  # a window is the fourth part of a series
-_RESOLVED = 0.1  # gains below this part of the noise of one step count as none
-# And gains below so many nats, for a loss with little noise: a thousandth of one for each latent,
-# between these. At 0.05, centred schools (10 latents) end 0.1 nats early; at 0.02, zero-inflated
-# counts (54) take 10 000 steps where deviations are right within 5% after 1500.
-_SMALLEST, _BY_LATENT, _LARGEST = 0.02, 0.001, 0.05
-_MEDIAN_STEP = 0.954  # the median difference of two independent normal numbers, in deviations
-_OUTLIER = 7.0  # median deviations from the median; of normal numbers 2 in a million are farther
-_ROUNDING = 1e-6  # of the loss itself, in float32
+_NUM_BATCH_MEANS = 10  # of a window, which are nearly independent
+_WINDOWS_PER_SERIES = 4
+_MIN_GAIN_IN_SDS = 0.1  # of one step's loss: smaller gains count as none
+# Gains below so many nats count as none too, where a loss has little noise: a thousandth for each
+# latent, between these. At 0.05, centred schools (10 latents) end 0.1 nats early; at 0.02,
+# zero-inflated counts (54) take 10 000 steps where deviations are right within 5% after 1500.
+_MIN_FLOOR_NATS, _FLOOR_NATS_PER_LATENT, _MAX_FLOOR_NATS = 0.02, 0.001, 0.05
+_MEDIAN_DIFFERENCE_IN_SDS = 0.954  # of two independent normal numbers
+_OUTLIER_IN_MADS = 7.0  # median deviations from the median: 2 in a million normal ones are farther
+_RELATIVE_ROUNDING = 1e-6  # of a loss in float32
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Slope:
     @property
     def is_rising(self) -> bool:
         """Whether the loss has certainly grown, by more than the noise of one step."""
-        return -self.gain - 4 * self.standard_error > self.tolerance / _RESOLVED
+        return -self.gain - 4 * self.standard_error > self.tolerance / _MIN_GAIN_IN_SDS
 
 
 def slope_of(losses: Sequence[float], num_latents: int = 0) -> Slope:
@@ -71,16 +71,16 @@ def slope_of(losses: Sequence[float], num_latents: int = 0) -> Slope:
     :returns: what the series has gained lately.
     """
     series = np.asarray(losses, dtype=float)
-    length = len(series) // (_SHARE * _NUM_BATCHES) * _NUM_BATCHES
+    length = len(series) // (_WINDOWS_PER_SERIES * _NUM_BATCH_MEANS) * _NUM_BATCH_MEANS
     noise = noise_of_step(series[-length:])
     before, after = _trimmed(series[-2 * length : -length]), _trimmed(series[-length:])
     variance = _variance_of_mean(before) + _variance_of_mean(after)
-    smallest = min(max(_SMALLEST, _BY_LATENT * num_latents), _LARGEST)
-    floor = max(smallest, _ROUNDING * abs(float(after.mean())))
+    smallest = min(max(_MIN_FLOOR_NATS, _FLOOR_NATS_PER_LATENT * num_latents), _MAX_FLOOR_NATS)
+    floor = max(smallest, _RELATIVE_ROUNDING * abs(float(after.mean())))
     return Slope(
         gain=float(before.mean() - after.mean()),
         standard_error=float(np.sqrt(variance)),
-        tolerance=max(_RESOLVED * noise, floor),
+        tolerance=max(_MIN_GAIN_IN_SDS * noise, floor),
     )
 
 
@@ -91,17 +91,17 @@ def noise_of_step(window: np.ndarray) -> float:
     :param window: losses, in order, shape ``(n,)``.
     :returns: the deviation, which a trend or a few outliers leave alone.
     """
-    return float(np.median(np.abs(np.diff(window)))) / _MEDIAN_STEP
+    return float(np.median(np.abs(np.diff(window)))) / _MEDIAN_DIFFERENCE_IN_SDS
 
 
 def _trimmed(window: np.ndarray) -> np.ndarray:
     """With outliers cut to where they are just that: a draw from the tail hides any slope."""
     median = np.median(window)
-    spread = _OUTLIER * np.median(np.abs(window - median))
+    spread = _OUTLIER_IN_MADS * np.median(np.abs(window - median))
     return window.clip(median - spread, median + spread)
 
 
 def _variance_of_mean(window: np.ndarray) -> float:
     """The squared standard error of a window's mean, by batch means."""
-    means = window.reshape(_NUM_BATCHES, -1).mean(-1)
-    return float(means.var(ddof=1)) / _NUM_BATCHES
+    means = window.reshape(_NUM_BATCH_MEANS, -1).mean(-1)
+    return float(means.var(ddof=1)) / _NUM_BATCH_MEANS

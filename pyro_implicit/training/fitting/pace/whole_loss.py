@@ -17,9 +17,9 @@ from pyro_implicit.training.fitting.all_rows import Call
 
 __all__ = ["WholeLoss"]
 
-_REPEATS = 4
-_WINDOW = 3  # values that are averaged: at a constant rate parameters wander
-_SMALLEST = 0.05  # gains in nats that count as none
+_NUM_SEEDS_PER_LOOK = 4
+_NUM_LOOKS_AVERAGED = 3  # since parameters wander at a constant rate
+_MIN_GAIN_IN_NATS = 0.05  # smaller ones count as none
 
 
 class WholeLoss:
@@ -57,13 +57,14 @@ class WholeLoss:
         """
         self.values = [
             *(one for one in self.values if one[0] != step),
-            (step, fmean(self.by_seed(_REPEATS))),
+            (step, fmean(self.by_seed(_NUM_SEEDS_PER_LOOK))),
         ]
-        losses = [loss for _, loss in self.values[-2 * _WINDOW :]]
-        if len(losses) < 2 * _WINDOW:
+        losses = [loss for _, loss in self.values[-2 * _NUM_LOOKS_AVERAGED :]]
+        if len(losses) < 2 * _NUM_LOOKS_AVERAGED:
             return False
-        before, after = sum(losses[:_WINDOW]) / _WINDOW, sum(losses[_WINDOW:]) / _WINDOW
-        return not before - after > _SMALLEST  # nor where a loss is not finite
+        before = sum(losses[:_NUM_LOOKS_AVERAGED]) / _NUM_LOOKS_AVERAGED
+        after = sum(losses[_NUM_LOOKS_AVERAGED:]) / _NUM_LOOKS_AVERAGED
+        return not before - after > _MIN_GAIN_IN_NATS  # nor where a loss is not finite
 
     def by_seed(self, repeats: int) -> list[float]:
         """

@@ -74,7 +74,7 @@ def test_a_peak_without_mass_about_it_is_not_told() -> None:
 def test_peaks_that_were_found_count_where_the_search_runs_out(
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(searching, "_EVALUATIONS", most)
+    monkeypatch.setattr(searching, "_MAX_DENSITY_EVALUATIONS", most)
     pyro.set_rng_seed(0)
     model = mixture(0.7, 3.0)
     guide = at_one(model, (-3.0, 0.0), 0.5)
@@ -177,7 +177,7 @@ def test_other_guides_larger_models_and_random_densities_are_not_looked_at() -> 
 
 @pytest.mark.long
 def test_fit_tells_after_a_long_run_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LONG", 30)
+    monkeypatch.setattr(module, "_MIN_STEPS_TO_JUDGE_GUIDE", 30)
     model = mixture(0.5, 4.0)
     for num_steps, count in ((20, 0), (30, 1)):
         guide = at_one(model, (-4.0, 0.0), 0.5)

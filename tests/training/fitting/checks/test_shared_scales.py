@@ -60,7 +60,7 @@ def test_other_guides_are_not_looked_at() -> None:
 
 
 def test_a_fit_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LONG", 2)
+    monkeypatch.setattr(module, "_MIN_STEPS_TO_JUDGE_GUIDE", 2)
     guide = HyperNetworkGuide(
         groups, init_from=None, hidden_dims=(5,), noise_dim=20, learn_scale="diagonal", scale=0.5
     )

@@ -54,7 +54,7 @@ def test_draws_and_densities_are_those_of_the_guide(
     """Some draws at a time, in one pass where the generator tells its determinant."""
     guide = HyperNetworkGuide(model, generator=kind, init_from=None).double().setup()
     fn = guide.samplers[0].distribution()
-    monkeypatch.setattr(widths, "_MAPPED", 300 * fn.generator.output_dim)
+    monkeypatch.setattr(widths, "_MAX_NOISES_PER_CHUNK", 300 * fn.generator.output_dim)
     fixed = fn.given(fn.base_dist.sample((1000,)))
     passes, whole = [], AutoregressiveGenerator._pass
     counted = lambda *args: passes.append(1) or whole(*args)  # noqa: E731
@@ -117,7 +117,7 @@ def test_a_small_distance_of_many_latents_is_not_told(
     guide()
     monkeypatch.setattr(widths, "_draws", drawn)
     exact = 200 * (0.5 * (scale**2 - 1) - math.log(scale))
-    assert (exact > widths._FAR * 200) is is_told
+    assert (exact > widths._MIN_NATS_PER_LATENT * 200) is is_told
     pyro.set_rng_seed(0)
     told = wrong_widths(guide, wide, (), {})
     assert any("at least" in text for text in told) is is_told
@@ -173,7 +173,7 @@ def test_other_guides_larger_models_and_random_densities_are_not_looked_at() -> 
 
 @pytest.mark.long
 def test_a_fit_warns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LONG", 5)
+    monkeypatch.setattr(module, "_MIN_STEPS_TO_JUDGE_GUIDE", 5)
     normal, guide = exact_ratio(0.7)
     objective = LinearisedELBO(4, vectorize_particles=True)
     result = fit(normal, guide, objective=objective, num_steps=5, lr=1e-6, progress=False, seed=0)
@@ -214,8 +214,8 @@ def test_data_are_counted_wherever_they_are(
     large: Any, args: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 15 000 rows 40 000 draws at once would take 2.4 GB for each operation of the model."""
-    for name, share in (("_WORK", 10), ("_FEWEST_DRAWS", 10), ("_AT_ONCE", 10)):
-        monkeypatch.setattr(widths, name, getattr(widths, name) // share)
+    for name in ("_MAX_NUMBERS_OF_MODEL", "_MIN_DRAWS", "_MAX_NUMBERS_PER_CHUNK"):
+        monkeypatch.setattr(widths, name, getattr(widths, name) // 10)
     guide = guide_of(1.0, partial(large, *args))
     pyro.set_rng_seed(0)
     joint = LogJoint(large, guide.sites, args, {})
@@ -224,13 +224,13 @@ def test_data_are_counted_wherever_they_are(
     assert largest.numel == ROWS
     with LargestTensor() as all_draws:
         wrong_widths(guide, large, args, {})
-    assert all_draws.numel <= widths._AT_ONCE
+    assert all_draws.numel <= widths._MAX_NUMBERS_PER_CHUNK
 
 
 @pytest.mark.long
 def test_many_small_sites_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(widths, "_WORK", widths._WORK // 10)
-    monkeypatch.setattr(widths, "_FEWEST_DRAWS", 1)
+    monkeypatch.setattr(widths, "_MAX_NUMBERS_OF_MODEL", widths._MAX_NUMBERS_OF_MODEL // 10)
+    monkeypatch.setattr(widths, "_MIN_DRAWS", 1)
     guide = guide_of(1.0, of_many_sites)
     joint = LogJoint(of_many_sites, guide.sites, (), {})
     assert widths._size(joint, guide) > ROWS // 10
@@ -241,7 +241,7 @@ def test_what_is_not_after_the_posterior_is_not_held_to_it(
     weights: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A guide of a tempered posterior is as wide as it should be."""
-    monkeypatch.setattr(module, "_LONG", 5)
+    monkeypatch.setattr(module, "_MIN_STEPS_TO_JUDGE_GUIDE", 5)
     normal, guide = exact_ratio(0.7)
     objective = LinearisedELBO(4, vectorize_particles=True, **weights)
     result = fit(normal, guide, objective=objective, num_steps=5, lr=1e-6, progress=False, seed=0)

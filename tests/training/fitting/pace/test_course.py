@@ -45,7 +45,7 @@ def test_no_run_begins_anew_at_its_last_step(limit: int) -> None:
         run.begin(len(losses), {"w": weight})
         weight.data.fill_(0.3)
         losses.append(5.0 + 0.02 * float(torch.randn((), generator=random)))
-        if Due.ADD in run.after(losses):
+        if Due.ADD_TO_MEAN in run.after(losses):
             run.settling.add(len(losses), run.kept)
     assert len(losses) == limit and float(weight.detach()) == 0.0
     assert run.settling.is_start

@@ -119,7 +119,7 @@ def test_what_is_not_known_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     both = {"w": w, "new": new}  # met after the first step
     assert not settling.is_above_start(both) and not settling.is_worse_than_start(both)
     assert not settling.plan(both, True)
-    monkeypatch.setattr(module, "_MOST_NUMBERS", 2)
+    monkeypatch.setattr(module, "_MAX_NUMBERS_TO_COPY", 2)
     many = settling_of(w)
     many.begin({"w": w})
     assert not many.is_possible and not many.is_worse_than_start({"w": w})
@@ -193,7 +193,7 @@ def test_a_rate_that_is_too_high_does_not_end_above_the_start(lr: float) -> None
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs are looked at from 100 steps."""
-    monkeypatch.setattr(course, "FEWEST", 100)
+    monkeypatch.setattr(course, "MIN_STEPS_TO_JUDGE", 100)
 
 
 def overshot(validation: Any, **options: Any) -> tuple[Any, HyperNetworkGuide, Any, Any]:
@@ -277,7 +277,7 @@ def broken(at: int) -> tuple[Any, list[Tensor]]:
 @pytest.mark.long
 def test_an_interrupted_look_goes_on_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyro_implicit.training.fitting.run.is_comparable", lambda _: True)
-    monkeypatch.setattr("pyro_implicit.training.fitting.pace.course.FEWEST", 50)
+    monkeypatch.setattr("pyro_implicit.training.fitting.pace.course.MIN_STEPS_TO_JUDGE", 50)
     whole, first = broken(0)
     for at in (1, 10, 16, 18, 30):  # at the parameters, at the mean, at the start, at the end
         gone_on, second = broken(at)

@@ -81,7 +81,7 @@ def test_a_look_draws_the_same_and_leaves_no_trace() -> None:
 def test_a_run_in_batches_keeps_what_it_has_seen_of_all_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pyro_implicit.training.fitting.pace.course.FEWEST", 40)
+    monkeypatch.setattr("pyro_implicit.training.fitting.pace.course.MIN_STEPS_TO_JUDGE", 40)
     x = torch.linspace(0, 1, 40)
     batches = [(x[:20],), (x[20:],)]
 
@@ -106,7 +106,7 @@ def test_a_run_in_batches_keeps_what_it_has_seen_of_all_rows(
 def test_what_the_noise_of_batches_hides_is_told(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pyro_implicit.training.fitting.pace.course.FEWEST", 40)
+    monkeypatch.setattr("pyro_implicit.training.fitting.pace.course.MIN_STEPS_TO_JUDGE", 40)
     level = Slope(gain=0.0, standard_error=0.0, tolerance=7.0)
     monkeypatch.setattr("pyro_implicit.training.fitting.pace.course.slope_of", lambda *_: level)
     x = torch.linspace(0, 1, 40)
