@@ -160,6 +160,7 @@ def _report(job: EvaluationJob, guide: Any, seed: int) -> EvaluationReport:
     if not len(whole["row"]):
         raise SiteError("all observations are masked, so that there is nothing to evaluate.")
     for name, data in job.sites.items():
+        _note_missing_means(job, name, data)
         if data.num_masked:
             job.notes[f"{data.num_masked} data of {name!r} are masked and left out"] = None
     if any(data.num_masked for data in job.sites.values()):
@@ -184,6 +185,17 @@ def _report(job: EvaluationJob, guide: Any, seed: int) -> EvaluationReport:
         rows=whole,
         notes=tuple(job.notes),
     )
+
+
+def _note_missing_means(job: EvaluationJob, name: str, data: SiteData) -> None:
+    means = data.joined().get("mean")
+    without = 0 if means is None else int(means.isnan().sum())
+    if without:
+        job.notes[
+            f"{without} data of {name!r} have no predictive mean (a Cauchy; a Student's t with one "
+            "degree of freedom or less at some draw), and so no RMSE: read the MAE and the CRPS, "
+            "which are of the median and of the whole distribution"
+        ] = None
 
 
 def _note_new_sites(job: EvaluationJob, guide: Any) -> None:

@@ -971,3 +971,17 @@ def test_observations_that_follow_latents_are_scored_by_density_alone():
     assert any("follows latents" in note for note in of_residuals.notes)
     assert not {"rmse", "crps"} & of_residuals.sites["y"].scores.keys()
     assert not any("follows latents" in note for note in expected.notes)
+
+
+@pytest.mark.parametrize("fn", [dist.Cauchy, lambda at, by: dist.StudentT(torch.ones(()), at, by)])
+def test_what_has_no_mean_has_no_rmse_and_a_note(fn):
+    def model(y):
+        at = pyro.sample("at", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", fn(at, 1.0), obs=y)
+
+    y = torch.randn(5)
+    guide = HyperNetworkGuide(model, init_from=None).setup(y)
+    report = evaluate(model, guide, y, num_samples=5)
+    assert math.isnan(report.rmse.value) and math.isfinite(report.mae.value)
+    assert sum("5 data of 'y' have no predictive mean" in note for note in report.notes) == 1

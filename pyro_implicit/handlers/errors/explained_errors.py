@@ -55,6 +55,9 @@ _PATTERN_OF_LIST_ENTRIES = (
 _PATTERN_OF_EXTRA_ARGUMENTS = re.compile(
     r"takes .*\d+ positional arguments? but \d+ .*(?:was|were) given"
 )
+_PATTERN_OF_DISAGREEMENT = re.compile(
+    r"Model and guide (event_dims|shapes) disagree at site '(.*?)': (.*) vs (.*)"
+)
 _PATTERN_OF_UNKNOWN_ARGUMENTS = re.compile(r"got an unexpected keyword argument '(.*?)'")
 
 
@@ -211,6 +214,20 @@ def _other_shape(error: Exception) -> ShapeError | None:
     )
 
 
+def _other_dims(error: Exception, _: dict[str, Tensor]) -> ShapeError | None:
+    """Pyro compares the distributions of model and guide."""
+    found = _PATTERN_OF_DISAGREEMENT.search(str(error))
+    if found is None:
+        return None
+    what, name, ours, theirs = found.groups()
+    plural = "event dimensions" if what == "event_dims" else "the shape"
+    return ShapeError(
+        f"latent {name!r} has {plural} {ours} in the model and {theirs} in the guide: the guide is "
+        "of another model, or of other data. Make a guide of this one, and write .to_event() in "
+        "both."
+    )
+
+
 def _written_in_place(error: Exception, _: dict[str, Tensor]) -> ImplicitError | None:
     """A series that is filled step by step, of which each step needs the one before."""
     if "gradient computation has been modified by an inplace operation" not in str(error):
@@ -249,6 +266,7 @@ def _not_drawn(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | 
 _EXPLAINERS: tuple[Callable[[Exception, dict[str, Tensor]], ImplicitError | None], ...] = (
     *TYPE_EXPLAINERS,
     _same_names,
+    _other_dims,
     _written_in_place,
     *SHAPE_EXPLAINERS,
     _not_drawn,

@@ -9,12 +9,15 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro.infer import Trace_ELBO
+from pyro.infer.autoguide import AutoNormal
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from pyro_implicit import (
     BayesianModule,
     HyperNetworkGuide,
+    LinearisedELBO,
     evaluate,
     fit,
     log_predictive_density,
@@ -418,3 +421,31 @@ def test_held_out_arguments_of_a_model_of_names_alone() -> None:
     guide = HyperNetworkGuide(model)
     with pytest.raises(ArgumentError, match="takes 0 positional arguments but 1 positional"):
         fit(model, guide, x=x, validation=(x + 1,), num_steps=150, progress=False)
+
+
+def _of_event(size: int, *, plate: bool = False) -> Any:
+    """A model of a latent in a plate, or of an event; of none, a number."""
+
+    def model(x: Tensor) -> None:
+        if plate:
+            with pyro.plate("columns", size):
+                w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        else:
+            shape = [size] if size else []
+            w = pyro.sample("w", dist.Normal(torch.zeros(shape), 1.0).to_event(bool(size)))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(w.sum(), 1.0), obs=x)
+
+    return model
+
+
+@pytest.mark.parametrize("kind", [HyperNetworkGuide, AutoNormal])
+@pytest.mark.parametrize(
+    "model", [_of_event(0), _of_event(3), _of_event(2, plate=True)], ids=["number", "3", "plate"]
+)
+def test_a_guide_of_another_model_by_its_shapes(kind: Any, model: Any) -> None:
+    guide, x = kind(_of_event(2)), torch.ones(4)
+    guide(x)
+    objective = Trace_ELBO() if kind is AutoNormal else LinearisedELBO(2)
+    with pytest.raises(ShapeError, match=r"'w'.* of another model"):
+        fit(model, guide, x, objective=objective, num_steps=2, progress=False)

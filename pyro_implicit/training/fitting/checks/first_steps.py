@@ -210,7 +210,7 @@ class FirstSteps:
         if not isinstance(self.objective, ELBO) or isinstance(self.objective, ParticleObjective):
             return
         key = _shapes_of(args, kwargs)
-        if key not in self._sizes and len(self._sizes) < _MOST_SHAPES:
+        if key not in self._sizes and len(self._sizes) < _MAX_SHAPES_TO_LOOK_AT:
             self._sizes.add(key)
             check_plate_sizes(self.model, self.guide, args, kwargs)
 
