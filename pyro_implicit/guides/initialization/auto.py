@@ -78,7 +78,7 @@ _DEFAULT_RELATIVE_SD = 0.1  # in the same units, as Pyro's guides begin
 _INITIAL_SD_OF_NETWORKS = 0.01
 _MODULE_LOCATION = "the module's values"
 _REASON_OF_PARTIAL_ROWS = "only some rows are shown, or a likelihood is weighted as if that were so"
-#: draws that Gaussians are compared on, and that rough choices among few are made by
+#: that Gaussians are compared on; the latter for rough choices, and where not all rows are shown
 _NUM_BOUND_DRAWS, _NUM_ROUGH_DRAWS = 64, 4
 _BAR_DELAY_SECONDS = 5.0
 
